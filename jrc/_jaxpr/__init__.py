@@ -1,0 +1,16 @@
+"""The only code that reads jaxprs: walking, dataflow, costs and slicing, on public JAX alone."""
+
+from jrc._jaxpr._cost import equation_flops as equation_flops
+from jrc._jaxpr._cost import flops as flops
+from jrc._jaxpr._cost import nbytes as nbytes
+from jrc._jaxpr._mark import bind_mark as bind_mark
+from jrc._jaxpr._mark import mark_of as mark_of
+from jrc._jaxpr._program import INPUT as INPUT
+from jrc._jaxpr._program import Program as Program
+from jrc._jaxpr._program import Traced as Traced
+from jrc._jaxpr._program import evaluate as evaluate
+from jrc._jaxpr._program import trace as trace
+from jrc._jaxpr._walk import inner_programs as inner_programs
+from jrc._jaxpr._walk import label as label
+from jrc._jaxpr._walk import primitive_name as primitive_name
+from jrc._jaxpr._walk import walk as walk

@@ -1,0 +1,204 @@
+"""A function as a program: equations in order, who makes and who uses each value, and slices.
+
+    >>> import jax.numpy as jnp
+    >>> traced = trace(lambda x: jnp.tanh(x) * 2, (jnp.ones(3),), {})
+    >>> [eqn.primitive.name for eqn in traced.program.eqns]
+    ['tanh', 'mul']
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+
+from jrc._jaxpr._inline import inline_marked
+from jrc._jaxpr._mark import mark_of
+from jrc._jaxpr._walk import inner_programs, kind, label, place
+from jrc._tree import Skeleton, split
+
+INPUT = -1
+"""The producer of what the program is given."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A jaxpr with its dataflow. Equations are known by their position in program order."""
+
+    jaxpr: Jaxpr
+
+    @property
+    def eqns(self) -> Sequence[JaxprEqn]:
+        """The equations in program order."""
+        return self.jaxpr.eqns
+
+    @cached_property
+    def producer(self) -> Mapping[Var, int]:
+        """The equation that makes each variable; `INPUT` for what is given."""
+        made = {var: INPUT for var in (*self.jaxpr.constvars, *self.jaxpr.invars)}
+        return made | {var: i for i, eqn in enumerate(self.eqns) for var in eqn.outvars}
+
+    @cached_property
+    def consumers(self) -> Mapping[Var, tuple[int, ...]]:
+        """The equations that read each variable, in order; the result counts as one more."""
+        used: dict[Var, list[int]] = {}
+        for i, eqn in enumerate(self.eqns):
+            for var in _variables(eqn.invars):
+                used.setdefault(var, []).append(i)
+        for var in _variables(self.jaxpr.outvars):
+            used.setdefault(var, []).append(len(self.eqns))
+        return {var: tuple(positions) for var, positions in used.items()}
+
+    @cached_property
+    def marks(self) -> Mapping[str, tuple[int, ...]]:
+        """Every mark with its equations, in program order, told apart as `name`, `name#2`, ….
+
+        One mark of a pytree is several equations, whose leaf numbers rise.
+        """
+        found: dict[str, list[list[int]]] = {}
+        last: dict[str, int] = {}
+        for i, eqn in enumerate(self.eqns):
+            if (mark := mark_of(eqn)) is None:
+                continue
+            name, leaf = mark
+            if leaf <= last.get(name, leaf):
+                found.setdefault(name, []).append([])
+            found[name][-1].append(i)
+            last[name] = leaf
+        named = {
+            name if k == 0 else f"{name}#{k + 1}": tuple(positions)
+            for name, calls in found.items()
+            for k, positions in enumerate(calls)
+        }
+        return dict(sorted(named.items(), key=lambda item: item[1]))
+
+    @cached_property
+    def hidden_marks(self) -> Mapping[str, str]:
+        """Marks that stand inside another construct, each with that construct in words."""
+        return {name: f"{kind(eqn)} at {place(eqn)}" for eqn in self.eqns for name in _deep(eqn)}
+
+    def unmarked(self, var: Var) -> Var:
+        """The variable before it was marked: a mark names a value, it does not make one."""
+        while (i := self.producer[var]) != INPUT and mark_of(self.eqns[i]) is not None:
+            (operand,) = self.eqns[i].invars
+            if isinstance(operand, Literal):
+                break
+            var = operand
+        return var
+
+    @cached_property
+    def names(self) -> Mapping[Var, str]:
+        """The first mark of every marked value, by its unmarked variable."""
+        return {
+            self.unmarked(self.eqns[i].outvars[0]): name
+            for name, positions in reversed(self.marks.items())
+            for i in positions
+        }
+
+    def name(self, i: int) -> str:
+        """What a person calls the result of equation `i`: its mark, else operator and line."""
+        marked = [self.names[var] for var in self.eqns[i].outvars if var in self.names]
+        return marked[0] if marked else label(self.eqns[i])
+
+    def live(self, outvars: Iterable[Any] | None = None) -> tuple[bool, ...]:
+        """Which equations the given variables (all results, if none are given) depend on.
+
+        An equation with an effect (`jax.debug.print`) always counts.
+        """
+        outvars = self.jaxpr.outvars if outvars is None else outvars
+        wanted, live = set(_variables(outvars)), [False] * len(self.eqns)
+        for i in range(len(self.eqns) - 1, -1, -1):
+            eqn = self.eqns[i]
+            live[i] = _acts(eqn) or not wanted.isdisjoint(eqn.outvars)
+            if live[i]:
+                wanted.update(_variables(eqn.invars))
+        return tuple(live)
+
+    def crossing(self, positions: Iterable[int]) -> tuple[Var, ...]:
+        """What these equations make and others, or the result, use."""
+        inside = set(positions)
+        return tuple(
+            var
+            for i in sorted(inside)
+            for var in self.eqns[i].outvars
+            if not inside.issuperset(self.consumers.get(var, ()))
+        )
+
+    def cut(self, positions: Iterable[int], outvars: Sequence[Any] | None = None) -> Jaxpr:
+        """These equations as a program: what they read and do not make, to what crosses out."""
+        inside = sorted(set(positions))
+        eqns = [self.eqns[i] for i in inside]
+        made = {var for eqn in eqns for var in eqn.outvars}
+        # A dict, not a set: the order of inputs must be the same in every process.
+        read = dict.fromkeys(var for eqn in eqns for var in _variables(eqn.invars))
+        return self.jaxpr.replace(
+            constvars=[],
+            invars=[var for var in read if var not in made],
+            outvars=list(self.crossing(inside) if outvars is None else outvars),
+            eqns=eqns,
+            effects=frozenset().union(*(eqn.effects for eqn in eqns)),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traced:
+    """A function's program, the values to run it on, and how to rebuild its result.
+
+    What the function closes over comes first among the inputs: gradients flow there too.
+    """
+
+    program: Program
+    inputs: tuple[Any, ...]
+    result: Skeleton
+
+    def run(self, call: Callable[..., Sequence[Any]]) -> Any:
+        """The function's own result, with `call` in the place of its program."""
+        return self.result.fill(call(*self.inputs))
+
+
+def trace(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Traced:
+    """Trace a function of pytrees; leaves that are not arrays stay Python values.
+
+    Nested `jit` calls that hold marks are written inline.
+    """
+    leaves, skeleton = split((args, dict(kwargs)))
+    results = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        new_args, new_kwargs = skeleton.fill(arrays)
+        out, result = split(fn(*new_args, **new_kwargs))
+        results.append(result)
+        return out
+
+    jaxpr = jax.make_jaxpr(flat)(*leaves)
+    consts = tuple(jaxpr.consts)
+    jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    return Traced(Program(inline_marked(jaxpr)), (*consts, *leaves), results[-1])
+
+
+def evaluate(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
+    """The program as a function of its inputs."""
+    return jaxpr_as_fun(jaxpr)
+
+
+def _variables(atoms: Iterable[Any]) -> Iterable[Var]:
+    return (atom for atom in atoms if not isinstance(atom, Literal))
+
+
+def _acts(eqn: JaxprEqn) -> bool:
+    """Whether an equation does something besides its results; naming an axis is no such thing."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+def _deep(eqn: JaxprEqn) -> list[str]:
+    """The names of all marks inside the programs that an equation carries."""
+    names = []
+    for jaxpr in inner_programs(eqn):
+        for inner in jaxpr.eqns:
+            mark = mark_of(inner)
+            names += [mark[0]] if mark else _deep(inner)
+    return names

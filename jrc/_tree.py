@@ -1,0 +1,65 @@
+"""Pytrees that mix arrays with anything else, and the names of their leaves.
+
+    >>> import jax.numpy as jnp
+    >>> arrays, rest = split({"x": jnp.ones(2), "mode": "train", "none": None})
+    >>> len(arrays), rest.fill(["new"])
+    (1, {'mode': 'train', 'none': None, 'x': 'new'})
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class _Hole:
+    """Stands where an array was taken out."""
+
+    def __repr__(self) -> str:
+        return "<array>"
+
+
+_HOLE = _Hole()
+
+
+@dataclasses.dataclass(frozen=True)
+class Skeleton:
+    """A pytree whose arrays were taken out; what is left of it is plain Python."""
+
+    treedef: Any
+    leaves: tuple[Any, ...]
+
+    def fill(self, arrays: Sequence[Any]) -> Any:
+        """The tree again, with these arrays in the places of the old ones."""
+        new = iter(arrays)
+        return self.treedef.unflatten(next(new) if x is _HOLE else x for x in self.leaves)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether JAX traces this leaf: arrays, tracers and array shapes, no Python scalars.
+
+    A Python number stays what it is, so that `range(n)` and `if train:` go on working.
+    """
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def split(tree: Any) -> tuple[list[Any], Skeleton]:
+    """The arrays of a tree in order, and the tree without them."""
+    leaves, treedef = jax.tree.flatten(tree)
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    return arrays, Skeleton(treedef, tuple(_HOLE if is_array(leaf) else leaf for leaf in leaves))
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """The name of a leaf: `layer_0/w`."""
+    return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+
+
+def named_leaves(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[str, Any]]:
+    """Every leaf with its name, in tree order."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return [(path_name(path), leaf) for path, leaf in pairs]

@@ -1,0 +1,59 @@
+"""Naming intermediates."""
+
+from typing import TypeVar
+
+import jax
+
+from jrc._jaxpr import bind_mark
+from jrc._tree import is_array
+
+T = TypeVar("T")
+
+
+def mark(x: T, name: str) -> T:
+    """Name an intermediate value, so that a program can be cut there.
+
+    An identity: values, gradients, shardings and batching go through it unchanged, and the
+    compiled program does not contain it.
+
+    Args:
+        x: Any array (any shape and dtype, typed keys too) or pytree of arrays. Leaves that are
+            not arrays are returned as they are.
+        name: What the value is called, for instance `"block_0"`. A name used twice is told apart
+            as `name`, `name#2`, … in program order, so `#` may not stand in it.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: If `name` is not a string.
+        ValueError: If `name` is empty or contains `#`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss(w, x):
+        ...     h = jrc.mark(jnp.tanh(x @ w), "h")
+        ...     return jnp.mean(h**2)
+        >>> w, x = jnp.ones((3, 3)), jnp.ones((2, 3))
+        >>> jrc.find_segments(loss, ["h"], w, x).held
+        ('h',)
+
+    Source: the variables that Paddle's `RecomputeOptimizer._set_checkpoints` takes; JAX's own
+    `jax.ad_checkpoint.checkpoint_name` tags are read as marks too.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"jrc.mark: a name is a string; got {type(name).__name__} {name!r}. "
+            "Write jrc.mark(x, 'block_0')."
+        )
+    if not name or "#" in name:
+        raise ValueError(
+            f"jrc.mark: a name is not empty and has no '#', which numbers repeated names; "
+            f"got {name!r}. Choose another name."
+        )
+    leaves, treedef = jax.tree.flatten(x)
+    named, count = [], 0
+    for leaf in leaves:
+        named.append(bind_mark(leaf, name, count) if is_array(leaf) else leaf)
+        count += is_array(leaf)
+    return treedef.unflatten(named)

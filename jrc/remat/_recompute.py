@@ -1,0 +1,109 @@
+"""One segment as a call: run a function now, and again in the backward pass."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrc._jaxpr import evaluate, trace
+from jrc._rng import is_typed_key, other_key
+
+
+def recompute(
+    function: Callable[..., Any],
+    *args: Any,
+    preserve_rng_state: bool = True,
+    use_reentrant: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Call a function as one segment: its intermediates are re-run, its inputs are kept.
+
+    Args:
+        function: Any JAX-traceable function of pytrees. What it closes over gets gradients too.
+            It is traced once, so a state that it threads (running statistics) is updated once.
+        *args: Its arguments; leaves that are no arrays stay what they are.
+        preserve_rng_state: `True`: the re-run draws the same random bits. `False`: typed keys
+            among the arguments are folded with a constant in the re-run, which then draws OTHER
+            bits: the gradient is that of another mask than the forward pass used, a biased one.
+            This is the seed's semantics and needs `use_reentrant=True`.
+        use_reentrant: `True`: built on `jax.custom_vjp`, which has no forward mode (`jax.jvp`,
+            `jax.jacfwd` of the first derivative). `False`: built on `jax.checkpoint`.
+        **kwargs: The function's keyword arguments; unknown ones fail inside the function.
+
+    Returns:
+        The function's result, any pytree.
+
+    Raises:
+        TypeError: If `function` is not callable.
+        ValueError: If `preserve_rng_state=False` comes with `use_reentrant=False`, or without a
+            typed key among the arguments.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def block(w, x):
+        ...     return jnp.sin(jnp.sin(x @ w))
+        >>> def loss(w, x):
+        ...     return jnp.sum(jrc.recompute(block, w, x))
+        >>> jax.grad(loss)(jnp.ones((3, 3)), jnp.ones((2, 3))).shape
+        (3, 3)
+
+    Source: Paddle `distributed/fleet/recompute/recompute.py`; Chen et al., arXiv 1604.06174.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"jrc.recompute: the first argument is the function to call; got "
+            f"{type(function).__name__}. Write jrc.recompute(block, x)."
+        )
+    if not preserve_rng_state and not use_reentrant:
+        raise ValueError(
+            "jrc.recompute: preserve_rng_state=False needs use_reentrant=True, because "
+            "jax.checkpoint re-runs with the keys it has. Keep one of the two at its default."
+        )
+    traced = trace(function, args, kwargs)
+    run = evaluate(traced.program.jaxpr)
+    if not use_reentrant:
+        return traced.run(jax.checkpoint(run))
+    again = run if preserve_rng_state else _with_other_keys(run, traced.inputs)
+    return traced.run(_custom_vjp(run, again))
+
+
+def _custom_vjp(
+    run: Callable[..., Sequence[Any]], again: Callable[..., Sequence[Any]]
+) -> Callable[..., Any]:
+    """`run`, whose backward pass differentiates `again` at the saved inputs."""
+
+    @jax.custom_vjp
+    def call(*inputs: Any) -> Sequence[Any]:
+        return run(*inputs)
+
+    def forward(*inputs: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        return run(*inputs), inputs
+
+    def backward(inputs: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        # Without the barrier XLA would see one computation twice and keep its first result, or
+        # start the re-run before the backward pass arrives here.
+        inputs, cotangents = _barrier((inputs, cotangents))
+        return jax.vjp(again, *inputs)[1](cotangents)
+
+    call.defvjp(forward, backward)
+    return call
+
+
+def _barrier(tree: Any) -> Any:
+    """`optimization_barrier` on what has numbers in it: not on typed keys and `float0`."""
+    leaves, treedef = jax.tree.flatten(tree)
+    numbers = [jnp.issubdtype(leaf.dtype, jnp.number) for leaf in leaves]
+    held = iter(jax.lax.optimization_barrier([x for x, n in zip(leaves, numbers) if n]))
+    return treedef.unflatten(next(held) if n else x for x, n in zip(leaves, numbers))
+
+
+def _with_other_keys(
+    run: Callable[..., Sequence[Any]], inputs: Sequence[Any]
+) -> Callable[..., Sequence[Any]]:
+    if not any(is_typed_key(x) for x in inputs):
+        raise ValueError(
+            "jrc.recompute: preserve_rng_state=False changes the typed keys that the function "
+            "is given, and there is none. Pass a jax.random.key(seed), not a raw PRNGKey."
+        )
+    return lambda *args: run(*(other_key(x) for x in args))
