@@ -1,0 +1,168 @@
+"""A GPT: pre-norm blocks, causal softmax attention, dropout with explicit keys.
+
+    >>> import jax, jax.numpy as jnp
+    >>> config = Config(layers=2, heads=2, width=16, length=8)
+    >>> params = init(jax.random.key(0), config)
+    >>> apply(params, jnp.zeros((1, 8), int), config).shape
+    (1, 8, 256)
+
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, sec. 2.3.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc.models._layers import (
+    cross_entropy,
+    dense,
+    dense_init,
+    dropout,
+    layer_norm,
+    layer_norm_init,
+    split_or_none,
+)
+from jrc.remat import mark
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What a GPT is.
+
+    Attributes:
+        vocabulary: Number of tokens; 256 for bytes.
+        layers: Number of blocks.
+        heads: Attention heads; divides `width`.
+        width: Size of the residual stream.
+        length: Longest sequence.
+        dropout: Probability with which embeddings, attention and branch outputs are dropped when
+            `apply` is given a key.
+    """
+
+    vocabulary: int = 256
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    length: int = 256
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that mean nothing."""
+        for field in ("vocabulary", "layers", "heads", "width", "length"):
+            if (size := getattr(self, field)) < 1:
+                raise ValueError(f"gpt.Config: {field} is at least 1; got {size}.")
+        if self.width % self.heads:
+            raise ValueError(
+                f"gpt.Config: heads divides width; got heads={self.heads}, width={self.width}. "
+                "Choose a width that is a multiple of heads."
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"gpt.Config: dropout lies in [0, 1); got {self.dropout}.")
+
+    @property
+    def boundaries(self) -> tuple[str, ...]:
+        """The marks of the blocks' results: `block_0`, `block_1`, …."""
+        return tuple(f"block_{i}" for i in range(self.layers))
+
+
+def init(key: RandomKey, config: Config) -> PyTree:
+    """Parameters, float32: `tokens`, `positions`, `block_0` …, `norm`, `head`."""
+    token_key, position_key, head_key, *block_keys = jax.random.split(key, config.layers + 3)
+    width = config.width
+    return {
+        "tokens": jax.random.normal(token_key, (config.vocabulary, width)),
+        "positions": jax.random.normal(position_key, (config.length, width)),
+        **{
+            name: _init_block(block_key, config)
+            for name, block_key in zip(config.boundaries, block_keys, strict=True)
+        },
+        "norm": layer_norm_init(width),
+        "head": dense_init(head_key, width, config.vocabulary),
+    }
+
+
+def apply(
+    params: PyTree,
+    tokens: Int[Array, "batch length"],
+    config: Config,
+    *,
+    key: RandomKey | None = None,
+) -> Float[Array, "batch length vocabulary"]:
+    """Logits of the next token at every position.
+
+    Args:
+        params: What `init` returns.
+        tokens: Token numbers; the sequence is at most `config.length` long.
+        config: The same as for `init`.
+        key: Key for dropout; without one nothing is dropped.
+
+    Raises:
+        ValueError: If the sequence is longer than `config.length`.
+    """
+    length = tokens.shape[-1]
+    if length > config.length:
+        raise ValueError(
+            f"gpt.apply: a sequence has at most config.length={config.length} tokens; got "
+            f"{length}. Cut it, or make the model with a larger length."
+        )
+    embed_key, *block_keys = split_or_none(key, config.layers + 1)
+    x = params["tokens"][tokens] + params["positions"][None, :length]
+    x = dropout(x, config.dropout, embed_key)
+    for name, block_key in zip(config.boundaries, block_keys, strict=True):
+        x = mark(_block(params[name], x, config, block_key), name)
+    return dense(params["head"], layer_norm(params["norm"], x))
+
+
+def loss(
+    params: PyTree,
+    batch: Int[Array, "batch length+1"],
+    key: RandomKey | None = None,
+    *,
+    config: Config,
+) -> Float[Array, ""]:
+    """Mean cross-entropy in nats of predicting each token of `batch` from those before it."""
+    logits = apply(params, batch[:, :-1], config, key=key)
+    return cross_entropy(logits, batch[:, 1:])
+
+
+def _init_block(key: RandomKey, config: Config) -> PyTree:
+    qkv, out, up, down = jax.random.split(key, 4)
+    width = config.width
+    # What each branch adds to the residual stream shrinks with depth, as in GPT-2.
+    gain = 1.0 / math.sqrt(2 * config.layers)
+    return {
+        "norm_1": layer_norm_init(width),
+        "qkv": dense_init(qkv, width, 3 * width),
+        "out": dense_init(out, width, width, gain),
+        "norm_2": layer_norm_init(width),
+        "up": dense_init(up, width, 4 * width),
+        "down": dense_init(down, 4 * width, width, gain),
+    }
+
+
+def _block(
+    params: PyTree, x: Float[Array, "b t d"], config: Config, key: RandomKey | None
+) -> Float[Array, "b t d"]:
+    attention_key, branch_key, mlp_key = split_or_none(key, 3)
+    branch = _attention(params, layer_norm(params["norm_1"], x), config, attention_key)
+    x = x + dropout(branch, config.dropout, branch_key)
+    branch = dense(params["down"], jax.nn.gelu(dense(params["up"], layer_norm(params["norm_2"], x))))
+    return x + dropout(branch, config.dropout, mlp_key)
+
+
+def _attention(
+    params: PyTree, x: Float[Array, "b t d"], config: Config, key: RandomKey | None
+) -> Float[Array, "b t d"]:
+    batch, length, width = x.shape
+    size = width // config.heads
+    heads = dense(params["qkv"], x).reshape(batch, length, 3, config.heads, size)
+    q, k, v = (heads[:, :, i] for i in range(3))
+    scores = jnp.einsum("bqhc,bkhc->bhqk", q, k) / math.sqrt(size)
+    causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
+    weights = jax.nn.softmax(jnp.where(causal, scores, jnp.finfo(scores.dtype).min), axis=-1)
+    weights = dropout(weights, config.dropout, key)
+    mixed = jnp.einsum("bhqk,bkhc->bqhc", weights, v).reshape(batch, length, width)
+    return dense(params["out"], mixed)

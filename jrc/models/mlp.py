@@ -1,0 +1,94 @@
+"""A multi-layer perceptron for classification: the net of Paddle's recompute sample by default.
+
+    >>> import jax, jax.numpy as jnp
+    >>> params = init(jax.random.key(0), Config())
+    >>> apply(params, jnp.ones((4, 32)), Config()).shape
+    (4, 2)
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc.models._layers import cross_entropy, dense, dense_init
+from jrc.remat import mark
+
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "identity": lambda x: x,
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "tanh": jax.numpy.tanh,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What an MLP is.
+
+    Attributes:
+        sizes: Width of the input, of every hidden layer, and the number of classes.
+        activation: Between layers: `"identity"`, `"relu"`, `"gelu"` or `"tanh"`.
+    """
+
+    sizes: tuple[int, ...] = (32, 128, 2)
+    activation: str = "identity"
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and activations that mean nothing."""
+        if len(self.sizes) < 2 or min(self.sizes) < 1:
+            raise ValueError(
+                f"mlp.Config: sizes holds at least an input and an output width, all positive; "
+                f"got {self.sizes}. The default is (32, 128, 2)."
+            )
+        if self.activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"mlp.Config: activation is one of {', '.join(map(repr, _ACTIVATIONS))}; "
+                f"got {self.activation!r}."
+            )
+
+    @property
+    def boundaries(self) -> tuple[str, ...]:
+        """The marks in program order: `fc_1`, `fc_2`, …, `pred`."""
+        return (*(f"fc_{i + 1}" for i in range(len(self.sizes) - 2)), "pred")
+
+
+def init(key: RandomKey, config: Config) -> PyTree:
+    """Parameters `{"fc_1": {"w", "b"}, …, "pred": {"w", "b"}}`, float32."""
+    names = config.boundaries
+    keys = jax.random.split(key, len(names))
+    pairs = zip(config.sizes, config.sizes[1:], strict=False)
+    return {
+        name: dense_init(k, inputs, outputs)
+        for name, k, (inputs, outputs) in zip(names, keys, pairs, strict=True)
+    }
+
+
+def apply(
+    params: PyTree,
+    x: Float[Array, "batch features"],
+    config: Config,
+    *,
+    key: RandomKey | None = None,
+) -> Float[Array, "batch classes"]:
+    """Logits; every layer's result is marked with its name. There is nothing random: no key."""
+    del key
+    activation = _ACTIVATIONS[config.activation]
+    for name in config.boundaries:
+        x = mark(dense(params[name], x), name)
+        x = x if name == "pred" else activation(x)
+    return x
+
+
+def loss(
+    params: PyTree,
+    batch: tuple[Float[Array, "batch features"], Int[Array, " batch"]],
+    key: RandomKey | None = None,
+    *,
+    config: Config,
+) -> Float[Array, ""]:
+    """Mean softmax cross-entropy in nats of a batch `(x, labels)`."""
+    x, labels = batch
+    return cross_entropy(apply(params, x, config, key=key), labels)
