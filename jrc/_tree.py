@@ -1,9 +1,9 @@
 """Pytrees that mix arrays with anything else, and the names of their leaves.
 
-    >>> import jax.numpy as jnp
-    >>> arrays, rest = split({"x": jnp.ones(2), "mode": "train", "none": None})
-    >>> len(arrays), rest.fill(["new"])
-    (1, {'mode': 'train', 'none': None, 'x': 'new'})
+>>> import jax.numpy as jnp
+>>> arrays, rest = split({"x": jnp.ones(2), "mode": "train", "none": None})
+>>> len(arrays), rest.fill(["new"])
+(1, {'mode': 'train', 'none': None, 'x': 'new'})
 """
 
 import dataclasses
@@ -57,9 +57,7 @@ def path_name(path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 
-def named_leaves(
-    tree: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> list[tuple[str, Any]]:
+def named_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
     """Every leaf with its name, in tree order."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return [(path_name(path), leaf) for path, leaf in pairs]

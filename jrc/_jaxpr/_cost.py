@@ -47,7 +47,11 @@ def equation_flops(eqn: JaxprEqn) -> int:
 
 
 def _size(atom: Any) -> int:
-    return math.prod(getattr(atom.aval, "shape", ()))
+    return math.prod(_shape(atom))
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return getattr(atom.aval, "shape", ())
 
 
 def _elementwise(eqn: JaxprEqn) -> int:
@@ -57,18 +61,18 @@ def _elementwise(eqn: JaxprEqn) -> int:
 
 def _dot_general(eqn: JaxprEqn) -> int:
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    shape = eqn.invars[0].aval.shape
+    shape = _shape(eqn.invars[0])
     return 2 * _size(eqn.outvars[0]) * math.prod(shape[axis] for axis in contracted)
 
 
 def _convolution(eqn: JaxprEqn) -> int:
-    kernel = eqn.invars[1].aval.shape
+    kernel = _shape(eqn.invars[1])
     features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
     return 2 * _size(eqn.outvars[0]) * (math.prod(kernel) // max(features, 1))
 
 
 def _sort(eqn: JaxprEqn) -> int:
-    length = eqn.invars[0].aval.shape[eqn.params["dimension"]]
+    length = _shape(eqn.invars[0])[eqn.params["dimension"]]
     return _size(eqn.invars[0]) * max(1, math.ceil(math.log2(max(length, 2))))
 
 

@@ -44,6 +44,6 @@ def mark_of(eqn: JaxprEqn) -> tuple[str, int] | None:
     if eqn.primitive.name == "name":
         return eqn.params["name"], 0
     inner = eqn.params.get("_prim")
-    if type(inner).__name__ == "CheckpointName":
+    if inner is not None and type(inner).__name__ == "CheckpointName":
         return inner.params["name"], 0
     return None

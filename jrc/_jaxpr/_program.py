@@ -1,9 +1,9 @@
 """A function as a program: equations in order, who makes and who uses each value, and slices.
 
-    >>> import jax.numpy as jnp
-    >>> traced = trace(lambda x: jnp.tanh(x) * 2, (jnp.ones(3),), {})
-    >>> [eqn.primitive.name for eqn in traced.program.eqns]
-    ['tanh', 'mul']
+>>> import jax.numpy as jnp
+>>> traced = trace(lambda x: jnp.tanh(x) * 2, (jnp.ones(3),), {})
+>>> [eqn.primitive.name for eqn in traced.program.eqns]
+['tanh', 'mul']
 """
 
 import dataclasses
@@ -42,10 +42,10 @@ class Program:
 
     @cached_property
     def consumers(self) -> Mapping[Var, tuple[int, ...]]:
-        """The equations that read each variable, in order; the result counts as one more."""
+        """The live equations that read each variable, in order; the result counts as one more."""
         used: dict[Var, list[int]] = {}
-        for i, eqn in enumerate(self.eqns):
-            for var in _variables(eqn.invars):
+        for i, (eqn, live) in enumerate(zip(self.eqns, self.live(), strict=True)):
+            for var in _variables(eqn.invars if live else ()):
                 used.setdefault(var, []).append(i)
         for var in _variables(self.jaxpr.outvars):
             used.setdefault(var, []).append(len(self.eqns))
@@ -93,7 +93,7 @@ class Program:
         """The first mark of every marked value, by its unmarked variable."""
         return {
             self.unmarked(self.eqns[i].outvars[0]): name
-            for name, positions in reversed(self.marks.items())
+            for name, positions in reversed(list(self.marks.items()))
             for i in positions
         }
 
@@ -125,6 +125,10 @@ class Program:
             for var in self.eqns[i].outvars
             if not inside.issuperset(self.consumers.get(var, ()))
         )
+
+    def results(self, values: Mapping[Var, Any]) -> list[Any]:
+        """The program's results, from the values of its variables."""
+        return [x.val if isinstance(x, Literal) else values[x] for x in self.jaxpr.outvars]
 
     def cut(self, positions: Iterable[int], outvars: Sequence[Any] | None = None) -> Jaxpr:
         """These equations as a program: what they read and do not make, to what crosses out."""
@@ -158,9 +162,7 @@ class Traced:
         return self.result.fill(call(*self.inputs))
 
 
-def trace(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Traced:
+def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
     """Trace a function of pytrees; leaves that are not arrays stay Python values.
 
     Nested `jit` calls that hold marks are written inline.

@@ -149,7 +149,9 @@ def _block(
     attention_key, branch_key, mlp_key = split_or_none(key, 3)
     branch = _attention(params, layer_norm(params["norm_1"], x), config, attention_key)
     x = x + dropout(branch, config.dropout, branch_key)
-    branch = dense(params["down"], jax.nn.gelu(dense(params["up"], layer_norm(params["norm_2"], x))))
+    branch = dense(
+        params["down"], jax.nn.gelu(dense(params["up"], layer_norm(params["norm_2"], x)))
+    )
     return x + dropout(branch, config.dropout, mlp_key)
 
 

@@ -1,9 +1,9 @@
 """A multi-layer perceptron for classification: the net of Paddle's recompute sample by default.
 
-    >>> import jax, jax.numpy as jnp
-    >>> params = init(jax.random.key(0), Config())
-    >>> apply(params, jnp.ones((4, 32)), Config()).shape
-    (4, 2)
+>>> import jax, jax.numpy as jnp
+>>> params = init(jax.random.key(0), Config())
+>>> apply(params, jnp.ones((4, 32)), Config()).shape
+(4, 2)
 """
 
 import dataclasses

@@ -2,17 +2,15 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
 from jrc._jaxpr import Program, evaluate, trace
 from jrc.remat._cut import Cuts, check_request, cut_program
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def recompute_segments(
+def recompute_segments[F: Callable[..., Any]](
     fn: F,
     checkpoints: Sequence[str],
     *,
@@ -79,9 +77,7 @@ def run_cuts(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[Any]:
     for cut in cuts.cuts:
         _run(program, cut.body, values, jax.checkpoint if cut.recompute else _as_is)
         _run(program, cut.tail, values, _as_is)
-    return [
-        values[atom] if atom in values else atom.val for atom in program.jaxpr.outvars
-    ]
+    return program.results(values)
 
 
 def _run(

@@ -1,16 +1,12 @@
 """Naming intermediates."""
 
-from typing import TypeVar
-
 import jax
 
 from jrc._jaxpr import bind_mark
 from jrc._tree import is_array
 
-T = TypeVar("T")
 
-
-def mark(x: T, name: str) -> T:
+def mark[T](x: T, name: str) -> T:
     """Name an intermediate value, so that a program can be cut there.
 
     An identity: values, gradients, shardings and batching go through it unchanged, and the

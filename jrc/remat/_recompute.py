@@ -93,9 +93,12 @@ def _custom_vjp(
 def _barrier(tree: Any) -> Any:
     """`optimization_barrier` on what has numbers in it: not on typed keys and `float0`."""
     leaves, treedef = jax.tree.flatten(tree)
-    numbers = [jnp.issubdtype(leaf.dtype, jnp.number) for leaf in leaves]
-    held = iter(jax.lax.optimization_barrier([x for x, n in zip(leaves, numbers) if n]))
-    return treedef.unflatten(next(held) if n else x for x, n in zip(leaves, numbers))
+    held = iter(jax.lax.optimization_barrier([x for x in leaves if _is_number(x)]))
+    return treedef.unflatten(next(held) if _is_number(x) else x for x in leaves)
+
+
+def _is_number(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.number)
 
 
 def _with_other_keys(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+
 from jrc._jaxpr import Program, Traced, evaluate, inner_programs, primitive_name, trace
 from jrc.remat._cut import Cut, Cuts
 
@@ -53,7 +54,7 @@ def _scoped(program: Program, positions: Sequence[int]) -> Callable[..., list[An
         for p in positions:
             with jax.named_scope(f"{_SCOPE}{p}"):
                 _run(program, p, values)
-        return [values[var] for var in body.outvars]
+        return [values[var] for var in body.outvars]  # type: ignore[index]
 
     return run
 

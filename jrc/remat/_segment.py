@@ -78,7 +78,11 @@ class Segmentation:
 
 
 def find_segments(
-    fn: Callable[..., Any], checkpoints: Sequence[str], *args: Any, rule: str = "partition", **kwargs: Any
+    fn: Callable[..., Any],
+    checkpoints: Sequence[str],
+    *args: Any,
+    rule: str = "partition",
+    **kwargs: Any,
 ) -> Segmentation:
     """Show how `recompute_segments` cuts a function, without running it.
 

@@ -17,4 +17,4 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     console = Console(width=110, color_system=None)
     with console.capture() as capture:
         console.print(out)
-    return "\n".join(line.rstrip() for line in capture.get().strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())

@@ -1,0 +1,55 @@
+"""Dataflow and slices: any split of a program into pieces computes the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jrc
+from jrc._jaxpr import INPUT, evaluate, trace
+from tests.remat.graphs import graphs
+
+W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
+X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)
+
+
+@given(graphs(), st.data())
+@settings(max_examples=30, deadline=None)
+def test_slices_compose(graph, data):
+    program = trace(graph, (W, X), {}).program
+    live = [p for p, alive in enumerate(program.live()) if alive]
+    ends = sorted(data.draw(st.sets(st.sampled_from(live))) | {live[-1]})
+    values, start = dict(zip(program.jaxpr.invars, (W, X), strict=True)), 0
+    for end in ends:
+        part = program.cut([p for p in live if start <= p <= end])
+        assert set(part.invars) <= set(values)
+        results = evaluate(part)(*(values[var] for var in part.invars))
+        values |= dict(zip(part.outvars, results, strict=True))
+        start = end + 1
+    assert np.array_equal(program.results(values)[0], graph(W, X), equal_nan=True)
+
+
+def test_producers_consumers_and_names():
+    def f(w, x):
+        a = jrc.mark(x @ w, "a")
+        return jnp.sin(a), a * 2
+
+    program = trace(f, (W, X), {}).program
+    dot, mark, sin, mul = range(4)
+    a, marked = program.eqns[dot].outvars[0], program.eqns[mark].outvars[0]
+    assert program.producer[program.jaxpr.invars[0]] == INPUT
+    assert program.producer[marked] == mark and program.unmarked(marked) is a
+    assert program.consumers[a] == (mark,) and program.consumers[marked] == (sin, mul)
+    assert program.consumers[program.eqns[sin].outvars[0]] == (4,)
+    assert program.name(dot) == "a" and program.name(sin).startswith("sin:(4,4)@test_program.py:")
+    assert program.crossing([dot, mark]) == (marked,) and program.crossing([dot]) == (a,)
+
+
+def test_closed_over_arrays_and_tracers_are_inputs():
+    def outer(w):
+        traced = trace(lambda x: x @ w + jnp.asarray(np.eye(4)), (X,), {})
+        assert traced.inputs[-1] is X and any(x is w for x in traced.inputs)
+        return jnp.sum(traced.run(evaluate(traced.program.jaxpr)))
+
+    assert jax.grad(outer)(W).shape == W.shape

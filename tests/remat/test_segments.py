@@ -1,0 +1,397 @@
+"""Recomputation changes nothing: gradients, saved bytes, re-run operators, everywhere."""
+
+import functools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jrc
+from tests.remat.graphs import graphs
+from tests.remat.measure import (
+    bit_equal,
+    largest_error,
+    operators,
+    rerun_operators,
+    saved_bytes,
+)
+
+W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
+X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)
+WS = [W + 0.1 * i for i in range(4)]
+
+
+def layers(ws, x, activation=jnp.sin):
+    for i, w in enumerate(ws):
+        x = jrc.mark(activation(x @ w), f"layer_{i}")
+    return jnp.sum(x**2)
+
+
+NAMES = [f"layer_{i}" for i in range(4)]
+
+
+@pytest.mark.parametrize("activation", [jnp.sin, jnp.tanh, jax.nn.gelu, jax.nn.relu])
+def test_bit_equal_to_the_plain_function_without_fusion(activation):
+    plain = functools.partial(layers, activation=activation)
+    lean = jrc.recompute_segments(plain, NAMES[:3])
+    with jax.disable_jit():
+        assert bit_equal(jax.value_and_grad(lean)(WS, X), jax.value_and_grad(plain)(WS, X))
+    jitted = [jax.jit(jax.grad(f))(WS, X) for f in (lean, plain)]
+    assert largest_error(*jitted) < 1e-6
+
+
+def test_bit_equal_to_hand_wrapped_checkpoints():
+    def hand(ws, x):
+        for w in ws[:3]:
+            x = jax.checkpoint(lambda w, x: jnp.sin(x @ w))(w, x)
+        return jnp.sum(jnp.sin(x @ ws[3]) ** 2)
+
+    lean = jrc.recompute_segments(layers, NAMES[:3])
+    assert bit_equal(jax.jit(jax.grad(lean))(WS, X), jax.jit(jax.grad(hand))(WS, X))
+    assert bit_equal(jax.grad(lean)(WS, X), jax.grad(hand)(WS, X))
+
+
+def test_saves_only_what_crosses():
+    lean = jrc.recompute_segments(layers, NAMES[:3])
+    layer = 16 * 4
+    # Plain: the cosine of every layer and what squaring needs besides the layers themselves.
+    assert saved_bytes(layers, WS, X) > saved_bytes(lean, WS, X)
+    body = saved_bytes(lambda w, x: jnp.sum(jnp.sin(x @ w) ** 2), WS[3], X)
+    assert saved_bytes(lean, WS, X) == 3 * layer + body
+
+
+@given(graphs(mark_all=False), st.data())
+@settings(max_examples=40, deadline=None)
+def test_random_graphs_rerun_what_is_predicted(graph, data):
+    """Gradients equal, and the operators that run twice are exactly those that are announced."""
+    live = [f"v{i}" for i in graph.live() if i in graph.marked]
+    if not live:
+        return
+    chosen = data.draw(st.lists(st.sampled_from(live), min_size=1, unique=True))
+    lean = jrc.recompute_segments(graph, chosen)
+    plain, again = (jax.grad(f, argnums=(0, 1))(W * 0.3, X * 0.3) for f in (graph, lean))
+    if all(bool(jnp.isfinite(g).all()) for g in plain):
+        assert largest_error(again, plain) < 1e-5
+
+    # Without marks the names are the operators' own.
+    bare = jrc.find_segments(graph, chosen, W, X)
+    op_of = {f"v{i}": graph.ops[i][0] for i in range(len(graph.ops))}
+    predicted = Counter(
+        op_of.get(name, name.partition(":")[0]) for s in bare.segments for name in s.rerun
+    )
+    plain = functools.partial(graph, skip_dead=True)
+    assert rerun_operators(lean, plain, W, X, argnums=(0, 1)) == predicted
+
+
+@pytest.mark.parametrize("rate", [0.5])
+def test_dropout_masks_are_bit_equal(rate):
+    def dropped(w, x, key):
+        for i in range(3):
+            key, sub = jax.random.split(key)
+            x = jnp.sin(x @ w) * jax.random.bernoulli(sub, rate, x.shape)
+            x = jrc.mark(x, f"layer_{i}")
+        return jnp.sum(x), x
+
+    lean = jrc.recompute_segments(dropped, NAMES[:3])
+    for key in (jax.random.key(1), jax.random.PRNGKey(1)):
+        with jax.disable_jit():
+            one, two = (jax.value_and_grad(f, has_aux=True)(W, X, key) for f in (dropped, lean))
+        assert bit_equal(one[0], two[0]) and largest_error(one[1], two[1]) < 1e-6
+        # A mask drawn anew would change whole entries.
+        one, two = (jax.jit(jax.grad(f, has_aux=True))(W, X, key) for f in (dropped, lean))
+        assert bit_equal(one[1] == 0, two[1] == 0) and largest_error(one[0], two[0]) < 1e-6
+
+
+TRANSFORMS = {
+    "jit": lambda f: jax.jit(jax.grad(f)),
+    "vmap": lambda f: lambda ws, x: jax.vmap(jax.grad(f), (None, 0))(ws, jnp.stack([x, 2 * x])),
+    "grad of vmap": lambda f: jax.grad(
+        lambda ws, x: jnp.sum(jax.vmap(f, (None, 0))(ws, jnp.stack([x, 2 * x])))
+    ),
+    "jvp": lambda f: lambda ws, x: jax.jvp(lambda ws: f(ws, x), (ws,), (ws,)),
+    "linearize": lambda f: lambda ws, x: jax.linearize(lambda ws: f(ws, x), ws)[1](ws),
+    "hessian": lambda f: lambda ws, x: jax.hessian(lambda w: f([w, *ws[1:]], x))(ws[0]),
+    "twice": lambda f: jax.grad(jrc.recompute_segments(f, ["layer_1"])),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "scan": lambda f: (
+        lambda ws, x: jax.lax.scan(
+            lambda c, _: (c + jax.grad(f)(ws, x * c)[0][0, 0], c), 1.0, None, length=3
+        )
+    ),
+    "grad of scan": lambda f: jax.grad(
+        lambda ws, x: jax.lax.scan(lambda c, _: (c + f(ws, x * c), None), 1e-3, None, length=3)[0]
+    ),
+    "cond": lambda f: jax.grad(
+        lambda ws, x: jax.lax.cond(x[0, 0] < 5, lambda: f(ws, x), lambda: 0.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_under_transforms(name):
+    lean = jrc.recompute_segments(layers, NAMES[:3])
+    got, want = (TRANSFORMS[name](f)(WS, X) for f in (lean, layers))
+    assert largest_error(got, want) < 2e-6
+    if name not in ("jvp", "linearize"):
+        more = operators(TRANSFORMS[name](lean), WS, X)["dot_general"]
+        assert more > operators(TRANSFORMS[name](layers), WS, X)["dot_general"]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_inside_shard_map(check_vma):
+    mesh = Mesh(jax.devices()[:4], ("data",))
+
+    def local(f, ws, x):
+        ws = jax.lax.pcast(ws, "data", to="varying") if check_vma else ws
+        grads = jax.grad(lambda ws: f(ws, x) + jax.lax.psum(f(ws, x), "data") * 0.1)(ws)
+        return jax.lax.pmean(grads, "data")
+
+    def run(f):
+        sharded = jax.shard_map(
+            functools.partial(local, f),
+            mesh=mesh,
+            in_specs=(P(), P("data")),
+            out_specs=P(),
+            check_vma=check_vma,
+        )
+        return jax.jit(sharded)(WS, X)
+
+    assert largest_error(run(jrc.recompute_segments(layers, NAMES[:3])), run(layers)) < 1e-6
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_around_shard_map_and_named_sharding(kind):
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4], axis_types=(kind,) * 2)
+    ws = jax.device_put(WS, NamedSharding(mesh, P(None, "b")))
+    x = jax.device_put(X, NamedSharding(mesh, P("a")))
+    lean = jrc.recompute_segments(layers, NAMES[:3])
+    got, want = jax.jit(jax.grad(lean))(ws, x), jax.grad(layers)(WS, X)
+    assert largest_error(got, want) < 1e-6
+    mesh = Mesh(mesh.devices, mesh.axis_names)
+    inner = jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("a", "b"), out_specs=P("a", "b"))
+
+    def mixed(w, x):
+        return jnp.sum(jrc.mark(inner(x @ w), "h") ** 2)
+
+    got, want = (jax.jit(jax.grad(f))(W, X) for f in (jrc.recompute_segments(mixed, ["h"]), mixed))
+    assert largest_error(got, want) < 1e-6
+
+
+def test_shardings_of_an_inlined_jit_are_kept():
+    mesh = Mesh(jax.devices()[:4], ("a",))
+    split = NamedSharding(mesh, P("a"))
+    block = jax.jit(lambda x: jrc.mark(jnp.sin(x), "h"), in_shardings=split, out_shardings=split)
+
+    def loss(x):
+        return jnp.sum(block(x * 2) ** 2)
+
+    lean = jrc.recompute_segments(loss, ["h"])
+    assert operators(lean, X)["sharding_constraint"] == 2
+    x = jax.device_put(X, split)
+    assert largest_error(jax.jit(jax.grad(lean))(x), jax.grad(loss)(X)) < 1e-6
+
+
+def test_closures_get_gradients():
+    def loss(w):
+        big = w @ w
+        return jnp.sum(
+            jrc.recompute_segments(lambda x: jrc.mark(jnp.sin(x @ big), "h") @ w, ["h"])(X)
+        )
+
+    def plain(w):
+        return jnp.sum(jnp.sin(X @ (w @ w)) @ w)
+
+    assert largest_error(jax.grad(loss)(W), jax.grad(plain)(W)) < 1e-6
+
+
+def test_static_leaves_none_and_keywords():
+    seen = []
+
+    def loss(params, x, mode, *, depth, scale=None):
+        seen.append((mode, depth, scale, params["name"]))
+        for i in range(depth):
+            x = jrc.mark(jnp.sin(x @ params["w"]), f"layer_{i}")
+        return jnp.sum(x), {"mode": mode, "depth": depth, "none": None, "x": x}
+
+    lean = jrc.recompute_segments(loss, ["layer_0"])
+    value, out = lean({"w": W, "name": "net"}, X, "train", depth=2)
+    assert seen == [("train", 2, None, "net")]
+    assert out["mode"] == "train" and out["depth"] == 2 and out["none"] is None
+    assert bit_equal(out["x"], loss({"w": W, "name": "net"}, X, "train", depth=2)[1]["x"])
+    grads = jax.grad(lambda w: lean({"w": w, "name": ""}, np.asarray(X), "t", depth=2)[0])(W)
+    want = jax.grad(lambda w: loss({"w": w, "name": ""}, X, "t", depth=2)[0])(W)
+    assert largest_error(grads, want) < 1e-6
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        lean({"w": W, "name": ""}, X, "t", depth=2, deep=3)
+
+
+def test_integers_booleans_and_keys_cross_segments():
+    def loss(w, tokens, key):
+        one_hot = jrc.mark(jax.nn.one_hot(tokens, 4), "one_hot")
+        keys = jrc.mark(jax.random.split(key, 2), "keys")
+        mask = jrc.mark(jax.random.bernoulli(keys[0], 0.5, (4, 4)), "mask")
+        x = jrc.mark(jnp.where(mask, one_hot @ w, 0.0), "x")
+        return jnp.sum(x * jax.random.normal(keys[1], x.shape))
+
+    args = (W, jnp.arange(4), jax.random.key(3))
+    lean = jrc.recompute_segments(loss, ["one_hot", "keys", "mask", "x"])
+    assert largest_error(jax.grad(lean)(*args), jax.grad(loss)(*args)) < 1e-6
+
+
+def test_constructs_inside_segments():
+    """Loops, branches, custom rules, sorting and solving inside a segment are re-run whole."""
+
+    @jax.custom_vjp
+    def clipped(x):
+        return x
+
+    clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
+
+    def loss(w, x):
+        x = jrc.mark(jax.lax.scan(lambda c, _: (jnp.sin(c @ w), None), x, None, length=3)[0], "a")
+        x = (
+            jax.lax.while_loop(
+                lambda c: jnp.sum(c) > 1e9, lambda c: c * 0.5, jax.lax.stop_gradient(x)
+            )
+            + x
+        )
+        x = jrc.mark(jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), "b")
+        x = jrc.mark(clipped(jnp.sort(x, axis=0)) + jax.nn.relu(x), "c")
+        x = jnp.linalg.solve(jnp.eye(4) * 3 + 0.1 * w, x)
+        return jnp.sum(jrc.mark(x, "d") ** 2)
+
+    lean = jrc.recompute_segments(loss, ["a", "b", "c", "d"])
+    assert largest_error(jax.jit(jax.grad(lean))(W, X), jax.jit(jax.grad(loss))(W, X)) < 1e-6
+
+
+def test_checkpoint_name_tags_are_marks():
+    def loss(w, x):
+        return jnp.sum(checkpoint_name(jnp.sin(checkpoint_name(x @ w, "dot")), "sin"))
+
+    cut = jrc.find_segments(loss, ["sin"], W, X)
+    assert cut.segments[0].recomputed == ("dot",) and cut.held == ("sin",)
+    lean = jrc.recompute_segments(loss, ["sin"])
+    assert rerun_operators(lean, loss, W, X)["dot_general"] == 1
+    assert largest_error(jax.grad(lean)(W, X), jax.grad(loss)(W, X)) < 1e-6
+
+
+def test_segments_left_alone():
+    def dots(**options):
+        lean = jrc.recompute_segments(layers, NAMES[:3], **options)
+        return rerun_operators(lean, layers, WS, X)["dot_general"]
+
+    assert [dots(), dots(no_recompute_segments=[0]), dots(no_recompute_segments=[0, 2])] == [
+        3,
+        2,
+        1,
+    ]
+    assert dots(no_recompute_segments=(0, 1, 2)) == 0
+
+
+def test_effects_are_kept(capfd):
+    def loss(w, x):
+        h = jnp.sin(x @ w)
+        jax.debug.print("h {}", h[0, 0])
+        return jnp.sum(jrc.mark(h, "h"))
+
+    jax.grad(jrc.recompute_segments(loss, ["h"]))(W, X)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("h ") >= 1
+
+
+def test_result_that_is_an_input_or_a_constant():
+    def odd(w, x):
+        return {"w": w, "one": jnp.ones(()), "h": jrc.mark(jnp.sin(x @ w), "h"), "five": 5}
+
+    assert bit_equal(jrc.recompute_segments(odd, ["h"])(W, X), odd(W, X))
+
+
+def test_the_wrapped_function_keeps_its_name():
+    lean = jrc.recompute_segments(layers, NAMES[:1])
+    assert lean.__name__ == "layers" and lean.__wrapped__ is layers
+
+
+def hidden(kind):
+    inner = lambda c: jrc.mark(jnp.sin(c), "h")  # noqa: E731
+    with_jvp = jax.custom_jvp(inner)
+    with_jvp.defjvp(lambda primals, tangents: (inner(*primals), tangents[0]))
+    with_vjp = jax.custom_vjp(inner)
+    with_vjp.defvjp(lambda x: (inner(x), None), lambda _, g: (g,))
+    bodies = {
+        "lax.scan": lambda x: jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=2)[0],
+        "lax.while_loop": lambda x: jax.lax.while_loop(lambda c: jnp.sum(c) > 9, inner, x),
+        "lax.cond": lambda x: jax.lax.cond(x[0, 0] > 0, inner, jnp.cos, x),
+        "a jax.checkpoint region": lambda x: jax.checkpoint(inner)(x),
+        "a custom_jvp function": with_jvp,
+        "a custom_vjp function": with_vjp,
+        "jax.shard_map": lambda x: jax.shard_map(
+            inner,
+            mesh=Mesh(jax.devices()[:2], ("i",)),
+            in_specs=P("i"),
+            out_specs=P("i"),
+        )(x),
+    }
+    return bodies[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "lax.scan",
+        "lax.while_loop",
+        "lax.cond",
+        "a jax.checkpoint region",
+        "a custom_jvp function",
+        "a custom_vjp function",
+        "jax.shard_map",
+    ],
+)
+def test_a_mark_inside_a_construct_is_a_clear_error(kind):
+    def loss(x):
+        return jnp.sum(jrc.mark(hidden(kind)(x), "out"))
+
+    with pytest.raises(ValueError) as error:
+        jrc.recompute_segments(loss, ["h"])(X)
+    text = str(error.value)
+    assert text.startswith("jrc.recompute_segments: mark 'h' of `loss` stands inside " + kind)
+    assert "test_segments.py:" in text and "Mark the result of that construct" in text
+    assert jrc.find_segments(loss, ["out"], X).held == ("out",)
+
+
+def test_errors_say_the_rule_what_arrived_and_the_way_out():
+    def loss_fn(w, x):
+        return jnp.sum(jrc.mark(jrc.mark(x @ w, "fc_1") @ w, "pred"))
+
+    with pytest.raises(ValueError) as error:
+        jrc.find_segments(loss_fn, ["fc_9"], W, X)
+    assert str(error.value) == (
+        "jrc.find_segments: no mark named 'fc_9' (did you mean 'fc_1'?); "
+        "`loss_fn` marks 'fc_1', 'pred'."
+    )
+    with pytest.raises(ValueError, match="marks nothing: name values with jrc.mark"):
+        jrc.find_segments(lambda x: x, ["a"], X)
+    with pytest.raises(TypeError, match="checkpoints is a list of mark names; got str 'pred'"):
+        jrc.recompute_segments(loss_fn, "pred")
+    with pytest.raises(TypeError, match="a boundary is the name of a mark, a string; got"):
+        jrc.recompute_segments(loss_fn, [W])
+    with pytest.raises(ValueError, match="rule is one of 'partition'; got 'fluidd'"):
+        jrc.recompute_segments(loss_fn, ["pred"], rule="fluidd")
+    with pytest.raises(ValueError, match="counts the 1 segments from 0 to 0; got 1"):
+        jrc.recompute_segments(loss_fn, ["pred"], no_recompute_segments=[1])(W, X)
+    with pytest.raises(ValueError, match="got -1"):
+        jrc.recompute_segments(loss_fn, ["pred"], no_recompute_segments=[-1])(W, X)
+    with pytest.raises(ValueError, match="names segment 0 more than once"):
+        jrc.recompute_segments(loss_fn, ["pred"], no_recompute_segments=[0, 0])(W, X)
+    with pytest.raises(TypeError, match="holds segment numbers; got 'a'"):
+        jrc.recompute_segments(loss_fn, ["pred"], no_recompute_segments=["a"])(W, X)
+    with pytest.raises(ValueError, match="a name is not empty and has no '#'"):
+        jrc.mark(X, "a#2")
+    with pytest.raises(TypeError, match="a name is a string; got int 3"):
+        jrc.mark(X, 3)

@@ -1,0 +1,66 @@
+"""The house's floors: a module imports only from floors below its own."""
+
+import ast
+import pathlib
+
+import jrc
+
+ROOT = pathlib.Path(jrc.__file__).parent
+FLOORS = {
+    "__main__": 7, "cli": 6, "compat": 5, "train": 4, "models": 4, "remat": 3, "dgc": 3,
+    "_jaxpr": 2, "_rng": 2, "persist": 2, "_tree": 1, "_typing": 0, "_errors": 0,
+}  # fmt: skip
+
+
+def imports():
+    """Every import of our own: (file, importing room, imported module)."""
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: relative import"
+                modules = (
+                    [node.module]
+                    if node.module != "jrc"
+                    else [f"jrc.{alias.name}" for alias in node.names]
+                )
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            else:
+                continue
+            yield from ((path, parts, module) for module in modules)
+
+
+def test_rooms_import_only_from_lower_floors():
+    wrong, seen = [], 0
+    for path, parts, module in imports():
+        names = module.split(".")
+        if names[0] != "jrc" or parts == ("__init__",):
+            continue
+        seen += 1
+        here, there = parts[0], names[1]
+        if here != there and not FLOORS[there] < FLOORS[here]:
+            wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong and seen > 50
+
+
+def test_every_room_has_a_floor():
+    rooms = {
+        path.stem for path in ROOT.iterdir() if path.stem not in ("__init__", "__pycache__", "py")
+    }
+    assert rooms <= set(FLOORS)
+
+
+def test_private_jax_is_not_used():
+    assert not [str(path) for path in ROOT.rglob("*.py") if "jax._src" in path.read_text()]
+
+
+def test_only_jaxpr_reads_jaxprs():
+    """`jax.extend.core` is imported in one room; `jax.interpreters` likewise."""
+    for path, parts, module in imports():
+        if module.startswith(("jax.extend", "jax.interpreters")):
+            assert parts[0] == "_jaxpr", path
+
+
+def test_the_front_door_is_short():
+    assert len((ROOT / "__init__.py").read_text().splitlines()) <= 70
