@@ -49,8 +49,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
                 "Make it one with jnp.asarray, or take it out of the state."
             )
     args = ocp.args.Composite(
-        # orbax refuses arrays without elements; the manifest says all there is to know of them.
-        arrays=ocp.args.StandardSave({k: x for k, x in _keyed(leaves).items() if x.size}),
+        arrays=ocp.args.StandardSave(_stored(leaves)),
         manifest=ocp.args.JsonSave({"format": _FORMAT, "leaves": _manifest(leaves)}),
     )
     with _manager(_folder(path, "jrc.save", make=True)) as manager:
@@ -90,7 +89,7 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
                 f"jrc.restore: no whole save in {folder}. Give the folder that jrc.save was given."
             )
         _check(_read_manifest(manager, step, folder), _manifest(leaves), folder)
-        wanted = {key: _abstract(leaf) for key, leaf in _keyed(leaves).items() if leaf.size}
+        wanted = {key: _abstract(leaf) for key, leaf in _stored(leaves).items()}
         try:
             args = ocp.args.Composite(arrays=ocp.args.StandardRestore(wanted))
             found = manager.restore(step, args=args)["arrays"]
@@ -127,6 +126,14 @@ def _manager(folder: str) -> ocp.CheckpointManager:
 def _keyed(leaves: list[tuple[str, Any]]) -> dict[str, Any]:
     """Leaves under keys that keep their order and cannot clash."""
     return {f"{i:05d}.{name.replace('/', '.')}": leaf for i, (name, leaf) in enumerate(leaves)}
+
+
+def _stored(leaves: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What orbax gets: no arrays without elements, which it refuses, and never nothing at all.
+
+    Of an empty array the manifest says all there is to know.
+    """
+    return {"format": np.asarray(_FORMAT)} | {k: x for k, x in _keyed(leaves).items() if x.size}
 
 
 def _manifest(leaves: list[tuple[str, Any]]) -> list[list[Any]]:

@@ -80,7 +80,8 @@ def init(key: RandomKey, config: Config) -> PyTree:
             for name, block_key in zip(config.boundaries, block_keys, strict=True)
         },
         "norm": layer_norm_init(width),
-        "head": dense_init(head_key, width, config.vocabulary),
+        # Small, so that an untrained model gives every token about the same probability.
+        "head": dense_init(head_key, width, config.vocabulary, 0.1),
     }
 
 

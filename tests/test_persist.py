@@ -1,0 +1,121 @@
+"""Saves: exact, checked, and never lost to a failed one."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jrc
+from tests.train.tasks import same_bits
+
+
+@pytest.fixture
+def state():
+    split = NamedSharding(Mesh(jax.devices()[:4], ("data",)), P("data"))
+    return {
+        "typed key": jax.random.split(jax.random.key(0), 2),
+        "raw/key": jax.random.PRNGKey(1),
+        "raw": {"key": jnp.arange(3)},
+        "u": jax.device_put(jnp.arange(8.0), split),
+        "bf16": jnp.full(3, 1.1, jnp.bfloat16),
+        "nan": jnp.array([jnp.nan, -0.0]),
+        "opt": optax.adam(1e-3).init({"w": jnp.ones(3)}),
+        "masked": optax.MaskedNode(),
+        "none": None,
+        "empty": jnp.zeros((0, 3)),
+        "numpy": np.arange(3),
+    }
+
+
+def test_round_trip_is_exact(state, tmp_path):
+    for _ in range(3):  # saving again replaces
+        jrc.save(tmp_path / "a", state)
+    found = jrc.restore(tmp_path / "a", state)
+    assert jax.tree.structure(found) == jax.tree.structure(state) and same_bits(found, state)
+    assert found["u"].sharding == state["u"].sharding
+    assert isinstance(found["numpy"], np.ndarray) and found["bf16"].dtype == jnp.bfloat16
+    assert len(list((tmp_path / "a").iterdir())) == 1
+
+
+def test_relative_and_text_paths(state, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jrc.save("run/one", state)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    assert same_bits(jrc.restore(pathlib.Path("run/one"), shapes), state)
+
+
+def test_onto_other_devices(tmp_path):
+    mesh = Mesh(jax.devices()[:4], ("data",))
+    jrc.save(tmp_path, {"w": jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("data")))})
+    found = jrc.restore(tmp_path, {"w": jnp.zeros(8)})
+    assert found["w"].tolist() == list(range(8)) and len(found["w"].devices()) == 1
+
+
+def test_a_failed_save_leaves_the_one_before(state, tmp_path, monkeypatch):
+    jrc.save(tmp_path, {"w": jnp.ones(3)})
+    with pytest.raises(TypeError, match="every leaf is an array; 'x/y' is str 'text'"):
+        jrc.save(tmp_path, {"w": jnp.zeros(3), "x": {"y": "text"}})
+    # The disk fails in the middle of the next one.
+    real = ocp.args.JsonSave
+
+    def broken(value):
+        return real({"value": object()})
+
+    monkeypatch.setattr(ocp.args, "JsonSave", broken)
+    with pytest.raises(Exception):  # noqa: B017
+        jrc.save(tmp_path, {"w": jnp.zeros(3)})
+    monkeypatch.undo()
+    assert jrc.restore(tmp_path, {"w": jnp.zeros(3)})["w"].tolist() == [1, 1, 1]
+    jrc.save(tmp_path, {"w": jnp.zeros(3)})
+    assert jrc.restore(tmp_path, {"w": jnp.ones(3)})["w"].tolist() == [0, 0, 0]
+
+
+def test_nothing_is_cast_or_cut(tmp_path):
+    jrc.save(tmp_path, {"w": jnp.ones((4, 2)), "b": jnp.ones(2)})
+    cases = {
+        r"'w' was saved as float32\[4, 2\], `like` has bfloat16\[4, 2\]": {
+            "w": jnp.ones((4, 2), jnp.bfloat16), "b": jnp.ones(2),
+        },
+        r"'b' was saved as float32\[2\], `like` has float32\[4\]": {
+            "w": jnp.ones((4, 2)), "b": jnp.ones(4),
+        },
+        r"leaf 'c' is not saved \(1 such\)": {"w": jnp.ones((4, 2)), "b": jnp.ones(2), "c": jnp.ones(1)},
+        r"leaf 'b' is not expected \(1 such\)": {"w": jnp.ones((4, 2))},
+    }  # fmt: skip
+    for text, like in cases.items():
+        with pytest.raises(ValueError, match=text):
+            jrc.restore(tmp_path, like)
+
+
+def test_missing_foreign_and_damaged_saves(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        jrc.restore(tmp_path / "none", {})
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(FileNotFoundError, match="no whole save in"):
+        jrc.restore(tmp_path / "bare", {})
+    assert not list((tmp_path / "bare").iterdir())
+    (tmp_path / "file").write_text("")
+    for call in (jrc.save, jrc.restore):
+        with pytest.raises(NotADirectoryError, match="a save is a folder"):
+            call(tmp_path / "file", {"w": jnp.ones(1)})
+    with ocp.CheckpointManager(tmp_path / "foreign") as manager:
+        manager.save(0, args=ocp.args.StandardSave({"w": jnp.ones(2)}))
+    with pytest.raises(ValueError, match="was not made by this jrc.save"):
+        jrc.restore(tmp_path / "foreign", {"w": jnp.ones(2)})
+    jrc.save(tmp_path / "damaged", {"w": jnp.arange(4096.0)})
+    for file in (tmp_path / "damaged" / "0" / "arrays").rglob("*"):
+        if file.is_file() and "d" in file.parent.name:
+            file.write_bytes(b"")
+    with pytest.raises(ValueError, match="cannot be read; they may be damaged"):
+        jrc.restore(tmp_path / "damaged", {"w": jnp.arange(4096.0)})
+
+
+def test_a_state_without_arrays(tmp_path):
+    jrc.save(tmp_path, {"none": None})
+    assert jrc.restore(tmp_path, {"none": None}) == {"none": None}

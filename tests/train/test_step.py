@@ -1,0 +1,272 @@
+"""The train step: every way to run it, what it exchanges, what it reports."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jrc
+from tests.train.tasks import REPLICAS, dgc, mesh, same_bits, start
+
+
+def run(task, tx, steps, **options):
+    state, step, batch = start(task, tx, **options)
+    infos = []
+    for i in range(steps):
+        state, info = step(state, batch(i))
+        infos.append(info)
+    return state, infos
+
+
+def close(a, b, tolerance):
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in leaves)
+
+
+@pytest.mark.parametrize("task", ["digits", "gpt"])
+@pytest.mark.parametrize("tx", ["dgc", "sgd"])
+def test_pmap_equals_shard_map(task, tx):
+    tx = dgc() if tx == "dgc" else optax.sgd(0.1, 0.9)
+    one, two = (run(task, tx, 8, via=via) for via in ("shard_map", "pmap"))
+    assert close(one[0].params, two[0].params, 1e-6)
+    assert close(one[0].opt_state, two[0].opt_state, 1e-6)
+    assert close(one[1], two[1], 1e-5)
+
+
+def test_mean_of_gradients_equals_one_device_on_the_whole_batch():
+    tx = optax.sgd(0.1, 0.9)
+    many, infos = run("digits", tx, 6)
+    one, alone = run("digits", tx, 6, via="jit", on=Mesh(jax.devices()[:1], ("data",)))
+    assert close(many.params, one.params, 1e-5)
+    assert close([i.loss for i in infos], [i.loss for i in alone], 1e-5)
+
+
+@pytest.mark.parametrize("via", ["shard_map", "pmap", "jit"])
+def test_accumulation_is_the_mean_of_its_parts(via):
+    on = Mesh(jax.devices()[:1], ("data",)) if via == "jit" else mesh()
+    tx = optax.sgd(0.1)
+    one, whole = run("digits", tx, 3, via=via, on=on)
+    two, parts = run("digits", tx, 3, via=via, on=on, accumulate=4)
+    assert close(one.params, two.params, 1e-6)
+    assert close([i.loss for i in whole], [i.loss for i in parts], 1e-6)
+
+
+def test_recomputation_changes_nothing_in_a_step():
+    from tests.train.tasks import tiny_gpt
+
+    params, lean, batch = tiny_gpt()
+    results = []
+    for loss in (lean, lean.__wrapped__):
+        tx = dgc()
+        state = jrc.init_state(params, tx, jax.random.key(7), mesh=mesh())
+        step = jrc.make_train_step(loss, tx, mesh=mesh())
+        for i in range(4):
+            state, info = step(state, batch(i))
+        results.append((state.params, info.loss))
+    assert close(results[0], results[1], 1e-5)
+
+
+def test_keys_differ_by_step_replica_and_part():
+    def loss_fn(params, batch, key):
+        # Equal keys would draw equal numbers; all are shown, side by side.
+        return jnp.sum(params["w"] * 0), jax.random.key_data(key).astype(jnp.uint32)[0]
+
+    seen = set()
+    tx = optax.sgd(0.1)
+    params = {"w": jnp.ones(2)}
+    for replica in range(2):  # one replica's draw at a time, through a one-replica mesh axis
+        state = jrc.init_state(params, tx, jax.random.key(replica), mesh=mesh())
+        step = jrc.make_train_step(loss_fn, tx, mesh=mesh(), accumulate=2)
+        for _ in range(3):
+            state, info = step(state, np.zeros((8, 1), np.float32))
+            seen.add(int(info.aux))
+    assert len(seen) == 6
+
+    def drawn(params, batch, key):
+        number = jax.random.uniform(key)
+        return jnp.mean(params["w"]) * number, {"mean": number, "square": number**2}
+
+    state = jrc.init_state(params, tx, jax.random.key(0), mesh=mesh())
+    _, info = jrc.make_train_step(drawn, tx, mesh=mesh(), accumulate=2)(state, np.zeros((8, 1)))
+    # Eight equal draws would have no variance.
+    assert float(info.aux["square"] - info.aux["mean"] ** 2) > 1e-3
+
+
+def test_keys_are_folded_with_step_then_replica():
+    def loss_fn(params, batch, key):
+        return jnp.sum(params["w"]) * jax.random.uniform(key)
+
+    tx, params = optax.sgd(1.0), {"w": jnp.zeros(())}
+    state = jrc.init_state(params, tx, jax.random.key(3), mesh=mesh())
+    step = jrc.make_train_step(loss_fn, tx, mesh=mesh())
+    expected = 0.0
+    for t in range(2):
+        state, _ = step(state, np.zeros((4, 1), np.float32))
+        keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(3), t), r) for r in range(4)]
+        expected -= np.mean([jax.random.uniform(key) for key in keys])
+        assert np.isclose(float(state.params["w"]), expected, rtol=1e-6)
+
+
+def test_aux_floats_are_averaged_and_counts_added():
+    def loss_fn(params, batch, key):
+        right = batch > 3
+        return jnp.mean(params["w"] * batch), {
+            "mean": jnp.mean(batch), "count": jnp.sum(right), "last": right[-1], "none": None,
+        }  # fmt: skip
+
+    tx = optax.sgd(0.0)
+    state = jrc.init_state({"w": jnp.ones(())}, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(loss_fn, tx, mesh=mesh(), accumulate=2)
+    _, info = step(state, np.arange(8.0, dtype=np.float32))
+    assert float(info.aux["mean"]) == 3.5 and int(info.aux["count"]) == 4
+    assert int(info.aux["last"]) == 4 and info.aux["none"] is None
+
+
+def stateful_loss(params, model_state, batch, key):
+    x, bad = batch
+    new = {"mean": 0.5 * model_state["mean"] + 0.5 * jnp.mean(x), "count": model_state["count"] + 1}
+    loss = jnp.mean((params["w"][None] * x) ** 2) * jnp.mean(jnp.where(bad > 0, jnp.nan, 1.0))
+    new["mean"] = jnp.where(jnp.any(bad > 0), jnp.nan, new["mean"])
+    return loss, (new, jnp.max(x))
+
+
+def stateful(tx, **options):
+    model_state = {"mean": jnp.zeros(()), "count": jnp.zeros((), jnp.int32)}
+    params = {"w": jnp.ones(8)}
+    state = jrc.init_state(params, tx, jax.random.key(0), model_state=model_state, mesh=mesh())
+    return state, jrc.make_train_step(stateful_loss, tx, mesh=mesh(), donate=False, **options)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_model_state_is_threaded_through_the_parts_and_averaged(accumulate):
+    rows = np.arange(8.0 * 8, dtype=np.float32).reshape(8, 8)
+    state, step = stateful(optax.sgd(0.0), accumulate=accumulate)
+    state, info = step(state, (rows, np.zeros((8, 1), np.float32)))
+    mean = 0.0
+    for part in rows.reshape(4, accumulate, -1).mean(-1).T:
+        mean = 0.5 * mean + 0.5 * part
+    assert np.isclose(float(state.model_state["mean"]), np.mean(mean))
+    assert int(state.model_state["count"]) == accumulate
+    assert np.isclose(float(info.aux), rows.reshape(4 * accumulate, -1).max(-1).mean())
+
+
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+def test_a_nan_on_one_replica_enters_nothing(via):
+    tx = jrc.dgc_momentum(0.1, 0.9, 0, axis_name="data", min_size=4, sparsity=(0.5,))
+    state, step = stateful(tx, via=via)
+    x = np.arange(32.0, dtype=np.float32).reshape(4, 8) / 32
+    good, bad = np.zeros((4, 1), np.float32), np.zeros((4, 1), np.float32)
+    bad[2] = 1
+    state, info = step(state, (x, good))
+    assert not info.skipped
+    after, info = step(state, (x, bad))
+    assert bool(info.skipped) and not np.isfinite(float(info.loss))
+    assert same_bits((after.params, after.model_state), (state.params, state.model_state))
+    old, new = state.opt_state[0], after.opt_state[0]
+    assert same_bits((new.u, new.v, new.step), (old.u, old.v, old.step)) and int(new.skipped) == 1
+    assert int(after.step) == int(state.step) + 1
+    again, info = step(after, (x, good))
+    assert not info.skipped and np.isfinite(float(info.loss)) and int(again.opt_state[0].step) == 2
+
+
+def test_info_reports_what_was_exchanged():
+    state, step, batch = start("digits", optax.sgd(0.1))
+    size = sum(x.size for x in jax.tree.leaves(state.params))
+    _, info = step(state, batch(0))
+    assert float(info.bytes_sent) == 2 * 3 / 4 * 4 * size and float(info.density) == 1.0
+    _, infos = run("digits", dgc(), 12)
+    small = 128 + 128 * 10 - 1280 + 10  # biases; both weight matrices have 1000 entries or more
+    k = int(64 * 128 * (1 - 0.99)) + int(1280 * (1 - 0.99))
+    assert float(infos[-1].bytes_sent) == 3 * 8 * k + 1.5 * 4 * small
+    assert float(infos[0].bytes_sent) == 1.5 * 4 * size and float(infos[0].density) == 1.0
+    assert np.isclose(float(infos[-1].density), k / (64 * 128 + 1280))
+
+
+def test_grad_norm_is_the_mean_of_the_replicas_norms():
+    def loss_fn(params, batch, key):
+        return jnp.sum(params["w"] * batch)
+
+    tx = optax.sgd(0.0)
+    state = jrc.init_state({"w": jnp.ones(())}, tx, jax.random.key(0), mesh=mesh())
+    _, info = jrc.make_train_step(loss_fn, tx, mesh=mesh())(state, np.array([1.0, -2, 3, -4]))
+    assert np.isclose(float(info.grad_norm), 2.5)
+
+
+def test_init_state_lays_out_and_copies():
+    params = {"w": jnp.ones((40, 50)), "b": jnp.ones(3)}
+    state = jrc.init_state(params, dgc(), jax.random.key(0), mesh=mesh())
+    dgc_state = state.opt_state[0]
+    assert dgc_state.u["w"].shape == dgc_state.v["w"].shape == (REPLICAS * 2000,)
+    assert dgc_state.u["w"].sharding.spec == P("data")
+    assert state.params["w"].sharding.is_fully_replicated and state.key.sharding.is_fully_replicated
+    step = jrc.make_train_step(lambda p, b, k: jnp.sum(p["w"]) * jnp.mean(b), dgc(), mesh=mesh())
+    step(state, np.ones((4, 1), np.float32))
+    assert state.params["w"].is_deleted()  # donated
+    assert float(params["w"].sum()) == 2000  # the user's own, copied
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_any_mesh_and_any_placement_of_the_batch(kind):
+    on = jax.make_mesh((REPLICAS,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])
+    want, _ = run("digits", dgc(), 3)
+    for place in (lambda x: x, lambda x: jax.device_put(x, NamedSharding(on, P("data")))):
+        state, step, batch = start("digits", dgc(), on=on)
+        for i in range(3):
+            state, _ = step(state, jax.tree.map(place, batch(i)))
+        assert close(state.params, want.params, 1e-6)
+
+
+def test_scans_over_a_constant_carry_work():
+    """What replication checking inside shard_map refuses, users write every day."""
+
+    def loss_fn(params, batch, key):
+        carry = jnp.zeros(())
+        return jax.lax.scan(lambda c, x: (c + jnp.mean(params["w"] * x), None), carry, batch)[0]
+
+    tx = dgc()
+    state = jrc.init_state({"w": jnp.ones(2000)}, tx, jax.random.key(0), mesh=mesh())
+    _, info = jrc.make_train_step(loss_fn, tx, mesh=mesh())(state, np.ones(8, np.float32))
+    assert float(info.loss) == 2.0
+
+
+def test_lower_shows_memory():
+    state, step, batch = start("gpt", dgc())
+    memory = step.lower(state, batch(0)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes > 0 and memory.alias_size_in_bytes > 0
+    with pytest.raises(ValueError, match="pmap has no such view"):
+        start("gpt", dgc(), via="pmap")[1].lower(state, batch(0))
+
+
+def test_errors():
+    make = functools.partial(jrc.make_train_step, lambda p, b, k: jnp.mean(p["w"]), optax.sgd(0.1))
+    with pytest.raises(ValueError, match="via is one of 'shard_map', 'pmap', 'jit'; got 'xmap'"):
+        make(via="xmap")
+    with pytest.raises(ValueError, match="accumulate is a whole number from 1; got 0"):
+        make(accumulate=0)
+    with pytest.raises(ValueError, match="has the axes 'data', none named 'batch'"):
+        make(mesh=mesh(), axis_name="batch")
+    with pytest.raises(ValueError, match="via='jit' is for one device; the mesh has 4"):
+        make(mesh=mesh(), via="jit")
+    with pytest.raises(ValueError, match="jrc.init_state: the mesh has the axes 'data', none"):
+        jrc.init_state({}, optax.sgd(0.1), jax.random.key(0), mesh=mesh(), axis_name="x")
+    state = jrc.init_state({"w": jnp.ones(3)}, optax.sgd(0.1), jax.random.key(0), mesh=mesh())
+    with pytest.raises(ValueError) as error:
+        make(mesh=mesh(), accumulate=2)(state, {"x": np.ones((12, 2))})
+    assert "multiple of replicas * accumulate = 4 * 2 = 8; leaf 'x' has shape [12, 2]" in str(error)
+    with pytest.raises(ValueError, match="leaf '.the batch itself.' has shape \\[\\]"):
+        make(mesh=mesh())(state, np.float32(1))
+    bad = jrc.make_train_step(lambda p, b, k: p["w"], optax.sgd(0.1), mesh=mesh())
+    with pytest.raises(ValueError, match=r"floating scalar.*returned float32\[3\]"):
+        bad(state, np.ones((4, 1)))
+    tx = dgc(axis_name=None)
+    state = jrc.init_state({"w": jnp.ones(2000)}, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(lambda p, b, k: jnp.mean(p["w"]), tx, mesh=mesh())
+    with pytest.raises(
+        ValueError, match="axis_name=None, which is one replica. Pass axis_name='da"
+    ):
+        step(state, np.ones((4, 1)))
