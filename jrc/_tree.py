@@ -38,18 +38,23 @@ class Skeleton:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether JAX traces this leaf: arrays, tracers and array shapes, no Python scalars.
+    """Whether this is an array of JAX (tracers too) or NumPy, and no Python scalar."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
-    A Python number stays what it is, so that `range(n)` and `if train:` go on working.
+
+def is_traced(leaf: Any) -> bool:
+    """Whether a function that is traced anew must see a tracer here: JAX arrays and shapes.
+
+    All else stays what it is, so that `range(n)`, `if train:` and NumPy go on working.
     """
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
 
 
 def split(tree: Any) -> tuple[list[Any], Skeleton]:
-    """The arrays of a tree in order, and the tree without them."""
+    """The JAX arrays of a tree in order, and the tree without them."""
     leaves, treedef = jax.tree.flatten(tree)
-    arrays = [leaf for leaf in leaves if is_array(leaf)]
-    return arrays, Skeleton(treedef, tuple(_HOLE if is_array(leaf) else leaf for leaf in leaves))
+    arrays = [leaf for leaf in leaves if is_traced(leaf)]
+    return arrays, Skeleton(treedef, tuple(_HOLE if is_traced(leaf) else leaf for leaf in leaves))
 
 
 def path_name(path: Sequence[Any]) -> str:

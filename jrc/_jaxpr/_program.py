@@ -97,6 +97,10 @@ class Program:
             for i in positions
         }
 
+    def marked(self, name: str) -> tuple[Var, ...]:
+        """The values, before they were marked, that carry this mark."""
+        return tuple(self.unmarked(self.eqns[i].outvars[0]) for i in self.marks[name])
+
     def name(self, i: int) -> str:
         """What a person calls the result of equation `i`: its mark, else operator and line."""
         marked = [self.names[var] for var in self.eqns[i].outvars if var in self.names]
@@ -163,7 +167,7 @@ class Traced:
 
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
-    """Trace a function of pytrees; leaves that are not arrays stay Python values.
+    """Trace a function of pytrees; leaves that are no JAX arrays stay what they are.
 
     Nested `jit` calls that hold marks are written inline.
     """
@@ -188,7 +192,7 @@ def evaluate(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
 
 
 def _variables(atoms: Iterable[Any]) -> Iterable[Var]:
-    return (atom for atom in atoms if not isinstance(atom, Literal))
+    return (atom for atom in atoms if isinstance(atom, Var))
 
 
 def _acts(eqn: JaxprEqn) -> bool:

@@ -110,11 +110,10 @@ def apply(
             f"{length}. Cut it, or make the model with a larger length."
         )
     embed_key, *block_keys = split_or_none(key, config.layers + 1)
-    x = params["tokens"][tokens] + params["positions"][None, :length]
-    x = dropout(x, config.dropout, embed_key)
+    x = embed(params, tokens, config, key=embed_key)
     for name, block_key in zip(config.boundaries, block_keys, strict=True):
-        x = mark(_block(params[name], x, config, block_key), name)
-    return dense(params["head"], layer_norm(params["norm"], x))
+        x = mark(block(params[name], x, config, key=block_key), name)
+    return unembed(params, x)
 
 
 def loss(
@@ -144,9 +143,27 @@ def _init_block(key: RandomKey, config: Config) -> PyTree:
     }
 
 
-def _block(
-    params: PyTree, x: Float[Array, "b t d"], config: Config, key: RandomKey | None
+def embed(
+    params: PyTree, tokens: Int[Array, "b t"], config: Config, *, key: RandomKey | None = None
 ) -> Float[Array, "b t d"]:
+    """What the first block reads: the tokens' and the positions' vectors added."""
+    x = params["tokens"][tokens] + params["positions"][None, : tokens.shape[-1]]
+    return dropout(x, config.dropout, key)
+
+
+def unembed(params: PyTree, x: Float[Array, "b t d"]) -> Float[Array, "b t vocabulary"]:
+    """Logits from what the last block returns."""
+    return dense(params["head"], layer_norm(params["norm"], x))
+
+
+def block(
+    params: PyTree,
+    x: Float[Array, "b t d"],
+    config: Config,
+    *,
+    key: RandomKey | None = None,
+) -> Float[Array, "b t d"]:
+    """One block, with the parameters `params["block_i"]`: attention, then an MLP of 4 x width."""
     attention_key, branch_key, mlp_key = split_or_none(key, 3)
     branch = _attention(params, layer_norm(params["norm_1"], x), config, attention_key)
     x = x + dropout(branch, config.dropout, branch_key)

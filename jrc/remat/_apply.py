@@ -25,8 +25,8 @@ def recompute_segments[F: Callable[..., Any]](
     gradients and random draws are those of `fn`.
 
     Args:
-        fn: Any JAX-traceable function of pytrees. Leaves that are no arrays (Python numbers,
-            strings, `None`) stay what they are; what the function closes over gets gradients too.
+        fn: Any JAX-traceable function of pytrees. Leaves that are no JAX arrays (Python numbers,
+            strings, NumPy) reach it as they are; what the function closes over gets gradients too.
             Marks inside nested `jax.jit` calls count as if written inline.
         checkpoints: Names of the boundaries, as given to `jrc.mark`. A bare name that is used
             several times means all of them.

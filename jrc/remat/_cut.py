@@ -132,8 +132,7 @@ def _unknown(program: Program, name: str, who: str, fn: str) -> str:
 
 def _producer(program: Program, name: str) -> int:
     """The last equation that makes a part of this boundary."""
-    values = (program.unmarked(program.eqns[i].outvars[0]) for i in program.marks[name])
-    return max(program.producer[value] for value in values)
+    return max(program.producer[value] for value in program.marked(name))
 
 
 def _skipped(indices: Sequence[int], count: int, who: str) -> frozenset[int]:

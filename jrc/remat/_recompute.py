@@ -22,7 +22,7 @@ def recompute(
     Args:
         function: Any JAX-traceable function of pytrees. What it closes over gets gradients too.
             It is traced once, so a state that it threads (running statistics) is updated once.
-        *args: Its arguments; leaves that are no arrays stay what they are.
+        *args: Its arguments; leaves that are no JAX arrays stay what they are.
         preserve_rng_state: `True`: the re-run draws the same random bits. `False`: typed keys
             among the arguments are folded with a constant in the re-run, which then draws OTHER
             bits: the gradient is that of another mask than the forward pass used, a biased one.

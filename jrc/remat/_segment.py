@@ -134,7 +134,7 @@ def describe(traced: Traced, cuts: Cuts) -> Segmentation:
         name
         for cut in cuts.cuts
         if cut.boundary
-        for name in (*_left_behind(program, cut).values(),)
+        for name in _left_behind(program, cut).values()
     )
     crossing = tuple(name for segment in segments for name in segment.crossing)
     return Segmentation(segments, tuple(held), crossing, cuts.unused)
@@ -165,7 +165,14 @@ def _counts(program: Program, p: int) -> bool:
 
 
 def _left_behind(program: Program, cut: Cut) -> dict[Any, str]:
-    """The values that leave a segment, a marked value once, with their names."""
+    """The values that leave a segment, a marked value once, with their names.
+
+    A value with several marks has the name of the boundary, if one of them is that.
+    """
     values = dict.fromkeys(program.unmarked(var) for var in program.crossing(cut.positions))
     made = {var: program.producer[var] for var in values}
-    return {var: program.names.get(var) or program.name(p) for var, p in made.items() if p >= 0}
+    names = {var: program.names.get(var) or program.name(p) for var, p in made.items() if p >= 0}
+    for name in cut.boundary:
+        for var in program.marked(name):
+            names |= {var: name} if var in names else {}
+    return names

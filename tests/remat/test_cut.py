@@ -142,3 +142,13 @@ def test_table_shows_every_segment():
 def test_segmentation_is_a_value():
     first, second = (jrc.find_segments(chain, ["dot_1"], [W] * 3, X) for _ in range(2))
     assert first == second and hash(first) == hash(second)
+
+
+def test_a_value_with_two_marks_has_the_name_that_was_asked_for():
+    def loss(w, x):
+        return jnp.sum(jrc.mark(jrc.mark(jnp.sin(x @ w), "a"), "b") * 2)
+
+    for name in ("a", "b"):
+        cut = jrc.find_segments(loss, [name], W, X)
+        assert cut.held == cut.segments[0].boundary == (name,) and cut.crossing == ()
+    assert jrc.find_segments(loss, ["b", "a"], W, X).segments[0].boundary == ("a", "b")

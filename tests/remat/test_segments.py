@@ -232,6 +232,20 @@ def test_static_leaves_none_and_keywords():
         lean({"w": W, "name": ""}, X, "t", depth=2, deep=3)
 
 
+def test_numpy_arguments_reach_the_function_as_they_are():
+    def loss(w, x, layers, table):
+        for i in range(layers):
+            x = jrc.mark(jnp.sin(x @ w) * float(table[i]), f"layer_{i}")
+        return jnp.sum(x), np.cumsum(table)
+
+    lean = jrc.recompute_segments(loss, ["layer_0"])
+    args = (X, np.int64(2), np.array([1.0, 0.5]))
+    value, table = lean(W, *args)
+    assert isinstance(table, np.ndarray) and table.tolist() == [1.0, 1.5]
+    got, want = (jax.grad(f, has_aux=True)(W, *args)[0] for f in (lean, loss))
+    assert largest_error(got, want) < 1e-6
+
+
 def test_integers_booleans_and_keys_cross_segments():
     def loss(w, tokens, key):
         one_hot = jrc.mark(jax.nn.one_hot(tokens, 4), "one_hot")
