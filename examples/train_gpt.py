@@ -130,6 +130,8 @@ def settings(options):
 
 
 def resume(options, state):
+    if not (options.out / "history.json").exists():
+        raise SystemExit(f"--resume: nothing to resume in {options.out}; run without it first")
     history = json.loads((options.out / "history.json").read_text())
     if history["settings"] != settings(options):
         raise SystemExit(f"--resume: {options.out} was made with {history['settings']}")

@@ -85,7 +85,9 @@ def test_nothing_is_cast_or_cut(tmp_path):
         r"'b' was saved as float32\[2\], `like` has float32\[4\]": {
             "w": jnp.ones((4, 2)), "b": jnp.ones(4),
         },
-        r"leaf 'c' is not saved \(1 such\)": {"w": jnp.ones((4, 2)), "b": jnp.ones(2), "c": jnp.ones(1)},
+        r"leaf 'c' is not saved \(1 such\)": {
+            "w": jnp.ones((4, 2)), "b": jnp.ones(2), "c": jnp.ones(1),
+        },
         r"leaf 'b' is not expected \(1 such\)": {"w": jnp.ones((4, 2))},
     }  # fmt: skip
     for text, like in cases.items():

@@ -131,10 +131,7 @@ def describe(traced: Traced, cuts: Cuts) -> Segmentation:
         _describe(program, cut, again) for cut, again in zip(cuts.cuts, rerun, strict=True)
     )
     held = dict.fromkeys(
-        name
-        for cut in cuts.cuts
-        if cut.boundary
-        for name in _left_behind(program, cut).values()
+        name for cut in cuts.cuts if cut.boundary for name in _left_behind(program, cut).values()
     )
     crossing = tuple(name for segment in segments for name in segment.crossing)
     return Segmentation(segments, tuple(held), crossing, cuts.unused)

@@ -203,7 +203,7 @@ def test_init_state_lays_out_and_copies():
     dgc_state = state.opt_state[0]
     assert dgc_state.u["w"].shape == dgc_state.v["w"].shape == (REPLICAS * 2000,)
     assert dgc_state.u["w"].sharding.spec == P("data")
-    assert state.params["w"].sharding.is_fully_replicated and state.key.sharding.is_fully_replicated
+    assert all(x.sharding.is_fully_replicated for x in (state.params["w"], state.key))
     step = jrc.make_train_step(lambda p, b, k: jnp.sum(p["w"]) * jnp.mean(b), dgc(), mesh=mesh())
     step(state, np.ones((4, 1), np.float32))
     assert state.params["w"].is_deleted()  # donated

@@ -1,0 +1,14 @@
+"""Deep gradient compression: each step sends the few gradient entries that matter.
+
+`scale_by_dgc` takes the place of the all-reduce: it turns local gradients into the aggregated
+direction and keeps what it did not send. `dgc_momentum` is the whole optimizer.
+"""
+
+from jrc.dgc._phases import ring_all_reduce_bytes as ring_all_reduce_bytes
+from jrc.dgc._state import DGCState as DGCState
+from jrc.dgc._state import dgc_specs as dgc_specs
+from jrc.dgc._state import dgc_states as dgc_states
+from jrc.dgc._stats import DGCStats as DGCStats
+from jrc.dgc._stats import dgc_stats as dgc_stats
+from jrc.dgc._transform import dgc_momentum as dgc_momentum
+from jrc.dgc._transform import scale_by_dgc as scale_by_dgc

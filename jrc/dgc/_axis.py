@@ -1,0 +1,75 @@
+"""The replica axis: its size, its types, and the collectives over it. `None` is one replica."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jrc._typing import Array
+
+
+def is_bound(axis: str | None) -> bool:
+    """Whether the trace runs under a `shard_map` or `pmap` that names this axis."""
+    try:
+        axis is None or lax.axis_size(axis)
+    except NameError:
+        return False
+    return True
+
+
+def num_replicas(axis: str | None) -> int:
+    """The number of replicas along the axis.
+
+    Args:
+        axis: Name of the replica axis, `None` for one replica.
+
+    Returns:
+        The axis size, 1 for `None`.
+
+    Raises:
+        ValueError: When nothing binds the axis.
+    """
+    if not is_bound(axis):
+        raise ValueError(
+            f"jrc.scale_by_dgc: axis_name={axis!r} must be bound where update runs, and is not; "
+            f"call it inside jax.shard_map over a mesh with axis {axis!r} or inside "
+            f"jax.pmap(..., axis_name={axis!r}), or pass axis_name=None for one replica"
+        )
+    return 1 if axis is None else lax.axis_size(axis)
+
+
+def varies(x: Array, axis: str) -> bool:
+    """Whether the type of `x` says that it differs between the replicas."""
+    return axis in jax.typeof(x).mat.varying
+
+
+def is_already_reduced(gradient: Array, axis: str | None) -> bool:
+    """Whether types are tracked over the axis and say that the gradient is equal everywhere."""
+    if axis is None or not varies(lax.axis_index(axis), axis):
+        return False
+    return not varies(gradient, axis)
+
+
+def as_local(x: Array, axis: str | None) -> Array:
+    """`x` typed as different on each replica, so that carries and branches keep one type."""
+    if axis is None or not is_bound(axis) or varies(x, axis):
+        return x
+    return lax.pcast(x, axis, to="varying")
+
+
+def total(x: Array, axis: str | None) -> Array:
+    """The sum of `x` over the replicas, the same on each of them."""
+    return x if axis is None else lax.psum(x, axis)
+
+
+def gather(x: Array, axis: str | None) -> Array:
+    """The `x` of every replica, stacked in rank order, the same on each of them."""
+    # An ordinary all_gather is typed as varying, and shard_map would refuse it as replicated.
+    return x[None] if axis is None else lax.all_gather(x, axis, to="invarying")
+
+
+def all_finite(gradients: list[Array], axis: str | None) -> Array:
+    """Whether every entry of every gradient is finite on every replica: one scalar reduction."""
+    if not gradients:
+        return jnp.bool_(True)
+    finite = jnp.stack([jnp.isfinite(gradient).all() for gradient in gradients]).all()
+    return total((~finite).astype(jnp.int32), axis) == 0

@@ -1,0 +1,46 @@
+"""What happens to a gradient on its own replica: float32, clipping, regularisation."""
+
+import jax.numpy as jnp
+
+from jrc._typing import Count, PyTree
+from jrc.dgc._clip import clip_factor
+from jrc.dgc._options import Options
+from jrc.dgc._slots import Slots, only, pick, put
+
+
+def local_gradients(
+    gradients: PyTree,
+    params: PyTree | None,
+    slots: Slots,
+    step: Count,
+    replicas: int,
+    options: Options,
+) -> PyTree:
+    """The gradients that enter the momentum: `G = clip(g) + lam w`, float32.
+
+    Args:
+        gradients: As they arrived.
+        params: Needed by most regularisations.
+        slots: The leaves with state; those that are compressed are clipped.
+        step: Update counter; nothing is clipped before the ramp-up begins.
+        replicas: N, which sets the bound of the norm.
+        options: Clipping and regularisation.
+
+    Returns:
+        The same tree, leaves without state masked out.
+    """
+    local = only(gradients, slots.floating)
+    wide = [gradient.astype(jnp.float32) for gradient in pick(local, slots.floating)]
+    local = put(local, slots.floating, wide)
+    if (max_norm := options.local_grad_clip_norm) is not None:
+        is_compressing = step >= options.rampup_begin_step
+        clipped = [
+            gradient * jnp.where(is_compressing, clip_factor(gradient, max_norm, replicas), 1.0)
+            for gradient in pick(local, slots.compressed)
+        ]
+        local = put(local, slots.compressed, clipped)
+    transform = options.regularization
+    if transform is None:
+        return local
+    shown = None if params is None else only(params, slots.floating)
+    return transform.update(local, transform.init(local), shown)[0]

@@ -1,0 +1,136 @@
+"""What a user may ask of the compression, checked once."""
+
+import math
+import operator
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import jax
+import optax
+
+from jrc._errors import listed
+from jrc._typing import Array
+from jrc.dgc._accumulate import Decay
+from jrc.dgc._regularize import l2_penalty
+
+SELECTORS = ("exact",)
+WIRES = ("f32",)
+EXCHANGES = ("allgather", "dense", "auto")
+
+Number = float | Array
+"""A Python number, or a scalar array such as a hyperparameter that a schedule injects."""
+
+
+class Options(NamedTuple):
+    """Checked arguments of `scale_by_dgc`; `regularization` is always a transform."""
+
+    decay: Decay
+    sparsity: tuple[float, ...]
+    rampup_begin_step: int
+    rampup_step: int
+    local_grad_clip_norm: Number | None
+    num_trainers: int | None
+    axis_name: str | None
+    min_size: int
+    factor_masking: bool
+    regularization: optax.GradientTransformation | None
+    exchange: str
+
+
+def checked_momentum(momentum: Number) -> Number:
+    """The momentum, in [0, 1) as far as its value is known."""
+    return _checked_number("momentum", momentum, lambda m: 0 <= m < 1, "lie in [0, 1)", "0.9")
+
+
+def checked_clip_norm(norm: Number | None) -> Number | None:
+    """The bound of a gradient's norm, positive as far as its value is known."""
+    if norm is None:
+        return None
+    hint = "None, for no clipping"
+    return _checked_number("local_grad_clip_norm", norm, lambda c: c > 0, "be positive", hint)
+
+
+def checked_sparsity(sparsity: float | Sequence[float]) -> tuple[float, ...]:
+    """The levels as a tuple; one number is one level."""
+    levels = (sparsity,) if isinstance(sparsity, (int, float)) else tuple(sparsity)
+    if not levels:
+        raise ValueError(
+            "jrc.scale_by_dgc: sparsity must hold at least one level, got none; "
+            "sparsity=(0.999,) sends one entry in a thousand"
+        )
+    for level in levels:
+        if not 0 <= level < 1:
+            raise ValueError(
+                f"jrc.scale_by_dgc: every sparsity must lie in [0, 1), got {level!r} in "
+                f"{levels!r}; it is the share kept back, so 0.999 sends one entry in a thousand"
+            )
+    return tuple(float(level) for level in levels)
+
+
+def checked_int(name: str, value: int, least: int) -> int:
+    """An integer known while tracing, not below its least value."""
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(
+            f"jrc.scale_by_dgc: {name} must be a Python int, known while tracing, got {value!r}; "
+            f"under optax.inject_hyperparams name {name!r} in static_args"
+        ) from error
+    if number < least:
+        raise ValueError(f"jrc.scale_by_dgc: {name} must be at least {least}, got {number}")
+    return number
+
+
+def checked_choice(name: str, value: str, allowed: Collection[str]) -> str:
+    """A name out of a list."""
+    if value not in allowed:
+        raise ValueError(
+            f"jrc.scale_by_dgc: {name} must be one of {listed(allowed)}, got {value!r}"
+        )
+    return value
+
+
+def checked_axis(axis_name: str | None) -> str | None:
+    """The name of one axis, or `None`."""
+    if axis_name is None or isinstance(axis_name, str):
+        return axis_name
+    raise ValueError(
+        f"jrc.scale_by_dgc: axis_name must be the name of one axis or None, got {axis_name!r}; "
+        "name the axis over which the replicas differ"
+    )
+
+
+def checked_trainers(num_trainers: int | None, axis_name: str | None) -> int | None:
+    """The number of replicas, if said; one without an axis."""
+    if num_trainers is None:
+        return None
+    number = checked_int("num_trainers", num_trainers, 1)
+    if axis_name is None and number != 1:
+        raise ValueError(
+            f"jrc.scale_by_dgc: num_trainers={number} needs an axis over which the replicas "
+            "differ, and axis_name=None is one replica; pass axis_name"
+        )
+    return number
+
+
+def checked_regularization(
+    regularization: Number | optax.GradientTransformation | None,
+) -> optax.GradientTransformation | None:
+    """The transform of local gradients, if any; a number is the factor of an L2 penalty."""
+    if regularization is None or isinstance(regularization, optax.GradientTransformation):
+        return regularization
+    if isinstance(regularization, (int, float, jax.Array)):
+        return l2_penalty(regularization)
+    raise TypeError(
+        "jrc.scale_by_dgc: regularization must be a number (the L2 factor), an optax transform or "
+        f"None, got {regularization!r}"
+    )
+
+
+def _checked_number(name, value: Number, holds, rule: str, hint: str) -> Number:
+    """A number that holds to its rule; the value of a tracer is not known yet."""
+    if isinstance(value, jax.core.Tracer):
+        return value
+    if not (math.isfinite(value) and holds(value)):
+        raise ValueError(f"jrc.scale_by_dgc: {name} must {rule}, got {value!r}; pass {hint}")
+    return value

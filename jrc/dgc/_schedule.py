@@ -1,0 +1,64 @@
+"""When each sparsity level begins, and how many entries it sends of a tensor."""
+
+from collections.abc import Sequence
+
+
+def entries_to_send(size: int, sparsity: float) -> int:
+    """Entries sent of a tensor: `k = max(1, int(size * (1 - sparsity)))`, in float64.
+
+    Args:
+        size: Entries of the tensor.
+        sparsity: Share that is kept back, in [0, 1).
+
+    Returns:
+        The number of entries, at least one.
+
+    >>> entries_to_send(102400, 0.75)
+    25600
+    """
+    return max(1, int(size * (1.0 - sparsity)))
+
+
+def level_starts(rampup_begin_step: int, rampup_step: int, levels: int) -> tuple[int, ...]:
+    """First step of each level: the least t with `(t - b) * L >= i * R`, for level i of L.
+
+    The level index `int((t - b) * L / R)` never needs a division in the traced step then, and a
+    large step cannot overflow.
+
+    Args:
+        rampup_begin_step: b, the first compressed step.
+        rampup_step: R, steps over which the levels are spread.
+        levels: L, the number of sparsity levels.
+
+    Returns:
+        One step per level, not decreasing. A level that starts together with the next never runs.
+
+    >>> level_starts(0, 100, 5)
+    (0, 20, 40, 60, 80)
+    """
+    return tuple(rampup_begin_step + -(-i * rampup_step // levels) for i in range(levels))
+
+
+def active_levels(
+    rampup_begin_step: int, rampup_step: int, sparsity: Sequence[float]
+) -> tuple[tuple[int, float], ...]:
+    """The levels that get a step, as pairs of first step and sparsity.
+
+    Args:
+        rampup_begin_step: b, the first compressed step.
+        rampup_step: R, steps over which the levels are spread.
+        sparsity: The levels.
+
+    Returns:
+        Pairs `(start, sparsity)` with strictly increasing starts.
+
+    >>> active_levels(3, 1, (0.75, 0.9, 0.999))
+    ((3, 0.75), (4, 0.999))
+    """
+    starts = level_starts(rampup_begin_step, rampup_step, len(sparsity))
+    ends = (*starts[1:], float("inf"))
+    return tuple(
+        (start, level)
+        for start, end, level in zip(starts, ends, sparsity, strict=True)
+        if start < end
+    )

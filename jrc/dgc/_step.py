@@ -1,0 +1,127 @@
+"""One step: the guard, the local gradients, the two paths, and the books."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jrc._typing import Array, Leaf, PyTree
+from jrc.dgc import _axis
+from jrc.dgc._accumulate import momentum_step
+from jrc.dgc._exchange import dense_mean
+from jrc.dgc._forms import Work, run_phase
+from jrc.dgc._local import local_gradients
+from jrc.dgc._options import Options
+from jrc.dgc._phases import entry_at, phase_at, plan_phases, ring_all_reduce_bytes
+from jrc.dgc._slots import Places, Slots, align, pick, put, zero_update
+from jrc.dgc._state import DGCState, is_slot
+
+
+def take_step(
+    gradients: PyTree, state: DGCState, params: PyTree | None, options: Options
+) -> tuple[PyTree, DGCState]:
+    """Turns local gradients into updates that are equal on every replica.
+
+    Args:
+        gradients: This replica's.
+        state: From `init` or the step before.
+        params: The parameters, if known.
+        options: Checked ones.
+
+    Returns:
+        Updates like the gradients, in the parameters' dtypes, and the new state.
+    """
+    axis = options.axis_name
+    replicas = _checked_replicas(options)
+    slots = align(gradients, state)
+    arrived = pick(gradients, slots.floating)
+    _check_local(arrived, axis)
+    sizes, rest = ([jnp.size(g) for g in pick(gradients, places)] for places in slots)
+    phases = plan_phases(sizes, sum(rest), replicas, options)
+    now = phase_at(state.step, phases)
+
+    # Asked of all replicas before anything changes: they skip a step together or not at all.
+    ok = _axis.all_finite(arrived, axis)
+    local = local_gradients(gradients, params, slots, state.step, replicas, options)
+    work = Work(
+        gradients=[gradient.reshape(-1) for gradient in pick(local, slots.compressed)],
+        u=[_axis.as_local(u, axis) for u in pick(state.u, slots.compressed)],
+        v=[_axis.as_local(v, axis) for v in pick(state.v, slots.compressed)],
+        counts=entry_at([phase.counts for phase in phases], now, jnp.int32),
+        ok=ok,
+    )
+    outcome = run_phase(work, phases, now, options)
+    directions, velocity = _dense_path(local, state, slots, ok, options)
+
+    updates = _zero_updates(gradients, params, slots)
+    updates = _put_updates(updates, params, slots.compressed, outcome.updates)
+    updates = _put_updates(updates, params, slots.dense, directions)
+    total = ring_all_reduce_bytes(sum(sizes) + sum(rest), replicas)
+    return updates, DGCState(
+        step=jnp.where(ok, optax.safe_increment(state.step), state.step),
+        u=put(state.u, slots.compressed, outcome.u),
+        v=put(state.v, slots.compressed, outcome.v),
+        velocity=put(state.velocity, slots.dense, velocity),
+        skipped=jnp.where(ok, state.skipped, optax.safe_increment(state.skipped)),
+        density=entry_at([phase.density for phase in phases], now),
+        bytes_sent=entry_at([phase.bytes_sent for phase in phases], now),
+        bytes_dense=jnp.float32(total),
+    )
+
+
+def _dense_path(
+    local: PyTree, state: DGCState, slots: Slots, ok: Array, options: Options
+) -> tuple[list[Array], list[Array]]:
+    """Directions and velocities of the leaves that are too small to compress."""
+    means = dense_mean(pick(local, slots.dense), options.axis_name)
+    velocities = pick(state.velocity, slots.dense)
+    steps = [
+        momentum_step(velocity, mean, options.decay)
+        for velocity, mean in zip(velocities, means, strict=True)
+    ]
+    directions = [jnp.where(ok, direction, 0.0) for _, direction in steps]
+    moved = [jnp.where(ok, new, old) for (new, _), old in zip(steps, velocities, strict=True)]
+    return directions, moved
+
+
+def _zero_updates(gradients: PyTree, params: PyTree | None, slots: Slots) -> PyTree:
+    """The gradients' tree with zeros for leaves that have no state."""
+    gradient_leaves, treedef = jax.tree.flatten(gradients, is_leaf=is_slot)
+    param_leaves = gradient_leaves if params is None else treedef.flatten_up_to(params)
+    others = tuple(place for place in range(len(param_leaves)) if place not in slots.floating)
+    zeros = [zero_update(gradient_leaves[place], param_leaves[place]) for place in others]
+    return put(gradients, others, zeros)
+
+
+def _put_updates(
+    updates: PyTree, params: PyTree | None, places: Places, new: list[Array]
+) -> PyTree:
+    """The tree of updates with directions put in, in the shapes and dtypes of the leaves."""
+    shapes = [leaf.shape for leaf in pick(updates, places)]
+    targets = pick(updates if params is None else params, places)
+    shaped = [
+        direction.reshape(shape).astype(jnp.result_type(target))
+        for direction, shape, target in zip(new, shapes, targets, strict=True)
+    ]
+    return put(updates, places, shaped)
+
+
+def _checked_replicas(options: Options) -> int:
+    """The axis size, if it is what the user said it is."""
+    replicas = _axis.num_replicas(options.axis_name)
+    if options.num_trainers not in (None, replicas):
+        raise ValueError(
+            f"jrc.scale_by_dgc: num_trainers={options.num_trainers} must be the size of axis "
+            f"{options.axis_name!r}, which is {replicas}; leave num_trainers out to take that"
+        )
+    return replicas
+
+
+def _check_local(gradients: list[Leaf], axis: str | None) -> None:
+    """That nobody has summed the gradients over the axis yet."""
+    if any(_axis.is_already_reduced(gradient, axis) for gradient in gradients):
+        raise ValueError(
+            f"jrc.scale_by_dgc: gradients must be local to each replica, got ones that are equal "
+            f"along axis {axis!r}: jax.grad with respect to replicated parameters has summed them "
+            f"already, and compression would save nothing; jax.lax.pcast(params, {axis!r}, "
+            'to="varying") before jax.grad keeps them local'
+        )

@@ -1,0 +1,194 @@
+"""The optax transform and the optimizer made of it."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import optax
+
+from jrc._typing import Array, PyTree
+from jrc.dgc import _options
+from jrc.dgc._accumulate import Decay
+from jrc.dgc._options import Options
+from jrc.dgc._regularize import check_stateless
+from jrc.dgc._state import DGCState, initial_state
+from jrc.dgc._step import take_step
+
+
+def scale_by_dgc(
+    momentum: float | Array = 0.9,
+    *,
+    sparsity: float | Sequence[float] = (0.999,),
+    rampup_begin_step: int = 0,
+    rampup_step: int = 1,
+    use_nesterov: bool = False,
+    local_grad_clip_norm: float | Array | None = None,
+    num_trainers: int | None = None,
+    axis_name: str | None = None,
+    min_size: int = 16384,
+    factor_masking: bool = True,
+    regularization: float | Array | optax.GradientTransformation | None = None,
+    selector: str = "exact",
+    wire: str = "f32",
+    exchange: str = "auto",
+) -> optax.GradientTransformation:
+    r"""Aggregates local gradients by sending each step only the entries that matter.
+
+    $$u \leftarrow m u + G, \quad v \leftarrow v + u, \quad
+    \Delta = \frac{1}{N} \sum_{\text{replicas}} \operatorname{top}_k(v)$$
+
+    where G is the local gradient, clipped and regularised; what is sent is cleared from u and v,
+    and all else stays in v until it has grown. It takes the place of the all-reduce and of the
+    momentum, and so stands first in a chain: local gradients in, a direction that is equal on
+    every replica out. Before `rampup_begin_step`, and for leaves below `min_size`, the direction
+    is the ordinary momentum of the mean gradient.
+
+    A gradient that is not finite, on any replica, skips the step on all of them: updates are
+    zeros and the state stays, but for the count of skipped steps.
+
+    Args:
+        momentum: m in [0, 1).
+        sparsity: Share of the entries that is kept back, in [0, 1), one or one per level.
+        rampup_begin_step: b, the first compressed step.
+        rampup_step: R, steps over which the L levels are spread: level
+            `min(int((t - b) * L / R), L - 1)` on step t.
+        use_nesterov: Looks ahead: `u <- m (u + G)`, `v <- v + u + G`.
+        local_grad_clip_norm: C; from b on each compressed tensor's gradient is bounded to
+            `C sqrt(N)` in its L2 norm.
+        num_trainers: N, if it is to be checked against the axis.
+        axis_name: The mesh or pmap axis over which the replicas differ; `None` is one replica.
+        min_size: Entries from which on a floating leaf is compressed; 0 compresses all.
+        factor_masking: Clears u too where an entry was sent, so that stale momentum does not
+            push the same way again.
+        regularization: A number, `G = g + number * w`, or an optax transform without state.
+            Local, before anything is accumulated; leaves on the dense path included.
+        selector: `"exact"`: per tensor, the k entries of largest magnitude, where
+            `k = max(1, int(size * (1 - sparsity)))`. Ties go to the lowest index.
+        wire: `"f32"`: a float32 value and an int32 index, 8 bytes an entry.
+        exchange: `"allgather"` of the entries; `"dense"`, a sum of the tensors with zeros where
+            nothing is sent; `"auto"`, for each level the one that sends fewer bytes.
+
+    Returns:
+        An optax transform with a `DGCState`. Updates have the parameters' dtypes, or the
+        gradients' when `update` gets no parameters.
+
+    Raises:
+        ValueError: For an argument outside its range. From `update`: when the axis is not bound
+            or has another size than `num_trainers`, when gradients do not fit the state or were
+            reduced over the axis before, when parameters are needed and missing.
+        TypeError: For an argument of the wrong kind, complex parameters, or a regularization
+            with state.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tx = scale_by_dgc(0.9, sparsity=0.75, min_size=0)
+        >>> params = jnp.zeros(4)
+        >>> updates, state = tx.update(jnp.array([1.0, -4.0, 2.0, 3.0]), tx.init(params), params)
+        >>> updates.tolist(), state.v.tolist()
+        ([0.0, -4.0, 0.0, 0.0], [1.0, 0.0, 2.0, 3.0])
+
+    Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
+    Bandwidth for Distributed Training", arXiv:1712.01887, section 3 and algorithms 1-4.
+    """
+    options = Options(
+        decay=Decay(_options.checked_momentum(momentum), bool(use_nesterov)),
+        sparsity=_options.checked_sparsity(sparsity),
+        rampup_begin_step=_options.checked_int("rampup_begin_step", rampup_begin_step, 0),
+        rampup_step=_options.checked_int("rampup_step", rampup_step, 1),
+        local_grad_clip_norm=_options.checked_clip_norm(local_grad_clip_norm),
+        axis_name=_options.checked_axis(axis_name),
+        num_trainers=_options.checked_trainers(num_trainers, axis_name),
+        min_size=_options.checked_int("min_size", min_size, 0),
+        factor_masking=bool(factor_masking),
+        regularization=_options.checked_regularization(regularization),
+        exchange=_options.checked_choice("exchange", exchange, _options.EXCHANGES),
+    )
+    _options.checked_choice("selector", selector, _options.SELECTORS)
+    _options.checked_choice("wire", wire, _options.WIRES)
+
+    def init_fn(params: PyTree) -> DGCState:
+        if options.regularization is not None:
+            check_stateless(options.regularization, params)
+        return initial_state(params, options.min_size, options.axis_name)
+
+    def update_fn(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        return take_step(updates, cast(DGCState, state), params, options)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def dgc_momentum(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float | Array,
+    rampup_begin_step: int,
+    rampup_step: int = 1,
+    sparsity: float | Sequence[float] = (0.999,),
+    use_nesterov: bool = False,
+    local_grad_clip_norm: float | Array | None = None,
+    num_trainers: int | None = None,
+    regularization: float | Array | optax.GradientTransformation | None = None,
+    *,
+    axis_name: str | None = None,
+    min_size: int = 16384,
+    factor_masking: bool = True,
+    selector: str = "exact",
+    wire: str = "f32",
+    exchange: str = "auto",
+) -> optax.GradientTransformation:
+    r"""Momentum SGD whose gradients are compressed: `scale_by_dgc`, then the learning rate.
+
+    $$w \leftarrow w - \eta \, \Delta$$
+
+    Args:
+        learning_rate: Eta, a number or an optax schedule.
+        momentum: See `scale_by_dgc`, as for all that follow.
+        rampup_begin_step: The first compressed step.
+        rampup_step: Steps over which the sparsity levels are spread.
+        sparsity: Share of the entries that is kept back, one or one per level.
+        use_nesterov: Looks ahead.
+        local_grad_clip_norm: Bound of each compressed tensor's local gradient.
+        num_trainers: Number of replicas, if it is to be checked.
+        regularization: L2 factor, or a transform of local gradients without state.
+        axis_name: The axis over which the replicas differ.
+        min_size: Entries from which on a leaf is compressed.
+        factor_masking: Clears the velocity too where an entry was sent.
+        selector: How entries are chosen.
+        wire: How an entry is written.
+        exchange: How entries reach the other replicas.
+
+    Returns:
+        An optax optimizer.
+
+    Raises:
+        ValueError: As `scale_by_dgc`.
+        TypeError: As `scale_by_dgc`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tx = dgc_momentum(0.5, 0.9, rampup_begin_step=0, sparsity=0.75, min_size=0)
+        >>> params = jnp.zeros(4)
+        >>> updates, _ = tx.update(jnp.array([1.0, -4.0, 2.0, 3.0]), tx.init(params), params)
+        >>> optax.apply_updates(params, updates).tolist()
+        [0.0, 2.0, 0.0, 0.0]
+
+    Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
+    Bandwidth for Distributed Training", arXiv:1712.01887, section 3.
+    """
+    direction = scale_by_dgc(
+        momentum,
+        sparsity=sparsity,
+        rampup_begin_step=rampup_begin_step,
+        rampup_step=rampup_step,
+        use_nesterov=use_nesterov,
+        local_grad_clip_norm=local_grad_clip_norm,
+        num_trainers=num_trainers,
+        axis_name=axis_name,
+        min_size=min_size,
+        factor_masking=factor_masking,
+        regularization=regularization,
+        selector=selector,
+        wire=wire,
+        exchange=exchange,
+    )
+    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))

@@ -1,0 +1,72 @@
+"""The example as a user runs it: interrupted, resumed, and what it leaves behind."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TOY = "--steps 60 --layers 1 --width 32 --length 32 --rampup-step 6 --save-every 2".split()
+
+
+def command(out, *more):
+    return [sys.executable, "examples/train_gpt.py", *TOY, "--out", str(out), *more]
+
+
+def run(out, *more, **options):
+    return subprocess.run(
+        command(out, *more), cwd=ROOT, check=True, capture_output=True, text=True, **options
+    ).stdout
+
+
+def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    text = run(unbroken)
+    for words in ("held-out loss after", "blocks re-run", "dense all-reduce", "sent, last step"):
+        assert words in text
+
+    with subprocess.Popen(
+        command(broken), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        deadline = time.time() + 120
+        while not list(broken.glob("state/[0-9]*")):
+            assert time.time() < deadline and process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate()[0]
+    assert process.returncode == 130 and "go on with --resume" in said
+    done = len(json.loads((broken / "history.json").read_text())["steps"])
+    assert 2 <= done < 60
+    run(broken, "--resume")
+
+    one, two = (json.loads((d / "figures.json").read_text()) for d in (unbroken, broken))
+    for name in ("losses", "bytes_sent", "held_out_before", "held_out_after"):
+        assert one[name] == two[name], name
+    assert len(one["losses"]) == 60 and np.isfinite(one["losses"]).all()
+    assert one["bytes_sent"][0] == one["bytes_dense"] > one["bytes_sent"][-1]
+    assert one["memory"]["plain"]["peak"] >= one["memory"]["recomputed"]["peak"]
+    for picture in ("loss.png", "memory.png"):
+        assert (unbroken / picture).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--text", "no/such/file"], "--text no/such/file: no such file or folder"),
+        (["--steps", "0"], "--steps is at least 1; got 0"),
+        (["--resume"], "nothing to resume"),
+    ],
+)
+def test_errors(more, words, tmp_path):
+    done = subprocess.run(
+        command(tmp_path, *more), cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode != 0 and words in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
