@@ -129,8 +129,13 @@ def settings(options):
     return {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in same.items()}
 
 
+def saves(options):
+    """The whole saves; one that was broken off has another name."""
+    return [f for f in (options.out / "state").glob("*") if f.name.isdigit()]
+
+
 def resume(options, state):
-    if not (options.out / "history.json").exists():
+    if not saves(options):
         raise SystemExit(f"--resume: nothing to resume in {options.out}; run without it first")
     history = json.loads((options.out / "history.json").read_text())
     if history["settings"] != settings(options):
@@ -294,7 +299,8 @@ def main(argv=None):
     try:
         state = train(options, step, state, history, train_text)
     except KeyboardInterrupt:
-        console.print(f"\nStopped; the last save under {options.out} is whole: go on with --resume")
+        again = "the last save is whole: go on with --resume" if saves(options) else "no save yet"
+        console.print(f"\nStopped; {options.out}: {again}")
         raise SystemExit(130) from None
 
     batch = batch_at(train_text, 0, step.replicas * options.batch, options.length, options.seed)

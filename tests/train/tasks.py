@@ -30,8 +30,8 @@ def digits():
     return mlp.init(jax.random.key(0), config), functools.partial(mlp.loss, config=config), batch
 
 
-def tiny_gpt():
-    config = gpt.Config(layers=2, heads=2, width=32, length=16, dropout=0.1)
+def tiny_gpt(dropout=0.0):
+    config = gpt.Config(layers=2, heads=2, width=32, length=16, dropout=dropout)
     loss = functools.partial(gpt.loss, config=config)
 
     def batch(i):
@@ -41,7 +41,11 @@ def tiny_gpt():
     return gpt.init(jax.random.key(0), config), lean, batch
 
 
-TASKS = {"digits": digits, "gpt": tiny_gpt}
+TASKS = {
+    "digits": digits,
+    "gpt": tiny_gpt,
+    "gpt with dropout": functools.partial(tiny_gpt, dropout=0.1),
+}
 
 
 def dgc(axis_name="data"):
