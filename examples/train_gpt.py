@@ -38,14 +38,14 @@ def arguments(argv=None):
     add("--out", type=pathlib.Path, help="default runs/gpt, with --dense runs/gpt_dense")
     add("--dense", action="store_true", help="momentum SGD with a dense all-reduce")
     add("--resume", action="store_true", help="go on from the last save under --out")
-    add("--steps", type=int, default=300)
+    add("--steps", type=int, default=400)
     add("--replicas", type=int, default=4)
     add("--batch", type=int, default=2, help="sequences per replica and step")
     add("--layers", type=int, default=4)
     add("--width", type=int, default=128)
     add("--heads", type=int, default=4)
     add("--length", type=int, default=256)
-    add("--learning-rate", type=float, default=0.1)
+    add("--learning-rate", type=float, default=0.3)
     add("--rampup-step", type=int, default=100, help="steps of the compression's warm-up")
     add("--save-every", type=int, default=50)
     add("--seed", type=int, default=0)
@@ -247,7 +247,7 @@ def plot(found, out):
     figure.savefig(out / "loss.png", dpi=120)
     plt.close(figure)
 
-    figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
     names = {"plain": "nothing re-run", "recomputed": "blocks re-run"}
     start = np.zeros(2)
     for part in ("arguments", "outputs", "temporaries"):
@@ -258,7 +258,7 @@ def plot(found, out):
         axes.text(total, y, f" {total:,.1f} MiB", va="center")
     axes.set(xlabel="MiB per replica, as XLA states them", title="Peak of the compiled step")
     axes.margins(x=0.15)
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(out / "memory.png", dpi=120)
     plt.close(figure)
 
