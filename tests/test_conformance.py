@@ -25,7 +25,9 @@ TRANSFORMS = {
     "dgc_momentum": momentum(0),
     "dgc_momentum ramp": momentum(3, 4, (0.5, 0.9)),
     "schedule": jrc.dgc_momentum(optax.linear_schedule(0.1, 0.0, 10), 0.9, 0, min_size=8),
-    "chained": optax.chain(optax.clip(1.0), scale(), optax.add_decayed_weights(1e-3), optax.scale(-0.1)),
+    "chained": optax.chain(
+        optax.clip(1.0), scale(), optax.add_decayed_weights(1e-3), optax.scale(-0.1)
+    ),
     "injected": optax.inject_hyperparams(
         jrc.dgc_momentum, static_args=("rampup_begin_step", "rampup_step", "min_size", "sparsity")
     )(learning_rate=0.1, momentum=0.9, rampup_begin_step=0, min_size=8),

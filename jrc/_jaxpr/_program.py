@@ -106,17 +106,20 @@ class Program:
         marked = [self.names[var] for var in self.eqns[i].outvars if var in self.names]
         return marked[0] if marked else label(self.eqns[i])
 
-    def live(self, outvars: Iterable[Any] | None = None) -> tuple[bool, ...]:
+    def live(
+        self, outvars: Iterable[Any] | None = None, given: str | None = None
+    ) -> tuple[bool, ...]:
         """Which equations the given variables (all results, if none are given) depend on.
 
-        An equation with an effect (`jax.debug.print`) always counts.
+        An equation with an effect (`jax.debug.print`) always counts. Values that carry the mark
+        `given` are there already: what makes them does not count for their sake.
         """
         outvars = self.jaxpr.outvars if outvars is None else outvars
         wanted, live = set(_variables(outvars)), [False] * len(self.eqns)
         for i in range(len(self.eqns) - 1, -1, -1):
             eqn = self.eqns[i]
             live[i] = _acts(eqn) or not wanted.isdisjoint(eqn.outvars)
-            if live[i]:
+            if live[i] and (given is None or (mark_of(eqn) or [None])[0] != given):
                 wanted.update(_variables(eqn.invars))
         return tuple(live)
 

@@ -1,13 +1,21 @@
 """Running a cut program: each segment in a `jax.checkpoint`, the rest as it is."""
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from jrc._jaxpr import Program, evaluate, trace
-from jrc.remat._cut import Cuts, check_request, cut_program
+from jrc.remat._cut import Cut, Cuts, check_request, cut_program
+from jrc.remat._kept import notices
+
+_logger = logging.getLogger("jrc")
+
+# The name under which values inside a re-run body are kept.
+_HELD = "jrc.held"
 
 
 def recompute_segments[F: Callable[..., Any]](
@@ -22,7 +30,8 @@ def recompute_segments[F: Callable[..., Any]](
     The function is cut at named boundaries. Kept are its inputs, the boundaries, and whatever
     else crosses from one segment into another; every segment is run again when the backward pass
     reaches it, the last one first. What lies after the last boundary is never re-run. Values,
-    gradients and random draws are those of `fn`.
+    gradients and random draws are those of `fn`. What may surprise (a value that is kept although
+    it is no boundary, a boundary that cuts nothing) is logged once, at level INFO to `jrc`.
 
     Args:
         fn: Any JAX-traceable function of pytrees. Leaves that are no JAX arrays (Python numbers,
@@ -59,6 +68,7 @@ def recompute_segments[F: Callable[..., Any]](
     check_request(checkpoints, rule, who)
     names = tuple(checkpoints)
     skipped = tuple(no_recompute_segments)
+    said: set[str] = set()
 
     @functools.wraps(fn)
     def segmented(*args: Any, **kwargs: Any) -> Any:
@@ -66,6 +76,10 @@ def recompute_segments[F: Callable[..., Any]](
         cuts = cut_program(
             traced.program, names, rule, who=who, fn=fn, no_recompute_segments=skipped
         )
+        for notice in notices(traced.program, cuts):
+            if notice not in said:
+                said.add(notice)
+                _logger.info("%s: %s", who, notice)
         return traced.run(lambda *inputs: run_cuts(traced.program, cuts, inputs))
 
     return segmented  # type: ignore[return-value]
@@ -73,25 +87,44 @@ def recompute_segments[F: Callable[..., Any]](
 
 def run_cuts(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[Any]:
     """Run a cut program on its inputs; the results are the program's own."""
-    values = dict(zip(program.jaxpr.invars, inputs, strict=True))
+    values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
     for cut in cuts.cuts:
-        _run(program, cut.body, values, jax.checkpoint if cut.recompute else _as_is)
-        _run(program, cut.tail, values, _as_is)
+        body = program.cut(cut.body)
+        results = _segment(program, cut)(*(values[var] for var in body.invars))
+        values |= dict(zip(body.outvars, results, strict=True))
+        tail = program.cut(cut.tail)
+        results = evaluate(tail)(*(values[var] for var in tail.invars))
+        values |= dict(zip(tail.outvars, results, strict=True))
     return program.results(values)
 
 
-def _run(
-    program: Program,
-    positions: Sequence[int],
-    values: dict[Any, Any],
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> None:
-    """Run some equations inside `wrap`, from the values they read to those that cross out."""
-    if positions:
-        part = program.cut(positions)
-        results = wrap(evaluate(part))(*(values[var] for var in part.invars))
-        values |= dict(zip(part.outvars, results, strict=True))
+def _segment(program: Program, cut: Cut) -> Callable[..., Sequence[Any]]:
+    """The body as it runs in the forward pass: a `jax.checkpoint` if it is to be re-run."""
+    if not cut.recompute or not cut.body:
+        return evaluate(program.cut(cut.body))
+    if not cut.held:
+        return jax.checkpoint(evaluate(program.cut(cut.body)))
+    policy = jax.checkpoint_policies.save_only_these_names(_HELD)
+    return jax.checkpoint(_holding(program, cut), policy=policy)
 
 
-def _as_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
+def _holding(program: Program, cut: Cut) -> Callable[..., Sequence[Any]]:
+    """The body as a function that names every held value where it is made."""
+    whole = program.cut(cut.body)
+    makers = sorted({program.producer[var] for var in cut.held})
+    parts = [
+        program.cut([p for p in cut.body if start < p <= end])
+        for start, end in zip([-1, *makers], [*makers, len(program.eqns)], strict=True)
+    ]
+
+    def run(*inputs: Any) -> list[Any]:
+        values: dict[Any, Any] = dict(zip(whole.invars, inputs, strict=True))
+        for part in parts:
+            results = evaluate(part)(*(values[var] for var in part.invars))
+            values |= {
+                var: checkpoint_name(x, _HELD) if var in cut.held else x
+                for var, x in zip(part.outvars, results, strict=True)
+            }
+        return [values[var] for var in whole.outvars]
+
+    return run

@@ -1,4 +1,4 @@
-"""Where a program is cut: the rule that turns boundaries into segments."""
+"""Where a program is cut: boundaries found in it, and its equations dealt out to segments."""
 
 import bisect
 import dataclasses
@@ -7,8 +7,8 @@ from typing import Any
 
 from jrc._errors import close_to, listed, name_of
 from jrc._jaxpr import INPUT, Program, mark_of
-
-RULES = ("partition",)
+from jrc._rng import is_typed_key
+from jrc.remat._rules import RULES, Boundary
 
 # Operators whose derivative reads their own result and not their argument, and the two that only
 # give a result another shape.
@@ -17,17 +17,27 @@ _OWN_RESULT = frozenset("tanh logistic exp exp2 sqrt rsqrt cbrt reshape squeeze"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cut:
-    """One segment as positions in a program.
+    """One stretch of a program, as positions in it: a segment, or what lies between segments.
 
-    The tail is what ends the segment and needs no re-run for its own derivative: it runs outside
+    The tail is what ends a segment and needs no re-run for its own derivative: it runs outside
     of the re-run body. A tanh before a boundary is differentiated from the boundary itself, so
     what feeds it need not be re-run to make it again.
+
+    Attributes:
+        boundary: The marks whose values it makes; a stretch between segments has none.
+        is_segment: Whether the rule made it a segment.
+        recompute: Whether its body is re-run: a segment that is not left alone.
+        body: Positions of its equations, but for the tail.
+        tail: Positions of the tail.
+        held: Values of the body that are kept although others in the body read them.
     """
 
     boundary: tuple[str, ...]
+    is_segment: bool
     recompute: bool
     body: tuple[int, ...]
     tail: tuple[int, ...]
+    held: tuple[Any, ...]
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -37,10 +47,11 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cuts:
-    """The whole program as segments in order, and the boundaries that cut nothing."""
+    """The whole program in order, the boundaries that cut nothing, and pairs too close to cut."""
 
     cuts: tuple[Cut, ...]
     unused: tuple[str, ...]
+    too_short: tuple[tuple[str, str], ...]
 
 
 def cut_program(
@@ -54,24 +65,132 @@ def cut_program(
 ) -> Cuts:
     """Cut a program at named boundaries; errors speak for `who` about `fn`."""
     check_request(checkpoints, rule, who)
-    names = _resolve(program, checkpoints, who, name_of(fn))
+    names, unused = _resolve(program, checkpoints, rule, who, name_of(fn))
     live = program.live()
-    ends: dict[int, list[str]] = {}
-    unused = []
-    for name in names:
-        if (end := _producer(program, name)) != INPUT and live[end]:
-            ends.setdefault(end, []).append(name)
+    work = [p for p in range(len(program.eqns)) if live[p] and is_work(program, p)]
+    boundaries = {name: _locate(program, name, work) for name in names}
+    cutting = [n for n in names if _reaches_result(program, n)]
+    if rule == "partition":
+        cutting = [n for n in cutting if boundaries[n].producer != INPUT]
+    unused += [n for n in names if n not in cutting]
+    ranges = RULES[rule](_once_each(program, [boundaries[n] for n in cutting]))
+    skipped = _skipped(no_recompute_segments, len(ranges.segments), who)
+    stretches = _stretches(program, ranges.segments, work, live)
+    cuts, number = [], 0
+    for positions, is_segment in stretches:
+        recompute = is_segment and number not in skipped
+        number += is_segment
+        keys = rule != "partition"
+        cuts.append(_cut(program, positions, cutting, is_segment, recompute, keys))
+    return Cuts(tuple(cuts), tuple(unused), ranges.too_short)
+
+
+def is_work(program: Program, p: int) -> bool:
+    """Whether an equation counts: marks and mere broadcasts do not."""
+    eqn = program.eqns[p]
+    return mark_of(eqn) is None and eqn.primitive.name != "broadcast_in_dim"
+
+
+def _locate(program: Program, name: str, work: Sequence[int]) -> Boundary:
+    """A boundary in counted positions; of a pytree the last value made and the first one read."""
+    values = program.marked(name)
+    made = max(program.producer[value] for value in values)
+    producer = bisect.bisect_right(work, made) - 1
+    read = [bisect.bisect_left(work, p) for value in values for p in _readers(program, value)]
+    after = [p for p in read if p > producer]
+    return Boundary(name, producer, min(after, default=len(work)))
+
+
+def _readers(program: Program, value: Any) -> list[int]:
+    """The counted equations that read a value, through marks and broadcasts."""
+    found = []
+    for p in program.consumers.get(value, ()):
+        if p == len(program.eqns) or is_work(program, p):
+            found.append(p)
         else:
-            unused.append(name)
-    skipped = _skipped(no_recompute_segments, len(ends), who)
-    cuts = []
-    for i, span in enumerate(_spans(program, sorted(ends), live)):
-        boundary = tuple(ends[sorted(ends)[i]]) if i < len(ends) else ()
-        recompute = bool(boundary) and i not in skipped
-        tail = _tail(program, span) if recompute else ()
-        body = tuple(p for p in span if p not in tail)
-        cuts.append(Cut(boundary, recompute, body, tail))
-    return Cuts(tuple(cuts), tuple(unused))
+            found += _readers(program, program.eqns[p].outvars[0])
+    return found
+
+
+def _reaches_result(program: Program, name: str) -> bool:
+    return any(program.consumers.get(value) for value in program.marked(name))
+
+
+def _once_each(program: Program, boundaries: Sequence[Boundary]) -> list[Boundary]:
+    """Boundaries sorted by producer, one for each value."""
+    values = {program.marked(b.name): b for b in reversed(boundaries)}
+    return sorted(values.values(), key=lambda b: b.producer)
+
+
+def _stretches(
+    program: Program,
+    segments: Sequence[tuple[int, int]],
+    work: Sequence[int],
+    live: Sequence[bool],
+) -> list[tuple[list[int], bool]]:
+    """All live equations, cut into segments and what lies between them, in order.
+
+    A mark stays with the value that it names, a broadcast goes to its first reader: in a
+    stretch before that it would be a large value to keep instead of a small one.
+    """
+    edges = sorted({0, len(work), *(edge for segment in segments for edge in segment)})
+    of_work = {work[i]: bisect.bisect_right(edges, i) - 1 for i in range(len(work))}
+    last = max(len(edges) - 2, 0)
+    owner: dict[int, int] = {}
+    for p, eqn in enumerate(program.eqns):
+        if not live[p]:
+            continue
+        made = program.producer[program.unmarked(eqn.outvars[0])] if eqn.outvars else p
+        source = made if mark_of(eqn) is not None else p
+        if source in of_work:
+            owner[p] = of_work[source]
+        else:
+            readers = _readers(program, eqn.outvars[0])
+            owner[p] = min((of_work.get(reader, last) for reader in readers), default=last)
+    count = max(len(edges) - 1, 1)
+    starts = {start for start, _ in segments}
+    return [([p for p in sorted(owner) if owner[p] == i], edges[i] in starts) for i in range(count)]
+
+
+def _cut(
+    program: Program,
+    positions: Sequence[int],
+    names: Sequence[str],
+    is_segment: bool,
+    recompute: bool,
+    keys: bool,
+) -> Cut:
+    inside = set(positions)
+    made = {name: [program.producer[v] for v in program.marked(name)] for name in names}
+    boundary = tuple(n for n in names if is_segment and max(made[n]) in inside)
+    tail = _tail(program, positions) if recompute else ()
+    body = tuple(p for p in positions if p not in tail)
+    held = _held(program, positions, body, boundary, keys) if recompute else ()
+    return Cut(boundary, is_segment, recompute, body, tail, held)
+
+
+def _held(
+    program: Program,
+    positions: Sequence[int],
+    body: Sequence[int],
+    boundary: Sequence[str],
+    keys: bool,
+) -> tuple[Any, ...]:
+    """What the body makes and reads itself, and what is kept all the same.
+
+    The seeds keep random keys too (`keys`); the bits drawn from them are drawn again.
+    """
+    inside = set(body)
+    # What only the tail reads is no more than handed on to it.
+    kept = {program.unmarked(var) for var in program.crossing(positions)}
+    kept |= {var for name in boundary for var in program.marked(name)}
+    return tuple(
+        var
+        for p in body
+        for var in program.eqns[p].outvars
+        if (var in kept or (keys and is_typed_key(var.aval)))
+        and inside.intersection(program.consumers.get(var, ()))
+    )
 
 
 def check_request(checkpoints: Sequence[str], rule: str, who: str) -> None:
@@ -91,29 +210,25 @@ def check_request(checkpoints: Sequence[str], rule: str, who: str) -> None:
             )
 
 
-def _spans(program: Program, ends: Sequence[int], live: Sequence[bool]) -> list[list[int]]:
-    """The equations of each segment and of the rest; a mark stays with the value it names."""
-    spans: list[list[int]] = [[] for _ in range(len(ends) + 1)]
-    for p, eqn in enumerate(program.eqns):
-        if live[p]:
-            at = p
-            if mark_of(eqn) is not None:
-                at = max(program.producer[program.unmarked(eqn.outvars[0])], 0)
-            spans[bisect.bisect_left(ends, at)].append(p)
-    return spans
+def _resolve(
+    program: Program, checkpoints: Sequence[str], rule: str, who: str, fn: str
+) -> tuple[list[str], list[str]]:
+    """The marks that are asked for, each once, and the names that mark nothing.
 
-
-def _resolve(program: Program, checkpoints: Sequence[str], who: str, fn: str) -> list[str]:
-    """The marks that are asked for, each once; a bare name means all of its marks."""
+    A bare name means all of its marks. The seeds' rules drop unknown names, ours refuses them.
+    """
     found: dict[str, None] = {}
+    unused = []
     for name in checkpoints:
         same = [known for known in program.marks if known.partition("#")[0] == name]
         if name in program.marks and "#" in name:
             same = [name]
         if not same:
-            raise ValueError(_unknown(program, name, who, fn))
+            if rule == "partition" or name.partition("#")[0] in program.hidden_marks:
+                raise ValueError(_unknown(program, name, who, fn))
+            unused.append(name)
         found |= dict.fromkeys(same)
-    return sorted(found, key=list(program.marks).index)
+    return sorted(found, key=list(program.marks).index), unused
 
 
 def _unknown(program: Program, name: str, who: str, fn: str) -> str:
@@ -128,11 +243,6 @@ def _unknown(program: Program, name: str, who: str, fn: str) -> str:
         f"{who}: no mark named {name!r}{close_to(name, program.marks)}; "
         f"`{fn}` marks {listed(program.marks, 'nothing: name values with jrc.mark(x, name)')}."
     )
-
-
-def _producer(program: Program, name: str) -> int:
-    """The last equation that makes a part of this boundary."""
-    return max(program.producer[value] for value in program.marked(name))
 
 
 def _skipped(indices: Sequence[int], count: int, who: str) -> frozenset[int]:

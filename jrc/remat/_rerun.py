@@ -12,10 +12,11 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Program, Traced, evaluate, inner_programs, primitive_name, trace
+from jrc._jaxpr import Program, Traced, bind_mark, evaluate, inner_programs, primitive_name, trace
 from jrc.remat._cut import Cut, Cuts
 
 _SCOPE = "jrc_equation_"
+_HELD = "jrc.held"
 
 
 def rerun_positions(traced: Traced, cuts: Cuts) -> list[tuple[int, ...]]:
@@ -37,7 +38,7 @@ def _residuals(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[list
         kept.append([])
         if cut.recompute and cut.body:
             body = program.cut(cut.body)
-            results, pull = jax.vjp(_scoped(program, cut.body), *(values[v] for v in body.invars))
+            results, pull = jax.vjp(_scoped(program, cut), *(values[v] for v in body.invars))
             values |= dict(zip(body.outvars, results, strict=True))
             kept[-1] = jax.tree.leaves(pull)
         for p in cut.tail if cut.recompute else cut.positions:
@@ -45,15 +46,21 @@ def _residuals(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[list
     return kept
 
 
-def _scoped(program: Program, positions: Sequence[int]) -> Callable[..., list[Any]]:
-    """The body as a function in which every equation has a name scope of its own."""
-    body = program.cut(positions)
+def _scoped(program: Program, cut: Cut) -> Callable[..., list[Any]]:
+    """The body as a function in which every equation has a name scope of its own.
+
+    Held values carry a mark, and whoever reads them reads them marked.
+    """
+    body = program.cut(cut.body)
 
     def run(*inputs: Any) -> list[Any]:
         values = dict(zip(body.invars, inputs, strict=True))
-        for p in positions:
+        for p in cut.body:
             with jax.named_scope(f"{_SCOPE}{p}"):
                 _run(program, p, values)
+            for var in program.eqns[p].outvars:
+                if var in cut.held:
+                    values[var] = bind_mark(values[var], _HELD, 0)
         return [values[var] for var in body.outvars]  # type: ignore[index]
 
     return run
@@ -70,7 +77,7 @@ def _met(program: Program, cut: Cut, probe: Program, residuals: Sequence[Any]) -
     if not cut.recompute:
         return ()
     first: dict[int, bool] = {}
-    for i, live in enumerate(probe.live(residuals)):
+    for i, live in enumerate(probe.live(residuals, given=_HELD)):
         scope = re.findall(rf"{_SCOPE}(\d+)", str(probe.eqns[i].source_info.name_stack))
         p = int(scope[-1]) if scope else None
         if p not in cut.body:

@@ -4,21 +4,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, Traced, equation_flops, mark_of, nbytes, trace
-from jrc.remat._cut import Cut, Cuts, cut_program
+from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
+from jrc.remat._cut import Cut, Cuts, cut_program, is_work
+from jrc.remat._kept import kept_values
 from jrc.remat._rerun import rerun_positions
 from jrc.remat._table import table
-
-# Equations that a person would not count as work when a segment is re-run.
-_UNCOUNTED = frozenset(["broadcast_in_dim"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """One stretch of the program, from after one boundary up to the next.
+    """One stretch of the program.
 
     Attributes:
-        boundary: The marks at its end; empty for what lies after the last boundary.
+        boundary: The marks of the boundaries that it makes.
         recompute: Whether the backward pass runs it again.
         equations: Every value it makes, in program order, by mark name or as
             `primitive:shape@file:line`.
@@ -45,24 +43,30 @@ class Segmentation:
     """How a function is cut; prints as a table.
 
     Attributes:
-        segments: The re-run segments in program order, then what lies after the last boundary.
-        held: Names of all values kept for the backward pass besides the function's inputs.
-        crossing: The held values that are no boundary; moving a boundary there saves bytes.
+        segments: The segments in program order.
+        rest: What lies in no segment and runs once, as one `Segment`.
+        held: Names of all values kept for the backward pass at the segments' ends and inside
+            them, besides the function's inputs.
+        crossing: Held values that are no boundary; moving a boundary there saves bytes.
         unused: Boundaries that cut nothing: the result does not depend on them, or they name an
-            input of the function.
+            input of the function; with the seeds' rules also names that nothing carries.
+        too_short: Pairs of neighbouring boundaries with a single equation or none between them,
+            which the seeds' rules do not re-run.
     """
 
     segments: tuple[Segment, ...]
+    rest: Segment
     held: tuple[str, ...]
     crossing: tuple[str, ...]
     unused: tuple[str, ...]
+    too_short: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        """The segments as a table, with unused boundaries and crossing values below."""
+        """The segments as a table, and below it what did not become one."""
         rows = [
             (
                 str(i),
-                ", ".join(segment.boundary) or "(end)",
+                ", ".join(segment.boundary),
                 str(len(segment.equations)),
                 str(len(segment.recomputed)) if segment.recompute else "-",
                 str(len(segment.rerun)) if segment.recompute else "-",
@@ -71,8 +75,13 @@ class Segmentation:
             )
             for i, segment in enumerate(self.segments)
         ]
+        rows.append(("", "(in no segment)", str(len(self.rest.equations)), "-", "-", "-", "-"))
         heads = ("", "up to", "equations", "re-run (rule)", "re-run (JAX)", "FLOPs", "bytes held")
-        notes = [("crossing", self.crossing), ("unused", self.unused)]
+        notes = [
+            ("crossing", self.crossing),
+            ("unused", self.unused),
+            ("too short to re-run", [" to ".join(pair) for pair in self.too_short]),
+        ]
         lines = [f"{word}: {', '.join(names)}" for word, names in notes if names]
         return "\n".join([table(heads, rows), *lines])
 
@@ -86,9 +95,17 @@ def find_segments(
 ) -> Segmentation:
     """Show how `recompute_segments` cuts a function, without running it.
 
-    With `rule="partition"` the boundaries are sorted by producer, and segment i is everything
-    after the producer of boundary i-1 up to the producer of boundary i, over the equations that
-    the result depends on, in program order.
+    All rules go over the equations that the result depends on, in program order; marks and mere
+    broadcasts do not count.
+
+    - `"partition"`: boundaries sorted by producer; segment i is everything after the producer of
+      boundary i-1 up to the producer of boundary i.
+    - `"fluid"` (Paddle's `RecomputeOptimizer`): from the first consumer of each boundary to the
+      producer of the next, if that is more than one equation; a prefix from the start if the
+      first such segment begins later. One boundary alone: from the start to its producer.
+      Unknown names are dropped, and random keys are kept.
+    - `"pass"` (Paddle's `RecomputePass`): the same, but the first boundary always gets the
+      segment from the start to its producer, and there is no other prefix.
 
     Args:
         fn: Any JAX-traceable function of pytrees.
@@ -103,7 +120,7 @@ def find_segments(
     Raises:
         TypeError: If `checkpoints` is a string or holds anything else than strings.
         ValueError: If a boundary is not marked, stands inside a loop or another construct, or
-            `rule` is unknown.
+            `rule` is unknown. The seeds' rules report a name that nothing carries in `.unused`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -115,7 +132,8 @@ def find_segments(
         >>> cut.segments[0].boundary, cut.segments[0].recomputed[0], cut.held
         (('b',), 'a', ('b',))
 
-    Source: Paddle `backward.py`, `ProgramStats.get_recompute_segments`.
+    Source: Paddle `backward.py`, `ProgramStats.get_recompute_segments`, and
+    `auto_parallel_recompute.py`, `RecomputeState.get_recompute_segments`.
     """
     who = "jrc.find_segments"
     traced = trace(fn, args, kwargs)
@@ -126,20 +144,20 @@ def find_segments(
 def describe(traced: Traced, cuts: Cuts) -> Segmentation:
     """The cut of a traced function as a value for a person."""
     program = traced.program
-    rerun = rerun_positions(traced, cuts)
-    segments = tuple(
-        _describe(program, cut, again) for cut, again in zip(cuts.cuts, rerun, strict=True)
-    )
+    pairs = list(zip(cuts.cuts, rerun_positions(traced, cuts), strict=True))
+    segments = tuple(_describe(program, cut, again) for cut, again in pairs if cut.is_segment)
+    outside = sorted(p for cut in cuts.cuts if not cut.is_segment for p in cut.positions)
+    rest = _describe(program, Cut((), False, False, tuple(outside), (), ()), ())
     held = dict.fromkeys(
-        name for cut in cuts.cuts if cut.boundary for name in _left_behind(program, cut).values()
+        name for cut in cuts.cuts if cut.is_segment for name in kept_values(program, cut).values()
     )
     crossing = tuple(name for segment in segments for name in segment.crossing)
-    return Segmentation(segments, tuple(held), crossing, cuts.unused)
+    return Segmentation(segments, rest, tuple(held), crossing, cuts.unused, cuts.too_short)
 
 
 def _describe(program: Program, cut: Cut, again: Sequence[int]) -> Segment:
-    held = _left_behind(program, cut)
-    counted = [p for p in cut.positions if _counts(program, p)]
+    kept = kept_values(program, cut)
+    counted = [p for p in cut.positions if is_work(program, p)]
     return Segment(
         boundary=cut.boundary,
         recompute=cut.recompute,
@@ -147,29 +165,10 @@ def _describe(program: Program, cut: Cut, again: Sequence[int]) -> Segment:
         recomputed=tuple(
             program.name(p)
             for p in counted
-            if cut.recompute and not held.keys() >= set(program.eqns[p].outvars)
+            if cut.recompute and not kept.keys() >= set(program.eqns[p].outvars)
         ),
-        rerun=tuple(program.name(p) for p in again if _counts(program, p)),
-        crossing=tuple(name for name in held.values() if cut.boundary and name not in cut.boundary),
-        held_bytes=sum(nbytes(var.aval) for var in held),
+        rerun=tuple(program.name(p) for p in again if is_work(program, p)),
+        crossing=tuple(n for n in kept.values() if cut.is_segment and n not in cut.boundary),
+        held_bytes=sum(nbytes(var.aval) for var in kept),
         rerun_flops=sum(equation_flops(program.eqns[p]) for p in again),
     )
-
-
-def _counts(program: Program, p: int) -> bool:
-    eqn = program.eqns[p]
-    return mark_of(eqn) is None and eqn.primitive.name not in _UNCOUNTED
-
-
-def _left_behind(program: Program, cut: Cut) -> dict[Any, str]:
-    """The values that leave a segment, a marked value once, with their names.
-
-    A value with several marks has the name of the boundary, if one of them is that.
-    """
-    values = dict.fromkeys(program.unmarked(var) for var in program.crossing(cut.positions))
-    made = {var: program.producer[var] for var in values}
-    names = {var: program.names.get(var) or program.name(p) for var, p in made.items() if p >= 0}
-    for name in cut.boundary:
-        for var in program.marked(name):
-            names |= {var: name} if var in names else {}
-    return names

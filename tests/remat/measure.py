@@ -7,8 +7,10 @@ import jax.numpy as jnp
 
 from jrc._jaxpr import primitive_name, walk
 
-# What transposition adds, in numbers that depend on how cotangents meet.
+# What transposition adds, in numbers that depend on how cotangents meet, and the names and no-ops
+# that `jax.checkpoint` puts on a value that it keeps.
 BOOKKEEPING = {"add_any", "add_jaxvals", "optimization_barrier", "broadcast_in_dim", "pvary"}
+BOOKKEEPING |= {"name", "CheckpointName", "reduce_precision"}
 
 
 def saved_bytes(fn, *args):

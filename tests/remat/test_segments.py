@@ -67,21 +67,22 @@ def test_saves_only_what_crosses():
     assert saved_bytes(lean, WS, X) == 3 * layer + body
 
 
-@given(graphs(mark_all=False), st.data())
-@settings(max_examples=40, deadline=None)
-def test_random_graphs_rerun_what_is_predicted(graph, data):
+@pytest.mark.parametrize("rule", ["partition", "fluid", "pass"])
+@given(graph=graphs(mark_all=False), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_random_graphs_rerun_what_is_predicted(rule, graph, data):
     """Gradients equal, and the operators that run twice are exactly those that are announced."""
     live = [f"v{i}" for i in graph.live() if i in graph.marked]
     if not live:
         return
     chosen = data.draw(st.lists(st.sampled_from(live), min_size=1, unique=True))
-    lean = jrc.recompute_segments(graph, chosen)
+    lean = jrc.recompute_segments(graph, chosen, rule=rule)
     plain, again = (jax.grad(f, argnums=(0, 1))(W * 0.3, X * 0.3) for f in (graph, lean))
     if all(bool(jnp.isfinite(g).all()) for g in plain):
         assert largest_error(again, plain) < 1e-5
 
     # Without marks the names are the operators' own.
-    bare = jrc.find_segments(graph, chosen, W, X)
+    bare = jrc.find_segments(graph, chosen, W, X, rule=rule)
     op_of = {f"v{i}": graph.ops[i][0] for i in range(len(graph.ops))}
     predicted = Counter(
         op_of.get(name, name.partition(":")[0]) for s in bare.segments for name in s.rerun
@@ -90,16 +91,16 @@ def test_random_graphs_rerun_what_is_predicted(graph, data):
     assert rerun_operators(lean, plain, W, X, argnums=(0, 1)) == predicted
 
 
-@pytest.mark.parametrize("rate", [0.5])
-def test_dropout_masks_are_bit_equal(rate):
+@pytest.mark.parametrize("rule", ["partition", "fluid", "pass"])
+def test_dropout_masks_are_bit_equal(rule):
     def dropped(w, x, key):
         for i in range(3):
             key, sub = jax.random.split(key)
-            x = jnp.sin(x @ w) * jax.random.bernoulli(sub, rate, x.shape)
+            x = jnp.sin(x @ w) * jax.random.bernoulli(sub, 0.5, x.shape)
             x = jrc.mark(x, f"layer_{i}")
         return jnp.sum(x), x
 
-    lean = jrc.recompute_segments(dropped, NAMES[:3])
+    lean = jrc.recompute_segments(dropped, NAMES[:3], rule=rule)
     for key in (jax.random.key(1), jax.random.PRNGKey(1)):
         with jax.disable_jit():
             one, two = (jax.value_and_grad(f, has_aux=True)(W, X, key) for f in (dropped, lean))
@@ -182,6 +183,24 @@ def test_around_shard_map_and_named_sharding(kind):
 
     got, want = (jax.jit(jax.grad(f))(W, X) for f in (jrc.recompute_segments(mixed, ["h"]), mixed))
     assert largest_error(got, want) < 1e-6
+
+
+@pytest.mark.parametrize("rule", ["fluid", "pass"])
+def test_the_seeds_rules_keep_random_keys_and_draw_again(rule):
+    def loss(w, x, key):
+        x = jrc.mark(jnp.sin(x @ w), "a")
+        for _ in range(2):
+            key, sub = jax.random.split(key)
+            x = jnp.sin(x @ w) * jax.random.normal(sub, x.shape)
+        return jnp.sum(jrc.mark(x, "b") ** 2)
+
+    args = (W, X, jax.random.key(0))
+    cut = jrc.find_segments(loss, ["a", "b"], *args, rule=rule)
+    again = [name.partition(":")[0] for segment in cut.segments for name in segment.recomputed]
+    assert "random_bits" in "".join(again) or "jit" in again
+    assert not {"random_split", "random_wrap", "random_fold_in"} & set(again)
+    lean = jrc.recompute_segments(loss, ["a", "b"], rule=rule)
+    assert largest_error(jax.grad(lean)(*args), jax.grad(loss)(*args)) < 1e-6
 
 
 def test_shardings_of_an_inlined_jit_are_kept():
@@ -395,7 +414,9 @@ def test_errors_say_the_rule_what_arrived_and_the_way_out():
         jrc.recompute_segments(loss_fn, "pred")
     with pytest.raises(TypeError, match="a boundary is the name of a mark, a string; got"):
         jrc.recompute_segments(loss_fn, [W])
-    with pytest.raises(ValueError, match="rule is one of 'partition'; got 'fluidd'"):
+    with pytest.raises(
+        ValueError, match="rule is one of 'partition', 'fluid', 'pass'; got 'fluidd'"
+    ):
         jrc.recompute_segments(loss_fn, ["pred"], rule="fluidd")
     with pytest.raises(ValueError, match="counts the 1 segments from 0 to 0; got 1"):
         jrc.recompute_segments(loss_fn, ["pred"], no_recompute_segments=[1])(W, X)
@@ -409,3 +430,33 @@ def test_errors_say_the_rule_what_arrived_and_the_way_out():
         jrc.mark(X, "a#2")
     with pytest.raises(TypeError, match="a name is a string; got int 3"):
         jrc.mark(X, 3)
+
+
+def test_surprises_are_logged_once(caplog):
+    def loss(w, x):
+        a = jrc.mark(jnp.sin(x @ w), "a")
+        b = jrc.mark(jnp.cos(a), "b")
+        return jnp.sum(jrc.mark(b @ w, "c") * a) + jnp.sum(jrc.mark(x, "input"))
+
+    lean = jrc.recompute_segments(loss, ["b", "input"])
+    fluid = jrc.recompute_segments(loss, ["a", "b", "nobody"], rule="fluid")
+    with caplog.at_level("INFO", logger="jrc"):
+        for _ in range(2):
+            jax.grad(lean)(W, X)
+            jax.grad(fluid)(W, X)
+    said = [record.getMessage() for record in caplog.records if record.name == "jrc"]
+    assert len(said) == len(set(said)) == 4
+    assert said[0].startswith("jrc.recompute_segments: a made before b and used after it: kept too")
+    assert "boundary 'input' cuts nothing" in said[1] and "boundary 'nobody' cuts" in said[2]
+    assert "between 'a' and 'b' there is too little to re-run" in said[3]
+
+
+def test_an_equation_with_several_results_is_held_result_by_result():
+    def loss(w, x):
+        left, right = jnp.split(jrc.mark(x @ w, "a"), 2)
+        return jnp.sum(jrc.mark(jnp.sin(left), "b") @ w) + jnp.sum(right)
+
+    cut = jrc.find_segments(loss, ["b"], W, X)
+    assert len(cut.held) == 2 and cut.crossing[0].startswith("split:(2,4)@")
+    lean = jrc.recompute_segments(loss, ["b"])
+    assert largest_error(jax.grad(lean)(W, X), jax.grad(loss)(W, X)) < 1e-6
