@@ -2,20 +2,33 @@
 
 A save goes to a numbered folder under the path that the user gives, and the one before is removed
 only when the new one is whole: a kill at any moment leaves one that can be read. Next to the
-arrays lies a list of their names, shapes and dtypes, so that what does not match is an error and
-never a silent cast.
+arrays lies a list of their places in the tree, their shapes and dtypes, so that what does not
+match is an error and never a silent cast.
 """
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jrc._tree import named_leaves
+from jrc._rng import is_typed_key
+from jrc._tree import path_name
 
 _FORMAT = 1
+
+# Saves are folders `jrc_0`, `jrc_1`, …: nobody else's folders are counted, read or removed.
+_PREFIX = "jrc"
+
+
+class _Leaf(NamedTuple):
+    """A leaf with its exact place in the tree, and with its name for people."""
+
+    place: str
+    name: str
+    value: Any
 
 
 def save(path: str | os.PathLike[str], state: Any) -> None:
@@ -41,18 +54,14 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
     Source: orbax-checkpoint.
     """
-    leaves = named_leaves(state)
-    for name, leaf in leaves:
-        if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
-            raise TypeError(
-                f"jrc.save: every leaf is an array; {name!r} is {type(leaf).__name__} {leaf!r}. "
-                "Make it one with jnp.asarray, or take it out of the state."
-            )
+    leaves = _leaves(state)
+    for leaf in leaves:
+        _check_type(leaf)
     args = ocp.args.Composite(
         arrays=ocp.args.StandardSave(_stored(leaves)),
         manifest=ocp.args.JsonSave({"format": _FORMAT, "leaves": _manifest(leaves)}),
     )
-    with _manager(_folder(path, "jrc.save", make=True)) as manager:
+    with _manager(_folder(path, "jrc.save", make=True), read_only=False) as manager:
         latest = manager.latest_step()
         manager.save(0 if latest is None else latest + 1, args=args, force=True)
 
@@ -81,15 +90,32 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         [1.0, 1.0]
     """
     folder = _folder(path, "jrc.restore", make=False)
-    leaves = named_leaves(like)
-    with _manager(folder) as manager:
-        step = manager.latest_step()
-        if step is None:
-            raise FileNotFoundError(
-                f"jrc.restore: no whole save in {folder}. Give the folder that jrc.save was given."
-            )
+    leaves = _leaves(like)
+    for leaf in leaves:
+        if not isinstance(leaf.value, jax.ShapeDtypeStruct):
+            _check_type(leaf, "jrc.restore", "`like` holds arrays or jax.ShapeDtypeStructs")
+    while (step := _latest(folder)) is not None:
+        try:
+            return _read(folder, step, like, leaves)
+        except (OSError, ValueError):
+            # Or has somebody saved meanwhile, and removed the save that was being read?
+            if step == _latest(folder):
+                raise
+    raise FileNotFoundError(
+        f"jrc.restore: no whole save in {folder}. Give the folder that jrc.save was given."
+    )
+
+
+def _latest(folder: str) -> int | None:
+    with _manager(folder, read_only=True) as manager:
+        return manager.latest_step()
+
+
+def _read(folder: str, step: int, like: Any, leaves: list[_Leaf]) -> Any:
+    """One whole save, checked against the leaves that are expected."""
+    with _manager(folder, read_only=True) as manager:
         _check(_read_manifest(manager, step, folder), _manifest(leaves), folder)
-        wanted = {key: _abstract(leaf) for key, leaf in _stored(leaves).items()}
+        wanted = {key: _abstract(x) for key, x in _stored(leaves).items()}
         try:
             args = ocp.args.Composite(arrays=ocp.args.StandardRestore(wanted))
             found = manager.restore(step, args=args)["arrays"]
@@ -98,10 +124,41 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
                 f"jrc.restore: the arrays of save {step} in {folder} cannot be read; they may be "
                 "damaged. Restore a copy of the folder, or start anew."
             ) from error
-    keyed = _keyed(leaves).items()
-    return jax.tree.structure(like).unflatten(
-        found[key] if key in wanted else _empty(leaf) for key, leaf in keyed
+    values = (
+        found[key] if key in wanted else _empty(leaf.value)
+        for key, leaf in zip(_keys(leaves), leaves, strict=True)
+        if leaf.value is not None
     )
+    return jax.tree.structure(like).unflatten(values)
+
+
+def _leaves(tree: Any) -> list[_Leaf]:
+    """Every leaf in tree order; `None` counts, so that trees with and without it differ."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
+    return [_Leaf(jax.tree_util.keystr(p), path_name(p), leaf) for p, leaf in pairs]
+
+
+def _check_type(
+    leaf: _Leaf, who: str = "jrc.save", rule: str = "every leaf is an array of numbers or keys"
+) -> None:
+    value = leaf.value
+    if value is None:
+        return
+    array = isinstance(value, jax.Array | np.ndarray | np.generic)
+    if array and not isinstance(value, jax.core.Tracer) and _is_savable(value.dtype):
+        return
+    what = f"{type(value).__name__}[{value.dtype}]" if array else f"{type(value).__name__}"
+    raise TypeError(
+        f"{who}: {rule}; {leaf.name!r} is {what} {'' if array else repr(value)}. "
+        "Make it one with jnp.asarray, or take it out of the state."
+    )
+
+
+def _is_savable(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return True
+    numbers = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+    return numbers and np.dtype(dtype).isnative
 
 
 def _folder(path: str | os.PathLike[str], who: str, make: bool) -> str:
@@ -116,28 +173,42 @@ def _folder(path: str | os.PathLike[str], who: str, make: bool) -> str:
     return folder
 
 
-def _manager(folder: str) -> ocp.CheckpointManager:
+def _manager(folder: str, *, read_only: bool) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=1, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        max_to_keep=1,
+        step_prefix=_PREFIX,
+        enable_async_checkpointing=False,
+        # What a killed save left behind is removed by the next save; a reader removes nothing.
+        cleanup_tmp_directories=not read_only,
+        read_only=read_only,
     )
     return ocp.CheckpointManager(folder, options=options)
 
 
-def _keyed(leaves: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Leaves under keys that keep their order and cannot clash."""
-    return {f"{i:05d}.{name.replace('/', '.')}": leaf for i, (name, leaf) in enumerate(leaves)}
+def _keys(leaves: list[_Leaf]) -> list[str]:
+    """Keys for orbax that keep their order and cannot clash."""
+    return [f"{i:05d}.{leaf.name.replace('/', '.')}" for i, leaf in enumerate(leaves)]
 
 
-def _stored(leaves: list[tuple[str, Any]]) -> dict[str, Any]:
+def _stored(leaves: list[_Leaf]) -> dict[str, Any]:
     """What orbax gets: no arrays without elements, which it refuses, and never nothing at all.
 
     Of an empty array the manifest says all there is to know.
     """
-    return {"format": np.asarray(_FORMAT)} | {k: x for k, x in _keyed(leaves).items() if x.size}
+    pairs = zip(_keys(leaves), leaves, strict=True)
+    stored = {k: leaf.value for k, leaf in pairs if leaf.value is not None and leaf.value.size}
+    return {"format": np.asarray(_FORMAT)} | stored
 
 
-def _manifest(leaves: list[tuple[str, Any]]) -> list[list[Any]]:
-    return [[name, list(leaf.shape), str(leaf.dtype)] for name, leaf in leaves]
+def _manifest(leaves: list[_Leaf]) -> list[list[Any]]:
+    return [
+        [leaf.place, leaf.name, list(getattr(leaf.value, "shape", ())), _dtype(leaf.value)]
+        for leaf in leaves
+    ]
+
+
+def _dtype(value: Any) -> str:
+    return "None" if value is None else str(value.dtype)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
@@ -148,8 +219,11 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
 
 
 def _empty(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray):
-        return leaf.copy()
+    """An array without elements: of `like`, where it is one."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if is_typed_key(leaf):
+        return jnp.empty(leaf.shape, leaf.dtype)
     return jax.device_put(np.zeros(leaf.shape, leaf.dtype), getattr(leaf, "sharding", None))
 
 
@@ -169,20 +243,21 @@ def _read_manifest(manager: ocp.CheckpointManager, step: int, folder: str) -> li
 
 
 def _check(saved: list[list[Any]], wanted: list[list[Any]], folder: str) -> None:
-    """Every leaf must be there under its name, with its shape and dtype."""
-    old = {name: (tuple(shape), dtype) for name, shape, dtype in saved}
-    new = {name: (tuple(shape), dtype) for name, shape, dtype in wanted}
+    """Every leaf must be there in its place, with its shape and dtype."""
+    old = {place: (name, shape, dtype) for place, name, shape, dtype in saved}
+    new = {place: (name, shape, dtype) for place, name, shape, dtype in wanted}
     for there, here, words in ((new, old, "is not saved"), (old, new, "is not expected")):
-        missing = [name for name in there if name not in here]
+        missing = [place for place in there if place not in here]
         if missing:
             raise ValueError(
-                f"jrc.restore: leaf {missing[0]!r} {words} ({len(missing)} such) in {folder}. "
-                "Build `like` with the model and the optimizer that were saved."
+                f"jrc.restore: leaf {there[missing[0]][0]!r}, at {missing[0]}, {words} "
+                f"({len(missing)} such) in {folder}. Build `like` with the model and the "
+                "optimizer that were saved."
             )
-    for name, (shape, dtype) in new.items():
-        if old[name] != (shape, dtype):
+    for place, (name, shape, dtype) in new.items():
+        if old[place][1:] != (shape, dtype):
             raise ValueError(
-                f"jrc.restore: leaf {name!r} was saved as {old[name][1]}{list(old[name][0])}, "
-                f"`like` has {dtype}{list(shape)}. Nothing is cast or cut: build `like` as it was "
-                "saved (compression state grows with the number of replicas)."
+                f"jrc.restore: leaf {name!r} was saved as {old[place][2]}{old[place][1]}, `like` "
+                f"has {dtype}{shape}. Nothing is cast or cut: build `like` as it was saved "
+                "(compression state grows with the number of replicas)."
             )

@@ -61,7 +61,9 @@ def test_onto_other_devices(tmp_path):
 
 def test_a_failed_save_leaves_the_one_before(state, tmp_path, monkeypatch):
     jrc.save(tmp_path, {"w": jnp.ones(3)})
-    with pytest.raises(TypeError, match="every leaf is an array; 'x/y' is str 'text'"):
+    with pytest.raises(
+        TypeError, match="every leaf is an array of numbers or keys; 'x/y' is str 'text'"
+    ):
         jrc.save(tmp_path, {"w": jnp.zeros(3), "x": {"y": "text"}})
     # The disk fails in the middle of the next one.
     real = ocp.args.JsonSave
@@ -87,10 +89,10 @@ def test_nothing_is_cast_or_cut(tmp_path):
         r"'b' was saved as float32\[2\], `like` has float32\[4\]": {
             "w": jnp.ones((4, 2)), "b": jnp.ones(4),
         },
-        r"leaf 'c' is not saved \(1 such\)": {
+        r"leaf 'c', at \['c'\], is not saved \(1 such\)": {
             "w": jnp.ones((4, 2)), "b": jnp.ones(2), "c": jnp.ones(1),
         },
-        r"leaf 'b' is not expected \(1 such\)": {"w": jnp.ones((4, 2))},
+        r"leaf 'b', at \['b'\], is not expected \(1 such\)": {"w": jnp.ones((4, 2))},
     }  # fmt: skip
     for text, like in cases.items():
         with pytest.raises(ValueError, match=text):
@@ -108,7 +110,8 @@ def test_missing_foreign_and_damaged_saves(tmp_path):
     for call in (jrc.save, jrc.restore):
         with pytest.raises(NotADirectoryError, match="a save is a folder"):
             call(tmp_path / "file", {"w": jnp.ones(1)})
-    with ocp.CheckpointManager(tmp_path / "foreign") as manager:
+    foreign = ocp.CheckpointManagerOptions(step_prefix="jrc")
+    with ocp.CheckpointManager(tmp_path / "foreign", options=foreign) as manager:
         manager.save(0, args=ocp.args.StandardSave({"w": jnp.ones(2)}))
     with pytest.raises(ValueError, match="was not made by this jrc.save"):
         jrc.restore(tmp_path / "foreign", {"w": jnp.ones(2)})
@@ -118,7 +121,7 @@ def test_missing_foreign_and_damaged_saves(tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_save(tmp_path):
     jrc.save(tmp_path, {"w": jnp.arange(4096.0)})
-    for file in (tmp_path / "0" / "arrays").rglob("*"):
+    for file in (tmp_path / "jrc_0" / "arrays").rglob("*"):
         if file.is_file() and "d" in file.parent.name:
             file.write_bytes(b"")
     with pytest.raises(ValueError, match="cannot be read; they may be damaged"):
@@ -130,3 +133,56 @@ def test_a_damaged_save(tmp_path):
 def test_a_state_without_arrays(tmp_path):
     jrc.save(tmp_path, {"none": None})
     assert jrc.restore(tmp_path, {"none": None}) == {"none": None}
+
+
+def test_other_folders_are_left_alone(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "precious").write_text("")
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(2024, args=ocp.args.StandardSave({"w": jnp.ones(2)}))
+    for i in range(3):
+        jrc.save(tmp_path, {"w": jnp.full(2, i)})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2024", "7", "jrc_2"]
+    assert jrc.restore(tmp_path, {"w": jnp.zeros(2, int)})["w"].tolist() == [2, 2]
+
+
+def test_reading_writes_nothing(tmp_path):
+    jrc.save(tmp_path, {"w": jnp.ones(2)})
+    running = tmp_path / "jrc_1.orbax-checkpoint-tmp"
+    (running / "arrays").mkdir(parents=True)
+    jrc.restore(tmp_path, {"w": jnp.ones(2)})
+    assert (running / "arrays").exists()
+    jrc.save(tmp_path, {"w": jnp.zeros(2)})  # the next save cleans up
+    assert [p.name for p in tmp_path.iterdir()] == ["jrc_1"]
+
+
+def test_another_tree_is_an_error_although_names_agree(tmp_path):
+    x = jnp.ones(2)
+    pairs = [
+        ({"a": {"b": x}}, {"a/b": x}),
+        ([x, x], {"0": x, "1": x}),
+        ({"a": None, "b": x}, {"b": x}),
+        ({1: x, 2: x, 10: x}, {"1": x, "2": x, "10": x}),
+    ]
+    for i, (saved, like) in enumerate(pairs):
+        jrc.save(tmp_path / str(i), saved)
+        assert same_bits(jrc.restore(tmp_path / str(i), saved), saved)
+        with pytest.raises(ValueError, match=r"leaf .* is not (saved|expected)"):
+            jrc.restore(tmp_path / str(i), like)
+
+
+@pytest.mark.parametrize(
+    "value", [np.array(["text"]), np.zeros(2, object), np.zeros(2, ">f4"), 1.0, float]
+)
+def test_what_cannot_be_saved_is_named(value, tmp_path):
+    with pytest.raises(TypeError, match="every leaf is an array of numbers or keys; 'a/x' is"):
+        jrc.save(tmp_path, {"a": {"x": value}})
+    jrc.save(tmp_path, {"a": {"x": jnp.ones(())}})
+    with pytest.raises(TypeError, match="`like` holds arrays or jax.ShapeDtypeStructs; 'a/x' is"):
+        jrc.restore(tmp_path, {"a": {"x": value}})
+
+
+def test_keys_without_elements(tmp_path):
+    keys = {"keys": jax.random.split(jax.random.key(0), 0), "w": jnp.ones(1)}
+    jrc.save(tmp_path, keys)
+    assert jrc.restore(tmp_path, keys)["keys"].shape == (0,)
