@@ -131,11 +131,7 @@ def settings(options):
 
 def saves(options):
     """The whole saves; one that was broken off has another name."""
-    return [
-        f
-        for f in (options.out / "state").glob("*")
-        if f.name.startswith("jrc_") and f.name[4:].isdigit()
-    ]
+    return [f for f in (options.out / "state").glob("jrc_*") if f.name[4:].isdigit()]
 
 
 def resume(options, state):

@@ -7,6 +7,7 @@ match is an error and never a silent cast.
 """
 
 import os
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -61,7 +62,14 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         arrays=ocp.args.StandardSave(_stored(leaves)),
         manifest=ocp.args.JsonSave({"format": _FORMAT, "leaves": _manifest(leaves)}),
     )
-    with _manager(_folder(path, "jrc.save", make=True), read_only=False) as manager:
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=1,
+        step_prefix=_PREFIX,
+        enable_async_checkpointing=False,
+        cleanup_tmp_directories=True,  # what a killed save left behind
+    )
+    folder = _folder(path, "jrc.save", make=True)
+    with ocp.CheckpointManager(folder, options=options) as manager:
         latest = manager.latest_step()
         manager.save(0 if latest is None else latest + 1, args=args, force=True)
 
@@ -107,22 +115,25 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
 
 
 def _latest(folder: str) -> int | None:
-    with _manager(folder, read_only=True) as manager:
-        return manager.latest_step()
+    """The last whole save: one that is being written has a longer name."""
+    found = (re.fullmatch(rf"{_PREFIX}_(\d+)", name) for name in os.listdir(folder))
+    return max((int(match[1]) for match in found if match), default=None)
 
 
 def _read(folder: str, step: int, like: Any, leaves: list[_Leaf]) -> Any:
     """One whole save, checked against the leaves that are expected."""
-    with _manager(folder, read_only=True) as manager:
-        _check(_read_manifest(manager, step, folder), _manifest(leaves), folder)
+    where = os.path.join(folder, f"{_PREFIX}_{step}")
+    # No manager here: it would look at all saves, and tidy up.
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        _check(_read_manifest(reader, where), _manifest(leaves), where)
         wanted = {key: _abstract(x) for key, x in _stored(leaves).items()}
         try:
             args = ocp.args.Composite(arrays=ocp.args.StandardRestore(wanted))
-            found = manager.restore(step, args=args)["arrays"]
+            found = reader.restore(where, args=args)["arrays"]
         except Exception as error:
             raise ValueError(
-                f"jrc.restore: the arrays of save {step} in {folder} cannot be read; they may be "
-                "damaged. Restore a copy of the folder, or start anew."
+                f"jrc.restore: the arrays in {where} cannot be read; they may be damaged. "
+                "Restore a copy of the folder, or start anew."
             ) from error
     values = (
         found[key] if key in wanted else _empty(leaf.value)
@@ -173,18 +184,6 @@ def _folder(path: str | os.PathLike[str], who: str, make: bool) -> str:
     return folder
 
 
-def _manager(folder: str, *, read_only: bool) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=1,
-        step_prefix=_PREFIX,
-        enable_async_checkpointing=False,
-        # What a killed save left behind is removed by the next save; a reader removes nothing.
-        cleanup_tmp_directories=not read_only,
-        read_only=read_only,
-    )
-    return ocp.CheckpointManager(folder, options=options)
-
-
 def _keys(leaves: list[_Leaf]) -> list[str]:
     """Keys for orbax that keep their order and cannot clash."""
     return [f"{i:05d}.{leaf.name.replace('/', '.')}" for i, leaf in enumerate(leaves)]
@@ -227,17 +226,17 @@ def _empty(leaf: Any) -> Any:
     return jax.device_put(np.zeros(leaf.shape, leaf.dtype), getattr(leaf, "sharding", None))
 
 
-def _read_manifest(manager: ocp.CheckpointManager, step: int, folder: str) -> list[list[Any]]:
+def _read_manifest(reader: ocp.Checkpointer, where: str) -> list[list[Any]]:
     try:
-        found = manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))
-        manifest = found["manifest"]
+        args = ocp.args.Composite(manifest=ocp.args.JsonRestore())
+        manifest = reader.restore(where, args=args)["manifest"]
         if manifest["format"] == _FORMAT:
             return manifest["leaves"]
         reason = f"its format is {manifest['format']}, this version reads {_FORMAT}"
     except (KeyError, TypeError, ValueError, OSError) as error:
         reason = f"it has no readable list of leaves ({type(error).__name__})"
     raise ValueError(
-        f"jrc.restore: save {step} in {folder} was not made by this jrc.save: {reason}. "
+        f"jrc.restore: {where} was not made by this jrc.save: {reason}. "
         "Read it with the library that wrote it."
     )
 
