@@ -1,18 +1,13 @@
-"""Random keys as data: telling them from other arrays, and folding them."""
+"""Random keys as data: folding them."""
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+
+from jrc._tree import is_typed_key
 
 # Any constant serves, as long as nothing else folds it into the same key.
 _RERUN = 0x6A7263
-
-
-def is_typed_key(leaf: Any) -> bool:
-    """Whether this is a `jax.random.key` array; a raw `uint32` key cannot be told from data."""
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def other_key(leaf: Any) -> Any:

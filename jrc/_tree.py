@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -48,6 +49,12 @@ def is_traced(leaf: Any) -> bool:
     All else stays what it is, so that `range(n)`, `if train:` and NumPy go on working.
     """
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+
+
+def is_typed_key(leaf: Any) -> bool:
+    """Whether this is a `jax.random.key` array; a raw `uint32` key cannot be told from data."""
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def split(tree: Any) -> tuple[list[Any], Skeleton]:

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jrc._rng import is_typed_key
-from jrc._tree import path_name
+from jrc._tree import is_typed_key, path_name
 
 _FORMAT = 1
 

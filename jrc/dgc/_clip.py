@@ -24,7 +24,10 @@ def clip_factor(gradient: Float[Array, "..."], max_norm: float | Array, replicas
 
     Source: Lin et al., "Deep Gradient Compression", arXiv:1712.01887, section 3.1.
     """
-    norm = jnp.linalg.norm(gradient.reshape(-1))
+    # Squares of entries from 1e19 on overflow, and those below 1e-19 vanish.
+    largest = jnp.max(jnp.abs(gradient), initial=0.0)
+    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
+    norm = scale * jnp.linalg.norm((gradient / scale).reshape(-1))
     bound = max_norm * math.sqrt(replicas)
     # A norm of zero must not divide.
     return jnp.where(norm > bound, bound / jnp.where(norm > bound, norm, 1.0), 1.0)

@@ -1,6 +1,6 @@
 """Which leaves of a gradient tree take which path: the places that trees share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -109,3 +109,27 @@ def _check(
             "init the state for these parameters, and under jax.shard_map pass it with the specs "
             "of jrc.dgc_specs(state, axis_name)"
         )
+
+
+def served(gradients: PyTree, states: Sequence[DGCState]) -> PyTree:
+    """Which leaves of a gradient tree any of these states takes care of.
+
+    Leaves that `optax.masked` or `optax.multi_transform` keep from a transform, whole subtrees at
+    once sometimes, are nobody's.
+
+    Args:
+        gradients: The tree of all gradients.
+        states: The states of the transforms that see parts of it.
+
+    Returns:
+        The same tree of Booleans.
+    """
+
+    def by(state: DGCState) -> PyTree:
+        def below(u: Any, velocity: Any, part: PyTree) -> PyTree:
+            return jax.tree.map(lambda _: not (is_slot(u) and is_slot(velocity)), part)
+
+        return jax.tree.map(below, state.u, state.velocity, gradients, is_leaf=is_slot)
+
+    nobody = jax.tree.map(lambda _: False, gradients)
+    return jax.tree.map(lambda *parts: any(parts), nobody, *map(by, states))

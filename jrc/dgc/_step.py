@@ -40,8 +40,8 @@ def take_step(
     now = phase_at(state.step, phases)
 
     # Asked of all replicas before anything changes: they skip a step together or not at all.
-    ok = _axis.all_finite(arrived, axis)
     local = local_gradients(gradients, params, slots, state.step, replicas, options)
+    ok = _axis.all_finite(pick(local, slots.floating), axis)
     work = Work(
         gradients=[gradient.reshape(-1) for gradient in pick(local, slots.compressed)],
         u=[_axis.as_local(u, axis) for u in pick(state.u, slots.compressed)],

@@ -7,7 +7,7 @@ from typing import Any
 
 from jrc._errors import close_to, listed, name_of
 from jrc._jaxpr import INPUT, Program, mark_of
-from jrc._rng import is_typed_key
+from jrc._tree import is_typed_key
 from jrc.remat._rules import RULES, Boundary
 
 # Operators whose derivative reads their own result and not their argument, and the two that only

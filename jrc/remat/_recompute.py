@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jrc._jaxpr import evaluate, trace
-from jrc._rng import is_typed_key, other_key
+from jrc._rng import other_key
+from jrc._tree import is_typed_key
 
 
 def recompute(

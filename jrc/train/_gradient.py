@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from jrc._errors import name_of
 from jrc._rng import fold_all
-from jrc._tree import named_leaves
 from jrc._typing import Array, PyTree, RandomKey, Scalar
+from jrc.train._check import check_aux, check_model_state, checked_loss, pair_of
 
 
 class Gradient(NamedTuple):
@@ -47,28 +47,18 @@ def gradient(
         loss, grads, state = total
         index, batch = part
         new = _of_part(loss_fn, params, state, batch, fold_all(key, index))
-        grads = jax.tree.map(jnp.add, grads, new.grads)
+        grads = jax.tree.map(lambda g, more: g + more.astype(g.dtype), grads, new.grads)
         return (loss + new.loss, grads, new.model_state), new.aux
 
     first = jax.tree.map(lambda x: x[0], parts)
     shapes = jax.eval_shape(lambda: _of_part(loss_fn, params, model_state, first, key))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes.loss, shapes.grads))
+    # Many small parts of a bfloat16 gradient would be lost in a bfloat16 sum.
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), (shapes.loss, shapes.grads))
     (loss, grads, model_state), aux = jax.lax.scan(
         one_more, (*zeros, model_state), (jnp.arange(accumulate), parts)
     )
-    grads = jax.tree.map(lambda g: g / accumulate, grads)
+    grads = jax.tree.map(lambda g, x: (g / accumulate).astype(x.dtype), grads, shapes.grads)
     return Gradient(loss / accumulate, grads, model_state, jax.tree.map(_over_parts, aux))
-
-
-def check_batch(batch: PyTree, parts: int, words: str) -> None:
-    """Every leaf's leading axis must split into equal parts."""
-    for name, leaf in named_leaves(batch):
-        if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts or jnp.shape(leaf)[0] == 0:
-            raise ValueError(
-                f"jrc.make_train_step: the leading axis of every batch leaf is a multiple of "
-                f"{words} = {parts}; leaf {name or '(the batch itself)'!r} has shape "
-                f"{list(jnp.shape(leaf))}. Drop the rest of the batch, or use fewer parts."
-            )
 
 
 def mean_or_sum(
@@ -76,8 +66,14 @@ def mean_or_sum(
 ) -> Any:
     """How `aux` is put together: floating leaves are averaged, counts are added up."""
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return mean(leaf)
-    return total(leaf.astype(jnp.int32) if leaf.dtype == jnp.bool_ else leaf)
+        return mean(leaf.astype(_wide(leaf.dtype)))
+    # Counts that fit into a byte on one replica may not on all.
+    return total(leaf.astype(jnp.int32) if leaf.dtype.itemsize < 4 else leaf)
+
+
+def _wide(dtype: Any) -> Any:
+    """A dtype to add up in: at least float32."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _over_parts(leaf: Array) -> Array:
@@ -87,24 +83,19 @@ def _over_parts(leaf: Array) -> Array:
 def _of_part(
     loss_fn: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, key: RandomKey
 ) -> Gradient:
+    name = name_of(loss_fn)
+
     def loss_and_rest(params: PyTree) -> tuple[Scalar, tuple[PyTree, PyTree]]:
         if model_state is None:
             out = loss_fn(params, batch, key)
-            loss, aux = out if isinstance(out, tuple) else (out, None)
+            loss, aux = pair_of(out, name) if isinstance(out, tuple | list) else (out, None)
             rest = (None, aux)
         else:
-            loss, rest = loss_fn(params, model_state, batch, key)
-        return _checked(loss, name_of(loss_fn)), rest
+            loss, more = pair_of(loss_fn(params, model_state, batch, key), name, stateful=True)
+            rest = pair_of(more, name, stateful=True)
+            check_model_state(model_state, rest[0], name)
+        check_aux(rest[1], name)
+        return checked_loss(loss, name), rest
 
     (loss, (model_state, aux)), grads = jax.value_and_grad(loss_and_rest, has_aux=True)(params)
     return Gradient(loss, grads, model_state, aux)
-
-
-def _checked(loss: Any, name: str) -> Scalar:
-    if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
-        raise ValueError(
-            f"jrc.make_train_step: the loss is a floating scalar, the mean over the batch; "
-            f"`{name}` returned {jnp.result_type(loss)}{list(jnp.shape(loss))}. "
-            "Take its mean, and return what else you need as (loss, aux)."
-        )
-    return loss

@@ -1,5 +1,6 @@
 """The training state: what goes from step to step, and how it lies on the mesh."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -8,8 +9,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
+from jrc._tree import is_typed_key
 from jrc._typing import Count, PyTree, RandomKey
-from jrc.dgc import dgc_specs
+from jrc.dgc import dgc_specs, dgc_states
 
 
 class TrainState(NamedTuple):
@@ -56,7 +58,9 @@ def init_state(
         axis, and all else is on every device.
 
     Raises:
-        ValueError: If the mesh has no such axis.
+        TypeError: If `mesh` is no mesh.
+        ValueError: If the mesh has no such axis, or if a transform that stands before the
+            compression in a chain has state.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -65,24 +69,34 @@ def init_state(
         (0, [1.0, 1.0, 1.0])
     """
     mesh = mesh_or_all(mesh, axis_name, "jrc.init_state")
-    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, tx.init(params), key)
-    specs = dgc_specs(state, axis_name)
+    opt_state = tx.init(params)
+    _check_first(opt_state)
+    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
+    shared = NamedSharding(mesh, PartitionSpec())
     replicas = mesh.shape[axis_name]
 
-    def placed(state: TrainState) -> TrainState:
-        return jax.tree.map(
-            # A copy even where nothing changes: what is donated must not be the user's array.
-            lambda x, spec: jnp.copy(x) if spec == PartitionSpec() else jnp.tile(x, replicas),
-            state,
-            specs,
-        )
+    def placed(x: Any, spec: PartitionSpec) -> jax.Array:
+        # An explicit dtype: a weak one would change at the first step and compile it twice. A copy
+        # even where nothing changes: what a step donates must not be the user's array.
+        x = jnp.copy(x) if is_typed_key(x) else jnp.array(x, jnp.result_type(x))
+        x = jax.device_put(x, shared)
+        if spec == PartitionSpec():
+            return x
+        tile = functools.partial(jnp.tile, reps=(replicas, *(1 for _ in x.shape[1:])))
+        return jax.jit(tile, out_shardings=NamedSharding(mesh, spec))(x)
 
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    return jax.jit(placed, out_shardings=shardings)(state)
+    return jax.tree.map(placed, state, dgc_specs(state, axis_name))
 
 
 def mesh_or_all(mesh: Mesh | None, axis_name: str, who: str) -> Mesh:
     """The mesh itself, or one axis over all devices; the axis must be there."""
+    if not isinstance(axis_name, str):
+        raise TypeError(f"{who}: axis_name is the name of a mesh axis; got {axis_name!r}.")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"{who}: mesh is a jax.sharding.Mesh or None; got {type(mesh).__name__}. "
+            f"Write jax.sharding.Mesh(devices, ({axis_name!r},))."
+        )
     if mesh is None:
         return Mesh(jax.devices(), (axis_name,))
     if axis_name not in mesh.axis_names:
@@ -92,6 +106,26 @@ def mesh_or_all(mesh: Mesh | None, axis_name: str, who: str) -> Mesh:
         )
     # With explicit axes every argument would have to come with its sharding; a batch need not.
     return Mesh(mesh.devices, mesh.axis_names)
+
+
+def _check_first(opt_state: PyTree) -> None:
+    """What stands before the compression sees local gradients and may not remember them."""
+    chains = jax.tree.leaves(opt_state, is_leaf=_is_chain)
+    for chain in filter(_is_chain, chains):
+        at = next(i for i, part in enumerate(chain) if dgc_states(part))
+        for part in chain[:at]:
+            if any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(part)):
+                raise ValueError(
+                    "jrc.init_state: what is chained before the compression has no state of its "
+                    f"own, because every replica would have another; got {type(part).__name__}. "
+                    "Chain it behind jrc.scale_by_dgc."
+                )
+        for part in chain:
+            _check_first(part)
+
+
+def _is_chain(node: Any) -> bool:
+    return type(node) is tuple and any(dgc_states(part) for part in node)
 
 
 def shape_of(tree: PyTree) -> Any:

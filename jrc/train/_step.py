@@ -12,10 +12,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jrc._errors import listed
 from jrc._rng import fold_all
+from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree, Scalar
-from jrc.dgc import dgc_specs, dgc_states, dgc_stats, ring_all_reduce_bytes
-from jrc.train._gradient import check_batch, gradient, mean_or_sum
-from jrc.train._state import TrainState, mesh_or_all, shape_of
+from jrc.dgc import DGCState, dgc_specs, dgc_states, ring_all_reduce_bytes, served
+from jrc.train._check import check_batch, check_state
+from jrc.train._gradient import gradient, mean_or_sum
+from jrc.train._state import TrainState, mesh_or_all
 
 VIAS = ("shard_map", "pmap", "jit")
 
@@ -33,8 +35,8 @@ class StepInfo(NamedTuple):
         grad_norm: Mean over replicas of the L2 norm of the local gradient.
         density: Share of the compressed entries that was sent; 1 without compression.
         bytes_sent: Bytes that each replica sent for gradients.
-        skipped: Whether the update was left out because a gradient was not finite (only with a
-            `DGCState`).
+        skipped: Whether parameters, optimizer and model state were left as they were because a
+            gradient was not finite (only with a `DGCState`).
     """
 
     loss: Scalar
@@ -57,7 +59,7 @@ class TrainStep:
     replicas: int
     via: str
     _call: Callable[[TrainState, PyTree], tuple[TrainState, StepInfo]]
-    _check: Callable[[TrainState, PyTree], None]
+    _check: Callable[..., None]
     _blocks: bool
     _calls: int = 0
 
@@ -71,8 +73,7 @@ class TrainStep:
         Returns:
             The new state, and what the step did.
         """
-        if self._calls == 0:
-            self._check(state, batch)
+        self._check(state, batch, first=self._calls == 0)
         state, info = self._call(state, batch)
         self._calls += 1
         if self._blocks and self._calls % _BLOCK_EVERY == 0:
@@ -83,7 +84,7 @@ class TrainStep:
         """The lowered program, for its text, cost and memory (arrays or shapes as arguments)."""
         if self.via == "pmap":
             raise ValueError("TrainStep.lower: pmap has no such view; use via='shard_map'.")
-        self._check(state, batch)
+        self._check(state, batch, first=True)
         return self._call.lower(state, batch)  # type: ignore[attr-defined]
 
 
@@ -100,14 +101,16 @@ def make_train_step(
     """Join a loss function and an optimizer into `step(state, batch) -> (state, info)`.
 
     Every replica takes the gradient of its own part of the batch. A `tx` that holds a `DGCState`
-    gets these local gradients and exchanges what it sends itself; any other gets their mean.
+    gets these local gradients and exchanges what it sends itself; any other gets their mean, as do
+    leaves that `optax.masked` or `optax.multi_transform` keep from the compression. With
+    compression, a gradient that is not finite on any replica leaves the whole step out, on all.
     Keys are folded with the step, then with the replica, then with the part of the batch.
 
     Args:
         loss_fn: `loss_fn(params, batch, key) -> loss` or `(loss, aux)`; with a model state
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`. The loss is
             the mean over the given part of the batch. The floating leaves of the model state are
-            averaged over the replicas. For recomputation pass
+            averaged over the replicas, integers are those of replica 0. For recomputation pass
             `jrc.recompute_segments(loss_fn, [...])`.
         tx: Any optax transform; one with `jrc.scale_by_dgc(axis_name=axis_name)` compresses.
         mesh: The replicas' devices; `None` is one axis over all devices. The same as for
@@ -149,16 +152,21 @@ def make_train_step(
     replicas = mesh.shape[axis_name]
     if via == "jit" and mesh.size > 1:
         raise ValueError(f"{who}: via='jit' is for one device; the mesh has {mesh.size}.")
+    if via == "pmap" and mesh.size > replicas:
+        raise ValueError(
+            f"{who}: via='pmap' is for a mesh of one axis; it has {listed(mesh.axis_names)}. "
+            "Use via='shard_map'."
+        )
 
     axis = None if via == "jit" else axis_name
     body = functools.partial(_replica_step, loss_fn, tx, axis, replicas, accumulate)
     call = _RUNNERS[via](body, mesh, axis_name, donate)
 
-    def check(state: TrainState, batch: PyTree) -> None:
+    def check(state: TrainState, batch: PyTree, first: bool) -> None:
         words = f"replicas * accumulate = {replicas} * {accumulate}"
         check_batch(batch, replicas * accumulate, words)
-        if replicas > 1 and dgc_states(state.opt_state):
-            _check_axis(tx, state, axis_name, replicas)
+        if first:
+            check_state(tx, state, axis, replicas)
 
     devices = mesh.local_mesh.devices.flat
     blocks = mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
@@ -175,35 +183,81 @@ def _replica_step(
     batch: PyTree,
 ) -> tuple[TrainState, StepInfo]:
     """What one replica does in one step."""
-    replica = 0 if axis is None else jax.lax.axis_index(axis)
-    mean = (lambda x: x) if axis is None else functools.partial(jax.lax.pmean, axis_name=axis)
-    total = (lambda x: x) if axis is None else functools.partial(jax.lax.psum, axis_name=axis)
-    key = fold_all(state.key, state.step, replica)
+    over = _Replicas(axis)
+    key = fold_all(state.key, state.step, over.rank)
     local = gradient(loss_fn, state.params, state.model_state, batch, key, accumulate)
-    norm = optax.tree.norm(local.grads)
-    compresses = bool(dgc_states(state.opt_state))
-
-    grads = local.grads if compresses else mean(local.grads)
+    compression = dgc_states(state.opt_state)
+    own = served(local.grads, compression)
+    grads = jax.tree.map(lambda g, own: g if own else over.mean(g), local.grads, own)
+    skipped = jnp.zeros((), bool)
+    if compression:
+        # Known before anything changes, so that all of a chain, and not the compression alone,
+        # leaves the step out; and on all replicas together, so that no transform branches on it.
+        skipped = over.total(_has_bad(local.grads).astype(jnp.int32)) > 0
+        grads = jax.tree.map(lambda g: jnp.where(skipped, jnp.nan, g).astype(g.dtype), grads)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    if compresses:
-        stats, before = dgc_stats(opt_state), dgc_stats(state.opt_state)
-        density, sent, skipped = stats.density, stats.bytes_sent, stats.skipped > before.skipped
-    else:
-        entries = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-        density, sent = jnp.ones(()), jnp.float32(ring_all_reduce_bytes(entries, replicas))
-        skipped = jnp.zeros((), bool)
-
-    def shared(old: Array, new: Array) -> Array:
-        # A statistic that comes with a skipped gradient may not be finite either.
-        new = mean(new) if jnp.issubdtype(new.dtype, jnp.inexact) else new
-        return jnp.where(skipped, old, new)
-
-    model_state = jax.tree.map(shared, state.model_state, local.model_state)
-    aux = jax.tree.map(lambda x: mean_or_sum(jnp.asarray(x), mean, total), local.aux)
-    loss, norm = mean((local.loss, norm))
+    model_state = jax.tree.map(over.shared, local.model_state)
+    if compression:
+        # The compression's own state says that the step was skipped; all else stays as it was.
+        params, opt_state, model_state = jax.tree.map(
+            lambda old, new: new if isinstance(new, DGCState) else jnp.where(skipped, old, new),
+            (state.params, state.opt_state, state.model_state),
+            (params, opt_state, model_state),
+            is_leaf=lambda node: isinstance(node, DGCState),
+        )
+    density, sent = _books(compression, opt_state, skipped)
+    pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True)
+    dense = sum(g.size for g, alone in pairs if not alone)
+    sent += ring_all_reduce_bytes(dense, replicas)
+    loss, norm = over.mean((local.loss, _norm(local.grads)))
+    aux = jax.tree.map(lambda x: mean_or_sum(jnp.asarray(x), over.mean, over.total), local.aux)
     info = StepInfo(loss, aux, norm, density, sent, skipped)
     return TrainState(state.step + 1, params, model_state, opt_state, state.key), info
+
+
+class _Replicas:
+    """The replica axis inside a step; without one, a single replica."""
+
+    def __init__(self, axis: str | None) -> None:
+        self.axis = axis
+        self.rank = jnp.int32(0) if axis is None else jax.lax.axis_index(axis)
+
+    def mean(self, x: Any) -> Any:
+        return x if self.axis is None else jax.lax.pmean(x, self.axis)
+
+    def total(self, x: Any) -> Any:
+        return x if self.axis is None else jax.lax.psum(x, self.axis)
+
+    def shared(self, x: Array) -> Array:
+        """One value for all: the mean of floats, replica 0's of integers and Booleans."""
+        if is_typed_key(x):
+            return x
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            return self.mean(x)
+        first = jnp.where(self.rank == 0, x, jnp.zeros_like(x))
+        return self.total(first.astype(jnp.int32) if x.dtype == bool else first).astype(x.dtype)
+
+
+def _has_bad(grads: PyTree) -> Array:
+    return jnp.stack([~jnp.isfinite(g).all() for g in jax.tree.leaves(grads)] or [False]).any()
+
+
+def _norm(grads: PyTree) -> Array:
+    """L2 norm of a gradient, in float32: squares of half-precision entries overflow."""
+    return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+
+
+def _books(old: list[DGCState], opt_state: PyTree, skipped: Array) -> tuple[jax.Array, jax.Array]:
+    """Density and bytes of all compressing transforms together; nothing for one that waited."""
+    density, sent, entries = jnp.zeros(()), jnp.zeros(()), 0
+    for before, after in zip(old, dgc_states(opt_state), strict=True):
+        size = sum(v.size for v in jax.tree.leaves(after.v))
+        acted = skipped | (after.step != before.step)
+        sent += jnp.where(acted, after.bytes_sent, 0.0)
+        density += size * after.density
+        entries += size
+    return (density / entries if entries else jnp.ones(())), sent
 
 
 def _via_jit(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:
@@ -250,25 +304,12 @@ def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool
         own = tuple(spec != PartitionSpec() for spec in specs)
         stacked = [spread(x) if alone else x for x, alone in zip(leaves, own, strict=True)]
         new, info = mapped(treedef, own)(stacked, jax.tree.map(spread, batch))
-        joined = [x.reshape(-1) if alone else x for x, alone in zip(new, own, strict=True)]
+        joined = [
+            x.reshape(-1, *x.shape[2:]) if alone else x for x, alone in zip(new, own, strict=True)
+        ]
         return treedef.unflatten(joined), info
 
     return call
 
 
 _RUNNERS = {"jit": _via_jit, "shard_map": _via_shard_map, "pmap": _via_pmap}
-
-
-def _check_axis(
-    tx: optax.GradientTransformation, state: TrainState, axis_name: str, replicas: int
-) -> None:
-    """A transform that works where no axis is bound exchanges nothing: replicas would drift."""
-    params = shape_of(state.params)
-    try:
-        jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
-    except Exception:  # it asks for the axis, as it should; other faults show in the step itself
-        return
-    raise ValueError(
-        f"jrc.make_train_step: the step runs on {replicas} replicas, and the compression in tx "
-        f"has axis_name=None, which is one replica. Pass axis_name={axis_name!r} to it."
-    )

@@ -270,3 +270,170 @@ def test_errors():
         ValueError, match="axis_name=None, which is one replica. Pass axis_name='da"
     ):
         step(state, np.ones((4, 1)))
+
+
+def drift(tree):
+    """Largest difference between the devices' copies of what counts as replicated."""
+    worst = 0.0
+    for x in jax.tree.leaves(tree):
+        if not jnp.issubdtype(x.dtype, jnp.number) or not x.sharding.is_fully_replicated:
+            continue
+        copies = [np.asarray(shard.data, np.float64) for shard in x.addressable_shards]
+        worst = max([worst, *(np.abs(copy - copies[0]).max(initial=0) for copy in copies)])
+    return worst
+
+
+NET = {"w": np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6), "b": np.ones(6, np.float32)}
+
+
+def net_loss(params, batch, key):
+    h = batch @ params["w"] + params["b"][None]
+    return jnp.mean(jnp.tanh(h) ** 2)
+
+
+def net_batch(t):
+    return np.random.default_rng(t).normal(size=(8, 4)).astype(np.float32)
+
+
+compress = functools.partial(
+    jrc.scale_by_dgc, momentum=0.9, sparsity=(0.5,), min_size=2, axis_name="data"
+)  # fmt: skip
+WRAPPED = {
+    "multi_transform": optax.multi_transform(
+        {"dgc": optax.chain(compress(), optax.scale(-0.1)), "sgd": optax.sgd(0.1)},
+        {"w": "dgc", "b": "sgd"},
+    ),
+    "masked": optax.chain(optax.masked(compress(), {"w": True, "b": False}), optax.scale(-0.1)),
+    "two groups": optax.multi_transform(
+        {"one": compress(), "two": compress(momentum=0.5)}, {"w": "one", "b": "two"}
+    ),
+    "adam behind": optax.chain(compress(momentum=0.0), optax.scale_by_adam(), optax.scale(-0.01)),
+    "multi steps": optax.MultiSteps(optax.chain(compress(), optax.scale(-0.1)), 2),
+    "apply_if_finite": optax.apply_if_finite(optax.chain(compress(), optax.scale(-0.1)), 5),
+}
+
+
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_replicas_never_drift_apart(name, via):
+    tx = WRAPPED[name]
+    tx = tx.gradient_transformation() if isinstance(tx, optax.MultiSteps) else tx
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(net_loss, tx, mesh=mesh(), via=via)
+    for t in range(6):
+        bad = name != "multi steps" and t == 3
+        batch = net_batch(t)
+        batch[0] = np.nan if bad else batch[0]
+        state, info = step(state, batch)
+        assert bool(info.skipped) == bad
+    assert drift((state.params, state.opt_state)) == 0.0
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    moved = jax.tree.map(lambda new, old: not np.array_equal(new, old), state.params, NET)
+    assert all(jax.tree.leaves(moved))
+
+
+def test_a_skipped_step_is_skipped_by_the_whole_chain():
+    tx = optax.chain(
+        compress(), optax.scale_by_adam(), optax.add_decayed_weights(0.1), optax.scale(-0.1)
+    )
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(net_loss, tx, mesh=mesh(), donate=False)
+    state, _ = step(state, net_batch(0))
+    bad = net_batch(1)
+    bad[5] = np.inf
+    after, info = step(state, bad)
+    assert bool(info.skipped) and same_bits(after.params, state.params)
+    assert same_bits(after.opt_state[1:], state.opt_state[1:])
+    assert int(after.opt_state[0].skipped) == 1
+
+
+def test_many_small_parts_are_not_lost_in_half_precision():
+    def loss_fn(params, batch, key):
+        return jnp.sum(params["w"].astype(jnp.float32) * jnp.mean(batch))
+
+    tx = optax.sgd(1.0)
+    state = jrc.init_state({"w": jnp.zeros(1, jnp.bfloat16)}, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(loss_fn, tx, mesh=mesh(), accumulate=512)
+    state, _ = step(state, np.ones(4 * 512, np.float32))
+    assert float(state.params["w"][0]) == -1.0
+
+
+def test_integer_model_state_is_one_value():
+    def loss_fn(params, model_state, batch, key):
+        seen = model_state["seen"] + jnp.sum(batch > 3, dtype=jnp.int32)
+        return jnp.mean(params["w"] * batch), ({"seen": seen}, None)
+
+    tx, model_state = optax.sgd(0.1), {"seen": jnp.int32(0)}
+    state = jrc.init_state({"w": 1.0}, tx, jax.random.key(0), model_state=model_state, mesh=mesh())
+    step = jrc.make_train_step(loss_fn, tx, mesh=mesh())
+    state, _ = step(state, np.arange(8.0)[::-1].astype(np.float32))
+    assert drift(state.model_state) == 0 and int(state.model_state["seen"]) == 2
+
+
+def test_parameters_from_anywhere_and_one_compilation():
+    for params in (
+        jax.device_put(NET, jax.devices()[5]),
+        jax.device_put(NET, NamedSharding(Mesh(jax.devices()[:2], ("x",)), P())),
+        {"w": 2.0, "b": np.float32(1)},
+    ):
+        state = jrc.init_state(params, optax.sgd(0.1), jax.random.PRNGKey(0), mesh=mesh())
+        step = jrc.make_train_step(
+            lambda p, b, k: jnp.mean(p["w"] ** 2) + jnp.sum(p["b"] ** 2),
+            optax.sgd(0.1),
+            mesh=mesh(),
+        )
+        for _ in range(2):
+            state, _ = step(state, np.ones(4, np.float32))
+        assert step._call._cache_size() == 1
+
+
+def test_errors_about_states_meshes_and_results():
+    two = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    tx = compress(axis_name="model")
+    with pytest.raises(ValueError, match="tx cannot update over the axis 'data' of the step"):
+        state = jrc.init_state(NET, tx, jax.random.key(0), mesh=two)
+        jrc.make_train_step(net_loss, tx, mesh=two)(state, net_batch(0))
+    with pytest.raises(ValueError, match="via='pmap' is for a mesh of one axis"):
+        jrc.make_train_step(net_loss, tx, mesh=two, via="pmap")
+    with pytest.raises(TypeError, match="mesh is a jax.sharding.Mesh or None; got list"):
+        jrc.init_state(NET, tx, jax.random.key(0), mesh=jax.devices())
+    with pytest.raises(TypeError, match="axis_name is the name of a mesh axis; got None"):
+        jrc.make_train_step(net_loss, tx, axis_name=None)
+    with pytest.raises(ValueError, match="chained before the compression has no state of its own"):
+        tx = optax.chain(optax.trace(0.9), compress())
+        jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+
+    state = jrc.init_state(NET, optax.sgd(0.1), jax.random.key(0), mesh=mesh())
+    with pytest.raises(ValueError, match="the state was built for another optimizer than tx"):
+        jrc.make_train_step(net_loss, compress(), mesh=mesh())(state, net_batch(0))
+    small = jrc.init_state(
+        NET, compress(), jax.random.key(0), mesh=Mesh(jax.devices()[:2], ("data",))
+    )
+    with pytest.raises(
+        ValueError, match="the step has 4 replicas; the compression in the state was"
+    ):
+        jrc.make_train_step(net_loss, compress(), mesh=mesh())(small, net_batch(0))
+    step = jrc.make_train_step(net_loss, optax.sgd(0.1), mesh=mesh(), donate=False)
+    step(state, net_batch(0))
+    with pytest.raises(ValueError, match=r"has shape \[6, 4\]"):
+        step(state, net_batch(0)[:6])
+
+    def returning(out, model_state=None):
+        state = jrc.init_state(
+            NET, optax.sgd(0.1), jax.random.key(0), mesh=mesh(), model_state=model_state
+        )
+        jrc.make_train_step(lambda *args: out, optax.sgd(0.1), mesh=mesh())(state, net_batch(0))
+
+    one = jnp.ones(())
+    cases = [
+        ((None,), "returned None"),
+        (([one, None],), "returned a list of 2"),
+        (((one, 1, 2),), "returned a tuple of 3"),
+        (((one, {"a": "text"}),), "leaf 'a' is str"),
+        (((one, jax.random.key(0)),), "Take it out of aux"),
+        ((one, {"m": one}), r"returns \(loss, \(model_state, aux\)\)"),
+        (((one, ({"m": one.astype(jnp.bfloat16)}, None)), {"m": one}), "became"),
+    ]
+    for arguments, text in cases:
+        with pytest.raises(ValueError, match=text):
+            returning(*arguments)

@@ -1,0 +1,138 @@
+"""What a train step is given, checked: batch, state, and what the loss function returns."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from jrc._tree import is_array, is_typed_key, named_leaves
+from jrc._typing import PyTree, Scalar
+from jrc.dgc import dgc_specs, dgc_states
+from jrc.train._state import TrainState, shape_of
+
+
+def check_batch(batch: PyTree, parts: int, words: str) -> None:
+    """Every leaf's leading axis must split into equal parts."""
+    for name, leaf in named_leaves(batch):
+        if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts or jnp.shape(leaf)[0] == 0:
+            raise ValueError(
+                f"jrc.make_train_step: the leading axis of every batch leaf is a multiple of "
+                f"{words} = {parts}; leaf {name or '(the batch itself)'!r} has shape "
+                f"{list(jnp.shape(leaf))}. Drop the rest of the batch, or use fewer parts."
+            )
+
+
+def check_state(
+    tx: optax.GradientTransformation, state: TrainState, axis: str | None, replicas: int
+) -> None:
+    """The state was built for this optimizer, these replicas and this axis."""
+    params = shape_of(state.params)
+    expected = jax.eval_shape(tx.init, params)
+    if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
+        raise ValueError(
+            "jrc.make_train_step: the state was built for another optimizer than tx: its "
+            f"opt_state is {jax.tree.structure(state.opt_state)}. Build it with "
+            "jrc.init_state(params, tx, key)."
+        )
+    if not dgc_states(expected):
+        return
+    specs = jax.tree.leaves(dgc_specs(expected, axis or ""))
+    leaves = zip(jax.tree.leaves(expected), jax.tree.leaves(state.opt_state), specs, strict=True)
+    for want, got, spec in leaves:
+        if spec != PartitionSpec() and got.size != want.size * replicas:
+            raise ValueError(
+                f"jrc.make_train_step: the step has {replicas} replicas; the compression in the "
+                f"state was built for {got.size / want.size:g}. Give jrc.init_state and "
+                "jrc.make_train_step the same mesh."
+            )
+    if replicas > 1:
+        _check_axis(tx, params, str(axis), replicas)
+
+
+def _check_axis(tx: optax.GradientTransformation, params: PyTree, axis: str, replicas: int) -> None:
+    """A transform that exchanges over no axis, or over another one, would let replicas drift."""
+
+    def update(params: PyTree) -> PyTree:
+        return tx.update(params, tx.init(params), params)[0]
+
+    bound = jax.shard_map(
+        update,
+        mesh=AbstractMesh((replicas,), (axis,)),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    try:
+        jax.eval_shape(update, params)
+    except Exception:  # without an axis it cannot exchange, as it should
+        try:
+            jax.eval_shape(bound, params)
+        except Exception as error:
+            raise ValueError(
+                f"jrc.make_train_step: tx cannot update over the axis {axis!r} of the step: "
+                f"{error}. Pass axis_name={axis!r} to the compression."
+            ) from error
+        return
+    raise ValueError(
+        f"jrc.make_train_step: the step runs on {replicas} replicas, and the compression in tx "
+        f"has axis_name=None, which is one replica. Pass axis_name={axis!r} to it."
+    )
+
+
+def pair_of(out: Any, name: str, stateful: bool = False) -> tuple[Any, Any]:
+    """The two things that a loss function returned, or an error that says what they are."""
+    if isinstance(out, tuple) and len(out) == 2:
+        return out
+    form = "(loss, (model_state, aux))" if stateful else "loss or (loss, aux)"
+    size = f" of {len(out)}" if isinstance(out, tuple | list) else ""
+    raise ValueError(
+        f"jrc.make_train_step: the loss function returns {form}; `{name}` returned a "
+        f"{type(out).__name__}{size}. Return that pair as a tuple."
+    )
+
+
+def check_model_state(old: PyTree, new: PyTree, name: str) -> None:
+    """The model state goes round: what comes out is like what went in."""
+
+    def kinds(tree: PyTree) -> list[tuple[str, str]]:
+        pairs = named_leaves(tree)
+        return [(k, _kind(x)) for k, x in pairs]
+
+    if kinds(old) != kinds(new):
+        differ = [pair for pair in zip(kinds(old), kinds(new), strict=False) if pair[0] != pair[1]]
+        what = f"{differ[0][0]} became {differ[0][1]}" if differ else "leaves came or went"
+        raise ValueError(
+            f"jrc.make_train_step: the model state keeps its leaves, shapes and dtypes; in "
+            f"`{name}` {what}. Return it like the one that came in."
+        )
+
+
+def check_aux(aux: PyTree, name: str) -> None:
+    """Only numbers can be put together over replicas."""
+    for leaf_name, leaf in named_leaves(aux):
+        if not (is_array(leaf) or isinstance(leaf, int | float)) or is_typed_key(leaf):
+            raise ValueError(
+                f"jrc.make_train_step: aux holds numbers, which are put together over replicas; "
+                f"in `{name}` leaf {leaf_name!r} is {type(leaf).__name__}. Take it out of aux."
+            )
+
+
+def checked_loss(loss: Any, name: str) -> Scalar:
+    """The loss, a floating scalar."""
+    if (
+        loss is None
+        or jnp.shape(loss) != ()
+        or not jnp.issubdtype(jnp.result_type(loss), jnp.floating)
+    ):
+        raise ValueError(
+            f"jrc.make_train_step: the loss is a floating scalar, the mean over the batch; "
+            f"`{name}` returned {_kind(loss)}. "
+            "Take its mean, and return what else you need as (loss, aux)."
+        )
+    return loss
+
+
+def _kind(leaf: Any) -> str:
+    return "None" if leaf is None else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
