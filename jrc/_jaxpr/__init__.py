@@ -3,12 +3,14 @@
 from jrc._jaxpr._cost import equation_flops as equation_flops
 from jrc._jaxpr._cost import flops as flops
 from jrc._jaxpr._cost import nbytes as nbytes
+from jrc._jaxpr._inline import inline_all as inline_all
 from jrc._jaxpr._mark import bind_mark as bind_mark
 from jrc._jaxpr._mark import mark_of as mark_of
 from jrc._jaxpr._program import INPUT as INPUT
 from jrc._jaxpr._program import Program as Program
 from jrc._jaxpr._program import Traced as Traced
 from jrc._jaxpr._program import evaluate as evaluate
+from jrc._jaxpr._program import is_atom as is_atom
 from jrc._jaxpr._program import trace as trace
 from jrc._jaxpr._walk import inner_programs as inner_programs
 from jrc._jaxpr._walk import label as label

@@ -1,11 +1,11 @@
 """Splicing one program into another, and opening nested `jit` calls that hold marks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from jax.sharding import Sharding
+from jax.sharding import AxisType, Sharding
 
 from jrc._jaxpr._mark import mark_of
 from jrc._jaxpr._walk import inner_programs
@@ -16,14 +16,26 @@ def inline_marked(jaxpr: Jaxpr) -> Jaxpr:
 
     A call whose arguments or results have fixed shardings keeps them as constraints.
     """
-    if not any(_opens(eqn) for eqn in jaxpr.eqns):
+    return _inline(jaxpr, _holds_mark_in_jit)
+
+
+def inline_all(jaxpr: Jaxpr) -> Jaxpr:
+    """The same program without `jit` calls; what was inside has the call's place and scope."""
+    return _inline(jaxpr, _is_jit, keep_source=False)
+
+
+def _inline(jaxpr: Jaxpr, opens: Callable[[JaxprEqn], bool], keep_source: bool = True) -> Jaxpr:
+    if not any(opens(eqn) for eqn in jaxpr.eqns):
         return jaxpr
     renamed: dict[Var, Any] = {}
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=_rename(eqn.invars, renamed))
-        if _opens(eqn):
-            more, results = _open(eqn)
+        if opens(eqn):
+            (inner,) = inner_programs(eqn)
+            more, results = _open(eqn, _inline(inner, opens, keep_source))
+            if not keep_source:
+                more = [each.replace(source_info=eqn.source_info) for each in more]
             eqns += more
             renamed.update(zip(eqn.outvars, results, strict=True))
         else:
@@ -47,19 +59,21 @@ def _rename(atoms: Sequence[Any], new: Mapping[Var, Any]) -> list[Any]:
     return [atom if isinstance(atom, Literal) else new.get(atom, atom) for atom in atoms]
 
 
-def _opens(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "jit" and _holds_mark(eqn.params["jaxpr"])
+def _is_jit(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "jit"
 
 
-def _holds_mark(jaxpr: Jaxpr) -> bool:
-    """Whether a mark stands here or in a nested `jit`; one inside a loop is not counted."""
-    return any(mark_of(eqn) is not None or _opens(eqn) for eqn in jaxpr.eqns)
+def _holds_mark_in_jit(eqn: JaxprEqn) -> bool:
+    """Whether this is a `jit` call with a mark in it or in a nested one; a loop's do not count."""
+    if not _is_jit(eqn):
+        return False
+    inner = eqn.params["jaxpr"].eqns
+    return any(mark_of(each) is not None or _holds_mark_in_jit(each) for each in inner)
 
 
-def _open(eqn: JaxprEqn) -> tuple[list[JaxprEqn], list[Any]]:
-    (inner,) = inner_programs(eqn)
+def _open(eqn: JaxprEqn, inner: Jaxpr) -> tuple[list[JaxprEqn], list[Any]]:
     before, inputs = _constrained(eqn.invars, eqn.params["in_shardings"])
-    middle, results = splice(inline_marked(inner), inputs)
+    middle, results = splice(inner, inputs)
     after, outputs = _constrained(results, eqn.params["out_shardings"])
     return before + middle + after, outputs
 
@@ -70,7 +84,10 @@ def _constrained(
     """Sharding constraints for the atoms whose sharding the call fixes."""
     eqns, results = [], []
     for atom, sharding in zip(atoms, shardings, strict=True):
-        if isinstance(sharding, Sharding):
+        # With explicit axes the type of the value carries its sharding already.
+        mesh = getattr(sharding, "mesh", None)
+        explicit = mesh is not None and AxisType.Explicit in mesh.axis_types
+        if isinstance(sharding, Sharding) and not explicit:
             constrain = jax.make_jaxpr(
                 lambda x, sharding=sharding: jax.lax.with_sharding_constraint(x, sharding)
             )(jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype))

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from jrc._jaxpr._inline import inline_marked
@@ -166,7 +167,11 @@ class Traced:
 
     def run(self, call: Callable[..., Sequence[Any]]) -> Any:
         """The function's own result, with `call` in the place of its program."""
-        return self.result.fill(call(*self.inputs))
+        # Constants come out of a program as JAX's literals, which are no arrays.
+        results = call(*self.inputs)
+        return self.result.fill(
+            [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in results]
+        )
 
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
@@ -174,12 +179,13 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
 
     Nested `jit` calls that hold marks are written inline.
     """
-    leaves, skeleton = split((args, dict(kwargs)))
+    # As pairs, because a dict would come back with its keys sorted.
+    leaves, skeleton = split((args, tuple(kwargs.items())))
     results = []
 
     def flat(*arrays: Any) -> list[Any]:
         new_args, new_kwargs = skeleton.fill(arrays)
-        out, result = split(fn(*new_args, **new_kwargs))
+        out, result = split(fn(*new_args, **dict(new_kwargs)))
         results.append(result)
         return out
 
@@ -187,6 +193,11 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     consts = tuple(jaxpr.consts)
     jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     return Traced(Program(inline_marked(jaxpr)), (*consts, *leaves), results[-1])
+
+
+def is_atom(x: Any) -> bool:
+    """Whether this stands for a value in a program, and is not a value itself."""
+    return isinstance(x, Var | Literal)
 
 
 def evaluate(jaxpr: Jaxpr) -> Callable[..., list[Any]]:

@@ -61,5 +61,7 @@ def place(eqn: JaxprEqn) -> str:
 
 def label(eqn: JaxprEqn) -> str:
     """An unmarked value for a person: `dot_general:(4,256)@model.py:31`."""
+    if not eqn.outvars:
+        return f"{primitive_name(eqn)}:@{place(eqn)}"
     shape = ",".join(str(n) for n in getattr(eqn.outvars[0].aval, "shape", ()))
-    return f"{primitive_name(eqn)}:({shape})@{place(eqn)}" if eqn.outvars else primitive_name(eqn)
+    return f"{primitive_name(eqn)}:({shape})@{place(eqn)}"

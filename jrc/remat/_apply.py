@@ -34,9 +34,10 @@ def recompute_segments[F: Callable[..., Any]](
     it is no boundary, a boundary that cuts nothing) is logged once, at level INFO to `jrc`.
 
     Args:
-        fn: Any JAX-traceable function of pytrees. Leaves that are no JAX arrays (Python numbers,
-            strings, NumPy) reach it as they are; what the function closes over gets gradients too.
-            Marks inside nested `jax.jit` calls count as if written inline.
+        fn: Any pure JAX-traceable function of pytrees; what it changes in place (an nnx module, a
+            dict) is lost: split a module, and return its state. Leaves that are no JAX arrays
+            (Python numbers, strings, NumPy) reach it as they are; what it closes over gets
+            gradients too. Marks inside nested `jax.jit` calls count as if written inline.
         checkpoints: Names of the boundaries, as given to `jrc.mark`. A bare name that is used
             several times means all of them.
         rule: How boundaries become segments; see `jrc.find_segments`.

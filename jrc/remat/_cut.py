@@ -2,7 +2,7 @@
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from jrc._errors import close_to, listed, name_of
@@ -10,9 +10,10 @@ from jrc._jaxpr import INPUT, Program, mark_of
 from jrc._tree import is_typed_key
 from jrc.remat._rules import RULES, Boundary
 
-# Operators whose derivative reads their own result and not their argument, and the two that only
-# give a result another shape.
-_OWN_RESULT = frozenset("tanh logistic exp exp2 sqrt rsqrt cbrt reshape squeeze".split())
+# Operators whose derivative reads their own result and not their argument, and those that only give
+# a result another shape.
+OWN_RESULT = frozenset("tanh logistic exp exp2 sqrt cbrt".split())
+_RESHAPES = frozenset("reshape squeeze".split())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,12 +94,17 @@ def is_work(program: Program, p: int) -> bool:
 
 def _locate(program: Program, name: str, work: Sequence[int]) -> Boundary:
     """A boundary in counted positions; of a pytree the last value made and the first one read."""
-    values = program.marked(name)
-    made = max(program.producer[value] for value in values)
-    producer = bisect.bisect_right(work, made) - 1
+    values = [value for value in program.marked(name) if program.consumers.get(value)]
+    producer = bisect.bisect_right(work, _end(program, name)) - 1
     read = [bisect.bisect_left(work, p) for value in values for p in _readers(program, value)]
     after = [p for p in read if p > producer]
     return Boundary(name, producer, min(after, default=len(work)))
+
+
+def _end(program: Program, name: str) -> int:
+    """The last equation that makes a part of this boundary which the result depends on."""
+    values = [value for value in program.marked(name) if program.consumers.get(value)]
+    return max((program.producer[value] for value in values), default=INPUT)
 
 
 def _readers(program: Program, value: Any) -> list[int]:
@@ -161,8 +167,7 @@ def _cut(
     keys: bool,
 ) -> Cut:
     inside = set(positions)
-    made = {name: [program.producer[v] for v in program.marked(name)] for name in names}
-    boundary = tuple(n for n in names if is_segment and max(made[n]) in inside)
+    boundary = tuple(n for n in names if is_segment and _end(program, n) in inside)
     tail = _tail(program, positions) if recompute else ()
     body = tuple(p for p in positions if p not in tail)
     held = _held(program, positions, body, boundary, keys) if recompute else ()
@@ -195,7 +200,7 @@ def _held(
 
 def check_request(checkpoints: Sequence[str], rule: str, who: str) -> None:
     """Refuse what is wrong whatever the program: an unknown rule, names that are no strings."""
-    if rule not in RULES:
+    if not isinstance(rule, str) or rule not in RULES:
         raise ValueError(f"{who}: rule is one of {listed(RULES)}; got {rule!r}.")
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Collection):
         raise TypeError(
@@ -246,9 +251,11 @@ def _unknown(program: Program, name: str, who: str, fn: str) -> str:
 
 
 def _skipped(indices: Sequence[int], count: int, who: str) -> frozenset[int]:
+    if not isinstance(indices, Iterable) or isinstance(indices, str):
+        raise TypeError(f"{who}: no_recompute_segments is a list of numbers; got {indices!r}.")
     chosen = list(indices)
     for i in chosen:
-        if isinstance(i, bool) or not isinstance(i, int):
+        if isinstance(i, bool) or not hasattr(i, "__index__"):
             raise TypeError(f"{who}: no_recompute_segments holds segment numbers; got {i!r}.")
         if not 0 <= i < count:
             raise ValueError(
@@ -257,17 +264,25 @@ def _skipped(indices: Sequence[int], count: int, who: str) -> frozenset[int]:
             )
         if chosen.count(i) > 1:
             raise ValueError(f"{who}: no_recompute_segments names segment {i} more than once.")
-    return frozenset(chosen)
+    return frozenset(int(i) for i in chosen)
 
 
 def _tail(program: Program, span: Sequence[int]) -> tuple[int, ...]:
-    """The equations at a segment's end that need not be inside the re-run body."""
-    inside, tail = set(span), []
+    """The equations at a segment's end that need not be inside the re-run body.
+
+    Marks and changes of shape, and behind each of them one operator that is differentiated from
+    its own result: that result is what the segment leaves. One more before it would have to be
+    kept besides.
+    """
+    inside, tail, last = set(span), [], set()
     for p in reversed(span):
         eqn = program.eqns[p]
         readers = {c for var in eqn.outvars for c in program.consumers.get(var, ())}
-        fits = mark_of(eqn) is not None or eqn.primitive.name in _OWN_RESULT
-        if fits and readers and not readers & inside:
+        own = eqn.primitive.name in OWN_RESULT
+        fits = own or mark_of(eqn) is not None or eqn.primitive.name in _RESHAPES
+        if fits and readers and not readers & inside and not readers & last:
             tail.append(p)
             inside.discard(p)
+            # Whatever feeds an operator of this kind stays in the body.
+            last |= {p} if own else set()
     return tuple(reversed(tail))

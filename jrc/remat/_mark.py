@@ -3,7 +3,7 @@
 import jax
 
 from jrc._jaxpr import bind_mark
-from jrc._tree import is_array
+from jrc._tree import is_traced
 
 
 def mark[T](x: T, name: str) -> T:
@@ -13,8 +13,8 @@ def mark[T](x: T, name: str) -> T:
     compiled program does not contain it.
 
     Args:
-        x: Any array (any shape and dtype, typed keys too) or pytree of arrays. Leaves that are
-            not arrays are returned as they are.
+        x: Any JAX array (any shape and dtype, typed keys too) or pytree of them. Other leaves,
+            NumPy's arrays too, are returned as they are, without a mark.
         name: What the value is called, for instance `"block_0"`. A name used twice is told apart
             as `name`, `name#2`, … in program order, so `#` may not stand in it.
 
@@ -50,6 +50,6 @@ def mark[T](x: T, name: str) -> T:
     leaves, treedef = jax.tree.flatten(x)
     named, count = [], 0
     for leaf in leaves:
-        named.append(bind_mark(leaf, name, count) if is_array(leaf) else leaf)
-        count += is_array(leaf)
+        named.append(bind_mark(leaf, name, count) if is_traced(leaf) else leaf)
+        count += is_traced(leaf)
     return treedef.unflatten(named)

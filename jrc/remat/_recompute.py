@@ -21,8 +21,9 @@ def recompute(
     """Call a function as one segment: its intermediates are re-run, its inputs are kept.
 
     Args:
-        function: Any JAX-traceable function of pytrees. What it closes over gets gradients too.
-            It is traced once, so a state that it threads (running statistics) is updated once.
+        function: Any pure JAX-traceable function of pytrees. What it closes over gets gradients
+            too. It is traced once, so a state that it threads (running statistics) is updated
+            once; what it changes in place (an nnx module, a dict) is lost: return it.
         *args: Its arguments; leaves that are no JAX arrays stay what they are.
         preserve_rng_state: `True`: the re-run draws the same random bits. `False`: typed keys
             among the arguments are folded with a constant in the re-run, which then draws OTHER
@@ -92,14 +93,26 @@ def _custom_vjp(
 
 
 def _barrier(tree: Any) -> Any:
-    """`optimization_barrier` on what has numbers in it: not on typed keys and `float0`."""
+    """`optimization_barrier` on everything that XLA computes with, the words of typed keys too.
+
+    What only depends on values left out here would be merged with the forward pass and kept.
+    """
     leaves, treedef = jax.tree.flatten(tree)
-    held = iter(jax.lax.optimization_barrier([x for x in leaves if _is_number(x)]))
-    return treedef.unflatten(next(held) if _is_number(x) else x for x in leaves)
+    words = [jax.random.key_data(x) if is_typed_key(x) else x for x in leaves]
+    held = iter(jax.lax.optimization_barrier([x for x in words if _is_data(x)]))
+    return treedef.unflatten(
+        _like(x, next(held)) if _is_data(word) else x for x, word in zip(leaves, words, strict=True)
+    )
 
 
-def _is_number(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.number)
+def _is_data(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_
+
+
+def _like(leaf: Any, words: Any) -> Any:
+    if not is_typed_key(leaf):
+        return words
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
 
 
 def _with_other_keys(

@@ -12,7 +12,17 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Program, Traced, bind_mark, evaluate, inner_programs, primitive_name, trace
+from jrc._jaxpr import (
+    Program,
+    Traced,
+    bind_mark,
+    evaluate,
+    inline_all,
+    inner_programs,
+    is_atom,
+    primitive_name,
+    trace,
+)
 from jrc.remat._cut import Cut, Cuts
 
 _SCOPE = "jrc_equation_"
@@ -24,10 +34,41 @@ def rerun_positions(traced: Traced, cuts: Cuts) -> list[tuple[int, ...]]:
     program = traced.program
     probe = trace(lambda *inputs: _residuals(program, cuts, inputs), traced.inputs, {})
     kept = probe.result.fill(probe.program.jaxpr.outvars)
-    return [
-        _met(program, cut, probe.program, residuals)
-        for cut, residuals in zip(cuts.cuts, kept, strict=True)
-    ]
+    # What is no variable is a constant, which nothing has to make again.
+    kept = [[var for var in residuals if is_atom(var)] for residuals in kept]
+    outvars = [var for residuals in kept for var in residuals]
+    # Without `jit` calls, of which a derivative may need a part only.
+    flat = Program(inline_all(probe.program.jaxpr.replace(outvars=outvars)))
+    at = _by_equation(flat)
+    found, start = [], 0
+    for cut, residuals in zip(cuts.cuts, kept, strict=True):
+        stop = start + len(residuals)
+        live = flat.live(flat.jaxpr.outvars[start:stop], given=_HELD) if cut.recompute else ()
+        found.append(tuple(p for p in cut.body if live and _again(program, p, flat, at, live)))
+        start = stop
+    return found
+
+
+def _by_equation(probe: Program) -> dict[int, list[int]]:
+    """The probe's equations by the equation of the program in whose scope they stand."""
+    found: dict[int, list[int]] = {}
+    for i, eqn in enumerate(probe.eqns):
+        if scope := re.findall(rf"{_SCOPE}(\d+)", str(eqn.source_info.name_stack)):
+            found.setdefault(int(scope[-1]), []).append(i)
+    return found
+
+
+def _again(
+    program: Program, p: int, probe: Program, at: dict[int, list[int]], live: Sequence[bool]
+) -> bool:
+    """Whether equation `p` is met on the way from the residuals back to the inputs."""
+    mine = at.get(p, [])
+    if inner_programs(program.eqns[p]):
+        # Of an operator with a program inside, the derivative may need a part: that counts too.
+        return any(live[i] for i in mine)
+    # The value itself comes first in its scope; what its derivative adds comes behind.
+    name = primitive_name(program.eqns[p])
+    return next((live[i] for i in mine if primitive_name(probe.eqns[i]) == name), False)
 
 
 def _residuals(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[list[Any]]:
@@ -70,22 +111,3 @@ def _run(program: Program, p: int, values: dict[Any, Any]) -> None:
     one = program.cut([p], program.eqns[p].outvars)
     results = evaluate(one)(*(values[var] for var in one.invars))
     values |= dict(zip(one.outvars, results, strict=True))
-
-
-def _met(program: Program, cut: Cut, probe: Program, residuals: Sequence[Any]) -> tuple[int, ...]:
-    """The body's equations on the way from its residuals back to its inputs."""
-    if not cut.recompute:
-        return ()
-    first: dict[int, bool] = {}
-    for i, live in enumerate(probe.live(residuals, given=_HELD)):
-        scope = re.findall(rf"{_SCOPE}(\d+)", str(probe.eqns[i].source_info.name_stack))
-        p = int(scope[-1]) if scope else None
-        if p not in cut.body:
-            continue
-        whole = not inner_programs(program.eqns[p])
-        if whole and primitive_name(probe.eqns[i]) != primitive_name(program.eqns[p]):
-            continue
-        # The value itself comes first in its scope; what its derivative adds comes behind. Of an
-        # operator with a program inside, the derivative may need a part only: that counts too.
-        first[p] = live if p not in first else first[p] or (live and not whole)
-    return tuple(sorted(p for p, live in first.items() if live))

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jrc
+from jrc._jaxpr import trace, walk
+from jrc.remat._cut import OWN_RESULT
 from tests.remat.graphs import graphs
-from tests.remat.measure import bit_equal
+from tests.remat.measure import bit_equal, rerun_operators
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
 X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)
@@ -220,3 +222,69 @@ def test_paddle_s_unit_net(boundaries):
     lean = jrc.recompute_segments(unit_net, boundaries, rule="fluid")
     grads = [jax.grad(f, argnums=(0, 1, 2, 3))(*args) for f in (lean, unit_net)]
     assert bit_equal(*grads)
+
+
+@pytest.mark.parametrize("name", sorted(OWN_RESULT))
+def test_own_result_operators_are_differentiated_without_their_argument(name):
+    """JAX itself is asked: the argument must not be among what the derivative keeps."""
+    operator = {"tanh": jnp.tanh, "logistic": jax.nn.sigmoid, "exp": jnp.exp, "exp2": jnp.exp2,
+                "sqrt": jnp.sqrt, "cbrt": jnp.cbrt}[name]  # fmt: skip
+    x = jnp.linspace(1.0, 2.0, 5)
+    assert name in [eqn.primitive.name for eqn, _ in walk(jax.make_jaxpr(operator)(x))]
+    kept = jax.make_jaxpr(lambda x: jax.tree.leaves(jax.vjp(operator, x)[1]))(x)
+    traced = trace(lambda x: jax.tree.leaves(jax.vjp(operator, x)[1]), (x,), {}).program
+    (given,) = kept.invars
+    assert given not in kept.outvars
+    readers = traced.consumers[traced.jaxpr.invars[0]]
+    assert len(readers) == 1  # the operator alone reads it
+
+
+def chained(ws, x):
+    for i, w in enumerate(ws):
+        x = jrc.mark(jnp.exp(jnp.tanh(jnp.sin(x @ w) @ w)).reshape(-1, 4), f"b{i}")
+    return jnp.sum(x)
+
+
+def test_of_a_chain_of_own_result_operators_the_last_is_left_outside():
+    cut = jrc.find_segments(chained, ["b0", "b1"], [W] * 3, X)
+    names = [name.partition(":")[0] for name in cut.segments[0].rerun]
+    assert names == ["dot_general", "sin", "dot_general"] or names[-1] == "tanh"
+    assert cut.crossing == ()
+
+
+def test_a_pytree_mark_with_a_dead_part_cuts_at_its_last_live_one():
+    def loss(w, x):
+        for i in range(3):
+            q = jnp.sin(x @ w)
+            x, _ = jrc.mark((q, jnp.sum(jnp.cos(q))), f"b{i}")
+        return jnp.sum(x)
+
+    cut = jrc.find_segments(loss, ["b0", "b1"], W, X)
+    assert [s.boundary for s in cut.segments] == [("b0",), ("b1",)]
+    assert cut.unused == cut.crossing == () and cut.held == ("b0", "b1")
+
+
+def test_equations_without_results_have_a_name():
+    def loss(w, x):
+        h = jrc.mark(jnp.sin(x @ w), "h")
+        jax.debug.print("h")
+        return jnp.sum(jrc.mark(jnp.sin(h @ w), "g"))
+
+    cut = jrc.find_segments(loss, ["h", "g"], W, X)
+    assert any(name.startswith("debug_") for name in cut.segments[1].equations) and str(cut)
+
+
+def test_rerun_looks_into_nested_calls():
+    """The dot that feeds `jnp.where` is no part of the derivative, its mask is."""
+
+    def loss(w, x, key):
+        for i in range(2):
+            h = jnp.sin(x @ w) @ w
+            x = jrc.mark(jnp.where(jax.random.bernoulli(key, 0.5, h.shape), h, 0.0), f"d{i}")
+        return jnp.sum(x * x)
+
+    args = (W, X, jax.random.key(0))
+    cut = jrc.find_segments(loss, ["d0", "d1"], *args)
+    dots = [sum("dot" in name for name in s.rerun) for s in cut.segments]
+    lean = jrc.recompute_segments(loss, ["d0", "d1"])
+    assert dots == [1, 1] and rerun_operators(lean, loss, *args)["dot_general"] == 2

@@ -460,3 +460,69 @@ def test_an_equation_with_several_results_is_held_result_by_result():
     assert len(cut.held) == 2 and cut.crossing[0].startswith("split:(2,4)@")
     lean = jrc.recompute_segments(loss, ["b"])
     assert largest_error(jax.grad(lean)(W, X), jax.grad(loss)(W, X)) < 1e-6
+
+
+def test_memory_is_that_of_hand_wrapped_checkpoints():
+    """Whatever a block ends in, and whatever it draws."""
+    w, x, key = jnp.ones((64, 64)) * 0.01, jnp.ones((256, 64)), jax.random.key(0)
+
+    def drop(x, key):
+        return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0)
+
+    ends = {
+        "exp tanh": lambda x, key: jnp.exp(jnp.tanh(x)),
+        "tanh": lambda x, key: jnp.tanh(x),
+        "reshapes": lambda x, key: jnp.tanh(jnp.exp(x).reshape(-1, 64, 2)).reshape(x.shape),
+        "rsqrt": lambda x, key: jax.lax.rsqrt(x + 9),
+        "dropout": drop,
+    }
+
+    def block(end, w, x, key):
+        return end(jnp.sin(x @ w) @ w, key)
+
+    def stack(end, call, w, x, key):
+        for i in range(6):
+            x = jrc.mark(
+                call(functools.partial(block, end), w, x, jax.random.fold_in(key, i)), f"b{i}"
+            )
+        return jnp.sum(x)
+
+    def temporaries(loss):
+        return (
+            jax.jit(jax.grad(loss)).lower(w, x, key).compile().memory_analysis().temp_size_in_bytes
+        )
+
+    plainly = lambda f, *args: f(*args)  # noqa: E731
+    for name, end in ends.items():
+        hand = temporaries(functools.partial(stack, end, lambda f, *args: jax.checkpoint(f)(*args)))
+        names = [f"b{i}" for i in range(6)]
+        ours = temporaries(jrc.recompute_segments(functools.partial(stack, end, plainly), names))
+        call = temporaries(functools.partial(stack, end, jrc.recompute))
+        assert ours <= 1.1 * hand and call <= 1.1 * hand, (name, hand, ours, call)
+
+
+def test_constants_come_back_as_arrays_and_keywords_in_order():
+    def f(x, **weights):
+        for w in weights.values():
+            x = jnp.sin(x @ w)
+        return jrc.mark(x, "h"), jnp.float32(3.0), jnp.asarray(2.0)
+
+    for call in (jrc.recompute_segments(f, ["h"]), functools.partial(jrc.recompute, f)):
+        out = call(X, z=W, a=W.T * 2)
+        assert all(isinstance(leaf, jax.Array) for leaf in out)
+        assert largest_error(out, f(X, z=W, a=W.T * 2)) < 1e-6
+
+
+def test_marks_in_a_jit_with_explicit_shardings():
+    mesh = jax.make_mesh((2, 2), ("d", "m"), devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P("d")))
+        w = jax.device_put(W, NamedSharding(mesh, P()))
+        out = NamedSharding(mesh, P("d", None))
+        block = jax.jit(lambda w, x: jrc.mark(jnp.sin(x @ w), "a"), out_shardings=out)
+
+        def loss(w, x):
+            return jnp.sum(block(w, x) ** 2)
+
+        got, want = (jax.grad(f)(w, x) for f in (jrc.recompute_segments(loss, ["a"]), loss))
+        assert largest_error(got, want) < 1e-6
