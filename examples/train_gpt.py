@@ -9,12 +9,16 @@ Ends with a table, and writes figures.json, loss.png and memory.png under --out.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import pathlib
+import shutil
+import signal
 import sysconfig
 import time
+import zlib
 
 import jax
 import numpy as np
@@ -50,6 +54,8 @@ def arguments(argv=None):
     add("--save-every", type=int, default=50)
     add("--seed", type=int, default=0)
     options = parser.parse_args(argv)
+    if options.seed < 0:
+        parser.error(f"--seed is not negative; got {options.seed}")
     for name in ("steps", "replicas", "batch", "rampup_step", "save_every"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is at least 1; got {getattr(options, name)}")
@@ -123,10 +129,31 @@ def write_json(path, value):
     os.replace(new, path)
 
 
-def settings(options):
-    """What must be equal for a run to be resumed."""
-    same = {k: v for k, v in vars(options).items() if k not in ("resume", "out", "save_every")}
-    return {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in same.items()}
+def settings(options, data):
+    """What must be equal for a run to be resumed, the text included."""
+    skip = ("resume", "out", "save_every", "text")
+    same = {k: v for k, v in vars(options).items() if k not in skip}
+    return same | {"text_bytes": len(data), "text_crc32": zlib.crc32(data)}
+
+
+@contextlib.contextmanager
+def interrupts_wait():
+    """Ctrl-C counts, but only afterwards."""
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if seen:
+        raise KeyboardInterrupt
+
+
+def start_anew(options, before, wanted):
+    """What an earlier run left in the folder must not be taken for this one's."""
+    shutil.rmtree(options.out / "state", ignore_errors=True)
+    (options.out / "history.json").unlink(missing_ok=True)
+    return {"settings": wanted, "before": before, "steps": []}
 
 
 def saves(options):
@@ -134,12 +161,13 @@ def saves(options):
     return [f for f in (options.out / "state").glob("jrc_*") if f.name[4:].isdigit()]
 
 
-def resume(options, state):
+def resume(options, state, wanted):
     if not saves(options):
         raise SystemExit(f"--resume: nothing to resume in {options.out}; run without it first")
     history = json.loads((options.out / "history.json").read_text())
-    if history["settings"] != settings(options):
-        raise SystemExit(f"--resume: {options.out} was made with {history['settings']}")
+    made = history["settings"]
+    if differ := [f"{k}={made.get(k)}" for k in wanted if made.get(k) != wanted[k]]:
+        raise SystemExit(f"--resume: {options.out} was made with {', '.join(differ)}")
     state = jrc.restore(options.out / "state", state)
     del history["steps"][int(state.step) :]
     return state, history
@@ -171,19 +199,20 @@ def train(options, step, state, history, data):
             progress.update(task, advance=1, loss=loss, ms=seconds * 1e3, kb=sent / 1e3)
             if (i + 1) % options.save_every == 0 or i + 1 == options.steps:
                 # History first: what it says of steps after the saved one is dropped on resuming.
-                write_json(options.out / "history.json", history)
-                jrc.save(options.out / "state", state)
+                with interrupts_wait():
+                    write_json(options.out / "history.json", history)
+                    jrc.save(options.out / "state", state)
     return state
 
 
 # ---------------------------------------------------------------- report
 
 
-def figures(options, history, after, memory, replicas, params):
+def figures(history, after, memory, replicas, params):
     sent = [s["bytes_sent"] for s in history["steps"]]
     dense = 2 * (replicas - 1) / replicas * 4 * params
     return {
-        "settings": settings(options),
+        "settings": history["settings"],
         "device": f"{replicas} x {jax.devices()[0].device_kind}",
         "jax": jax.__version__,
         "parameters": params,
@@ -263,8 +292,7 @@ def plot(found, out):
     plt.close(figure)
 
 
-def main(argv=None):
-    options = arguments(argv)
+def run(options):
     # Asked for before JAX starts; where there are real devices, those are used.
     jax.config.update("jax_num_cpu_devices", options.replicas)
     devices = jax.devices()[: options.replicas]
@@ -274,7 +302,9 @@ def main(argv=None):
     config = gpt.Config(
         layers=options.layers, heads=options.heads, width=options.width, length=options.length
     )
-    train_text, held_out = split_text(read_text(options.text), options.length)
+    text = read_text(options.text)
+    wanted = settings(options, text)
+    train_text, held_out = split_text(text, options.length)
     loss_fn = functools.partial(gpt.loss, config=config)
     tx = optimizer(options)
     params = gpt.init(jax.random.key(options.seed), config)
@@ -292,16 +322,10 @@ def main(argv=None):
     evaluate = lambda params: float(np.mean([held_out_loss(params, b) for b in tests]))  # noqa: E731
 
     if options.resume:
-        state, history = resume(options, state)
+        state, history = resume(options, state, wanted)
     else:
-        before = evaluate(params)
-        history = {"settings": settings(options), "before": before, "steps": []}
-    try:
-        state = train(options, step, state, history, train_text)
-    except KeyboardInterrupt:
-        again = "the last save is whole: go on with --resume" if saves(options) else "no save yet"
-        console.print(f"\nStopped; {options.out}: {again}")
-        raise SystemExit(130) from None
+        history = start_anew(options, evaluate(params), wanted)
+    state = train(options, step, state, history, train_text)
 
     batch = batch_at(train_text, 0, step.replicas * options.batch, options.length, options.seed)
     with console.status("compiling the step once more with nothing re-run, to compare memory"):
@@ -310,12 +334,24 @@ def main(argv=None):
             "plain": peak_bytes(jrc.make_train_step(loss_fn, tx, mesh=mesh), state, batch),
         }
     after = evaluate(jax.device_get(state.params))
-    found = figures(options, history, after, memory, step.replicas, size)
+    found = figures(history, after, memory, step.replicas, size)
     write_json(options.out / "figures.json", found)
     plot(found, options.out)
     show(found)
     console.print(f"Written to {options.out}: figures.json, loss.png, memory.png")
     return found
+
+
+def main(argv=None):
+    options = arguments(argv)
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        again = "the last save is whole: go on with --resume" if saves(options) else "no save yet"
+        console.print(f"\nStopped; {options.out}: {again}")
+        raise SystemExit(130) from None
+    except ValueError as error:  # a model that cannot be, a save that does not fit
+        raise SystemExit(f"train_gpt: {error}") from error
 
 
 if __name__ == "__main__":

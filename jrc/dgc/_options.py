@@ -2,10 +2,12 @@
 
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jrc._errors import listed
@@ -16,6 +18,8 @@ from jrc.dgc._regularize import l2_penalty
 SELECTORS = ("exact",)
 WIRES = ("f32",)
 EXCHANGES = ("allgather", "dense", "auto")
+
+_REAL = (int, float, np.integer, np.floating)
 
 Number = float | Array
 """A Python number, or a scalar array such as a hyperparameter that a schedule injects."""
@@ -52,7 +56,12 @@ def checked_clip_norm(norm: Number | None) -> Number | None:
 
 def checked_sparsity(sparsity: float | Sequence[float]) -> tuple[float, ...]:
     """The levels as a tuple; one number is one level."""
-    levels = (sparsity,) if isinstance(sparsity, (int, float)) else tuple(sparsity)
+    if isinstance(sparsity, str) or not isinstance(sparsity, (*_REAL, Iterable)):
+        raise TypeError(
+            "jrc.scale_by_dgc: sparsity must be a number or a sequence of numbers, got "
+            f"{sparsity!r}; sparsity=(0.999,) sends one entry in a thousand"
+        )
+    levels = (sparsity,) if isinstance(sparsity, _REAL) else tuple(sparsity)
     if not levels:
         raise ValueError(
             "jrc.scale_by_dgc: sparsity must hold at least one level, got none; "
@@ -119,8 +128,11 @@ def checked_regularization(
     """The transform of local gradients, if any; a number is the factor of an L2 penalty."""
     if regularization is None or isinstance(regularization, optax.GradientTransformation):
         return regularization
-    if isinstance(regularization, (int, float, jax.Array)):
-        return l2_penalty(regularization)
+    if isinstance(regularization, (*_REAL, jax.Array)):
+        hint = "1e-4, or None"
+        return l2_penalty(
+            _checked_number("regularization", regularization, lambda f: f >= 0, "be >= 0", hint)
+        )
     raise TypeError(
         "jrc.scale_by_dgc: regularization must be a number (the L2 factor), an optax transform or "
         f"None, got {regularization!r}"
@@ -131,6 +143,8 @@ def _checked_number(name, value: Number, holds, rule: str, hint: str) -> Number:
     """A number that holds to its rule; the value of a tracer is not known yet."""
     if isinstance(value, jax.core.Tracer):
         return value
+    if not isinstance(value, (*_REAL, jax.Array)) or jnp.ndim(value):
+        raise TypeError(f"jrc.scale_by_dgc: {name} must be a number, got {value!r}; pass {hint}")
     if not (math.isfinite(value) and holds(value)):
         raise ValueError(f"jrc.scale_by_dgc: {name} must {rule}, got {value!r}; pass {hint}")
     return value

@@ -5,10 +5,12 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import jrc
 from jrc.dgc import dgc_momentum, dgc_specs, dgc_stats, scale_by_dgc
 from tests.dgc.replicas import AXIS, mesh
 
@@ -169,3 +171,19 @@ def test_stats_want_one_state():
         dgc_stats(optax.EmptyState())
     with pytest.raises(ValueError, match="exactly one DGCState, got 2 in tuple"):
         dgc_stats((state, state))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"sparsity": "0.9"}, {"sparsity": None}, {"momentum": "0.9"}, {"local_grad_clip_norm": "1"}],
+)
+def test_what_is_no_number_is_named(arguments):
+    (name,) = arguments
+    with pytest.raises(TypeError, match=f"jrc.scale_by_dgc: {name} must be a number"):
+        jrc.scale_by_dgc(**arguments)
+
+
+def test_numbers_of_numpy_are_numbers():
+    jrc.scale_by_dgc(np.float32(0.9), sparsity=np.float32(0.5), regularization=np.float32(1e-4))
+    with pytest.raises(ValueError, match="regularization must be >= 0"):
+        jrc.scale_by_dgc(regularization=-1.0)

@@ -62,6 +62,7 @@ def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
         (["--text", "no/such/file"], "--text no/such/file: no such file or folder"),
         (["--steps", "0"], "--steps is at least 1; got 0"),
         (["--resume"], "nothing to resume"),
+        (["--heads", "3"], "heads divides width; got heads=3"),
     ],
 )
 def test_errors(more, words, tmp_path):
