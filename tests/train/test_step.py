@@ -437,3 +437,17 @@ def test_errors_about_states_meshes_and_results():
     for arguments, text in cases:
         with pytest.raises(ValueError, match=text):
             returning(*arguments)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_under_a_mesh_that_is_set_and_inside_jit(kind):
+    on = jax.make_mesh((REPLICAS,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])
+    want, _ = run("digits", dgc(), 2)
+    with jax.set_mesh(on):
+        got, _ = run("digits", dgc(), 2, on=on)
+    assert close(got.params, want.params, 1e-6)
+    state, step, batch = start("digits", dgc(), donate=False)
+    inside = jax.jit(lambda state, batch: step(state, batch))
+    for i in range(2):
+        state, _ = inside(state, batch(i))
+    assert close(state.params, want.params, 1e-6)

@@ -1,0 +1,124 @@
+"""What one replica does in one step: its gradient, the exchange, the update, the report."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jrc._rng import fold_all
+from jrc._tree import is_typed_key
+from jrc._typing import Array, PyTree, Scalar
+from jrc.dgc import DGCState, dgc_states, ring_all_reduce_bytes, served
+from jrc.train._gradient import gradient, mean_or_sum
+from jrc.train._state import TrainState
+
+
+class StepInfo(NamedTuple):
+    """What one step did; scalars, the same on every replica.
+
+    Attributes:
+        loss: Mean loss over all replicas.
+        aux: What the loss function returned besides: floating leaves averaged, counts (integers
+            and booleans) added up over parts and replicas.
+        grad_norm: Mean over replicas of the L2 norm of the local gradient.
+        density: Share of the compressed entries that was sent; 1 without compression.
+        bytes_sent: Bytes that each replica sent for gradients.
+        skipped: Whether parameters, optimizer and model state were left as they were because a
+            gradient was not finite (only with a `DGCState`).
+    """
+
+    loss: Scalar
+    aux: PyTree
+    grad_norm: Scalar
+    density: Scalar
+    bytes_sent: Scalar
+    skipped: Array
+
+
+def replica_step(
+    loss_fn: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    axis: str | None,
+    replicas: int,
+    accumulate: int,
+    state: TrainState,
+    batch: PyTree,
+) -> tuple[TrainState, StepInfo]:
+    """What one replica does in one step."""
+    over = _Replicas(axis)
+    key = fold_all(state.key, state.step, over.rank)
+    local = gradient(loss_fn, state.params, state.model_state, batch, key, accumulate)
+    compression = dgc_states(state.opt_state)
+    own = served(local.grads, compression)
+    grads = jax.tree.map(lambda g, own: g if own else over.mean(g), local.grads, own)
+    skipped = jnp.zeros((), bool)
+    if compression:
+        # Known before anything changes, so that all of a chain, and not the compression alone,
+        # leaves the step out; and on all replicas together, so that no transform branches on it.
+        skipped = over.total(_has_bad(local.grads).astype(jnp.int32)) > 0
+        grads = jax.tree.map(lambda g: jnp.where(skipped, jnp.nan, g).astype(g.dtype), grads)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    model_state = jax.tree.map(over.shared, local.model_state)
+    if compression:
+        # The compression's own state says that the step was skipped; all else stays as it was.
+        params, opt_state, model_state = jax.tree.map(
+            lambda old, new: new if isinstance(new, DGCState) else jnp.where(skipped, old, new),
+            (state.params, state.opt_state, state.model_state),
+            (params, opt_state, model_state),
+            is_leaf=lambda node: isinstance(node, DGCState),
+        )
+    density, sent = _books(compression, opt_state, skipped)
+    pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True)
+    dense = sum(g.size for g, alone in pairs if not alone)
+    sent += ring_all_reduce_bytes(dense, replicas)
+    loss, norm = over.mean((local.loss, _norm(local.grads)))
+    aux = jax.tree.map(lambda x: mean_or_sum(jnp.asarray(x), over.mean, over.total), local.aux)
+    info = StepInfo(loss, aux, norm, density, sent, skipped)
+    return TrainState(state.step + 1, params, model_state, opt_state, state.key), info
+
+
+class _Replicas:
+    """The replica axis inside a step; without one, a single replica."""
+
+    def __init__(self, axis: str | None) -> None:
+        self.axis = axis
+        self.rank = jnp.int32(0) if axis is None else jax.lax.axis_index(axis)
+
+    def mean(self, x: Any) -> Any:
+        return x if self.axis is None else jax.lax.pmean(x, self.axis)
+
+    def total(self, x: Any) -> Any:
+        return x if self.axis is None else jax.lax.psum(x, self.axis)
+
+    def shared(self, x: Array) -> Array:
+        """One value for all: the mean of floats, replica 0's of integers and Booleans."""
+        if is_typed_key(x):
+            return x
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            return self.mean(x)
+        first = jnp.where(self.rank == 0, x, jnp.zeros_like(x))
+        return self.total(first.astype(jnp.int32) if x.dtype == bool else first).astype(x.dtype)
+
+
+def _has_bad(grads: PyTree) -> Array:
+    return jnp.stack([~jnp.isfinite(g).all() for g in jax.tree.leaves(grads)] or [False]).any()
+
+
+def _norm(grads: PyTree) -> Array:
+    """L2 norm of a gradient, in float32: squares of half-precision entries overflow."""
+    return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+
+
+def _books(old: list[DGCState], opt_state: PyTree, skipped: Array) -> tuple[jax.Array, jax.Array]:
+    """Density and bytes of all compressing transforms together; nothing for one that waited."""
+    density, sent, entries = jnp.zeros(()), jnp.zeros(()), 0
+    for before, after in zip(old, dgc_states(opt_state), strict=True):
+        size = sum(v.size for v in jax.tree.leaves(after.v))
+        acted = skipped | (after.step != before.step)
+        sent += jnp.where(acted, after.bytes_sent, 0.0)
+        density += size * after.density
+        entries += size
+    return (density / entries if entries else jnp.ones(())), sent

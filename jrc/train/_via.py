@@ -1,0 +1,74 @@
+"""The ways to run a replica's step on all replicas."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jrc._typing import Array, PyTree
+from jrc.dgc import dgc_specs
+from jrc.train._replica import StepInfo
+from jrc.train._state import TrainState
+
+
+def _via_jit(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:
+    del mesh, axis_name
+    return jax.jit(body, donate_argnums=(0,) if donate else ())
+
+
+def _via_shard_map(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:
+    def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
+        specs = dgc_specs(state, axis_name)
+        return jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=(specs, PartitionSpec(axis_name)),
+            out_specs=(specs, PartitionSpec()),
+            # Replication types would sum gradients before they are compressed, and refuse loss
+            # functions that scan over a constant carry.
+            check_vma=False,
+        )(state, batch)
+
+    return jax.jit(call, donate_argnums=(0,) if donate else ())
+
+
+def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:
+    del donate  # the leading axis that pmap wants is made and taken away by a copy
+    replicas, devices = mesh.shape[axis_name], list(mesh.devices.flat)
+
+    @functools.cache
+    def mapped(treedef: Any, own: tuple[bool, ...]) -> Any:
+        axes = [0 if alone else None for alone in own]
+
+        def flat(leaves: list[Array], batch: PyTree) -> tuple[list[Array], StepInfo]:
+            state, info = body(treedef.unflatten(leaves), batch)
+            return jax.tree.leaves(state), info
+
+        return jax.pmap(flat, axis_name, in_axes=(axes, 0), out_axes=(axes, None), devices=devices)
+
+    def spread(x: Array) -> Array:
+        return jnp.reshape(x, (replicas, -1, *jnp.shape(x)[1:]))
+
+    def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
+        leaves, treedef = jax.tree.flatten(state)
+        specs = jax.tree.leaves(dgc_specs(state, axis_name))
+        own = tuple(spec != PartitionSpec() for spec in specs)
+        stacked = [spread(x) if alone else x for x, alone in zip(leaves, own, strict=True)]
+        new, info = mapped(treedef, own)(stacked, jax.tree.map(spread, batch))
+        joined = [
+            x.reshape(-1, *x.shape[2:]) if alone else x for x, alone in zip(new, own, strict=True)
+        ]
+        return treedef.unflatten(joined), info
+
+    return call
+
+
+RUNNERS: dict[str, Callable[..., Any]] = {
+    "shard_map": _via_shard_map,
+    "pmap": _via_pmap,
+    "jit": _via_jit,
+}
+"""What makes `call(state, batch)` of `(body, mesh, axis_name, donate)`, by name."""
