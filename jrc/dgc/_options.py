@@ -68,7 +68,7 @@ def checked_sparsity(sparsity: float | Sequence[float]) -> tuple[float, ...]:
             "sparsity=(0.999,) sends one entry in a thousand"
         )
     for level in levels:
-        if not 0 <= level < 1:
+        if not isinstance(level, _REAL) or not 0 <= level < 1:
             raise ValueError(
                 f"jrc.scale_by_dgc: every sparsity must lie in [0, 1), got {level!r} in "
                 f"{levels!r}; it is the share kept back, so 0.999 sends one entry in a thousand"

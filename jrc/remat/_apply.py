@@ -9,13 +9,10 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from jrc._jaxpr import Program, evaluate, trace
-from jrc.remat._cut import Cut, Cuts, check_request, cut_program
+from jrc.remat._cut import HELD, Cut, Cuts, check_request, cut_program
 from jrc.remat._kept import notices
 
 _logger = logging.getLogger("jrc")
-
-# The name under which values inside a re-run body are kept.
-_HELD = "jrc.held"
 
 
 def recompute_segments[F: Callable[..., Any]](
@@ -47,7 +44,8 @@ def recompute_segments[F: Callable[..., Any]](
         The same function. Works under `jit`, `grad`, `vmap`, `scan`, `shard_map` and inside itself.
 
     Raises:
-        TypeError: If `checkpoints` is a string or holds anything else than strings.
+        TypeError: If `fn` is no function, or `checkpoints` is a string or holds anything else
+            than strings.
         ValueError: When called, if a boundary is not marked or stands inside a loop or another
             construct, or a segment number does not exist; at once, if `rule` is unknown.
 
@@ -66,7 +64,7 @@ def recompute_segments[F: Callable[..., Any]](
     Paddle's `RecomputeOptimizer`.
     """
     who = "jrc.recompute_segments"
-    check_request(checkpoints, rule, who)
+    check_request(fn, checkpoints, rule, who)
     names = tuple(checkpoints)
     skipped = tuple(no_recompute_segments)
     said: set[str] = set()
@@ -105,7 +103,7 @@ def _segment(program: Program, cut: Cut) -> Callable[..., Sequence[Any]]:
         return evaluate(program.cut(cut.body))
     if not cut.held:
         return jax.checkpoint(evaluate(program.cut(cut.body)))
-    policy = jax.checkpoint_policies.save_only_these_names(_HELD)
+    policy = jax.checkpoint_policies.save_only_these_names(HELD)
     return jax.checkpoint(_holding(program, cut), policy=policy)
 
 
@@ -123,7 +121,7 @@ def _holding(program: Program, cut: Cut) -> Callable[..., Sequence[Any]]:
         for part in parts:
             results = evaluate(part)(*(values[var] for var in part.invars))
             values |= {
-                var: checkpoint_name(x, _HELD) if var in cut.held else x
+                var: checkpoint_name(x, HELD) if var in cut.held else x
                 for var, x in zip(part.outvars, results, strict=True)
             }
         return [values[var] for var in whole.outvars]

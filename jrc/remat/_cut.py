@@ -15,6 +15,9 @@ from jrc.remat._rules import RULES, Boundary
 OWN_RESULT = frozenset("tanh logistic exp exp2 sqrt cbrt".split())
 _RESHAPES = frozenset("reshape squeeze".split())
 
+# The name under which values inside a re-run body are kept.
+HELD = "jrc.held"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cut:
@@ -64,13 +67,15 @@ def cut_program(
     fn: Callable[..., Any],
     no_recompute_segments: Sequence[int] = (),
 ) -> Cuts:
-    """Cut a program at named boundaries; errors speak for `who` about `fn`."""
-    check_request(checkpoints, rule, who)
+    """Cut a program at named boundaries; errors speak for `who` about `fn`.
+
+    The request has passed `check_request`.
+    """
     names, unused = _resolve(program, checkpoints, rule, who, name_of(fn))
     live = program.live()
     work = [p for p in range(len(program.eqns)) if live[p] and is_work(program, p)]
     boundaries = {name: _locate(program, name, work) for name in names}
-    cutting = [n for n in names if _reaches_result(program, n)]
+    cutting = [n for n in names if _used(program, n)]
     if rule == "partition":
         cutting = [n for n in cutting if boundaries[n].producer != INPUT]
     unused += [n for n in names if n not in cutting]
@@ -94,17 +99,20 @@ def is_work(program: Program, p: int) -> bool:
 
 def _locate(program: Program, name: str, work: Sequence[int]) -> Boundary:
     """A boundary in counted positions; of a pytree the last value made and the first one read."""
-    values = [value for value in program.marked(name) if program.consumers.get(value)]
     producer = bisect.bisect_right(work, _end(program, name)) - 1
-    read = [bisect.bisect_left(work, p) for value in values for p in _readers(program, value)]
+    read = [bisect.bisect_left(work, p) for v in _used(program, name) for p in _readers(program, v)]
     after = [p for p in read if p > producer]
     return Boundary(name, producer, min(after, default=len(work)))
 
 
 def _end(program: Program, name: str) -> int:
     """The last equation that makes a part of this boundary which the result depends on."""
-    values = [value for value in program.marked(name) if program.consumers.get(value)]
-    return max((program.producer[value] for value in values), default=INPUT)
+    return max((program.producer[value] for value in _used(program, name)), default=INPUT)
+
+
+def _used(program: Program, name: str) -> list[Any]:
+    """The parts of a boundary that the result depends on."""
+    return [value for value in program.marked(name) if program.consumers.get(value)]
 
 
 def _readers(program: Program, value: Any) -> list[int]:
@@ -116,10 +124,6 @@ def _readers(program: Program, value: Any) -> list[int]:
         else:
             found += _readers(program, program.eqns[p].outvars[0])
     return found
-
-
-def _reaches_result(program: Program, name: str) -> bool:
-    return any(program.consumers.get(value) for value in program.marked(name))
 
 
 def _once_each(program: Program, boundaries: Sequence[Boundary]) -> list[Boundary]:
@@ -142,20 +146,20 @@ def _stretches(
     edges = sorted({0, len(work), *(edge for segment in segments for edge in segment)})
     of_work = {work[i]: bisect.bisect_right(edges, i) - 1 for i in range(len(work))}
     last = max(len(edges) - 2, 0)
-    owner: dict[int, int] = {}
+    stretches: list[list[int]] = [[] for _ in range(last + 1)]
     for p, eqn in enumerate(program.eqns):
         if not live[p]:
             continue
         made = program.producer[program.unmarked(eqn.outvars[0])] if eqn.outvars else p
         source = made if mark_of(eqn) is not None else p
         if source in of_work:
-            owner[p] = of_work[source]
+            owner = of_work[source]
         else:
             readers = _readers(program, eqn.outvars[0])
-            owner[p] = min((of_work.get(reader, last) for reader in readers), default=last)
-    count = max(len(edges) - 1, 1)
+            owner = min((of_work.get(reader, last) for reader in readers), default=last)
+        stretches[owner].append(p)
     starts = {start for start, _ in segments}
-    return [([p for p in sorted(owner) if owner[p] == i], edges[i] in starts) for i in range(count)]
+    return [(stretch, edges[i] in starts) for i, stretch in enumerate(stretches)]
 
 
 def _cut(
@@ -169,7 +173,7 @@ def _cut(
     inside = set(positions)
     boundary = tuple(n for n in names if is_segment and _end(program, n) in inside)
     tail = _tail(program, positions) if recompute else ()
-    body = tuple(p for p in positions if p not in tail)
+    body = tuple(sorted(inside.difference(tail)))
     held = _held(program, positions, body, boundary, keys) if recompute else ()
     return Cut(boundary, is_segment, recompute, body, tail, held)
 
@@ -198,8 +202,10 @@ def _held(
     )
 
 
-def check_request(checkpoints: Sequence[str], rule: str, who: str) -> None:
-    """Refuse what is wrong whatever the program: an unknown rule, names that are no strings."""
+def check_request(fn: Any, checkpoints: Sequence[str], rule: str, who: str) -> None:
+    """Refuse what is wrong whatever the program: no function, an unknown rule, other names."""
+    if not callable(fn):
+        raise TypeError(f"{who}: the first argument is the function to cut; got {fn!r}.")
     if not isinstance(rule, str) or rule not in RULES:
         raise ValueError(f"{who}: rule is one of {listed(RULES)}; got {rule!r}.")
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Collection):

@@ -23,10 +23,9 @@ from jrc._jaxpr import (
     primitive_name,
     trace,
 )
-from jrc.remat._cut import Cut, Cuts
+from jrc.remat._cut import HELD, Cut, Cuts
 
 _SCOPE = "jrc_equation_"
-_HELD = "jrc.held"
 
 
 def rerun_positions(traced: Traced, cuts: Cuts) -> list[tuple[int, ...]]:
@@ -43,7 +42,7 @@ def rerun_positions(traced: Traced, cuts: Cuts) -> list[tuple[int, ...]]:
     found, start = [], 0
     for cut, residuals in zip(cuts.cuts, kept, strict=True):
         stop = start + len(residuals)
-        live = flat.live(flat.jaxpr.outvars[start:stop], given=_HELD) if cut.recompute else ()
+        live = flat.live(flat.jaxpr.outvars[start:stop], given=HELD) if cut.recompute else ()
         found.append(tuple(p for p in cut.body if live and _again(program, p, flat, at, live)))
         start = stop
     return found
@@ -101,7 +100,7 @@ def _scoped(program: Program, cut: Cut) -> Callable[..., list[Any]]:
                 _run(program, p, values)
             for var in program.eqns[p].outvars:
                 if var in cut.held:
-                    values[var] = bind_mark(values[var], _HELD, 0)
+                    values[var] = bind_mark(values[var], HELD, 0)
         return [values[var] for var in body.outvars]  # type: ignore[index]
 
     return run

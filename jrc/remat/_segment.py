@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
-from jrc.remat._cut import Cut, Cuts, cut_program, is_work
+from jrc.remat._cut import Cut, Cuts, check_request, cut_program, is_work
 from jrc.remat._kept import kept_values
 from jrc.remat._rerun import rerun_positions
 from jrc.remat._table import table
@@ -118,7 +118,8 @@ def find_segments(
         The cut as a frozen value.
 
     Raises:
-        TypeError: If `checkpoints` is a string or holds anything else than strings.
+        TypeError: If `fn` is no function, or `checkpoints` is a string or holds anything else
+            than strings.
         ValueError: If a boundary is not marked, stands inside a loop or another construct, or
             `rule` is unknown. The seeds' rules report a name that nothing carries in `.unused`.
 
@@ -136,6 +137,7 @@ def find_segments(
     `auto_parallel_recompute.py`, `RecomputeState.get_recompute_segments`.
     """
     who = "jrc.find_segments"
+    check_request(fn, checkpoints, rule, who)
     traced = trace(fn, args, kwargs)
     cuts = cut_program(traced.program, checkpoints, rule, who=who, fn=fn)
     return describe(traced, cuts)

@@ -25,7 +25,7 @@ def check_batch(batch: PyTree, parts: int, words: str) -> None:
 
 
 def check_state(
-    tx: optax.GradientTransformation, state: TrainState, axis: str | None, replicas: int
+    tx: optax.GradientTransformation, state: TrainState, axis: str, replicas: int
 ) -> None:
     """The state was built for this optimizer, these replicas and this axis."""
     params = shape_of(state.params)
@@ -38,7 +38,7 @@ def check_state(
         )
     if not dgc_states(expected):
         return
-    specs = jax.tree.leaves(dgc_specs(expected, axis or ""))
+    specs = jax.tree.leaves(dgc_specs(expected, axis))
     leaves = zip(jax.tree.leaves(expected), jax.tree.leaves(state.opt_state), specs, strict=True)
     for want, got, spec in leaves:
         if spec != PartitionSpec() and got.size != want.size * replicas:
@@ -48,7 +48,7 @@ def check_state(
                 "jrc.make_train_step the same mesh."
             )
     if replicas > 1:
-        _check_axis(tx, params, str(axis), replicas)
+        _check_axis(tx, params, axis, replicas)
 
 
 def _check_axis(tx: optax.GradientTransformation, params: PyTree, axis: str, replicas: int) -> None:

@@ -141,7 +141,7 @@ def make_train_step(
         words = f"replicas * accumulate = {replicas} * {accumulate}"
         check_batch(batch, replicas * accumulate, words)
         if first:
-            check_state(tx, state, axis, replicas)
+            check_state(tx, state, axis_name, replicas)
 
     devices = mesh.local_mesh.devices.flat
     blocks = mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
