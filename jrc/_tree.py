@@ -51,6 +51,11 @@ def is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
 
 
+def is_floating(leaf: Any) -> bool:
+    """Whether a value has a derivative: real or complex floating."""
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
 def is_typed_key(leaf: Any) -> bool:
     """Whether this is a `jax.random.key` array; a raw `uint32` key cannot be told from data."""
     dtype = getattr(leaf, "dtype", None)

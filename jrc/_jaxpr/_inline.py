@@ -8,15 +8,21 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType, Sharding
 
 from jrc._jaxpr._mark import mark_of
+from jrc._jaxpr._tag import tag_of
 from jrc._jaxpr._walk import inner_programs
 
 
-def inline_marked(jaxpr: Jaxpr) -> Jaxpr:
+def inline_marked(jaxpr: Jaxpr, and_where: Callable[[JaxprEqn], bool] = lambda _: False) -> Jaxpr:
     """The same program with every `jit` call that holds a mark written inline, to any depth.
 
-    A call whose arguments or results have fixed shardings keeps them as constraints.
+    So are other calls of which `and_where` is true; tagged ones stay closed. A call whose
+    arguments or results have fixed shardings keeps them as constraints.
     """
-    return _inline(jaxpr, _holds_mark_in_jit)
+
+    def opens(eqn: JaxprEqn) -> bool:
+        return _is_jit(eqn) and tag_of(eqn) is None and (_holds_mark_in_jit(eqn) or and_where(eqn))
+
+    return _inline(jaxpr, opens)
 
 
 def inline_all(jaxpr: Jaxpr) -> Jaxpr:
@@ -65,7 +71,7 @@ def _is_jit(eqn: JaxprEqn) -> bool:
 
 def _holds_mark_in_jit(eqn: JaxprEqn) -> bool:
     """Whether this is a `jit` call with a mark in it or in a nested one; a loop's do not count."""
-    if not _is_jit(eqn):
+    if not _is_jit(eqn) or tag_of(eqn) is not None:
         return False
     inner = eqn.params["jaxpr"].eqns
     return any(mark_of(each) is not None or _holds_mark_in_jit(each) for each in inner)

@@ -134,6 +134,20 @@ class Program:
             if not inside.issuperset(self.consumers.get(var, ()))
         )
 
+    def reads(self, i: int) -> tuple[Var, ...]:
+        """The variables that equation `i` reads, each once."""
+        return tuple(dict.fromkeys(_variables(self.eqns[i].invars)))
+
+    def run(self, i: int, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """A function of all arguments of equation `i` as one of the variables that it `reads`."""
+        atoms, read = self.eqns[i].invars, self.reads(i)
+
+        def call(*inputs: Any) -> Sequence[Any]:
+            values = dict(zip(read, inputs, strict=True))
+            return run(*(x.val if isinstance(x, Literal) else values[x] for x in atoms))
+
+        return call
+
     def results(self, values: Mapping[Var, Any]) -> list[Any]:
         """The program's results, from the values of its variables."""
         return [x.val if isinstance(x, Literal) else values[x] for x in self.jaxpr.outvars]
@@ -174,10 +188,15 @@ class Traced:
         )
 
 
-def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
+def trace(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    and_where: Callable[[JaxprEqn], bool] = lambda _: False,
+) -> Traced:
     """Trace a function of pytrees; leaves that are no JAX arrays stay what they are.
 
-    Nested `jit` calls that hold marks are written inline.
+    Nested `jit` calls that hold marks are written inline, and those of which `and_where` is true.
     """
     # As pairs, because a dict would come back with its keys sorted.
     leaves, skeleton = split((args, tuple(kwargs.items())))
@@ -192,7 +211,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     jaxpr = jax.make_jaxpr(flat)(*leaves)
     consts = tuple(jaxpr.consts)
     jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    return Traced(Program(inline_marked(jaxpr)), (*consts, *leaves), results[-1])
+    return Traced(Program(inline_marked(jaxpr, and_where)), (*consts, *leaves), results[-1])
 
 
 def is_atom(x: Any) -> bool:

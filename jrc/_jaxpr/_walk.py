@@ -28,6 +28,15 @@ def primitive_name(eqn: JaxprEqn) -> str:
     return eqn.primitive.name if inner is None else type(inner).__name__
 
 
+def call_name(eqn: JaxprEqn) -> str | None:
+    """The name of the function that a call is of: `silu` of a `jit`, `relu` of a custom rule."""
+    if eqn.primitive.name == "jit":
+        return eqn.params["name"]
+    if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+        return eqn.params["call_jaxpr"].debug_info.func_name
+    return None
+
+
 def kind(eqn: JaxprEqn) -> str:
     """The construct of an equation with a program inside, in words: `lax.scan`."""
     name = primitive_name(eqn)

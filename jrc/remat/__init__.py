@@ -1,8 +1,16 @@
 """Recomputation: cut a function at named boundaries and re-run what lies between."""
 
 from jrc.remat._apply import recompute_segments as recompute_segments
+from jrc.remat._apply_rules import apply_rules as apply_rules
+from jrc.remat._keep import Offload as Offload
+from jrc.remat._keep import RecomputePrimitives as RecomputePrimitives
+from jrc.remat._keep import Rule as Rule
+from jrc.remat._keep import Save as Save
+from jrc.remat._keep import SavePrimitives as SavePrimitives
 from jrc.remat._mark import mark as mark
 from jrc.remat._recompute import recompute as recompute
 from jrc.remat._segment import Segment as Segment
 from jrc.remat._segment import Segmentation as Segmentation
 from jrc.remat._segment import find_segments as find_segments
+from jrc.remat._tags import keep_op as keep_op
+from jrc.remat._tags import recompute_op as recompute_op

@@ -2,15 +2,15 @@
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-from jax.ad_checkpoint import checkpoint_name
-
 from jrc._jaxpr import Program, evaluate, trace
-from jrc.remat._cut import HELD, Cut, Cuts, check_request, cut_program
+from jrc.remat._cut import Cut, Cuts, checked_request, cut_program
+from jrc.remat._keep import Rule
 from jrc.remat._kept import notices
+from jrc.remat._region import Stretch, rerun_region
+from jrc.remat._say import Say
 
 _logger = logging.getLogger("jrc")
 
@@ -20,7 +20,10 @@ def recompute_segments[F: Callable[..., Any]](
     checkpoints: Sequence[str],
     *,
     rule: str = "partition",
+    keep: Rule | None = None,
+    keep_patterns: Sequence[Mapping[str, Any]] = (),
     no_recompute_segments: Sequence[int] = (),
+    recompute_collectives: bool = False,
 ) -> F:
     """Re-run a function's intermediates in the backward pass instead of keeping them.
 
@@ -38,16 +41,24 @@ def recompute_segments[F: Callable[..., Any]](
         checkpoints: Names of the boundaries, as given to `jrc.mark`. A bare name that is used
             several times means all of them.
         rule: How boundaries become segments; see `jrc.find_segments`.
+        keep: Rules for what stays inside of segments, such as `jrc.SavePrimitives("dot_general")`;
+            `jrc.RecomputePrimitives("tanh")` alone re-runs those operators only.
+        keep_patterns: Runs of operators that stay: `{"pre_ops": [...], "main_ops": [...],
+            "suf_ops": [...], "num": n}` keeps the results of the main operators of the first n
+            matches in each segment (-1: of all), counted without marks and broadcasts.
         no_recompute_segments: Numbers of segments, from 0, that are kept as they are.
+        recompute_collectives: Whether `psum`, `all_gather` and the like are run again. What
+            automatic sharding inserts is no equation of the program and follows XLA.
 
     Returns:
         The same function. Works under `jit`, `grad`, `vmap`, `scan`, `shard_map` and inside itself.
 
     Raises:
         TypeError: If `fn` is no function, or `checkpoints` is a string or holds anything else
-            than strings.
-        ValueError: When called, if a boundary is not marked or stands inside a loop or another
-            construct, or a segment number does not exist; at once, if `rule` is unknown.
+            than strings, or `keep` is no rule.
+        ValueError: At once, if `rule` is unknown or a pattern wrong. When called, if a boundary
+            is not marked or stands inside a loop or another construct, if a segment number does
+            not exist, if `keep` names what is not there, or a memory that the device lacks.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -64,17 +75,16 @@ def recompute_segments[F: Callable[..., Any]](
     Paddle's `RecomputeOptimizer`.
     """
     who = "jrc.recompute_segments"
-    check_request(fn, checkpoints, rule, who)
-    names = tuple(checkpoints)
-    skipped = tuple(no_recompute_segments)
+    request = checked_request(
+        who, fn, checkpoints, rule, keep, keep_patterns, no_recompute_segments,
+        recompute_collectives,
+    )  # fmt: skip
     said: set[str] = set()
 
     @functools.wraps(fn)
     def segmented(*args: Any, **kwargs: Any) -> Any:
-        traced = trace(fn, args, kwargs)
-        cuts = cut_program(
-            traced.program, names, rule, who=who, fn=fn, no_recompute_segments=skipped
-        )
+        traced = trace(fn, args, kwargs, request.opens)
+        cuts = cut_program(traced.program, request, who=who, fn=fn)
         for notice in notices(traced.program, cuts):
             if notice not in said:
                 said.add(notice)
@@ -88,42 +98,23 @@ def run_cuts(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[Any]:
     """Run a cut program on its inputs; the results are the program's own."""
     values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
     for cut in cuts.cuts:
-        body = program.cut(cut.body)
-        results = _segment(program, cut)(*(values[var] for var in body.invars))
-        values |= dict(zip(body.outvars, results, strict=True))
-        tail = program.cut(cut.tail)
-        results = evaluate(tail)(*(values[var] for var in tail.invars))
-        values |= dict(zip(tail.outvars, results, strict=True))
+        run_cut(program, cut, cuts.say, values, rerun_region)
     return program.results(values)
 
 
-def _segment(program: Program, cut: Cut) -> Callable[..., Sequence[Any]]:
-    """The body as it runs in the forward pass: a `jax.checkpoint` if it is to be re-run."""
-    if not cut.recompute or not cut.body:
-        return evaluate(program.cut(cut.body))
-    if not cut.held:
-        return jax.checkpoint(evaluate(program.cut(cut.body)))
-    policy = jax.checkpoint_policies.save_only_these_names(HELD)
-    return jax.checkpoint(_holding(program, cut), policy=policy)
-
-
-def _holding(program: Program, cut: Cut) -> Callable[..., Sequence[Any]]:
-    """The body as a function that names every held value where it is made."""
-    whole = program.cut(cut.body)
-    makers = sorted({program.producer[var] for var in cut.held})
-    parts = [
-        program.cut([p for p in cut.body if start < p <= end])
-        for start, end in zip([-1, *makers], [*makers, len(program.eqns)], strict=True)
-    ]
-
-    def run(*inputs: Any) -> list[Any]:
-        values: dict[Any, Any] = dict(zip(whole.invars, inputs, strict=True))
-        for part in parts:
-            results = evaluate(part)(*(values[var] for var in part.invars))
-            values |= {
-                var: checkpoint_name(x, HELD) if var in cut.held else x
-                for var, x in zip(part.outvars, results, strict=True)
-            }
-        return [values[var] for var in whole.outvars]
-
-    return run
+def run_cut(
+    program: Program,
+    cut: Cut,
+    say: Say,
+    values: dict[Any, Any],
+    region: Callable[[Callable[..., Sequence[Any]], Sequence[Any]], Sequence[Any]],
+    **options: Any,
+) -> None:
+    """Run one stretch; `region` runs the body of a segment that is to be re-run."""
+    body = Stretch(program, cut.body, program.crossing(cut.body), say, cut.held, **options)
+    inputs = [values[var] for var in body.invars]
+    results = region(body.rerun, inputs) if cut.recompute and cut.body else body.kept(*inputs)
+    values |= dict(zip(body.outvars, results, strict=True))
+    tail = program.cut(cut.tail)
+    results = evaluate(tail)(*(values[var] for var in tail.invars))
+    values |= dict(zip(tail.outvars, results, strict=True))

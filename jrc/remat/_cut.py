@@ -2,21 +2,22 @@
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jrc._errors import close_to, listed, name_of
-from jrc._jaxpr import INPUT, Program, mark_of
+from jrc._jaxpr import INPUT, Program, call_name, mark_of
 from jrc._tree import is_typed_key
+from jrc.remat._keep import Rule, check_keep
+from jrc.remat._patterns import Pattern, checked_patterns
+from jrc.remat._region import opener
 from jrc.remat._rules import RULES, Boundary
+from jrc.remat._say import HELD, OFFLOADED, Say
 
 # Operators whose derivative reads their own result and not their argument, and those that only give
 # a result another shape.
 OWN_RESULT = frozenset("tanh logistic exp exp2 sqrt cbrt".split())
 _RESHAPES = frozenset("reshape squeeze".split())
-
-# The name under which values inside a re-run body are kept.
-HELD = "jrc.held"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Cut:
         recompute: Whether its body is re-run: a segment that is not left alone.
         body: Positions of its equations, but for the tail.
         tail: Positions of the tail.
-        held: Values of the body that are kept although others in the body read them.
+        held: Values of the body that are kept although the body is re-run, with how.
     """
 
     boundary: tuple[str, ...]
@@ -41,7 +42,7 @@ class Cut:
     recompute: bool
     body: tuple[int, ...]
     tail: tuple[int, ...]
-    held: tuple[Any, ...]
+    held: Mapping[Any, str]
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -51,27 +52,47 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cuts:
-    """The whole program in order, the boundaries that cut nothing, and pairs too close to cut."""
+    """The whole program in order, the boundaries that cut nothing, and pairs too close to cut.
+
+    `say` is what the transform's rules say of values, for whoever runs the cuts.
+    """
 
     cuts: tuple[Cut, ...]
     unused: tuple[str, ...]
     too_short: tuple[tuple[str, str], ...]
+    say: Say
 
 
-def cut_program(
-    program: Program,
-    checkpoints: Sequence[str],
-    rule: str,
-    *,
-    who: str,
-    fn: Callable[..., Any],
-    no_recompute_segments: Sequence[int] = (),
-) -> Cuts:
-    """Cut a program at named boundaries; errors speak for `who` about `fn`.
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a user asks for, besides the function.
 
-    The request has passed `check_request`.
+    Attributes:
+        checkpoints: Names of the boundaries.
+        rule: How boundaries become segments.
+        say: What is kept inside of segments, by name or by operator.
+        patterns: What is kept there, by runs of operators.
+        no_recompute_segments: Numbers of segments that are left alone.
     """
-    names, unused = _resolve(program, checkpoints, rule, who, name_of(fn))
+
+    checkpoints: tuple[str, ...]
+    rule: str
+    say: Say
+    patterns: tuple[Pattern, ...]
+    no_recompute_segments: tuple[Any, ...]
+
+    def opens(self, eqn: Any) -> bool:
+        """Whether a `jit` call is written inline; one that is named itself stays closed."""
+        if any(call_name(eqn) in pattern.all for pattern in self.patterns):
+            return False
+        return bool(self.patterns) or opener(self.say)(eqn)
+
+
+def cut_program(program: Program, request: Request, *, who: str, fn: Callable[..., Any]) -> Cuts:
+    """Cut a program at named boundaries; errors speak for `who` about `fn`."""
+    rule, say = request.rule, request.say
+    names, unused = _resolve(program, request.checkpoints, rule, who, name_of(fn))
+    say.check(program, who, name_of(fn))
     live = program.live()
     work = [p for p in range(len(program.eqns)) if live[p] and is_work(program, p)]
     boundaries = {name: _locate(program, name, work) for name in names}
@@ -80,15 +101,14 @@ def cut_program(
         cutting = [n for n in cutting if boundaries[n].producer != INPUT]
     unused += [n for n in names if n not in cutting]
     ranges = RULES[rule](_once_each(program, [boundaries[n] for n in cutting]))
-    skipped = _skipped(no_recompute_segments, len(ranges.segments), who)
+    skipped = _skipped(request.no_recompute_segments, len(ranges.segments), who)
     stretches = _stretches(program, ranges.segments, work, live)
     cuts, number = [], 0
     for positions, is_segment in stretches:
-        recompute = is_segment and number not in skipped
+        recompute = is_segment and number not in skipped and not say.leaves_rest
         number += is_segment
-        keys = rule != "partition"
-        cuts.append(_cut(program, positions, cutting, is_segment, recompute, keys))
-    return Cuts(tuple(cuts), tuple(unused), ranges.too_short)
+        cuts.append(_cut(program, positions, cutting, is_segment, recompute, request))
+    return Cuts(tuple(cuts), tuple(unused), ranges.too_short, say)
 
 
 def is_work(program: Program, p: int) -> bool:
@@ -168,14 +188,27 @@ def _cut(
     names: Sequence[str],
     is_segment: bool,
     recompute: bool,
-    keys: bool,
+    request: Request,
 ) -> Cut:
     inside = set(positions)
     boundary = tuple(n for n in names if is_segment and _end(program, n) in inside)
-    tail = _tail(program, positions) if recompute else ()
+    if not recompute:
+        return Cut(boundary, is_segment, False, tuple(positions), (), {})
+    ruled = request.say.held_values(program, range(len(program.eqns)))
+    elsewhere = {var for var, how in ruled.items() if how.startswith(OFFLOADED)}
+    tail = _tail(program, positions, elsewhere)
     body = tuple(sorted(inside.difference(tail)))
-    held = _held(program, positions, body, boundary, keys) if recompute else ()
-    return Cut(boundary, is_segment, recompute, body, tail, held)
+    held = _held(program, positions, body, boundary, request.rule != "partition")
+    return Cut(
+        boundary,
+        is_segment,
+        True,
+        body,
+        tail,
+        held
+        | _held_by_pattern(program, body, request.patterns)
+        | _held_by_rule(program, body, ruled),
+    )
 
 
 def _held(
@@ -184,7 +217,7 @@ def _held(
     body: Sequence[int],
     boundary: Sequence[str],
     keys: bool,
-) -> tuple[Any, ...]:
+) -> dict[Any, str]:
     """What the body makes and reads itself, and what is kept all the same.
 
     The seeds keep random keys too (`keys`); the bits drawn from them are drawn again.
@@ -193,17 +226,64 @@ def _held(
     # What only the tail reads is no more than handed on to it.
     kept = {program.unmarked(var) for var in program.crossing(positions)}
     kept |= {var for name in boundary for var in program.marked(name)}
-    return tuple(
-        var
+    return {
+        var: HELD
         for p in body
         for var in program.eqns[p].outvars
         if (var in kept or (keys and is_typed_key(var.aval)))
         and inside.intersection(program.consumers.get(var, ()))
+    }
+
+
+def _held_by_rule(
+    program: Program, body: Sequence[int], ruled: Mapping[Any, str]
+) -> dict[Any, str]:
+    """What the rules keep of what the body makes, and what they offload of what it is given."""
+    inside = set(body)
+    read = {var for p in body for var in program.reads(p)}
+    return {
+        var: how
+        for var, how in ruled.items()
+        if (program.producer[var] in inside and (var in read or not how.startswith(OFFLOADED)))
+        or (var in read and how.startswith(OFFLOADED))
+    }
+
+
+def _held_by_pattern(
+    program: Program, body: Sequence[int], patterns: Sequence[Pattern]
+) -> dict[Any, str]:
+    work = [p for p in body if is_work(program, p)]
+    found = (p for pattern in patterns for p in pattern.matches(program, work))
+    return {var: HELD for p in found for var in program.eqns[p].outvars}
+
+
+def checked_request(
+    who: str,
+    fn: Any,
+    checkpoints: Sequence[str],
+    rule: str,
+    keep: Rule | None,
+    keep_patterns: Sequence[Mapping[str, Any]],
+    no_recompute_segments: Sequence[int],
+    recompute_collectives: bool,
+) -> Request:
+    """What is asked for, or an error about what is wrong whatever the program."""
+    _check_names(who, fn, checkpoints, rule)
+    check_keep(keep, who)
+    if isinstance(no_recompute_segments, str) or not isinstance(no_recompute_segments, Iterable):
+        raise TypeError(
+            f"{who}: no_recompute_segments is a list of numbers; got {no_recompute_segments!r}."
+        )
+    return Request(
+        tuple(checkpoints),
+        rule,
+        Say(keep, not recompute_collectives),
+        checked_patterns(keep_patterns, who),
+        tuple(no_recompute_segments),
     )
 
 
-def check_request(fn: Any, checkpoints: Sequence[str], rule: str, who: str) -> None:
-    """Refuse what is wrong whatever the program: no function, an unknown rule, other names."""
+def _check_names(who: str, fn: Any, checkpoints: Sequence[str], rule: str) -> None:
     if not callable(fn):
         raise TypeError(f"{who}: the first argument is the function to cut; got {fn!r}.")
     if not isinstance(rule, str) or rule not in RULES:
@@ -257,10 +337,7 @@ def _unknown(program: Program, name: str, who: str, fn: str) -> str:
 
 
 def _skipped(indices: Sequence[int], count: int, who: str) -> frozenset[int]:
-    if not isinstance(indices, Iterable) or isinstance(indices, str):
-        raise TypeError(f"{who}: no_recompute_segments is a list of numbers; got {indices!r}.")
-    chosen = list(indices)
-    for i in chosen:
+    for i in indices:
         if isinstance(i, bool) or not hasattr(i, "__index__"):
             raise TypeError(f"{who}: no_recompute_segments holds segment numbers; got {i!r}.")
         if not 0 <= i < count:
@@ -268,17 +345,17 @@ def _skipped(indices: Sequence[int], count: int, who: str) -> frozenset[int]:
                 f"{who}: no_recompute_segments counts the {count} segments from 0 to "
                 f"{count - 1}; got {i}. See them with jrc.find_segments."
             )
-        if chosen.count(i) > 1:
+        if list(indices).count(i) > 1:
             raise ValueError(f"{who}: no_recompute_segments names segment {i} more than once.")
-    return frozenset(int(i) for i in chosen)
+    return frozenset(int(i) for i in indices)
 
 
-def _tail(program: Program, span: Sequence[int]) -> tuple[int, ...]:
+def _tail(program: Program, span: Sequence[int], inner: Collection[Any]) -> tuple[int, ...]:
     """The equations at a segment's end that need not be inside the re-run body.
 
     Marks and changes of shape, and behind each of them one operator that is differentiated from
     its own result: that result is what the segment leaves. One more before it would have to be
-    kept besides.
+    kept besides. What makes a value of `inner` stays inside.
     """
     inside, tail, last = set(span), [], set()
     for p in reversed(span):
@@ -286,6 +363,7 @@ def _tail(program: Program, span: Sequence[int]) -> tuple[int, ...]:
         readers = {c for var in eqn.outvars for c in program.consumers.get(var, ())}
         own = eqn.primitive.name in OWN_RESULT
         fits = own or mark_of(eqn) is not None or eqn.primitive.name in _RESHAPES
+        fits = fits and not any(program.unmarked(var) in inner for var in eqn.outvars)
         if fits and readers and not readers & inside and not readers & last:
             tail.append(p)
             inside.discard(p)

@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._jaxpr import evaluate, trace
+from jrc._jaxpr import evaluate, trace, walk
 from jrc._rng import other_key
 from jrc._tree import is_typed_key
+from jrc.remat._region import Stretch, opener, rerun_region, within
+from jrc.remat._say import Say
 
 
 def recompute(
@@ -20,6 +22,8 @@ def recompute(
 ) -> Any:
     """Call a function as one segment: its intermediates are re-run, its inputs are kept.
 
+    What goes through `jrc.keep_op` inside, and what collectives return, is held and not re-run.
+
     Args:
         function: Any pure JAX-traceable function of pytrees. What it closes over gets gradients
             too. It is traced once, so a state that it threads (running statistics) is updated
@@ -28,7 +32,7 @@ def recompute(
         preserve_rng_state: `True`: the re-run draws the same random bits. `False`: typed keys
             among the arguments are folded with a constant in the re-run, which then draws OTHER
             bits: the gradient is that of another mask than the forward pass used, a biased one.
-            This is the seed's semantics and needs `use_reentrant=True`.
+            This is the seed's semantics and needs `use_reentrant=True`; nothing inside is held.
         use_reentrant: `True`: built on `jax.custom_vjp`, which has no forward mode (`jax.jvp`,
             `jax.jacfwd` of the first derivative). `False`: built on `jax.checkpoint`.
         **kwargs: The function's keyword arguments; unknown ones fail inside the function.
@@ -62,12 +66,31 @@ def recompute(
             "jrc.recompute: preserve_rng_state=False needs use_reentrant=True, because "
             "jax.checkpoint re-runs with the keys it has. Keep one of the two at its default."
         )
-    traced = trace(function, args, kwargs)
-    run = evaluate(traced.program.jaxpr)
+    say = Say()
+    traced = trace(function, args, kwargs, opener(say))
+    run = within(traced.program.jaxpr, say, Stretch.rerun)
+    if not preserve_rng_state:
+        run = evaluate(traced.program.jaxpr)
+        return traced.run(_custom_vjp(run, _with_other_keys(run, traced.inputs)))
     if not use_reentrant:
-        return traced.run(jax.checkpoint(run))
-    again = run if preserve_rng_state else _with_other_keys(run, traced.inputs)
-    return traced.run(_custom_vjp(run, again))
+        return traced.run(lambda *inputs: rerun_region(run, inputs))
+    if any(say.speaks_of(eqn) for eqn, _ in walk(traced.program.jaxpr)):
+        return traced.run(_keeping_custom_vjp(run))
+    return traced.run(_custom_vjp(run, run))
+
+
+def _keeping_custom_vjp(run: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    """`run`, whose backward pass re-runs all that it does not hold by name."""
+
+    @jax.custom_vjp
+    def call(*inputs: Any) -> Sequence[Any]:
+        return run(*inputs)
+
+    def forward(*inputs: Any) -> tuple[Sequence[Any], Any]:
+        return jax.vjp(lambda *inputs: rerun_region(run, inputs), *inputs)
+
+    call.defvjp(forward, lambda pull, cotangents: pull(cotangents))
+    return call
 
 
 def _custom_vjp(

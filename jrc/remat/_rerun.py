@@ -8,6 +8,7 @@ must run again. This asks JAX instead of a table of derivative rules, and holds 
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -16,14 +17,15 @@ from jrc._jaxpr import (
     Program,
     Traced,
     bind_mark,
-    evaluate,
     inline_all,
     inner_programs,
     is_atom,
     primitive_name,
     trace,
 )
-from jrc.remat._cut import HELD, Cut, Cuts
+from jrc.remat._apply import run_cut
+from jrc.remat._cut import Cuts
+from jrc.remat._say import HELD
 
 _SCOPE = "jrc_equation_"
 
@@ -73,40 +75,20 @@ def _again(
 def _residuals(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[list[Any]]:
     """What the derivative of each segment's body keeps, in order of segments."""
     values = dict(zip(program.jaxpr.invars, inputs, strict=True))
-    kept = []
+    kept: list[list[Any]] = []
+
+    def region(body: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        results, pull = jax.vjp(body, *inputs)
+        kept[-1] = jax.tree.leaves(pull)
+        return results
+
     for cut in cuts.cuts:
         kept.append([])
-        if cut.recompute and cut.body:
-            body = program.cut(cut.body)
-            results, pull = jax.vjp(_scoped(program, cut), *(values[v] for v in body.invars))
-            values |= dict(zip(body.outvars, results, strict=True))
-            kept[-1] = jax.tree.leaves(pull)
-        for p in cut.tail if cut.recompute else cut.positions:
-            _run(program, p, values)
+        # Held values carry a mark in the place of JAX's name: see `rerun_positions`.
+        options = {"name": lambda x, _: bind_mark(x, HELD, 0), "scope": _scope}
+        run_cut(program, cut, cuts.say, values, region, **(options if cut.recompute else {}))
     return kept
 
 
-def _scoped(program: Program, cut: Cut) -> Callable[..., list[Any]]:
-    """The body as a function in which every equation has a name scope of its own.
-
-    Held values carry a mark, and whoever reads them reads them marked.
-    """
-    body = program.cut(cut.body)
-
-    def run(*inputs: Any) -> list[Any]:
-        values = dict(zip(body.invars, inputs, strict=True))
-        for p in cut.body:
-            with jax.named_scope(f"{_SCOPE}{p}"):
-                _run(program, p, values)
-            for var in program.eqns[p].outvars:
-                if var in cut.held:
-                    values[var] = bind_mark(values[var], HELD, 0)
-        return [values[var] for var in body.outvars]  # type: ignore[index]
-
-    return run
-
-
-def _run(program: Program, p: int, values: dict[Any, Any]) -> None:
-    one = program.cut([p], program.eqns[p].outvars)
-    results = evaluate(one)(*(values[var] for var in one.invars))
-    values |= dict(zip(one.outvars, results, strict=True))
+def _scope(p: int) -> AbstractContextManager[Any]:
+    return jax.named_scope(f"{_SCOPE}{p}")

@@ -1,11 +1,12 @@
 """What a cut looks like to a person: segments, what they hold, what they re-run."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
-from jrc.remat._cut import Cut, Cuts, check_request, cut_program, is_work
+from jrc.remat._cut import Cut, Cuts, checked_request, cut_program, is_work
+from jrc.remat._keep import Rule
 from jrc.remat._kept import kept_values
 from jrc.remat._rerun import rerun_positions
 from jrc.remat._table import table
@@ -91,6 +92,10 @@ def find_segments(
     checkpoints: Sequence[str],
     *args: Any,
     rule: str = "partition",
+    keep: Rule | None = None,
+    keep_patterns: Sequence[Mapping[str, Any]] = (),
+    no_recompute_segments: Sequence[int] = (),
+    recompute_collectives: bool = False,
     **kwargs: Any,
 ) -> Segmentation:
     """Show how `recompute_segments` cuts a function, without running it.
@@ -112,6 +117,10 @@ def find_segments(
         checkpoints: Names of the boundaries, as given to `jrc.mark`.
         *args: The function's arguments; arrays or `jax.ShapeDtypeStruct`s.
         rule: How boundaries become segments.
+        keep: As for `jrc.recompute_segments`, like the next three.
+        keep_patterns: Runs of operators that stay held.
+        no_recompute_segments: Numbers of segments that are left alone.
+        recompute_collectives: Whether collectives are run again.
         **kwargs: The function's keyword arguments.
 
     Returns:
@@ -137,9 +146,12 @@ def find_segments(
     `auto_parallel_recompute.py`, `RecomputeState.get_recompute_segments`.
     """
     who = "jrc.find_segments"
-    check_request(fn, checkpoints, rule, who)
-    traced = trace(fn, args, kwargs)
-    cuts = cut_program(traced.program, checkpoints, rule, who=who, fn=fn)
+    request = checked_request(
+        who, fn, checkpoints, rule, keep, keep_patterns, no_recompute_segments,
+        recompute_collectives,
+    )  # fmt: skip
+    traced = trace(fn, args, kwargs, request.opens)
+    cuts = cut_program(traced.program, request, who=who, fn=fn)
     return describe(traced, cuts)
 
 
@@ -149,7 +161,7 @@ def describe(traced: Traced, cuts: Cuts) -> Segmentation:
     pairs = list(zip(cuts.cuts, rerun_positions(traced, cuts), strict=True))
     segments = tuple(_describe(program, cut, again) for cut, again in pairs if cut.is_segment)
     outside = sorted(p for cut in cuts.cuts if not cut.is_segment for p in cut.positions)
-    rest = _describe(program, Cut((), False, False, tuple(outside), (), ()), ())
+    rest = _describe(program, Cut((), False, False, tuple(outside), (), {}), ())
     held = dict.fromkeys(
         name for cut in cuts.cuts if cut.is_segment for name in kept_values(program, cut).values()
     )

@@ -1,0 +1,75 @@
+"""Running an equation with other programs inside: loops, branches and `shard_map` bodies."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn
+
+Run = Callable[..., Sequence[Any]]
+
+
+def can_rebuild(eqn: JaxprEqn) -> bool:
+    """Whether `rebuild` knows this construct; rules of derivatives and regions stay closed."""
+    return eqn.primitive.name in _FORMS
+
+
+def rebuild(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
+    """The equation as a function of its inputs, each inner program replaced by `run` of it."""
+    return _FORMS[eqn.primitive.name](eqn.params, run)
+
+
+def _scan(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
+    inner, consts, carried = run(params["jaxpr"]), params["num_consts"], params["num_carry"]
+
+    def call(*args: Any) -> list[Any]:
+        def body(carry: Any, xs: Any) -> tuple[Any, Any]:
+            results = list(inner(*args[:consts], *carry, *xs))
+            return results[:carried], results[carried:]
+
+        carry, ys = jax.lax.scan(
+            body,
+            list(args[consts : consts + carried]),
+            list(args[consts + carried :]),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*carry, *ys]
+
+    return call
+
+
+def _cond(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
+    branches = [run(branch) for branch in params["branches"]]
+    return lambda index, *args: jax.lax.switch(
+        index, [lambda *a, branch=branch: list(branch(*a)) for branch in branches], *args
+    )
+
+
+def _shard_map(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
+    inner = run(params["jaxpr"])
+
+    def call(*args: Any) -> Any:
+        return jax.shard_map(
+            lambda *shards: tuple(inner(*shards)),
+            mesh=params["mesh"],
+            in_specs=tuple(params["in_specs"]),
+            out_specs=tuple(params["out_specs"]),
+            axis_names=params["newly_manual_axes"],
+            check_vma=params["check_vma"],
+        )(*args)
+
+    return call
+
+
+def _jit(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
+    return run(params["jaxpr"])
+
+
+_FORMS: dict[str, Callable[[dict[str, Any], Callable[[Jaxpr], Run]], Run]] = {
+    "scan": _scan,
+    "cond": _cond,
+    "shard_map": _shard_map,
+    "jit": _jit,
+}

@@ -1,0 +1,65 @@
+"""Rules on a whole function, without cutting it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jrc._errors import name_of
+from jrc._jaxpr import tagged, trace
+from jrc.remat._keep import Rule, check_keep
+from jrc.remat._region import Stretch, opener, rerun_region, within
+from jrc.remat._say import KEPT, Say
+
+
+def apply_rules[F: Callable[..., Any]](
+    fn: F, keep: Rule | None = None, *, recompute_collectives: bool = False
+) -> F:
+    """Keep or re-run single values and operators of a function.
+
+    Rules that keep (`jrc.Save`, `jrc.SavePrimitives`, `jrc.Offload`) leave all else to be re-run,
+    at once, when the backward pass reaches the function: to bound the memory of that, cut it with
+    `jrc.recompute_segments(..., keep=...)`. `jrc.RecomputePrimitives` alone, or no rule but
+    `jrc.recompute_op` inside, re-runs those operators, each with its readers, and keeps all else.
+    A tagged call or another jrc transform inside has its own say, which wins.
+
+    Args:
+        fn: Any JAX-traceable function of pytrees, as for `jrc.recompute_segments`.
+        keep: The rules, joined with `|`.
+        recompute_collectives: Whether what is re-run includes `psum`, `all_gather` and the like.
+
+    Returns:
+        The same function.
+
+    Raises:
+        TypeError: If `fn` is no function or `keep` is no rule.
+        ValueError: When called, if `keep` names what is not there, or a memory that the device
+            lacks.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss(w, x):
+        ...     return jnp.sum(jnp.tanh(x @ w) @ w)
+        >>> w, x = jnp.ones((3, 3)), jnp.ones((2, 3))
+        >>> lean = jrc.apply_rules(loss, jrc.RecomputePrimitives("tanh"))
+        >>> bool(jnp.allclose(jax.grad(lean)(w, x), jax.grad(loss)(w, x)))
+        True
+
+    Source: MindSpore `Primitive.recompute`; `jax.checkpoint_policies`.
+    """
+    who = "jrc.apply_rules"
+    if not callable(fn):
+        raise TypeError(f"{who}: the first argument is a function; got {type(fn).__name__}.")
+    check_keep(keep, who)
+    say = Say(keep, not recompute_collectives)
+
+    @functools.wraps(fn)
+    def ruled(*args: Any, **kwargs: Any) -> Any:
+        traced = trace(fn, args, kwargs, opener(say))
+        say.check(traced.program, who, name_of(fn))
+        jaxpr = traced.program.jaxpr
+        if keep is None or say.leaves_rest:
+            return traced.run(tagged(within(jaxpr, say, Stretch.kept), KEPT))
+        run = within(jaxpr, say, Stretch.rerun)
+        return traced.run(lambda *inputs: rerun_region(run, inputs))
+
+    return ruled  # type: ignore[return-value]

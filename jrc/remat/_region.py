@@ -1,0 +1,272 @@
+"""Running a stretch of a program as a region: all re-run but what is held, or the other way round.
+
+What a rule or a tag says inside of loops, branches and `shard_map` bodies is done there: those are
+run again with other bodies, through JAX's own functions.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+
+from jrc._jaxpr import (
+    Program,
+    call_name,
+    can_rebuild,
+    evaluate,
+    inline_marked,
+    mark_of,
+    primitive_name,
+    rebuild,
+    tag_of,
+    walk,
+)
+from jrc.remat._groups import groups, with_views
+from jrc.remat._hold import hold_relu, hold_results, hold_unit, reads_inputs
+from jrc.remat._say import HELD, KEPT, RERUN, Say, name_as, policy_for
+
+Run = Callable[..., Sequence[Any]]
+Held = Mapping[Any, str]
+
+# Their derivative reads no result of theirs, so that a name alone holds one.
+_NAME_SUFFICES = frozenset(
+    "dot_general conv_general_dilated add sub mul neg transpose reshape broadcast_in_dim gather "
+    "reduce_sum convert_element_type concatenate slice dynamic_slice select_n squeeze mark name "
+    "psum psum_invariant all_gather all_gather_invariant all_to_all ppermute reduce_scatter".split()
+)
+_CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated"})
+
+
+def rerun_region(body: Run, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Run a body whose values are re-run in the backward pass, but for those it holds by name."""
+    jaxpr = jax.make_jaxpr(body)(*inputs)
+    marks = (mark_of(eqn) for eqn, _ in walk(jaxpr))
+    names = {mark[0] for mark in marks if mark and mark[0].startswith("jrc.")}
+    run = evaluate(jaxpr)
+    return (jax.checkpoint(run, policy=policy_for(names)) if names else jax.checkpoint(run))(
+        *inputs
+    )
+
+
+def opened(jaxpr: Any, say: Say) -> Program:
+    """The program, every `jit` call that the rules speak of written inline."""
+    return Program(inline_marked(jaxpr, opener(say)))
+
+
+def opener(say: Say) -> Callable[[Any], bool]:
+    """Which `jit` calls the rules look into; one that a rule names itself stays closed."""
+    return lambda eqn: say.of_equation(eqn) is None and say.speaks_in(eqn)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stretch:
+    """Equations of a program that run together.
+
+    Attributes:
+        program: The program.
+        positions: The equations, in program order.
+        outvars: What they are to return.
+        say: What the rules say.
+        held: Values kept although the stretch is re-run, with how.
+        name: Gives a held value the name that it is kept under.
+        scope: Wraps the running of an equation.
+    """
+
+    program: Program
+    positions: Sequence[int]
+    outvars: Sequence[Any]
+    say: Say
+    held: Held = dataclasses.field(default_factory=dict)
+    name: Callable[[Any, str], Any] = name_as
+    scope: Callable[[int], AbstractContextManager[Any]] | None = None
+
+    @property
+    def invars(self) -> Sequence[Any]:
+        """What they read and do not make."""
+        return self.program.cut(self.positions, self.outvars).invars
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing in it is held or needs another body."""
+        return self.scope is None and not any(map(self._is_special, self.positions))
+
+    def rerun(self, *inputs: Any) -> list[Any]:
+        """Run it as the body of a region that is re-run."""
+        values: dict[Any, Any] = dict(zip(self.invars, inputs, strict=True))
+        given = {id(x) for x in inputs}
+        for var in self.invars:
+            if how := self.held.get(var):
+                values[var] = self.name(values[var], how)
+        for part, special in _alternating(self.positions, self._is_special):
+            if special:
+                self._run_special(part[0], values, given)
+            else:
+                _run(self.program.cut(part), values)
+        return [values[var] for var in self.outvars]
+
+    def kept(self, *inputs: Any) -> list[Any]:
+        """Run it so that JAX keeps what it likes, but for what a rule or a tag says is re-run."""
+        values: dict[Any, Any] = dict(zip(self.invars, inputs, strict=True))
+        again = [p for p in self.positions if self._says(p) == RERUN]
+        parts = [(list(self.positions), False)]
+        if again:
+            again = with_views(self.program, self.positions, again)
+            parts = groups(self.program, self.positions, again)
+        for part, is_region in parts:
+            if is_region:
+                self._run_group(part, again, values)
+            else:
+                self._run_outside(part, values)
+        return [values[var] for var in self.outvars]
+
+    def _says(self, p: int) -> str | None:
+        return self.say.of_equation(self.program.eqns[p])
+
+    def _is_special(self, p: int) -> bool:
+        if self.scope is not None:
+            return True
+        eqn = self.program.eqns[p]
+        if not self.held.keys().isdisjoint(eqn.outvars) or tag_of(eqn) == KEPT:
+            return True
+        return self._has_other_body(p)
+
+    def _has_other_body(self, p: int) -> bool:
+        eqn = self.program.eqns[p]
+        return can_rebuild(eqn) and tag_of(eqn) is None and self.say.speaks_in(eqn)
+
+    def _run_special(self, p: int, values: dict[Any, Any], given: set[int]) -> None:
+        eqn = self.program.eqns[p]
+        inputs = [values[var] for var in self.program.reads(p)]
+        how = next((self.held[var] for var in eqn.outvars if var in self.held), None)
+        with self.scope(p) if self.scope else nullcontext():
+            if tag_of(eqn) == KEPT:
+                results = self._hold_call(p, inputs, given)
+            elif how is None:
+                results = self._runner(p, Stretch.rerun)(*inputs)
+            else:
+                results = self._hold(p, inputs, how)
+        if how is not None or tag_of(eqn) == KEPT:
+            given |= {id(x) for x in results}
+        values |= dict(zip(eqn.outvars, results, strict=True))
+
+    def _runner(self, p: int, mode: Callable[..., Any]) -> Run:
+        """The equation as a function of what it reads, with another body if it needs one."""
+        eqn = self.program.eqns[p]
+        if not self._has_other_body(p):
+            return evaluate(self.program.cut([p], eqn.outvars))
+        inner = lambda jaxpr: within(jaxpr, self.say, mode, self.name)  # noqa: E731
+        return self.program.run(p, rebuild(eqn, inner))
+
+    def _hold(self, p: int, inputs: Sequence[Any], how: str) -> list[Any]:
+        eqn = self.program.eqns[p]
+        run = self._runner(p, Stretch.rerun)
+        name = lambda x: self.name(x, how)  # noqa: E731
+        if primitive_name(eqn) in _NAME_SUFFICES or not eqn.invars:
+            return [name(x) for x in run(*inputs)]
+        return (hold_relu if call_name(eqn) == "relu" else hold_results)(run, inputs, name)
+
+    def _hold_call(self, p: int, inputs: Sequence[Any], given: set[int]) -> list[Any]:
+        """A call that is kept whole: its results, and what its derivative reads."""
+        eqn = self.program.eqns[p]
+        (jaxpr,) = (eqn.params["jaxpr"],)
+        run = self.program.run(p, within(jaxpr, Say(), Stretch.kept, self.name))
+        name = lambda x: self.name(x, HELD)  # noqa: E731
+        inner = {primitive_name(each) for each, _ in walk(jaxpr)}
+        if not inner & _CONTRACTIONS:
+            if _is_relu(jaxpr):
+                return hold_relu(run, inputs, name)
+            if not reads_inputs(run, inputs):
+                return hold_results(run, inputs, name)
+        # The arguments of a product are read by its derivative, whoever keeps its result.
+        keeps_inputs = not inner & _CONTRACTIONS
+        return hold_unit(run, inputs, name, lambda x: keeps_inputs and id(x) not in given)
+
+    def _run_outside(self, part: Sequence[int], values: dict[Any, Any]) -> None:
+        other = lambda p: self._has_other_body(p) or tag_of(self.program.eqns[p]) == KEPT  # noqa: E731
+        for some, special in _alternating(part, other):
+            if not special:
+                _run(self.program.cut(some), values)
+                continue
+            (p,) = some
+            eqn = self.program.eqns[p]
+            run = self._runner(p, Stretch.kept)
+            if tag_of(eqn) == KEPT:
+                inner = within(eqn.params["jaxpr"], Say(), Stretch.kept, self.name)
+                run = self.program.run(p, inner)
+            results = run(*(values[var] for var in self.program.reads(p)))
+            values |= dict(zip(eqn.outvars, results, strict=True))
+
+    def _run_group(self, part: Sequence[int], again: Iterable[int], values: dict[Any, Any]) -> None:
+        """Operators to be re-run and their readers, of which all that is not re-run is held."""
+        again = set(again)
+        held = {v: HELD for p in part if p not in again for v in self.program.eqns[p].outvars}
+        group = Group(
+            self.program, part, self.program.crossing(part), self.say, held, self.name, self.scope
+        )
+        results = rerun_region(group.rerun, [values[var] for var in group.invars])
+        values |= dict(zip(group.outvars, results, strict=True))
+
+
+class Group(Stretch):
+    """A stretch of which a few operators are re-run; whatever else it makes is held."""
+
+    def _hold(self, p: int, inputs: Sequence[Any], how: str) -> list[Any]:
+        eqn = self.program.eqns[p]
+        if not can_rebuild(eqn):
+            return super()._hold(p, inputs, how)
+        # A loop that reads what is re-run keeps the rest of what it needs.
+        run = self._runner(p, Stretch.kept)
+        return hold_unit(run, inputs, lambda x: self.name(x, how), lambda _: False)
+
+
+def within(
+    jaxpr: Any,
+    say: Say,
+    mode: Callable[..., Any],
+    name: Callable[[Any, str], Any] = name_as,
+) -> Run:
+    """A program inside another as a function, run in this mode under the same rules."""
+    consts = list(jaxpr.consts)
+    jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    program = opened(jaxpr, say)
+    live = program.live()
+    positions = [p for p in range(len(program.eqns)) if live[p]]
+    made = {var for p in positions for var in program.eqns[p].outvars}
+
+    def run(*inputs: Any) -> list[Any]:
+        values = dict(zip(program.jaxpr.invars, [*consts, *inputs], strict=True))
+        outvars = list(dict.fromkeys(v for v in program.jaxpr.outvars if _is_made(v, made)))
+        held = say.held_values(program, positions)
+        stretch = Stretch(program, positions, outvars, say, held, name)
+        results = mode(stretch, *(values[var] for var in stretch.invars))
+        return program.results(values | dict(zip(outvars, results, strict=True)))
+
+    return run
+
+
+def _is_made(atom: Any, made: set[Any]) -> bool:
+    return not hasattr(atom, "val") and atom in made
+
+
+def _is_relu(jaxpr: Any) -> bool:
+    return [call_name(eqn) for eqn in jaxpr.eqns] == ["relu"]
+
+
+def _run(jaxpr: Any, values: dict[Any, Any]) -> None:
+    results = evaluate(jaxpr)(*(values[var] for var in jaxpr.invars))
+    values |= dict(zip(jaxpr.outvars, results, strict=True))
+
+
+def _alternating(
+    positions: Sequence[int], special: Callable[[int], bool]
+) -> list[tuple[list[int], bool]]:
+    """The positions in order: special ones alone, the others in stretches."""
+    parts: list[tuple[list[int], bool]] = []
+    for p in positions:
+        if special(p) or not parts or parts[-1][1]:
+            parts.append(([p], special(p)))
+        else:
+            parts[-1][0].append(p)
+    return parts
