@@ -16,11 +16,15 @@ def can_rebuild(eqn: JaxprEqn) -> bool:
 
 def rebuild(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
     """The equation as a function of its inputs, each inner program replaced by `run` of it."""
-    return _FORMS[eqn.primitive.name](eqn.params, run)
+    return _FORMS[eqn.primitive.name](eqn, run)
 
 
-def _scan(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
-    inner, consts, carried = run(params["jaxpr"]), params["num_consts"], params["num_carry"]
+def _scan(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
+    params, body = eqn.params, eqn.params["jaxpr"]
+    inner = run(body)
+    # What goes around keeps its rank; what is sliced or stacked has one axis more outside.
+    carried = _same_rank(eqn.outvars, body.outvars)
+    consts = _same_rank(eqn.invars, body.invars) - carried
 
     def call(*args: Any) -> list[Any]:
         def body(carry: Any, xs: Any) -> tuple[Any, Any]:
@@ -40,14 +44,19 @@ def _scan(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
     return call
 
 
-def _cond(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
-    branches = [run(branch) for branch in params["branches"]]
+def _same_rank(outer: Sequence[Any], inner: Sequence[Any]) -> int:
+    return sum(a.aval.ndim == b.aval.ndim for a, b in zip(outer, inner, strict=True))
+
+
+def _cond(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
+    branches = [run(branch) for branch in eqn.params["branches"]]
     return lambda index, *args: jax.lax.switch(
         index, [lambda *a, branch=branch: list(branch(*a)) for branch in branches], *args
     )
 
 
-def _shard_map(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
+def _shard_map(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
+    params = eqn.params
     inner = run(params["jaxpr"])
 
     def call(*args: Any) -> Any:
@@ -63,11 +72,11 @@ def _shard_map(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
     return call
 
 
-def _jit(params: dict[str, Any], run: Callable[[Jaxpr], Run]) -> Run:
-    return run(params["jaxpr"])
+def _jit(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
+    return run(eqn.params["jaxpr"])
 
 
-_FORMS: dict[str, Callable[[dict[str, Any], Callable[[Jaxpr], Run]], Run]] = {
+_FORMS: dict[str, Callable[[JaxprEqn, Callable[[Jaxpr], Run]], Run]] = {
     "scan": _scan,
     "cond": _cond,
     "shard_map": _shard_map,

@@ -238,15 +238,21 @@ def _held(
 def _held_by_rule(
     program: Program, body: Sequence[int], ruled: Mapping[Any, str]
 ) -> dict[Any, str]:
-    """What the rules keep of what the body makes, and what they offload of what it is given."""
+    """What the rules keep of what the body makes, and what they offload of what it is given.
+
+    What is offloaded is kept by whoever reads it again: not where it is made and only handed on.
+    """
     inside = set(body)
-    read = {var for p in body for var in program.reads(p)}
-    return {
-        var: how
-        for var, how in ruled.items()
-        if (program.producer[var] in inside and (var in read or not how.startswith(OFFLOADED)))
-        or (var in read and how.startswith(OFFLOADED))
-    }
+    held = {}
+    for var, how in ruled.items():
+        again = how == HELD or inside.intersection(_readers(program, var))
+        if program.producer[var] in inside and again:
+            held[var] = how
+    for var in dict.fromkeys(var for p in body for var in program.reads(p)):
+        how = ruled.get(program.unmarked(var), HELD)
+        if how != HELD and program.producer[program.unmarked(var)] not in inside:
+            held[var] = how
+    return held
 
 
 def _held_by_pattern(

@@ -63,9 +63,13 @@ def hold_unit(
     reads = [x if id(x) in given else name(x) for x in reads]
 
     def tangents(inputs: Any, _: Any, reads: Any, moving: Sequence[int], moves: Any) -> Any:
-        known = dict(zip(moving, moves, strict=True))
-        every = [known[i] if i in known else jnp.zeros_like(inputs[i]) for i in floats]
-        return structure.unflatten(reads)(*every)
+        linear = structure.unflatten(reads)
+        zeros = [jnp.zeros_like(inputs[i]) for i in floats]
+        at = [floats.index(i) for i in moving]
+        # A linear function is its own derivative; what does not move is left out of that.
+        return jax.jvp(lambda *ds: linear(*_merged(zeros, at, ds)), [zeros[i] for i in at], moves)[
+            1
+        ]
 
     held = iter(_through([name(x) for x in values], inputs, reads, tangents))
     others = iter([name(x) for x in rest])

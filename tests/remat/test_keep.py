@@ -1,0 +1,458 @@
+"""Rules and tags: what is kept is truly kept, what is re-run is re-run, the innermost say wins."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jrc
+from tests.remat.graphs import UNARY, graphs
+from tests.remat.measure import (
+    bit_equal,
+    largest_error,
+    operators,
+    rerun_operators,
+    saved_bytes,
+)
+
+W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
+X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)
+ONE = W.nbytes
+
+OWN_RESULT = {
+    "tanh": jnp.tanh,
+    "exp": jnp.exp,
+    "sigmoid": jax.nn.sigmoid,
+    "relu": jax.nn.relu,
+}
+READS_ARGUMENT = {
+    "sin": jnp.sin,
+    "gelu": jax.nn.gelu,
+    "softmax": jax.nn.softmax,
+    "silu": jax.nn.silu,
+    "log": lambda x: jnp.log(x * x + 1),
+    "rsqrt": lambda x: jax.lax.rsqrt(x * x + 1),
+}
+
+
+def layers(w, x, op, count=3):
+    for i in range(count):
+        x = jrc.mark(op(x @ w), f"h{i}")
+    return jnp.sum(x * jnp.cos(x))
+
+
+MARKS = [f"h{i}" for i in range(3)]
+
+
+def dots(lean, plain, *args):
+    return rerun_operators(lean, plain, *args)["dot_general"]
+
+
+def assert_same(lean, plain, *args, tolerance=2e-6):
+    every = tuple(range(len(args)))
+    one, two = (jax.value_and_grad(f, every)(*args) for f in (lean, plain))
+    assert largest_error(one, two) < tolerance
+    again = [
+        jax.grad(lambda w, f=f: jnp.sum(jax.grad(f)(w, *args[1:])))(args[0]) for f in (lean, plain)
+    ]
+    assert largest_error(*again) < 2e-5
+    assert largest_error(*(jax.jvp(f, args, args) for f in (lean, plain))) < 1e-5
+
+
+@pytest.mark.parametrize("name", OWN_RESULT)
+def test_a_saved_result_needs_nothing_before_it(name):
+    """tanh is differentiated from its own result: with that held, no dot runs again."""
+    plain = functools.partial(layers, op=OWN_RESULT[name])
+    lean = jrc.apply_rules(plain, jrc.Save(*MARKS))
+    assert dots(lean, plain, W, X) == 0
+    # What the marks name, and the loss's own needs: nothing else.
+    assert saved_bytes(lean, W, X) == 3 * ONE
+    assert_same(lean, plain, W, X)
+
+
+def test_a_saved_result_whose_derivative_reads_its_argument_has_that_made_again():
+    plain = functools.partial(layers, op=jnp.sin)
+    lean = jrc.apply_rules(plain, jrc.Save(*MARKS))
+    assert saved_bytes(lean, W, X) == 3 * ONE and dots(lean, plain, W, X) == 3
+    assert_same(lean, plain, W, X)
+
+
+@pytest.mark.parametrize("name", OWN_RESULT | READS_ARGUMENT)
+@pytest.mark.parametrize("region", ["recompute", "checkpoint build", "segments", "rules"])
+def test_a_kept_operator_is_not_run_again_nor_what_feeds_it(name, region):
+    op = (OWN_RESULT | READS_ARGUMENT)[name]
+    plain = functools.partial(layers, op=op)
+    kept = functools.partial(layers, op=jrc.keep_op(op))
+    regions = {
+        "recompute": lambda f: functools.partial(jrc.recompute, f),
+        "checkpoint build": lambda f: functools.partial(jrc.recompute, f, use_reentrant=False),
+        "segments": lambda f: jrc.recompute_segments(f, ["h2"]),
+        "rules": lambda f: jrc.apply_rules(f, jrc.Save("h2")),
+    }
+    lean, all_again = regions[region](kept), regions[region](plain)
+    # `custom_vjp` has gradients of all arguments, so all of them are asked for.
+    count = [operators(jax.grad(f, (0, 1)), W, X)["dot_general"] for f in (lean, plain, all_again)]
+    assert count[0] == count[1] < count[2]
+    grads = [jax.jit(jax.grad(f, (0, 1)))(W, X) for f in (lean, plain)]
+    assert largest_error(*grads) < (1e-4 if name == "softmax" else 2e-6)
+    if region != "recompute":
+        assert largest_error(*(jax.jvp(f, (W, X), (X, W)) for f in (lean, plain))) < 1e-5
+
+
+def test_a_kept_product_keeps_its_result_alone():
+    """Its arguments are made again, which costs no product."""
+
+    def loss(w, x, dot):
+        for _ in range(3):
+            x = jnp.sin(dot(x, w))
+        return jnp.sum(x)
+
+    plain = functools.partial(loss, dot=jnp.dot)
+    lean = functools.partial(jrc.recompute, functools.partial(loss, dot=jrc.keep_op(jnp.dot)))
+    again = rerun_operators(lean, plain, W, X, argnums=(0, 1))
+    assert again["dot_general"] == 0 and again["sin"] == 2
+    assert saved_bytes(lean, W, X) == 3 * ONE
+
+
+def test_primitives_are_saved_as_by_jax_own_policy():
+    def loss(w, x):
+        for _ in range(3):
+            x = jax.nn.gelu(x @ w)
+        return jnp.sum(jnp.einsum("ij,jk->ik", x, w) ** 2)
+
+    lean = jrc.apply_rules(loss, jrc.SavePrimitives("dot_general"))
+    jax_s = jax.checkpoint(loss, policy=jax.checkpoint_policies.dots_saveable)
+    assert dots(lean, loss, W, X) == dots(jax_s, loss, W, X) == 0
+    assert saved_bytes(lean, W, X) == saved_bytes(jax_s, W, X)
+    assert rerun_operators(lean, loss, W, X)["tanh"] == 3
+    assert_same(lean, loss, W, X)
+    both = jrc.apply_rules(loss, jrc.SavePrimitives("dot_general") | jrc.SavePrimitives("tanh"))
+    assert rerun_operators(both, loss, W, X)["tanh"] == 0
+
+
+@pytest.mark.parametrize("call", ["rule", "tag"])
+def test_single_operators_are_rerun_and_all_else_is_kept(call):
+    def loss(w, x, op):
+        for _ in range(3):
+            x = op(x @ w) @ w
+        return jnp.sum(x**2)
+
+    plain = functools.partial(loss, op=jnp.tanh)
+    if call == "rule":
+        lean = jrc.apply_rules(plain, jrc.RecomputePrimitives("tanh"))
+    else:
+        lean = jrc.apply_rules(functools.partial(loss, op=jrc.recompute_op(jnp.tanh)))
+    again = rerun_operators(lean, plain, W, X)
+    assert again["tanh"] == 3 and again["dot_general"] == 0
+    # Kept: what goes into each tanh, and what comes out of the second product of each layer.
+    # Plain: what tanh gave and what its derivative is, and the second product.
+    assert saved_bytes(lean, W, X) < saved_bytes(plain, W, X)
+    assert_same(lean, plain, W, X)
+
+
+def test_a_composite_operator_is_rerun_as_one():
+    """gelu is ten equations; re-run, nothing of it is kept but its argument."""
+    plain = functools.partial(layers, op=jax.nn.gelu)
+    lean = jrc.apply_rules(functools.partial(layers, op=jrc.recompute_op(jax.nn.gelu)))
+    again = rerun_operators(lean, plain, W, X)
+    assert again["tanh"] == 3 and again["dot_general"] == 0
+    # Three arguments of gelu, and what the loss needs of the last result.
+    assert saved_bytes(lean, W, X) <= 5 * ONE < saved_bytes(plain, W, X)
+    assert_same(lean, plain, W, X)
+
+
+@given(graph=graphs(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_random_graphs_rerun_exactly_the_operators_that_a_rule_names(graph, data):
+    plain = functools.partial(graph, skip_dead=True)
+    ops = sorted({graph.ops[i][0] for i in graph.live()} & set(UNARY))
+    if not ops:
+        return
+    primitives = {"sin": "sin", "tanh": "tanh", "exp": "exp", "cos": "cos", "square": "square"}
+    chosen = data.draw(st.sampled_from(ops))
+    if chosen not in primitives:
+        return
+    lean = jrc.apply_rules(plain, jrc.RecomputePrimitives(primitives[chosen]))
+    args = (W * 0.3, X * 0.3)
+    one, two = (jax.grad(f, (0, 1))(*args) for f in (lean, plain))
+    if all(bool(jnp.isfinite(g).all()) for g in jax.tree.leaves(two)):
+        assert largest_error(one, two) < 1e-5
+    # Nothing else runs twice; the derivatives of some operators are counted with them.
+    more = rerun_operators(lean, plain, *args, argnums=(0, 1))
+    assert more["dot_general"] <= 0 and saved_bytes(lean, *args) <= saved_bytes(plain, *args) + 0
+    twice = {name for name, n in more.items() if n > 0} - {"mul", "sub", "neg", "stop_gradient"}
+    assert twice <= {primitives[chosen], "custom_jvp_call"}, more
+
+
+def test_the_innermost_say_wins():
+    def inner(w, x):
+        return jnp.sin(jnp.tanh(x @ w) @ w)
+
+    def loss(w, x, middle):
+        return jnp.sum(jnp.cos(middle(w, x) @ w))
+
+    plain = functools.partial(loss, middle=inner)
+
+    def count(middle, outer):
+        return dots(outer(functools.partial(loss, middle=middle)), plain, W, X)
+
+    def again(f):
+        return functools.partial(jrc.recompute, f, use_reentrant=False)
+
+    def keep(f):
+        return jrc.apply_rules(f, jrc.RecomputePrimitives("cos"))
+
+    products = jrc.apply_rules(inner, jrc.SavePrimitives("dot_general"))
+    assert count(inner, again) == 3
+    # The function says re-run, the part inside keeps its products; the outermost one is re-run.
+    assert count(products, again) == 1
+    assert count(jrc.keep_op(inner), again) == 1
+    # The part inside re-runs one operator and keeps the rest.
+    one = jrc.apply_rules(inner, jrc.RecomputePrimitives("tanh"))
+    assert count(one, again) == 1
+    tanhs = rerun_operators(again(functools.partial(loss, middle=one)), plain, W, X)["tanh"]
+    assert tanhs == 1
+    # The function keeps, the call inside re-runs.
+    assert count(again(inner), keep) == 2
+    # Kept by an operator inside a call that is re-run inside a function that keeps.
+    deep = lambda w, x: jnp.sin(jrc.keep_op(jnp.dot)(jnp.tanh(x @ w), w))  # noqa: E731
+    assert count(again(deep), keep) == 1
+    assert_same(again(functools.partial(loss, middle=one)), plain, W, X)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_rules_and_tags_reach_into_loops_and_branches(length):
+    def loss(w, x, op, dot):
+        def step(c, _):
+            c = op(dot(c, w))
+            return jax.lax.cond(jnp.sum(c) > 1e6, jnp.sin, lambda c: op(dot(c, w)), c), None
+
+        return jnp.sum(jax.lax.scan(step, x, None, length=length)[0] ** 2)
+
+    plain = functools.partial(loss, op=jnp.tanh, dot=jnp.dot)
+    tagged = functools.partial(loss, op=jnp.tanh, dot=jrc.keep_op(jnp.dot))
+    for lean in (
+        jrc.apply_rules(plain, jrc.SavePrimitives("dot_general")),
+        functools.partial(jrc.recompute, tagged, use_reentrant=False),
+    ):
+        assert dots(lean, plain, W, X) <= 0
+        assert largest_error(jax.grad(lean)(W, X), jax.grad(plain)(W, X)) < 1e-6
+    # Without the tag all products of every step run again.
+    assert dots(functools.partial(jrc.recompute, plain), plain, W, X) >= 2 * length
+    tags = jrc.apply_rules(functools.partial(loss, op=jrc.recompute_op(jnp.tanh), dot=jnp.dot))
+    rule = jrc.apply_rules(plain, jrc.RecomputePrimitives("tanh"))
+    for lean in (tags, rule):
+        assert dots(lean, plain, W, X) <= 0
+        assert saved_bytes(lean, W, X) < saved_bytes(plain, W, X)
+        assert largest_error(jax.grad(lean)(W, X), jax.grad(plain)(W, X)) < 1e-6
+
+
+def test_marks_inside_a_loop_are_saved_for_every_step():
+    def loss(w, x):
+        step = lambda c, _: (jrc.mark(jnp.tanh(jnp.sin(c @ w) @ w), "h"), None)  # noqa: E731
+        return jnp.sum(jax.lax.scan(step, x, None, length=5)[0] ** 2)
+
+    lean = jrc.apply_rules(loss, jrc.Save("h"))
+    assert saved_bytes(lean, W, X) <= 6 * ONE
+    assert largest_error(jax.grad(lean)(W, X), jax.grad(loss)(W, X)) < 1e-6
+    # The second product feeds tanh, whose result is held; the first one is made again.
+    assert dots(lean, loss, W, X) == 5
+
+
+def test_keep_inside_segments():
+    plain = functools.partial(layers, op=jnp.sin)
+
+    def count(**options):
+        return dots(jrc.recompute_segments(plain, MARKS, **options), plain, W, X)
+
+    assert count() == 3
+    assert count(keep=jrc.SavePrimitives("dot_general")) == 0
+    # Nothing but sin is re-run, so no product is.
+    assert count(keep=jrc.RecomputePrimitives("sin")) == 0
+    lean = jrc.recompute_segments(plain, ["h2"], keep=jrc.Save("h0"))
+    assert "h0" in jrc.find_segments(plain, ["h2"], W, X, keep=jrc.Save("h0")).held
+    assert_same(lean, plain, W, X)
+
+
+def test_segments_report_what_rules_hold():
+    plain = functools.partial(layers, op=jnp.tanh)
+    rule = jrc.SavePrimitives("dot_general")
+    cut = jrc.find_segments(plain, ["h1"], W, X, keep=rule)
+    assert cut.segments[0].rerun == ("h0",)
+    assert [name.partition(":")[0] for name in cut.held] == ["dot_general", "h1"]
+    # Two products, and h1, which is made outside of the body from the second.
+    assert cut.segments[0].held_bytes == 3 * ONE
+    assert jrc.find_segments(plain, ["h1"], W, X, keep=jrc.Save("h0")).segments[0].rerun == ()
+
+
+PATTERNS = {
+    "first product of each segment": ({"main_ops": ["dot_general"], "num": 1}, 2),
+    "all products": ({"main_ops": ["dot_general"], "num": -1}, 4),
+    "none": ({"main_ops": ["dot_general"], "num": 0}, 0),
+    "before tanh": ({"main_ops": ["dot_general"], "suf_ops": ["add", "tanh"], "num": -1}, 2),
+    "behind sin": ({"pre_ops": ["sin"], "main_ops": ["dot_general"]}, 2),
+    "in the middle": (
+        {"pre_ops": ["sin"], "main_ops": ["dot_general", "add"], "suf_ops": ["tanh"], "num": 2},
+        2,
+    ),
+    "no such run": ({"main_ops": ["dot_general"], "suf_ops": ["cos"]}, 0),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns_hold_runs_of_operators(name):
+    pattern, held = PATTERNS[name]
+
+    def loss(w, x):
+        for i in range(2):
+            x = jnp.sin(x @ w)
+            x = jrc.mark(jnp.cos(jnp.tanh(x @ w + w)), f"block_{i}")
+        return jnp.sum(x)
+
+    blocks = ["block_0", "block_1"]
+    lean = jrc.recompute_segments(loss, blocks, keep_patterns=[pattern])
+    everything = dots(jrc.recompute_segments(loss, blocks), loss, W, X)
+    assert dots(lean, loss, W, X) == everything - held
+    assert_same(lean, loss, W, X)
+    cut = jrc.find_segments(loss, blocks, W, X, keep_patterns=[pattern])
+    rerun = [name for segment in cut.segments for name in segment.rerun]
+    assert sum(name.startswith("dot_general") for name in rerun) == everything - held
+
+
+def test_patterns_are_checked():
+    def cut(pattern):
+        return jrc.recompute_segments(layers, MARKS, keep_patterns=pattern)
+
+    with pytest.raises(TypeError, match="keep_patterns is a list of dicts such as"):
+        cut({"main_ops": ["tanh"]})
+    with pytest.raises(TypeError, match="each of keep_patterns is a dict; got 'tanh'"):
+        cut(["tanh"])
+    with pytest.raises(
+        ValueError, match=r"a pattern has the keys .*got 'main_op'.*mean 'main_ops'"
+    ):
+        cut([{"main_op": ["tanh"]}])
+    with pytest.raises(TypeError, match="'suf_ops' is a list of operator names; got 'tanh'"):
+        cut([{"main_ops": ["tanh"], "suf_ops": "tanh"}])
+    with pytest.raises(ValueError, match="at least one operator in 'main_ops'"):
+        cut([{"pre_ops": ["tanh"]}])
+    with pytest.raises(ValueError, match="'num' counts matches, -1 is all of them; got -2"):
+        cut([{"main_ops": ["tanh"], "num": -2}])
+
+
+def test_rules_are_values():
+    rule = jrc.Save("a", "b") | jrc.SavePrimitives("dot_general") | jrc.Offload("c")
+    same = jrc.Save("a", "b") | (jrc.SavePrimitives("dot_general") | jrc.Offload("c"))
+    assert rule == same and hash(rule) == hash(same) and rule != jrc.Save("a")
+    assert repr(rule) == (
+        "Save('a', 'b') | SavePrimitives('dot_general') | Offload('c', to='pinned_host')"
+    )
+    assert eval(repr(rule), vars(jrc)) == rule
+    with pytest.raises(AttributeError):
+        jrc.Save("a").names = ("b",)
+
+
+def test_rules_are_checked():
+    with pytest.raises(ValueError, match="at least one mark is named; got none"):
+        jrc.Save()
+    with pytest.raises(TypeError, match=r"a primitive is given by its name, a string; got \["):
+        jrc.SavePrimitives(["dot_general"])
+    with pytest.raises(ValueError, match="'tanh' would be kept and re-run at once"):
+        jrc.SavePrimitives("tanh") | jrc.RecomputePrimitives("tanh", "exp")
+    with pytest.raises(ValueError, match="'h' would be kept on the device and offloaded at once"):
+        jrc.Offload("h") | jrc.Save("h")
+    with pytest.raises(ValueError, match="one set of rules offloads to one memory kind"):
+        jrc.Offload("a") | jrc.Offload("b", to="unpinned_host")
+    with pytest.raises(TypeError):
+        jrc.Save("a") | "b"
+    for call in (jrc.apply_rules, functools.partial(jrc.recompute_segments, checkpoints=["h0"])):
+        with pytest.raises(TypeError, match="keep is a rule such as .*; got str 'h0'"):
+            call(layers, keep="h0")
+    plain = functools.partial(layers, op=jnp.tanh)
+    with pytest.raises(
+        ValueError, match=r"keep=Save\(...\) names 'h9'; `layers` marks 'h0', 'h1', 'h2'"
+    ):
+        jrc.apply_rules(plain, jrc.Save("h9"))(W, X)
+    with pytest.raises(ValueError, match="names no operator of `layers`, which has .*dot_general"):
+        jrc.apply_rules(plain, jrc.SavePrimitives("matmul"))(W, X)
+    for tag in (jrc.keep_op, jrc.recompute_op):
+        with pytest.raises(TypeError, match="the argument is an operator, a function"):
+            tag(W)
+    with pytest.raises(TypeError, match="the first argument is a function; got"):
+        jrc.apply_rules(W)
+
+
+def test_tags_change_nothing_elsewhere():
+    for tag in (jrc.keep_op, jrc.recompute_op):
+        op = tag(lambda x, scale, *, mode: {"y": jnp.sin(x) * scale, "mode": mode, "none": None})
+        out = op(X, 2, mode="train")
+        assert out["mode"] == "train" and out["none"] is None
+        assert bit_equal(out["y"], jnp.sin(X) * 2)
+        assert (
+            largest_error(jax.jit(lambda x, op=op: op(x, 2, mode="t")["y"])(X), jnp.sin(X) * 2)
+            < 1e-6
+        )
+        plain, tagged = jnp.sin, tag(jnp.sin)
+        for f in (
+            jax.grad,
+            jax.hessian,
+            lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x])),
+        ):
+            one, two = (f(lambda x, g=g: jnp.sum(g(x) ** 2))(X) for g in (plain, tagged))
+            assert largest_error(one, two) < 1e-6
+        assert tagged.__name__ == "sin"
+
+
+def test_tagged_operators_with_closures_integers_and_keys():
+    def loss(w, key, tag):
+        rows = jnp.arange(4)
+
+        def drop(rows, key):
+            return jnp.tanh(w[rows] @ w) * jax.random.bernoulli(key, 0.5, (4, 4))
+
+        return jnp.sum(tag(drop)(rows, key) ** 2)
+
+    plain = functools.partial(loss, tag=lambda f: f)
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+        for tag in (jrc.keep_op, jrc.recompute_op):
+            tagged = functools.partial(loss, tag=tag)
+            for lean in (functools.partial(jrc.recompute, tagged), jrc.apply_rules(tagged)):
+                grads = [jax.jit(jax.grad(f))(W, key) for f in (lean, plain)]
+                assert largest_error(*grads) < 1e-6
+
+
+def test_a_value_read_near_and_far_is_rerun_without_a_knot():
+    """A group that is read behind its own result stays a program that can be ordered."""
+
+    def loss(w, x):
+        early = jnp.tanh(x @ w)
+        near = jnp.sin(early @ w)
+        other = jnp.tanh(near @ w)
+        far = early * other
+        return jnp.sum(far @ w + other.T)
+
+    lean = jrc.apply_rules(loss, jrc.RecomputePrimitives("tanh"))
+    assert rerun_operators(lean, loss, W, X)["dot_general"] == 0
+    assert_same(lean, loss, W, X)
+
+
+def test_offload_on_cpu_warns_and_says_so_in_the_program():
+    plain = functools.partial(layers, op=jnp.sin)
+    lean = jrc.recompute_segments(plain, MARKS, keep=jrc.Offload(*MARKS[:2]))
+    with pytest.warns(UserWarning, match=r"Offload\(to='pinned_host'\) moves nothing on CPU"):
+        text = str(jax.make_jaxpr(jax.grad(lean))(W, X))
+    # Both boundaries go to the host, each once, and come back for their segment.
+    assert text.count("MemorySpace.Host") == 2 and text.count("MemorySpace.Device") == 2
+    with pytest.warns(UserWarning):
+        assert largest_error(jax.jit(jax.grad(lean))(W, X), jax.grad(plain)(W, X)) < 1e-6
+    missing = jrc.recompute_segments(plain, MARKS, keep=jrc.Offload("h0", to="moon"))
+    with pytest.raises(
+        ValueError, match=r"Offload\(to='moon'\) needs that memory on cpu, which has"
+    ):
+        missing(W, X)
+    inner = jrc.apply_rules(plain, jrc.Offload("h1"))
+    with pytest.warns(UserWarning):
+        text = str(jax.make_jaxpr(jax.grad(inner))(W, X))
+    assert text.count("MemorySpace.Host") == 1
