@@ -20,6 +20,7 @@ from jrc.remat import find_segments as find_segments
 from jrc.remat import keep_op as keep_op
 from jrc.remat import mark as mark
 from jrc.remat import recompute as recompute
+from jrc.remat import recompute_module as recompute_module
 from jrc.remat import recompute_op as recompute_op
 from jrc.remat import recompute_segments as recompute_segments
 from jrc.train import StepInfo as StepInfo

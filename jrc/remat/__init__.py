@@ -8,6 +8,7 @@ from jrc.remat._keep import Rule as Rule
 from jrc.remat._keep import Save as Save
 from jrc.remat._keep import SavePrimitives as SavePrimitives
 from jrc.remat._mark import mark as mark
+from jrc.remat._module import recompute_module as recompute_module
 from jrc.remat._recompute import recompute as recompute
 from jrc.remat._segment import Segment as Segment
 from jrc.remat._segment import Segmentation as Segmentation

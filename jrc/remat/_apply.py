@@ -9,7 +9,7 @@ from jrc._jaxpr import Program, evaluate, trace
 from jrc.remat._cut import Cut, Cuts, checked_request, cut_program
 from jrc.remat._keep import Rule
 from jrc.remat._kept import notices
-from jrc.remat._region import Stretch, rerun_region
+from jrc.remat._region import Region, Stretch, rerun_region
 from jrc.remat._say import Say
 
 _logger = logging.getLogger("jrc")
@@ -94,11 +94,13 @@ def recompute_segments[F: Callable[..., Any]](
     return segmented  # type: ignore[return-value]
 
 
-def run_cuts(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[Any]:
+def run_cuts(
+    program: Program, cuts: Cuts, inputs: Sequence[Any], region: Region = rerun_region
+) -> list[Any]:
     """Run a cut program on its inputs; the results are the program's own."""
     values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
     for cut in cuts.cuts:
-        run_cut(program, cut, cuts.say, values, rerun_region)
+        run_cut(program, cut, cuts.say, values, region)
     return program.results(values)
 
 
@@ -107,7 +109,7 @@ def run_cut(
     cut: Cut,
     say: Say,
     values: dict[Any, Any],
-    region: Callable[[Callable[..., Sequence[Any]], Sequence[Any]], Sequence[Any]],
+    region: Region,
     **options: Any,
 ) -> None:
     """Run one stretch; `region` runs the body of a segment that is to be re-run."""

@@ -6,8 +6,10 @@ from typing import Any
 
 from jrc._errors import name_of
 from jrc._jaxpr import tagged, trace
+from jrc.remat._apply import run_cuts
+from jrc.remat._cut import one_segment
 from jrc.remat._keep import Rule, check_keep
-from jrc.remat._region import Stretch, opener, rerun_region, within
+from jrc.remat._region import Stretch, opener, within
 from jrc.remat._say import KEPT, Say
 
 
@@ -56,10 +58,9 @@ def apply_rules[F: Callable[..., Any]](
     def ruled(*args: Any, **kwargs: Any) -> Any:
         traced = trace(fn, args, kwargs, opener(say))
         say.check(traced.program, who, name_of(fn))
-        jaxpr = traced.program.jaxpr
+        program = traced.program
         if keep is None or say.leaves_rest:
-            return traced.run(tagged(within(jaxpr, say, Stretch.kept), KEPT))
-        run = within(jaxpr, say, Stretch.rerun)
-        return traced.run(lambda *inputs: rerun_region(run, inputs))
+            return traced.run(tagged(within(program.jaxpr, say, Stretch.kept), KEPT))
+        return traced.run(lambda *inputs: run_cuts(program, one_segment(program, say), inputs))
 
     return ruled  # type: ignore[return-value]

@@ -111,6 +111,15 @@ def cut_program(program: Program, request: Request, *, who: str, fn: Callable[..
     return Cuts(tuple(cuts), tuple(unused), ranges.too_short, say)
 
 
+def one_segment(program: Program, say: Say) -> Cuts:
+    """The whole program as one segment, which the rules re-run or keep."""
+    live = program.live()
+    positions = [p for p in range(len(program.eqns)) if live[p]]
+    request = Request((), "partition", say, (), ())
+    cut = _cut(program, positions, (), True, not say.leaves_rest, request)
+    return Cuts((cut,), (), (), say)
+
+
 def is_work(program: Program, p: int) -> bool:
     """Whether an equation counts: marks and mere broadcasts do not."""
     eqn = program.eqns[p]

@@ -94,7 +94,7 @@ def _through(
     """
 
     @jax.custom_jvp
-    def same(inputs: Any, values: Any, reads: Any) -> Any:
+    def held_result(inputs: Any, values: Any, reads: Any) -> Any:
         return values
 
     def rule(primals: Any, moves: Any) -> Any:
@@ -108,8 +108,8 @@ def _through(
             return values, [jnp.zeros_like(x) for x in values]
         return values, list(tangents(inputs, values, reads, moving, [moves[0][i] for i in moving]))
 
-    same.defjvp(rule, symbolic_zeros=True)
-    return same(list(inputs), list(values), list(reads))
+    held_result.defjvp(rule, symbolic_zeros=True)
+    return held_result(list(inputs), list(values), list(reads))
 
 
 def reads_inputs(run: Run, inputs: Sequence[Any]) -> bool:

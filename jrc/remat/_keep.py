@@ -156,13 +156,14 @@ def check_keep(keep: object, who: str) -> None:
 
 
 def _checked(who: str, what: str, names: Iterable[object]) -> tuple[str, ...]:
-    names = tuple(names)
-    if not names:
-        raise ValueError(f"{who}: at least one {what} is named; got none.")
+    checked: list[str] = []
     for name in names:
         if not isinstance(name, str) or not name:
             raise TypeError(
                 f"{who}: a {what} is given by its name, a string; got {name!r}. "
                 f"Write {who}('name', 'other')."
             )
-    return names
+        checked.append(name)
+    if not checked:
+        raise ValueError(f"{who}: at least one {what} is named; got none.")
+    return tuple(checked)

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._jaxpr import evaluate, trace, walk
+from jrc._jaxpr import evaluate, trace
 from jrc._rng import other_key
 from jrc._tree import is_typed_key
-from jrc.remat._region import Stretch, opener, rerun_region, within
+from jrc.remat._apply import run_cuts
+from jrc.remat._cut import one_segment
+from jrc.remat._region import opener, rerun_region
 from jrc.remat._say import Say
 
 
@@ -68,29 +70,27 @@ def recompute(
         )
     say = Say()
     traced = trace(function, args, kwargs, opener(say))
-    run = within(traced.program.jaxpr, say, Stretch.rerun)
+    program = traced.program
     if not preserve_rng_state:
-        run = evaluate(traced.program.jaxpr)
+        run = evaluate(program.jaxpr)
         return traced.run(_custom_vjp(run, _with_other_keys(run, traced.inputs)))
-    if not use_reentrant:
-        return traced.run(lambda *inputs: rerun_region(run, inputs))
-    if any(say.speaks_of(eqn) for eqn, _ in walk(traced.program.jaxpr)):
-        return traced.run(_keeping_custom_vjp(run))
-    return traced.run(_custom_vjp(run, run))
+    region = _reentrant if use_reentrant else rerun_region
+    cuts = one_segment(program, say)
+    return traced.run(lambda *inputs: run_cuts(program, cuts, inputs, region))
 
 
-def _keeping_custom_vjp(run: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
-    """`run`, whose backward pass re-runs all that it does not hold by name."""
+def _reentrant(body: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Sequence[Any]:
+    """A region without forward mode, as the seed's is."""
 
     @jax.custom_vjp
     def call(*inputs: Any) -> Sequence[Any]:
-        return run(*inputs)
+        return body(*inputs)
 
     def forward(*inputs: Any) -> tuple[Sequence[Any], Any]:
-        return jax.vjp(lambda *inputs: rerun_region(run, inputs), *inputs)
+        return jax.vjp(lambda *inputs: rerun_region(body, inputs), *inputs)
 
     call.defvjp(forward, lambda pull, cotangents: pull(cotangents))
-    return call
+    return call(*inputs)
 
 
 def _custom_vjp(

@@ -28,6 +28,7 @@ from jrc.remat._hold import hold_relu, hold_results, hold_unit, reads_inputs
 from jrc.remat._say import HELD, KEPT, RERUN, Say, name_as, policy_for
 
 Run = Callable[..., Sequence[Any]]
+Region = Callable[[Run, Sequence[Any]], Sequence[Any]]
 Held = Mapping[Any, str]
 
 # Their derivative reads no result of theirs, so that a name alone holds one.
@@ -236,12 +237,13 @@ def within(
     made = {var for p in positions for var in program.eqns[p].outvars}
 
     def run(*inputs: Any) -> list[Any]:
-        values = dict(zip(program.jaxpr.invars, [*consts, *inputs], strict=True))
+        values: dict[Any, Any] = dict(zip(program.jaxpr.invars, [*consts, *inputs], strict=True))
         outvars = list(dict.fromkeys(v for v in program.jaxpr.outvars if _is_made(v, made)))
         held = say.held_values(program, positions)
         stretch = Stretch(program, positions, outvars, say, held, name)
         results = mode(stretch, *(values[var] for var in stretch.invars))
-        return program.results(values | dict(zip(outvars, results, strict=True)))
+        values |= dict(zip(outvars, results, strict=True))
+        return program.results(values)
 
     return run
 

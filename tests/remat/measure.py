@@ -5,12 +5,14 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 
-from jrc._jaxpr import primitive_name, walk
+from jrc._jaxpr import call_name, primitive_name, walk
 
 # What transposition adds, in numbers that depend on how cotangents meet, and the names and no-ops
 # that `jax.checkpoint` puts on a value that it keeps.
 BOOKKEEPING = {"add_any", "add_jaxvals", "optimization_barrier", "broadcast_in_dim", "pvary"}
 BOOKKEEPING |= {"name", "CheckpointName", "reduce_precision"}
+# The identity behind which a held value goes on.
+HELD = "held_result"
 
 
 def saved_bytes(fn, *args):
@@ -25,8 +27,14 @@ def operators(fn, *args):
     """How often each primitive stands in the program, inner programs times their length."""
     counts = Counter()
     for eqn, times in walk(jax.make_jaxpr(fn)(*args)):
-        counts[primitive_name(eqn)] += times
+        if call_name(eqn) != HELD:
+            counts[primitive_name(eqn)] += times
     return counts
+
+
+def compiled_products(fn, *args):
+    """Matrix products in the compiled value and gradient; dead ones are gone."""
+    return jax.jit(jax.value_and_grad(fn)).lower(*args).compile().as_text().count(" dot(")
 
 
 def rerun_operators(lean, plain, *args, argnums=0):

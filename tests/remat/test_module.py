@@ -1,0 +1,65 @@
+"""What `jrc.recompute_module` refuses, and what it has in common for all kinds of modules."""
+
+import functools
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import jrc
+
+
+@pytest.mark.parametrize(
+    "given, arrived",
+    [
+        (lambda x: x, "got function '<lambda>'"),
+        (jnp.sin, "'sin'"),
+        (dict, "got dict 'dict'"),
+        (3, "got int. For"),
+        (functools.partial(jnp.sum, axis=0), "'sum'"),
+        (nnx.Linear(3, 3, rngs=nnx.Rngs(0)).__call__, "got method '__call__'"),
+    ],
+)
+def test_what_is_no_module_is_refused(given, arrived):
+    with pytest.raises(TypeError) as error:
+        jrc.recompute_module(given)
+    assert "jrc.recompute_module: takes a flax linen or nnx module" in str(error.value)
+    assert arrived in str(error.value) and "jrc.recompute(function, *args)" in str(error.value)
+
+
+@pytest.mark.parametrize("module", [nn.Dense, nn.Dense(3), nnx.Linear])
+def test_options_are_checked(module):
+    with pytest.raises(ValueError, match="has no method 'atend'.*it defines '"):
+        jrc.recompute_module(module, methods=["atend"])
+    with pytest.raises(TypeError, match="methods is a sequence of names; got '__call__'"):
+        jrc.recompute_module(module, methods="__call__")
+    with pytest.raises(TypeError, match="methods is a sequence of names; got 3"):
+        jrc.recompute_module(module, methods=3)
+    with pytest.raises(TypeError, match="static_argnums are integers; got 'train'"):
+        jrc.recompute_module(module, static_argnums="train")
+    with pytest.raises(ValueError, match="count from 0 behind self; got -1"):
+        jrc.recompute_module(module, static_argnums=-1)
+
+
+def test_a_missing_method_is_named():
+    with pytest.raises(
+        ValueError, match=r"Embed has no method 'atend' \(did you mean 'attend'\?\)"
+    ):
+        jrc.recompute_module(nn.Embed, methods=["atend"])
+
+
+def test_rules_are_checked():
+    layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="keep is a rule such as .*; got str 'everything'"):
+        jrc.recompute_module(layer, keep="everything")
+    lean = jrc.recompute_module(layer, keep=jrc.Save("h"))
+    with pytest.raises(ValueError, match="names 'h'; `the module` marks nothing"):
+        lean(jnp.ones((2, 3)))
+
+
+def test_flax_is_imported_on_demand():
+    code = "import jrc, sys; assert not [m for m in sys.modules if m.split('.')[0] == 'flax']"
+    subprocess.run([sys.executable, "-c", code], check=True)

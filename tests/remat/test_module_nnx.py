@@ -1,0 +1,329 @@
+"""flax nnx modules as regions: the same graph of variables, less kept."""
+
+import functools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+import jrc
+from tests.remat.measure import bit_equal, largest_error, rerun_operators, saved_bytes
+
+X = jnp.linspace(-1.0, 1.0, 32).reshape(4, 8)
+
+
+class Block(nnx.Module):
+    def __init__(self, features, *, rngs):
+        self.layers = nnx.List(
+            [nnx.Linear(features, features, use_bias=False, rngs=rngs) for _ in range(3)]
+        )
+
+    def __call__(self, x):
+        for layer in self.layers[:2]:
+            x = jnp.sin(layer(x))
+        return self.layers[2](x)
+
+
+class Full(nnx.Module):
+    """Everything that a module can carry: statistics, masks, counters, new values, a mode."""
+
+    def __init__(self, features, *, rngs):
+        self.first = nnx.Linear(features, features, rngs=rngs)
+        self.norm = nnx.BatchNorm(features, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.last = nnx.Linear(features, features, rngs=rngs)
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+        self.mode = "new"
+
+    def __call__(self, x, train=True, *, tag="t", rngs=None):
+        h = self.norm(jnp.sin(self.first(x)), use_running_average=not train)
+        h = self.dropout(h, deterministic=not train, rngs=rngs)
+        self.calls[...] += 1
+        self.mode, self.seen = tag, nnx.Cache(jnp.mean(h))
+        return {"out": self.last(h), "mask": h == 0, "rest": (tag, None)}
+
+
+class Net(nnx.Module):
+    def __init__(self, block=Block, *, rngs):
+        self.blocks = nnx.List([block(8, rngs=rngs) for _ in range(3)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+            x = x["out"] if isinstance(x, dict) else x
+        return x
+
+
+def net(block, again):
+    """A net as it is, with its blocks replaced, or built from a recomputed class."""
+    if again == "class":
+        return Net(jrc.recompute_module(block), rngs=nnx.Rngs(0))
+    model = Net(block, rngs=nnx.Rngs(0))
+    for i in range(3) if again == "instance" else ():
+        model.blocks[i] = jrc.recompute_module(model.blocks[i])
+    return model
+
+
+def loss(model, x=X):
+    return jnp.sum(model(x) ** 2)
+
+
+def pure(model):
+    """The loss as a function of the parameters, and the parameters."""
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    return lambda params: loss(nnx.merge(graph, params, rest, copy=True)), params
+
+
+def data(tree):
+    """A tree with the words of its random keys in their places."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+
+
+def same_state(*models):
+    return bit_equal(*(data(nnx.to_pure_dict(nnx.state(model))) for model in models))
+
+
+forms = pytest.mark.parametrize("again", ["instance", "class"])
+
+
+@forms
+def test_all_inside_is_run_again_and_the_output_is_kept(again):
+    models = [net(Block, again), net(Block, None)]
+    assert same_state(*models)
+    assert jax.tree.structure(nnx.state(models[0])) == jax.tree.structure(nnx.state(models[1]))
+    (lean, params), (plain, _) = (pure(model) for model in models)
+    # Each block's last dot makes its output, which is kept.
+    assert rerun_operators(lean, plain, params) == Counter(dot_general=6, sin=6)
+    assert saved_bytes(lean, params) < saved_bytes(plain, params) / 3
+    with jax.disable_jit():
+        assert bit_equal(jax.grad(lean)(params), jax.grad(plain)(params))
+    assert largest_error(*(jax.jit(jax.grad(f))(params) for f in (lean, plain))) < 1e-6
+
+
+@forms
+def test_state_once_same_masks_and_gradients_at_the_originals(again):
+    lean, plain = net(Full, again), net(Full, None)
+    for _ in range(2):
+        with jax.disable_jit():
+            assert bit_equal(*(nnx.value_and_grad(loss)(model) for model in (lean, plain)))
+        assert same_state(lean, plain)
+    for model in (lean, plain):
+        block = model.blocks[2]
+        assert block.calls[...] == 2 and block.dropout.rngs.count[...] == 2
+        assert block.mode == "t" and block.seen.shape == ()
+    # What is new on one face is there on the other.
+    block = Full(8, rngs=nnx.Rngs(0))
+    jrc.recompute_module(block)(X, tag="mine")
+    assert block.mode == "mine" and block.calls[...] == 1 and block.seen.shape == ()
+
+
+def test_training_under_jit():
+    @nnx.jit
+    def step(model, optimizer, x):
+        value, grads = nnx.value_and_grad(loss)(model, x)
+        optimizer.update(model, grads)
+        return value
+
+    runs = []
+    for model in (net(Full, "instance"), net(Full, None)):
+        optimizer = nnx.Optimizer(model, optax.sgd(1e-3, momentum=0.9), wrt=nnx.Param)
+        values = [step(model, optimizer, X) for _ in range(3)]
+        runs.append((values, data(nnx.to_pure_dict(nnx.state((model, optimizer))))))
+    assert len({float(value) for value in runs[0][0]}) == 3
+    assert jax.tree.structure(runs[0]) == jax.tree.structure(runs[1])
+    assert largest_error(*jax.tree.map(lambda x: jnp.asarray(x, float), runs)) < 1e-5
+
+
+def test_twice_is_once():
+    once = jrc.recompute_module(Block)
+    assert jrc.recompute_module(once) is once is jrc.recompute_module(Block)
+    assert once.__name__ == "Block" and issubclass(once, Block)
+    plain = Block(8, rngs=nnx.Rngs(0))
+    lean = jrc.recompute_module(plain)
+    assert type(lean) is once and jrc.recompute_module(lean) is lean
+    assert lean is not plain and lean.layers is plain.layers
+    losses = [pure(model) for model in (jrc.recompute_module(jrc.recompute_module(plain)), plain)]
+    (again, params), (plain, _) = losses
+    assert rerun_operators(again, plain, params) == Counter(dot_general=2, sin=2)
+
+
+def test_split_merge_clone_and_graphs_of_equal_type():
+    built, replaced, plain = net(Block, "class"), net(Block, "instance"), net(Block, None)
+    assert nnx.graphdef(built) == nnx.graphdef(replaced) != nnx.graphdef(plain)
+    clone = nnx.clone(built)
+    assert type(clone.blocks[0]) is type(built.blocks[0])
+    merged = nnx.merge(*nnx.split(built))
+    assert bit_equal(merged(X), clone(X))
+    # A plain model's saved state fits.
+    other = Net(jrc.recompute_module(Block), rngs=nnx.Rngs(1))
+    nnx.update(other, nnx.state(plain))
+    assert largest_error(other(X), plain(X)) < 1e-6
+
+
+def test_plain_python_and_streams_as_arguments():
+    lean, plain = (
+        wrap(Full(8, rngs=nnx.Rngs(0))) for wrap in (jrc.recompute_module, lambda module: module)
+    )
+
+    def run(model, rngs, x):
+        named = model(x, True, tag="named", rngs=rngs)
+        placed = model(x, train=False)
+        assert named["rest"] == ("named", None) and placed["rest"] == ("t", None)
+        return named["out"], named["mask"], placed["out"]
+
+    streams = [nnx.Rngs(7), nnx.Rngs(7)]
+    got, want = (
+        nnx.jit(run)(model, rngs, X) for model, rngs in zip((lean, plain), streams, strict=True)
+    )
+    assert bit_equal(got[1], want[1]) and largest_error(got[0::2], want[0::2]) < 1e-6
+    assert same_state(*streams) and same_state(lean, plain)
+
+
+def test_arrays_stay_concrete_on_demand():
+    class Repeat(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+
+        def __call__(self, x, times):
+            for _ in range(int(times)):
+                x = jnp.sin(self.layer(x))
+            return x
+
+    with pytest.raises(jax.errors.ConcretizationTypeError):
+        jrc.recompute_module(Repeat())(X, jnp.int32(2))
+    lean = jrc.recompute_module(Repeat, static_argnums=1)()
+    assert largest_error(lean(X, jnp.int32(2)), Repeat()(X, 2)) < 1e-6
+
+
+def test_scanned_and_mapped_layers():
+    def build(again):
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap
+        def make(rngs):
+            block = Block(8, rngs=rngs)
+            return jrc.recompute_module(block) if again else block
+
+        return make(nnx.Rngs(0))
+
+    def deep(blocks, x=X):
+        forward = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return jnp.sum(forward(x, blocks) ** 2)
+
+    def wide(blocks, x=X):
+        return jnp.sum(nnx.vmap(lambda block, x: block(x), in_axes=(0, None))(blocks, x) ** 2)
+
+    lean, plain = build(True), build(False)
+    assert same_state(lean, plain)
+    for run, layers in ((deep, 3), (wide, 1)):
+        assert largest_error(*(nnx.grad(run)(model) for model in (lean, plain))) < 1e-6
+        losses = []
+        for model in (lean, plain):
+            graph, params = nnx.split(model)
+            losses.append(lambda p, g=graph, run=run: run(nnx.merge(g, p, copy=True)))
+        more = rerun_operators(*losses, nnx.state(plain))
+        assert (more["dot_general"], more["sin"]) == (2 * layers, 2 * layers)
+
+
+def test_shared_and_nested_modules():
+    class Shared(nnx.Module):
+        def __init__(self, again):
+            block, whole = Block(8, rngs=nnx.Rngs(0)), Net(Block, rngs=nnx.Rngs(1))
+            for i in range(3) if again else ():
+                whole.blocks[i] = jrc.recompute_module(whole.blocks[i])
+            self.block = jrc.recompute_module(block) if again else block
+            self.whole = jrc.recompute_module(whole) if again else whole
+
+        def __call__(self, x):
+            return self.whole(self.block(self.block(self.whole(x))))
+
+    (lean, params), (plain, _) = (pure(Shared(again)) for again in (True, False))
+    assert largest_error(jax.grad(lean)(params), jax.grad(plain)(params)) < 1e-6
+    # Two calls of a block; two calls of a net, whose re-run needs the outputs of two of its blocks
+    # (three dots, two sines each) and then the insides of all three.
+    predicted = Counter(dot_general=2 * 2 + 2 * (2 * 3 + 3 * 2), sin=2 * 2 + 2 * (2 * 2 + 3 * 2))
+    assert rerun_operators(lean, plain, params) == predicted
+
+
+def test_other_methods_and_subclasses():
+    class Coder(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(0))
+
+        def decode(self, x):
+            return self.layer(jnp.sin(self.layer(x)))
+
+        def __call__(self, x):
+            return self.decode(self.decode(x))
+
+    lean, plain = jrc.recompute_module(Coder, methods=["decode", "__call__"])(), Coder()
+
+    def call(x, model):
+        return jnp.sum(model(x) ** 2)
+
+    def decode(x, model):
+        return jnp.sum(model.decode(x) ** 2)
+
+    # A method that is called inside a region is part of it, and is re-run once. The gradient of
+    # the input alone needs no sine again but the one before the last.
+    for run, more in (
+        (call, Counter(dot_general=3, sin=1)),
+        (decode, Counter(dot_general=1)),
+    ):
+        runs = [functools.partial(run, model=model) for model in (lean, plain)]
+        assert rerun_operators(*runs, X) == more
+        assert largest_error(*(jax.grad(f)(X) for f in runs)) < 1e-6
+
+    class Loud(jrc.recompute_module(Coder)):
+        def decode(self, x):
+            return 2 * super().decode(x)
+
+    assert largest_error(Loud()(X), 2 * plain.decode(2 * plain.decode(X))) < 1e-6
+
+
+def test_modules_from_outside_a_trace():
+    """Reading them is allowed; changing them is not, plain or recomputed."""
+    lean, plain = (net(Full, again) for again in ("instance", None))
+    for model in (lean, plain):
+        run = jax.jit(lambda x, model=model: model(x))
+        with pytest.raises(Exception, match="Cannot mutate .* from a different trace level"):
+            run(X)
+    blocks, want = net(Block, "class"), net(Block, None)
+    got, want = (jax.jit(jax.grad(functools.partial(loss, model)))(X) for model in (blocks, want))
+    assert largest_error(got, want) < 1e-6
+
+
+def test_captured_values():
+    class Sower(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            h = jnp.sin(self.layer(x))
+            self.sow(nnx.Intermediate, "h", h)
+            return self.layer(h)
+
+    def run(model, x):
+        return model(x)
+
+    got, want = (
+        nnx.capture(run, nnx.Intermediate)(model, X)
+        for model in (jrc.recompute_module(Sower()), Sower())
+    )
+    assert jax.tree.leaves(want[1])
+    assert jax.tree.structure(got[1]) == jax.tree.structure(want[1])
+    assert largest_error(got, want) < 1e-6
+
+
+def test_modules_that_are_no_pytrees():
+    class Bare(nnx.Module, pytree=False):
+        def __init__(self):
+            self.layers = [nnx.Linear(8, 8, rngs=nnx.Rngs(0))]
+
+        def __call__(self, x):
+            return jnp.sin(self.layers[0](x))
+
+    assert largest_error(jrc.recompute_module(Bare())(X), Bare()(X)) < 1e-6
