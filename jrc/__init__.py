@@ -1,5 +1,6 @@
 """Recomputation that fits a memory budget, and deep gradient compression, for JAX."""
 
+from jrc import compat as compat
 from jrc import models as models
 from jrc.dgc import DGCState as DGCState
 from jrc.dgc import DGCStats as DGCStats
@@ -22,7 +23,9 @@ from jrc.remat import mark as mark
 from jrc.remat import recompute as recompute
 from jrc.remat import recompute_module as recompute_module
 from jrc.remat import recompute_op as recompute_op
+from jrc.remat import recompute_scan as recompute_scan
 from jrc.remat import recompute_segments as recompute_segments
+from jrc.remat import recompute_sequential as recompute_sequential
 from jrc.train import StepInfo as StepInfo
 from jrc.train import TrainState as TrainState
 from jrc.train import TrainStep as TrainStep

@@ -1,8 +1,10 @@
 """The only code that reads jaxprs: walking, dataflow, costs and slicing, on public JAX alone."""
 
+from jrc._jaxpr._change import changed as changed
 from jrc._jaxpr._cost import equation_flops as equation_flops
 from jrc._jaxpr._cost import flops as flops
 from jrc._jaxpr._cost import nbytes as nbytes
+from jrc._jaxpr._gate import gate as gate
 from jrc._jaxpr._given import with_results_given as with_results_given
 from jrc._jaxpr._inline import inline_all as inline_all
 from jrc._jaxpr._inline import inline_marked as inline_marked
@@ -13,6 +15,7 @@ from jrc._jaxpr._program import Program as Program
 from jrc._jaxpr._program import Traced as Traced
 from jrc._jaxpr._program import evaluate as evaluate
 from jrc._jaxpr._program import is_atom as is_atom
+from jrc._jaxpr._program import is_variable as is_variable
 from jrc._jaxpr._program import trace as trace
 from jrc._jaxpr._rebuild import can_rebuild as can_rebuild
 from jrc._jaxpr._rebuild import rebuild as rebuild

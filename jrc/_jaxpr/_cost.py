@@ -15,7 +15,7 @@ from jrc._jaxpr._walk import inner_programs, primitive_name, repeats
 
 # Operators that only move or name data, or make it from nothing.
 _FREE = frozenset(
-    "mark name CheckpointName reshape broadcast_in_dim transpose squeeze slice dynamic_slice "
+    "mark gate name CheckpointName reshape broadcast_in_dim transpose squeeze slice dynamic_slice "
     "dynamic_update_slice concatenate pad gather scatter rev copy device_put iota empty "
     "convert_element_type bitcast_convert_type stop_gradient sharding_constraint split expand_dims "
     "optimization_barrier random_wrap random_unwrap random_seed random_split random_fold_in "

@@ -9,6 +9,8 @@ from typing import Any
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jrc._jaxpr._gate import gate_p
+
 mark_p = Primitive("mark")
 mark_p.def_impl(lambda x, **_: x)
 mark_p.def_abstract_eval(lambda aval, **_: aval)
@@ -37,10 +39,13 @@ mlir.register_lowering(mark_p, lambda _, x, **__: [x])
 def mark_of(eqn: JaxprEqn) -> tuple[str, int] | None:
     """The name and leaf number that this equation gives its output, or `None`.
 
-    Reads our marks and JAX's `checkpoint_name` in both of its forms (`jax_remat3` off and on).
+    Reads our marks and JAX's `checkpoint_name` in both of its forms (`jax_remat3` off and on). A
+    gate's name is empty.
     """
     if eqn.primitive is mark_p:
         return eqn.params["name"], eqn.params["leaf"]
+    if eqn.primitive is gate_p:
+        return "", 0
     if eqn.primitive.name == "name":
         return eqn.params["name"], 0
     inner = eqn.params.get("_prim")

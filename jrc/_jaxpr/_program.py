@@ -61,9 +61,9 @@ class Program:
         found: dict[str, list[list[int]]] = {}
         last: dict[str, int] = {}
         for i, eqn in enumerate(self.eqns):
-            if (mark := mark_of(eqn)) is None:
+            name, leaf = mark_of(eqn) or ("", 0)
+            if not name:
                 continue
-            name, leaf = mark
             if leaf <= last.get(name, leaf):
                 found.setdefault(name, []).append([])
             found[name][-1].append(i)
@@ -83,7 +83,7 @@ class Program:
     def unmarked(self, var: Var) -> Var:
         """The variable before it was marked: a mark names a value, it does not make one."""
         while (i := self.producer[var]) != INPUT and mark_of(self.eqns[i]) is not None:
-            (operand,) = self.eqns[i].invars
+            operand = self.eqns[i].invars[0]
             if isinstance(operand, Literal):
                 break
             var = operand
@@ -101,6 +101,12 @@ class Program:
     def marked(self, name: str) -> tuple[Var, ...]:
         """The values, before they were marked, that carry this mark."""
         return tuple(self.unmarked(self.eqns[i].outvars[0]) for i in self.marks[name])
+
+    def called(self, name: str) -> tuple[str, ...]:
+        """The marks that a name means: with a number that one, a bare name all of them."""
+        if "#" in name:
+            return (name,) if name in self.marks else ()
+        return tuple(known for known in self.marks if known.partition("#")[0] == name)
 
     def name(self, i: int) -> str:
         """What a person calls the result of equation `i`: its mark, else operator and line."""
@@ -219,6 +225,11 @@ def is_atom(x: Any) -> bool:
     return isinstance(x, Var | Literal)
 
 
+def is_variable(x: Any) -> bool:
+    """Whether this stands for a value that a program is given or makes, and is no constant."""
+    return isinstance(x, Var)
+
+
 def evaluate(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
     """The program as a function of its inputs."""
     return jaxpr_as_fun(jaxpr)
@@ -240,4 +251,4 @@ def _deep(eqn: JaxprEqn) -> list[str]:
         for inner in jaxpr.eqns:
             mark = mark_of(inner)
             names += [mark[0]] if mark else _deep(inner)
-    return names
+    return [name for name in names if name]

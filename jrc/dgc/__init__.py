@@ -4,6 +4,7 @@
 direction and keeps what it did not send. `dgc_momentum` is the whole optimizer.
 """
 
+from jrc.dgc._axis import as_local as as_local
 from jrc.dgc._phases import ring_all_reduce_bytes as ring_all_reduce_bytes
 from jrc.dgc._slots import served as served
 from jrc.dgc._state import DGCState as DGCState

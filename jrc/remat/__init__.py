@@ -10,8 +10,10 @@ from jrc.remat._keep import SavePrimitives as SavePrimitives
 from jrc.remat._mark import mark as mark
 from jrc.remat._module import recompute_module as recompute_module
 from jrc.remat._recompute import recompute as recompute
+from jrc.remat._scan import recompute_scan as recompute_scan
 from jrc.remat._segment import Segment as Segment
 from jrc.remat._segment import Segmentation as Segmentation
 from jrc.remat._segment import find_segments as find_segments
+from jrc.remat._sequential import recompute_sequential as recompute_sequential
 from jrc.remat._tags import keep_op as keep_op
 from jrc.remat._tags import recompute_op as recompute_op

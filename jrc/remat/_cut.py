@@ -326,9 +326,7 @@ def _resolve(
     found: dict[str, None] = {}
     unused = []
     for name in checkpoints:
-        same = [known for known in program.marks if known.partition("#")[0] == name]
-        if name in program.marks and "#" in name:
-            same = [name]
+        same = program.called(name)
         if not same:
             if rule == "partition" or name.partition("#")[0] in program.hidden_marks:
                 raise ValueError(_unknown(program, name, who, fn))

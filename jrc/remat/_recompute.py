@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jrc._jaxpr import evaluate, trace
 from jrc._rng import other_key
 from jrc._tree import is_typed_key
 from jrc.remat._apply import run_cuts
+from jrc.remat._barrier import barrier
 from jrc.remat._cut import one_segment
 from jrc.remat._region import opener, rerun_region
 from jrc.remat._say import Say
@@ -108,34 +108,11 @@ def _custom_vjp(
     def backward(inputs: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         # Without the barrier XLA would see one computation twice and keep its first result, or
         # start the re-run before the backward pass arrives here.
-        inputs, cotangents = _barrier((inputs, cotangents))
+        inputs, cotangents = barrier((inputs, cotangents))
         return jax.vjp(again, *inputs)[1](cotangents)
 
     call.defvjp(forward, backward)
     return call
-
-
-def _barrier(tree: Any) -> Any:
-    """`optimization_barrier` on everything that XLA computes with, the words of typed keys too.
-
-    What only depends on values left out here would be merged with the forward pass and kept.
-    """
-    leaves, treedef = jax.tree.flatten(tree)
-    words = [jax.random.key_data(x) if is_typed_key(x) else x for x in leaves]
-    held = iter(jax.lax.optimization_barrier([x for x in words if _is_data(x)]))
-    return treedef.unflatten(
-        _like(x, next(held)) if _is_data(word) else x for x, word in zip(leaves, words, strict=True)
-    )
-
-
-def _is_data(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_
-
-
-def _like(leaf: Any, words: Any) -> Any:
-    if not is_typed_key(leaf):
-        return words
-    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
 
 
 def _with_other_keys(

@@ -1,0 +1,144 @@
+"""Gradients by name: what all of the seeds' entry points share."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrc._errors import name_of
+from jrc._jaxpr import Program, Traced, inline_all, trace
+from jrc._tree import is_array, is_traced, named_leaves, split
+from jrc._typing import Array, PyTree
+from jrc.compat._block import call_back, checked_callbacks
+from jrc.compat._check import check_function, check_loss, leaf_names
+from jrc.compat._flow import gated, gates_of, is_reached, probes_of, receivers
+from jrc.compat._request import Names, Request, checked_names, resolve
+from jrc.remat import recompute_segments
+
+
+class _NamedGradient(NamedTuple):
+    name: str
+    grad: Array
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class ParamGrad(_NamedGradient):
+    """A pair `(name, grad)`. To JAX it is one array, so that it goes in and out of `jax.jit`.
+
+    Attributes:
+        name: Of a parameter its path in the tree, `layer_0/w`; of an intermediate its mark.
+        grad: The gradient, in the shape and dtype of what it belongs to.
+    """
+
+    __slots__ = ()
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Array]], str]:
+        """The gradient; the name is part of the structure."""
+        return ((jax.tree_util.DictKey(self.name), self.grad),), self.name
+
+    @classmethod
+    def tree_unflatten(cls, name: str, children: Sequence[Any]) -> "ParamGrad":
+        """The pair again."""
+        return cls(name, *children)
+
+
+class Asked(NamedTuple):
+    """The seed's arguments, as they were given; see `append_backward`."""
+
+    parameter_list: Any = None
+    no_grad_set: Any = None
+    callbacks: Any = None
+    checkpoints: Any = None
+    has_aux: bool = False
+
+
+def gradients(
+    who: str, loss_fn: Callable[..., Any], params: PyTree, args: tuple[Any, ...], asked: Asked
+) -> tuple[Any, list[ParamGrad]]:
+    """What the loss function returns, and the pairs; errors speak for `who`."""
+    check_function(who, loss_fn)
+    leaf_names(who, params)
+    callbacks = checked_callbacks(who, asked.callbacks)
+    listed = checked_names(who, "parameter_list", asked.parameter_list, ordered=True)
+    barred = checked_names(who, "no_grad_set", asked.no_grad_set, ordered=False) or ()
+    params = _as_arrays(params)
+    traced = trace(loss_fn, (params, *args), {})
+    check_loss(who, name_of(loss_fn), traced, asked.has_aux)
+
+    def asked_of(program: Program) -> Request:
+        names = Names(who, loss_fn, program, _parameters(program, params, args))
+        return resolve(names, listed, barred)
+
+    # Without nested `jit` calls, so that callbacks see every operator.
+    flat = Program(inline_all(traced.program.jaxpr))
+    wanted, stopped = asked_of(flat)
+    seen = receivers(flat, gates_of(flat, wanted, stopped), traced.inputs, bool(callbacks))
+    if callbacks:
+        call_back(callbacks, flat, _input_names(flat, params, args), seen)
+    wanted = {name for name, var in wanted.items() if is_reached(var, seen)}
+    request = asked_of(traced.program)
+    request = Request({k: v for k, v in request.wanted.items() if k in wanted}, request.stopped)
+    return _differentiate(loss_fn, traced, request, asked.checkpoints)
+
+
+def _differentiate(
+    loss_fn: Callable[..., Any], traced: Traced, request: Request, checkpoints: Any
+) -> tuple[Any, list[ParamGrad]]:
+    """The gradients of what gets one, and of nothing else."""
+    program, rest = traced.program, []
+    gates = gates_of(program, request.wanted, request.stopped)
+    run = gated(program, gates, traced.inputs)
+
+    def loss(inputs: Sequence[Any], probes: Sequence[Any]) -> Any:
+        return dataclasses.replace(traced, inputs=(inputs, probes)).run(run)
+
+    loss.__name__ = name_of(loss_fn)
+    lean = loss
+    if checkpoints is not None:
+        lean = recompute_segments(loss, checkpoints, rule="fluid")
+
+    def scalar(inputs: Sequence[Any], probes: Sequence[Any]) -> tuple[Array, list[Array]]:
+        arrays, skeleton = split(lean(inputs, probes))
+        rest.append(skeleton)
+        return arrays[0].reshape(()), arrays
+
+    given = dict(zip(program.jaxpr.invars, traced.inputs, strict=True))
+    point = [given[var] for var in gates.inputs], probes_of(gates)
+    (_, arrays), grads = jax.value_and_grad(scalar, (0, 1), has_aux=True)(*point)
+    of = dict(zip((*gates.inputs, *gates.probed), (*grads[0], *grads[1]), strict=True))
+    pairs = [ParamGrad(name, of[var]) for name, var in request.wanted.items()]
+    return rest[-1].fill(arrays), pairs
+
+
+def _as_arrays(params: PyTree) -> PyTree:
+    """The parameters with every floating number as a JAX array, which can be differentiated."""
+
+    def as_array(leaf: Any) -> Any:
+        number = isinstance(leaf, float) or (is_array(leaf) and not is_traced(leaf))
+        floating = number and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        return jnp.asarray(leaf) if floating else leaf
+
+    return jax.tree.map(as_array, params)
+
+
+def _parameters(program: Program, params: PyTree, args: tuple[Any, ...]) -> dict[str, Any]:
+    """The program's input for each parameter by name; `None` for a leaf that is no JAX array."""
+    given = iter(_given(program, params, args))
+    return {name: next(given) if is_traced(leaf) else None for name, leaf in named_leaves(params)}
+
+
+def _input_names(program: Program, params: PyTree, args: tuple[Any, ...]) -> dict[Any, str]:
+    """A name for each input: a parameter's path, `args/0/…`, or `const_0` for a constant."""
+    pairs = [*named_leaves(params), *named_leaves({"args": args})]
+    names = [name for name, leaf in pairs if is_traced(leaf)]
+    constants = [f"const_{i}" for i in range(len(program.jaxpr.invars) - len(names))]
+    return dict(zip(program.jaxpr.invars, [*constants, *names], strict=True))
+
+
+def _given(program: Program, params: PyTree, args: tuple[Any, ...]) -> Sequence[Any]:
+    """The inputs that are no constants: these come first."""
+    arrays, _ = split((params, args))
+    invars = program.jaxpr.invars
+    return invars[len(invars) - len(arrays) :]

@@ -1,0 +1,253 @@
+"""What the seeds' optimizers have in common: gradients by name, and an optax transform."""
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jrc._tree import named_leaves
+from jrc._typing import Array, PyTree
+from jrc.compat._block import Callback
+from jrc.compat._check import check_function
+from jrc.compat._gradients import Asked, ParamGrad, gradients
+from jrc.compat._update import clipped, gradient_tree, update
+from jrc.dgc import as_local
+
+
+class Optimizer:
+    """The methods of the seeds' optimizers; arrays go in and come out.
+
+    An optax transform as well: `init` and `update` are those of `tx`.
+    """
+
+    def __init__(
+        self,
+        tx: Any,
+        parameter_list: Sequence[str] | None = None,
+        axis_name: str | None = None,
+    ) -> None:
+        self.tx = tx
+        self.parameter_list = parameter_list
+        self.axis_name = axis_name
+
+    def init(self, params: PyTree) -> PyTree:
+        """The optimizer's state before the first step, that of its optax transform.
+
+        Args:
+            params: Parameters, any pytree of arrays.
+
+        Returns:
+            The state, a pytree of arrays.
+        """
+        return self.tx.init(params)
+
+    def update(
+        self, updates: PyTree, state: PyTree, params: PyTree | None = None
+    ) -> tuple[PyTree, PyTree]:
+        """The update of the optax transform, for gradients of all parameters.
+
+        Args:
+            updates: Gradients like the parameters.
+            state: From `init` or the step before.
+            params: The parameters.
+
+        Returns:
+            What to add to the parameters, and the new state.
+        """
+        return self.tx.update(updates, state, params)
+
+    def backward(
+        self,
+        loss_fn: Callable[..., Any],
+        params: PyTree,
+        *args: Any,
+        startup_program: None = None,
+        parameter_list: Sequence[str] | None = None,
+        no_grad_set: Collection[str] | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
+        checkpoints: Sequence[str] | None = None,
+        has_aux: bool = False,
+    ) -> Any:
+        """The gradients of a loss, as pairs of name and gradient: `append_backward`.
+
+        Args:
+            loss_fn: `loss_fn(params, *args)`, which returns one real number.
+            params: Parameters, any pytree.
+            *args: The other arguments of the loss function.
+            startup_program: The seed's; there are no programs here, so it is `None`.
+            parameter_list: Names of what to differentiate for, in the order of the pairs.
+            no_grad_set: Names that get no gradient.
+            callbacks: Called for every forward equation that gets a gradient.
+            checkpoints: Marks to cut at, instead of those that were set.
+            has_aux: Whether the loss function returns `(loss, aux)`. One that returns its loss as
+                `aux` too gives the loss beside the pairs.
+
+        Returns:
+            A list of `ParamGrad`s, each a pair `(name, grad)`; with `has_aux`, the list and `aux`.
+
+        Raises:
+            TypeError: As `append_backward`.
+            ValueError: As `append_backward`; if no boundaries are set where they must be; if
+                there is a `startup_program`.
+        """
+        asked = Asked(parameter_list, no_grad_set, callbacks, checkpoints, has_aux)
+        value, pairs = self._gradients("backward", loss_fn, params, args, asked, startup_program)
+        return (pairs, value[1]) if has_aux else pairs
+
+    def apply_gradients(
+        self, params: PyTree, opt_state: PyTree, params_grads: Sequence[tuple[str, Array]]
+    ) -> tuple[PyTree, PyTree]:
+        """One step along gradients that are there already.
+
+        Args:
+            params: Parameters, any pytree.
+            opt_state: From `init` or the step before.
+            params_grads: Pairs of a parameter's name and its gradient, in any order.
+
+        Returns:
+            The new parameters and the new state. Parameters without a pair, and what the state
+            keeps for them, are what they were, bit for bit: no decay, no momentum reaches them.
+            What belongs to no single parameter, such as a count of steps, goes on.
+
+        Raises:
+            TypeError: If the state is `None`.
+            ValueError: If a name is no parameter's or occurs twice, or a shape differs.
+        """
+        return self._apply("apply_gradients", params, opt_state, params_grads, None)
+
+    def apply_optimize(
+        self,
+        loss: Any,
+        startup_program: None,
+        params_grads: Sequence[tuple[str, Array]],
+        params: PyTree,
+        opt_state: PyTree,
+    ) -> tuple[PyTree, PyTree]:
+        """`apply_gradients`, with the seed's arguments before the arrays.
+
+        Args:
+            loss: The seed's; nothing is read from it.
+            startup_program: The seed's; there are no programs here, so it is `None`.
+            params_grads: Pairs of a parameter's name and its gradient.
+            params: Parameters, any pytree.
+            opt_state: From `init` or the step before.
+
+        Returns:
+            The new parameters and the new state.
+
+        Raises:
+            TypeError: As `apply_gradients`.
+            ValueError: As `apply_gradients`, or if there is a `startup_program`.
+        """
+        del loss
+        who = "apply_optimize"
+        self._check_no_program(who, startup_program)
+        return self._apply(who, params, opt_state, params_grads, None)
+
+    def minimize(
+        self,
+        loss_fn: Callable[..., Any],
+        params: PyTree,
+        opt_state: PyTree,
+        *args: Any,
+        startup_program: None = None,
+        parameter_list: Sequence[str] | None = None,
+        no_grad_set: Collection[str] | None = None,
+        grad_clip: optax.GradientTransformation | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
+        has_aux: bool = False,
+    ) -> tuple[PyTree, PyTree, Any, list[ParamGrad]]:
+        """One step: the gradients of a loss, and their update.
+
+        Args:
+            loss_fn: `loss_fn(params, *args)`, which returns one real number.
+            params: Parameters, any pytree.
+            opt_state: From `init` or the step before.
+            *args: The other arguments of the loss function.
+            startup_program: The seed's; there are no programs here, so it is `None`.
+            parameter_list: Names of the parameters to update; the others, and their state, stay
+                as they are. A mark gives its pair, and updates nothing.
+            no_grad_set: Names that get no gradient.
+            grad_clip: An optax transform without state, on the gradients that there are.
+            callbacks: Called for every forward equation that gets a gradient.
+            has_aux: Whether the loss function returns `(loss, aux)`.
+
+        Returns:
+            The new parameters, the new state, what the loss function returned, and the pairs
+            `(name, grad)` before clipping.
+
+        Raises:
+            TypeError: As `backward` and `apply_gradients`, or if `grad_clip` is no transform or
+                has state.
+            ValueError: As `backward`.
+        """
+        asked = Asked(parameter_list, no_grad_set, callbacks, None, has_aux)
+        value, pairs = self._gradients("minimize", loss_fn, params, args, asked, startup_program)
+        named = {name for name, _ in named_leaves(params)}
+        of_params = [pair for pair in pairs if pair.name in named]
+        params, opt_state = self._apply("minimize", params, opt_state, of_params, grad_clip)
+        return params, opt_state, value, pairs
+
+    def _boundaries(self, who: str) -> Sequence[str] | None:
+        """The marks to cut at."""
+        del who
+        return None
+
+    def _who(self, method: str) -> str:
+        return f"jrc.compat.{type(self).__name__}.{method}"
+
+    def _check_no_program(self, method: str, startup_program: Any) -> None:
+        if startup_program is not None:
+            raise ValueError(
+                f"{self._who(method)}: startup_program is the seed's, and there are no programs "
+                f"here; got {type(startup_program).__name__}. Pass None: init(params) starts."
+            )
+
+    def _gradients(
+        self,
+        method: str,
+        loss_fn: Callable[..., Any],
+        params: PyTree,
+        args: tuple[Any, ...],
+        asked: Asked,
+        startup_program: Any,
+    ) -> tuple[Any, list[ParamGrad]]:
+        who = self._who(method)
+        check_function(who, loss_fn)
+        self._check_no_program(method, startup_program)
+        if asked.parameter_list is None:
+            asked = asked._replace(parameter_list=self.parameter_list)
+        if asked.checkpoints is None:
+            asked = asked._replace(checkpoints=self._boundaries(who))
+        params = jax.tree.map(functools.partial(_own, axis=self.axis_name), params)
+        return gradients(who, loss_fn, params, args, asked)
+
+    def _apply(
+        self,
+        method: str,
+        params: PyTree,
+        opt_state: PyTree,
+        params_grads: Sequence[tuple[str, Array]],
+        grad_clip: Any,
+    ) -> tuple[PyTree, PyTree]:
+        who = self._who(method)
+        if opt_state is None:
+            raise TypeError(
+                f"{who}: opt_state is the optimizer's state; got None. Start with "
+                "opt_state = opt.init(params)."
+            )
+        grads = gradient_tree(who, params, params_grads)
+        grads = clipped(who, grad_clip, grads, params)
+        return update(who, self.tx, params, opt_state, grads)
+
+
+def _own(leaf: Any, axis: str | None) -> Any:
+    """A parameter of this replica's own: otherwise its gradient comes summed over the replicas."""
+    if axis is None or not isinstance(leaf, jax.Array | np.ndarray | float):
+        return leaf
+    floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    return as_local(jnp.asarray(leaf), axis) if floating else leaf

@@ -1,0 +1,182 @@
+"""The seed's DGC optimizer: `jrc.dgc_momentum` under the seed's names, alone and on replicas."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jrc
+from jrc.compat import DGCMomentumOptimizer, RecomputeOptimizer
+from jrc.models import mlp
+from tests.dgc.replicas import AXIS, mesh
+from tests.remat.measure import bit_equal, largest_error
+
+CONFIG = mlp.Config((8, 16, 2), "tanh")
+PARAMS = mlp.init(jax.random.key(0), CONFIG)
+LOSS = functools.partial(mlp.loss, config=CONFIG)
+RAMP = {"rampup_begin_step": 1, "rampup_step": 2, "sparsity": [0.5, 0.9], "min_size": 20}
+
+
+def batch(step, size=32):
+    rng = np.random.RandomState(step)
+    x = rng.random_sample((size, 8)).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray((x.sum(1) > 4).astype(np.int32))
+
+
+def train(opt, steps, params=PARAMS, state=None, start=0):
+    state = opt.init(params) if state is None else state
+    step = jax.jit(functools.partial(opt.minimize, LOSS))
+    for i in range(start, start + steps):
+        params, state, loss, _ = step(params, state, batch(i))
+    return params, state, loss
+
+
+@functools.cache
+def trained():
+    opt = DGCMomentumOptimizer(0.3, 0.9, **RAMP, regularization=0.1)
+    return train(opt, 4)[:2]
+
+
+def test_it_is_dgc_momentum():
+    rate = optax.linear_schedule(0.3, 0.1, 6)
+    opt = DGCMomentumOptimizer(
+        rate, 0.9, 1, 2, [0.5, 0.9], None, True, 1, 1e-3, 0.5, "dgc", min_size=20
+    )
+    tx = jrc.dgc_momentum(rate, 0.9, 1, 2, (0.5, 0.9), True, 0.5, 1, 1e-3, min_size=20)
+    params, state = PARAMS, tx.init(PARAMS)
+
+    @jax.jit
+    def step(params, state, batch):
+        updates, state = tx.update(jax.grad(LOSS)(params, batch), state, params)
+        return optax.apply_updates(params, updates), state
+
+    for i in range(6):
+        params, state = step(params, state, batch(i))
+    got = train(opt, 6)
+    assert largest_error(got[0], params) < 1e-6 and largest_error(got[1], state) < 1e-6
+    assert opt.name == "dgc" and 0 < float(state[0].density) < 0.2
+
+
+def test_the_defaults_are_the_seed_s():
+    opt = DGCMomentumOptimizer(0.1, 0.9, 0)
+    params = {"w": jnp.ones(16384), "b": jnp.ones(16383)}
+    updates, state = opt.update(params, opt.init(params), params)
+    assert int(jnp.count_nonzero(updates["w"])) == 16  # 99.9 % are kept back
+    assert int(jnp.count_nonzero(updates["b"])) == 16383 and isinstance(state[0], jrc.DGCState)
+
+
+@pytest.mark.parametrize(("check_vma", "recompute"), [(True, True), (False, False)])
+def test_on_replicas(check_vma, recompute):
+    """Gradients stay local, the result is the same everywhere and that of the whole batch."""
+    replicas = 4
+    opt = DGCMomentumOptimizer(0.3, 0.9, **RAMP, num_trainers=replicas, axis_name=AXIS)
+    if recompute:
+        opt = RecomputeOptimizer(opt)
+        opt._set_checkpoints(["fc_1", "pred"])
+    over = functools.partial(jax.shard_map, mesh=mesh(replicas), check_vma=check_vma)
+    specs = jrc.dgc_specs(jax.eval_shape(opt.init, PARAMS), AXIS)
+    state = jax.jit(over(opt.init, in_specs=P(), out_specs=specs))(PARAMS)
+
+    def one(params, state, batch):
+        params, state, loss, pairs = opt.minimize(LOSS, params, state, batch)
+        return params, state, loss[None], jax.tree.map(lambda g: g[None], pairs)
+
+    step = jax.jit(
+        over(one, in_specs=(P(), specs, P(AXIS)), out_specs=(P(), specs, P(AXIS), P(AXIS)))
+    )
+    params, sent = PARAMS, []
+    for i in range(5):
+        before = params
+        params, state, losses, pairs = step(params, state, batch(i))
+        sent.append(float(state[0].bytes_sent))
+        means = [jnp.mean(grad, axis=0) for _, grad in pairs]
+        whole = jax.grad(LOSS)(before, batch(i))
+        assert largest_error(means, jax.tree.leaves(whole)) < 1e-5
+        assert np.isclose(float(jnp.mean(losses)), float(LOSS(before, batch(i))), rtol=1e-5)
+        if i == 0:  # a dense momentum step
+            want = jax.tree.map(lambda p, g: p - 0.3 * g, before, whole)
+            assert largest_error(params, want) < 1e-5
+        assert not bit_equal(pairs[1].grad[0], pairs[1].grad[1])
+        for leaf in jax.tree.leaves(params):
+            shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+            assert all(np.array_equal(shard, shards[0]) for shard in shards)
+    assert sent[-1] < sent[0] and int(state[0].skipped) == 0
+
+
+def test_load_brings_back_what_was_not_sent(tmp_path):
+    opt = DGCMomentumOptimizer(0.3, 0.9, **RAMP, regularization=0.1)
+    params, state = trained()
+    assert float(optax.tree.norm(state[0].v)) > 0
+    jrc.save(tmp_path, (params, state))
+    loaded = opt.load(tmp_path, (PARAMS, opt.init(PARAMS)))
+    assert bit_equal(loaded, (params, state))
+    step = jax.jit(functools.partial(opt.minimize, LOSS))
+    assert bit_equal(step(*loaded, batch(4)), step(params, state, batch(4)))
+    with pytest.raises(ValueError, match="is not saved|was saved as"):
+        opt.load(tmp_path, (PARAMS, optax.adam(0.1).init(PARAMS)))
+
+
+def test_a_parameter_that_is_not_listed_keeps_what_it_has_not_sent():
+    params, state = trained()
+    few = DGCMomentumOptimizer(0.3, 0.9, **RAMP, regularization=0.1, parameter_list=["pred/w"])
+    new, after, _, pairs = few.minimize(LOSS, params, state, batch(5))
+    assert [name for name, _ in pairs] == ["pred/w"] and int(after[0].step) == 5
+    assert bit_equal(new["fc_1"], params["fc_1"]) and not bit_equal(new["pred"], params["pred"])
+    for field in ("u", "v", "velocity"):
+        old, now = getattr(state[0], field), getattr(after[0], field)
+        assert bit_equal(now["fc_1"], old["fc_1"]) and bit_equal(now["pred"]["b"], old["pred"]["b"])
+    assert not bit_equal(after[0].v["pred"]["w"], state[0].v["pred"]["w"])
+    # Nothing of the others counts as sent.
+    assert float(after[0].bytes_dense) < float(state[0].bytes_dense) or (
+        float(after[0].bytes_dense) == 0
+    )
+
+
+def test_grad_clip_takes_a_number_or_the_seed_s_object():
+    clip = types.SimpleNamespace(clip_norm=0.01)
+    one, two, none = (
+        train(DGCMomentumOptimizer(0.3, 0.9, 0, min_size=0, num_trainers=1, grad_clip=c), 2)
+        for c in (0.01, clip, None)
+    )
+    assert bit_equal(one, two) and largest_error(one[0], none[0]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"grad_clip": 1.0}, TypeError, "num_trainers should be int and greater than zero"),
+        ({"grad_clip": 1.0, "num_trainers": 2.0}, TypeError, "greater than zero where .* got 2.0"),
+        ({"grad_clip": 1.0, "num_trainers": 0}, ValueError, "greater than zero where .* got 0"),
+        (
+            {"grad_clip": optax.clip(1.0), "num_trainers": 1},
+            TypeError,
+            "a number or an object with a clip_norm; got GradientTransformation.*grad_clip=1.0",
+        ),
+        ({"num_trainers": 2}, ValueError, "num_trainers=2 needs an axis over which the replicas"),
+        ({"sparsity": [1.0]}, ValueError, r"every sparsity must lie in \[0, 1\), got 1.0"),
+        ({"regularization": "l2"}, TypeError, "regularization must be a number"),
+    ],
+)
+def test_arguments_that_do_not_fit(options, error, words):
+    with pytest.raises(error, match=words):
+        DGCMomentumOptimizer(0.1, 0.9, 0, **options)
+
+
+def test_an_axis_that_nothing_binds():
+    opt = DGCMomentumOptimizer(0.1, 0.9, 0, axis_name=AXIS)
+    with pytest.raises(ValueError, match="axis_name='data' must be bound where update runs"):
+        opt.minimize(LOSS, PARAMS, opt.init(PARAMS), batch(0))
+
+
+def test_misuse_speaks_of_this_optimizer():
+    opt = DGCMomentumOptimizer(0.1, 0.9, 0)
+    with pytest.raises(TypeError, match="jrc.compat.DGCMomentumOptimizer.minimize: the loss is a"):
+        opt.minimize(jnp.float32(1), PARAMS, opt.init(PARAMS))
+    opt = DGCMomentumOptimizer(0.1, 0.9, 0, parameter_list=["fc_9/w"])
+    with pytest.raises(ValueError, match=r"no mark is named 'fc_9/w' \(did you mean 'fc_1/w'"):
+        opt.backward(LOSS, PARAMS, batch(0))

@@ -1,0 +1,439 @@
+"""`lax.scan` with few carries: equal results, fewer bytes, re-runs counted and in order."""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import jrc
+from jrc.remat._levels import Level, counts_of, levels_of
+from tests.remat.measure import bit_equal, largest_error, operators, saved_bytes
+
+W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
+H = jnp.linspace(-0.4, 0.6, 8).reshape(2, 4)
+CARRY = H.nbytes
+
+
+def cut(segments, **options):
+    return functools.partial(jrc.recompute_scan, segments=segments, **options)
+
+
+def inputs(n):
+    return jnp.asarray(np.sin(np.arange(4.0 * n, dtype=np.float32)).reshape(n, 1, 4))
+
+
+def loss(w, h, xs, scan):
+    """Two things happen in a step, the outputs count, and parameters are closed over."""
+
+    def body(h, x):
+        h = jnp.sin(jnp.sin(h @ w) + x)
+        return h, jnp.sum(h * h)
+
+    h, ys = scan(body, h, xs)
+    return jnp.sum(h) + jnp.sum(jnp.cos(ys))
+
+
+def gradient(scan):
+    return jax.value_and_grad(functools.partial(loss, scan=scan), argnums=(0, 1, 2))
+
+
+# --- Where carries are kept -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("segments", "length", "levels"),
+    [
+        ("sqrt", 9, (Level(0, 3, 3), Level(0, 3, 1))),
+        ("sqrt", 13, (Level(1, 3, 4), Level(0, 4, 1))),
+        ("sqrt", 1, (Level(0, 1, 1),)),
+        ("log", 4, (Level(0, 4, 1),)),
+        ("log", 7, (Level(1, 3, 2), Level(0, 2, 1))),
+        ("log", 64, (Level(0, 4, 16), Level(0, 4, 4), Level(0, 4, 1))),
+        (1, 5, (Level(0, 1, 5), Level(0, 5, 1))),
+        (5, 5, (Level(0, 5, 1),)),
+        (3, 11, (Level(2, 3, 3), Level(0, 3, 1))),
+        ((2, 3), 15, (Level(1, 2, 7), Level(1, 3, 2), Level(0, 2, 1))),
+        ([2, 2], 4, (Level(0, 2, 2), Level(0, 2, 1))),
+    ],
+)
+def test_golden_levels(segments, length, levels):
+    assert levels_of(length, counts_of(segments, length)) == levels
+
+
+def test_levels_hold_as_few_as_they_promise():
+    for length in range(1, 1100):
+        held = {
+            name: sum(x.rest + x.segments for x in levels_of(length, counts_of(name, length)))
+            for name in ("sqrt", "log")
+        }
+        assert held["sqrt"] <= 2.3 * length**0.5 + 2
+        assert held["log"] <= 3 * length.bit_length() + 1
+
+
+def order(n, segments, reverse=False):
+    """Every run of a step and every step of its derivative, in the order of happening."""
+    seen = []
+
+    def record(sign, i):
+        seen.append(sign + str(int(i)))
+
+    @jax.custom_vjp
+    def note(h, i):
+        return h
+
+    def forward(h, i):
+        return h, i
+
+    def backward(i, cotangent):
+        jax.debug.callback(functools.partial(record, "-"), i)
+        return cotangent, None
+
+    note.defvjp(forward, backward)
+
+    def body(h, i):
+        jax.debug.callback(functools.partial(record, "+"), i)
+        return note(jnp.sin(h), i), None
+
+    with jax.disable_jit():
+        jax.grad(lambda h: cut(segments, reverse=reverse)(body, h, jnp.arange(n))[0])(0.5)
+        jax.effects_barrier()
+    return " ".join(seen)
+
+
+# `+3` runs step 3, `-3` takes the cotangent through it; a step runs once more right before that.
+@pytest.mark.parametrize(
+    ("n", "segments", "backward"),
+    [
+        (4, 4, "+3 -3 +2 -2 +1 -1 +0 -0"),
+        (4, 1, "+0 +1 +2 +3 -3 +2 -2 +1 -1 +0 -0"),
+        (4, 2, "+2 +3 -3 +2 -2 +0 +1 -1 +0 -0"),
+        (7, 2, "+4 +5 +6 -6 +5 -5 +4 -4 +1 +2 +3 -3 +2 -2 +1 -1 +0 -0"),
+        (
+            8,
+            (2, 2),
+            "+4 +5 +6 +7 -7 +6 -6 +4 +5 -5 +4 -4 +0 +1 +2 +3 -3 +2 -2 +0 +1 -1 +0 -0",
+        ),
+    ],
+)
+def test_golden_order(n, segments, backward):
+    ahead = " ".join(f"+{i}" for i in range(n))
+    assert order(n, segments) == f"{ahead} {backward}"
+    turned = re.sub(r"\d", lambda i: str(n - 1 - int(i[0])), f"{ahead} {backward}")
+    assert order(n, segments, reverse=True) == turned
+
+
+# --- Equal, lean, and at what price ---------------------------------------------------------------
+
+
+def requests(draw, n):
+    """Any way to ask for segments of a loop of `n` steps."""
+    first = draw(st.integers(1, n)) if n else "log"
+    levels = (first, draw(st.integers(1, n // first))) if n else "sqrt"
+    return draw(st.sampled_from(["sqrt", "log", first, levels]))
+
+
+@settings(deadline=None)
+@given(data=st.data(), n=st.integers(1, 2000))
+def test_levels_cover_every_step_once(data, n):
+    levels = levels_of(n, counts_of(requests(data.draw, n), n))
+    for level in levels:
+        assert 0 <= level.rest < level.segments
+        assert level.rest + level.segments * level.size == n
+        n = level.size
+    assert n == 1
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), n=st.integers(0, 40), reverse=st.booleans(), unroll=st.integers(1, 3))
+def test_equal_to_lax_scan(data, n, reverse, unroll):
+    lean = cut(requests(data.draw, n), reverse=reverse, unroll=unroll)
+    plain = functools.partial(jax.lax.scan, reverse=reverse)
+    # Compiled as one and in haste: nearly all of the test's time goes there.
+    both = jax.jit(
+        lambda *args: (gradient(lean)(*args), gradient(plain)(*args)),
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
+    for got, want in zip(*map(jax.tree.leaves, both(W, H, inputs(n))), strict=True):
+        largest = np.max(np.abs(want), initial=1e-30)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-6 * float(largest))
+
+
+def test_bit_equal_where_nothing_is_fused():
+    with jax.disable_jit():
+        got, want = (gradient(scan)(W, H, inputs(7)) for scan in (cut((2, 2)), jax.lax.scan))
+    assert bit_equal(got, want)
+
+
+@pytest.mark.parametrize("n", [64, 256, 1024])
+def test_saved_carries(n):
+    def carries(segments):
+        f = functools.partial(loss, scan=cut(segments))
+        return (saved_bytes(f, W, H, inputs(n)) - 4 * n) / CARRY  # less the cosine of each y
+
+    assert [carries(s) for s in ("sqrt", "log")] == [round(n**0.5), 4]
+    if n == 64:
+        assert [carries(s) for s in (1, n, (8, 4))] == [1, n, 8]
+
+
+def test_compiled_peak_grows_as_the_root_and_the_logarithm():
+    h = jnp.ones((64, 4))
+
+    def temporaries(n, scan):
+        """Of the compiled gradient, in carries; a `y` and its cotangent a step left out."""
+        memory = jax.jit(gradient(scan)).lower(W, h, inputs(n)).compile().memory_analysis()
+        return (memory.temp_size_in_bytes - 2 * 4 * n) / h.nbytes
+
+    plain, sqrt, log = (
+        [temporaries(n, scan) for n in (64, 256, 1024)]
+        for scan in (jax.lax.scan, cut("sqrt"), cut("log"))
+    )
+    more = lambda held: [b - a for a, b in itertools.pairwise(held)]  # noqa: E731
+    # One level keeps both roots, of the segments and of the steps in one; the logarithm grows by
+    # a level of four. Plainly, several values of each step are kept.
+    assert more(sqrt) == pytest.approx([16, 32], abs=4)
+    assert more(log) == pytest.approx([4, 4], abs=4)
+    assert more(plain)[1] > 3 * 768
+
+
+@pytest.mark.parametrize(("segments", "runs_ahead"), [(1, 4 + 3), (4, 4)])
+def test_compiled_program_really_runs_it_again(segments, runs_ahead):
+    """Written out, without the barrier, XLA would find the first result and merge the two."""
+    f = jax.jit(gradient(cut(segments, unroll=True)))
+    dots = f.lower(W, H, inputs(4)).compile().as_text().count(" dot(")
+    assert dots == runs_ahead + 4 * 3
+
+
+@pytest.mark.parametrize("n", [64, 256, 1024])
+def test_steps_are_rerun_as_often_as_documented(n):
+    def runs(segments):
+        """How often the body runs: each holds two sines, and a cosine comes with each pull."""
+        return operators(gradient(cut(segments)), W, H, inputs(n))["dot_general"] / n - 2
+
+    root = round(n**0.5)
+    quarters = (n.bit_length() - 1) // 2
+    assert runs("sqrt") == 3 - root / n
+    assert runs("log") == 2 + 0.75 * (quarters - 1)
+    assert runs(n) == 2 and runs(1) == 3 - 1 / n
+
+
+def test_program_grows_as_the_number_of_levels():
+    def bodies(n, segments):
+        program = str(jax.make_jaxpr(gradient(cut(segments)))(W, H, inputs(n)))
+        return program.count("dot_general[")
+
+    assert bodies(16, "sqrt") == bodies(1024, "sqrt") == 5
+    # One more level, one more program that runs ahead.
+    assert [bodies(4**k, "log") for k in (2, 3, 4, 5)] == [5, 6, 7, 8]
+    # And four bodies more where steps are left over.
+    assert bodies(17, "sqrt") - bodies(16, "sqrt") <= 5
+    assert max(bodies(n, "log") for n in (1021, 1022, 1023, 1025)) <= 8 + 5 * 5
+
+
+def test_cotangents_of_large_inputs_and_constants_are_held_once():
+    """A level with an accumulator of its own would add one such array per level."""
+    xs, w = jnp.ones((256, 64, 4)), jnp.ones((4, 4096)) * 1e-3
+
+    def small(w, xs, segments):
+        def body(h, x):
+            return jnp.sin(h + jnp.mean(x @ w, axis=1)[:1] + jnp.sum(x)), None
+
+        return jnp.sum(cut(segments)(body, jnp.zeros(1), xs)[0])
+
+    def temp(segments):
+        f = jax.grad(functools.partial(small, segments=segments), argnums=(0, 1))
+        return jax.jit(f).lower(w, xs).compile().memory_analysis().temp_size_in_bytes
+
+    # What a step itself needs is the same at all depths.
+    assert abs(temp("log") - temp((2,) * 7)) < min(xs.nbytes, w.nbytes) / 2
+    assert abs(temp("log") - temp("sqrt")) < min(xs.nbytes, w.nbytes) / 2
+
+
+# --- Whatever a loop may hold ---------------------------------------------------------------------
+
+
+def mixed(carry, x):
+    """Integers, booleans, halves, keys, nothing, and nested trees, in carry, inputs, outputs."""
+    key, own = jax.random.split(carry["key"])
+    mask = jax.random.bernoulli(own, 0.5, (4,)) | jax.random.bernoulli(x["key"], 0.3, (4,))
+    h = jnp.sin(carry["h"] + x["x"][0] * mask) * x["scale"]
+    half = carry["half"] + jnp.sum(h).astype(jnp.bfloat16)
+    new = {"key": key, "h": h, "half": half, "count": carry["count"] + x["i"], "none": None}
+    return new, (h[:2], carry["count"] > 3, {"key": own})
+
+
+def mixed_arguments(n):
+    carry = {
+        "key": jax.random.key(0),
+        "h": jnp.arange(4.0),
+        "half": jnp.bfloat16(0.5),
+        "count": jnp.int32(2),
+        "none": None,
+    }
+    xs = {
+        "key": jax.random.split(jax.random.key(1), n),
+        "x": (jnp.sin(jnp.arange(4.0 * n)).reshape(n, 4),),
+        "scale": jnp.linspace(0.5, 1.5, n),
+        "i": jnp.arange(n),
+    }
+    return carry, xs
+
+
+def test_trees_integers_halves_and_keys():
+    carry, xs = mixed_arguments(11)
+
+    def run(h, x, scale, scan):
+        last, ys = scan(mixed, carry | {"h": h}, xs | {"x": (x,), "scale": scale})
+        value = jnp.sum(last["h"]) + last["half"].astype(jnp.float32) + jnp.sum(ys[0] ** 2)
+        return value, (last, ys)
+
+    f = jax.jit(jax.value_and_grad(run, argnums=(0, 1, 2), has_aux=True), static_argnums=3)
+    args = (carry["h"], xs["x"][0], xs["scale"])
+    (got, (last, ys)), grads = f(*args, cut((2, 2)))
+    (want, (want_last, want_ys)), want_grads = f(*args, jax.lax.scan)
+    assert jax.tree.structure((last, ys)) == jax.tree.structure((want_last, want_ys))
+    same = lambda a, b: a.dtype == b.dtype and a.shape == b.shape and type(a) is type(b)  # noqa: E731
+    assert all(map(same, jax.tree.leaves((last, ys)), jax.tree.leaves((want_last, want_ys))))
+    assert bit_equal(jax.random.key_data(last["key"]), jax.random.key_data(want_last["key"]))
+    assert bit_equal(ys[1], want_ys[1]) and int(last["count"]) == 2 + 55
+    assert largest_error((got, grads), (want, want_grads)) < 1e-6
+
+
+def test_no_inputs_no_outputs_and_python_numbers():
+    def run(w, scan):
+        # The first carry is a Python number, which takes its type from the body.
+        last, ys = scan(lambda c, _: (jnp.sin(c * w) + 1.0, None), 0.5, None, length=6)
+        assert ys is None and last.dtype == jnp.float32
+        return last
+
+    got, want = (jax.value_and_grad(run)(0.7, scan) for scan in (cut(2), jax.lax.scan))
+    assert largest_error(got, want) < 1e-6
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_very_short_loops(n):
+    for segments in ("sqrt", "log"):
+        got, want = (gradient(scan)(W, H, inputs(n)) for scan in (cut(segments), jax.lax.scan))
+        assert largest_error(got, want) < 1e-6 and got[1][2].shape == (n, 1, 4)
+    last, ys = jrc.recompute_scan(lambda c, x: (c + x, {"y": 2 * x}), jnp.int32(1), jnp.arange(n))
+    assert int(last) == 1 and ys["y"].shape == (n,)
+
+
+def test_no_tracer_outlives_its_trace():
+    with jax.checking_leaks():
+        assert jax.grad(functools.partial(loss, scan=cut(2)))(W, H, inputs(3)).shape == W.shape
+
+
+def test_two_loops_nest():
+    def both(w, scan):
+        def outer(h, x):
+            return scan(lambda h, x: (jnp.sin(h @ w + x), None), h, x)[0], None
+
+        return jnp.sum(scan(outer, H, inputs(12).reshape(4, 3, 1, 4))[0])
+
+    got, want = (jax.jit(jax.grad(both), static_argnums=1)(W, s) for s in (cut(2), jax.lax.scan))
+    assert largest_error(got, want) < 1e-6
+
+
+def test_vmap():
+    def run(scan):
+        f = jax.value_and_grad(functools.partial(loss, scan=scan), argnums=(0, 1, 2))
+        return jax.jit(jax.vmap(f, in_axes=(None, 0, None)))(W, jnp.stack([H, 2 * H]), inputs(7))
+
+    assert largest_error(run(cut((2, 2))), run(jax.lax.scan)) < 1e-6
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_inside_shard_map(check_vma):
+    mesh = Mesh(jax.devices()[:2], ("data",))
+
+    def run(scan):
+        def local(w, h, xs):
+            # With types tracked, the gradient of what is the same everywhere is summed already.
+            value, grads = gradient(scan)(w, h, xs)
+            if not check_vma:
+                grads = jax.lax.psum(grads[0], "data"), grads[1], jax.lax.psum(grads[2], "data")
+            return jax.lax.psum(value, "data"), grads
+
+        specs = {"in_specs": (P(), P("data"), P()), "out_specs": (P(), (P(), P("data"), P()))}
+        mapped = jax.shard_map(local, mesh=mesh, check_vma=check_vma, **specs)
+        return jax.jit(mapped)(W, H, inputs(7))
+
+    assert largest_error(run(cut((2, 2))), run(jax.lax.scan)) < 1e-6
+
+
+def test_second_derivatives_both_ways_and_no_forward_mode():
+    def at(x, scan):
+        return loss(W * x, H, inputs(5), scan)
+
+    lean, plain = (functools.partial(at, scan=scan) for scan in (cut((2, 2)), jax.lax.scan))
+    forward, backward = (jax.jit(turn(jax.grad(lean))) for turn in (jax.jacfwd, jax.jacrev))
+    want = jax.jit(jax.hessian(plain))(0.7)
+    assert largest_error(forward(0.7), want) < 1e-5 and largest_error(backward(0.7), want) < 1e-5
+    with pytest.raises(TypeError, match="forward-mode autodiff"):
+        jax.jvp(lean, (0.7,), (1.0,))
+
+
+def test_inside_recompute_and_around_it():
+    def around(w):
+        call = functools.partial(jrc.recompute, lambda h, x: jnp.sin(jnp.sin(h @ w) + x))
+        return jnp.sum(jrc.recompute_scan(lambda h, x: (call(h, x), None), H, inputs(6))[0])
+
+    def inside(w):
+        def run(w):
+            body = lambda h, x: (jnp.sin(jnp.sin(h @ w) + x), None)  # noqa: E731
+            return jrc.recompute_scan(body, H, inputs(6))[0]
+
+        return jnp.sum(jrc.recompute(run, w))
+
+    def plain(w):
+        body = lambda h, x: (jnp.sin(jnp.sin(h @ w) + x), None)  # noqa: E731
+        return jnp.sum(jax.lax.scan(body, H, inputs(6))[0])
+
+    want = jax.jit(jax.grad(plain))(W)
+    assert largest_error(jax.jit(jax.grad(around))(W), want) < 1e-6
+    assert largest_error(jax.jit(jax.grad(inside))(W), want) < 1e-6
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+
+def add(c, x):
+    return c + 1.0, x
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "match"),
+    [
+        ((3, 0.0, None), {"length": 2}, TypeError, "function to loop over; got int. Write jrc"),
+        ((add, 0.0, {"a": jnp.ones(3), "b": jnp.ones(4)}), {}, ValueError, "'a': 3, 'b': 4 and le"),
+        ((add, 0.0, jnp.ones(3)), {"length": 4}, ValueError, ": 3 and length=4"),
+        ((add, 0.0, None), {"length": 2.5}, ValueError, "got no xs and length=2.5"),
+        ((add, 0.0, None), {}, ValueError, "got no xs and length=None. With xs=None pass length=N"),
+        ((add, 0.0, {"a": 1.0}), {}, TypeError, "got no axis at 'a'. Close over"),
+        ((add, 0.0, None), {"length": 4, "segments": "cbrt"}, ValueError, "'log'.*; got 'cbrt'"),
+        ((add, 0.0, None), {"length": 4, "segments": 2.5}, TypeError, "got 2.5. Write segments=8"),
+        ((add, 0.0, None), {"length": 4, "segments": True}, TypeError, "got True"),
+        ((add, 0.0, None), {"length": 4, "segments": 0}, ValueError, "segments=0. segments=1 keep"),
+        ((add, 0.0, None), {"length": 4, "segments": (2, -1)}, ValueError, r"segments=\(2, -1\)"),
+        ((add, 0.0, None), {"length": 4, "segments": ()}, ValueError, r"at least one level.*=\(\)"),
+        ((add, 0.0, None), {"length": 4, "segments": 5}, ValueError, "makes 5, over 4 steps. Ask"),
+        ((add, 0.0, None), {"length": 4, "segments": (3, 2)}, ValueError, "makes 6, over 4 steps"),
+        (
+            (lambda c, x: (c + 1.0, x), jnp.int32(1), None),
+            {"length": 4},
+            TypeError,
+            "carry input and carry output",
+        ),
+    ],
+)
+def test_errors(arguments, options, error, match):
+    with pytest.raises(error, match=match):
+        jrc.recompute_scan(*arguments, **options)
