@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, evaluate, trace
-from jrc.remat._cut import Cut, Cuts, checked_request, cut_program
+from jrc._jaxpr import Program, evaluate, mark_of, trace
+from jrc.remat._cut import RESHAPES, Cut, Cuts, checked_request, cut_program
 from jrc.remat._keep import Rule
 from jrc.remat._kept import notices
 from jrc.remat._region import Region, Stretch, rerun_region
@@ -112,11 +112,30 @@ def run_cut(
     region: Region,
     **options: Any,
 ) -> None:
-    """Run one stretch; `region` runs the body of a segment that is to be re-run."""
-    body = Stretch(program, cut.body, program.crossing(cut.body), say, cut.held, **options)
-    inputs = [values[var] for var in body.invars]
-    results = region(body.rerun, inputs) if cut.recompute and cut.body else body.kept(*inputs)
-    values |= dict(zip(body.outvars, results, strict=True))
-    tail = program.cut(cut.tail)
+    """Run one stretch; `region` runs a segment that is to be re-run."""
+    outside = _trailing(program, cut.positions)
+    positions = [p for p in cut.positions if p not in outside]
+    outvars = program.crossing(positions)
+    stretch = Stretch(program, positions, outvars, say, cut.held, **options)
+    inputs = [values[var] for var in stretch.invars]
+    results = region(stretch.rerun, inputs) if cut.recompute else stretch.kept(*inputs)
+    values |= dict(zip(stretch.outvars, results, strict=True))
+    tail = program.cut(outside)
     results = evaluate(tail)(*(values[var] for var in tail.invars))
     values |= dict(zip(tail.outvars, results, strict=True))
+
+
+def _trailing(program: Program, positions: Sequence[int]) -> list[int]:
+    """The marks and reshapes that nothing else in a stretch reads, which may run outside of it.
+
+    There another transform sees the marks, and what is held is the value that was reshaped.
+    """
+    inside, found = set(positions), []
+    for p in reversed(positions):
+        eqn = program.eqns[p]
+        readers = {c for var in eqn.outvars for c in program.consumers.get(var, ())}
+        shows = mark_of(eqn) is not None or eqn.primitive.name in RESHAPES
+        if shows and readers and not readers & inside:
+            found.append(p)
+            inside.discard(p)
+    return found[::-1]

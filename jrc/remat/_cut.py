@@ -6,48 +6,38 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jrc._errors import close_to, listed, name_of
-from jrc._jaxpr import INPUT, Program, call_name, mark_of
+from jrc._jaxpr import INPUT, Program, call_name, mark_of, primitive_name
 from jrc._tree import is_typed_key
 from jrc.remat._keep import Rule, check_keep
 from jrc.remat._patterns import Pattern, checked_patterns
 from jrc.remat._region import opener
 from jrc.remat._rules import RULES, Boundary
-from jrc.remat._say import HELD, OFFLOADED, Say
+from jrc.remat._say import HELD, Say
 
 # Operators whose derivative reads their own result and not their argument, and those that only give
 # a result another shape.
 OWN_RESULT = frozenset("tanh logistic exp exp2 sqrt cbrt".split())
-_RESHAPES = frozenset("reshape squeeze".split())
+RESHAPES = frozenset("reshape squeeze".split())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cut:
     """One stretch of a program, as positions in it: a segment, or what lies between segments.
 
-    The tail is what ends a segment and needs no re-run for its own derivative: it runs outside
-    of the re-run body. A tanh before a boundary is differentiated from the boundary itself, so
-    what feeds it need not be re-run to make it again.
-
     Attributes:
         boundary: The marks whose values it makes; a stretch between segments has none.
         is_segment: Whether the rule made it a segment.
-        recompute: Whether its body is re-run: a segment that is not left alone.
-        body: Positions of its equations, but for the tail.
-        tail: Positions of the tail.
-        held: Values of the body that are kept although the body is re-run, with how.
+        recompute: Whether it is re-run: a segment that is not left alone.
+        positions: Its equations, in program order.
+        held: Values that it makes, or is given, and that are kept by name although it is re-run,
+            with how.
     """
 
     boundary: tuple[str, ...]
     is_segment: bool
     recompute: bool
-    body: tuple[int, ...]
-    tail: tuple[int, ...]
+    positions: tuple[int, ...]
     held: Mapping[Any, str]
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """Body and tail in program order."""
-        return tuple(sorted(self.body + self.tail))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,63 +191,68 @@ def _cut(
 ) -> Cut:
     inside = set(positions)
     boundary = tuple(n for n in names if is_segment and _end(program, n) in inside)
-    if not recompute:
-        return Cut(boundary, is_segment, False, tuple(positions), (), {})
-    ruled = request.say.held_values(program, range(len(program.eqns)))
-    elsewhere = {var for var, how in ruled.items() if how.startswith(OFFLOADED)}
-    tail = _tail(program, positions, elsewhere)
-    body = tuple(sorted(inside.difference(tail)))
-    held = _held(program, positions, body, boundary, request.rule != "partition")
-    return Cut(
-        boundary,
-        is_segment,
-        True,
-        body,
-        tail,
-        held
-        | _held_by_pattern(program, body, request.patterns)
-        | _held_by_rule(program, body, ruled),
-    )
+    held: dict[Any, str] = {}
+    if recompute:
+        ruled = request.say.held_values(program, range(len(program.eqns)))
+        leaving = _held(program, positions, boundary, request.rule != "partition")
+        held = {var: HELD for var in leaving if ruled.get(var, HELD) == HELD}
+        held |= _held_by_pattern(program, positions, request.patterns)
+        held |= _held_by_rule(program, positions, ruled)
+    return Cut(boundary, is_segment, recompute, tuple(positions), held)
 
 
 def _held(
-    program: Program,
-    positions: Sequence[int],
-    body: Sequence[int],
-    boundary: Sequence[str],
-    keys: bool,
-) -> dict[Any, str]:
-    """What the body makes and reads itself, and what is kept all the same.
+    program: Program, positions: Sequence[int], boundary: Sequence[str], keys: bool
+) -> list[Any]:
+    """What leaves the segment, and would be made again for the segment's own sake.
 
-    The seeds keep random keys too (`keys`); the bits drawn from them are drawn again.
+    Because others inside read it, or because its own derivative does: a tanh before a boundary is
+    differentiated from the boundary. The seeds keep random keys too (`keys`); the bits drawn from
+    them are drawn again.
     """
-    inside = set(body)
-    # What only the tail reads is no more than handed on to it.
+    inside = set(positions)
     kept = {program.unmarked(var) for var in program.crossing(positions)}
     kept |= {var for name in boundary for var in program.marked(name)}
-    return {
-        var: HELD
-        for p in body
+    own = {_unshaped(program, var) for var in kept}
+    return [
+        var
+        for p in positions
         for var in program.eqns[p].outvars
-        if (var in kept or (keys and is_typed_key(var.aval)))
-        and inside.intersection(program.consumers.get(var, ()))
-    }
+        if (var in own and _is_own_result(program.eqns[p]))
+        or (
+            (var in kept or (keys and is_typed_key(var.aval)))
+            and inside.intersection(_readers(program, var))
+        )
+    ]
+
+
+def _is_own_result(eqn: Any) -> bool:
+    return primitive_name(eqn) in OWN_RESULT or call_name(eqn) == "relu"
+
+
+def _unshaped(program: Program, var: Any) -> Any:
+    """The value before it was given another shape."""
+    while (p := program.producer[var]) != INPUT and program.eqns[p].primitive.name in RESHAPES:
+        if not program.reads(p):
+            break
+        var = program.unmarked(program.reads(p)[0])
+    return var
 
 
 def _held_by_rule(
-    program: Program, body: Sequence[int], ruled: Mapping[Any, str]
+    program: Program, positions: Sequence[int], ruled: Mapping[Any, str]
 ) -> dict[Any, str]:
-    """What the rules keep of what the body makes, and what they offload of what it is given.
+    """What the rules keep of what a segment makes, and offload of what it is given.
 
     What is offloaded is kept by whoever reads it again: not where it is made and only handed on.
     """
-    inside = set(body)
+    inside = set(positions)
     held = {}
     for var, how in ruled.items():
         again = how == HELD or inside.intersection(_readers(program, var))
         if program.producer[var] in inside and again:
             held[var] = how
-    for var in dict.fromkeys(var for p in body for var in program.reads(p)):
+    for var in dict.fromkeys(var for p in positions for var in program.reads(p)):
         how = ruled.get(program.unmarked(var), HELD)
         if how != HELD and program.producer[program.unmarked(var)] not in inside:
             held[var] = how
@@ -265,9 +260,9 @@ def _held_by_rule(
 
 
 def _held_by_pattern(
-    program: Program, body: Sequence[int], patterns: Sequence[Pattern]
+    program: Program, positions: Sequence[int], patterns: Sequence[Pattern]
 ) -> dict[Any, str]:
-    work = [p for p in body if is_work(program, p)]
+    work = [p for p in positions if is_work(program, p)]
     found = (p for pattern in patterns for p in pattern.matches(program, work))
     return {var: HELD for p in found for var in program.eqns[p].outvars}
 
@@ -361,25 +356,3 @@ def _skipped(indices: Sequence[int], count: int, who: str) -> frozenset[int]:
         if list(indices).count(i) > 1:
             raise ValueError(f"{who}: no_recompute_segments names segment {i} more than once.")
     return frozenset(int(i) for i in indices)
-
-
-def _tail(program: Program, span: Sequence[int], inner: Collection[Any]) -> tuple[int, ...]:
-    """The equations at a segment's end that need not be inside the re-run body.
-
-    Marks and changes of shape, and behind each of them one operator that is differentiated from
-    its own result: that result is what the segment leaves. One more before it would have to be
-    kept besides. What makes a value of `inner` stays inside.
-    """
-    inside, tail, last = set(span), [], set()
-    for p in reversed(span):
-        eqn = program.eqns[p]
-        readers = {c for var in eqn.outvars for c in program.consumers.get(var, ())}
-        own = eqn.primitive.name in OWN_RESULT
-        fits = own or mark_of(eqn) is not None or eqn.primitive.name in _RESHAPES
-        fits = fits and not any(program.unmarked(var) in inner for var in eqn.outvars)
-        if fits and readers and not readers & inside and not readers & last:
-            tail.append(p)
-            inside.discard(p)
-            # Whatever feeds an operator of this kind stays in the body.
-            last |= {p} if own else set()
-    return tuple(reversed(tail))

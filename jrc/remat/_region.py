@@ -25,7 +25,7 @@ from jrc._jaxpr import (
 )
 from jrc.remat._groups import groups, with_views
 from jrc.remat._hold import hold_relu, hold_results, hold_unit, reads_inputs
-from jrc.remat._say import HELD, KEPT, RERUN, Say, name_as, policy_for
+from jrc.remat._say import GROUP, HELD, KEPT, RERUN, Say, name_as, policy_for
 
 Run = Callable[..., Sequence[Any]]
 Region = Callable[[Run, Sequence[Any]], Sequence[Any]]
@@ -40,15 +40,17 @@ _NAME_SUFFICES = frozenset(
 _CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated"})
 
 
-def rerun_region(body: Run, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Run a body whose values are re-run in the backward pass, but for those it holds by name."""
+def rerun_region(body: Run, inputs: Sequence[Any], group: bool = False) -> Sequence[Any]:
+    """Run a body whose values are re-run in the backward pass, but for those it holds by name.
+
+    What a `group` holds for itself is re-run by the region around it.
+    """
     jaxpr = jax.make_jaxpr(body)(*inputs)
     marks = (mark_of(eqn) for eqn, _ in walk(jaxpr))
     names = {mark[0] for mark in marks if mark and mark[0].startswith("jrc.")}
-    run = evaluate(jaxpr)
-    return (jax.checkpoint(run, policy=policy_for(names)) if names else jax.checkpoint(run))(
-        *inputs
-    )
+    names -= set() if group else {GROUP}
+    policy = policy_for(sorted(names)) if names else None
+    return jax.checkpoint(evaluate(jaxpr), policy=policy)(*inputs)
 
 
 def opened(jaxpr: Any, say: Say) -> Program:
@@ -88,39 +90,42 @@ class Stretch:
         """What they read and do not make."""
         return self.program.cut(self.positions, self.outvars).invars
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing in it is held or needs another body."""
-        return self.scope is None and not any(map(self._is_special, self.positions))
-
     def rerun(self, *inputs: Any) -> list[Any]:
         """Run it as the body of a region that is re-run."""
         values: dict[Any, Any] = dict(zip(self.invars, inputs, strict=True))
-        given = {id(x) for x in inputs}
         for var in self.invars:
             if how := self.held.get(var):
                 values[var] = self.name(values[var], how)
-        for part, special in _alternating(self.positions, self._is_special):
-            if special:
-                self._run_special(part[0], values, given)
-            else:
-                _run(self.program.cut(part), values)
+        self._run_parts(values, {id(x) for x in inputs})
         return [values[var] for var in self.outvars]
 
     def kept(self, *inputs: Any) -> list[Any]:
         """Run it so that JAX keeps what it likes, but for what a rule or a tag says is re-run."""
         values: dict[Any, Any] = dict(zip(self.invars, inputs, strict=True))
+        self._run_parts(values, None)
+        return [values[var] for var in self.outvars]
+
+    def _run_parts(self, values: dict[Any, Any], given: set[int] | None) -> None:
+        """Run all; `given` has what a held operator need not hold, `None` where nothing is held."""
         again = [p for p in self.positions if self._says(p) == RERUN]
         parts = [(list(self.positions), False)]
         if again:
             again = with_views(self.program, self.positions, again)
             parts = groups(self.program, self.positions, again)
-        for part, is_region in parts:
-            if is_region:
+        for part, is_group in parts:
+            if is_group:
                 self._run_group(part, again, values)
-            else:
+            elif given is None:
                 self._run_outside(part, values)
-        return [values[var] for var in self.outvars]
+            else:
+                self._run_inside(part, values, given)
+
+    def _run_inside(self, part: Sequence[int], values: dict[Any, Any], given: set[int]) -> None:
+        for some, special in _alternating(part, self._is_special):
+            if special:
+                self._run_special(some[0], values, given)
+            else:
+                _run(self.program.cut(some), values)
 
     def _says(self, p: int) -> str | None:
         return self.say.of_equation(self.program.eqns[p])
@@ -202,16 +207,23 @@ class Stretch:
     def _run_group(self, part: Sequence[int], again: Iterable[int], values: dict[Any, Any]) -> None:
         """Operators to be re-run and their readers, of which all that is not re-run is held."""
         again = set(again)
-        held = {v: HELD for p in part if p not in again for v in self.program.eqns[p].outvars}
-        group = Group(
-            self.program, part, self.program.crossing(part), self.say, held, self.name, self.scope
-        )
-        results = rerun_region(group.rerun, [values[var] for var in group.invars])
+        eqns = self.program.eqns
+        held = {var: GROUP for p in part if p not in again for var in eqns[p].outvars}
+        held |= {var: how for var, how in self.held.items() if var in held}
+        outvars = self.program.crossing(part)
+        group = Group(self.program, part, outvars, self.say, held, self.name, self.scope)
+        results = rerun_region(group.run, [values[var] for var in group.invars], group=True)
         values |= dict(zip(group.outvars, results, strict=True))
 
 
 class Group(Stretch):
     """A stretch of which a few operators are re-run; whatever else it makes is held."""
+
+    def run(self, *inputs: Any) -> list[Any]:
+        """Run it as the body of its own region."""
+        values: dict[Any, Any] = dict(zip(self.invars, inputs, strict=True))
+        self._run_inside(self.positions, values, {id(x) for x in inputs})
+        return [values[var] for var in self.outvars]
 
     def _hold(self, p: int, inputs: Sequence[Any], how: str) -> list[Any]:
         eqn = self.program.eqns[p]

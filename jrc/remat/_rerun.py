@@ -45,7 +45,7 @@ def rerun_positions(traced: Traced, cuts: Cuts) -> list[tuple[int, ...]]:
     for cut, residuals in zip(cuts.cuts, kept, strict=True):
         stop = start + len(residuals)
         live = flat.live(flat.jaxpr.outvars[start:stop], given=HELD) if cut.recompute else ()
-        found.append(tuple(p for p in cut.body if live and _again(program, p, flat, at, live)))
+        found.append(tuple(p for p in cut.positions if live and _again(program, p, flat, at, live)))
         start = stop
     return found
 

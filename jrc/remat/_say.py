@@ -14,6 +14,9 @@ from jrc.remat._keep import Offload, RecomputePrimitives, Rule, Save, SavePrimit
 HELD = "jrc.held"
 """The name under which values inside a re-run region are kept."""
 
+GROUP = "jrc.group"
+"""The same inside a group of single operators that are re-run: see `_groups`."""
+
 OFFLOADED = "jrc.offloaded"
 """The same in another memory; the memory kind follows a colon."""
 
@@ -132,11 +135,12 @@ def check_memory(kind: str, who: str) -> None:
 
 def policy_for(names: Iterable[str]):
     """The policy of `jax.checkpoint` that keeps values under these names, and no others."""
+    saved = [name for name in names if not name.startswith(OFFLOADED)]
     offloaded = sorted(name for name in names if name.startswith(OFFLOADED))
     if not offloaded:
-        return jax.checkpoint_policies.save_only_these_names(HELD)
+        return jax.checkpoint_policies.save_only_these_names(*saved)
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[HELD],
+        names_which_can_be_saved=saved,
         names_which_can_be_offloaded=offloaded,
         offload_src="device",
         offload_dst=offloaded[0].partition(":")[2],

@@ -161,7 +161,7 @@ def describe(traced: Traced, cuts: Cuts) -> Segmentation:
     pairs = list(zip(cuts.cuts, rerun_positions(traced, cuts), strict=True))
     segments = tuple(_describe(program, cut, again) for cut, again in pairs if cut.is_segment)
     outside = sorted(p for cut in cuts.cuts if not cut.is_segment for p in cut.positions)
-    rest = _describe(program, Cut((), False, False, tuple(outside), (), {}), ())
+    rest = _describe(program, Cut((), False, False, tuple(outside), {}), ())
     held = dict.fromkeys(
         name for cut in cuts.cuts if cut.is_segment for name in kept_values(program, cut).values()
     )
