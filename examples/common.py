@@ -1,0 +1,291 @@
+"""What the training examples share: options, optimizer, saving and resuming, the loop, the report.
+
+Not run by itself; `train_gpt.py` and `train_resnet.py` import it.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import pathlib
+import shutil
+import signal
+import time
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import jrc
+
+WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
+console = Console()
+
+
+# ---------------------------------------------------------------- options
+
+
+def add_options(parser, out, *, steps, batch, unit):
+    """The options of every training example; `unit` is what a batch counts."""
+    add = parser.add_argument
+    add("--out", type=pathlib.Path, help=f"default {out}, with --dense {out}_dense")
+    add("--dense", action="store_true", help="momentum SGD with a dense all-reduce")
+    add("--resume", action="store_true", help="go on from the last save under --out")
+    add("--steps", type=int, default=steps)
+    add("--replicas", type=int, default=4)
+    add("--batch", type=int, default=batch, help=f"{unit} per replica and step")
+    add("--learning-rate", type=float, default=0.3)
+    add("--rampup-step", type=int, default=100, help="steps of the compression's warm-up")
+    add("--save-every", type=int, default=50)
+    add("--seed", type=int, default=0)
+    parser.set_defaults(default_out=out)
+
+
+def parse(parser: argparse.ArgumentParser, argv):
+    options = parser.parse_args(argv)
+    if options.seed < 0:
+        parser.error(f"--seed is not negative; got {options.seed}")
+    for name in ("steps", "replicas", "batch", "rampup_step", "save_every"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is at least 1; got {getattr(options, name)}")
+    out = options.default_out + ("_dense" if options.dense else "")
+    options.out = options.out or pathlib.Path(out)
+    del options.default_out
+    return options
+
+
+def settings(options, *skip):
+    """What must be equal for a run to be resumed; `skip` names options that need not."""
+    skip = ("resume", "out", "save_every", *skip)
+    return {k: v for k, v in vars(options).items() if k not in skip}
+
+
+# ---------------------------------------------------------------- training
+
+
+def devices_and_mesh(options):
+    # Asked for before JAX starts; where there are real devices, those are used.
+    if jax.config.jax_num_cpu_devices != options.replicas:
+        jax.config.update("jax_num_cpu_devices", options.replicas)
+    devices = jax.devices()[: options.replicas]
+    options.out.mkdir(parents=True, exist_ok=True)
+    return devices, Mesh(devices, ("data",))
+
+
+def optimizer(options, **more):
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0, options.learning_rate, max(1, options.steps // 20), options.steps
+    )
+    if options.dense:
+        return optax.sgd(rate, momentum=0.9)
+    return jrc.dgc_momentum(
+        rate,
+        momentum=0.9,
+        rampup_begin_step=0,
+        rampup_step=options.rampup_step,
+        sparsity=WARM_UP,
+        local_grad_clip_norm=1.0,
+        axis_name="data",
+        **more,
+    )
+
+
+def peak_bytes(step, state, batch):
+    """Bytes of one replica's compiled step, as XLA states them."""
+    memory = step.lower(state, batch).compile().memory_analysis()
+    parts = {
+        "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+    }
+    return parts | {"peak": sum(parts.values())}
+
+
+def write_json(path, value):
+    """Write all of a file or nothing."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value, indent=1))
+    os.replace(new, path)
+
+
+@contextlib.contextmanager
+def interrupts_wait():
+    """Ctrl-C counts, but only afterwards."""
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if seen:
+        raise KeyboardInterrupt
+
+
+def start_anew(options, before, wanted):
+    """What an earlier run left in the folder must not be taken for this one's."""
+    shutil.rmtree(options.out / "state", ignore_errors=True)
+    (options.out / "history.json").unlink(missing_ok=True)
+    return {"settings": wanted, "before": before, "steps": []}
+
+
+def saves(options):
+    """The whole saves; one that was broken off has another name."""
+    return [f for f in (options.out / "state").glob("jrc_*") if f.name[4:].isdigit()]
+
+
+def resume(options, state, wanted):
+    if not saves(options):
+        raise SystemExit(f"--resume: nothing to resume in {options.out}; run without it first")
+    history = json.loads((options.out / "history.json").read_text())
+    made = history["settings"]
+    if differ := [f"{k}={made.get(k)}" for k in wanted if made.get(k) != wanted[k]]:
+        raise SystemExit(f"--resume: {options.out} was made with {', '.join(differ)}")
+    state = jrc.restore(options.out / "state", state)
+    del history["steps"][int(state.step) :]
+    return state, history
+
+
+def train(options, step, state, history, batch_of, loss=math.nan):
+    """Do what is left of the steps; `batch_of(i)` is the batch of step i, `loss` shown at first."""
+    columns = [
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.fields[ms]:.0f} ms/step"),
+        TextColumn("{task.fields[kb]:,.0f} kB sent"),
+        TimeRemainingColumn(),
+    ]
+    first = int(state.step)
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(
+            "", total=options.steps, completed=first, loss=loss, ms=0.0, kb=0.0
+        )
+        for i in range(first, options.steps):
+            began = time.perf_counter()
+            state, info = step(state, batch_of(i))
+            loss, sent = float(info.loss), float(info.bytes_sent)
+            seconds = time.perf_counter() - began
+            aux = {name: float(x) for name, x in (info.aux or {}).items()}
+            history["steps"].append({"loss": loss, "bytes_sent": sent, "seconds": seconds} | aux)
+            progress.update(task, advance=1, loss=loss, ms=seconds * 1e3, kb=sent / 1e3)
+            if (i + 1) % options.save_every == 0 or i + 1 == options.steps:
+                # History first: what it says of steps after the saved one is dropped on resuming.
+                with interrupts_wait():
+                    write_json(options.out / "history.json", history)
+                    jrc.save(options.out / "state", state)
+    return state
+
+
+def compare_memory(lean, plain, state, batch):
+    with console.status("compiling the step once more with nothing re-run, to compare memory"):
+        return {
+            "recomputed": peak_bytes(lean, state, batch),
+            "plain": peak_bytes(plain, state, batch),
+        }
+
+
+def main(run, options, name):
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        again = "the last save is whole: go on with --resume" if saves(options) else "no save yet"
+        console.print(f"\nStopped; {options.out}: {again}")
+        raise SystemExit(130) from None
+    except ValueError as error:  # a model that cannot be, a save that does not fit
+        raise SystemExit(f"{name}: {error}") from error
+
+
+# ---------------------------------------------------------------- report
+
+
+def figures(history, replicas, params, memory, results):
+    """What every training example leaves in figures.json, with the `results` of this one."""
+    sent = [s["bytes_sent"] for s in history["steps"]]
+    return {
+        "settings": history["settings"],
+        "device": f"{replicas} x {jax.devices()[0].device_kind}",
+        "jax": jax.__version__,
+        "parameters": params,
+        **results,
+        "losses": [s["loss"] for s in history["steps"]],
+        "bytes_sent": sent,
+        "bytes_dense": 2 * (replicas - 1) / replicas * 4 * params,
+        "bytes_sent_mean": sum(sent) / len(sent),
+        "bytes_sent_last": sent[-1],
+        "step_seconds_median": sorted(s["seconds"] for s in history["steps"])[len(sent) // 2],
+        "memory": memory,
+    }
+
+
+def show(found, title, rows):
+    """A table of these rows, then memory, network and time."""
+
+    def against(bytes_sent):
+        ratio = found["bytes_dense"] / bytes_sent if bytes_sent else 1.0
+        return f"{bytes_sent / 1e3:,.1f} kB", f"1/{ratio:,.1f}"
+
+    lean, plain = found["memory"]["recomputed"]["peak"], found["memory"]["plain"]["peak"]
+    table = Table("", "", "of that without jrc", title=title)
+    rows = [
+        *rows,
+        ("peak of the compiled step, nothing re-run", f"{plain / 2**20:,.1f} MiB", ""),
+        ("peak, blocks re-run", f"{lean / 2**20:,.1f} MiB", f"1/{plain / lean:,.1f}"),
+        ("dense all-reduce, per step and replica", f"{found['bytes_dense'] / 1e3:,.1f} kB", ""),
+        ("sent, mean of all steps", *against(found["bytes_sent_mean"])),
+        ("sent, last step", *against(found["bytes_sent_last"])),
+        ("median step", f"{found['step_seconds_median'] * 1e3:,.0f} ms", ""),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def pyplot():
+    """matplotlib without a window, or nothing and a word about it."""
+    try:
+        import matplotlib
+    except ImportError:
+        console.print("matplotlib is missing, no PNGs: pip install 'jrc[plot]'")
+        return None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def plot_smooth(axes, values, label):
+    """Every value pale, and a running mean."""
+    axes.plot(values, color="0.8", label=label)
+    window = max(1, len(values) // 30)
+    smooth = np.convolve(values, np.ones(window) / window, "valid")
+    axes.plot(np.arange(len(smooth)) + window - 1, smooth, color="C0", label=f"mean of {window}")
+
+
+def plot_network(axes, found):
+    axes.step(range(len(found["losses"])), found["bytes_sent"], where="post", label="sent")
+    axes.axhline(found["bytes_dense"], color="C3", ls="--", label="dense all-reduce")
+    axes.set(yscale="log", xlabel="step", ylabel="bytes per step and replica", title="Network")
+    axes.legend()
+
+
+def plot_memory(plt, found, path):
+    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+    names = {"plain": "nothing re-run", "recomputed": "blocks re-run"}
+    start = np.zeros(2)
+    for part in ("arguments", "outputs", "temporaries"):
+        sizes = np.array([found["memory"][name][part] for name in names]) / 2**20
+        axes.barh(list(names.values()), sizes, left=start, label=part)
+        start += sizes
+    for y, total in enumerate(start):
+        axes.text(total, y, f" {total:,.1f} MiB", va="center")
+    axes.set(xlabel="MiB per replica, as XLA states them", title="Peak of the compiled step")
+    axes.margins(x=0.15)
+    figure.legend(loc="outside lower center", ncols=3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,127 @@
+"""What image models share. Images are (batch, height, width, channels), kernels HWIO."""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jrc._typing import Array, Float, PyTree, RandomKey
+from jrc.models._layers import dense, over
+
+_MOMENTUM = 0.9
+_EPSILON = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Undrawn:
+    """A parameter that `draw` will make: normal numbers of this shape and deviation."""
+
+    shape: tuple[int, ...]
+    deviation: float
+
+
+def draw(key: RandomKey, tree: PyTree) -> PyTree:
+    """The tree with every `Undrawn` leaf made, float32.
+
+    One draw is dealt out to all: XLA takes minutes to compile a generator for each of dozens.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    wanted = [leaf for leaf in leaves if isinstance(leaf, Undrawn)]
+    *ends, total = itertools.accumulate(math.prod(leaf.shape) for leaf in wanted)
+    parts = jnp.split(jax.random.normal(key, (total,)), ends)
+    made = (
+        part.reshape(leaf.shape) * leaf.deviation for leaf, part in zip(wanted, parts, strict=True)
+    )
+    return treedef.unflatten(next(made) if isinstance(x, Undrawn) else x for x in leaves)
+
+
+def conv_init(size: int, inputs: int, outputs: int) -> Undrawn:
+    """A kernel with variance 2 / (size² inputs), for a relu behind it.
+
+    Source: He et al., "Delving Deep into Rectifiers", arXiv 1502.01852, sec. 2.2.
+    """
+    return Undrawn((size, size, inputs, outputs), math.sqrt(2.0 / (size * size * inputs)))
+
+
+def dense_init(inputs: int, outputs: int) -> dict[str, Undrawn | Array]:
+    """Weights `w` (inputs, outputs) with variance 1/inputs, and a zero bias `b` (outputs,)."""
+    return {"w": Undrawn((inputs, outputs), 1 / math.sqrt(inputs)), "b": jnp.zeros(outputs)}
+
+
+def conv(
+    kernel: Float[Array, "k k i o"], x: Float[Array, "b h w i"], stride: int = 1
+) -> Float[Array, "b h/stride w/stride o"]:
+    """Convolve in the dtype of `x`, with k // 2 zeros on every side of an odd kernel."""
+    sides = [(size // 2, size // 2) for size in kernel.shape[:2]]
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel.astype(x.dtype),
+        (stride, stride),
+        sides,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+def max_pool(x: Float[Array, "b h w c"]) -> Float[Array, "b h/2 w/2 c"]:
+    """The largest of 3 x 3 neighbours, at every second place."""
+    sides = ((0, 0), (1, 1), (1, 1), (0, 0))
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), sides)
+
+
+def average(x: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
+    """The mean over all places, at least in float32."""
+    return jnp.mean(_wide(x), axis=(1, 2))
+
+
+def batch_norm_init(width: int, scale: float = 1.0) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Parameters `scale`, `bias` and state `mean`, `variance`, all (width,) and float32."""
+    params = {"scale": jnp.full(width, scale), "bias": jnp.zeros(width)}
+    return params, {"mean": jnp.zeros(width), "variance": jnp.ones(width)}
+
+
+def batch_norm(
+    params: dict[str, Array], state: dict[str, Array], x: Float[Array, "b h w c"], train: bool
+) -> tuple[Float[Array, "b h w c"], dict[str, Array]]:
+    """Give every channel mean 0 and variance 1, then scale and shift.
+
+    Training takes mean and (biased) variance of the batch, and moves the state a tenth of the way
+    towards them; else the state's are taken and it stays. All of it at least in float32.
+
+    Source: Ioffe and Szegedy, "Batch Normalization", arXiv 1502.03167, algorithm 1.
+    """
+    wide = _wide(x)
+    mean, variance = state["mean"], state["variance"]
+    if train:
+        mean = jnp.mean(wide, axis=(0, 1, 2))
+        variance = jnp.mean((wide - over(mean, wide)) ** 2, axis=(0, 1, 2))
+        found = {"mean": mean, "variance": variance}
+        state = {name: _towards(old, found[name]) for name, old in state.items()}
+    scale = params["scale"] * jax.lax.rsqrt(variance + _EPSILON)
+    y = (wide - over(mean, wide)) * over(scale, wide) + over(params["bias"], wide)
+    return y.astype(x.dtype), state
+
+
+def squeeze_excitation_init(width: int, reduction: int) -> PyTree:
+    """Two dense layers, `squeeze` to width / reduction and `excite` back."""
+    inner = width // reduction
+    return {"squeeze": dense_init(width, inner), "excite": dense_init(inner, width)}
+
+
+def squeeze_excitation(params: dict, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
+    """Scale every channel of an image by what its mean channels say.
+
+    Source: Hu et al., "Squeeze-and-Excitation Networks", arXiv 1709.01507, sec. 3.
+    """
+    gate = jax.nn.relu(dense(params["squeeze"], average(x)))
+    gate = jax.nn.sigmoid(dense(params["excite"], gate)).astype(x.dtype)
+    return x * jax.lax.expand_dims(gate, (1, 2))
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _towards(old: Array, new: Array) -> Array:
+    return (_MOMENTUM * old + (1.0 - _MOMENTUM) * new).astype(old.dtype)

@@ -1,0 +1,62 @@
+"""Running an example as a user does, and interrupting it at a known place."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# The run stops by itself (as with Ctrl-Z) before step 9, until it is told to go on: however busy
+# the machine is, the interrupt meets it there. Saves are made of every second step.
+STOPPING = """
+import os, signal, sys
+sys.path.insert(0, "examples")
+import common, {script}
+
+def stopping(options, step, state, history, batch_of, *rest):
+    def stop_or_batch(i):
+        if i == 9:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return batch_of(i)
+    return train(options, step, state, history, stop_or_batch, *rest)
+
+train, common.train = common.train, stopping
+{script}.main(sys.argv[1:])
+"""
+
+
+def run(script, *options):
+    command = [sys.executable, f"examples/{script}.py", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_interrupted(script, *options):
+    """What a run says that gets Ctrl-C when nine steps are done."""
+    command = [sys.executable, "-c", STOPPING.format(script=script), *options]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    with process:
+        try:
+            assert _stopped(process.pid), process.stdout.read()
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGCONT)
+            said = process.communicate(timeout=120)[0]
+        finally:
+            process.kill()
+    assert process.returncode == 130, said
+    return said
+
+
+def _stopped(pid, seconds=240):
+    """Whether the process stops, and does not end, in this time; it is not reaped."""
+    deadline = time.time() + seconds
+    kinds = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while (found := os.waitid(os.P_PID, pid, kinds)) is None and time.time() < deadline:
+        time.sleep(0.05)
+    return found is not None and found.si_code == os.CLD_STOPPED
