@@ -11,6 +11,8 @@ Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,8 @@ class Config:
         length: Longest sequence.
         dropout: Probability with which embeddings, attention and branch outputs are dropped when
             `apply` is given a key.
+        scan: Whether the blocks are one loop, which compiles as fast as a single block. Their
+            parameters are then `blocks`, each leaf stacked along a first axis of `layers`.
     """
 
     vocabulary: int = 256
@@ -48,6 +52,7 @@ class Config:
     width: int = 128
     length: int = 256
     dropout: float = 0.0
+    scan: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes that mean nothing."""
@@ -64,21 +69,18 @@ class Config:
 
     @property
     def boundaries(self) -> tuple[str, ...]:
-        """The marks of the blocks' results: `block_0`, `block_1`, …."""
-        return tuple(f"block_{i}" for i in range(self.layers))
+        """The marks of the blocks' results: `block_0`, `block_1`, …; a loop has none."""
+        return () if self.scan else tuple(f"block_{i}" for i in range(self.layers))
 
 
 def init(key: RandomKey, config: Config) -> PyTree:
-    """Parameters, float32: `tokens`, `positions`, `block_0` …, `norm`, `head`."""
+    """Parameters, float32: `tokens`, `positions`, `block_0` … (or `blocks`), `norm`, `head`."""
     token_key, position_key, head_key, *block_keys = jax.random.split(key, config.layers + 3)
     width = config.width
     return {
         "tokens": jax.random.normal(token_key, (config.vocabulary, width)),
         "positions": jax.random.normal(position_key, (config.length, width)),
-        **{
-            name: _init_block(block_key, config)
-            for name, block_key in zip(config.boundaries, block_keys, strict=True)
-        },
+        **_init_blocks(block_keys, config),
         "norm": layer_norm_init(width),
         # Small, so that an untrained model gives every token about the same probability.
         "head": dense_init(head_key, width, config.vocabulary, 0.1),
@@ -91,6 +93,7 @@ def apply(
     config: Config,
     *,
     key: RandomKey | None = None,
+    loop: Callable[..., Any] = jax.lax.scan,
 ) -> Float[Array, "batch length vocabulary"]:
     """Logits of the next token at every position.
 
@@ -99,6 +102,9 @@ def apply(
         tokens: Token numbers; the sequence is at most `config.length` long.
         config: The same as for `init`.
         key: Key for dropout; without one nothing is dropped.
+        loop: What runs the blocks when `config.scan` is set. `functools.partial(
+            jrc.recompute_scan, segments=config.layers)` re-runs every block, fewer segments keep
+            fewer results of blocks.
 
     Raises:
         ValueError: If the sequence is longer than `config.length`.
@@ -109,8 +115,13 @@ def apply(
             f"gpt.apply: a sequence has at most config.length={config.length} tokens; got "
             f"{length}. Cut it, or make the model with a larger length."
         )
-    embed_key, *block_keys = split_or_none(key, config.layers + 1)
+    keys = split_or_none(key, config.layers + 1)
+    embed_key, block_keys = keys[0], keys[1:]
     x = embed(params, tokens, config, key=embed_key)
+    if config.scan:
+        block_keys = None if key is None else block_keys
+        step = lambda x, layer: (block(layer[0], x, config, key=layer[1]), None)  # noqa: E731
+        return unembed(params, loop(step, x, (params["blocks"], block_keys))[0])
     for name, block_key in zip(config.boundaries, block_keys, strict=True):
         x = mark(block(params[name], x, config, key=block_key), name)
     return unembed(params, x)
@@ -122,10 +133,18 @@ def loss(
     key: RandomKey | None = None,
     *,
     config: Config,
+    loop: Callable[..., Any] = jax.lax.scan,
 ) -> Float[Array, ""]:
     """Mean cross-entropy in nats of predicting each token of `batch` from those before it."""
-    logits = apply(params, batch[:, :-1], config, key=key)
+    logits = apply(params, batch[:, :-1], config, key=key, loop=loop)
     return cross_entropy(logits, batch[:, 1:])
+
+
+def _init_blocks(keys: Sequence[RandomKey], config: Config) -> PyTree:
+    blocks = [_init_block(key, config) for key in keys]
+    if config.scan:
+        return {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
+    return dict(zip(config.boundaries, blocks, strict=True))
 
 
 def _init_block(key: RandomKey, config: Config) -> PyTree:

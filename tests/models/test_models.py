@@ -1,5 +1,6 @@
 """The models: shapes, marks, determinism, and that they learn."""
 
+import dataclasses
 import functools
 
 import jax
@@ -81,3 +82,25 @@ def test_dropout_follows_its_key():
 def test_errors(build, text):
     with pytest.raises(ValueError, match=text):
         build()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_scanned_blocks_are_the_unrolled_ones(dropout):
+    unrolled = dataclasses.replace(SMALL, dropout=dropout, layers=3)
+    scanned = dataclasses.replace(unrolled, scan=True)
+    assert scanned.boundaries == ()
+    batch, key = jnp.arange(18).reshape(2, 9), jax.random.key(3) if dropout else None
+    params = gpt.init(jax.random.key(0), unrolled)
+    stacked = gpt.init(jax.random.key(0), scanned)
+    value, grads = jax.value_and_grad(gpt.loss)(params, batch, key, config=unrolled)
+    for loop in (jax.lax.scan, functools.partial(jrc.recompute_scan, segments=3)):
+        loss = functools.partial(gpt.loss, config=scanned, loop=loop)
+        again, found = jax.value_and_grad(loss)(stacked, batch, key)
+        assert abs(float(again - value)) < 1e-6
+        blocks = found.pop("blocks")
+        found |= {name: jax.tree.map(lambda x, i=i: x[i], blocks)
+                  for i, name in enumerate(unrolled.boundaries)}  # fmt: skip
+        errors = jax.tree.map(
+            lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(b).max()), found, grads
+        )
+        assert max(jax.tree.leaves(errors)) < 2e-6

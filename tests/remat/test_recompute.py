@@ -190,3 +190,55 @@ def test_running_statistics_are_updated_once(reentrant):
     grads, mean = jax.grad(loss, has_aux=True)(X)
     assert largest_error(mean, 0.1 * jnp.mean(X)) < 1e-6 and len(traces) == 1
     assert grads.shape == X.shape
+
+
+class FiveBlocks:
+    """The seed's net: five blocks, some of which are called through `recompute`."""
+
+    def __init__(self, again, **options):
+        self.again, self.options = frozenset(again), options
+
+    def init(self, key):
+        sizes = [10, 10, 10, 10, 10, 1]
+        keys = jax.random.split(key, 5)
+        return [
+            {"w": jax.random.normal(k, (i, o)) / i**0.5, "b": jnp.zeros(o)}
+            for k, i, o in zip(keys, sizes, sizes[1:], strict=False)
+        ]
+
+    def loss(self, params, x, key):
+        for i, block in enumerate(params):
+            call = self.block if i not in self.again else functools.partial(
+                jrc.recompute, self.block, **self.options
+            )  # fmt: skip
+            x = call(block, x, jax.random.fold_in(key, i))
+        return jnp.mean(x)
+
+    @staticmethod
+    def block(params, x, key):
+        x = jax.nn.relu(x @ params["w"] + params["b"][None])
+        return x * jax.random.bernoulli(key, 0.9, x.shape)
+
+    def train(self):
+        @jax.jit
+        def step(params, x, key):
+            loss, grads = jax.value_and_grad(self.loss)(params, x, key)
+            return loss, jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), grads
+
+        params, found = self.init(jax.random.key(0)), []
+        for i in range(10):
+            key = jax.random.fold_in(jax.random.key(1), i)
+            loss, params, grads = step(params, jax.random.normal(key, (2, 10)), key)
+            found.append((loss, params, grads))
+        return found
+
+
+@both
+def test_the_seed_s_five_blocks_train_alike_whatever_is_rerun(reentrant):
+    """Blocks 1 and 2, then every choice among 1, 3 and among 1, 2, 3."""
+    choices = {(1, 2), (1,), (3,), (1, 3), (2,), (2, 3), (1, 2, 3)}
+    plain = FiveBlocks(()).train()
+    for again in sorted(choices):
+        assert largest_error(FiveBlocks(again, use_reentrant=reentrant).train(), plain) < 1e-6, (
+            again
+        )
