@@ -67,12 +67,52 @@ def recomputation():
     ) + table(("", "temporaries", "FLOPs, ratio", "trace and compile, ratio"), *rows)
 
 
+def cuts():
+    """Three nets, each cut in several ways."""
+    found = load("segments")
+    nets = found["nets"]
+    sixteen, (others) = nets.pop("sixteen blocks, blocks a segment"), nets
+
+    def mib(row, key):
+        return f"{row[key] / 2**20:,.0f}"
+
+    rows = [
+        (
+            {"0": "none", "1": "each", "16": "all in one"}.get(size, f"every {size}"),
+            mib(row, "held"),
+            mib(row, "temporaries"),
+            *(str(n) for n in found["paddle"][size]),
+            str(row["products"] - sixteen["0"]["products"]),
+        )
+        for size, row in sixteen.items()
+    ]
+    text = (
+        "Sixteen blocks of dense, gelu, dense, tanh (512 wide, batch 2048, gelu a re-run operator): "
+        "MiB held after the forward pass and at the peak, beside Paddle's own on CPU, and products "
+        "run again (Paddle: 32):\n\n"
+    ) + table(("blocks a segment", "held", "peak", "Paddle held", "Paddle peak", "re-run"), *rows)
+    rows = []
+    for net, programs in others.items():
+        base = next(iter(programs.values()))
+        for name, row in programs.items():
+            rows.append(
+                (f"{net}: {name}", mib(row, "held"), mib(row, "temporaries"), mib(row, "peak"),
+                 f"{row['flops'] / base['flops']:.3f}")
+            )  # fmt: skip
+    return (
+        text
+        + f"\nWhole nets ({found['device']}, jax {found['jax']}; MiB, `value_and_grad` compiled; "
+        "peak with arguments and results):\n\n"
+        + table(("", "held", "temporaries", "peak", "FLOPs, ratio"), *rows)
+    )
+
+
 def main():
     readme = ROOT / "README.md"
     old = readme.read_text()
     before, rest = old.split(START)
     after = rest.split(END)[1]
-    new = before + START + training() + "\n" + recomputation() + END + after
+    new = before + START + training() + "\n" + recomputation() + "\n" + cuts() + END + after
     if "--check" in sys.argv:
         raise SystemExit(None if new == old else "README.md: run python benchmarks/readme.py")
     readme.write_text(new)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, evaluate, mark_of, trace
-from jrc.remat._cut import RESHAPES, Cut, Cuts, checked_request, cut_program
+from jrc.remat._cut import Cut, Cuts, cut_program
+from jrc.remat._held import RESHAPES
 from jrc.remat._keep import Rule
 from jrc.remat._kept import notices
 from jrc.remat._region import Region, Stretch, rerun_region
+from jrc.remat._request import checked_request
 from jrc.remat._say import Say
 
 _logger = logging.getLogger("jrc")

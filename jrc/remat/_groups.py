@@ -30,7 +30,7 @@ def with_views(program: Program, positions: Sequence[int], rerun: Collection[int
     found = set(rerun)
     for p in positions:
         eqn = program.eqns[p]
-        if eqn.primitive.name in _VIEWS or mark_of(eqn) is not None:
+        if is_view(eqn):
             found |= {p} if any(program.producer[x] in found for x in program.reads(p)) else set()
     return found
 
@@ -68,6 +68,11 @@ def groups(
         members.setdefault(find(p), []).append(p)
     again = set(rerun)
     return _merged([(members[root], not again.isdisjoint(members[root])) for root in order])
+
+
+def is_view(eqn: Any) -> bool:
+    """Whether an equation shows its argument under a name, or in another shape or type."""
+    return eqn.primitive.name in _VIEWS or mark_of(eqn) is not None
 
 
 def needs_arguments(eqn: Any) -> bool:

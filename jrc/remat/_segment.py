@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
-from jrc.remat._cut import Cut, Cuts, checked_request, cut_program, is_work
+from jrc.remat._boundaries import is_work
+from jrc.remat._cut import Cut, Cuts, cut_program
 from jrc.remat._keep import Rule
 from jrc.remat._kept import kept_values
+from jrc.remat._request import checked_request
 from jrc.remat._rerun import rerun_positions
 from jrc.remat._table import table
 
