@@ -87,8 +87,8 @@ def cuts():
         for size, row in sixteen.items()
     ]
     text = (
-        "Sixteen blocks of dense, gelu, dense, tanh (512 wide, batch 2048, gelu a re-run operator): "
-        "MiB held after the forward pass and at the peak, beside Paddle's own on CPU, and products "
+        "Sixteen blocks of dense, gelu, dense, tanh (512 wide, batch 2048; gelu re-run on its own), "
+        "MiB held after the forward pass and at the peak beside Paddle's on CPU, and products "
         "run again (Paddle: 32):\n\n"
     ) + table(("blocks a segment", "held", "peak", "Paddle held", "Paddle peak", "re-run"), *rows)
     rows = []
