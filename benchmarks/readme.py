@@ -87,9 +87,9 @@ def cuts():
         for size, row in sixteen.items()
     ]
     text = (
-        "Sixteen blocks of dense, gelu, dense, tanh (512 wide, batch 2048; gelu re-run on its own), "
-        "MiB held after the forward pass and at the peak beside Paddle's on CPU, and products "
-        "run again (Paddle: 32):\n\n"
+        "Sixteen blocks of dense, gelu, dense, tanh (512 wide, batch 2048; gelu re-run on its "
+        "own), MiB held after the forward pass and at the peak beside Paddle's on CPU, and "
+        "products run again (Paddle: 32):\n\n"
     ) + table(("blocks a segment", "held", "peak", "Paddle held", "Paddle peak", "re-run"), *rows)
     rows = []
     for net, programs in others.items():
