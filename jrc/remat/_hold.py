@@ -18,23 +18,23 @@ Run = Callable[..., Sequence[Any]]
 Name = Callable[[Any], Any]
 
 
-def hold_results(run: Run, inputs: Sequence[Any], name: Name) -> list[Any]:
-    """The results of one operator, held; its derivative reads them where it reads results."""
+def hold_results(run: Run, inputs: Sequence[Any], names: Sequence[Name]) -> list[Any]:
+    """The results of one operator, each under its name; the derivative reads them as named."""
 
     def tangents(inputs: Any, values: Any, _: Any, moving: Sequence[int], moves: Any) -> Any:
         program = _tangent_program(run, inputs, moving, moves, len(values))
         return evaluate(program)(*inputs, *moves, *values)
 
-    return _hold(run(*inputs), inputs, (), name, tangents)
+    return _hold(run(*inputs), inputs, names, tangents)
 
 
-def hold_relu(run: Run, inputs: Sequence[Any], name: Name) -> list[Any]:
+def hold_relu(run: Run, inputs: Sequence[Any], names: Sequence[Name]) -> list[Any]:
     """As `hold_results` for max(x, 0), which is positive exactly where its argument is."""
 
     def tangents(_: Any, values: Any, __: Any, ___: Any, moves: Any) -> Any:
         return [jnp.where(values[0] > 0, moves[0], jnp.zeros_like(moves[0]))]
 
-    return _hold(run(*inputs), inputs, (), name, tangents)
+    return _hold(run(*inputs), inputs, names, tangents)
 
 
 def hold_unit(
@@ -77,11 +77,11 @@ def hold_unit(
 
 
 def _hold(
-    results: Sequence[Any], inputs: Sequence[Any], reads: Sequence[Any], name: Name, tangents: Any
+    results: Sequence[Any], inputs: Sequence[Any], names: Sequence[Name], tangents: Any
 ) -> list[Any]:
-    named = [name(x) for x in results]
+    named = [name(x) for name, x in zip(names, results, strict=True)]
     values, _ = _apart(named)
-    moved = iter(_through(values, inputs, reads, tangents))
+    moved = iter(_through(values, inputs, (), tangents))
     return [next(moved) if is_floating(x) else x for x in named]
 
 

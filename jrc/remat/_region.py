@@ -167,27 +167,29 @@ class Stretch:
 
     def _hold(self, p: int, inputs: Sequence[Any], how: str) -> list[Any]:
         eqn = self.program.eqns[p]
+        names = [self._namer(how if var in self.held else None) for var in eqn.outvars]
         run = self._runner(p, Stretch.rerun)
-        name = lambda x: self.name(x, how)  # noqa: E731
         if primitive_name(eqn) in _NAME_SUFFICES or not eqn.invars:
-            return [name(x) for x in run(*inputs)]
-        return (hold_relu if call_name(eqn) == "relu" else hold_results)(run, inputs, name)
+            return [name(x) for name, x in zip(names, run(*inputs), strict=True)]
+        return (hold_relu if call_name(eqn) == "relu" else hold_results)(run, inputs, names)
+
+    def _namer(self, how: str | None) -> Callable[[Any], Any]:
+        return (lambda x: x) if how is None else lambda x: self.name(x, how)
 
     def _hold_call(self, p: int, inputs: Sequence[Any], given: set[int]) -> list[Any]:
         """A call that is kept whole: its results, and what its derivative reads."""
         eqn = self.program.eqns[p]
-        (jaxpr,) = (eqn.params["jaxpr"],)
+        jaxpr, name = eqn.params["jaxpr"], self._namer(HELD)
+        names = [name] * len(eqn.outvars)
         run = self.program.run(p, within(jaxpr, Say(), Stretch.kept, self.name))
-        name = lambda x: self.name(x, HELD)  # noqa: E731
-        inner = {primitive_name(each) for each, _ in walk(jaxpr)}
-        if not inner & _CONTRACTIONS:
-            if _is_relu(jaxpr):
-                return hold_relu(run, inputs, name)
-            if not reads_inputs(run, inputs):
-                return hold_results(run, inputs, name)
-        # The arguments of a product are read by its derivative, whoever keeps its result.
-        keeps_inputs = not inner & _CONTRACTIONS
-        return hold_unit(run, inputs, name, lambda x: keeps_inputs and id(x) not in given)
+        if _CONTRACTIONS & {primitive_name(each) for each, _ in walk(jaxpr)}:
+            # The arguments of a product are read by its derivative, whoever keeps its result.
+            return hold_unit(run, inputs, name, lambda _: False)
+        if [call_name(each) for each in jaxpr.eqns] == ["relu"]:
+            return hold_relu(run, inputs, names)
+        if not reads_inputs(run, inputs):
+            return hold_results(run, inputs, names)
+        return hold_unit(run, inputs, name, lambda x: id(x) not in given)
 
     def _run_outside(self, part: Sequence[int], values: dict[Any, Any]) -> None:
         other = lambda p: self._has_other_body(p) or tag_of(self.program.eqns[p]) == KEPT  # noqa: E731
@@ -231,7 +233,7 @@ class Group(Stretch):
             return super()._hold(p, inputs, how)
         # A loop that reads what is re-run keeps the rest of what it needs.
         run = self._runner(p, Stretch.kept)
-        return hold_unit(run, inputs, lambda x: self.name(x, how), lambda _: False)
+        return hold_unit(run, inputs, self._namer(how), lambda _: False)
 
 
 def within(
@@ -262,10 +264,6 @@ def within(
 
 def _is_made(atom: Any, made: set[Any]) -> bool:
     return not hasattr(atom, "val") and atom in made
-
-
-def _is_relu(jaxpr: Any) -> bool:
-    return [call_name(eqn) for eqn in jaxpr.eqns] == ["relu"]
 
 
 def _run(jaxpr: Any, values: dict[Any, Any]) -> None:
