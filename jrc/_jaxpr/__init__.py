@@ -5,6 +5,7 @@ from jrc._jaxpr._cost import equation_flops as equation_flops
 from jrc._jaxpr._cost import flops as flops
 from jrc._jaxpr._cost import nbytes as nbytes
 from jrc._jaxpr._gate import gate as gate
+from jrc._jaxpr._given import is_relu as is_relu
 from jrc._jaxpr._given import with_results_given as with_results_given
 from jrc._jaxpr._inline import inline_all as inline_all
 from jrc._jaxpr._inline import inline_marked as inline_marked

@@ -2,19 +2,30 @@
 
 from typing import Any
 
-from jax.extend.core import Jaxpr, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from jrc._jaxpr._inline import inline_all
 
 
 def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
     """The program without its first `count` results, which become its last inputs.
 
-    Whatever read such a result reads the input; what then serves nothing is left out.
+    Whatever read such a result reads the input; what then serves nothing is left out. Where a
+    result is max(x, 0), `x > 0` is asked of it too.
     """
     given, wanted = jaxpr.outvars[:count], jaxpr.outvars[count:]
     made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
     inputs = [Var(atom.aval) for atom in given]
     new = {var: x for var, x in zip(given, inputs, strict=True) if not _fixed(var) and var in made}
-    eqns = [eqn.replace(invars=[_of(atom, new) for atom in eqn.invars]) for eqn in jaxpr.eqns]
+    positive = {
+        eqn.invars[0]: new[eqn.outvars[0]]
+        for eqn in jaxpr.eqns
+        if is_relu(eqn) and eqn.outvars[0] in new and not _fixed(eqn.invars[0])
+    }
+    eqns = [
+        eqn.replace(invars=[_of(x, positive if _is_above_zero(eqn) else new) for x in eqn.invars])
+        for eqn in jaxpr.eqns
+    ]
     outvars = [_of(atom, new) for atom in wanted]
     needed = {atom for atom in outvars if not _fixed(atom)}
     live = []
@@ -25,9 +36,28 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
     return jaxpr.replace(eqns=live[::-1], outvars=outvars, invars=[*jaxpr.invars, *inputs])
 
 
+def is_relu(eqn: JaxprEqn) -> bool:
+    """Whether this is max(x, 0) with a derivative of its own, as `jax.nn.relu` is."""
+    if eqn.primitive.name != "custom_jvp_call" or len(eqn.invars) != 1:
+        return False
+    inner = inline_all(eqn.params["call_jaxpr"])
+    if [each.primitive.name for each in inner.eqns] != ["max"]:
+        return False
+    (most,) = inner.eqns
+    return most.invars[0] is inner.invars[0] and _is_zero(most.invars[1])
+
+
+def _is_above_zero(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "gt" and _is_zero(eqn.invars[1])
+
+
+def _is_zero(atom: Any) -> bool:
+    return _fixed(atom) and not getattr(atom.val, "shape", ()) and atom.val == 0
+
+
 def _fixed(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
 
-def _of(atom: Any, new: dict[Var, Var]) -> Any:
+def _of(atom: Any, new: dict[Any, Var]) -> Any:
     return atom if _fixed(atom) else new.get(atom, atom)

@@ -8,7 +8,7 @@ from jrc._errors import name_of
 from jrc._jaxpr import tagged, trace
 from jrc.remat._apply import run_cuts
 from jrc.remat._cut import one_segment
-from jrc.remat._keep import Rule, check_keep
+from jrc.remat._keep import Rule, check_flag, check_keep
 from jrc.remat._region import Stretch, opener, within
 from jrc.remat._say import KEPT, Say
 
@@ -34,8 +34,8 @@ def apply_rules[F: Callable[..., Any]](
 
     Raises:
         TypeError: If `fn` is no function or `keep` is no rule.
-        ValueError: When called, if `keep` names what is not there, or a memory that the device
-            lacks.
+        ValueError: When called, if `keep` names a mark that is not there, operators of which none
+            is there, or a memory that the device lacks.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -52,6 +52,7 @@ def apply_rules[F: Callable[..., Any]](
     if not callable(fn):
         raise TypeError(f"{who}: the first argument is a function; got {type(fn).__name__}.")
     check_keep(keep, who)
+    check_flag(recompute_collectives, "recompute_collectives", who)
     say = Say(keep, not recompute_collectives)
 
     @functools.wraps(fn)

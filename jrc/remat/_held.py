@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, call_name, primitive_name
+from jrc._jaxpr import INPUT, Program, is_relu, primitive_name
 from jrc._tree import is_typed_key
 from jrc.remat._boundaries import is_work, readers
 from jrc.remat._groups import is_view, needs_arguments
@@ -60,7 +60,7 @@ def _leaving(
 
 
 def _is_own_result(eqn: Any) -> bool:
-    return primitive_name(eqn) in OWN_RESULT or call_name(eqn) == "relu"
+    return primitive_name(eqn) in OWN_RESULT or is_relu(eqn)
 
 
 def _is_needed(program: Program, var: Any, inside: Collection[int]) -> bool:

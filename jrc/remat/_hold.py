@@ -20,21 +20,16 @@ Name = Callable[[Any], Any]
 
 def hold_results(run: Run, inputs: Sequence[Any], names: Sequence[Name]) -> list[Any]:
     """The results of one operator, each under its name; the derivative reads them as named."""
+    named = [name(x) for name, x in zip(names, run(*inputs), strict=True)]
+    values, others = _apart(named)
 
-    def tangents(inputs: Any, values: Any, _: Any, moving: Sequence[int], moves: Any) -> Any:
-        program = _tangent_program(run, inputs, moving, moves, len(values))
-        return evaluate(program)(*inputs, *moves, *values)
+    def tangents(inputs: Any, values: Any, others: Any, moving: Sequence[int], moves: Any) -> Any:
+        program = _tangent_program(run, inputs, moving, moves, len(named))
+        known = _together(is_value, values, others)
+        return evaluate(program)(*inputs, *moves, *known)
 
-    return _hold(run(*inputs), inputs, names, tangents)
-
-
-def hold_relu(run: Run, inputs: Sequence[Any], names: Sequence[Name]) -> list[Any]:
-    """As `hold_results` for max(x, 0), which is positive exactly where its argument is."""
-
-    def tangents(_: Any, values: Any, __: Any, ___: Any, moves: Any) -> Any:
-        return [jnp.where(values[0] > 0, moves[0], jnp.zeros_like(moves[0]))]
-
-    return _hold(run(*inputs), inputs, names, tangents)
+    is_value = [is_floating(x) for x in named]
+    return _together(is_value, _through(values, inputs, others, tangents), others)
 
 
 def hold_unit(
@@ -71,18 +66,8 @@ def hold_unit(
             1
         ]
 
-    held = iter(_through([name(x) for x in values], inputs, reads, tangents))
-    others = iter([name(x) for x in rest])
-    return [next(held if value else others) for value in is_value]
-
-
-def _hold(
-    results: Sequence[Any], inputs: Sequence[Any], names: Sequence[Name], tangents: Any
-) -> list[Any]:
-    named = [name(x) for name, x in zip(names, results, strict=True)]
-    values, _ = _apart(named)
-    moved = iter(_through(values, inputs, (), tangents))
-    return [next(moved) if is_floating(x) else x for x in named]
+    values = _through([name(x) for x in values], inputs, reads, tangents)
+    return _together(is_value, values, [name(x) for x in rest])
 
 
 def _through(
@@ -112,12 +97,28 @@ def _through(
     return held_result(list(inputs), list(values), list(reads))
 
 
+def is_differentiable_twice(run: Run, inputs: Sequence[Any]) -> bool:
+    """Whether what the derivative reads has a derivative, which a held value takes along."""
+    floats = [i for i, x in enumerate(inputs) if is_floating(x)]
+
+    def reads(*moved: Any) -> list[Any]:
+        at = lambda *moved: _apart(run(*_merged(inputs, floats, moved)))  # noqa: E731
+        derivative = jax.linearize(at, *moved, has_aux=True)[1]
+        return [x for x in jax.tree.leaves(derivative) if is_floating(x)]
+
+    moved = [inputs[i] for i in floats]
+    try:
+        jax.eval_shape(lambda *moved: jax.jvp(reads, moved, moved), *moved)
+    except (NotImplementedError, TypeError, ValueError):
+        return False
+    return True
+
+
 def reads_inputs(run: Run, inputs: Sequence[Any]) -> bool:
     """Whether the derivative reads anything but results that are given to it."""
     floats = [i for i, x in enumerate(inputs) if is_floating(x)]
-    count = sum(map(is_floating, jax.eval_shape(run, *inputs)))
     moves = [inputs[i] for i in floats]
-    program = _tangent_program(run, inputs, floats, moves, count)
+    program = _tangent_program(run, inputs, floats, moves, len(jax.eval_shape(run, *inputs)))
     read = {id(atom) for eqn in program.eqns for atom in eqn.invars}
     return any(id(var) in read for var in program.invars[: len(inputs)])
 
@@ -125,18 +126,22 @@ def reads_inputs(run: Run, inputs: Sequence[Any]) -> bool:
 def _tangent_program(
     run: Run, inputs: Sequence[Any], moving: Sequence[int], moves: Sequence[Any], count: int
 ) -> Any:
-    """Tangents of the results, from inputs, their tangents, and the `count` floating results."""
+    """Tangents of the floating results, from inputs, their tangents, and all `count` results."""
     both = jax.make_jaxpr(lambda xs, ds: _jvp(run, xs, moving, ds))(list(inputs), list(moves))
     return with_results_given(inline_all(both), count)
 
 
 def _jvp(run: Run, inputs: Sequence[Any], moving: Sequence[int], moves: Sequence[Any]) -> Any:
-    """Floating results of `run`, and their tangents when these inputs move."""
+    """All results of `run`, and the tangents of the floating ones when these inputs move."""
+    is_value: list[bool] = []
 
     def at(*moved: Any) -> Any:
-        return _apart(run(*_merged(inputs, moving, moved)))[0]
+        results = run(*_merged(inputs, moving, moved))
+        is_value[:] = map(is_floating, results)
+        return _apart(results)
 
-    return jax.jvp(at, [inputs[i] for i in moving], list(moves))
+    values, tangents, rest = jax.jvp(at, [inputs[i] for i in moving], list(moves), has_aux=True)
+    return _together(is_value, values, rest), tangents
 
 
 def _merged(inputs: Sequence[Any], positions: Sequence[int], new: Sequence[Any]) -> list[Any]:
@@ -149,3 +154,9 @@ def _merged(inputs: Sequence[Any], positions: Sequence[int], new: Sequence[Any])
 def _apart(results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Those that have a derivative, and the others."""
     return [x for x in results if is_floating(x)], [x for x in results if not is_floating(x)]
+
+
+def _together(is_value: Sequence[bool], values: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+    """What `_apart` took apart, in order."""
+    known, others = iter(values), iter(rest)
+    return [next(known if value else others) for value in is_value]

@@ -26,7 +26,7 @@ class Save(Rule):
     """Keeps the values with these marks; all else is re-run.
 
     A value is held as it is. An operator that is differentiated from its own result (`tanh`,
-    `exp`, `softmax`, `relu`) then needs nothing before it; one that reads its argument (`gelu`,
+    `exp`, `sigmoid`, `relu`) then needs nothing before it; one that reads its argument (`gelu`,
     `sin`) has that made again: keep the argument, or call the operator through `jrc.keep_op`.
 
     Attributes:
@@ -148,11 +148,19 @@ def named(keep: Rule | None, kind: type) -> frozenset[str]:
 
 def check_keep(keep: object, who: str) -> None:
     """Refuse what is no rule."""
-    if keep is not None and not isinstance(keep, Rule):
+    known = Save | SavePrimitives | RecomputePrimitives | Offload
+    parts = keep.parts if isinstance(keep, Rule) else ()
+    if keep is not None and not (parts and all(isinstance(rule, known) for rule in parts)):
         raise TypeError(
             f"{who}: keep is a rule such as jrc.Save('h') | jrc.SavePrimitives('dot_general'); "
             f"got {type(keep).__name__} {keep!r}."
         )
+
+
+def check_flag(value: object, name: str, who: str) -> None:
+    """Refuse what is neither true nor false."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{who}: {name} is True or False; got {value!r}.")
 
 
 def _checked(who: str, what: str, names: Iterable[object]) -> tuple[str, ...]:

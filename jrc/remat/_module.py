@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from jrc._errors import close_to, listed
-from jrc.remat._keep import Rule, check_keep
+from jrc.remat._keep import Rule, check_flag, check_keep
 from jrc.remat._module_call import Request
 
 
@@ -76,6 +76,7 @@ def recompute_module[M](
         )
         return functools.partial(inner, *module.args, **module.keywords)  # type: ignore[return-value]
     check_keep(keep, "jrc.recompute_module")
+    check_flag(recompute_collectives, "recompute_collectives", "jrc.recompute_module")
     cls = module if inspect.isclass(module) else type(module)
     flavour = _flavour(cls, module)
     request = Request(

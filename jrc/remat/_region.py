@@ -13,10 +13,10 @@ import jax
 
 from jrc._jaxpr import (
     Program,
-    call_name,
     can_rebuild,
     evaluate,
     inline_marked,
+    inner_programs,
     mark_of,
     primitive_name,
     rebuild,
@@ -24,7 +24,7 @@ from jrc._jaxpr import (
     walk,
 )
 from jrc.remat._groups import groups, with_views
-from jrc.remat._hold import hold_relu, hold_results, hold_unit, reads_inputs
+from jrc.remat._hold import hold_results, hold_unit, is_differentiable_twice, reads_inputs
 from jrc.remat._say import GROUP, HELD, KEPT, RERUN, Say, name_as, policy_for
 
 Run = Callable[..., Sequence[Any]]
@@ -37,6 +37,7 @@ _NAME_SUFFICES = frozenset(
     "reduce_sum convert_element_type concatenate slice dynamic_slice select_n squeeze mark name "
     "psum psum_invariant all_gather all_gather_invariant all_to_all ppermute reduce_scatter".split()
 )
+_CLOSED = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr", "cond"})
 _CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated"})
 
 
@@ -107,7 +108,7 @@ class Stretch:
 
     def _run_parts(self, values: dict[Any, Any], given: set[int] | None) -> None:
         """Run all; `given` has what a held operator need not hold, `None` where nothing is held."""
-        again = [p for p in self.positions if self._says(p) == RERUN]
+        again = [p for p in self.positions if self._is_rerun(p)]
         parts = [(list(self.positions), False)]
         if again:
             again = with_views(self.program, self.positions, again)
@@ -127,6 +128,12 @@ class Stretch:
             else:
                 _run(self.program.cut(some), values)
 
+    def _is_rerun(self, p: int) -> bool:
+        """Whether a tag says so, or a rule and no other rule that names the value."""
+        eqn = self.program.eqns[p]
+        is_held = not self.held.keys().isdisjoint(eqn.outvars)
+        return self._says(p) == RERUN and (tag_of(eqn) is not None or not is_held)
+
     def _says(self, p: int) -> str | None:
         return self.say.of_equation(self.program.eqns[p])
 
@@ -140,7 +147,9 @@ class Stretch:
 
     def _has_other_body(self, p: int) -> bool:
         eqn = self.program.eqns[p]
-        return can_rebuild(eqn) and tag_of(eqn) is None and self.say.speaks_in(eqn)
+        if tag_of(eqn) == RERUN:
+            return Say().speaks_in(eqn)
+        return can_rebuild(eqn) and self._says(p) is None and self.say.speaks_in(eqn)
 
     def _run_special(self, p: int, values: dict[Any, Any], given: set[int]) -> None:
         eqn = self.program.eqns[p]
@@ -162,16 +171,17 @@ class Stretch:
         eqn = self.program.eqns[p]
         if not self._has_other_body(p):
             return evaluate(self.program.cut([p], eqn.outvars))
-        inner = lambda jaxpr: within(jaxpr, self.say, mode, self.name)  # noqa: E731
+        say, mode = (Say(), Stretch.rerun) if tag_of(eqn) == RERUN else (self.say, mode)
+        inner = lambda jaxpr: within(jaxpr, say, mode, self.name)  # noqa: E731
         return self.program.run(p, rebuild(eqn, inner))
 
     def _hold(self, p: int, inputs: Sequence[Any], how: str) -> list[Any]:
         eqn = self.program.eqns[p]
         names = [self._namer(how if var in self.held else None) for var in eqn.outvars]
         run = self._runner(p, Stretch.rerun)
-        if primitive_name(eqn) in _NAME_SUFFICES or not eqn.invars:
+        if _reads_inside(eqn) or primitive_name(eqn) in _NAME_SUFFICES or not eqn.invars:
             return [name(x) for name, x in zip(names, run(*inputs), strict=True)]
-        return (hold_relu if call_name(eqn) == "relu" else hold_results)(run, inputs, names)
+        return hold_results(run, inputs, names)
 
     def _namer(self, how: str | None) -> Callable[[Any], Any]:
         return (lambda x: x) if how is None else lambda x: self.name(x, how)
@@ -182,11 +192,11 @@ class Stretch:
         jaxpr, name = eqn.params["jaxpr"], self._namer(HELD)
         names = [name] * len(eqn.outvars)
         run = self.program.run(p, within(jaxpr, Say(), Stretch.kept, self.name))
+        if _is_closed(eqn) or not is_differentiable_twice(run, inputs):
+            return [name(x) for x in run(*inputs)]
         if _CONTRACTIONS & {primitive_name(each) for each, _ in walk(jaxpr)}:
             # The arguments of a product are read by its derivative, whoever keeps its result.
             return hold_unit(run, inputs, name, lambda _: False)
-        if [call_name(each) for each in jaxpr.eqns] == ["relu"]:
-            return hold_relu(run, inputs, names)
         if not reads_inputs(run, inputs):
             return hold_results(run, inputs, names)
         return hold_unit(run, inputs, name, lambda x: id(x) not in given)
@@ -229,10 +239,12 @@ class Group(Stretch):
 
     def _hold(self, p: int, inputs: Sequence[Any], how: str) -> list[Any]:
         eqn = self.program.eqns[p]
-        if not can_rebuild(eqn):
+        if not can_rebuild(eqn) or _is_closed(eqn):
+            return super()._hold(p, inputs, how)
+        run = self._runner(p, Stretch.kept)
+        if not is_differentiable_twice(run, inputs):
             return super()._hold(p, inputs, how)
         # A loop that reads what is re-run keeps the rest of what it needs.
-        run = self._runner(p, Stretch.kept)
         return hold_unit(run, inputs, self._namer(how), lambda _: False)
 
 
@@ -260,6 +272,20 @@ def within(
         return program.results(values)
 
     return run
+
+
+def _reads_inside(eqn: Any) -> bool:
+    """Whether a derivative reads what happens inside, whatever is known of the results."""
+    return (can_rebuild(eqn) and eqn.primitive.name != "jit") or _is_closed(eqn)
+
+
+def _is_closed(eqn: Any) -> bool:
+    """Whether no derivative can be put around this one.
+
+    A `custom_vjp` has no `jvp`, and that of a `cond` has no transpose once it is batched.
+    """
+    inner = (each for jaxpr in inner_programs(eqn) for each, _ in walk(jaxpr))
+    return any(primitive_name(each) in _CLOSED for each in (eqn, *inner))
 
 
 def _is_made(atom: Any, made: set[Any]) -> bool:

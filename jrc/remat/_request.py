@@ -6,7 +6,7 @@ from typing import Any
 
 from jrc._errors import listed
 from jrc._jaxpr import call_name
-from jrc.remat._keep import Rule, check_keep
+from jrc.remat._keep import Rule, check_flag, check_keep
 from jrc.remat._patterns import Pattern, checked_patterns
 from jrc.remat._region import opener
 from jrc.remat._rules import RULES
@@ -51,6 +51,7 @@ def checked_request(
     """What is asked for, or an error about what is wrong whatever the program."""
     _check_names(who, fn, checkpoints, rule)
     check_keep(keep, who)
+    check_flag(recompute_collectives, "recompute_collectives", who)
     if isinstance(no_recompute_segments, str) or not isinstance(no_recompute_segments, Iterable):
         raise TypeError(
             f"{who}: no_recompute_segments is a list of numbers; got {no_recompute_segments!r}."

@@ -5,10 +5,19 @@ import warnings
 from collections.abc import Iterable
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jrc._errors import close_to, listed
-from jrc._jaxpr import Program, call_name, inner_programs, mark_of, primitive_name, tag_of, walk
+from jrc._jaxpr import (
+    Program,
+    call_name,
+    can_rebuild,
+    inner_programs,
+    mark_of,
+    primitive_name,
+    tag_of,
+)
 from jrc.remat._keep import Offload, RecomputePrimitives, Rule, Save, SavePrimitives, named
 
 HELD = "jrc.held"
@@ -71,8 +80,9 @@ class Say:
         return self.of_equation(eqn) is not None or bool(mark and self.of_mark(mark[0]))
 
     def speaks_in(self, eqn) -> bool:
-        """Whether a program inside this equation, at any depth, holds something it names."""
-        return any(self.speaks_of(each) for jaxpr in inner_programs(eqn) for each, _ in walk(jaxpr))
+        """Whether a program inside this equation holds something it names, within its reach."""
+        inner = inner_programs(eqn) if can_rebuild(eqn) else ()
+        return any(self.speaks_of(each) for jaxpr in inner for each in _reachable(jaxpr))
 
     def held_values(self, program: Program, positions: Iterable[int]) -> dict:
         """The values that these equations make, or name, and that are kept, with how."""
@@ -87,13 +97,15 @@ class Say:
 
     def check(self, program: Program, who: str, fn: str) -> None:
         """Refuse names that nothing in the program carries, and a memory that is not there."""
-        eqns = [eqn for eqn, _ in walk(program.jaxpr)]
+        eqns = list(_reachable(program.jaxpr))
         marks = {mark[0] for eqn in eqns if (mark := mark_of(eqn))}
         for kind in (Save, Offload):
             for name in sorted(named(self.keep, kind) - marks):
+                where = program.hidden_marks.get(name)
+                inside = f", which stands inside {where}" if where else close_to(name, marks)
                 raise ValueError(
-                    f"{who}: keep={kind.__name__}(...) names {name!r}{close_to(name, marks)}; "
-                    f"`{fn}` marks {listed(sorted(marks), 'nothing')}."
+                    f"{who}: keep={kind.__name__}(...) names {name!r}{inside}; "
+                    f"`{fn}` marks {listed(sorted(marks), 'nothing')} within its reach."
                 )
         known = {n for eqn in eqns for n in (primitive_name(eqn), call_name(eqn)) if n}
         for kind in (SavePrimitives, RecomputePrimitives):
@@ -101,7 +113,8 @@ class Say:
             if names and not names & known:
                 raise ValueError(
                     f"{who}: keep={kind.__name__}({listed(sorted(names))}) names no operator of "
-                    f"`{fn}`, which has {', '.join(sorted(known))}."
+                    f"`{fn}`, which has {', '.join(sorted(known))}. What JAX writes inline, as it "
+                    "does gelu and softmax, is reached by jrc.keep_op and jrc.recompute_op."
                 )
         if place := self._place:
             check_memory(place, who)
@@ -114,6 +127,14 @@ class Say:
     @property
     def _offloaded(self) -> str:
         return f"{OFFLOADED}:{self._place}"
+
+
+def _reachable(jaxpr):
+    """The equations that rules act on: those in loops, branches, calls and `shard_map` too."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in inner_programs(eqn) if can_rebuild(eqn) else ():
+            yield from _reachable(inner)
 
 
 def check_memory(kind: str, who: str) -> None:
@@ -148,5 +169,8 @@ def policy_for(names: Iterable[str]):
 
 
 def name_as(x, how: str):
-    """The value under the name that the policy looks for."""
+    """The value under the name that the policy looks for; a complex one in its two parts."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        # `jax.checkpoint` rounds what it keeps with an operator that knows no complex numbers.
+        return jax.lax.complex(checkpoint_name(x.real, how), checkpoint_name(x.imag, how))
     return checkpoint_name(x, how)

@@ -13,14 +13,16 @@ def keep_op[F: Callable[..., Any]](fn: F) -> F:
 
     Kept is its output, and what its derivative reads: neither the operator nor what feeds it is
     run again for its sake. Only the arguments of a matrix product or convolution are not kept for
-    it; they follow their own makers.
+    it; they follow their own makers. Of a function that cannot be differentiated twice, or has a
+    `custom_vjp` or a `lax.cond` inside, the output alone is kept.
 
     Args:
         fn: Any JAX-traceable function of pytrees, such as `jax.nn.gelu`.
 
     Returns:
-        The same function. The tag acts inside any of jrc's transforms, at any depth; elsewhere it
-        changes nothing.
+        The same function. The tag acts inside jrc's transforms, in loops, branches, `jax.jit` and
+        `shard_map` too; not in the body of `jrc.recompute_scan`, a derivative rule or a
+        `jax.checkpoint` of your own. Elsewhere it changes nothing.
 
     Raises:
         TypeError: If `fn` is no function.
@@ -48,7 +50,8 @@ def recompute_op[F: Callable[..., Any]](fn: F) -> F:
     Returns:
         The same function. A value is held by whoever reads it, so the tag acts only where a jrc
         transform sees the reader too: inside `jrc.apply_rules(fn)`, or in what
-        `jrc.recompute_segments` leaves alone.
+        `jrc.recompute_segments` leaves alone. In a region that is re-run anyway it is a region of
+        its own: the operator runs once more, and the region's re-run keeps nothing of it.
 
     Raises:
         TypeError: If `fn` is no function.

@@ -460,3 +460,143 @@ def test_offload_on_cpu_warns_and_says_so_in_the_program():
     with pytest.warns(UserWarning):
         text = str(jax.make_jaxpr(jax.grad(inner))(W, X))
     assert text.count("MemorySpace.Host") == 1
+
+
+def custom_relus():
+    """Functions that are no relu but look like one: by name, by value, by both."""
+
+    @jax.jit
+    def relu(x):
+        return jnp.where(x > 0, x, 0.1 * x)
+
+    leaky = relu
+
+    @jax.custom_jvp
+    def relu(x):
+        return jnp.maximum(x, 0)
+
+    relu.defjvp(lambda x, d: (jnp.maximum(x[0], 0), d[0]))
+    return {"leaky": leaky, "straight through": relu, "real": jax.nn.relu}
+
+
+@pytest.mark.parametrize("name", custom_relus())
+def test_what_looks_like_relu_keeps_its_own_derivative(name):
+    plain = functools.partial(layers, op=custom_relus()[name])
+    tagged = functools.partial(layers, op=jrc.keep_op(custom_relus()[name]))
+    want = jax.grad(plain)(W, X)
+    for lean in (
+        jrc.recompute_segments(plain, MARKS),
+        jrc.apply_rules(plain, jrc.Save(*MARKS)),
+        functools.partial(jrc.recompute, tagged),
+    ):
+        assert largest_error(jax.grad(lean)(W, X), want) < 1e-6
+
+
+def odd_operators():
+    @jax.custom_vjp
+    def scaled(x):
+        return jnp.sin(x) * 2
+
+    scaled.defvjp(lambda x: (jnp.sin(x) * 2, x), lambda x, g: (jnp.cos(x) * 2 * g,))
+    return {
+        "custom_vjp": scaled,
+        "recompute": lambda x: jrc.recompute(jnp.sin, x),
+        "scan of custom_vjp": lambda x: jax.lax.scan(
+            lambda c, _: (scaled(jnp.tanh(c)), None), x, None, length=2
+        )[0],
+        "cond": lambda x: jax.lax.cond(jnp.sum(x) > 0, jnp.sin, jnp.cos, x),
+        "differentiable once": lambda x: jax.scipy.special.gammainc(x * x + 2, x * x + 1),
+        "complex": lambda x: jnp.abs(jnp.fft.fft(jnp.sin(x)) * (1 + x)),
+        "top_k": lambda x: jax.lax.top_k(x, 4)[0],
+        "eigenvalues": lambda x: jnp.linalg.eigh(x + x.T)[0][None] + x,
+    }
+
+
+@pytest.mark.parametrize("name", odd_operators())
+def test_odd_operators_under_every_say(name):
+    op = odd_operators()[name]
+
+    def loss(w, x, op):
+        h = jrc.mark(op(jnp.tanh(x @ w)), "h")
+        return jnp.sum(jnp.sin(h @ w) * h)
+
+    plain = functools.partial(loss, op=op)
+    leans = {
+        "save": jrc.apply_rules(plain, jrc.Save("h")),
+        "segments": jrc.recompute_segments(plain, ["h"]),
+        "rerun": jrc.apply_rules(plain, jrc.RecomputePrimitives("tanh")),
+        "keep_op": functools.partial(
+            jrc.recompute, functools.partial(loss, op=jrc.keep_op(op)), use_reentrant=False
+        ),
+        "recompute_op": jrc.apply_rules(functools.partial(loss, op=jrc.recompute_op(op))),
+        "inner": functools.partial(
+            jrc.recompute, jrc.apply_rules(plain, jrc.RecomputePrimitives("tanh"))
+        ),
+    }
+    xs = jnp.stack([X, -X])
+    want = jax.grad(plain)(W, X)
+    batched = jax.grad(lambda w: jnp.mean(jax.vmap(plain, (None, 0))(w, xs)))(W)
+    for say, lean in leans.items():
+        assert largest_error(jax.grad(lean)(W, X), want) < 1e-5, say
+        got = jax.grad(lambda w, f=lean: jnp.mean(jax.vmap(f, (None, 0))(w, xs)))(W)
+        assert largest_error(got, batched) < 1e-5, say
+
+
+@pytest.mark.parametrize("name", ["top_k", "sort"])
+def test_results_that_are_integers_are_held_too(name):
+    """The derivative of top_k reads the indices that it returned."""
+
+    def loss(w, x):
+        h = x @ w
+        values = jax.lax.top_k(h, 2)[0] if name == "top_k" else jax.lax.sort_key_val(h, x)[1]
+        return jnp.sum(jnp.sin(values))
+
+    lean = jrc.apply_rules(loss, jrc.SavePrimitives(name))
+    again = rerun_operators(lean, loss, W, X)
+    assert again["dot_general"] == 0 and again[name] == 0
+    assert largest_error(jax.grad(lean)(W, X), jax.grad(loss)(W, X)) < 1e-6
+
+
+def test_the_name_of_a_value_says_more_than_its_operator():
+    plain = functools.partial(layers, op=jnp.tanh)
+    both = jrc.apply_rules(plain, jrc.Save(*MARKS) | jrc.RecomputePrimitives("tanh"))
+    assert rerun_operators(both, plain, W, X)["tanh"] == 0 == dots(both, plain, W, X)
+
+
+def test_an_operator_named_like_its_primitive_is_rerun_once():
+    def loss(w, x):
+        return jnp.sum(jnp.sin(jnp.linalg.eigh(x @ w + w.T @ x.T)[0]))
+
+    lean = jrc.apply_rules(loss, jrc.RecomputePrimitives("eigh"))
+    assert rerun_operators(lean, loss, W, X)["eigh"] == 1
+
+
+def test_tags_inside_a_tag_have_the_last_word():
+    def body(w, x, dot):
+        return jnp.sin(dot(jnp.sin(dot(x, w)), w))
+
+    def loss(w, x, body):
+        return jnp.sum(jnp.cos(body(w, x) @ w))
+
+    plain = functools.partial(loss, body=functools.partial(body, dot=jnp.dot))
+    kept = functools.partial(body, dot=jrc.keep_op(jnp.dot))
+    again = jrc.apply_rules(functools.partial(loss, body=jrc.recompute_op(kept)))
+    whole = jrc.recompute_op(functools.partial(body, dot=jnp.dot))
+    assert dots(jrc.apply_rules(functools.partial(loss, body=whole)), plain, W, X) == 2
+    assert dots(again, plain, W, X) == 0
+    assert largest_error(jax.grad(again)(W, X), jax.grad(plain)(W, X)) < 1e-6
+
+
+def test_rules_that_cannot_reach_are_refused():
+    def hidden(w, x):
+        return jnp.sum(jax.checkpoint(lambda w, x: jrc.mark(jnp.tanh(x @ w), "h") @ w)(w, x))
+
+    with pytest.raises(ValueError, match="names 'h', which stands inside a jax.checkpoint region"):
+        jrc.apply_rules(hidden, jrc.Save("h"))(W, X)
+    plain = functools.partial(layers, op=jax.nn.gelu)
+    with pytest.raises(ValueError, match="writes inline, as it does gelu.*reached by jrc.keep_op"):
+        jrc.apply_rules(plain, jrc.SavePrimitives("gelu"))(W, X)
+    with pytest.raises(TypeError, match="recompute_collectives is True or False; got 'no'"):
+        jrc.apply_rules(plain, recompute_collectives="no")
+    with pytest.raises(TypeError, match="keep is a rule such as"):
+        jrc.apply_rules(plain, jrc.remat.Rule())
