@@ -27,3 +27,4 @@ from jrc._jaxpr._walk import inner_programs as inner_programs
 from jrc._jaxpr._walk import label as label
 from jrc._jaxpr._walk import primitive_name as primitive_name
 from jrc._jaxpr._walk import walk as walk
+from jrc._jaxpr._zeros import zeros_of as zeros_of

@@ -21,15 +21,17 @@ def append_backward(
     """The gradients of a loss, as pairs of name and gradient.
 
     A parameter is named by its path in the tree (`layer_0/w`), an intermediate by its `jrc.mark`
-    (a name used twice as `name`, `name#2`, …; several arrays marked at once as `name/0`, …).
-    What gets no gradient has no pair: leaves that are no floating numbers, and those that reach
-    the loss through `lax.stop_gradient` alone, or not at all. (Of what enters a `jax.checkpoint`
-    region of its own, JAX with `jax_remat3` does not say so: there the gradient is zeros.) What is
-    not asked for is not computed.
+    (a name used twice as `name`, `name#2`, …; several arrays marked at once as `name/0`, …). The
+    name of a pair may be asked for and stopped as well.
+    What gets no gradient has no pair: leaves that are neither floating nor complex numbers, and
+    those that reach the loss through `lax.stop_gradient` alone, or not at all. (Of what enters a
+    `jax.checkpoint` region of its own, JAX with `jax_remat3` does not say so: there the gradient is
+    zeros.) What is not asked for is not computed.
 
     Args:
         loss_fn: `loss_fn(params, *args)`, which returns a floating array of shape () or (1,).
-        params: Parameters, any pytree; floating NumPy arrays and Python floats count as arrays.
+        params: Parameters, any pytree; NumPy arrays of floating or complex numbers and Python's
+            own count as arrays.
         *args: The other arguments of the loss function.
         parameter_list: Names of what to differentiate for, in the order of the pairs. A mark asks
             for the gradient with respect to that intermediate. `None` is every parameter, in the
@@ -53,8 +55,8 @@ def append_backward(
     Raises:
         TypeError: If the loss function is none, or names or callbacks are of another kind. A set
             has no order, and so is no `parameter_list`.
-        ValueError: If a name is unknown, names a parameter and a mark, or stands inside a loop or
-            another construct; if the loss is not one real number.
+        ValueError: If a name is unknown, names a parameter and a mark or two marks' arrays, or
+            stands inside a loop or another construct too; if the loss is not one real number.
 
     Example:
         >>> import jax.numpy as jnp
@@ -74,5 +76,5 @@ def append_backward(
     Source: Paddle `python/paddle/fluid/backward.py`, `append_backward`.
     """
     asked = Asked(parameter_list, no_grad_set, callbacks, checkpoints, has_aux)
-    value, pairs = gradients("jrc.compat.append_backward", loss_fn, params, args, asked)
-    return (pairs, value[1]) if has_aux else pairs
+    found = gradients("jrc.compat.append_backward", loss_fn, params, args, asked)
+    return (found.pairs, found.value[1]) if has_aux else found.pairs

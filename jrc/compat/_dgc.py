@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import jax
@@ -80,7 +81,7 @@ class DGCMomentumOptimizer(Optimizer):
             sparsity,
             use_nesterov,
             local_grad_clip_norm=_clip_norm(grad_clip, num_trainers),
-            num_trainers=num_trainers,
+            num_trainers=int(num_trainers) if isinstance(num_trainers, Integral) else num_trainers,
             regularization=regularization,
             axis_name=axis_name,
             **options,
@@ -110,15 +111,16 @@ def _clip_norm(grad_clip: Any, num_trainers: int | None) -> float | Array | None
     if grad_clip is None:
         return None
     norm = getattr(grad_clip, "clip_norm", grad_clip)
-    if not isinstance(norm, int | float | jax.Array):
+    if isinstance(norm, bool) or not isinstance(norm, Real | jax.Array):
         raise TypeError(
             f"{_WHO}: grad_clip is the bound of each tensor's norm, a number or an object with a "
             f"clip_norm; got {type(grad_clip).__name__}. Write grad_clip=1.0."
         )
-    if isinstance(num_trainers, bool) or not isinstance(num_trainers, int) or num_trainers < 1:
-        error = ValueError if type(num_trainers) is int else TypeError
+    whole = isinstance(num_trainers, Integral) and not isinstance(num_trainers, bool)
+    if not whole or num_trainers < 1:
+        error = ValueError if whole else TypeError
         raise error(
             f"{_WHO}: num_trainers should be int and greater than zero where there is a "
             f"grad_clip, which grows with its square root; got {num_trainers!r}."
         )
-    return norm
+    return norm if isinstance(norm, jax.Array) else float(norm)

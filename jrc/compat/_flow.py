@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrc._jaxpr import Program, changed, gate
+from jrc._jaxpr import Program, changed, gate, zeros_of
 
 RunGated = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
@@ -74,7 +74,7 @@ def gated(
 
 def probes_of(gates: Gates) -> list[Any]:
     """Zeros for the probes, typed like the values that they stand beside."""
-    return [_zeros(var.aval) for var in gates.probed]
+    return [zeros_of(var.aval) for var in gates.probed]
 
 
 def receivers(
@@ -127,10 +127,4 @@ def _same(x: Any) -> Any:
 
 
 def _is_floating(var: Any) -> bool:
-    return jnp.issubdtype(getattr(var.aval, "dtype", jnp.int32), jnp.floating)
-
-
-def _zeros(aval: Any) -> Any:
-    zeros = jnp.zeros(aval.shape, aval.dtype)
-    varying = tuple(aval.mat.varying)
-    return jax.lax.pcast(zeros, varying, to="varying") if varying else zeros
+    return jnp.issubdtype(getattr(var.aval, "dtype", jnp.int32), jnp.inexact)

@@ -1,7 +1,7 @@
 """Gradients by name: what all of the seeds' entry points share."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,6 +44,21 @@ class ParamGrad(_NamedGradient):
         return cls(name, *children)
 
 
+class Found(NamedTuple):
+    """What came of a request.
+
+    Attributes:
+        value: What the loss function returned.
+        pairs: The gradients.
+        value_of: The loss, an array of shape (), as a function of a dict of those parameters that
+            have a pair; with the same stops and segments.
+    """
+
+    value: Any
+    pairs: list[ParamGrad]
+    value_of: Callable[[Mapping[str, Any]], Array]
+
+
 class Asked(NamedTuple):
     """The seed's arguments, as they were given; see `append_backward`."""
 
@@ -56,8 +71,8 @@ class Asked(NamedTuple):
 
 def gradients(
     who: str, loss_fn: Callable[..., Any], params: PyTree, args: tuple[Any, ...], asked: Asked
-) -> tuple[Any, list[ParamGrad]]:
-    """What the loss function returns, and the pairs; errors speak for `who`."""
+) -> Found:
+    """The gradients of a loss; errors speak for `who`."""
     check_function(who, loss_fn)
     leaf_names(who, params)
     callbacks = checked_callbacks(who, asked.callbacks)
@@ -80,12 +95,17 @@ def gradients(
     wanted = {name for name, var in wanted.items() if is_reached(var, seen)}
     request = asked_of(traced.program)
     request = Request({k: v for k, v in request.wanted.items() if k in wanted}, request.stopped)
-    return _differentiate(loss_fn, traced, request, asked.checkpoints)
+    named = _parameters(traced.program, params, args)
+    return _differentiate(loss_fn, traced, request, asked.checkpoints, named)
 
 
 def _differentiate(
-    loss_fn: Callable[..., Any], traced: Traced, request: Request, checkpoints: Any
-) -> tuple[Any, list[ParamGrad]]:
+    loss_fn: Callable[..., Any],
+    traced: Traced,
+    request: Request,
+    checkpoints: Any,
+    named: Mapping[str, Any],
+) -> Found:
     """The gradients of what gets one, and of nothing else."""
     program, rest = traced.program, []
     gates = gates_of(program, request.wanted, request.stopped)
@@ -109,15 +129,20 @@ def _differentiate(
     (_, arrays), grads = jax.value_and_grad(scalar, (0, 1), has_aux=True)(*point)
     of = dict(zip((*gates.inputs, *gates.probed), (*grads[0], *grads[1]), strict=True))
     pairs = [ParamGrad(name, of[var]) for name, var in request.wanted.items()]
-    return rest[-1].fill(arrays), pairs
+
+    def value_of(new: Mapping[str, Any]) -> Array:
+        values = given | {named[name]: x for name, x in new.items()}
+        return scalar([values[var] for var in gates.inputs], point[1])[0]
+
+    return Found(rest[0].fill(arrays), pairs, value_of)
 
 
 def _as_arrays(params: PyTree) -> PyTree:
     """The parameters with every floating number as a JAX array, which can be differentiated."""
 
     def as_array(leaf: Any) -> Any:
-        number = isinstance(leaf, float) or (is_array(leaf) and not is_traced(leaf))
-        floating = number and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        number = isinstance(leaf, float | complex) or (is_array(leaf) and not is_traced(leaf))
+        floating = number and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
         return jnp.asarray(leaf) if floating else leaf
 
     return jax.tree.map(as_array, params)

@@ -13,7 +13,7 @@ from jrc._tree import named_leaves
 from jrc._typing import Array, PyTree
 from jrc.compat._block import Callback
 from jrc.compat._check import check_function
-from jrc.compat._gradients import Asked, ParamGrad, gradients
+from jrc.compat._gradients import Asked, Found, ParamGrad, gradients
 from jrc.compat._update import clipped, gradient_tree, update
 from jrc.dgc import as_local
 
@@ -46,7 +46,7 @@ class Optimizer:
         return self.tx.init(params)
 
     def update(
-        self, updates: PyTree, state: PyTree, params: PyTree | None = None
+        self, updates: PyTree, state: PyTree, params: PyTree | None = None, **extra_args: Any
     ) -> tuple[PyTree, PyTree]:
         """The update of the optax transform, for gradients of all parameters.
 
@@ -54,11 +54,12 @@ class Optimizer:
             updates: Gradients like the parameters.
             state: From `init` or the step before.
             params: The parameters.
+            **extra_args: What else the transform reads, such as `value`.
 
         Returns:
             What to add to the parameters, and the new state.
         """
-        return self.tx.update(updates, state, params)
+        return optax.with_extra_args_support(self.tx).update(updates, state, params, **extra_args)
 
     def backward(
         self,
@@ -95,11 +96,15 @@ class Optimizer:
                 there is a `startup_program`.
         """
         asked = Asked(parameter_list, no_grad_set, callbacks, checkpoints, has_aux)
-        value, pairs = self._gradients("backward", loss_fn, params, args, asked, startup_program)
-        return (pairs, value[1]) if has_aux else pairs
+        found = self._gradients("backward", loss_fn, params, args, asked, startup_program)
+        return (found.pairs, found.value[1]) if has_aux else found.pairs
 
     def apply_gradients(
-        self, params: PyTree, opt_state: PyTree, params_grads: Sequence[tuple[str, Array]]
+        self,
+        params: PyTree,
+        opt_state: PyTree,
+        params_grads: Sequence[tuple[str, Array]],
+        **extra_args: Any,
     ) -> tuple[PyTree, PyTree]:
         """One step along gradients that are there already.
 
@@ -107,6 +112,8 @@ class Optimizer:
             params: Parameters, any pytree.
             opt_state: From `init` or the step before.
             params_grads: Pairs of a parameter's name and its gradient, in any order.
+            **extra_args: What the transform reads besides the gradients, such as `value`, the
+                loss. `grad` is given anyway.
 
         Returns:
             The new parameters and the new state. Parameters without a pair, and what the state
@@ -114,10 +121,11 @@ class Optimizer:
             What belongs to no single parameter, such as a count of steps, goes on.
 
         Raises:
-            TypeError: If the state is `None`.
+            TypeError: If the state is `None` or another transform's, or there are no pairs of
+                names and arrays.
             ValueError: If a name is no parameter's or occurs twice, or a shape differs.
         """
-        return self._apply("apply_gradients", params, opt_state, params_grads, None)
+        return self._apply("apply_gradients", params, opt_state, params_grads, None, extra_args)
 
     def apply_optimize(
         self,
@@ -126,6 +134,7 @@ class Optimizer:
         params_grads: Sequence[tuple[str, Array]],
         params: PyTree,
         opt_state: PyTree,
+        **extra_args: Any,
     ) -> tuple[PyTree, PyTree]:
         """`apply_gradients`, with the seed's arguments before the arrays.
 
@@ -135,6 +144,7 @@ class Optimizer:
             params_grads: Pairs of a parameter's name and its gradient.
             params: Parameters, any pytree.
             opt_state: From `init` or the step before.
+            **extra_args: As for `apply_gradients`.
 
         Returns:
             The new parameters and the new state.
@@ -146,7 +156,7 @@ class Optimizer:
         del loss
         who = "apply_optimize"
         self._check_no_program(who, startup_program)
-        return self._apply(who, params, opt_state, params_grads, None)
+        return self._apply(who, params, opt_state, params_grads, None, extra_args)
 
     def minimize(
         self,
@@ -162,6 +172,9 @@ class Optimizer:
         has_aux: bool = False,
     ) -> tuple[PyTree, PyTree, Any, list[ParamGrad]]:
         """One step: the gradients of a loss, and their update.
+
+        A transform that reads more than gradients gets `value`, the loss, `grad`, the gradients
+        before clipping, and `value_fn`, the loss as a function of the parameters.
 
         Args:
             loss_fn: `loss_fn(params, *args)`, which returns one real number.
@@ -186,11 +199,15 @@ class Optimizer:
             ValueError: As `backward`.
         """
         asked = Asked(parameter_list, no_grad_set, callbacks, None, has_aux)
-        value, pairs = self._gradients("minimize", loss_fn, params, args, asked, startup_program)
+        found = self._gradients("minimize", loss_fn, params, args, asked, startup_program)
         named = {name for name, _ in named_leaves(params)}
-        of_params = [pair for pair in pairs if pair.name in named]
-        params, opt_state = self._apply("minimize", params, opt_state, of_params, grad_clip)
-        return params, opt_state, value, pairs
+        of_params = [pair for pair in found.pairs if pair.name in named]
+        extra = {
+            "value": jnp.reshape(found.value[0] if has_aux else found.value, ()),
+            "value_fn": lambda params: found.value_of(dict(named_leaves(params))),
+        }
+        params, opt_state = self._apply("minimize", params, opt_state, of_params, grad_clip, extra)
+        return params, opt_state, found.value, found.pairs
 
     def _boundaries(self, who: str) -> Sequence[str] | None:
         """The marks to cut at."""
@@ -215,7 +232,7 @@ class Optimizer:
         args: tuple[Any, ...],
         asked: Asked,
         startup_program: Any,
-    ) -> tuple[Any, list[ParamGrad]]:
+    ) -> Found:
         who = self._who(method)
         check_function(who, loss_fn)
         self._check_no_program(method, startup_program)
@@ -233,6 +250,7 @@ class Optimizer:
         opt_state: PyTree,
         params_grads: Sequence[tuple[str, Array]],
         grad_clip: Any,
+        extra_args: dict[str, Any],
     ) -> tuple[PyTree, PyTree]:
         who = self._who(method)
         if opt_state is None:
@@ -241,13 +259,14 @@ class Optimizer:
                 "opt_state = opt.init(params)."
             )
         grads = gradient_tree(who, params, params_grads)
+        extra_args = {"grad": grads} | extra_args
         grads = clipped(who, grad_clip, grads, params)
-        return update(who, self.tx, params, opt_state, grads)
+        return update(who, self.tx, params, opt_state, grads, extra_args)
 
 
 def _own(leaf: Any, axis: str | None) -> Any:
     """A parameter of this replica's own: otherwise its gradient comes summed over the replicas."""
-    if axis is None or not isinstance(leaf, jax.Array | np.ndarray | float):
+    if axis is None or not isinstance(leaf, jax.Array | np.ndarray | float | complex):
         return leaf
-    floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    floating = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
     return as_local(jnp.asarray(leaf), axis) if floating else leaf

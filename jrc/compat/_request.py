@@ -1,6 +1,6 @@
 """What a user asks for by name: parameters by their tree path, intermediates by their mark."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from jrc._errors import close_to, listed, name_of
@@ -46,7 +46,7 @@ def checked_names(who: str, argument: str, names: Any, ordered: bool) -> tuple[s
             f"{who}: {argument} gives the order of the pairs, and a set has none; got {names!r}. "
             "Write a list."
         )
-    if isinstance(names, str) or not isinstance(names, list | tuple | set | frozenset):
+    if not isinstance(names, list | tuple | Set):
         raise TypeError(
             f"{who}: {argument} is a list of names; got {type(names).__name__} {names!r}. "
             f"Write {argument}=['layer_0/w']."
@@ -76,35 +76,52 @@ def resolve(
 
 def mark_pairs(program: Program, name: str) -> dict[str, Any]:
     """The marked values, by pair name: the mark's, with a number each if it marks several."""
-    pairs = {}
-    for mark in program.called(name):
-        values = program.marked(mark)
-        pairs |= {mark if len(values) == 1 else f"{mark}/{i}": v for i, v in enumerate(values)}
-    return pairs
+    return dict(pair for mark in program.called(name) for pair in _pairs_of(program, mark))
+
+
+def _pairs_of(program: Program, mark: str) -> list[tuple[str, Any]]:
+    values = program.marked(mark)
+    return [(mark if len(values) == 1 else f"{mark}/{i}", v) for i, v in enumerate(values)]
 
 
 def _look_up(names: Names, name: str) -> dict[str, Any]:
-    pairs = mark_pairs(names.program, name)
-    if name in names.params:
-        if pairs:
-            raise ValueError(
-                f"{names.who}: {name!r} names a parameter and a mark of `{name_of(names.fn)}`. "
-                "Give the mark another name."
-            )
+    """The values that a name means, by the names of their pairs."""
+    program = names.program
+    made = [pair for mark in program.marks for pair in _pairs_of(program, mark)]
+    pairs = mark_pairs(program, name) or {k: v for k, v in made if k == name}
+    if name in names.params and not pairs:
         return {name: names.params[name]}
-    if not pairs:
+    # Marks inside a construct are among those that the bare name means.
+    if not pairs or name in program.hidden_marks:
         raise ValueError(_unknown(names, name))
+    for pair in {name: None} | pairs:
+        _check_single(names, pair, [k for k, _ in made].count(pair))
     return pairs
+
+
+def _check_single(names: Names, pair: str, marks: int) -> None:
+    """A pair is of one thing: otherwise a gradient would go to another of the same name."""
+    fn = name_of(names.fn)
+    if pair in names.params:
+        raise ValueError(
+            f"{names.who}: {pair!r} names a parameter and a mark of `{fn}`. Give the mark another "
+            "name."
+        )
+    if marks > 1:
+        raise ValueError(
+            f"{names.who}: {pair!r} names two marks of `{fn}`: an array of a marked tree is called "
+            "after the mark, with its number. Give one of the marks another name."
+        )
 
 
 def _unknown(names: Names, name: str) -> str:
     program, fn = names.program, name_of(names.fn)
-    bare = name.partition("#")[0]
-    if bare in program.hidden_marks:
+    marks = (name.partition("#")[0], name.rpartition("/")[0])
+    if bare := next((mark for mark in marks if mark in program.hidden_marks), None):
         return (
             f"{names.who}: mark {name!r} of `{fn}` stands inside {program.hidden_marks[bare]}, "
             "where a gradient of the outer function cannot be asked for or stopped. Mark what "
-            "goes in or comes out of that construct instead."
+            "goes in or comes out of that construct, under a name of its own."
         )
     known = [*names.params, *program.marks]
     return (

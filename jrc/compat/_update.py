@@ -1,6 +1,6 @@
 """Updating the parameters that have a gradient; the others, and their state, stay as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -17,7 +17,7 @@ def gradient_tree(who: str, params: PyTree, params_grads: Sequence[tuple[str, Ar
     flat, treedef = jax.tree.flatten(params)
     leaves = dict(zip(leaf_names(who, params), flat, strict=True))
     grads: dict[str, Any] = {}
-    for name, grad in params_grads:
+    for name, grad in _checked_pairs(who, params_grads):
         if name not in leaves:
             raise ValueError(
                 f"{who}: no parameter is named {name!r}{close_to(name, leaves)}; the parameters "
@@ -33,6 +33,27 @@ def gradient_tree(who: str, params: PyTree, params_grads: Sequence[tuple[str, Ar
             )
         grads[name] = grad
     return treedef.unflatten(grads.get(name, optax.MaskedNode()) for name in leaves)
+
+
+def _checked_pairs(who: str, params_grads: Any) -> Sequence[tuple[str, Array]]:
+    """Pairs of a name and an array, and nothing else."""
+    rule = f"{who}: params_grads is a list of pairs of a parameter's name and its gradient"
+    if not isinstance(params_grads, list | tuple):
+        raise TypeError(
+            f"{rule}; got {type(params_grads).__name__}. Pass what backward returns; of a dict, "
+            "list(grads.items())."
+        )
+    for pair in params_grads:
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise TypeError(
+                f"{rule}; got {type(pair).__name__} in it. Write [('layer_0/w', grad)]."
+            )
+        if pair[1] is None:
+            raise TypeError(
+                f"{rule}; got None for {pair[0]!r}. Leave out the pairs of parameters without a "
+                "gradient."
+            )
+    return params_grads
 
 
 def clipped(who: str, grad_clip: Any, grads: PyTree, params: PyTree) -> PyTree:
@@ -54,7 +75,12 @@ def clipped(who: str, grad_clip: Any, grads: PyTree, params: PyTree) -> PyTree:
 
 
 def update(
-    who: str, tx: optax.GradientTransformation, params: PyTree, opt_state: PyTree, grads: PyTree
+    who: str,
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    opt_state: PyTree,
+    grads: PyTree,
+    extra_args: Mapping[str, Any],
 ) -> tuple[PyTree, PyTree]:
     """One step of the transform for the parameters that have a gradient.
 
@@ -62,11 +88,14 @@ def update(
     norm over all gradients or a decay of all weights does not meet them. What belongs to no
     single parameter, such as a count of steps, goes on.
     """
+    tx = optax.with_extra_args_support(tx)
+    _check_state(who, tx, params, opt_state)
     if not any(map(_is_masked, jax.tree.leaves(grads, is_leaf=_is_masked))):
-        updates, new_state = tx.update(grads, opt_state, params)
+        updates, new_state = tx.update(grads, opt_state, params, **extra_args)
         return optax.apply_updates(params, updates), new_state
     masked = _masked(params, grads)
-    updates, new_state = tx.update(grads, _state_of(who, tx, masked, opt_state), masked)
+    inner = _state_of(who, tx, masked, opt_state)
+    updates, new_state = tx.update(grads, inner, masked, **extra_args)
     new = optax.apply_updates(masked, updates), new_state
     put_back = jax.tree.map(
         lambda new, old: old if _is_masked(new) else new,
@@ -75,6 +104,18 @@ def update(
         is_leaf=_is_masked,
     )
     return cast(tuple[PyTree, PyTree], put_back)
+
+
+def _check_state(
+    who: str, tx: optax.GradientTransformation, params: PyTree, opt_state: PyTree
+) -> None:
+    """Another transform's state would fail somewhere inside this one, or be taken for its own."""
+    expected, got = map(jax.tree.structure, (jax.eval_shape(tx.init, params), opt_state))
+    if expected != got:
+        raise TypeError(
+            f"{who}: opt_state is the state that this optimizer's init makes for these parameters; "
+            f"expected {expected}, got {got}. Start with opt_state = opt.init(params)."
+        )
 
 
 def _state_of(

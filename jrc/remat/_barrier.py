@@ -14,6 +14,8 @@ def barrier(tree: Any) -> Any:
     What only depends on values left out here would be merged with the forward pass and kept.
     """
     leaves, treedef = jax.tree.flatten(tree)
+    # `jax.vjp` lets a cotangent be a Python number.
+    leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in leaves]
     words = [jax.random.key_data(x) if is_typed_key(x) else x for x in leaves]
     held = iter(jax.lax.optimization_barrier([x for x in words if _is_data(x)]))
     return treedef.unflatten(

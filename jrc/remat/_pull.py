@@ -6,15 +6,17 @@ its own at each level would hold all parameters once more, and add them once mor
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jrc._tree import is_floating
 from jrc.remat._barrier import barrier
 from jrc.remat._levels import Level
 from jrc.remat._loop import Arrays, Loop, put, take
+from jrc.remat._moving import Moving, dense, read_of, values_of
 
 Levels = tuple[Level, ...]
 
@@ -26,19 +28,25 @@ def with_few_carries(loop: Loop, levels: Levels) -> Callable[..., Any]:
     def call(constants: Arrays, carry: Arrays, xs: Arrays) -> Any:
         return loop.run(constants, carry, xs, 0, loop.length)
 
-    def forward(constants: Arrays, carry: Arrays, xs: Arrays) -> Any:
-        last, ys, starts = loop.run_level(levels[0], constants, carry, xs)
-        return (last, ys), (constants, carry, xs, starts)
+    def forward(*primals: Arrays) -> Any:
+        groups, moving = zip(*map(values_of, primals), strict=True)
+        last, ys, starts = loop.run_level(levels[0], *groups)
+        return (last, ys), (*groups, starts, _with_carry(loop, groups, moving))
 
     def backward(residuals: Any, cotangents: Any) -> Any:
-        (constants, carry, xs, starts), cotangents = barrier((residuals, cotangents))
-        pull = Pull(loop, constants, xs, _floats(cotangents[1]))
-        zeros = [[jnp.zeros_like(x) for x in _floats(group)] for group in (constants, xs)]
-        state = (_floats(cotangents[0]), *zeros)
-        to_carry, to_constants, to_xs = pull.segments(levels, starts, carry, 0, state)
-        return _holes(to_constants, constants), _holes(to_carry, carry), _holes(to_xs, xs)
+        moving, read = residuals[-1], read_of(cotangents[1])
+        # A `y` that nobody reads has no cotangent, which would be as long as the loop.
+        arriving = moving[1].pick(map(dense, cotangents[0])), read.pick(cotangents[1])
+        (*groups, starts, _), (from_carry, from_ys) = barrier((residuals, arriving))
+        constants, carry, xs = groups
+        pull = Pull(loop, constants, xs, from_ys, moving, read)
+        zeros = [[jnp.zeros_like(x) for x in moving[i].pick(groups[i])] for i in (0, 2)]
+        state = pull.segments(levels, starts, carry, 0, (from_carry, *zeros))
+        to_carry, to_constants, to_xs = state
+        to = to_constants, to_carry, to_xs
+        return tuple(m.spread(arrays) for m, arrays in zip(moving, to, strict=True))
 
-    call.defvjp(forward, backward)
+    call.defvjp(forward, backward, symbolic_zeros=True)
     return call
 
 
@@ -53,13 +61,17 @@ class Pull:
         loop: The loop.
         constants: What its body closes over.
         xs: Its inputs, shapes `(N, ...)`.
-        from_ys: The cotangents of its outputs, shapes `(N, ...)`.
+        from_ys: The cotangents of those outputs that are read, shapes `(N, ...)`.
+        moving: Which constants, carries and inputs are differentiated.
+        read: Which outputs are read.
     """
 
     loop: Loop
     constants: Arrays
     xs: Arrays
     from_ys: Arrays
+    moving: tuple[Moving, Moving, Moving]
+    read: Moving
 
     def stretch(self, levels: Levels, carry: Arrays, first: Any, state: Any) -> Any:
         """Through a stretch of which only the first carry is known."""
@@ -112,31 +124,56 @@ class Pull:
         groups = (self.constants, carry, take(self.xs, at))
 
         def floats(*parts: Arrays) -> Any:
-            carry, y = self.loop.step(*map(_fill, groups, parts))
-            return _floats(carry), _floats(y)
+            filled = [m.fill(*both) for m, *both in zip(self.moving, groups, parts, strict=True)]
+            carry, y = self.loop.step(*filled)
+            return self.moving[1].pick(carry), self.read.pick(y)
 
-        _, pull = jax.vjp(floats, *map(_floats, groups))
+        parts = [m.pick(group) for m, group in zip(self.moving, groups, strict=True)]
+        _, pull = jax.vjp(floats, *parts)
         more, to_carry, to_x = pull((from_carry, take(self.from_ys, at)))
         added = [a + b for a, b in zip(to_constants, more, strict=True)]
         return to_carry, added, put(to_xs, to_x, at)
 
 
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
+def _with_carry(
+    loop: Loop, groups: Sequence[Arrays], moving: Sequence[Moving]
+) -> tuple[Moving, ...]:
+    """What is differentiated, with the carries that come to depend on it, as in `lax.scan`."""
+    constants, carry, xs = moving
+    while True:
+        reached = _reached(loop, groups, (constants, carry, xs))
+        more = Moving(tuple(a or b for a, b in zip(carry.flags, reached, strict=True)))
+        if more == carry:
+            return constants, carry, xs
+        carry = more
 
 
-def _floats(arrays: Arrays) -> list[Any]:
-    """The arrays that carry a gradient; the cotangents of others are of no such type either."""
-    return [x for x in arrays if _is_float(x)]
+def _reached(loop: Loop, groups: Sequence[Arrays], moving: Sequence[Moving]) -> list[bool]:
+    """The carries behind one step that depend on what is differentiated, asked of JAX itself.
+
+    It calls the forward rule of an identity if, and only if, a derivative flows through it.
+    """
+    reached = [False] * len(groups[1])
+
+    def step(*parts: Arrays) -> list[Any]:
+        filled = [m.fill(*both) for m, *both in zip(moving, groups, parts, strict=True)]
+        constants, carry, xs = filled
+        after, _ = loop.step(constants, carry, take(xs, 0))
+        return [_watch(reached, i)(x) for i, x in enumerate(after) if is_floating(x)]
+
+    parts = [m.pick(group) for m, group in zip(moving, groups, strict=True)]
+    jax.eval_shape(lambda *parts: jax.vjp(step, *parts)[0], *parts)
+    return reached
 
 
-def _fill(arrays: Arrays, floats: Arrays) -> list[Any]:
-    """The arrays with new ones for those that carry a gradient."""
-    new = iter(floats)
-    return [next(new) if _is_float(x) else x for x in arrays]
+def _watch(reached: list[bool], i: int) -> Callable[[Any], Any]:
+    @jax.custom_vjp
+    def watch(x: Any) -> Any:
+        return x
 
+    def forward(x: Any) -> tuple[Any, None]:
+        reached[i] = True
+        return x, None
 
-def _holes(floats: Arrays, like: Arrays) -> list[Any]:
-    """A cotangent for each array, `None` for integers and keys, which have none."""
-    new = iter(floats)
-    return [next(new) if _is_float(x) else None for x in like]
+    watch.defvjp(forward, lambda _, cotangent: (cotangent,))
+    return watch

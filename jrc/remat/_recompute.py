@@ -7,10 +7,11 @@ import jax
 
 from jrc._jaxpr import evaluate, trace
 from jrc._rng import other_key
-from jrc._tree import is_typed_key
+from jrc._tree import is_floating, is_typed_key
 from jrc.remat._apply import run_cuts
 from jrc.remat._barrier import barrier
 from jrc.remat._cut import one_segment
+from jrc.remat._moving import Moving, dense, values_of
 from jrc.remat._region import opener, rerun_region
 from jrc.remat._say import Say
 
@@ -86,10 +87,16 @@ def _reentrant(body: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Seq
     def call(*inputs: Any) -> Sequence[Any]:
         return body(*inputs)
 
-    def forward(*inputs: Any) -> tuple[Sequence[Any], Any]:
-        return jax.vjp(lambda *inputs: rerun_region(body, inputs), *inputs)
+    def forward(*primals: Any) -> tuple[Sequence[Any], Any]:
+        inputs, moving = values_of(primals)
+        pull, results = _pull(lambda *inputs: rerun_region(body, inputs), inputs, moving)
+        return results, (pull, moving)
 
-    call.defvjp(forward, lambda pull, cotangents: pull(cotangents))
+    def backward(residuals: Any, cotangents: Sequence[Any]) -> Any:
+        pull, moving = residuals
+        return moving.spread(pull(_of_floats(cotangents)))
+
+    call.defvjp(forward, backward, symbolic_zeros=True)
     return call(*inputs)
 
 
@@ -102,17 +109,35 @@ def _custom_vjp(
     def call(*inputs: Any) -> Sequence[Any]:
         return run(*inputs)
 
-    def forward(*inputs: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        return run(*inputs), inputs
+    def forward(*primals: Any) -> tuple[Sequence[Any], Any]:
+        inputs, moving = values_of(primals)
+        return run(*inputs), (inputs, moving)
 
-    def backward(inputs: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+    def backward(residuals: Any, cotangents: Sequence[Any]) -> Any:
         # Without the barrier XLA would see one computation twice and keep its first result, or
         # start the re-run before the backward pass arrives here.
-        inputs, cotangents = barrier((inputs, cotangents))
-        return jax.vjp(again, *inputs)[1](cotangents)
+        (inputs, moving), cotangents = barrier((residuals, _of_floats(cotangents)))
+        return moving.spread(_pull(again, inputs, moving)[0](cotangents))
 
-    call.defvjp(forward, backward)
+    call.defvjp(forward, backward, symbolic_zeros=True)
     return call
+
+
+def _pull(
+    run: Callable[..., Sequence[Any]], inputs: Sequence[Any], moving: Moving
+) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """From the cotangents of the floating results to those of what is differentiated."""
+
+    def floats(*moved: Any) -> tuple[list[Any], Sequence[Any]]:
+        results = run(*moving.fill(inputs, moved))
+        return [x for x in results if is_floating(x)], results
+
+    _, pull, results = jax.vjp(floats, *moving.pick(inputs), has_aux=True)
+    return pull, results
+
+
+def _of_floats(cotangents: Sequence[Any]) -> list[Any]:
+    return [x for x in map(dense, cotangents) if is_floating(x)]
 
 
 def _with_other_keys(

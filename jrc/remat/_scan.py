@@ -1,8 +1,8 @@
 """`lax.scan` whose backward pass holds few carries and re-runs the steps between them."""
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any
 
 import jax
@@ -42,6 +42,8 @@ def recompute_scan(
     gradients (`jax.hessian` too, whose memory nothing bounds). Forward mode of the call itself
     (`jax.jvp`, `jax.jacfwd`) does not, because it is built on `jax.custom_vjp`.
 
+    Each step is re-run whole: `jrc.keep_op` inside the body has no effect.
+
     Args:
         body: `(carry, x) -> (carry, y)`, as for `jax.lax.scan`. What it closes over gets
             gradients too.
@@ -60,8 +62,9 @@ def recompute_scan(
         The last carry, and the stacked `y`s of shape `(N, ...)`, as `jax.lax.scan` gives them.
 
     Raises:
-        TypeError: If `body` is not callable, `segments` is no text or whole number, or an `x` has
-            no leading axis; whatever `jax.lax.scan` raises when the carry changes its type.
+        TypeError: If `body` is not callable, `segments` is no text or whole number, `length` is no
+            whole number, or an `x` has no leading axis; whatever `jax.lax.scan` raises when the
+            carry changes its type.
         ValueError: If `segments` is an unknown text, below 1 or above N, or if the leading axes
             and `length` differ or say nothing.
 
@@ -91,10 +94,11 @@ def recompute_scan(
     if steps == 0:
         return jax.lax.scan(body, carry, xs, **options)
     run, constants, shapes = _trace_body(body, carry, xs, options)
-    first, rows = jax.tree.leaves(carry), [_as_type(x, None) for x in jax.tree.leaves(xs)]
+    rows = [_as_type(x, None) for x in jax.tree.leaves(xs)]
     # A Python number takes the type that the body gives it, as in `lax.scan`.
-    types = [x.dtype for x in jax.tree.leaves(shapes[0])]
-    first = [_as_type(x, dtype) for x, dtype in zip(first, types, strict=True)]
+    first = [
+        _as_type(*both) for both in zip(*map(jax.tree.leaves, (carry, shapes[0])), strict=True)
+    ]
     loop = Loop(_step(run, len(first)), steps, reverse, unroll)
     last, ys = with_few_carries(loop, levels_of(steps, counts))(constants, first, rows)
     trees = [jax.tree.structure(x) for x in shapes]
@@ -109,15 +113,25 @@ def _length(xs: Any, length: int | None) -> int:
             "jrc.recompute_scan: the leaves of xs have a leading axis, one entry for each step; "
             f"got no axis at {listed(scalars)}. Close over what is the same in every step."
         )
-    steps = {shape[0] for shape in shapes.values()} | ({length} - {None})
-    match list(steps):
-        case [Integral() as n] if int(n) >= 0:
-            return int(n)
+    given = [] if length is None else [_whole(length)]
+    match list({shape[0] for shape in shapes.values()}.union(given)):
+        case [n] if n >= 0:
+            return n
     said = [f"{name!r}: {shape[0]}" for name, shape in shapes.items()]
     raise ValueError(
         "jrc.recompute_scan: the leading axes of xs and length are one number of steps; got "
         f"{', '.join(said) or 'no xs'} and length={length}. With xs=None pass length=N."
     )
+
+
+def _whole(length: Any) -> int:
+    try:
+        return operator.index(length)
+    except TypeError as error:
+        raise TypeError(
+            "jrc.recompute_scan: length is a whole number of steps, known when the loop is traced; "
+            f"got {length!r}. Write length=4."
+        ) from error
 
 
 def _trace_body(
@@ -155,7 +169,8 @@ def _step(
     return step
 
 
-def _as_type(leaf: Any, dtype: Any) -> Any:
+def _as_type(leaf: Any, shape: Any) -> Any:
     """The array itself where nothing changes, so that what is saved is the argument."""
-    same = isinstance(leaf, jax.Array) and dtype in (None, leaf.dtype)
-    return leaf if same else jnp.asarray(leaf, dtype)
+    if isinstance(leaf, jax.Array) and (shape is None or leaf.dtype == shape.dtype):
+        return leaf
+    return jnp.asarray(leaf, None if shape is None or shape.weak_type else shape.dtype)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
@@ -76,6 +76,46 @@ def test_a_name_means_all_its_marks_and_all_their_arrays():
     assert [(name, float(grad)) for name, grad in pairs] == [
         ("twice", 21.0), ("twice#2", 7.0), ("pair/0", 21.0), ("pair/1", 30.0), ("", 72.0),
     ]  # fmt: skip
+
+
+def test_the_name_of_a_pair_may_be_asked_for_and_stopped():
+    def fn(p):
+        a, b = jrc.mark((p * 2.0, p * 3.0), "pair")
+        c, d = jrc.mark((a * b, p * 1.0), "pair")
+        return c * d
+
+    p = jnp.float32(2)
+    found = lambda **options: [(n, float(g)) for n, g in append_backward(fn, p, **options)]  # noqa: E731
+    assert found(parameter_list=["pair#2/1", "pair/0", ""]) == [
+        ("pair#2/1", 24.0), ("pair/0", 12.0), ("", 72.0)
+    ]  # fmt: skip
+    assert found(no_grad_set=["pair/0"]) == [("", 48.0)]
+    assert found(no_grad_set={"pair": 1}.keys()) == []
+    with pytest.raises(ValueError, match=r"is named 'pair/2' \(did you mean"):
+        found(parameter_list=["pair/2"])
+
+
+def test_complex_values_have_gradients():
+    def fn(p):
+        return jnp.sum(jnp.abs(jrc.mark(jnp.fft.fft(p["r"]) * p["c"], "z")) ** 2)
+
+    params, calls = {"c": 3.0 + 1j, "r": jnp.arange(1.0, 5.0)}, []
+    count = lambda block, context: calls.append(context["__current_op_desc__"].type)  # noqa: E731
+    pairs = append_backward(fn, params, callbacks=count, parameter_list=["r", "z", "c"])
+    assert names(pairs) == ["r", "z", "c"] and {"abs_grad", "fft_grad"} <= set(calls)
+    want = jax.grad(fn)({"c": jnp.asarray(3.0 + 1j), "r": params["r"]})
+    assert largest_error({name: grad for name, grad in pairs if name != "z"}, want) < 1e-6
+    z = jnp.fft.fft(params["r"]) * params["c"]
+    assert largest_error(pairs[1].grad, jax.grad(lambda z: jnp.sum(jnp.abs(z) ** 2))(z)) < 1e-6
+    assert append_backward(fn, params, no_grad_set=["z"]) == []
+
+
+def test_the_gradient_of_a_mark_is_placed_as_the_mark():
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P("x", None)))
+        h, w = append_backward(small_loss, SMALL | {"b": x}, x, parameter_list=["h", "w"])
+        assert h.grad.sharding.spec == P("x", None) and w.grad.sharding.spec == P(None, None)
 
 
 def test_no_grad_set_takes_a_parameter_s_pair_and_wins():
@@ -329,6 +369,57 @@ def test_unknown_names_list_close_ones():
     assert names(append_backward(clash, {"h": X})) == ["h"]
     with pytest.raises(ValueError, match="two are named 'a/b'. Use no '/' in a dict's keys"):
         append_backward(loss_fn, {"a": {"b": X}, "a/b": X}, X)
+
+
+def leaves_marked(p):
+    a, b = jrc.mark((p["h"][0] * 100.0, p["h"][0] * 3.0), "h")
+    return jnp.sum(a + b)
+
+
+def twice_marked(p):
+    return jnp.sum(jrc.mark(jrc.mark(p["h#2"] * 100.0, "h") * 3, "h"))
+
+
+def tree_marked(p):
+    a, b = jrc.mark((p["h"] * 2.0, p["h"] * 3.0), "h")
+    return jnp.sum(a + b)
+
+
+def named_as_a_leaf(p):
+    a, b = jrc.mark((p * 2.0, p * 3.0), "pair")
+    return jnp.sum(jrc.mark(a * b, "pair/0"))
+
+
+@pytest.mark.parametrize(
+    ("fn", "params", "name", "words"),
+    [
+        (leaves_marked, {"h": [X]}, "h", "'h/0' names a parameter and a mark of `leaves_marked`"),
+        (leaves_marked, {"h": [X]}, "h/0", "'h/0' names a parameter and a mark of"),
+        (twice_marked, {"h#2": X}, "h", "'h#2' names a parameter and a mark of `twice_marked`"),
+        (tree_marked, {"h": X}, "h", "'h' names a parameter and a mark of `tree_marked`"),
+        (named_as_a_leaf, X, "pair", "'pair/0' names two marks of `named_as_a_leaf`: an array"),
+        (named_as_a_leaf, X, "pair/0", "Give one of the marks another name"),
+    ],
+)
+def test_a_pair_is_of_one_thing(fn, params, name, words):
+    for options in ({"parameter_list": [name]}, {"no_grad_set": [name]}):
+        with pytest.raises(ValueError, match=words):
+            append_backward(fn, params, **options)
+    # What is unambiguous goes on.
+    assert len(append_backward(fn, params)) == 1
+
+
+def test_a_name_that_also_stands_inside_a_loop_is_refused():
+    def fn(p):
+        def body(c, _):
+            c, _ = jrc.mark((c * p, c), "h")
+            return c, None
+
+        return jrc.mark(p * 2.0, "h") * jax.lax.scan(body, jnp.float32(1), None, 2)[0]
+
+    for name in ("h", "h/0"):
+        with pytest.raises(ValueError, match=f"mark '{name}' of `fn` stands inside lax.scan at"):
+            append_backward(fn, jnp.float32(3), no_grad_set=[name])
 
 
 @pytest.mark.parametrize(

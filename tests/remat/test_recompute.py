@@ -107,6 +107,46 @@ def test_nested_and_higher_order(reentrant):
     assert largest_error(again[0](W), again[1](W)) < 1e-5
 
 
+@jax.custom_jvp
+def underivable(x):
+    return x + 1.0
+
+
+@underivable.defjvp
+def _refuse(primals, tangents):
+    raise NotImplementedError("no derivative")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"use_reentrant": False}, {"preserve_rng_state": False}], ids=str
+)
+def test_what_is_frozen_may_have_no_derivative(options):
+    def function(w, frozen, n, key):
+        shift = jax.lax.fori_loop(0, n, lambda _, x: x * 1.1, frozen)
+        return jnp.sin(W @ w + shift + underivable(frozen)), n + 1, underivable(frozen)
+
+    def loss(w, frozen, n, call):
+        y, _, other = call(function, w, frozen, n, jax.random.key(0))
+        return jnp.sum(y) + jnp.sum(other)
+
+    again = functools.partial(jrc.recompute, **options)
+    f = jax.jit(jax.grad(loss), static_argnums=3)
+    plain = lambda f, *args: f(*args)  # noqa: E731
+    assert largest_error(f(W, X, 3, again), f(W, X, 3, plain)) < 1e-6
+    with pytest.raises(NotImplementedError, match="no derivative"):
+        jax.grad(lambda frozen: loss(W, frozen, 0, again))(X)
+
+
+@pytest.mark.parametrize("preserve", [True, False])
+def test_a_cotangent_may_be_a_python_number(preserve):
+    def run(w):
+        function = lambda w, key: jnp.sum(jnp.sin(w))  # noqa: E731
+        return jrc.recompute(function, w, jax.random.key(0), preserve_rng_state=preserve)
+
+    (got,) = jax.vjp(run, W)[1](1.0)
+    assert largest_error(got, jnp.cos(W)) < 1e-6
+
+
 def test_forward_mode_is_there_without_reentrance_only():
     call = functools.partial(jrc.recompute, block)
     tangent = jax.jvp(lambda w: call(w, X, use_reentrant=False), (W,), (W,))

@@ -256,6 +256,38 @@ def test_cotangents_of_large_inputs_and_constants_are_held_once():
     assert abs(temp("log") - temp("sqrt")) < min(xs.nbytes, w.nbytes) / 2
 
 
+@pytest.mark.parametrize("segments", ["sqrt", "log"])
+def test_outputs_that_the_loss_does_not_read_have_no_cotangents(segments):
+    h = jnp.ones((8, 64))
+
+    def held(outputs, aux):
+        """Temporaries and results of the compiled gradient, in arrays as long as all outputs."""
+
+        def f(w):
+            body = lambda c, _: (jnp.sin(c @ w), jnp.sin(c @ w) if outputs else None)  # noqa: E731
+            last, ys = cut(segments)(body, h, None, length=64)
+            return jnp.sum(last), ys if aux else None
+
+        lowered = jax.jit(jax.grad(f, has_aux=True)).lower(jnp.ones((64, 64)))
+        memory = lowered.compile().memory_analysis()
+        return (memory.temp_size_in_bytes + memory.output_size_in_bytes) / (64 * h.nbytes)
+
+    plain = held(False, False)
+    assert held(True, False) == pytest.approx(plain, abs=0.05)
+    assert held(True, True) == pytest.approx(plain + 1, abs=0.05)
+
+
+def test_cotangents_are_of_what_is_read_only():
+    def f(w):
+        body = lambda c, _: ((jnp.sin(c[0] @ w), c[1] + 1.0), (c[0], c[1]))  # noqa: E731
+        return jnp.sum(cut(2)(body, (H, jnp.ones((3, 5))), None, length=6)[0][0])
+
+    shapes = re.findall(r"f32\[([\d,]*)\]", str(jax.make_jaxpr(lambda w: jax.vjp(f, w)[1](1.0))(W)))
+    assert "4,4" in shapes and "6,2,4" in shapes
+    pull = str(jax.make_jaxpr(jax.vjp(f, W)[1])(1.0))
+    assert "6,2,4" not in pull and "6,3,5" not in pull and "3,2,4" in pull
+
+
 # --- Whatever a loop may hold ---------------------------------------------------------------------
 
 
@@ -326,9 +358,67 @@ def test_very_short_loops(n):
     assert int(last) == 1 and ys["y"].shape == (n,)
 
 
+def test_a_length_may_be_any_whole_number():
+    for n in (4, np.int64(4), jnp.int32(4)):
+        assert float(jrc.recompute_scan(add, jnp.float32(0), None, length=n)[0]) == 4
+
+
 def test_no_tracer_outlives_its_trace():
     with jax.checking_leaks():
         assert jax.grad(functools.partial(loss, scan=cut(2)))(W, H, inputs(3)).shape == W.shape
+
+
+@jax.custom_jvp
+def underivable(x):
+    return x + 1.0
+
+
+@underivable.defjvp
+def _refuse(primals, tangents):
+    raise NotImplementedError("no derivative")
+
+
+def test_what_is_frozen_may_have_no_derivative():
+    """In constants, carries and inputs; a carry that depends on what is differentiated has one."""
+
+    def run(w, frozen, scan):
+        def body(carry, x):
+            h, still, moved = carry
+            h = jnp.sin(h @ w + underivable(frozen) + underivable(still) + underivable(x))
+            return (h, underivable(still), moved + h), (h, still)
+
+        last, (hs, _) = scan(body, (H, jnp.ones(4)[None], 0 * H), inputs(5))
+        return jnp.sum(last[0]) + jnp.sum(last[2]) + jnp.sum(hs)
+
+    f = jax.jit(jax.grad(run), static_argnums=2)
+    args = W, jnp.ones((1, 4))
+    assert largest_error(f(*args, cut((2, 2))), f(*args, jax.lax.scan)) < 1e-6
+    second = jax.jit(jax.jacfwd(jax.grad(run)), static_argnums=2)
+    assert largest_error(second(*args, cut(2)), second(*args, jax.lax.scan)) < 1e-5
+    with pytest.raises(NotImplementedError, match="no derivative"):
+        jax.grad(run, argnums=1)(*args, cut(2))
+
+
+def test_python_numbers_as_cotangents_and_integers_as_arguments():
+    def run(w, scan):
+        return scan(lambda c, x: (jnp.sin(c * w + x), None), w * 0.5, jnp.arange(5.0))[0]
+
+    got, want = (
+        jax.vjp(functools.partial(run, scan=s), 0.7)[1](1.0) for s in (cut(2), jax.lax.scan)
+    )
+    assert largest_error(got, want) < 1e-6
+    floats = lambda i: cut(2)(lambda c, x: (c * 1.5 + x, None), 1.0, i)[0]  # noqa: E731
+    assert jax.grad(floats, allow_int=True)(jnp.arange(4)).dtype == jax.dtypes.float0
+
+
+def test_types_stay_as_weak_as_in_lax_scan():
+    strong = jnp.float32(2)
+    for factor, first in itertools.product((2.0, strong), (0.5, strong, jnp.asarray(0.5))):
+        body = lambda c, _: (c * factor, c)  # noqa: B023, E731
+        got, want = (s(body, first, None, length=4) for s in (cut(2), jax.lax.scan))
+        assert bit_equal(got, want)
+        assert got[0].weak_type == want[0].weak_type
+        assert factor is strong or got[1].weak_type == want[1].weak_type
 
 
 def test_two_loops_nest():
@@ -415,7 +505,9 @@ def add(c, x):
         ((3, 0.0, None), {"length": 2}, TypeError, "function to loop over; got int. Write jrc"),
         ((add, 0.0, {"a": jnp.ones(3), "b": jnp.ones(4)}), {}, ValueError, "'a': 3, 'b': 4 and le"),
         ((add, 0.0, jnp.ones(3)), {"length": 4}, ValueError, ": 3 and length=4"),
-        ((add, 0.0, None), {"length": 2.5}, ValueError, "got no xs and length=2.5"),
+        ((add, 0.0, None), {"length": 2.5}, TypeError, "whole number of steps.*got 2.5. Write len"),
+        ((add, 0.0, None), {"length": "4"}, TypeError, "known when the loop is traced; got '4'"),
+        ((add, 0.0, None), {"length": -1}, ValueError, "got no xs and length=-1"),
         ((add, 0.0, None), {}, ValueError, "got no xs and length=None. With xs=None pass length=N"),
         ((add, 0.0, {"a": 1.0}), {}, TypeError, "got no axis at 'a'. Close over"),
         ((add, 0.0, None), {"length": 4, "segments": "cbrt"}, ValueError, "'log'.*; got 'cbrt'"),
