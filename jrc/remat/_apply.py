@@ -7,12 +7,12 @@ from typing import Any
 
 from jrc._jaxpr import Program, evaluate, mark_of, trace
 from jrc.remat._cut import Cut, Cuts, cut_program
-from jrc.remat._held import RESHAPES
+from jrc.remat._held import OWN_RESULT, RESHAPES
 from jrc.remat._keep import Rule
 from jrc.remat._kept import notices
 from jrc.remat._region import Region, Stretch, rerun_region
 from jrc.remat._request import checked_request
-from jrc.remat._say import Say
+from jrc.remat._say import HELD, Say
 
 _logger = logging.getLogger("jrc")
 
@@ -115,7 +115,7 @@ def run_cut(
     **options: Any,
 ) -> None:
     """Run one stretch; `region` runs a segment that is to be re-run."""
-    outside = _trailing(program, cut.positions)
+    outside = _trailing(program, cut)
     positions = [p for p in cut.positions if p not in outside]
     outvars = program.crossing(positions)
     stretch = Stretch(program, positions, outvars, say, cut.held, **options)
@@ -127,17 +127,19 @@ def run_cut(
     values |= dict(zip(tail.outvars, results, strict=True))
 
 
-def _trailing(program: Program, positions: Sequence[int]) -> list[int]:
-    """The marks and reshapes that nothing else in a stretch reads, which may run outside of it.
+def _trailing(program: Program, cut: Cut) -> list[int]:
+    """What ends a stretch and may run outside of it, because nothing else inside reads it.
 
-    There another transform sees the marks, and what is held is the value that was reshaped.
+    Marks, which another transform sees there; reshapes; and an operator whose held result serves
+    its own derivative. Held inside, that result would be kept twice with `jax_remat3`.
     """
-    inside, found = set(positions), []
-    for p in reversed(positions):
+    inside, found = set(cut.positions), []
+    for p in reversed(cut.positions):
         eqn = program.eqns[p]
         readers = {c for var in eqn.outvars for c in program.consumers.get(var, ())}
         shows = mark_of(eqn) is not None or eqn.primitive.name in RESHAPES
-        if shows and readers and not readers & inside:
+        own = eqn.primitive.name in OWN_RESULT and cut.held.get(eqn.outvars[0]) == HELD
+        if (shows or own) and readers and not readers & inside:
             found.append(p)
             inside.discard(p)
     return found[::-1]

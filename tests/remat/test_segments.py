@@ -498,10 +498,8 @@ def test_memory_is_that_of_hand_wrapped_checkpoints():
         names = [f"b{i}" for i in range(6)]
         ours = temporaries(jrc.recompute_segments(functools.partial(stack, end, plainly), names))
         call = temporaries(functools.partial(stack, end, jrc.recompute))
-        if name == "reshapes" and jax.config.jax_remat3:
-            # There XLA keeps a result that is held and then reshaped in both shapes.
-            hand *= 1.5
-        assert ours <= 1.1 * hand and call <= 1.1 * hand, (name, hand, ours, call)
+        # At most the result of one block more.
+        assert max(ours, call) <= hand + x.nbytes, (name, hand, ours, call)
 
 
 def test_constants_come_back_as_arrays_and_keywords_in_order():
