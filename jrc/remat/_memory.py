@@ -1,0 +1,40 @@
+"""What a compiled program needs, as XLA states it."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device of a compiled program.
+
+    Attributes:
+        arguments: What it is given.
+        outputs: What it returns.
+        temporaries: What it needs between the two.
+        aliased: What it returns in the place of donated arguments, counted in both.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    aliased: int
+
+    @property
+    def peak(self) -> int:
+        """Arguments, outputs and temporaries, what is aliased once.
+
+        XLA's own peak leaves the temporaries out on CPU.
+        """
+        return self.arguments + self.outputs + self.temporaries - self.aliased
+
+
+def memory_of(compiled: Any) -> Memory:
+    """The bytes of a compiled program, from `jax.jit(fn).lower(...).compile()`."""
+    stats = compiled.memory_analysis()
+    return Memory(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        aliased=stats.alias_size_in_bytes,
+    )
