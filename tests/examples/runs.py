@@ -16,6 +16,9 @@ import os, signal, sys
 sys.path.insert(0, "examples")
 import common, {script}
 
+# A shell starts what runs in its background with Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def stopping(options, step, state, history, batch_of, *rest):
     def stop_or_batch(i):
         if i == 9:
