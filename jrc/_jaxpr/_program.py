@@ -125,7 +125,7 @@ class Program:
         wanted, live = set(_variables(outvars)), [False] * len(self.eqns)
         for i in range(len(self.eqns) - 1, -1, -1):
             eqn = self.eqns[i]
-            live[i] = _acts(eqn) or not wanted.isdisjoint(eqn.outvars)
+            live[i] = acts(eqn) or not wanted.isdisjoint(eqn.outvars)
             if live[i] and (given is None or (mark_of(eqn) or [None])[0] != given):
                 wanted.update(_variables(eqn.invars))
         return tuple(live)
@@ -239,7 +239,7 @@ def _variables(atoms: Iterable[Any]) -> Iterable[Var]:
     return (atom for atom in atoms if isinstance(atom, Var))
 
 
-def _acts(eqn: JaxprEqn) -> bool:
+def acts(eqn: JaxprEqn) -> bool:
     """Whether an equation does something besides its results; naming an axis is no such thing."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 

@@ -11,30 +11,44 @@ Run = Callable[..., Sequence[Any]]
 
 def can_rebuild(eqn: JaxprEqn) -> bool:
     """Whether `rebuild` knows this construct; rules of derivatives and regions stay closed."""
-    return eqn.primitive.name in _FORMS
+    return eqn.primitive.name == "scan" or eqn.primitive.name in _FORMS
 
 
-def rebuild(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
-    """The equation as a function of its inputs, each inner program replaced by `run` of it."""
+def rebuild(
+    eqn: JaxprEqn, run: Callable[[Jaxpr], Run], loop: Callable[..., Any] = jax.lax.scan
+) -> Run:
+    """The equation as a function of its inputs, each inner program replaced by `run` of it.
+
+    A `scan` is run by `loop`.
+    """
+    if eqn.primitive.name == "scan":
+        return _scan(eqn, run, loop)
     return _FORMS[eqn.primitive.name](eqn, run)
 
 
-def _scan(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
-    params, body = eqn.params, eqn.params["jaxpr"]
-    inner = run(body)
+def carries(eqn: JaxprEqn) -> tuple[int, int]:
+    """Of the arguments of a `scan`: where what goes around begins and ends."""
+    body = eqn.params["jaxpr"]
     # What goes around keeps its rank; what is sliced or stacked has one axis more outside.
     carried = _same_rank(eqn.outvars, body.outvars)
-    consts = _same_rank(eqn.invars, body.invars) - carried
+    return _same_rank(eqn.invars, body.invars) - carried, _same_rank(eqn.invars, body.invars)
+
+
+def _scan(eqn: JaxprEqn, run: Callable[[Jaxpr], Run], loop: Callable[..., Any]) -> Run:
+    params, body = eqn.params, eqn.params["jaxpr"]
+    inner = run(body)
+    consts, end = carries(eqn)
+    carried = end - consts
 
     def call(*args: Any) -> list[Any]:
         def body(carry: Any, xs: Any) -> tuple[Any, Any]:
             results = list(inner(*args[:consts], *carry, *xs))
             return results[:carried], results[carried:]
 
-        carry, ys = jax.lax.scan(
+        carry, ys = loop(
             body,
-            list(args[consts : consts + carried]),
-            list(args[consts + carried :]),
+            list(args[consts:end]),
+            list(args[end:]),
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
@@ -77,7 +91,6 @@ def _jit(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
 
 
 _FORMS: dict[str, Callable[[JaxprEqn, Callable[[Jaxpr], Run]], Run]] = {
-    "scan": _scan,
     "cond": _cond,
     "shard_map": _shard_map,
     "jit": _jit,

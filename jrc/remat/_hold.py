@@ -116,11 +116,27 @@ def is_differentiable_twice(run: Run, inputs: Sequence[Any]) -> bool:
 
 def reads_inputs(run: Run, inputs: Sequence[Any]) -> bool:
     """Whether the derivative reads anything but results that are given to it."""
-    floats = [i for i, x in enumerate(inputs) if is_floating(x)]
-    moves = [inputs[i] for i in floats]
-    program = _tangent_program(run, inputs, floats, moves, len(jax.eval_shape(run, *inputs)))
+    return bool(
+        derivative_reads(run, inputs, [i for i, x in enumerate(inputs) if is_floating(x)])[0]
+    )
+
+
+def derivative_reads(
+    run: Run, inputs: Sequence[Any], moving: Sequence[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Which inputs and which results the derivative reads when these inputs move.
+
+    A result that is read in the place of what it was made from counts as a result.
+    """
+    count = len(jax.eval_shape(run, *inputs))
+    program = _tangent_program(run, inputs, moving, [inputs[i] for i in moving], count)
     read = {id(atom) for eqn in program.eqns for atom in eqn.invars}
-    return any(id(var) in read for var in program.invars[: len(inputs)])
+    flags = [id(var) in read for var in program.invars]
+    results = flags[len(flags) - count :]
+    return (
+        frozenset(i for i, flag in enumerate(flags[: len(inputs)]) if flag),
+        frozenset(i for i, flag in enumerate(results) if flag),
+    )
 
 
 def _tangent_program(

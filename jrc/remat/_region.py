@@ -192,7 +192,7 @@ class Stretch:
         jaxpr, name = eqn.params["jaxpr"], self._namer(HELD)
         names = [name] * len(eqn.outvars)
         run = self.program.run(p, within(jaxpr, Say(), Stretch.kept, self.name))
-        if _is_closed(eqn) or not is_differentiable_twice(run, inputs):
+        if is_closed(eqn) or not is_differentiable_twice(run, inputs):
             return [name(x) for x in run(*inputs)]
         if _CONTRACTIONS & {primitive_name(each) for each, _ in walk(jaxpr)}:
             # The arguments of a product are read by its derivative, whoever keeps its result.
@@ -239,7 +239,7 @@ class Group(Stretch):
 
     def _hold(self, p: int, inputs: Sequence[Any], how: str) -> list[Any]:
         eqn = self.program.eqns[p]
-        if not can_rebuild(eqn) or _is_closed(eqn):
+        if not can_rebuild(eqn) or is_closed(eqn):
             return super()._hold(p, inputs, how)
         run = self._runner(p, Stretch.kept)
         if not is_differentiable_twice(run, inputs):
@@ -276,10 +276,10 @@ def within(
 
 def _reads_inside(eqn: Any) -> bool:
     """Whether a derivative reads what happens inside, whatever is known of the results."""
-    return (can_rebuild(eqn) and eqn.primitive.name != "jit") or _is_closed(eqn)
+    return (can_rebuild(eqn) and eqn.primitive.name != "jit") or is_closed(eqn)
 
 
-def _is_closed(eqn: Any) -> bool:
+def is_closed(eqn: Any) -> bool:
     """Whether no derivative can be put around this one.
 
     A `custom_vjp` has no `jvp`, and that of a `cond` has no transpose once it is batched.

@@ -1,0 +1,64 @@
+"""Budgets: bytes as a number, as text, or as a fraction of what can be gained."""
+
+import re
+from typing import Any
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class BudgetError(ValueError):
+    """No plan fits the budget.
+
+    Attributes:
+        least_bytes: The least peak, in bytes, that a plan reaches.
+        plan: The plan that reaches it, a `jrc.Plan`.
+    """
+
+    def __init__(self, message: str, least_bytes: int, plan: Any = None):
+        super().__init__(message)
+        self.least_bytes = least_bytes
+        self.plan = plan
+
+
+def checked_budget(budget: object, who: str) -> int | float:
+    """Bytes as an `int`, or a fraction as a `float` in [0, 1]."""
+    if isinstance(budget, str):
+        return _of_text(budget, who)
+    if isinstance(budget, float):
+        if 0.0 <= budget <= 1.0:
+            return budget
+        raise ValueError(
+            f"{who}: a budget that is a float is a fraction in [0, 1] between the least peak (0) "
+            f"and that with nothing re-run (1); got {budget!r}. Write bytes as an int or as text: "
+            "int(2e9), '2GiB'."
+        )
+    if isinstance(budget, bool) or not hasattr(budget, "__index__"):
+        raise TypeError(
+            f"{who}: a budget is bytes (an int), text ('1.5GiB') or a fraction (a float in "
+            f"[0, 1]); got {type(budget).__name__} {budget!r}."
+        )
+    size = budget.__index__()  # type: ignore[attr-defined]
+    if size <= 0:
+        raise ValueError(f"{who}: a budget in bytes is positive; got {size}.")
+    return size
+
+
+def text_of(size: float) -> str:
+    """Bytes for a person: `1.50 GiB`."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(size) >= 1024**power:
+            return f"{size / 1024**power:,.2f} {unit}"
+    return f"{size:,.0f} B"
+
+
+def _of_text(text: str, who: str) -> int:
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
+    size = 0
+    if found and (found[2] or not found[3]):
+        size = int(float(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2]])
+    if size <= 0:
+        raise ValueError(
+            f"{who}: a budget as text is a number and a unit, such as '1.5GiB', '800MB' or "
+            f"'123456 B'; got {text!r}."
+        )
+    return size

@@ -1,0 +1,176 @@
+"""A plan: a frozen decision of what a function's gradient keeps, and what it makes again."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from jrc._errors import name_of
+from jrc._jaxpr import evaluate
+from jrc.remat._budget import text_of
+from jrc.remat._planning.choice import Choice
+from jrc.remat._planning.program import Signature, signature_of, traced_for_plan
+from jrc.remat._planning.run import run_choice
+from jrc.remat._table import table
+
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a gradient program costs.
+
+    Attributes:
+        peak_bytes: Arguments, outputs and temporaries of the compiled program on one device, less
+            what is aliased.
+        flops: Floating-point operations of the whole program, loops times their length.
+        flops_ratio: The same over those with nothing re-run.
+    """
+
+    peak_bytes: int
+    flops: int
+    flops_ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Values that a plan keeps, equal ones together.
+
+    Attributes:
+        name: Their mark, or operator, shape and source line.
+        times: How many there are, turns of a loop included.
+        bytes: What all of them take.
+    """
+
+    name: str
+    times: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What `jrc.plan` returns: compare it, print it, store it, apply it.
+
+    Attributes:
+        budget: What was asked for, in bytes.
+        predicted: The cost as the planner's model has it.
+        verified: The cost as the compiled program has it; `None` if that was not asked for.
+        unplanned_flops: Operations of the gradient program with nothing re-run.
+        saved_bytes: Bytes kept after the forward pass besides the arguments, as predicted.
+        compilations: How many programs were compiled to find it.
+        kept: What stays, the largest first; empty if nothing is re-run.
+        choice: What runs again and what is kept, equation by equation; `None` if nothing is re-run.
+        signature: The program that the plan is for.
+    """
+
+    budget: int
+    predicted: Estimate
+    verified: Estimate | None
+    unplanned_flops: int
+    saved_bytes: int
+    compilations: int
+    kept: tuple[Kept, ...]
+    choice: Choice | None = dataclasses.field(repr=False)
+    signature: Signature = dataclasses.field(repr=False)
+
+    @property
+    def reruns(self) -> bool:
+        """Whether anything is re-run at all."""
+        return self.choice is not None
+
+    def apply[F: Callable[..., Any]](self, fn: F) -> F:
+        """The function whose gradient keeps what this plan says.
+
+        Args:
+            fn: The function that the plan was made for, or one with the same program.
+
+        Returns:
+            The same function: equal values, gradients and random draws, under `jit`, `grad`,
+            `vmap` and inside of a train step. No solver is needed.
+
+        Raises:
+            TypeError: If `fn` is no function.
+            ValueError: When called, if its program is another one than the plan's.
+        """
+        who = "jrc.Plan.apply"
+        if not callable(fn):
+            raise TypeError(f"{who}: the argument is a function; got {type(fn).__name__}.")
+
+        @functools.wraps(fn)
+        def planned(*args: Any, **kwargs: Any) -> Any:
+            traced = traced_for_plan(fn, args, kwargs)
+            program = traced.program
+            changed = self.signature.difference(signature_of(program))
+            if changed:
+                raise ValueError(
+                    f"{who}: this plan was made for another program than that of `{name_of(fn)}`: "
+                    f"{changed}. Shapes, types, operators and their order must be those that "
+                    "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
+                )
+            if self.choice is None:
+                return traced.run(evaluate(program.jaxpr))
+            return traced.run(run_choice(program, self.choice))
+
+        return planned  # type: ignore[return-value]
+
+    def to_json(self) -> str:
+        """The plan as text that `Plan.from_json` reads, on any host."""
+        data = {
+            "format": _FORMAT,
+            "budget": self.budget,
+            "predicted": dataclasses.asdict(self.predicted),
+            "verified": self.verified and dataclasses.asdict(self.verified),
+            "unplanned_flops": self.unplanned_flops,
+            "saved_bytes": self.saved_bytes,
+            "compilations": self.compilations,
+            "kept": [dataclasses.asdict(kept) for kept in self.kept],
+            "choice": self.choice and self.choice.data(),
+            "equations": list(self.signature.equations),
+            "digest": self.signature.digest,
+        }
+        return json.dumps(data, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Read a plan from the text of `to_json`.
+
+        Raises:
+            ValueError: If the text is no plan, or one of another format.
+        """
+        try:
+            data = json.loads(text)
+            if data["format"] != _FORMAT:
+                raise ValueError(f"format {data['format']}")
+            return cls(
+                budget=data["budget"],
+                predicted=Estimate(**data["predicted"]),
+                verified=data["verified"] and Estimate(**data["verified"]),
+                unplanned_flops=data["unplanned_flops"],
+                saved_bytes=data["saved_bytes"],
+                compilations=data["compilations"],
+                kept=tuple(Kept(**each) for each in data["kept"]),
+                choice=data["choice"] and Choice.of(data["choice"]),
+                signature=Signature(tuple(data["equations"]), data["digest"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"jrc.Plan.from_json: this is no plan of format {_FORMAT}, as Plan.to_json writes "
+                f"it ({type(error).__name__}: {error}). Plan again with jrc.plan."
+            ) from error
+
+    def __str__(self) -> str:
+        cost = self.verified or self.predicted
+        source = "compiled" if self.verified else "predicted"
+        head = (
+            f"peak {text_of(cost.peak_bytes)} ({source}; budget {text_of(self.budget)}), "
+            f"FLOPs {cost.flops_ratio:.3f} x those with nothing re-run"
+        )
+        if not self.reruns:
+            return f"{head}\nnothing is re-run"
+        rows = [(each.name, f"{each.times:,}", text_of(each.bytes)) for each in self.kept[:12]]
+        rest = self.kept[12:]
+        if rest:
+            times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
+            rows.append((f"{len(rest)} more", f"{times:,}", text_of(size)))
+        return f"{head}\n{table(('kept', 'values', 'bytes'), rows)}"

@@ -1,0 +1,106 @@
+"""A fixed row of plans from the leanest to nothing re-run, and finding the one that fits.
+
+The row depends on the function alone, never on a budget, and the search asks the same rungs in
+the same order for every budget until their answers differ. So more budget never costs more
+operations, even where XLA's bytes do not follow the prediction.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jrc._jaxpr import Program, flops, is_variable, nbytes
+from jrc.remat._planning.choice import Choice
+from jrc.remat._planning.constructs import front_of
+from jrc.remat._planning.cuts import choice_of
+from jrc.remat._planning.graph import Graph
+from jrc.remat._planning.solve import Point
+
+COMPILATIONS = 5
+"""The search asks at most so many rungs."""
+
+RUNGS = 2**COMPILATIONS - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One plan of the row.
+
+    Attributes:
+        choice: What is kept; `None` is as JAX keeps it.
+        temporaries: Bytes besides arguments and results, as predicted.
+        saved: Bytes kept after the forward pass, as predicted.
+        again: Operations that are done again.
+    """
+
+    choice: Choice | None
+    temporaries: int
+    saved: int
+    again: int
+
+
+def ladder_of(program: Program, moving: Iterable[Any], kept: int) -> tuple[Graph, list[Rung]]:
+    """The row of plans for a program, the leanest first.
+
+    Args:
+        program: The program; its first result is differentiated.
+        moving: Its inputs by which it is differentiated.
+        kept: Bytes that JAX keeps where nothing is re-run.
+    """
+    graph, points = front_of(program, list(moving), program.jaxpr.outvars[:1])
+    base = 3 * max(1, sum(node.flops for node in graph.nodes))
+    points = [p for p in points if p.peak < kept or p is points[0]]
+    rungs = [
+        Rung(choice_of(graph, point), point.peak, point.saved, point.flops)
+        for point in spread(points, base, RUNGS - 1)
+        if point.values or point.flops or point.bodies
+    ]
+    return graph, [*rungs, Rung(None, kept, kept, 0)]
+
+
+def spread(points: Sequence[Point], base: int, count: int) -> list[Point]:
+    """About `count` of the points, close where bytes or operations change fast; both ends stay."""
+    if len(points) <= count:
+        return list(points)
+    # Along the curve: a tenth of the bytes counts as much as one hundredth of the operations.
+    way = [0.0]
+    for one, other in zip(points, points[1:], strict=False):
+        memory = math.log(max(other.peak, 1) / max(one.peak, 1))
+        way.append(way[-1] + abs(memory) + 10 * abs(one.flops - other.flops) / base)
+    found, k = [], 0
+    for i in range(count):
+        while way[k] < way[-1] * i / (count - 1) - 1e-12:
+            k += 1
+        found.append(points[k])
+    return list({id(point): point for point in [*found, points[-1]]}.values())
+
+
+def highest_that_fits(fits: Callable[[int], bool], count: int) -> int | None:
+    """Of `count` rungs the highest that fits, found by halving; `None` if none does."""
+    low, high = -1, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return None if low < 0 else low
+
+
+def live_flops(jaxpr: Any) -> int:
+    """Operations of a program without what nothing reads."""
+    program = Program(jaxpr)
+    alive = zip(program.eqns, program.live(), strict=True)
+    return flops(jaxpr.replace(eqns=[eqn for eqn, lives in alive if lives]))
+
+
+def widest(program: Program, graph: Graph) -> int:
+    """The equation whose differentiation alone needs most bytes, by position."""
+
+    def width(node: Any) -> int:
+        eqn = program.eqns[node.position]
+        own = sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars) if is_variable(x))
+        return own * (node.moves and bool(node.flops))
+
+    return max((node for node in graph.nodes if node.position >= 0), key=width).position

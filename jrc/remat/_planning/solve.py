@@ -1,0 +1,292 @@
+"""What to keep: the whole front of choices between bytes and operations, in one pass.
+
+A choice is a set of values to keep. Every other value that the backward pass reads is made again,
+from what is kept, when the backward pass reaches the stretch that it stands in; a stretch ends
+wherever nothing that is to be made again crosses over to a later one.
+
+The program is gone through backwards. At each equation every value that has readers further on is
+one of three things: kept, made again, or not needed. Behind this lie labels (bytes needed from
+here on, operations), of which those remain that no other beats in both.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrc.remat._planning.graph import Graph, Node
+
+Key = frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One way to keep what a construct's derivative reads of its inside.
+
+    Attributes:
+        saved: Bytes that are kept.
+        peak: Bytes that are there while it is differentiated, the kept ones included.
+        flops: Operations that are done again.
+        body: What says so.
+    """
+
+    saved: int
+    peak: int
+    flops: int
+    body: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One choice.
+
+    Attributes:
+        peak: Bytes needed besides arguments and results, as predicted.
+        flops: Operations that are done again.
+        saved: Bytes that are kept after the forward pass.
+        values: The variables that are kept.
+        bodies: For constructs that stand outside of all regions, by position: what is kept inside.
+    """
+
+    peak: int
+    flops: int
+    saved: int
+    values: frozenset[int]
+    bodies: Mapping[int, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Labels:
+    """Ways to get here: bytes of the open stretch, of the closed ones, operations, kept bytes."""
+
+    open: np.ndarray
+    rest: np.ndarray
+    flops: np.ndarray
+    saved: np.ndarray
+    step: np.ndarray
+
+    def take(self, which: Any) -> "_Labels":
+        return _Labels(*(getattr(self, f.name)[which] for f in dataclasses.fields(self)))
+
+
+class _Steps:
+    """Decisions as a tree: each label points at its last one."""
+
+    def __init__(self) -> None:
+        self.parents: list[np.ndarray] = [np.array([-1])]
+        self.said: list[tuple[int, Any]] = [(0, None)]
+        self.size = 1
+
+    def add(self, parents: np.ndarray, decision: Any) -> np.ndarray:
+        steps = np.arange(self.size, self.size + len(parents))
+        self.said.append((self.size, decision))
+        self.parents.append(parents)
+        self.size += len(parents)
+        return steps
+
+    def back(self, step: int) -> Iterable[Any]:
+        starts = np.array([start for start, _ in self.said])
+        while step > 0:
+            k = int(np.searchsorted(starts, step, side="right")) - 1
+            yield self.said[k][1]
+            step = int(self.parents[k][step - starts[k]])
+
+
+def solve(
+    graph: Graph,
+    options: Mapping[int, Sequence[Option]] | None = None,
+    times: int = 1,
+    limit: int = 400,
+) -> list[Point]:
+    """The front of choices for a graph, the leanest first.
+
+    Args:
+        graph: The program.
+        options: By position: how constructs may be kept that stand outside of all regions.
+        times: How often the program runs, every time keeping its values (the body of a loop).
+        limit: About how many labels remain at one place.
+
+    Returns:
+        Choices with rising peak and falling operations.
+    """
+    return _Solver(graph, options or {}, times, limit).front()
+
+
+class _Solver:
+    def __init__(
+        self, graph: Graph, options: Mapping[int, Sequence[Option]], times: int, limit: int
+    ):
+        self.graph, self.options, self.times, self.limit = graph, options, times, limit
+        self.steps = _Steps()
+        total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
+        self.tiny = 0 if all(graph.may_save) else total // 4000
+        self.scale = max(total * times, 1)
+
+    def front(self) -> list[Point]:
+        zero = np.zeros(1)
+        states = {frozenset(): _Labels(zero, zero, zero, zero, np.zeros(1, int))}
+        for node in reversed(self.graph.nodes):
+            found: dict[Key, list[_Labels]] = {}
+            for key, labels in states.items():
+                for new, made in self._after(node, key, labels):
+                    found.setdefault(new, []).append(made)
+            states = {key: self._pruned(key, labels) for key, labels in found.items()}
+            states = self._fewer(states)
+        (labels,) = states.values()
+        return [self._point(labels, i) for i in range(len(labels.flops))]
+
+    def _point(self, labels: _Labels, i: int) -> Point:
+        values, bodies = set(), {}
+        for decision in self.steps.back(int(labels.step[i])):
+            if isinstance(decision, tuple):
+                bodies[decision[0]] = decision[1]
+            else:
+                values.add(decision)
+        return Point(
+            peak=int(labels.rest[i]),
+            flops=int(labels.flops[i]),
+            saved=int(labels.saved[i]),
+            values=frozenset(values),
+            bodies=bodies,
+        )
+
+    def _after(self, node: Node, key: Key, labels: _Labels) -> Iterable[tuple[Key, _Labels]]:
+        """All that may be said of what this equation makes and reads."""
+        own = [v for v in node.makes if v in node.needs]
+        for new, decided in self._decided(key, labels, own):
+            made = [v for v in node.makes if 2 * v in new]
+            yield from self._inside(node, new, decided, bool(made))
+            if node.opaque is not None and not made:
+                yield from self._outside(node, new, decided)
+
+    def _inside(
+        self, node: Node, key: Key, labels: _Labels, made: bool
+    ) -> Iterable[tuple[Key, _Labels]]:
+        """The equation as part of a stretch, run again if something that it makes is."""
+        again = made or bool(node.opaque)
+        if again and node.stays:
+            return
+        needed = [v for v in node.reads if again or v in node.needs]
+        for new, decided in self._decided(key, labels, needed):
+            opaque = (node.opaque or 0) if again else 0
+            operands = sum(self.graph.sizes[v] for v in node.operands if 2 * v in new)
+            passing = sum(self.graph.passing[v] for v in node.makes if 2 * v in new)
+            new, kept, remade = self._passed(node, new)
+            lasting = kept + remade + opaque + operands
+            yield self._closed(node, new, decided, kept, lasting, passing, again * node.flops)
+
+    def _outside(self, node: Node, key: Key, labels: _Labels) -> Iterable[tuple[Key, _Labels]]:
+        """The equation between two stretches, where what its derivative reads is kept."""
+        needed = [v for v in node.reads if v in node.needs]
+        ways = self.options.get(node.position) or [Option(node.opaque or 0, 0, 0)]
+        for new, decided in self._decided(key, labels, needed):
+            new, kept, _ = self._passed(node, new)
+            if any(v % 2 == 0 for v in new):
+                continue
+            for way in ways:
+                step = self.steps.add(decided.step, (node.position, way.body))
+                each = dataclasses.replace(decided, step=step)
+                saved = kept + way.saved * self.times
+                peak = max(saved, kept + way.peak + (self.times - 1) * way.saved)
+                yield self._closed(node, new, each, saved, peak, 0, way.flops)
+
+    def _passed(self, node: Node, key: Key) -> tuple[Key, int, int]:
+        """What is said further up, and the bytes that this equation's values take: kept, made."""
+        kept = sum(self.graph.sizes[v] for v in node.makes if 2 * v + 1 in key) * self.times
+        made = sum(self.graph.remade[v] for v in node.makes if 2 * v in key)
+        return key.difference({2 * v + said for v in node.makes for said in (0, 1)}), kept, made
+
+    def _closed(
+        self, node: Node, key: Key, labels: _Labels, kept: int, here: int, passing: int, flops: int
+    ) -> tuple[Key, _Labels]:
+        back = (node.back if node.moves else 0) + passing
+        opened = np.maximum(labels.open, back) + here
+        rest = labels.rest + kept
+        if all(v % 2 for v in key):
+            opened, rest = np.zeros_like(opened), np.maximum(opened, rest)
+        return key, _Labels(opened, rest, labels.flops + flops, labels.saved + kept, labels.step)
+
+    def _decided(
+        self, key: Key, labels: _Labels, values: Sequence[int]
+    ) -> list[tuple[Key, _Labels]]:
+        """Every way to say of these values whether they are kept or made again."""
+        ways = [(key, labels)]
+        for v in dict.fromkeys(values):
+            if 2 * v in key or 2 * v + 1 in key:
+                continue
+            maker = self.makers[v]
+            must = maker.stays or self.graph.sizes[v] <= self.tiny
+            may = must or self.graph.may_save[v]
+            more = []
+            for each, some in ways:
+                if may:
+                    kept = dataclasses.replace(some, step=self.steps.add(some.step, v))
+                    more.append((each | {2 * v + 1}, kept))
+                if not must:
+                    more.append((each | {2 * v}, some))
+            ways = more
+        return ways
+
+    @property
+    def makers(self) -> Sequence[Node]:
+        if not hasattr(self, "_makers"):
+            self._makers = [node for node in self.graph.nodes for _ in node.makes]
+        return self._makers
+
+    def _pruned(self, key: Key, parts: Sequence[_Labels]) -> _Labels:
+        """The labels that no other beats."""
+        if len(parts) == 1 and len(parts[0].flops) == 1:
+            return parts[0]
+        fields = [f.name for f in dataclasses.fields(_Labels)]
+        labels = _Labels(*(np.concatenate([getattr(p, f) for p in parts]) for f in fields))
+        order = np.lexsort((labels.saved, labels.open, labels.flops, labels.rest))
+        labels = labels.take(order)
+        if all(v % 2 for v in key):
+            best = np.minimum.accumulate(labels.flops)
+            keep = np.concatenate([[True], labels.flops[1:] < best[:-1]])
+            return self._thinned(labels.take(keep), self.limit)
+        return self._thinned(self._unbeaten(labels), self.limit // 2)
+
+    def _unbeaten(self, labels: _Labels) -> _Labels:
+        """Of labels sorted by `rest`, those that none equals or beats in all three."""
+        if len(labels.flops) > self.limit:
+            cells = labels.rest * 400 // self.scale * 1000 + labels.open * 100 // self.scale
+            labels = labels.take(_first_of_each(cells, labels.flops))
+        beats = np.ones((len(labels.flops), len(labels.flops)), bool)
+        for x in (labels.rest, labels.open, labels.flops):
+            beats &= x[:, None] <= x[None, :]
+        # Of equal ones the first stays.
+        beats &= ~beats.T | np.triu(np.ones_like(beats), 1)
+        return labels.take(~beats.any(0))
+
+    def _thinned(self, labels: _Labels, limit: int) -> _Labels:
+        """About `limit` of them, evenly spread; the ends stay."""
+        n = len(labels.flops)
+        if n <= limit:
+            return labels
+        cells = np.maximum(labels.rest, labels.open) * (2 * limit) // self.scale
+        keep = _first_of_each(cells, labels.flops)
+        if len(keep) > limit:
+            keep = keep[np.unique(np.linspace(0, len(keep) - 1, limit).astype(int))]
+        return labels.take(np.unique(np.concatenate([[0], keep, [n - 1]])))
+
+    def _fewer(self, states: dict[Key, _Labels], most: int = 64) -> dict[Key, _Labels]:
+        if len(states) <= most:
+            return states
+        total = max(1, sum(node.flops for node in self.graph.nodes))
+
+        def score(item: tuple[Key, _Labels]) -> float:
+            labels = item[1]
+            peak = np.maximum(labels.open, labels.rest)
+            return float(np.min(peak / self.scale + labels.flops / total))
+
+        closed = [item for item in states.items() if all(v % 2 for v in item[0])]
+        rest = sorted((item for item in states.items() if item not in closed), key=score)
+        return dict(closed + rest[: max(most - len(closed), most // 2)])
+
+
+def _first_of_each(cells: np.ndarray, flops: np.ndarray) -> np.ndarray:
+    """In each cell the one with the fewest operations, as sorted positions."""
+    order = np.lexsort((flops, cells))
+    return np.sort(order[np.concatenate([[True], np.diff(cells[order]) != 0])])
