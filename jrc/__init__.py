@@ -11,6 +11,7 @@ from jrc.dgc import scale_by_dgc as scale_by_dgc
 from jrc.persist import restore as restore
 from jrc.persist import save as save
 from jrc.remat import BudgetError as BudgetError
+from jrc.remat import LargestBatch as LargestBatch
 from jrc.remat import Offload as Offload
 from jrc.remat import Plan as Plan
 from jrc.remat import RecomputePrimitives as RecomputePrimitives
@@ -21,6 +22,7 @@ from jrc.remat import Segmentation as Segmentation
 from jrc.remat import apply_rules as apply_rules
 from jrc.remat import find_segments as find_segments
 from jrc.remat import keep_op as keep_op
+from jrc.remat import largest_batch as largest_batch
 from jrc.remat import mark as mark
 from jrc.remat import plan as plan
 from jrc.remat import recompute as recompute

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from jrc._errors import name_of
-from jrc._jaxpr import evaluate
 from jrc.remat._budget import text_of
 from jrc.remat._planning.choice import Choice
 from jrc.remat._planning.program import Signature, signature_of, traced_for_plan
@@ -109,7 +108,7 @@ class Plan:
                     "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
                 )
             if self.choice is None:
-                return traced.run(evaluate(program.jaxpr))
+                return fn(*args, **kwargs)
             return traced.run(run_choice(program, self.choice))
 
         return planned  # type: ignore[return-value]

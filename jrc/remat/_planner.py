@@ -92,7 +92,49 @@ def plan(
         program = jax.value_and_grad(candidates.applied(rung, fn), argnums, has_aux=has_aux)
         return memory_of(jax.jit(program).lower(*args).compile())
 
-    return _agreed(choose(candidates, budget, compiled if verify else None, who))
+    return agreed(choose(candidates, budget, compiled if verify else None, who))
+
+
+def plan_within(
+    fn: Callable[..., Any],
+    lower: Callable[[Callable[..., Any]], jax.stages.Lowered],
+    budget: int | str | float,
+    who: str,
+) -> Plan:
+    """The plan for a function inside of a larger program, whose whole peak is to fit.
+
+    Args:
+        fn: A function that the program differentiates by its first argument.
+        lower: The program, lowered, with another function in the place of this one.
+        budget: As for `plan`.
+        who: The name under which errors speak.
+
+    Returns:
+        The plan; its FLOPs are those of the function's gradient.
+    """
+    limit = checked_budget(budget, who)
+    found: list[Candidates] = []
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        out = fn(*args, **kwargs)
+        if not found:
+            shapes = jax.tree.map(_shape_of, args)
+            with_aux = isinstance(out, tuple | list)
+            found.append(Candidates.of(fn, shapes, 0, with_aux, who, counts=False))
+        return out
+
+    lower(recorded)
+    (candidates,) = found
+
+    def compiled(rung: Rung) -> Memory:
+        return memory_of(lower(candidates.applied(rung, fn)).compile())
+
+    return agreed(choose(candidates, limit, compiled, who))
+
+
+def _shape_of(leaf: Any) -> Any:
+    traced = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if traced else leaf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +148,12 @@ class Candidates:
         returned: Bytes of results: the function's and the gradients.
         flops: Operations of the gradient program with nothing re-run.
         widest: The equation that needs most at once, for a person.
-        kept: For each rung what it keeps.
+        program: The function's program.
+        args: The arguments, or their shapes.
+        argnums: Those that are differentiated.
+        has_aux: Whether the function returns more than a loss.
+        fn: The function.
+        counts: Whether operations can be counted later, outside of where it was traced.
     """
 
     rungs: tuple[Rung, ...]
@@ -120,6 +167,7 @@ class Candidates:
     argnums: int | Sequence[int]
     has_aux: bool
     fn: Callable[..., Any]
+    counts: bool
 
     @classmethod
     def of(
@@ -129,6 +177,7 @@ class Candidates:
         argnums: int | Sequence[int],
         has_aux: bool,
         who: str,
+        counts: bool = True,
     ) -> "Candidates":
         """Trace the function, and weigh all that it makes."""
         check_flag(has_aux, "has_aux", who)
@@ -156,6 +205,7 @@ class Candidates:
             argnums=argnums,
             has_aux=has_aux,
             fn=fn,
+            counts=counts,
         )
 
     def applied(self, rung: Rung, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +230,7 @@ class Candidates:
         """The rung as a plan; with the peak of its compiled program, if there is one."""
         verified = None
         if peak is not None:
-            total = self.counted(rung)
+            total = self.counted(rung) if self.counts else self.flops + rung.again
             verified = Estimate(peak, total, total / max(self.flops, 1))
         return Plan(
             budget=budget,
@@ -295,7 +345,7 @@ def _each_kept(program: Program, choice: Choice, times: int) -> Iterable[tuple[s
             yield from _each_kept(body, piece.inside, times * repeats(eqn))
 
 
-def _agreed(plan: Plan) -> Plan:
+def agreed(plan: Plan) -> Plan:
     """Process 0's plan, in all processes."""
     if jax.process_count() == 1:
         return plan

@@ -11,6 +11,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jrc._errors import listed
 from jrc._typing import PyTree
+from jrc.remat import Plan, checked_budget
+from jrc.train._budget import Budgeted
 from jrc.train._check import check_batch, check_state
 from jrc.train._replica import StepInfo, replica_step
 from jrc.train._state import TrainState, mesh_or_all
@@ -34,7 +36,13 @@ class TrainStep:
     _call: Callable[[TrainState, PyTree], tuple[TrainState, StepInfo]]
     _check: Callable[..., None]
     _blocks: bool
+    _plan: Plan | None = None
     _calls: int = 0
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of recomputation; with a budget it is made at the first call."""
+        return self._call.plan if isinstance(self._call, Budgeted) else self._plan
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
         """Do one step.
@@ -70,6 +78,8 @@ def make_train_step(
     mesh: Mesh | None = None,
     axis_name: str = "data",
     via: str = "shard_map",
+    plan: Plan | None = None,
+    memory_budget: int | str | float | None = None,
     accumulate: int = 1,
     donate: bool = True,
 ) -> TrainStep:
@@ -85,13 +95,17 @@ def make_train_step(
         loss_fn: `loss_fn(params, batch, key) -> loss` or `(loss, aux)`; with a model state
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`. The loss is
             the mean over the given part of the batch. The floating leaves of the model state are
-            averaged over the replicas, integers are those of replica 0. For recomputation pass
-            `jrc.recompute_segments(loss_fn, [...])`.
+            averaged over the replicas, integers are those of replica 0.
         tx: Any optax transform; one with `jrc.scale_by_dgc(axis_name=axis_name)` compresses.
         mesh: The replicas' devices; `None` is one axis over all devices. The same as for
             `jrc.init_state`.
         axis_name: The mesh axis of the replicas.
         via: `"shard_map"`, `"pmap"` or `"jit"` (one device, no axis).
+        plan: What `jrc.plan` made of `loss_fn` and one replica's arguments, for recomputation.
+        memory_budget: Bytes on one device (`int`), text (`"16GiB"`) or a fraction, as for
+            `jrc.plan`, for the whole step: optimizer state, donation and accumulation included.
+            The plan is made at the first call, and anew for arguments of other shapes; it compiles
+            the step a few times.
         accumulate: Number of equal parts into which a replica's batch is cut; their gradients are
             averaged before the update.
         donate: Whether the step may reuse the memory of the state that it is given.
@@ -102,7 +116,10 @@ def make_train_step(
     Raises:
         ValueError: For an unknown `via`, `accumulate` below 1, a missing axis, more than one
             device with `"jit"`; at the first call for a batch that does not split, a loss that is
-            no scalar, or a `DGCState` whose transform knows of no axis.
+            no scalar, or a `DGCState` whose transform knows of no axis; if `plan` and
+            `memory_budget` are both given, or a budget with `via="pmap"`; if the plan is for
+            another program.
+        BudgetError: At the first call, if no plan fits.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -133,9 +150,17 @@ def make_train_step(
             "Use via='shard_map'."
         )
 
+    _check_plan(plan, memory_budget, via, who)
     axis = None if via == "jit" else axis_name
-    body = functools.partial(replica_step, loss_fn, tx, axis, replicas, accumulate)
-    call = RUNNERS[via](body, mesh, axis_name, donate)
+
+    def build(loss_fn: Callable[..., Any]) -> Any:
+        body = functools.partial(replica_step, loss_fn, tx, axis, replicas, accumulate)
+        return RUNNERS[via](body, mesh, axis_name, donate)
+
+    if memory_budget is not None:
+        call = Budgeted(build, loss_fn, memory_budget, who)
+    else:
+        call = build(loss_fn if plan is None else plan.apply(loss_fn))
 
     def check(state: TrainState, batch: PyTree, first: bool) -> None:
         words = f"replicas * accumulate = {replicas} * {accumulate}"
@@ -145,7 +170,21 @@ def make_train_step(
 
     devices = mesh.local_mesh.devices.flat
     blocks = mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
-    return TrainStep(replicas, via, call, check, blocks)
+    return TrainStep(replicas, via, call, check, blocks, plan)
+
+
+def _check_plan(plan: object, budget: object, via: str, who: str) -> None:
+    if plan is not None and not isinstance(plan, Plan):
+        raise TypeError(f"{who}: plan is what jrc.plan returns; got {type(plan).__name__}.")
+    if plan is not None and budget is not None:
+        raise ValueError(f"{who}: give a plan or a memory_budget, not both.")
+    if budget is not None:
+        checked_budget(budget, who)
+        if via == "pmap":
+            raise ValueError(
+                f"{who}: via='pmap' shows no memory to plan with. Use via='shard_map', or pass "
+                "plan=jrc.plan(loss_fn, ...)."
+            )
 
 
 def _outside_of_meshes() -> Any:

@@ -1,0 +1,164 @@
+"""The largest batch that fits into a budget."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jrc._errors import name_of
+from jrc.remat._budget import checked_budget
+from jrc.remat._memory import memory_of
+from jrc.remat._plan import Plan
+from jrc.remat._planner import Candidates, plan
+
+
+class LargestBatch(NamedTuple):
+    """How many examples fit.
+
+    Attributes:
+        plain: The largest batch with nothing re-run; 0 if none fits.
+        recomputed: The largest batch that some plan fits; 0 if none does.
+        plan: The cheapest plan for `recomputed` examples; `None` if none fits.
+    """
+
+    plain: int
+    recomputed: int
+    plan: Plan | None
+
+
+def largest_batch(
+    make_args: Callable[[int], Sequence[Any]],
+    fn: Callable[..., Any],
+    budget: int | str,
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    multiple_of: int = 1,
+    most: int = 2**20,
+) -> LargestBatch:
+    """The largest batch whose gradient fits a budget, with and without recomputation.
+
+    Bytes grow nearly in proportion to the batch, so that a few compilations find it. Nothing is
+    run.
+
+    Args:
+        make_args: From a batch size the tuple of arguments of `fn`: arrays, or better
+            `jax.ShapeDtypeStruct`s, which take no memory.
+        fn: As for `jrc.plan`.
+        budget: Bytes on one device, as a number or as text (`"16GiB"`).
+        argnums: As for `jrc.plan`.
+        has_aux: As for `jrc.plan`.
+        multiple_of: Only batches that are a multiple of this, as when they are cut over devices.
+        most: The largest batch that is looked at.
+
+    Returns:
+        Both sizes and the plan for the larger one.
+
+    Raises:
+        TypeError: If `make_args` or `fn` is no function, or the budget no size in bytes.
+        ValueError: If the budget is no size, or `multiple_of` or `most` below 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss(w, x):
+        ...     for _ in range(8):
+        ...         x = jnp.tanh(x @ w)
+        ...     return jnp.sum(x)
+        >>> def make_args(batch):
+        ...     shapes = (16, 16), (batch, 16)
+        ...     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        >>> found = jrc.largest_batch(make_args, loss, "100kB")
+        >>> 0 < found.plain < found.recomputed
+        True
+
+    Source: bytes are XLA's for the compiled program.
+    """
+    who = "jrc.largest_batch"
+    if not callable(make_args) or not callable(fn):
+        which, given = ("make_args", make_args) if not callable(make_args) else ("fn", fn)
+        raise TypeError(f"{who}: {which} is a function; got {type(given).__name__}.")
+    limit = checked_budget(budget, who)
+    if isinstance(limit, float):
+        raise TypeError(
+            f"{who}: the budget is bytes (an int) or text ('16GiB'); a fraction has no meaning "
+            f"before the batch is known; got {budget!r}."
+        )
+    for name, number in (("multiple_of", multiple_of), ("most", most)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{who}: {name} is a whole number from 1; got {number!r}.")
+
+    def arguments(batch: int) -> tuple[Any, ...]:
+        args = make_args(batch)
+        if not isinstance(args, tuple | list):
+            raise TypeError(
+                f"{who}: `{name_of(make_args)}` returns the arguments of fn as a tuple; got "
+                f"{type(args).__name__}."
+            )
+        return tuple(args)
+
+    def peak(fn: Callable[..., Any], args: tuple[Any, ...]) -> int:
+        gradient = jax.value_and_grad(fn, argnums, has_aux=has_aux)
+        return memory_of(jax.jit(gradient).lower(*args).compile()).peak
+
+    def plain(batch: int) -> int:
+        return peak(fn, arguments(batch))
+
+    def leanest(batch: int) -> int:
+        args = arguments(batch)
+        candidates = Candidates.of(fn, args, argnums, has_aux, who)
+        lean = candidates.applied(candidates.rungs[0], fn)
+        return min(peak(lean, args), known(batch))
+
+    seen: dict[int, int] = {}
+
+    def known(batch: int) -> int:
+        if batch not in seen:
+            seen[batch] = plain(batch)
+        return seen[batch]
+
+    without = _largest(known, limit, multiple_of, most)
+    recomputed = max(without, _largest(leanest, limit, multiple_of, most))
+    if not recomputed:
+        return LargestBatch(0, 0, None)
+    args = arguments(recomputed)
+    return LargestBatch(
+        without,
+        recomputed,
+        plan(fn, *args, budget=limit, argnums=argnums, has_aux=has_aux),
+    )
+
+
+def _largest(peak: Callable[[int], int], budget: int, step: int, most: int) -> int:
+    """The largest multiple of `step` whose peak is within the budget, by secants."""
+    first = peak(step)
+    if first > budget:
+        return 0
+    low, high = (step, first), (0, 0)
+    end = most // step * step
+    guess = min(8 * step, end)
+    while low[0] < end and (not high[0] or high[0] - low[0] > step):
+        size = peak(guess)
+        if size <= budget:
+            low = (guess, size)
+        else:
+            high = (guess, size)
+        guess = _guess(low, high, (step, first), budget, step, end)
+    return low[0]
+
+
+def _guess(
+    low: tuple[int, int],
+    high: tuple[int, int],
+    first: tuple[int, int],
+    budget: int,
+    step: int,
+    end: int,
+) -> int:
+    """Where the line through two known sizes meets the budget, strictly between what is known."""
+    one, other = (low, high) if high[0] else (first, low)
+    slope = (other[1] - one[1]) / max(other[0] - one[0], 1)
+    wanted = low[0] + (budget - low[1]) / slope if slope > 0 else 2.0 * low[0]
+    wanted = min(math.floor(wanted), 16 * low[0])
+    top = high[0] - step if high[0] else end
+    return max(low[0] + step, min(wanted // step * step, top))

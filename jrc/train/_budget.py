@@ -1,0 +1,51 @@
+"""A train step that fits a memory budget: planned when its shapes are known, at the first call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jrc._typing import PyTree
+from jrc.remat import Plan, plan_within
+from jrc.train._state import TrainState
+
+
+class Budgeted:
+    """A compiled step for which a plan is made at the first call with arguments of new shapes.
+
+    Attributes:
+        plan: The plan of the last call; `None` before the first.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Callable[..., Any]], Any],
+        loss_fn: Callable[..., Any],
+        budget: int | str | float,
+        who: str,
+    ) -> None:
+        self.plan: Plan | None = None
+        self._build, self._loss_fn, self._budget, self._who = build, loss_fn, budget, who
+        self._known: dict[Any, tuple[Plan, Any]] = {}
+
+    def __call__(self, state: TrainState, batch: PyTree) -> Any:
+        """Do one step."""
+        return self._planned(state, batch)(state, batch)
+
+    def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
+        """The lowered program of the planned step."""
+        return self._planned(state, batch).lower(state, batch)
+
+    def _planned(self, state: TrainState, batch: PyTree) -> Any:
+        leaves, treedef = jax.tree.flatten((state, batch))
+        key = treedef, tuple((x.shape, str(x.dtype)) for x in leaves)
+        if key not in self._known:
+            plan = plan_within(
+                self._loss_fn,
+                lambda loss_fn: self._build(loss_fn).lower(state, batch),
+                self._budget,
+                self._who,
+            )
+            self._known[key] = plan, self._build(plan.apply(self._loss_fn))
+        self.plan, call = self._known[key]
+        return call
