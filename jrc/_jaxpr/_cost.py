@@ -19,7 +19,8 @@ _FREE = frozenset(
     "dynamic_update_slice concatenate pad gather scatter rev copy device_put iota empty "
     "convert_element_type bitcast_convert_type stop_gradient sharding_constraint split expand_dims "
     "optimization_barrier random_wrap random_unwrap random_seed random_split random_fold_in "
-    "axis_index all_gather all_to_all ppermute pvary pcast debug_callback create_token".split()
+    "reduce_precision axis_index all_gather all_to_all ppermute pvary pcast debug_callback "
+    "create_token".split()
 )
 
 

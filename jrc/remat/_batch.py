@@ -8,7 +8,7 @@ import jax
 
 from jrc._errors import name_of
 from jrc.remat._budget import checked_budget
-from jrc.remat._memory import memory_of
+from jrc.remat._memory import memory_needed
 from jrc.remat._plan import Plan
 from jrc.remat._planner import Candidates, plan
 
@@ -99,7 +99,7 @@ def largest_batch(
 
     def peak(fn: Callable[..., Any], args: tuple[Any, ...]) -> int:
         gradient = jax.value_and_grad(fn, argnums, has_aux=has_aux)
-        return memory_of(jax.jit(gradient).lower(*args).compile()).peak
+        return memory_needed(jax.jit(gradient).lower(*args)).peak
 
     def plain(batch: int) -> int:
         return peak(fn, arguments(batch))

@@ -12,12 +12,13 @@ from jrc._jaxpr import Program, Traced, evaluate, label, nbytes, place, repeats
 from jrc._tree import is_floating, split
 from jrc.remat._budget import BudgetError, checked_budget, text_of
 from jrc.remat._keep import check_flag
-from jrc.remat._memory import Memory, memory_of
+from jrc.remat._memory import Memory, memory_needed
 from jrc.remat._plan import Estimate, Kept, Plan
 from jrc.remat._planning.choice import Choice
 from jrc.remat._planning.graph import residual_bytes
 from jrc.remat._planning.ladder import (
     Rung,
+    asks_plain_first,
     highest_that_fits,
     ladder_of,
     live_flops,
@@ -90,7 +91,7 @@ def plan(
 
     def compiled(rung: Rung) -> Memory:
         program = jax.value_and_grad(candidates.applied(rung, fn), argnums, has_aux=has_aux)
-        return memory_of(jax.jit(program).lower(*args).compile())
+        return memory_needed(jax.jit(program).lower(*args))
 
     return agreed(choose(candidates, budget, compiled if verify else None, who))
 
@@ -127,7 +128,7 @@ def plan_within(
     (candidates,) = found
 
     def compiled(rung: Rung) -> Memory:
-        return memory_of(lower(candidates.applied(rung, fn)).compile())
+        return memory_needed(lower(candidates.applied(rung, fn)))
 
     return agreed(choose(candidates, limit, compiled, who))
 
@@ -264,7 +265,11 @@ def choose(
     if isinstance(budget, float):
         least, most = sorted((peak(0), peak(len(rungs) - 1)))
         budget = int(least + budget * (most - least))
-    found = highest_that_fits(lambda i: peak(i) <= budget, len(rungs))
+    from_the_top = asks_plain_first(rungs[0].temporaries, rungs[-1].temporaries)
+    found = highest_that_fits(lambda i: peak(i) <= budget, len(rungs), from_the_top)
+    if found is None and memory:
+        # A fraction has asked the ends before.
+        found = next((i for i in sorted(memory, reverse=True) if peak(i) <= budget), None)
     least = min(memory, key=lambda i: memory[i].peak) if memory else 0
     chosen = least if found is None else found
     known = memory[chosen].peak if compiled else None

@@ -20,8 +20,6 @@ from jrc.remat._planning.solve import Point
 COMPILATIONS = 5
 """The search asks at most so many rungs."""
 
-RUNGS = 2**COMPILATIONS - 1
-
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
@@ -51,12 +49,18 @@ def ladder_of(program: Program, moving: Iterable[Any], kept: int) -> tuple[Graph
     graph, points = front_of(program, list(moving), program.jaxpr.outvars[:1])
     base = 3 * max(1, sum(node.flops for node in graph.nodes))
     points = [p for p in points if p.peak < kept or p is points[0]]
+    asked = COMPILATIONS - asks_plain_first(points[0].peak, kept)
     rungs = [
         Rung(choice_of(graph, point), point.peak, point.saved, point.flops)
-        for point in spread(points, base, RUNGS - 1)
+        for point in spread(points, base, 2**asked - 2)
         if point.values or point.flops or point.bodies
     ]
     return graph, [*rungs, Rung(None, kept, kept, 0)]
+
+
+def asks_plain_first(least: int, kept: int) -> bool:
+    """Whether so little is to be gained that a plan may need more than nothing re-run does."""
+    return kept < 2 * least
 
 
 def spread(points: Sequence[Point], base: int, count: int) -> list[Point]:
@@ -76,9 +80,18 @@ def spread(points: Sequence[Point], base: int, count: int) -> list[Point]:
     return list({id(point): point for point in [*found, points[-1]]}.values())
 
 
-def highest_that_fits(fits: Callable[[int], bool], count: int) -> int | None:
-    """Of `count` rungs the highest that fits, found by halving; `None` if none does."""
+def highest_that_fits(
+    fits: Callable[[int], bool], count: int, from_the_top: bool = False
+) -> int | None:
+    """Of `count` rungs the highest that fits, found by halving; `None` if none does.
+
+    What is asked next depends on answers alone, so that more room never leads further down.
+    """
     low, high = -1, count
+    if from_the_top:
+        if fits(count - 1):
+            return count - 1
+        high = count - 1
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):

@@ -1,0 +1,54 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+from jrc.remat._memory import memory_needed
+
+WIDTH = 16
+
+
+def loss(w, x):
+    for _ in range(8):
+        x = jnp.tanh(jnp.sin(x @ w))
+    return jnp.sum(x)
+
+
+def make_args(batch):
+    shapes = (WIDTH, WIDTH), (batch, WIDTH)
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+
+def peak(fn, batch):
+    return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*make_args(batch))).peak
+
+
+@pytest.mark.parametrize("step", [1, 12])
+def test_one_step_more_does_not_fit(step):
+    budget = 60_000
+    found = jrc.largest_batch(make_args, loss, budget, multiple_of=step)
+    assert 0 < found.plain < found.recomputed and found.plain % step == found.recomputed % step == 0
+    assert peak(loss, found.plain) <= budget < peak(loss, found.plain + step)
+    assert found.plan.verified.peak_bytes == peak(found.plan.apply(loss), found.recomputed)
+    assert found.plan.verified.peak_bytes <= budget
+    with pytest.raises(jrc.BudgetError):
+        jrc.plan(loss, *make_args(found.recomputed + step), budget=budget)
+
+
+def test_limits():
+    assert jrc.largest_batch(make_args, loss, 1000) == (0, 0, None)
+    found = jrc.largest_batch(make_args, loss, "1GB", most=100, multiple_of=8)
+    assert found.plain == found.recomputed == 96 and not found.plan.reruns
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="make_args is a function; got int"):
+        jrc.largest_batch(3, loss, 1000)
+    with pytest.raises(TypeError, match="fn is a function; got NoneType"):
+        jrc.largest_batch(make_args, None, 1000)
+    with pytest.raises(TypeError, match="a fraction has no meaning before the batch is known"):
+        jrc.largest_batch(make_args, loss, 0.5)
+    with pytest.raises(ValueError, match="multiple_of is a whole number from 1; got 0"):
+        jrc.largest_batch(make_args, loss, 1000, multiple_of=0)
+    with pytest.raises(TypeError, match="returns the arguments of fn as a tuple; got ShapeDtype"):
+        jrc.largest_batch(lambda n: jax.ShapeDtypeStruct((n,), jnp.float32), loss, 1000)

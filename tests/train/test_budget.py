@@ -1,0 +1,130 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jrc
+from jrc.remat._memory import memory_of
+
+DEPTH, WIDTH, BATCH = 8, 16, 64
+TX = optax.adam(1e-3)
+
+
+def loss_fn(params, batch, key):
+    x = batch
+    for i, w in enumerate(params):
+        keep = jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, x.shape)
+        x = jnp.where(keep, jnp.tanh(jnp.sin(x @ w) @ w), 0.0)
+    return jnp.mean(x**2), {"largest": jnp.max(x)}
+
+
+def mesh(via):
+    return Mesh(jax.devices()[: 1 if via == "jit" else 2], ("data",))
+
+
+def start(via="shard_map", **options):
+    keys = jax.random.split(jax.random.key(0), DEPTH)
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 4 for k in keys]
+    state = jrc.init_state(params, TX, jax.random.key(1), mesh=mesh(via))
+    return state, jrc.make_train_step(loss_fn, TX, mesh=mesh(via), via=via, **options)
+
+
+def batch(size=BATCH):
+    return jax.random.normal(jax.random.key(2), (size, WIDTH))
+
+
+def peak_of(step, state, size=BATCH):
+    return memory_of(step.lower(state, batch(size)).compile()).peak
+
+
+@functools.cache
+def plain(via, accumulate=1):
+    state, step = start(via, accumulate=accumulate)
+    peak = peak_of(step, state)
+    for _ in range(2):
+        state, info = step(state, batch())
+    return peak, jax.device_get((state.params, info.loss, info.aux))
+
+
+@pytest.mark.parametrize(("via", "accumulate"), [("shard_map", 1), ("shard_map", 2), ("jit", 1)])
+def test_a_whole_step_fits_its_budget_and_stays_the_same(via, accumulate):
+    peak, wanted = plain(via, accumulate)
+    state, step = start(via, accumulate=accumulate, memory_budget=0.2)
+    assert step.plan is None
+    assert peak_of(step, state) <= step.plan.budget < peak
+    assert step.plan.verified.peak_bytes == peak_of(step, state)
+    assert step.plan.reruns and step.plan.verified.flops_ratio > 1
+    for _ in range(2):
+        state, info = step(state, batch())
+    for x, y in zip(
+        *map(jax.tree.leaves, ((state.params, info.loss, info.aux), wanted)), strict=True
+    ):
+        assert jnp.max(jnp.abs(x - y)) <= 1e-6 * jnp.max(jnp.abs(y))
+
+
+def test_room_enough_means_nothing_is_rerun():
+    peak, _ = plain("jit")
+    state, step = start("jit", memory_budget=2 * peak)
+    assert peak_of(step, state) == peak
+    assert not step.plan.reruns and step.plan.verified.flops_ratio == 1
+
+
+def test_too_little_room_is_an_error_that_says_how_much_is_needed():
+    state, step = start("jit", memory_budget="1kB")
+    with pytest.raises(
+        jrc.BudgetError, match="jrc.make_train_step: the peak .* is at least"
+    ) as error:
+        step(state, batch())
+    assert error.value.least_bytes == error.value.plan.verified.peak_bytes > 1000
+    state, step = start("jit", memory_budget=error.value.least_bytes)
+    assert peak_of(step, state) <= error.value.least_bytes
+
+
+def test_other_shapes_are_planned_anew():
+    state, step = start("jit", memory_budget=0.0, donate=False)
+    step(state, batch())
+    first = step.plan
+    step(state, batch(2 * BATCH))
+    assert step.plan.verified.peak_bytes > first.verified.peak_bytes
+    step(state, batch())
+    assert step.plan is first
+
+
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+def test_a_plan_that_was_made_before_is_applied(via):
+    state, _ = start(via)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
+    part = jax.ShapeDtypeStruct((BATCH // 2, WIDTH), jnp.float32)
+    plan = jrc.plan(loss_fn, shapes, part, jax.random.key(0), budget=0.1, has_aux=True)
+    state, step = start(via, plan=plan)
+    assert step.plan is plan
+    if via == "shard_map":
+        assert peak_of(step, state) < plain(via)[0]
+    for _ in range(2):
+        state, info = step(state, batch())
+    assert abs(info.loss - plain("shard_map")[1][1]) < 1e-6
+
+
+def test_a_plan_for_another_batch_is_refused():
+    state, _ = start("jit")
+    part = jax.ShapeDtypeStruct((BATCH // 2, WIDTH), jnp.float32)
+    plan = jrc.plan(loss_fn, state.params, part, jax.random.key(0), budget=0.1, has_aux=True)
+    state, step = start("jit", plan=plan)
+    with pytest.raises(ValueError, match=r"another program .*: equation .* was .*\(32,16\), now"):
+        step(state, batch())
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="plan is what jrc.plan returns; got str"):
+        start(plan="lean")
+    state, _ = start("jit")
+    plan = jrc.plan(loss_fn, state.params, batch(), state.key, budget=1.0, has_aux=True)
+    with pytest.raises(ValueError, match="a plan or a memory_budget, not both"):
+        start(plan=plan, memory_budget="1GiB")
+    with pytest.raises(ValueError, match="via='pmap' shows no memory to plan with"):
+        start("pmap", memory_budget="1GiB")
+    with pytest.raises(ValueError, match="a number and a unit"):
+        start(memory_budget="much")
