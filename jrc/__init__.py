@@ -15,11 +15,13 @@ from jrc.remat import LargestBatch as LargestBatch
 from jrc.remat import Offload as Offload
 from jrc.remat import Plan as Plan
 from jrc.remat import RecomputePrimitives as RecomputePrimitives
+from jrc.remat import Report as Report
 from jrc.remat import Save as Save
 from jrc.remat import SavePrimitives as SavePrimitives
 from jrc.remat import Segment as Segment
 from jrc.remat import Segmentation as Segmentation
 from jrc.remat import apply_rules as apply_rules
+from jrc.remat import explain as explain
 from jrc.remat import find_segments as find_segments
 from jrc.remat import keep_op as keep_op
 from jrc.remat import largest_batch as largest_batch

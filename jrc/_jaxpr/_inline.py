@@ -40,13 +40,19 @@ def _inline(jaxpr: Jaxpr, opens: Callable[[JaxprEqn], bool], keep_source: bool =
         if opens(eqn):
             (inner,) = inner_programs(eqn)
             more, results = _open(eqn, _inline(inner, opens, keep_source))
-            if not keep_source:
-                more = [each.replace(source_info=eqn.source_info) for each in more]
-            eqns += more
+            eqns += [each.replace(source_info=_source(eqn, each, keep_source)) for each in more]
             renamed.update(zip(eqn.outvars, results, strict=True))
         else:
             eqns.append(eqn)
     return jaxpr.replace(eqns=eqns, outvars=_rename(jaxpr.outvars, renamed))
+
+
+def _source(call: JaxprEqn, inner: JaxprEqn, keep_source: bool) -> Any:
+    """The line and scope of what was inside a call: its own within those of the call."""
+    if not keep_source:
+        return call.source_info
+    outside, inside = call.source_info.name_stack, inner.source_info.name_stack
+    return inner.source_info.replace(name_stack=outside + inside)
 
 
 def splice(jaxpr: Jaxpr, atoms: Sequence[Any]) -> tuple[list[JaxprEqn], list[Any]]:

@@ -9,7 +9,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -225,7 +225,7 @@ def is_atom(x: Any) -> bool:
     return isinstance(x, Var | Literal)
 
 
-def is_variable(x: Any) -> bool:
+def is_variable(x: Any) -> TypeGuard[Var]:
     """Whether this stands for a value that a program is given or makes, and is no constant."""
     return isinstance(x, Var)
 

@@ -26,19 +26,11 @@ def rebuild(
     return _FORMS[eqn.primitive.name](eqn, run)
 
 
-def carries(eqn: JaxprEqn) -> tuple[int, int]:
-    """Of the arguments of a `scan`: where what goes around begins and ends."""
-    body = eqn.params["jaxpr"]
-    # What goes around keeps its rank; what is sliced or stacked has one axis more outside.
-    carried = _same_rank(eqn.outvars, body.outvars)
-    return _same_rank(eqn.invars, body.invars) - carried, _same_rank(eqn.invars, body.invars)
-
-
 def _scan(eqn: JaxprEqn, run: Callable[[Jaxpr], Run], loop: Callable[..., Any]) -> Run:
     params, body = eqn.params, eqn.params["jaxpr"]
     inner = run(body)
-    consts, end = carries(eqn)
-    carried = end - consts
+    consts, carried = loop_parts(eqn)
+    end = consts + carried
 
     def call(*args: Any) -> list[Any]:
         def body(carry: Any, xs: Any) -> tuple[Any, Any]:
@@ -56,6 +48,14 @@ def _scan(eqn: JaxprEqn, run: Callable[[Jaxpr], Run], loop: Callable[..., Any]) 
         return [*carry, *ys]
 
     return call
+
+
+def loop_parts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many constants and carries a `scan` has; they come first among its inputs."""
+    body = eqn.params["jaxpr"]
+    # What goes around keeps its rank; what is sliced or stacked has one axis more outside.
+    carried = _same_rank(eqn.outvars, body.outvars)
+    return _same_rank(eqn.invars, body.invars) - carried, carried
 
 
 def _same_rank(outer: Sequence[Any], inner: Sequence[Any]) -> int:

@@ -5,7 +5,15 @@ import re
 from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
-from jax.extend.source_info_util import summarize
+from jax.extend.source_info_util import register_exclusion, summarize
+
+# The line of a value is the user's, and not the one of ours that ran the user's program.
+_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+UNKNOWN = "unknown"
+"""The line of what no line of the user's made."""
+
+for _room in ("_jaxpr", "remat"):
+    register_exclusion(os.path.join(_HOME, _room) + os.sep)
 
 # What a person calls the equations that carry a program of their own.
 _KINDS = {
@@ -63,9 +71,19 @@ def walk(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:
 
 
 def place(eqn: JaxprEqn) -> str:
-    """The user's source line of an equation: `model.py:31`, or `unknown`."""
+    """The user's source line of an equation: `model.py:31`, or `UNKNOWN`."""
     found = re.match(r"(.*?):(\d+)", summarize(eqn.source_info))
-    return f"{os.path.basename(found[1])}:{found[2]}" if found else "unknown"
+    return f"{os.path.basename(found[1])}:{found[2]}" if found else UNKNOWN
+
+
+def written_at(eqn: JaxprEqn) -> int:
+    """A number for the moment at which an equation was first traced, which its copies keep."""
+    return id(eqn.source_info.traceback)
+
+
+def scope_of(eqn: JaxprEqn) -> str:
+    """The names and transforms under which an equation was written: `transpose(jvp(net))/mlp`."""
+    return str(eqn.source_info.name_stack)
 
 
 def label(eqn: JaxprEqn) -> str:

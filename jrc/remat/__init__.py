@@ -6,6 +6,7 @@ from jrc.remat._batch import LargestBatch as LargestBatch
 from jrc.remat._batch import largest_batch as largest_batch
 from jrc.remat._budget import BudgetError as BudgetError
 from jrc.remat._budget import checked_budget as checked_budget
+from jrc.remat._explain import explain as explain
 from jrc.remat._keep import Offload as Offload
 from jrc.remat._keep import RecomputePrimitives as RecomputePrimitives
 from jrc.remat._keep import Rule as Rule
@@ -18,6 +19,7 @@ from jrc.remat._plan import Plan as Plan
 from jrc.remat._planner import plan as plan
 from jrc.remat._planner import plan_within as plan_within
 from jrc.remat._recompute import recompute as recompute
+from jrc.remat._report import Report as Report
 from jrc.remat._scan import recompute_scan as recompute_scan
 from jrc.remat._segment import Segment as Segment
 from jrc.remat._segment import Segmentation as Segmentation

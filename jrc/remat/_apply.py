@@ -9,7 +9,8 @@ from jrc._jaxpr import Program, evaluate, mark_of, trace
 from jrc.remat._cut import Cut, Cuts, cut_program
 from jrc.remat._held import OWN_RESULT, RESHAPES
 from jrc.remat._keep import Rule
-from jrc.remat._kept import notices
+from jrc.remat._kept import notices, without_effect
+from jrc.remat._notice import notice
 from jrc.remat._region import Region, Stretch, rerun_region
 from jrc.remat._request import checked_request
 from jrc.remat._say import HELD, Say
@@ -87,10 +88,12 @@ def recompute_segments[F: Callable[..., Any]](
     def segmented(*args: Any, **kwargs: Any) -> Any:
         traced = trace(fn, args, kwargs, request.opens)
         cuts = cut_program(traced.program, request, who=who, fn=fn)
-        for notice in notices(traced.program, cuts):
-            if notice not in said:
-                said.add(notice)
-                _logger.info("%s: %s", who, notice)
+        for text in without_effect(cuts):
+            notice(f"{who}: {text}")
+        for text in notices(traced.program, cuts):
+            if text not in said:
+                said.add(text)
+                _logger.info("%s: %s", who, text)
         return traced.run(lambda *inputs: run_cuts(traced.program, cuts, inputs))
 
     return segmented  # type: ignore[return-value]

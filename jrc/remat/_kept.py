@@ -32,7 +32,12 @@ def notices(program: Program, cuts: Cuts) -> list[str]:
                 f"{', '.join(crossing)} made before {', '.join(cut.boundary)} and used after it: "
                 "kept too. Move a boundary there, or make the value where it is used."
             )
-    found += [
+    return found + without_effect(cuts)
+
+
+def without_effect(cuts: Cuts) -> list[str]:
+    """What was asked for and does nothing, each with the way out."""
+    found = [
         f"boundary {name!r} cuts nothing: the result does not depend on it, it names an input, "
         "or nothing carries the name. Remove it, or mark a value on the way to the result."
         for name in cuts.unused

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrc._tree import is_floating
+from jrc.remat._again import again, again_apart
 from jrc.remat._barrier import barrier
 from jrc.remat._levels import Level
 from jrc.remat._loop import Arrays, Loop, put, take
@@ -115,7 +116,8 @@ class Pull:
 
     def skip(self, carry: Arrays, first: Any, count: int) -> Arrays:
         """The carry after `count` steps."""
-        return self.loop.skip(self.constants, carry, self.xs, first, count)
+        with again_apart():
+            return self.loop.skip(self.constants, carry, self.xs, first, count)
 
     def step(self, carry: Arrays, first: Any, state: Any) -> Any:
         """Through one step, which runs a last time, now with its derivative."""
@@ -125,7 +127,8 @@ class Pull:
 
         def floats(*parts: Arrays) -> Any:
             filled = [m.fill(*both) for m, *both in zip(self.moving, groups, parts, strict=True)]
-            carry, y = self.loop.step(*filled)
+            with again():
+                carry, y = self.loop.step(*filled)
             return self.moving[1].pick(carry), self.read.pick(y)
 
         parts = [m.pick(group) for m, group in zip(self.moving, groups, strict=True)]

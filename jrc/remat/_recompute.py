@@ -8,6 +8,7 @@ import jax
 from jrc._jaxpr import evaluate, trace
 from jrc._rng import other_key
 from jrc._tree import is_floating, is_typed_key
+from jrc.remat._again import again
 from jrc.remat._apply import run_cuts
 from jrc.remat._barrier import barrier
 from jrc.remat._cut import one_segment
@@ -101,9 +102,9 @@ def _reentrant(body: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Seq
 
 
 def _custom_vjp(
-    run: Callable[..., Sequence[Any]], again: Callable[..., Sequence[Any]]
+    run: Callable[..., Sequence[Any]], run_again: Callable[..., Sequence[Any]]
 ) -> Callable[..., Any]:
-    """`run`, whose backward pass differentiates `again` at the saved inputs."""
+    """`run`, whose backward pass differentiates `run_again` at the saved inputs."""
 
     @jax.custom_vjp
     def call(*inputs: Any) -> Sequence[Any]:
@@ -117,7 +118,7 @@ def _custom_vjp(
         # Without the barrier XLA would see one computation twice and keep its first result, or
         # start the re-run before the backward pass arrives here.
         (inputs, moving), cotangents = barrier((residuals, _of_floats(cotangents)))
-        return moving.spread(_pull(again, inputs, moving)[0](cotangents))
+        return moving.spread(_pull(run_again, inputs, moving)[0](cotangents))
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call
@@ -148,4 +149,9 @@ def _with_other_keys(
             "jrc.recompute: preserve_rng_state=False changes the typed keys that the function "
             "is given, and there is none. Pass a jax.random.key(seed), not a raw PRNGKey."
         )
-    return lambda *args: run(*(other_key(x) for x in args))
+
+    def run_again(*args: Any) -> Sequence[Any]:
+        with again():
+            return run(*(other_key(x) for x in args))
+
+    return run_again

@@ -19,6 +19,7 @@ from jrc._jaxpr import (
     tag_of,
 )
 from jrc.remat._keep import Offload, RecomputePrimitives, Rule, Save, SavePrimitives, named
+from jrc.remat._notice import notice
 
 HELD = "jrc.held"
 """The name under which values inside a re-run region are kept."""
@@ -115,6 +116,13 @@ class Say:
                     f"{who}: keep={kind.__name__}({listed(sorted(names))}) names no operator of "
                     f"`{fn}`, which has {', '.join(sorted(known))}. What JAX writes inline, as it "
                     "does gelu and softmax, is reached by jrc.keep_op and jrc.recompute_op."
+                )
+            if names - known:
+                missing = sorted(names - known)
+                notice(
+                    f"{who}: keep={kind.__name__}(...) names {listed(missing)}, and `{fn}` has no "
+                    f"such operator{close_to(missing[0], known)}. Remove the name, or reach what "
+                    "JAX writes inline with jrc.keep_op and jrc.recompute_op."
                 )
         if place := self._place:
             check_memory(place, who)

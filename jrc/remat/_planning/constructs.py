@@ -9,9 +9,9 @@ import jax
 
 from jrc._jaxpr import (
     Program,
-    carries,
     evaluate,
     is_variable,
+    loop_parts,
     nbytes,
     primitive_name,
     rebuild,
@@ -53,7 +53,8 @@ def front_of(
 def _loop(program: Program, p: int, moves: set[Any]) -> list[Option]:
     eqn = program.eqns[p]
     body, length = opened(eqn.params["jaxpr"]), repeats(eqn)
-    start, end = carries(eqn)
+    start, count = loop_parts(eqn)
+    end = start + count
     carried = body.jaxpr.invars[start:end]
     moving = _moving_in_loop(body, eqn, moves, start, end)
     wanted = [x for x in body.jaxpr.outvars if is_variable(x) and is_floating(x.aval)]

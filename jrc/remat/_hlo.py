@@ -1,0 +1,183 @@
+"""Reading the text of a compiled program: instructions in the order in which they run.
+
+>>> text = '''
+... ENTRY %main (x: f32[4]) -> f32[4] {
+...   %x = f32[4]{0} parameter(0)
+...   ROOT %y = f32[4]{0} sine(%x), metadata={op_name="jit(f)/jvp()/sin"}
+... }
+... '''
+>>> module = read(text)
+>>> [(i.name, i.opcode, i.operands, i.shape) for i in module.entry.instructions][1]
+('y', 'sine', ('x',), 16)
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_CALLED = re.compile(r"(calls|to_apply|body|condition|branch_computations|called_computations"
+                     r"|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)")  # fmt: skip
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
+
+Shape = Any
+"""Bytes of an array, or a tuple of shapes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction of a compiled program.
+
+    Attributes:
+        name: Its name, unlike any other in its computation.
+        opcode: What it does.
+        shape: Bytes of its result; a tuple for a result of several arrays.
+        operands: Names of what it reads.
+        inside: The text between its parentheses.
+        called: Names of the computations that it runs, by role.
+        path: Where the program's text made it: `jit(f)/jvp()/sin`.
+        attributes: All else that the text says of it.
+        is_root: Whether it is its computation's result.
+    """
+
+    name: str
+    opcode: str
+    shape: Shape
+    operands: tuple[str, ...]
+    inside: str
+    called: Mapping[str, tuple[str, ...]]
+    path: str
+    attributes: str
+    is_root: bool
+
+    @property
+    def parameter(self) -> int | None:
+        """Which of its computation's inputs this is, if it is one."""
+        return int(self.inside) if self.opcode == "parameter" else None
+
+    @property
+    def trips(self) -> int:
+        """How often a loop's body runs, where the compiler knows; else 1."""
+        found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.attributes)
+        return int(found[1]) if found else 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Computation:
+    """Instructions that run together, in order."""
+
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Instruction]:
+        """The instructions by their names."""
+        return {each.name: each for each in self.instructions}
+
+    @property
+    def root(self) -> Instruction:
+        """The instruction whose result is the computation's."""
+        return next((i for i in self.instructions if i.is_root), self.instructions[-1])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Module:
+    """A compiled program: its computations, the one it starts with apart."""
+
+    computations: Mapping[str, Computation]
+    entry: Computation
+
+    def called(self, instruction: Instruction) -> Iterator[Computation]:
+        """The computations that an instruction runs."""
+        for names in instruction.called.values():
+            yield from (self.computations[name] for name in names if name in self.computations)
+
+    def paths(self, instruction: Instruction) -> Iterator[str]:
+        """Where the instruction, and all that was fused into it, came from."""
+        yield instruction.path
+        if instruction.opcode in ("fusion", "call"):
+            for computation in self.called(instruction):
+                for each in computation.instructions:
+                    yield from self.paths(each)
+
+
+def read(text: str) -> Module:
+    """The program that `compiled.as_text()` prints."""
+    computations: dict[str, Computation] = {}
+    entry, name, lines = "", "", []
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            name, lines = head[2], []
+            entry = name if head[1] else entry
+        elif line.startswith("}") and name:
+            computations[name] = Computation(tuple(lines))
+            name = ""
+        elif name and (found := _INSTRUCTION.match(line)):
+            lines.append(_instruction(found[2], found[3], bool(found[1])))
+    return Module(computations, computations[entry])
+
+
+def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
+    end = _closing(rest) + 1 if rest.startswith("(") else rest.index(" ")
+    shape, rest = rest[:end], rest[end:].lstrip()
+    opcode, _, rest = rest.partition("(")
+    end = _closing("(" + rest) - 1
+    inside, attributes = rest[:end], rest[end + 1 :]
+    path = re.search(r'op_name="((?:[^"\\]|\\.)*)"', attributes)
+    called = {
+        role: tuple(re.findall(r"[\w.\-]+", names)) for role, names in _CALLED.findall(attributes)
+    }
+    return Instruction(
+        name=name,
+        opcode=opcode,
+        shape=_shape(shape),
+        operands=tuple(re.findall(r"%([\w.\-]+)", inside)),
+        inside=inside,
+        called=called,
+        path=path[1] if path else "",
+        attributes=attributes,
+        is_root=is_root,
+    )
+
+
+def _closing(text: str) -> int:
+    """The position of the parenthesis that closes the first one."""
+    depth = 0
+    for i, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return i
+    return len(text) - 1
+
+
+def _shape(text: str) -> Shape:
+    text = re.sub(r"/\*.*?\*/", "", text).strip()
+    if not text.startswith("("):
+        found = _ARRAY.match(text)
+        return _bytes(found[1], found[2]) if found else 0
+    return tuple(_shape(part) for part in _parts(text[1:-1]))
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What commas outside of all brackets part."""
+    depth = start = 0
+    for i, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            yield text[start:i]
+            start = i + 1
+    if text[start:].strip():
+        yield text[start:]
+
+
+def _bytes(dtype: str, dimensions: str) -> int:
+    bits = _BITS.get(dtype)
+    if bits is None:
+        number = re.search(r"\d+", dtype)
+        bits = int(number[0]) if number else 0
+    sizes = (int(n.lstrip("<=")) for n in dimensions.split(",") if n)
+    return -(-bits * math.prod(sizes) // 8)

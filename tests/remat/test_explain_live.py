@@ -1,0 +1,120 @@
+"""Live bytes against what XLA assigns, and the reading of compiled text on small cases."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+from jrc.models import gpt, resnet
+from jrc.remat._hlo import read
+from jrc.remat._live import live_bytes
+
+TEXT = """
+HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
+
+%body (p: (s32[], f32[8], f32[4,8])) -> (s32[], f32[8], f32[4,8]) {
+  %p = (s32[], f32[8]{0}, /*index=2*/f32[4,8]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %c = f32[8]{0} get-tuple-element(%p), index=1
+  %ys = f32[4,8]{1,0} get-tuple-element(%p), index=2
+  %wide = f32[100]{0} custom-call(%c), custom_call_target="wide"
+  %new = f32[8]{0} custom-call(%wide), custom_call_target="narrow"
+  %stacked = f32[4,8]{1,0} dynamic-update-slice(%ys, %new, %i)
+  %next = s32[] add(%i, %i)
+  ROOT %t = (s32[], f32[8]{0}, f32[4,8]{1,0}) tuple(%next, %new, %stacked)
+}
+
+%condition (p: (s32[], f32[8], f32[4,8])) -> pred[] {
+  %p = (s32[], f32[8]{0}, f32[4,8]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %lt = pred[] compare(%i, %i), direction=LT
+}
+
+%fused (a: f32[8], b: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %b = f32[8]{0} parameter(1)
+  %r = f32[8]{0} reverse(%b), dimensions={0}
+  ROOT %s = f32[8]{0} add(%a, %r), metadata={op_name="jit(f)/jvp(jrc_mark_3_)/add"}
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %y = f32[8]{0} sine(%x), metadata={op_name="jit(f)/jvp()/sin"}
+  %buffer = f32[4,8]{1,0} broadcast(%zero), dimensions={}
+  %in = (s32[], f32[8]{0}, f32[4,8]{1,0}) tuple(%zero, %y, %buffer)
+  %loop = (s32[], f32[8]{0}, f32[4,8]{1,0}) while(%in), condition=%condition, body=%body, \
+backend_config={"known_trip_count":{"n":"4"}}
+  %c = f32[8]{0} get-tuple-element(%loop), index=1
+  %over = f32[8]{0} cosine(%c)
+  %both = f32[8]{0} fusion(%over, %x), kind=kLoop, calls=%fused
+  ROOT %out = f32[8]{0} custom-call(%both), custom_call_target="out"
+}
+"""
+
+
+def test_text_is_read():
+    module = read(TEXT)
+    loop = module.entry.by_name["loop"]
+    assert (loop.opcode, loop.shape, loop.operands) == ("while", (4, 32, 128), ("in",))
+    assert loop.trips == 4 and {name for names in loop.called.values() for name in names} == {
+        "body", "condition",
+    }  # fmt: skip
+    both = module.entry.by_name["both"]
+    assert list(module.paths(both)) == ["", "", "", "", "jit(f)/jvp(jrc_mark_3_)/add"]
+    assert module.computations["body"].by_name["p"].parameter == 0
+    assert module.entry.root.name == "out"
+
+
+def test_bytes_live_until_the_last_reader():
+    """A loop's state stays where it is; an elementwise operator writes over what dies there."""
+    levels = dict(zip([i.name for i in read(TEXT).entry.instructions], live_bytes(read(TEXT))))  # noqa: B905
+    assert levels == {
+        "x": 0, "zero": 0, "y": 32, "buffer": 32 + 128, "in": 160,
+        # Inside the loop 400 bytes more; the carry and the counter are written where they lie.
+        "loop": 160 + 400, "c": 32, "over": 32, "both": 32, "out": 64,
+    }  # fmt: skip
+
+
+def test_odd_types():
+    text = "ENTRY %e (x: bf16[3]) -> f32[] {\n" + "".join(
+        f"  %v{i} = {shape} custom-call()\n"
+        for i, shape in enumerate(
+            ["bf16[3]{0}", "pred[7]{0}", "s4[5]{0:E(4)}", "f8e4m3fn[2,2]{1,0:T(8,128)}", "token[]",
+             "c64[2]{0}", "(f32[2]{0}, (u8[3]{0}, token[]))", "f32[<=4]{0}"]
+        )
+    ) + "}\n"  # fmt: skip
+    shapes = [each.shape for each in read(text).entry.instructions]
+    assert shapes == [6, 7, 3, 4, 0, 16, (8, (3, 0)), 16]
+
+
+@pytest.mark.parametrize("rerun", [False, True])
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_highest_point_is_what_xla_assigns(scan, rerun):
+    config = gpt.Config(layers=3, heads=2, width=64, length=64, scan=scan)
+    params = jax.eval_shape(functools.partial(gpt.init, config=config), jax.random.key(0))
+    batch = jax.ShapeDtypeStruct((2, 65), jnp.int32)
+    loss = functools.partial(gpt.loss, config=config)
+    if rerun and scan:
+        loss = functools.partial(loss, loop=functools.partial(jrc.recompute_scan, segments=3))
+    elif rerun:
+        loss = jrc.recompute_segments(loss, config.boundaries)
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(params, batch).compile()
+    memory = compiled.memory_analysis()
+    assigned = memory.temp_size_in_bytes + memory.output_size_in_bytes
+    levels = live_bytes(read(compiled.as_text()))
+    assert 0.9 < max(levels) / assigned < 1.05
+    assert levels[-1] >= memory.output_size_in_bytes * 0.99
+
+
+def test_the_highest_point_of_a_convolutional_net():
+    config = resnet.Config(depth=14, classes=10, stem="cifar", width=8)
+    init = functools.partial(resnet.init, config=config)
+    params, state = jax.eval_shape(init, jax.random.key(0))
+    batch = jax.ShapeDtypeStruct((4, 16, 16, 3), jnp.float32), jax.ShapeDtypeStruct((4,), jnp.int32)
+    loss = functools.partial(resnet.loss, config=config)
+    report = jrc.explain(loss, params, state, batch, has_aux=True)
+    assigned = report.memory.temporaries + report.memory.outputs
+    assert 0.9 < max(point.bytes for point in report.live) / assigned < 1.05

@@ -1,0 +1,166 @@
+"""The report as a value, as text, as JSON and as a picture."""
+
+import builtins
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+from jrc.remat._report_plot import curve_of, turning_point
+from jrc.remat._report_text import bytes_text, flops_text
+
+S = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+X = jax.ShapeDtypeStruct((128, 64), jnp.float32)
+NAMES = [f"layer_{i}" for i in range(6)]
+
+
+def loss(ws, x):
+    for name, w in zip(NAMES, ws, strict=True):
+        x = jrc.mark(jnp.sin(jnp.sin(x @ w) @ w), name)
+    return jnp.sum(x)
+
+
+@functools.cache
+def report(rerun=False):
+    fn = jrc.recompute_segments(loss, NAMES) if rerun else loss
+    return jrc.explain(fn, [S] * 6, X)
+
+
+@pytest.mark.parametrize("rerun", [False, True])
+def test_json_gives_the_same_report(rerun):
+    text = report(rerun).to_json()
+    assert jrc.Report.from_json(text) == report(rerun)
+    assert str(jrc.Report.from_json(text)) == str(report(rerun))
+    assert json.loads(text)["format"] == "jrc.Report/1"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
+def test_other_json_is_refused(text):
+    with pytest.raises(ValueError, match=r"jrc.Report.from_json: takes (what to_json|a report)"):
+        jrc.Report.from_json(text)
+
+
+def test_totals():
+    plain, lean = report(), report(rerun=True)
+    value = 128 * 64 * 4
+    assert plain.saved_bytes == sum(plain.by_line.values()) == (6 * 4 - 1) * value
+    assert plain.by_mark == {name: value for name in NAMES[:5]}
+    assert lean.saved_bytes == sum(lean.by_mark.values()) == 5 * value
+    assert lean.rerun_flops == sum(each.flops for each in lean.rerun) > 0
+    assert plain.rerun == () and lean.flops == plain.flops + lean.rerun_flops
+
+
+def test_the_table():
+    lines = str(report()).splitlines()
+    assert lines[0].startswith("gradient of `loss` on ")
+    memory = report().memory
+    assert lines[1] == (
+        f"peak {bytes_text(memory.peak)} = arguments {bytes_text(memory.arguments)} + outputs "
+        f"{bytes_text(memory.outputs)} + temporaries {bytes_text(memory.temporaries)}"
+    )
+    assert lines[2].startswith("saved for the backward pass 736.0 KiB, run again 0 FLOP of ")
+    rows = [line.split() for line in lines[5:]]
+    # Equal values of the layers are one row, the largest first.
+    line = f"test_explain_report.py:{loss.__code__.co_firstlineno + 2}"
+    assert rows[0] == f"12 x cos f32[128,64] {line} 32.0 KiB 384.0 KiB 52.2 %".split()
+    assert rows[1] == f"6 x sin f32[128,64] {line} 32.0 KiB 192.0 KiB 26.1 %".split()
+    marked = f"5 x sin f32[128,64] {line} layer_0 … layer_4 32.0 KiB 160.0 KiB 21.7 %"
+    assert rows[2] == marked.split()
+    assert lines[-2:] == ["saved marks: layer_0 … layer_4 160.0 KiB", "nothing is run again"]
+    assert max(map(len, lines)) <= 110
+
+
+def test_the_table_of_what_runs_again():
+    lines = str(report(rerun=True)).splitlines()
+    (head,) = (i for i, line in enumerate(lines) if "of all FLOPs" in line)
+    assert lines[head + 2].split()[:3] == ["dot_general", "12", "x"]
+    assert any(line.startswith("warning: region 5 of 6 (from 0) in `loss`") for line in lines)
+    assert max(map(len, lines)) <= 110
+
+
+def test_many_rows_are_summed():
+    first = report().saved[0]
+    many = tuple(
+        dataclasses.replace(first, bytes=1000 * (40 - i), mark=None, place=f"net.py:{i}")
+        for i in range(40)
+    )
+    text = str(dataclasses.replace(report(), saved=many))
+    assert "26 smaller values" in text and bytes_text(sum(1000 * (26 - i) for i in range(26))) in (
+        text
+    )
+    loops = dataclasses.replace(first, bytes=4000, times=5, memory="pinned_host", mark="h")
+    text = str(dataclasses.replace(report(), saved=(loops, loops)))
+    assert "2 x 5 steps x" in text and "in pinned_host" in text
+    assert "saved for the backward pass 0 B and 7.8 KiB in pinned_host" in text
+    assert "nothing is kept" in str(dataclasses.replace(report(), saved=()))
+
+
+def test_two_reports_side_by_side():
+    plain, lean = report(), report(rerun=True)
+    text = plain.compare(lean, names=("plain", "lean"))
+    lines = [line.split() for line in text.splitlines()]
+    assert lines[0] == ["plain", "lean", "change", "ratio"]
+    saved = next(line for line in lines if line[0] == "saved" and line[1] != "at")
+    assert saved == "saved 736.0 KiB 160.0 KiB -576.0 KiB 0.217".split()
+    peak = next(line for line in lines if line[0] == "peak")
+    assert peak[1:5] == [*bytes_text(plain.memory.peak).split(),
+                         *bytes_text(lean.memory.peak).split()]  # fmt: skip
+    assert any(line[0].startswith("test_explain_report.py:") for line in lines)
+    assert "saved at" not in plain.compare(plain)
+    with pytest.raises(ValueError, match="names are two, one for each report; got 'ab'"):
+        plain.compare(lean, names="ab")
+
+
+@pytest.mark.parametrize(
+    "n, text", [(0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (3 * 2**30, "3.0 GiB")]
+)
+def test_bytes_for_a_person(n, text):
+    assert bytes_text(n) == text
+
+
+def test_flops_for_a_person():
+    assert [flops_text(n) for n in (999, 10**9, 2.5e15)] == ["999 FLOP", "1.0 GFLOP", "2.5 PFLOP"]
+
+
+def test_the_backward_pass_begins_where_the_fewest_stand_wrong():
+    phases = ["forward", "backward", "forward", "forward", "backward", "forward", "backward"]
+    assert turning_point(phases) == 4
+    assert turning_point(["backward"] * 3) == 0 and turning_point(["forward"] * 3) == 3
+
+
+def test_what_is_drawn():
+    curve = curve_of(report())
+    live = report().live
+    assert curve.y == tuple(point.bytes / 2**20 for point in live)
+    assert 0 < curve.x[0] < 1 < curve.x[-1] < 2 and list(curve.x) == sorted(curve.x)
+    assert [name for *_, name in curve.marks] == NAMES
+    assert all(x < 1 for x, *_ in curve.marks)
+    assert curve.peak[1] == max(point.bytes for point in live) / 2**20
+
+
+def test_a_picture(tmp_path):
+    read = jrc.Report.from_json(report().to_json())
+    read.plot(tmp_path / "two.png", report(rerun=True), names=("plain", "lean"))
+    read.plot(tmp_path / "one.svg")
+    assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
+    drawn = (tmp_path / "one.svg").read_text()
+    assert "<svg" in drawn and "backward pass" in drawn and "layer_0" in drawn
+    with pytest.raises(ValueError, match="one name for each of the 1 reports; got .'a', 'b'."):
+        read.plot(tmp_path / "no.png", names=("a", "b"))
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    found = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return found(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ImportError, match=r"needs matplotlib; install it with pip install 'jrc"):
+        report().plot(tmp_path / "no.png")

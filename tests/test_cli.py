@@ -1,0 +1,184 @@
+"""The command line: what it prints, what it writes, and how it fails."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import jrc
+from jrc import cli
+
+NET = '''
+"""A net to look at."""
+import jax, jax.numpy as jnp
+import jrc
+
+def setup(layers=2, kind="tanh", text=""):
+    def loss(ws, x):
+        for i, w in enumerate(ws):
+            x = jrc.mark(getattr(jnp, kind)(x @ w), f"layer_{i}")
+        return jnp.mean(x)
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    return loss, ([shape(8, 8)] * layers, shape(4, 8))
+
+def lean(layers=2):
+    loss, args = setup(layers)
+    return jrc.recompute_segments(loss, [f"layer_{i}" for i in range(layers)]), args
+
+def swapped():
+    loss, (ws, x) = setup()
+    return lambda x, ws: (loss(ws, x), {"x": x}), (x, ws)
+
+def wrong():
+    return setup()[0]
+
+def vector():
+    return lambda x: x, setup()[1][1:]
+'''
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch):
+    """A folder with `net_to_see.py` in it, in which the command runs."""
+    (tmp_path / "net_to_see.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("net_to_see", None)
+    yield tmp_path
+    sys.modules.pop("net_to_see", None)
+
+
+def run(capsys, *argv):
+    code = cli.main(argv)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_explain_prints_the_report_and_writes_it(net, capsys):
+    code, out, err = run(
+        capsys, "explain", "net_to_see:setup", "--arg", "layers=3", "--json", "r.json",
+        "--plot", "r.png",
+    )  # fmt: skip
+    report = jrc.Report.from_json((net / "r.json").read_text())
+    assert (code, err) == (0, "") and out == f"{report}\n"
+    assert list(report.by_mark) == ["layer_0", "layer_1"] and report.name == "loss"
+    assert (net / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_functions_side_by_side(net, capsys):
+    code, out, _ = run(capsys, "explain", "net_to_see.py:setup", "--compare", "net_to_see.py:lean")
+    head = next(line.split() for line in out.splitlines() if "change" in line)
+    assert code == 0 and head == ["setup", "lean", "change", "ratio"]
+
+
+def test_gradient_options_and_words(net, capsys):
+    options = ("--argnums", "1", "--has-aux", "--json", "r.json")
+    assert run(capsys, "explain", "net_to_see:swapped", *options)[0] == 0
+    swapped = jrc.Report.from_json((net / "r.json").read_text())
+    words = ("--arg", "kind=sin", "--arg", "text='two words'", "--json", "s.json")
+    assert run(capsys, "explain", "net_to_see:setup", *words)[0] == 0
+    sines = jrc.Report.from_json((net / "s.json").read_text())
+    assert {value.primitive for value in swapped.saved} == {"tanh", "one_minus_square"}
+    assert {value.primitive for value in sines.saved} == {"sin", "cos"}
+
+
+@dataclasses.dataclass
+class FakePlan:
+    asked: dict
+
+    def __str__(self):
+        return f"plan for {self.asked['budget']!r}"
+
+    def to_json(self):
+        return json.dumps(self.asked)
+
+
+class BudgetError(ValueError):
+    least_bytes = 12345
+
+
+@pytest.mark.parametrize(
+    "text, budget", [("2GiB", "2GiB"), ("1000", 1000), ("0.5", 0.5), ("1e9", 1e9)]
+)
+def test_plan_asks_for_the_budget(net, capsys, monkeypatch, text, budget):
+    plan = lambda fn, *args, **asked: FakePlan({**asked, "args": len(args)})  # noqa: E731
+    monkeypatch.setattr("jrc.remat.plan", plan, raising=False)
+    code, out, _ = run(
+        capsys, "plan", "net_to_see:setup", "--budget", text, "--json", "p.json", "--no-verify"
+    )
+    assert (code, out) == (0, f"plan for {budget!r}\n")
+    asked = json.loads((net / "p.json").read_text())
+    assert asked == {
+        "budget": budget, "verify": False, "argnums": 0, "has_aux": False, "args": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("said", ["jrc.plan: it does not fit.", "The least is 12,345 bytes."])
+def test_a_budget_that_cannot_be_met(net, capsys, monkeypatch, said):
+    def plan(*_, **__):
+        raise BudgetError(said)
+
+    monkeypatch.setattr("jrc.remat.plan", plan, raising=False)
+    code, out, err = run(capsys, "plan", "net_to_see:setup", "--budget", "1KiB")
+    assert (code, out) == (1, "") and err.count("\n") == 1 and err.count("12,345 bytes") == 1
+    assert err.startswith(f"jrc plan: {said}")
+
+
+WRONG = {
+    ("explain", "net_to_see"): (2, "a target is module:function or file.py:function; got"),
+    ("explain", "net_to_see:setop"): (2, "has no function 'setop' (did you mean 'setup'?); it has"),
+    ("explain", "nowhere:setup"): (2, "there is no module 'nowhere' in"),
+    ("explain", "nowhere.py:setup"): (2, "there is no file 'nowhere.py' in"),
+    ("explain", "net_to_see:wrong"): (2, "must return (fn, args), a function and the tuple of its"),
+    ("explain", "net_to_see:vector"): (2, "jrc.explain: `<lambda>` returns one floating number"),
+    ("explain", "net_to_see:setup", "--arg", "layers"): (2, "--arg is KEY=VALUE, such as layers="),
+    ("explain", "net_to_see:setup", "--arg", "layers=1 2"): (2, "takes a Python literal or a word"),
+    ("explain", "net_to_see:setup", "--argnums", "a"): (2, "--argnums is a position or several"),
+    ("explain", "net_to_see:setup", "--argnums", "7"): (2, "argnums names one of the 2 arguments"),
+    ("explain", "net_to_see:setup", "--json", "no/r.json"): (2, "cannot write no/r.json: No such"),
+    ("explain", "net_to_see:setup", "--arg", "kind=hat"): (1, "AttributeError: module 'jax.numpy'"),
+    ("explain", "net_to_see:setup", "--arg", "depth=2"): (1, "TypeError: setup() got an unexpec"),
+}
+
+
+@pytest.mark.parametrize("argv", WRONG)
+def test_errors_are_one_line(net, capsys, argv):
+    code, text = WRONG[argv]
+    found, out, err = run(capsys, *argv)
+    assert found == code and text in err and err.startswith("jrc explain: ")
+    assert err.count("\n") == 1 and "Traceback" not in err
+    assert "cannot write" in text or out == ""
+    assert ("--debug shows where" in err) == (code == 1)
+    assert "Traceback" in run(capsys, *argv, "--debug")[2]
+
+
+@pytest.mark.parametrize("argv", [[], ["plan", "net:setup"], ["explode"]])
+def test_argparse_s_own_errors(argv, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(argv)
+    assert stop.value.code == 2 and "usage: jrc" in capsys.readouterr().err
+
+
+def test_help_shows_how(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    for line in (
+        "jrc explain net:setup --arg layers=12 --plot memory.png --json report.json",
+        "jrc plan net:setup --budget 2GiB --json plan.json",
+        "Exit codes: 0 done, 1 the budget cannot be met or the function failed",
+    ):
+        assert line in out
+
+
+def test_as_a_module(net):
+    root = os.path.dirname(os.path.dirname(jrc.__file__))
+    done = subprocess.run(
+        [sys.executable, "-m", "jrc", "explain", "net_to_see:nothing"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "has no function 'nothing'" in done.stderr
