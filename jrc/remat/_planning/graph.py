@@ -64,7 +64,8 @@ class Node:
         moves: Whether it is differentiated.
         stays: Whether it must not be run again: it acts on the world, or sends over the network.
         back: Bytes of cotangents that are there while it is differentiated.
-        operands: What its derivative reads and XLA would otherwise fuse away, as numbers.
+        operands: What its derivative reads and XLA would otherwise fuse away, as numbers, each
+            with the bytes that it then takes.
     """
 
     position: int
@@ -76,7 +77,7 @@ class Node:
     moves: bool
     stays: bool
     back: int
-    operands: tuple[int, ...]
+    operands: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,11 @@ def graph_of(program: Program, moves: set[Any], carried: Sequence[Any] = ()) -> 
                 moves=differentiated,
                 stays=stays(eqn),
                 back=cotangents,
-                operands=tuple(v for v in needed if fused[v]) if _is_heavy(eqn) else (),
+                operands=tuple(
+                    (v, _operand_bytes(program, made[v]))
+                    for v in needed
+                    if fused[v] and _is_heavy(eqn)
+                ),
             )
         )
     sizes = tuple(nbytes(v.aval) for v in made)
@@ -155,6 +160,14 @@ def _arriving(number: Mapping[Any, int], carried: Sequence[Any]) -> Node:
         position=INPUT, reads=(), makes=tuple(number[v] for v in carried), needs=frozenset(),
         flops=0, opaque=None, moves=False, stays=True, back=0, operands=(),
     )  # fmt: skip
+
+
+def _operand_bytes(program: Program, var: Any) -> int:
+    """Bytes of a value that XLA makes for a product; on CPU also of what was broadcast for it."""
+    eqn = program.eqns[program.producer[var]]
+    size = nbytes(var.aval)
+    stretched = any(0 < nbytes(x.aval) < size and x.aval.ndim for x in eqn.invars)
+    return size * (2 if stretched and jax.default_backend() == "cpu" else 1)
 
 
 def _lasting(nodes: Sequence[Node], fused: Sequence[bool]) -> list[bool]:
@@ -287,12 +300,17 @@ def residual_bytes(run: Callable[..., Any], avals: Sequence[Any], moving: Sequen
 def _cotangents(program: Program, order: Sequence[int], moves: set[Any]) -> list[int]:
     """Bytes of cotangents that are there while each equation is differentiated.
 
-    That of a value comes with its last reader and goes with its maker. Between operators that XLA
-    fuses there is none.
+    That of a value comes with its last reader and goes with its maker; that of an input stays.
+    Between operators that XLA fuses there is none. XLA lends the room of results that are not
+    there yet to temporaries, which is why it matters when a gradient is made.
     """
     at = {p: k for k, p in enumerate(order)}
     heavy = list(itertools.accumulate((_is_heavy(program.eqns[p]) for p in order), initial=0))
     change = [0] * (len(order) + 1)
+    for var in moves.intersection(program.jaxpr.invars):
+        readers = [at[q] for q in program.consumers.get(var, ()) if q in at]
+        change[0] += nbytes(var.aval)
+        change[max(readers, default=0) + 1] -= nbytes(var.aval)
     for p in order:
         for var in program.eqns[p].outvars:
             readers = [at[q] for q in program.consumers.get(var, ()) if q in at]

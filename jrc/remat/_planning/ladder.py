@@ -43,15 +43,17 @@ def ladder_of(program: Program, moving: Iterable[Any], kept: int) -> tuple[Graph
 
     Args:
         program: The program; its first result is differentiated.
-        moving: Its inputs by which it is differentiated.
+        moving: Its inputs by which it is differentiated. Their cotangents are results.
         kept: Bytes that JAX keeps where nothing is re-run.
     """
-    graph, points = front_of(program, list(moving), program.jaxpr.outvars[:1])
+    moving = list(moving)
+    results = sum(nbytes(v.aval) for v in moving)
+    graph, points = front_of(program, moving, program.jaxpr.outvars[:1])
     base = 3 * max(1, sum(node.flops for node in graph.nodes))
     points = [p for p in points if p.peak < kept or p is points[0]]
     asked = COMPILATIONS - asks_plain_first(points[0].peak, kept)
     rungs = [
-        Rung(choice_of(graph, point), point.peak, point.saved, point.flops)
+        Rung(choice_of(graph, point), max(point.peak - results, 0), point.saved, point.flops)
         for point in spread(points, base, 2**asked - 2)
         if point.values or point.flops or point.bodies
     ]

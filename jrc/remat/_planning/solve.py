@@ -170,7 +170,7 @@ class _Solver:
         needed = [v for v in node.reads if again or v in node.needs]
         for new, decided in self._decided(key, labels, needed):
             opaque = (node.opaque or 0) if again else 0
-            operands = sum(self.graph.sizes[v] for v in node.operands if 2 * v in new)
+            operands = sum(size for v, size in node.operands if 2 * v in new)
             passing = sum(self.graph.passing[v] for v in node.makes if 2 * v in new)
             new, kept, remade = self._passed(node, new)
             lasting = kept + remade + opaque + operands
