@@ -14,6 +14,7 @@ import jax
 from jrc._jaxpr import primitive_name, scope_of
 
 _SCOPE = "jrc_rerun"
+_PLANNED = "jrc_plan"
 _JAX_SCOPE = "rematted_computation"
 _REGION = "RematTraced"
 # What is differentiated there runs again; its transpose is the backward pass proper.
@@ -33,6 +34,18 @@ def again_apart() -> Iterator[None]:
     # The transforms around take the first name to themselves, so that the second stands alone.
     with jax.named_scope("again"), jax.named_scope(_SCOPE):
         yield
+
+
+@contextmanager
+def planned() -> Iterator[None]:
+    """What is written here was weighed by a plan."""
+    with jax.named_scope(_PLANNED):
+        yield
+
+
+def is_planned(eqn: Any) -> bool:
+    """Whether a plan decided what this equation keeps."""
+    return _PLANNED in scope_of(eqn)
 
 
 def is_again(eqn: Any) -> bool:

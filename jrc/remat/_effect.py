@@ -24,7 +24,7 @@ from jrc._jaxpr import (
     scope_of,
     walk,
 )
-from jrc.remat._again import is_again
+from jrc.remat._again import is_again, is_planned
 
 _REGIONS = ("remat2", "checkpoint", "RematTraced")
 # Where JAX's policies, functions or values, hold the names that they let through.
@@ -82,6 +82,8 @@ def warnings_of(forward: Any, gradient: Any, program: Sequence[Alive], name: str
 def _regions(program: Sequence[Alive], name: str, outermost: bool = True) -> Iterator[RerunRegion]:
     """Regions that are re-run, and are inside of no other."""
     for at, node in enumerate(program):
+        if is_planned(node.eqn):
+            continue
         if _is_region(node.eqn):
             yield _region(node, name, at if outermost else None)
         else:
@@ -92,6 +94,8 @@ def _regions(program: Sequence[Alive], name: str, outermost: bool = True) -> Ite
 def _outermost(forward: Any) -> Iterator[Any]:
     """The regions of the function that are inside of no other."""
     for eqn in forward.eqns:
+        if is_planned(eqn):
+            continue
         if primitive_name(eqn) in _REGIONS:
             yield eqn
         else:

@@ -5,6 +5,7 @@ Nothing here knows a table of derivatives: JAX is asked, once for every kind of 
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class Node:
             nothing does, `None` if it is not differentiated from the inside.
         moves: Whether it is differentiated.
         stays: Whether it must not be run again: it acts on the world, or sends over the network.
+        acts: Whether it acts on the world, so that no region may hold it.
         back: Bytes of cotangents that are there while it is differentiated.
         operands: What its derivative reads and XLA would otherwise fuse away, as numbers, each
             with the bytes that it then takes.
@@ -76,6 +78,7 @@ class Node:
     opaque: int | None
     moves: bool
     stays: bool
+    acts: bool
     back: int
     operands: tuple[tuple[int, int], ...]
 
@@ -133,6 +136,7 @@ def graph_of(program: Program, moves: set[Any], carried: Sequence[Any] = ()) -> 
                 opaque=opaque,
                 moves=differentiated,
                 stays=stays(eqn),
+                acts=acts(eqn),
                 back=cotangents,
                 operands=tuple(
                     (v, _operand_bytes(program, made[v]))
@@ -158,7 +162,7 @@ def _arriving(number: Mapping[Any, int], carried: Sequence[Any]) -> Node:
     """What goes around a loop, as if an equation made it that must not be run again."""
     return Node(
         position=INPUT, reads=(), makes=tuple(number[v] for v in carried), needs=frozenset(),
-        flops=0, opaque=None, moves=False, stays=True, back=0, operands=(),
+        flops=0, opaque=None, moves=False, stays=True, acts=False, back=0, operands=(),
     )  # fmt: skip
 
 
@@ -166,7 +170,8 @@ def _operand_bytes(program: Program, var: Any) -> int:
     """Bytes of a value that XLA makes for a product; on CPU also of what was broadcast for it."""
     eqn = program.eqns[program.producer[var]]
     size = nbytes(var.aval)
-    stretched = any(0 < nbytes(x.aval) < size and x.aval.ndim for x in eqn.invars)
+    shapes = (getattr(x.aval, "shape", ()) for x in eqn.invars)
+    stretched = any(shape and math.prod(shape) < math.prod(var.aval.shape) for shape in shapes)
     return size * (2 if stretched and jax.default_backend() == "cpu" else 1)
 
 
@@ -368,4 +373,9 @@ def worth_saving(nodes: Sequence[Node], sizes: Sequence[int], fused: Sequence[bo
             elif not worth[v] and made_of:
                 worth[v] = last(v) == v and sizes[v] <= 0.75 * sum(sizes[r] for r in made_of)
             roots[v] = frozenset({v}) if worth[v] or not fused[v] else made_of
+    for node in nodes:
+        if node.opaque is not None:
+            # Outside of all regions its derivative needs them kept.
+            for v in node.reads:
+                worth[v] = True
     return worth

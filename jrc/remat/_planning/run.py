@@ -1,5 +1,6 @@
 """Running a program as a choice says."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 
 from jrc._jaxpr import INPUT, Program, evaluate, inline_marked, rebuild
 from jrc._tree import is_floating, is_typed_key
+from jrc.remat._again import planned
 from jrc.remat._apply import run_cut
 from jrc.remat._barrier import barrier
 from jrc.remat._cut import Cut
@@ -30,7 +32,8 @@ def run_choice(program: Program, choice: Choice) -> Run:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
         for piece in choice.pieces:
-            _run_piece(program, piece, values)
+            with planned() if piece.region else contextlib.nullcontext():
+                _run_piece(program, piece, values)
         return program.results(values)
 
     return run
@@ -103,7 +106,8 @@ def _in_chunks(
             return [*new, *ys]
 
         # Not `rerun_region`, which would keep what the regions inside hold.
-        results = jax.checkpoint(flat)(*carry, *xs)
+        with planned():
+            results = jax.checkpoint(flat)(*carry, *xs)
         return results[: len(carry)], results[len(carry) :]
 
     parts = [x[first].reshape(chunks, size, *x.shape[1:]) for x in xs]

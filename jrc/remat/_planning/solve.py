@@ -10,6 +10,7 @@ here on, operations), of which those remain that no other beats in both.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -156,8 +157,9 @@ class _Solver:
         own = [v for v in node.makes if v in node.needs]
         for new, decided in self._decided(key, labels, own):
             made = [v for v in node.makes if 2 * v in new]
-            yield from self._inside(node, new, decided, bool(made))
-            if node.opaque is not None and not made:
+            if not node.acts:
+                yield from self._inside(node, new, decided, bool(made))
+            if (node.opaque is not None or node.acts) and not made:
                 yield from self._outside(node, new, decided)
 
     def _inside(
@@ -228,11 +230,10 @@ class _Solver:
             ways = more
         return ways
 
-    @property
-    def makers(self) -> Sequence[Node]:
-        if not hasattr(self, "_makers"):
-            self._makers = [node for node in self.graph.nodes for _ in node.makes]
-        return self._makers
+    @functools.cached_property
+    def makers(self) -> dict[int, Node]:
+        """The equation that makes each variable."""
+        return {v: node for node in self.graph.nodes for v in node.makes}
 
     def _pruned(self, key: Key, parts: Sequence[_Labels]) -> _Labels:
         """The labels that no other beats."""
