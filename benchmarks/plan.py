@@ -39,9 +39,9 @@ import jrc
 from jrc.remat._budget import checked_budget
 from jrc.remat._memory import memory_needed
 from jrc.remat._planner import Candidates, choose
+from jrc.remat._planning.ladder import Rung
 
-BUDGETS, RUNGS = 20, 40
-TOY_BUDGETS, TOY_RUNGS = 5, 4
+BUDGETS, TOY_BUDGETS = 20, 5
 COMPILATIONS = 5
 SHARES = {"half": 2, "quarter": 4}
 # How far the FLOPs of a plan may be from what it says, for what transposition adds.
@@ -106,8 +106,9 @@ class Planner:
         jrc.plan(model.fn, *model.args, budget=budget, has_aux=model.has_aux, verify=False)
         return time.perf_counter() - began
 
-    def uncompiled(self, budget: int) -> dict[str, Any]:
-        return self.measure_plan(self.plan(budget, verify=False), self.counts)
+    def as_chosen(self, choice: Any) -> Callable[..., Any]:
+        """The model's function with a choice that is on no row of plans."""
+        return self.candidates.applied(Rung(choice, 0, 0, 0), self.model.fn)
 
     def counts(self, fn: Callable[..., Any]) -> dict[str, Any]:
         return counts(fn, self.model.args, self.model.has_aux)
@@ -186,7 +187,7 @@ def gradients_differ(planner: Planner, budget: int) -> float:
 def one(name: str, options: argparse.Namespace, cache: Cache, progress: Progress) -> dict[str, Any]:
     model = MODELS[name](options.toy)
     planner = Planner(model, cache)
-    budgets, rungs = (TOY_BUDGETS, TOY_RUNGS) if options.toy else (BUDGETS, RUNGS)
+    budgets = TOY_BUDGETS if options.toy else BUDGETS
     work = 1 + len(model.references)
     work += 0 if options.references else budgets + work + 1
     task = progress.add_task(model.title, total=work)
@@ -204,7 +205,7 @@ def one(name: str, options: argparse.Namespace, cache: Cache, progress: Progress
         return found
     study(planner, found, budgets, step)
     if name == "gpt":
-        found["pytorch"] = plan_pytorch.compare(planner, found, rungs)
+        found["pytorch"] = plan_pytorch.compare(planner, found)
     if options.toy:
         budget = (found["least"] + found["baseline"]["peak"]) // 2
         found["gradients_differ"] = gradients_differ(planner, budget)

@@ -99,6 +99,7 @@ def solve(
     options: Mapping[int, Sequence[Option]] | None = None,
     times: int = 1,
     limit: int = 400,
+    tiny: float = 1 / 4000,
 ) -> list[Point]:
     """The front of choices for a graph, the leanest first.
 
@@ -107,21 +108,28 @@ def solve(
         options: By position: how constructs may be kept that stand outside of all regions.
         times: How often the program runs, every time keeping its values (the body of a loop).
         limit: About how many labels remain at one place.
+        tiny: Values of a large program that are at most this share of all are kept if they are
+            needed, without a look at the other way.
 
     Returns:
         Choices with rising peak and falling operations.
     """
-    return _Solver(graph, options or {}, times, limit).front()
+    return _Solver(graph, options or {}, times, limit, tiny).front()
 
 
 class _Solver:
     def __init__(
-        self, graph: Graph, options: Mapping[int, Sequence[Option]], times: int, limit: int
+        self,
+        graph: Graph,
+        options: Mapping[int, Sequence[Option]],
+        times: int,
+        limit: int,
+        tiny: float,
     ):
         self.graph, self.options, self.times, self.limit = graph, options, times, limit
         self.steps = _Steps()
         total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
-        self.tiny = 0 if all(graph.may_save) else total // 4000
+        self.tiny = 0 if all(graph.may_save) else int(total * tiny)
         self.scale = max(total * times, 1)
 
     def front(self) -> list[Point]:
