@@ -54,6 +54,7 @@ class Planner:
     def __init__(self, model: Model, cache: Cache) -> None:
         self.model, self.cache = model, cache
         self.memory: dict[int, Any] = {}
+        self.compilations = COMPILATIONS
         self.known: dict[str, dict[str, Any]] = {}
 
     def measure(self, fn: Callable[..., Any]) -> dict[str, Any]:
@@ -74,7 +75,15 @@ class Planner:
     @functools.cached_property
     def candidates(self) -> Candidates:
         model = self.model
-        return Candidates.of(model.fn, model.args, 0, model.has_aux, "plan")
+        return Candidates.of(
+            model.fn, model.args, 0, model.has_aux, "plan", compilations=self.compilations
+        )
+
+    def finer(self, compilations: int) -> "Planner":
+        """The same with a finer row of plans."""
+        other = Planner(self.model, self.cache)
+        other.compilations = compilations
+        return other
 
     def compiled(self, rung: Any) -> Any:
         if id(rung) not in self.memory:

@@ -22,6 +22,8 @@ from jrc.remat._planning.graph import graph_of, moved
 from jrc.remat._planning.solve import solve
 
 MB = 10**6
+# Compilations of a search, so that the steps between two plans do not hide what is compared.
+FINER = 7
 COLUMNS = ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1", "0.0", "per block")
 SAVED = (709, 623, 556, 484, 388, 321, 241, 161, 80, 0, 31)
 PEAK = (761, 712, 645, 578, 477, 410, 334, 271, 190, 855, 151)
@@ -34,7 +36,7 @@ def compare(planner: Any, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     A plan is asked for by its peak. What is compared at equal saved bytes is the same solver on
     the same program, with saved bytes alone to weigh, as theirs does.
     """
-    base = found["baseline"]
+    base, planner = found["baseline"], planner.finer(FINER)
     graph, points = _by_saved_bytes(planner.candidates.program)
     rows = []
     for column, saved, peak, ratio in zip(COLUMNS, SAVED, PEAK, RATIO, strict=True):

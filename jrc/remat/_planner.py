@@ -35,6 +35,7 @@ def plan(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     verify: bool = True,
+    compilations: int = 5,
 ) -> Plan:
     """The cheapest recomputation whose compiled gradient program fits a budget.
 
@@ -57,6 +58,8 @@ def plan(
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
+        compilations: How many programs may be compiled; each more halves the steps of the row of
+            plans. More budget never costs more FLOPs for one and the same number.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never a plan
@@ -65,7 +68,7 @@ def plan(
     Raises:
         TypeError: If `fn` is no function, its first result no floating scalar, or the budget
             neither a number nor text.
-        ValueError: If the budget is no size.
+        ValueError: If the budget is no size, or `compilations` below 1.
         BudgetError: If no plan fits; it carries the least peak and the plan that reaches it.
 
     Example:
@@ -87,7 +90,8 @@ def plan(
     who = "jrc.plan"
     budget = checked_budget(budget, who)
     check_flag(verify, "verify", who)
-    candidates = Candidates.of(fn, args, argnums, has_aux, who)
+    _check_compilations(compilations, who)
+    candidates = Candidates.of(fn, args, argnums, has_aux, who, compilations)
 
     def compiled(rung: Rung) -> Memory:
         program = jax.value_and_grad(candidates.applied(rung, fn), argnums, has_aux=has_aux)
@@ -178,6 +182,7 @@ class Candidates:
         argnums: int | Sequence[int],
         has_aux: bool,
         who: str,
+        compilations: int = 5,
         counts: bool = True,
     ) -> "Candidates":
         """Trace the function, and weigh all that it makes."""
@@ -191,7 +196,7 @@ class Candidates:
         at = [i for i, v in enumerate(program.jaxpr.invars) if v in moving]
         run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
         kept = residual_bytes(run, [v.aval for v in program.jaxpr.invars], at)
-        graph, rungs = ladder_of(program, moving, kept)
+        graph, rungs = ladder_of(program, moving, kept, compilations)
         gradient = jax.make_jaxpr(jax.value_and_grad(fn, argnums, has_aux=has_aux))(*args)
         returned = [x.aval for x in program.jaxpr.outvars] + [v.aval for v in moving]
         return cls(
@@ -292,6 +297,14 @@ def _too_small(candidates: Candidates, plan: Plan, memory: Memory | None, who: s
         f"{text_of(between)}, pinned most by {candidates.widest}. Raise the budget, or make the "
         "batch smaller: jrc.largest_batch finds how small."
     )
+
+
+def _check_compilations(number: object, who: str) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 10:
+        raise ValueError(
+            f"{who}: compilations is a whole number from 1 to 10; got {number!r}. Five find one of "
+            "about thirty plans, each more doubles their number."
+        )
 
 
 def _check_loss(program: Program, fn: Callable[..., Any], who: str) -> None:

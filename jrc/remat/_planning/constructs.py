@@ -21,10 +21,10 @@ from jrc._tree import is_floating
 from jrc.remat._planning.cuts import choice_of
 from jrc.remat._planning.graph import Graph, graph_of, moved
 from jrc.remat._planning.run import opened
-from jrc.remat._planning.solve import Option, Point, solve
+from jrc.remat._planning.solve import Option, Point, solve, spread
 
 # Ways of one construct that the program around it chooses from.
-_WAYS = 32
+_WAYS = 64
 
 
 def options_of(program: Program, moves: set[Any]) -> dict[int, list[Option]]:
@@ -42,12 +42,11 @@ def front_of(
     wanted: Iterable[Any],
     times: int = 1,
     carried: Sequence[Any] = (),
-    limit: int = 400,
 ) -> tuple[Graph, list[Point]]:
     """The graph of a program and the front of choices, those inside its constructs included."""
     moves = moved(program, moving, wanted)
     graph = graph_of(program, moves, carried)
-    return graph, solve(graph, options_of(program, moves), times, limit)
+    return graph, solve(graph, options_of(program, moves), times)
 
 
 def _loop(program: Program, p: int, moves: set[Any]) -> list[Option]:
@@ -58,10 +57,10 @@ def _loop(program: Program, p: int, moves: set[Any]) -> list[Option]:
     carried = body.jaxpr.invars[start:end]
     moving = _moving_in_loop(body, eqn, moves, start, end)
     wanted = [x for x in body.jaxpr.outvars if is_variable(x) and is_floating(x.aval)]
-    graph, points = front_of(body, moving, wanted, length, carried, _WAYS)
+    graph, points = front_of(body, moving, wanted, length, carried)
     ways = [
         Option(point.saved, point.peak, point.flops * length, choice_of(graph, point))
-        for point in points
+        for point in spread(points, _flops(graph), _WAYS)
     ]
     return _front(ways + _chunked(ways, graph, length, carried))
 
@@ -88,7 +87,7 @@ def _chunked(
 ) -> list[Option]:
     """The same in chunks: the carries between them are kept, each chunk is run again."""
     carry = sum(nbytes(v.aval) for v in carried)
-    once = sum(node.flops for node in graph.nodes)
+    once = _flops(graph)
     found = []
     for way in ways:
         each = way.saved / length
@@ -103,6 +102,10 @@ def _chunked(
             body = dataclasses.replace(way.body, chunks=chunks)
             found.append(Option(saved, int(peak), flops, body))
     return found
+
+
+def _flops(graph: Graph) -> int:
+    return max(1, sum(node.flops for node in graph.nodes))
 
 
 def _divisor(length: int, target: float) -> int:
@@ -137,10 +140,10 @@ def _sharded(program: Program, p: int, moves: set[Any]) -> list[Option]:
                 for v, x in zip(body.jaxpr.invars, eqn.invars, strict=True)
                 if is_variable(x) and x in moves
             ]
-            graph, points = front_of(body, moving, body.jaxpr.outvars, limit=4 * _WAYS)
+            graph, points = front_of(body, moving, body.jaxpr.outvars)
             found[:] = [
                 Option(point.saved, point.peak, point.flops, choice_of(graph, point))
-                for point in points
+                for point in spread(points, _flops(graph), 2 * _WAYS)
             ]
             return evaluate(jaxpr)(*inputs)
 

@@ -6,8 +6,7 @@ operations, even where XLA's bytes do not follow the prediction.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jrc._jaxpr import Program, flops, is_variable, nbytes
@@ -15,10 +14,7 @@ from jrc.remat._planning.choice import Choice
 from jrc.remat._planning.constructs import front_of
 from jrc.remat._planning.cuts import choice_of
 from jrc.remat._planning.graph import Graph
-from jrc.remat._planning.solve import Point
-
-COMPILATIONS = 5
-"""The search asks at most so many rungs."""
+from jrc.remat._planning.solve import spread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,23 +34,26 @@ class Rung:
     again: int
 
 
-def ladder_of(program: Program, moving: Iterable[Any], kept: int) -> tuple[Graph, list[Rung]]:
+def ladder_of(
+    program: Program, moving: Iterable[Any], kept: int, asked: int
+) -> tuple[Graph, list[Rung]]:
     """The row of plans for a program, the leanest first.
 
     Args:
         program: The program; its first result is differentiated.
         moving: Its inputs by which it is differentiated. Their cotangents are results.
         kept: Bytes that JAX keeps where nothing is re-run.
+        asked: How many rungs a search may ask; each more halves the steps.
     """
     moving = list(moving)
     results = sum(nbytes(v.aval) for v in moving)
     graph, points = front_of(program, moving, program.jaxpr.outvars[:1])
     base = 3 * max(1, sum(node.flops for node in graph.nodes))
     points = [p for p in points if p.peak < kept or p is points[0]]
-    asked = COMPILATIONS - asks_plain_first(points[0].peak, kept)
+    asked -= asks_plain_first(points[0].peak, kept)
     rungs = [
         Rung(choice_of(graph, point), max(point.peak - results, 0), point.saved, point.flops)
-        for point in spread(points, base, 2**asked - 2)
+        for point in spread(points, base, max(1, 2**asked - 2))
         if point.values or point.flops or point.bodies
     ]
     return graph, [*rungs, Rung(None, kept, kept, 0)]
@@ -63,23 +62,6 @@ def ladder_of(program: Program, moving: Iterable[Any], kept: int) -> tuple[Graph
 def asks_plain_first(least: int, kept: int) -> bool:
     """Whether so little is to be gained that a plan may need more than nothing re-run does."""
     return kept < 2 * least
-
-
-def spread(points: Sequence[Point], base: int, count: int) -> list[Point]:
-    """About `count` of the points, close where bytes or operations change fast; both ends stay."""
-    if len(points) <= count:
-        return list(points)
-    # Along the curve: a tenth of the bytes counts as much as one hundredth of the operations.
-    way = [0.0]
-    for one, other in zip(points, points[1:], strict=False):
-        memory = math.log(max(other.peak, 1) / max(one.peak, 1))
-        way.append(way[-1] + abs(memory) + 10 * abs(one.flops - other.flops) / base)
-    found, k = [], 0
-    for i in range(count):
-        while way[k] < way[-1] * i / (count - 1) - 1e-12:
-            k += 1
-        found.append(points[k])
-    return list({id(point): point for point in [*found, points[-1]]}.values())
 
 
 def highest_that_fits(

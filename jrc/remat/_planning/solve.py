@@ -11,6 +11,7 @@ here on, operations), of which those remain that no other beats in both.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -59,7 +60,10 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class _Labels:
-    """Ways to get here: bytes of the open stretch, of the closed ones, operations, kept bytes."""
+    """Ways to get here: bytes of the open stretch, of the closed ones, operations, kept bytes.
+
+    Bytes of stretches are those of all turns of a loop, kept bytes those of one.
+    """
 
     open: np.ndarray
     rest: np.ndarray
@@ -117,6 +121,23 @@ def solve(
     return _Solver(graph, options or {}, times, limit, tiny).front()
 
 
+def spread(points: Sequence[Point], base: int, count: int) -> list[Point]:
+    """About `count` of the points, close where bytes or operations change fast; both ends stay."""
+    if len(points) <= count:
+        return list(points)
+    # Along the curve: a tenth of the bytes counts as much as one hundredth of the operations.
+    way = [0.0]
+    for one, other in zip(points, points[1:], strict=False):
+        memory = math.log(max(other.peak, 1) / max(one.peak, 1))
+        way.append(way[-1] + abs(memory) + 10 * abs(one.flops - other.flops) / base)
+    found, k = [], 0
+    for i in range(count):
+        while way[k] < way[-1] * i / (count - 1) - 1e-12:
+            k += 1
+        found.append(points[k])
+    return list({id(point): point for point in [*found, points[-1]]}.values())
+
+
 class _Solver:
     def __init__(
         self,
@@ -155,7 +176,7 @@ class _Solver:
         return Point(
             peak=int(labels.rest[i]),
             flops=int(labels.flops[i]),
-            saved=int(labels.saved[i]),
+            saved=int(labels.saved[i]) * self.times,
             values=frozenset(values),
             bodies=bodies,
         )
@@ -197,13 +218,13 @@ class _Solver:
             for way in ways:
                 step = self.steps.add(decided.step, (node.position, way.body))
                 each = dataclasses.replace(decided, step=step)
-                saved = kept + way.saved * self.times
-                peak = max(saved, kept + way.peak + (self.times - 1) * way.saved)
+                saved = kept + way.saved
+                peak = max(saved, kept + way.peak)
                 yield self._closed(node, new, each, saved, peak, 0, way.flops)
 
     def _passed(self, node: Node, key: Key) -> tuple[Key, int, int]:
         """What is said further up, and the bytes that this equation's values take: kept, made."""
-        kept = sum(self.graph.sizes[v] for v in node.makes if 2 * v + 1 in key) * self.times
+        kept = sum(self.graph.sizes[v] for v in node.makes if 2 * v + 1 in key)
         made = sum(self.graph.remade[v] for v in node.makes if 2 * v in key)
         return key.difference({2 * v + said for v in node.makes for said in (0, 1)}), kept, made
 
@@ -211,8 +232,10 @@ class _Solver:
         self, node: Node, key: Key, labels: _Labels, kept: int, here: int, passing: int, flops: int
     ) -> tuple[Key, _Labels]:
         back = (node.back if node.moves else 0) + passing
-        opened = np.maximum(labels.open, back) + here
-        rest = labels.rest + kept
+        # In a loop the other turns have kept as much, whatever is further up in this one.
+        others = self.times - 1
+        opened = np.maximum(labels.open, back + others * labels.saved) + here + others * kept
+        rest = labels.rest + self.times * kept
         if all(v % 2 for v in key):
             opened, rest = np.zeros_like(opened), np.maximum(opened, rest)
         return key, _Labels(opened, rest, labels.flops + flops, labels.saved + kept, labels.step)
@@ -251,19 +274,20 @@ class _Solver:
         labels = _Labels(*(np.concatenate([getattr(p, f) for p in parts]) for f in fields))
         order = np.lexsort((labels.saved, labels.open, labels.flops, labels.rest))
         labels = labels.take(order)
-        if all(v % 2 for v in key):
+        if all(v % 2 for v in key) and self.times == 1:
             best = np.minimum.accumulate(labels.flops)
             keep = np.concatenate([[True], labels.flops[1:] < best[:-1]])
             return self._thinned(labels.take(keep), self.limit)
         return self._thinned(self._unbeaten(labels), self.limit // 2)
 
     def _unbeaten(self, labels: _Labels) -> _Labels:
-        """Of labels sorted by `rest`, those that none equals or beats in all three."""
+        """Of labels sorted by `rest`, those that none equals or beats in everything."""
         if len(labels.flops) > self.limit:
-            cells = labels.rest * 400 // self.scale * 1000 + labels.open * 100 // self.scale
+            other = labels.open + labels.saved * (self.times - 1)
+            cells = labels.rest * 400 // self.scale * 1000 + other * 100 // self.scale
             labels = labels.take(_first_of_each(cells, labels.flops))
         beats = np.ones((len(labels.flops), len(labels.flops)), bool)
-        for x in (labels.rest, labels.open, labels.flops):
+        for x in (labels.rest, labels.open, labels.flops, labels.saved * (self.times - 1)):
             beats &= x[:, None] <= x[None, :]
         # Of equal ones the first stays.
         beats &= ~beats.T | np.triu(np.ones_like(beats), 1)
