@@ -19,8 +19,9 @@ MODULES = ["jrc", *(m.name for m in pkgutil.walk_packages(jrc.__path__, "jrc."))
 def test_the_contract_s_names_are_there():
     promised = """mark recompute_segments find_segments recompute recompute_sequential
     recompute_scan recompute_module recompute_op keep_op apply_rules Save SavePrimitives
-    RecomputePrimitives Offload scale_by_dgc dgc_momentum DGCState dgc_stats dgc_specs TrainState
-    init_state make_train_step save restore models compat explain Report"""
+    RecomputePrimitives Offload explain Report plan Plan largest_batch BudgetError scale_by_dgc
+    dgc_momentum DGCState dgc_stats dgc_specs TrainState init_state make_train_step save restore
+    models compat"""
     assert set(promised.split()) <= set(PUBLIC)
     assert {*SEEDS} <= set(vars(jrc.compat))
 

@@ -17,10 +17,10 @@ from jrc._jaxpr._walk import inner_programs, primitive_name, repeats
 _FREE = frozenset(
     "mark gate name CheckpointName reshape broadcast_in_dim transpose squeeze slice dynamic_slice "
     "dynamic_update_slice concatenate pad gather scatter rev copy device_put iota empty "
-    "convert_element_type bitcast_convert_type stop_gradient sharding_constraint split expand_dims "
-    "optimization_barrier random_wrap random_unwrap random_seed random_split random_fold_in "
-    "reduce_precision axis_index all_gather all_to_all ppermute pvary pcast debug_callback "
-    "create_token".split()
+    "convert_element_type bitcast_convert_type reduce_precision stop_gradient complex real imag "
+    "sharding_constraint split expand_dims optimization_barrier random_wrap random_unwrap "
+    "random_seed random_split random_fold_in axis_index all_gather all_to_all ppermute pvary "
+    "pcast debug_callback create_token".split()
 )
 
 

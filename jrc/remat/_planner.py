@@ -24,7 +24,7 @@ from jrc.remat._planning.ladder import (
     live_flops,
     widest,
 )
-from jrc.remat._planning.program import Signature, signature_of, traced_for_plan
+from jrc.remat._planning.program import Signature, as_array, signature_of, traced_for_plan
 from jrc.remat._planning.run import opened
 
 
@@ -199,13 +199,14 @@ class Candidates:
         graph, rungs = ladder_of(program, moving, kept, compilations)
         gradient = jax.make_jaxpr(jax.value_and_grad(fn, argnums, has_aux=has_aux))(*args)
         returned = [x.aval for x in program.jaxpr.outvars] + [v.aval for v in moving]
+        most = widest(program, graph)
         return cls(
             rungs=tuple(rungs),
             signature=signature_of(program),
             given=sum(nbytes(v.aval) for v in program.jaxpr.invars),
             returned=sum(map(nbytes, returned)),
             flops=live_flops(gradient),
-            widest=program.name(widest(program, graph)),
+            widest="nothing" if most is None else program.name(most),
             program=program,
             args=args,
             argnums=argnums,
@@ -267,18 +268,22 @@ def choose(
             memory[i] = compiled(rungs[i])
         return memory[i].peak
 
+    found, top = None, len(rungs) - 1
     if isinstance(budget, float):
-        least, most = sorted((peak(0), peak(len(rungs) - 1)))
+        least, most = sorted((peak(0), peak(top)))
         budget = int(least + budget * (most - least))
-    from_the_top = asks_plain_first(rungs[0].temporaries, rungs[-1].temporaries)
-    found = highest_that_fits(lambda i: peak(i) <= budget, len(rungs), from_the_top)
+        # Compiled by now: a rung on the way that needs more than the top must not hide it.
+        found = top if peak(top) <= budget else None
+    if found is None:
+        from_the_top = asks_plain_first(rungs[0].temporaries, rungs[top].temporaries)
+        found = highest_that_fits(lambda i: peak(i) <= budget, len(rungs), from_the_top)
     if found is None and memory:
-        # A fraction has asked the ends before.
+        # A fraction has asked the leanest before, which need not have been on the way.
         found = next((i for i in sorted(memory, reverse=True) if peak(i) <= budget), None)
     least = min(memory, key=lambda i: memory[i].peak) if memory else 0
     chosen = least if found is None else found
-    known = memory[chosen].peak if compiled else None
-    plan = candidates.plan_of(rungs[chosen], budget, known, len(memory))
+    verified = memory[chosen].peak if compiled else None
+    plan = candidates.plan_of(rungs[chosen], budget, verified, len(memory))
     if found is None:
         raise BudgetError(_too_small(candidates, plan, memory.get(least), who), peak(least), plan)
     return plan
@@ -326,17 +331,12 @@ def _moving(
         raise ValueError(
             f"{who}: argnums names arguments by number, from 0 to {len(args) - 1}; got {argnums!r}."
         )
-    counts = [len(split(jax.tree.map(_counted, arg))[0]) for arg in args]
+    counts = [len(split(jax.tree.map(as_array, arg))[0]) for arg in args]
     first = len(traced.inputs) - sum(counts)
     starts = [first + sum(counts[:n]) for n in range(len(args))]
     inputs = traced.program.jaxpr.invars
     chosen = [v for n in sorted(wanted) for v in inputs[starts[n] : starts[n] + counts[n]]]
     return [v for v in chosen if is_floating(v.aval)]
-
-
-def _counted(leaf: Any) -> Any:
-    """A leaf as `traced_for_plan` sees it."""
-    return jnp.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
 
 
 def _kept(program: Program, choice: Choice, times: int = 1) -> Iterable[Kept]:

@@ -31,7 +31,8 @@ def options_of(program: Program, moves: set[Any]) -> dict[int, list[Option]]:
     """For each construct that can be planned inside, its ways, the leanest first."""
     found = {}
     for p, eqn in enumerate(program.eqns):
-        if primitive_name(eqn) in _PLANNED and not moves.isdisjoint(eqn.outvars):
+        planned = primitive_name(eqn) in _PLANNED and repeats(eqn) > 0
+        if planned and not moves.isdisjoint(eqn.outvars):
             found[p] = _PLANNED[primitive_name(eqn)](program, p, moves)
     return found
 
@@ -62,6 +63,8 @@ def _loop(program: Program, p: int, moves: set[Any]) -> list[Option]:
         Option(point.saved, point.peak, point.flops * length, choice_of(graph, point))
         for point in spread(points, _flops(graph), _WAYS)
     ]
+    if any(node.stays for node in graph.nodes if node.position >= 0):
+        return _front(ways)
     return _front(ways + _chunked(ways, graph, length, carried))
 
 
@@ -96,9 +99,11 @@ def _chunked(
         for chunks in {_divisor(length, scale * best) for scale in (0.5, 1.0, 2.0)}:
             if not 1 < chunks < length:
                 continue
-            saved = chunks * carry
-            peak = saved + math.ceil(length / chunks) * each + work
-            flops = way.flops + once * length
+            # What is left over runs last, and is not run again.
+            size, rest = divmod(length, chunks)
+            saved = int(chunks * carry + rest * each)
+            peak = chunks * carry + max(size, rest) * each + work
+            flops = way.flops + once * size * chunks
             body = dataclasses.replace(way.body, chunks=chunks)
             found.append(Option(saved, int(peak), flops, body))
     return found

@@ -297,7 +297,7 @@ def residual_bytes(run: Callable[..., Any], avals: Sequence[Any], moving: Sequen
 
     jaxpr, shape = jax.make_jaxpr(kept, return_shape=True)(*avals)
     count = len(jax.tree.leaves(shape[0]))
-    given = {*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars[count:]}
+    given = {*jaxpr.constvars, *jaxpr.invars, *filter(is_variable, jaxpr.outvars[count:])}
     inside = {x for x in jaxpr.outvars[:count] if is_variable(x) and x not in given}
     return sum(nbytes(x.aval) for x in inside)
 
@@ -378,4 +378,21 @@ def worth_saving(nodes: Sequence[Node], sizes: Sequence[int], fused: Sequence[bo
             # Outside of all regions its derivative needs them kept.
             for v in node.reads:
                 worth[v] = True
+    for v in _past_walls(nodes, readers):
+        worth[v] = True
     return worth
+
+
+def _past_walls(nodes: Sequence[Node], readers: Mapping[int, Sequence[Node]]) -> set[int]:
+    """What is read at or behind a construct that must not be run again, and is made before it.
+
+    No stretch goes across such a construct, so that there is no making these again.
+    """
+    at = {v: k for k, node in enumerate(nodes) for v in node.makes}
+    walls = [k for k, node in enumerate(nodes) if node.acts or (node.opaque and node.stays)]
+    order = {id(node): k for k, node in enumerate(nodes)}
+    return {
+        v
+        for v, reading in readers.items()
+        if any(at[v] < k <= max(order[id(node)] for node in reading) for k in walls)
+    }

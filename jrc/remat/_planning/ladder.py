@@ -92,12 +92,13 @@ def live_flops(jaxpr: Any) -> int:
     return flops(jaxpr.replace(eqns=[eqn for eqn, lives in alive if lives]))
 
 
-def widest(program: Program, graph: Graph) -> int:
-    """The equation whose differentiation alone needs most bytes, by position."""
+def widest(program: Program, graph: Graph) -> int | None:
+    """The equation whose differentiation alone needs most bytes, by position; if there is one."""
 
     def width(node: Any) -> int:
         eqn = program.eqns[node.position]
         own = sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars) if is_variable(x))
         return own * (node.moves and bool(node.flops))
 
-    return max((node for node in graph.nodes if node.position >= 0), key=width).position
+    nodes = [node for node in graph.nodes if node.position >= 0]
+    return max(nodes, key=width).position if nodes else None

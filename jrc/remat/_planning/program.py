@@ -18,11 +18,14 @@ def traced_for_plan(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Traced:
     """The function's program without `jit` calls; numbers are inputs, as under `jax.jit`."""
-    args, kwargs = jax.tree.map(_as_array, (args, dict(kwargs)))
-    return trace(fn, args, kwargs, lambda _: True)
+    args, kwargs = jax.tree.map(as_array, (args, dict(kwargs)))
+    # Without `jit`, JAX writes loops out turn by turn: another program.
+    with jax.disable_jit(False):
+        return trace(fn, args, kwargs, lambda _: True)
 
 
-def _as_array(leaf: Any) -> Any:
+def as_array(leaf: Any) -> Any:
+    """A leaf as `jax.jit` takes it: numbers and NumPy arrays are arrays."""
     number = isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic)
     return jnp.asarray(leaf) if number else leaf
 
@@ -32,7 +35,7 @@ class Signature:
     """What a program is known by: its equations in words, and a hash of how they hang together.
 
     Attributes:
-        equations: Every equation as `dot_general:(4,8)`, in program order.
+        equations: Every equation as `dot_general:float32(4,8)`, in program order.
         digest: A hash of operators, types and dataflow; source lines do not enter.
     """
 
@@ -61,7 +64,8 @@ def signature_of(program: Program) -> Signature:
 
 
 def _words(eqn: Any) -> str:
-    return label(eqn).partition("@")[0]
+    name, _, shape = label(eqn).partition("@")[0].partition(":")
+    return f"{name}:{getattr(eqn.outvars[0].aval, 'dtype', '')}{shape}" if eqn.outvars else name
 
 
 def _lines(program: Program) -> list[str]:

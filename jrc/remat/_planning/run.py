@@ -42,8 +42,7 @@ def run_choice(program: Program, choice: Choice) -> Run:
 def _run_piece(program: Program, piece: Piece, values: dict[Any, Any]) -> None:
     if piece.region:
         held = {program.eqns[p].outvars[i]: HELD for p, i in piece.held}
-        cut = Cut((), True, True, piece.positions, held)
-        _run_region(program, cut, values)
+        _run_region(program, Cut((), True, True, piece.positions, held), values)
         return
     (p,) = piece.positions
     run = construct(program, p, piece.inside)

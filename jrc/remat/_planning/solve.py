@@ -164,6 +164,7 @@ class _Solver:
             states = {key: self._pruned(key, labels) for key, labels in found.items()}
             states = self._fewer(states)
         (labels,) = states.values()
+        labels = _falling(labels.take(np.lexsort((labels.saved, labels.flops, labels.rest))))
         return [self._point(labels, i) for i in range(len(labels.flops))]
 
     def _point(self, labels: _Labels, i: int) -> Point:
@@ -275,9 +276,7 @@ class _Solver:
         order = np.lexsort((labels.saved, labels.open, labels.flops, labels.rest))
         labels = labels.take(order)
         if all(v % 2 for v in key) and self.times == 1:
-            best = np.minimum.accumulate(labels.flops)
-            keep = np.concatenate([[True], labels.flops[1:] < best[:-1]])
-            return self._thinned(labels.take(keep), self.limit)
+            return self._thinned(_falling(labels), self.limit)
         return self._thinned(self._unbeaten(labels), self.limit // 2)
 
     def _unbeaten(self, labels: _Labels) -> _Labels:
@@ -317,6 +316,12 @@ class _Solver:
         closed = [item for item in states.items() if all(v % 2 for v in item[0])]
         rest = sorted((item for item in states.items() if item not in closed), key=score)
         return dict(closed + rest[: max(most - len(closed), most // 2)])
+
+
+def _falling(labels: _Labels) -> _Labels:
+    """Of labels sorted by `rest`, those with fewer operations than all before them."""
+    best = np.minimum.accumulate(labels.flops)
+    return labels.take(np.concatenate([[True], labels.flops[1:] < best[:-1]]))
 
 
 def _first_of_each(cells: np.ndarray, flops: np.ndarray) -> np.ndarray:
