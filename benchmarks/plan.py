@@ -37,8 +37,9 @@ from rich.progress import Progress
 
 import jrc
 from jrc.remat._budget import checked_budget
+from jrc.remat._candidates import Candidates
 from jrc.remat._memory import memory_needed
-from jrc.remat._planner import Candidates, choose
+from jrc.remat._planner import choose
 from jrc.remat._planning.ladder import Rung
 
 BUDGETS, TOY_BUDGETS = 20, 5

@@ -18,8 +18,9 @@ from plan_measure import PRODUCTS
 from jrc._jaxpr import primitive_name
 from jrc._tree import is_floating
 from jrc.remat._planning.cuts import choice_of
-from jrc.remat._planning.graph import graph_of, moved
+from jrc.remat._planning.flow import moved
 from jrc.remat._planning.solve import solve
+from jrc.remat._planning.weigh import graph_of
 
 MB = 10**6
 # Compilations of a search, so that the steps between two plans do not hide what is compared.

@@ -8,9 +8,10 @@ import jax
 
 from jrc._errors import name_of
 from jrc.remat._budget import checked_budget
+from jrc.remat._candidates import Candidates
 from jrc.remat._memory import memory_needed
 from jrc.remat._plan import Plan
-from jrc.remat._planner import Candidates, plan
+from jrc.remat._planner import plan
 
 
 class LargestBatch(NamedTuple):

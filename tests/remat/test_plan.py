@@ -20,8 +20,9 @@ from jax.sharding import PartitionSpec as P
 
 import jrc
 from jrc._jaxpr import primitive_name
+from jrc.remat._candidates import Candidates
 from jrc.remat._memory import Memory, memory_of
-from jrc.remat._planner import Candidates, choose
+from jrc.remat._planner import choose
 from tests.remat.graphs import graphs
 from tests.remat.measure import (
     bit_equal,

@@ -12,10 +12,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jrc.remat._planning.cuts import choice_of
-from jrc.remat._planning.graph import Graph, Node, graph_of, moved
+from jrc.remat._planning.flow import moved
+from jrc.remat._planning.graph import Graph, Node
 from jrc.remat._planning.ladder import highest_that_fits
 from jrc.remat._planning.program import traced_for_plan
 from jrc.remat._planning.solve import Point, solve, spread
+from jrc.remat._planning.weigh import graph_of
 from tests.remat.graphs import graphs
 from tests.remat.reference_plans import (
     chain_like,

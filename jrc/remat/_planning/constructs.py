@@ -19,9 +19,11 @@ from jrc._jaxpr import (
 )
 from jrc._tree import is_floating
 from jrc.remat._planning.cuts import choice_of
-from jrc.remat._planning.graph import Graph, graph_of, moved
+from jrc.remat._planning.flow import moved
+from jrc.remat._planning.graph import Graph
 from jrc.remat._planning.run import opened
 from jrc.remat._planning.solve import Option, Point, solve, spread
+from jrc.remat._planning.weigh import graph_of
 
 # Ways of one construct that the program around it chooses from.
 _WAYS = 64

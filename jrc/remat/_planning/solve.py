@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jrc.remat._planning.graph import Graph, Node
+from jrc.remat._planning.labels import Labels, Sieve, Steps, falling
 
 Key = frozenset[int]
 
@@ -56,46 +57,6 @@ class Point:
     saved: int
     values: frozenset[int]
     bodies: Mapping[int, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Labels:
-    """Ways to get here: bytes of the open stretch, of the closed ones, operations, kept bytes.
-
-    Bytes of stretches are those of all turns of a loop, kept bytes those of one.
-    """
-
-    open: np.ndarray
-    rest: np.ndarray
-    flops: np.ndarray
-    saved: np.ndarray
-    step: np.ndarray
-
-    def take(self, which: Any) -> "_Labels":
-        return _Labels(*(getattr(self, f.name)[which] for f in dataclasses.fields(self)))
-
-
-class _Steps:
-    """Decisions as a tree: each label points at its last one."""
-
-    def __init__(self) -> None:
-        self.parents: list[np.ndarray] = [np.array([-1])]
-        self.said: list[tuple[int, Any]] = [(0, None)]
-        self.size = 1
-
-    def add(self, parents: np.ndarray, decision: Any) -> np.ndarray:
-        steps = np.arange(self.size, self.size + len(parents))
-        self.said.append((self.size, decision))
-        self.parents.append(parents)
-        self.size += len(parents)
-        return steps
-
-    def back(self, step: int) -> Iterable[Any]:
-        starts = np.array([start for start, _ in self.said])
-        while step > 0:
-            k = int(np.searchsorted(starts, step, side="right")) - 1
-            yield self.said[k][1]
-            step = int(self.parents[k][step - starts[k]])
 
 
 def solve(
@@ -147,27 +108,27 @@ class _Solver:
         limit: int,
         tiny: float,
     ):
-        self.graph, self.options, self.times, self.limit = graph, options, times, limit
-        self.steps = _Steps()
+        self.graph, self.options, self.times = graph, options, times
+        self.steps = Steps()
         total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
         self.tiny = 0 if all(graph.may_save) else int(total * tiny)
-        self.scale = max(total * times, 1)
+        self.sieve = Sieve(times, limit, max(total * times, 1))
 
     def front(self) -> list[Point]:
         zero = np.zeros(1)
-        states = {frozenset(): _Labels(zero, zero, zero, zero, np.zeros(1, int))}
+        states = {frozenset(): Labels(zero, zero, zero, zero, np.zeros(1, int))}
         for node in reversed(self.graph.nodes):
-            found: dict[Key, list[_Labels]] = {}
+            found: dict[Key, list[Labels]] = {}
             for key, labels in states.items():
                 for new, made in self._after(node, key, labels):
                     found.setdefault(new, []).append(made)
-            states = {key: self._pruned(key, labels) for key, labels in found.items()}
+            states = {key: self.sieve.of(labels, _is_closed(key)) for key, labels in found.items()}
             states = self._fewer(states)
         (labels,) = states.values()
-        labels = _falling(labels.take(np.lexsort((labels.saved, labels.flops, labels.rest))))
+        labels = falling(labels.take(np.lexsort((labels.saved, labels.flops, labels.rest))))
         return [self._point(labels, i) for i in range(len(labels.flops))]
 
-    def _point(self, labels: _Labels, i: int) -> Point:
+    def _point(self, labels: Labels, i: int) -> Point:
         values, bodies = set(), {}
         for decision in self.steps.back(int(labels.step[i])):
             if isinstance(decision, tuple):
@@ -182,7 +143,7 @@ class _Solver:
             bodies=bodies,
         )
 
-    def _after(self, node: Node, key: Key, labels: _Labels) -> Iterable[tuple[Key, _Labels]]:
+    def _after(self, node: Node, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """All that may be said of what this equation makes and reads."""
         own = [v for v in node.makes if v in node.needs]
         for new, decided in self._decided(key, labels, own):
@@ -193,8 +154,8 @@ class _Solver:
                 yield from self._outside(node, new, decided)
 
     def _inside(
-        self, node: Node, key: Key, labels: _Labels, made: bool
-    ) -> Iterable[tuple[Key, _Labels]]:
+        self, node: Node, key: Key, labels: Labels, made: bool
+    ) -> Iterable[tuple[Key, Labels]]:
         """The equation as part of a stretch, run again if something that it makes is."""
         again = made or bool(node.opaque)
         if again and node.stays:
@@ -208,13 +169,13 @@ class _Solver:
             lasting = kept + remade + opaque + operands
             yield self._closed(node, new, decided, kept, lasting, passing, again * node.flops)
 
-    def _outside(self, node: Node, key: Key, labels: _Labels) -> Iterable[tuple[Key, _Labels]]:
+    def _outside(self, node: Node, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """The equation between two stretches, where what its derivative reads is kept."""
         needed = [v for v in node.reads if v in node.needs]
         ways = self.options.get(node.position) or [Option(node.opaque or 0, 0, 0)]
         for new, decided in self._decided(key, labels, needed):
             new, kept, _ = self._passed(node, new)
-            if any(v % 2 == 0 for v in new):
+            if not _is_closed(new):
                 continue
             for way in ways:
                 step = self.steps.add(decided.step, (node.position, way.body))
@@ -230,20 +191,18 @@ class _Solver:
         return key.difference({2 * v + said for v in node.makes for said in (0, 1)}), kept, made
 
     def _closed(
-        self, node: Node, key: Key, labels: _Labels, kept: int, here: int, passing: int, flops: int
-    ) -> tuple[Key, _Labels]:
+        self, node: Node, key: Key, labels: Labels, kept: int, here: int, passing: int, flops: int
+    ) -> tuple[Key, Labels]:
         back = (node.back if node.moves else 0) + passing
         # In a loop the other turns have kept as much, whatever is further up in this one.
         others = self.times - 1
         opened = np.maximum(labels.open, back + others * labels.saved) + here + others * kept
         rest = labels.rest + self.times * kept
-        if all(v % 2 for v in key):
+        if _is_closed(key):
             opened, rest = np.zeros_like(opened), np.maximum(opened, rest)
-        return key, _Labels(opened, rest, labels.flops + flops, labels.saved + kept, labels.step)
+        return key, Labels(opened, rest, labels.flops + flops, labels.saved + kept, labels.step)
 
-    def _decided(
-        self, key: Key, labels: _Labels, values: Sequence[int]
-    ) -> list[tuple[Key, _Labels]]:
+    def _decided(self, key: Key, labels: Labels, values: Sequence[int]) -> list[tuple[Key, Labels]]:
         """Every way to say of these values whether they are kept or made again."""
         ways = [(key, labels)]
         for v in dict.fromkeys(values):
@@ -267,64 +226,21 @@ class _Solver:
         """The equation that makes each variable."""
         return {v: node for node in self.graph.nodes for v in node.makes}
 
-    def _pruned(self, key: Key, parts: Sequence[_Labels]) -> _Labels:
-        """The labels that no other beats."""
-        if len(parts) == 1 and len(parts[0].flops) == 1:
-            return parts[0]
-        fields = [f.name for f in dataclasses.fields(_Labels)]
-        labels = _Labels(*(np.concatenate([getattr(p, f) for p in parts]) for f in fields))
-        order = np.lexsort((labels.saved, labels.open, labels.flops, labels.rest))
-        labels = labels.take(order)
-        if all(v % 2 for v in key) and self.times == 1:
-            return self._thinned(_falling(labels), self.limit)
-        return self._thinned(self._unbeaten(labels), self.limit // 2)
-
-    def _unbeaten(self, labels: _Labels) -> _Labels:
-        """Of labels sorted by `rest`, those that none equals or beats in everything."""
-        if len(labels.flops) > self.limit:
-            other = labels.open + labels.saved * (self.times - 1)
-            cells = labels.rest * 400 // self.scale * 1000 + other * 100 // self.scale
-            labels = labels.take(_first_of_each(cells, labels.flops))
-        beats = np.ones((len(labels.flops), len(labels.flops)), bool)
-        for x in (labels.rest, labels.open, labels.flops, labels.saved * (self.times - 1)):
-            beats &= x[:, None] <= x[None, :]
-        # Of equal ones the first stays.
-        beats &= ~beats.T | np.triu(np.ones_like(beats), 1)
-        return labels.take(~beats.any(0))
-
-    def _thinned(self, labels: _Labels, limit: int) -> _Labels:
-        """About `limit` of them, evenly spread; the ends stay."""
-        n = len(labels.flops)
-        if n <= limit:
-            return labels
-        cells = np.maximum(labels.rest, labels.open) * (2 * limit) // self.scale
-        keep = _first_of_each(cells, labels.flops)
-        if len(keep) > limit:
-            keep = keep[np.unique(np.linspace(0, len(keep) - 1, limit).astype(int))]
-        return labels.take(np.unique(np.concatenate([[0], keep, [n - 1]])))
-
-    def _fewer(self, states: dict[Key, _Labels], most: int = 64) -> dict[Key, _Labels]:
+    def _fewer(self, states: dict[Key, Labels], most: int = 64) -> dict[Key, Labels]:
         if len(states) <= most:
             return states
         total = max(1, sum(node.flops for node in self.graph.nodes))
 
-        def score(item: tuple[Key, _Labels]) -> float:
+        def score(item: tuple[Key, Labels]) -> float:
             labels = item[1]
             peak = np.maximum(labels.open, labels.rest)
-            return float(np.min(peak / self.scale + labels.flops / total))
+            return float(np.min(peak / self.sieve.scale + labels.flops / total))
 
-        closed = [item for item in states.items() if all(v % 2 for v in item[0])]
+        closed = [item for item in states.items() if _is_closed(item[0])]
         rest = sorted((item for item in states.items() if item not in closed), key=score)
         return dict(closed + rest[: max(most - len(closed), most // 2)])
 
 
-def _falling(labels: _Labels) -> _Labels:
-    """Of labels sorted by `rest`, those with fewer operations than all before them."""
-    best = np.minimum.accumulate(labels.flops)
-    return labels.take(np.concatenate([[True], labels.flops[1:] < best[:-1]]))
-
-
-def _first_of_each(cells: np.ndarray, flops: np.ndarray) -> np.ndarray:
-    """In each cell the one with the fewest operations, as sorted positions."""
-    order = np.lexsort((flops, cells))
-    return np.sort(order[np.concatenate([[True], np.diff(cells[order]) != 0])])
+def _is_closed(key: Key) -> bool:
+    """Whether nothing that is made again crosses."""
+    return all(v % 2 for v in key)

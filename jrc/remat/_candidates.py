@@ -1,0 +1,179 @@
+"""The row of plans for a function, from the leanest to nothing re-run."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from jrc._errors import name_of
+from jrc._jaxpr import Program, Traced, evaluate, label, nbytes, place, repeats
+from jrc._tree import is_floating, split
+from jrc.remat._keep import check_flag
+from jrc.remat._plan import Estimate, Kept, Plan
+from jrc.remat._planning.choice import Choice
+from jrc.remat._planning.ladder import Rung, ladder_of, live_flops, widest
+from jrc.remat._planning.program import Signature, as_array, signature_of, traced_for_plan
+from jrc.remat._planning.reads import residual_bytes
+from jrc.remat._planning.run import opened
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """The row of plans for a function, with what the search needs to know.
+
+    Attributes:
+        rungs: The plans, the leanest first, nothing re-run last.
+        signature: Of the function's program.
+        given: Bytes of arguments.
+        returned: Bytes of results: the function's and the gradients.
+        flops: Operations of the gradient program with nothing re-run.
+        widest: The equation that needs most at once, for a person.
+        program: The function's program.
+        args: The arguments, or their shapes.
+        argnums: Those that are differentiated.
+        has_aux: Whether the function returns more than a loss.
+        fn: The function.
+        counts: Whether operations can be counted later, outside of where it was traced.
+    """
+
+    rungs: tuple[Rung, ...]
+    signature: Signature
+    given: int
+    returned: int
+    flops: int
+    widest: str
+    program: Program
+    args: tuple[Any, ...]
+    argnums: int | Sequence[int]
+    has_aux: bool
+    fn: Callable[..., Any]
+    counts: bool
+
+    @classmethod
+    def of(
+        cls,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        argnums: int | Sequence[int],
+        has_aux: bool,
+        who: str,
+        compilations: int = 5,
+        counts: bool = True,
+    ) -> "Candidates":
+        """Trace the function, and weigh all that it makes."""
+        check_flag(has_aux, "has_aux", who)
+        if not callable(fn):
+            raise TypeError(f"{who}: the first argument is a function; got {type(fn).__name__}.")
+        traced = traced_for_plan(fn, args, {})
+        program = traced.program
+        _check_loss(program, fn, who)
+        moving = _moving(traced, args, argnums, who)
+        at = [i for i, v in enumerate(program.jaxpr.invars) if v in moving]
+        run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
+        kept = residual_bytes(run, [v.aval for v in program.jaxpr.invars], at)
+        graph, rungs = ladder_of(program, moving, kept, compilations)
+        gradient = jax.make_jaxpr(jax.value_and_grad(fn, argnums, has_aux=has_aux))(*args)
+        returned = [x.aval for x in program.jaxpr.outvars] + [v.aval for v in moving]
+        most = widest(program, graph)
+        return cls(
+            rungs=tuple(rungs),
+            signature=signature_of(program),
+            given=sum(nbytes(v.aval) for v in program.jaxpr.invars),
+            returned=sum(map(nbytes, returned)),
+            flops=live_flops(gradient),
+            widest="nothing" if most is None else program.name(most),
+            program=program,
+            args=args,
+            argnums=argnums,
+            has_aux=has_aux,
+            fn=fn,
+            counts=counts,
+        )
+
+    def applied(self, rung: Rung, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The function as this rung has it."""
+        return fn if rung.choice is None else self.plan_of(rung, 0, None, 0).apply(fn)
+
+    def predicted(self, rung: Rung) -> Estimate:
+        """What the model says of a rung."""
+        peak = self.given + self.returned + rung.temporaries
+        total = self.flops + rung.again
+        return Estimate(peak, total, total / max(self.flops, 1))
+
+    def counted(self, rung: Rung) -> int:
+        """Operations of the gradient program with this rung's plan."""
+        if rung.choice is None:
+            return self.flops
+        applied = self.applied(rung, self.fn)
+        program = jax.value_and_grad(applied, self.argnums, has_aux=self.has_aux)
+        return live_flops(jax.make_jaxpr(program)(*self.args))
+
+    def plan_of(self, rung: Rung, budget: int, peak: int | None, compilations: int) -> Plan:
+        """The rung as a plan; with the peak of its compiled program, if there is one."""
+        verified = None
+        if peak is not None:
+            total = self.counted(rung) if self.counts else self.flops + rung.again
+            verified = Estimate(peak, total, total / max(self.flops, 1))
+        return Plan(
+            budget=budget,
+            predicted=self.predicted(rung),
+            verified=verified,
+            unplanned_flops=self.flops,
+            saved_bytes=rung.saved,
+            compilations=compilations,
+            kept=tuple(_kept(self.program, rung.choice)) if rung.choice else (),
+            choice=rung.choice,
+            signature=self.signature,
+        )
+
+
+def _check_loss(program: Program, fn: Callable[..., Any], who: str) -> None:
+    aval: Any = program.jaxpr.outvars[0].aval if program.jaxpr.outvars else None
+    if aval is None or aval.shape != () or not is_floating(aval):
+        raise TypeError(
+            f"{who}: the first result of `{name_of(fn)}` is a scalar loss, floating; got "
+            f"{aval if aval is not None else 'nothing'}."
+        )
+
+
+def _moving(
+    traced: Traced, args: tuple[Any, ...], argnums: int | Sequence[int], who: str
+) -> list[Any]:
+    """The program's inputs that are differentiated."""
+    wanted = {argnums} if isinstance(argnums, int) else set(argnums)
+    wanted = {n + len(args) if n < 0 else n for n in wanted}
+    if not wanted or not wanted <= set(range(len(args))):
+        raise ValueError(
+            f"{who}: argnums names arguments by number, from 0 to {len(args) - 1}; got {argnums!r}."
+        )
+    counts = [len(split(jax.tree.map(as_array, arg))[0]) for arg in args]
+    first = len(traced.inputs) - sum(counts)
+    starts = [first + sum(counts[:n]) for n in range(len(args))]
+    inputs = traced.program.jaxpr.invars
+    chosen = [v for n in sorted(wanted) for v in inputs[starts[n] : starts[n] + counts[n]]]
+    return [v for v in chosen if is_floating(v.aval)]
+
+
+def _kept(program: Program, choice: Choice, times: int = 1) -> Iterable[Kept]:
+    """What a choice keeps, equal values together, the largest first."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, count, size in _each_kept(program, choice, times):
+        n, total = found.get(name, (0, 0))
+        found[name] = (n + count, total + size)
+    kept = [Kept(name, n, size) for name, (n, size) in found.items()]
+    return sorted(kept, key=lambda each: (-each.bytes, each.name))
+
+
+def _each_kept(program: Program, choice: Choice, times: int) -> Iterable[tuple[str, int, int]]:
+    for piece in choice.pieces:
+        for p, i in piece.held:
+            var = program.unmarked(program.eqns[p].outvars[i])
+            name = label(program.eqns[max(program.producer[var], 0)])
+            yield name, times, times * nbytes(var.aval)
+        if piece.inside is not None:
+            eqn = program.eqns[piece.positions[0]]
+            (body,) = (opened(jaxpr) for jaxpr in [eqn.params["jaxpr"]])
+            turns = piece.inside.chunks or repeats(eqn)
+            yield f"carries of the loop at {place(eqn)}", times * turns, 0
+            yield from _each_kept(body, piece.inside, times * repeats(eqn))

@@ -1,0 +1,67 @@
+"""What derivatives read. No table says it: JAX is asked, once for each kind of equation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jrc._jaxpr import Program, evaluate, inner_programs, is_variable, nbytes, primitive_name
+from jrc.remat._hold import derivative_reads
+from jrc.remat._planning.kinds import is_construct
+
+
+class Reads:
+    """What derivatives read, asked once for each kind of equation."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[frozenset[int], frozenset[int], int | None]] = {}
+
+    def of(self, program: Program, p: int, moves: set[Any]) -> tuple[list[Any], int | None]:
+        """The variables that the derivative of equation `p` reads; bytes that it keeps inside."""
+        eqn, given = program.eqns[p], program.reads(p)
+        moving = [i for i, v in enumerate(given) if v in moves]
+        key = _kind(eqn, given, moving)
+        if key not in self._known:
+            self._known[key] = _asked(program, p, moving)
+        inputs, results, opaque = self._known[key]
+        needs = [v for i, v in enumerate(given) if i in inputs]
+        return needs + [v for i, v in enumerate(eqn.outvars) if i in results], opaque
+
+
+def _kind(eqn: Any, given: Sequence[Any], moving: Sequence[int]) -> Any:
+    at = tuple(given.index(x) if is_variable(x) else repr(x.val) for x in eqn.invars)
+    avals = tuple(str(x.aval) for x in (*eqn.invars, *eqn.outvars))
+    inner = inner_programs(eqn)
+    params = id(eqn) if inner else repr(sorted(eqn.params.items(), key=lambda item: item[0]))
+    return primitive_name(eqn), avals, at, tuple(moving), params
+
+
+def _asked(program: Program, p: int, moving: Sequence[int]) -> Any:
+    eqn, given = program.eqns[p], program.reads(p)
+    run = evaluate(program.cut([p], eqn.outvars))
+    avals = [v.aval for v in given]
+    everything = frozenset(range(len(given)))
+    if is_construct(eqn):
+        return everything, frozenset(), residual_bytes(run, avals, moving)
+    try:
+        return *derivative_reads(run, avals, moving), None
+    except (NotImplementedError, TypeError, ValueError):
+        return everything, frozenset(range(len(eqn.outvars))), None
+
+
+def residual_bytes(run: Callable[..., Any], avals: Sequence[Any], moving: Sequence[int]) -> int:
+    """Bytes that the derivative of a function keeps besides its inputs and results."""
+
+    def kept(*inputs: Any) -> Any:
+        def at(*moved: Any) -> Any:
+            new = dict(zip(moving, moved, strict=True))
+            return list(run(*(new.get(i, x) for i, x in enumerate(inputs))))
+
+        results, pull = jax.vjp(at, *(inputs[i] for i in moving))
+        return jax.tree.leaves(pull), results
+
+    jaxpr, shape = jax.make_jaxpr(kept, return_shape=True)(*avals)
+    count = len(jax.tree.leaves(shape[0]))
+    given = {*jaxpr.constvars, *jaxpr.invars, *filter(is_variable, jaxpr.outvars[count:])}
+    inside = {x for x in jaxpr.outvars[:count] if is_variable(x) and x not in given}
+    return sum(nbytes(x.aval) for x in inside)
