@@ -115,10 +115,15 @@ def run_cut(
     say: Say,
     values: dict[Any, Any],
     region: Region,
+    own_inside: bool = False,
     **options: Any,
 ) -> None:
-    """Run one stretch; `region` runs a segment that is to be re-run."""
-    outside = _trailing(program, cut)
+    """Run one stretch; `region` runs a segment that is to be re-run.
+
+    With `own_inside` an operator that ends it, and whose held result serves its own derivative,
+    runs inside. Outside, JAX may keep what it makes of the result beside it, as 1 - y² of a tanh.
+    """
+    outside = _trailing(program, cut, own_inside)
     positions = [p for p in cut.positions if p not in outside]
     outvars = program.crossing(positions)
     stretch = Stretch(program, positions, outvars, say, cut.held, **options)
@@ -130,7 +135,7 @@ def run_cut(
     values |= dict(zip(tail.outvars, results, strict=True))
 
 
-def _trailing(program: Program, cut: Cut) -> list[int]:
+def _trailing(program: Program, cut: Cut, own_inside: bool) -> list[int]:
     """What ends a stretch and may run outside of it, because nothing else inside reads it.
 
     Marks, which another transform sees there; reshapes; and an operator whose held result serves
@@ -142,6 +147,7 @@ def _trailing(program: Program, cut: Cut) -> list[int]:
         readers = {c for var in eqn.outvars for c in program.consumers.get(var, ())}
         shows = mark_of(eqn) is not None or eqn.primitive.name in RESHAPES
         own = eqn.primitive.name in OWN_RESULT and cut.held.get(eqn.outvars[0]) == HELD
+        own = own and not own_inside
         if (shows or own) and readers and not readers & inside:
             found.append(p)
             inside.discard(p)

@@ -34,6 +34,7 @@ class Candidates:
         argnums: Those that are differentiated.
         has_aux: Whether the function returns more than a loss.
         fn: The function.
+        compilations: How many rungs a search may ask.
         counts: Whether operations can be counted later, outside of where it was traced.
     """
 
@@ -48,6 +49,7 @@ class Candidates:
     argnums: int | Sequence[int]
     has_aux: bool
     fn: Callable[..., Any]
+    compilations: int
     counts: bool
 
     @classmethod
@@ -88,6 +90,7 @@ class Candidates:
             argnums=argnums,
             has_aux=has_aux,
             fn=fn,
+            compilations=compilations,
             counts=counts,
         )
 

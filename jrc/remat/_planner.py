@@ -1,5 +1,6 @@
 """Finding a plan: a row of candidates, of which compiled programs show the one that fits."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -153,7 +154,10 @@ def choose(
         found = top if peak(top) <= budget else None
     if found is None:
         from_the_top = asks_plain_first(rungs[0].temporaries, rungs[top].temporaries)
-        found = highest_that_fits(lambda i: peak(i) <= budget, len(rungs), from_the_top)
+        more = math.ceil(math.log2(len(rungs) + 1)) < candidates.compilations
+        found = highest_that_fits(
+            lambda i: peak(i) <= budget, len(rungs), from_the_top, more and not from_the_top
+        )
     if found is None and memory:
         # A fraction has asked the leanest before, which need not have been on the way.
         found = next((i for i in sorted(memory, reverse=True) if peak(i) <= budget), None)

@@ -85,7 +85,7 @@ def _residuals(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[list
     for cut in cuts.cuts:
         kept.append([])
         # Held values carry a mark in the place of JAX's name: see `rerun_positions`.
-        options = {"name": lambda x, _: bind_mark(x, HELD, 0), "scope": _scope}
+        options: dict[str, Any] = {"name": lambda x, _: bind_mark(x, HELD, 0), "scope": _scope}
         run_cut(program, cut, cuts.say, values, region, **(options if cut.recompute else {}))
     return kept
 

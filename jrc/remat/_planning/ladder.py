@@ -6,7 +6,8 @@ operations, even where XLA's bytes do not follow the prediction.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, flops, is_variable, nbytes
@@ -14,7 +15,7 @@ from jrc.remat._planning.choice import Choice
 from jrc.remat._planning.constructs import front_of
 from jrc.remat._planning.cuts import choice_of
 from jrc.remat._planning.graph import Graph
-from jrc.remat._planning.solve import spread
+from jrc.remat._planning.solve import Point, spread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ def ladder_of(
     results = sum(nbytes(v.aval) for v in moving)
     graph, points = front_of(program, moving, program.jaxpr.outvars[:1])
     base = 3 * max(1, sum(node.flops for node in graph.nodes))
-    points = [p for p in points if p.peak < kept or p is points[0]]
+    points = bargains([p for p in points if p.peak < kept or p is points[0]], base)
     asked -= asks_plain_first(points[0].peak, kept)
     rungs = [
         Rung(choice_of(graph, point), max(point.peak - results, 0), point.saved, point.flops)
@@ -64,12 +65,29 @@ def asks_plain_first(least: int, kept: int) -> bool:
     return kept < 2 * least
 
 
+def bargains(points: Sequence[Point], base: int) -> list[Point]:
+    """The points without those that pay two per cent of operations for less than one of bytes.
+
+    Nor is half a per cent of bytes worth a compilation: XLA's do not follow the prediction so
+    closely. The leanest stays.
+    """
+    found = [points[-1]]
+    for point in reversed(points[:-1]):
+        memory = math.log(max(found[-1].peak, 1) / max(point.peak, 1))
+        fair = (point.flops - found[-1].flops) / base <= 2 * memory
+        if point is points[0] or (fair and memory > 0.005):
+            found.append(point)
+    return found[::-1]
+
+
 def highest_that_fits(
-    fits: Callable[[int], bool], count: int, from_the_top: bool = False
+    fits: Callable[[int], bool], count: int, from_the_top: bool = False, more: bool = False
 ) -> int | None:
     """Of `count` rungs the highest that fits, found by halving; `None` if none does.
 
-    What is asked next depends on answers alone, so that more room never leads further down.
+    What is asked next depends on answers alone, so that more room never leads further down. With
+    `more` one rung is asked besides: that above the one which did not fit. It leads no further up
+    than more room does, as whoever has it knows the answer there.
     """
     low, high = -1, count
     if from_the_top:
@@ -82,6 +100,8 @@ def highest_that_fits(
             low = middle
         else:
             high = middle
+    if more and high + 1 < count and fits(high + 1):
+        low = high + 1
     return None if low < 0 else low
 
 

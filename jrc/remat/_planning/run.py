@@ -62,7 +62,9 @@ def _run_region(program: Program, cut: Cut, values: dict[Any, Any]) -> None:
     if keys and data:
         held = barrier([*(values[v] for v in keys), jax.lax.stop_gradient(data[-1])])
         waiting |= dict(zip(keys, held, strict=False))
-    run_cut(program, cut, Say(), waiting, rerun_region)
+    # With `jax_remat3` a result that is held inside and goes on is kept twice.
+    own_inside = not getattr(jax.config, "jax_remat3", False)
+    run_cut(program, cut, Say(), waiting, rerun_region, own_inside=own_inside)
     values |= {
         v: waiting[v] for p in cut.positions for v in program.eqns[p].outvars if v in waiting
     }
