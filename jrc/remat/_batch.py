@@ -132,6 +132,8 @@ def largest_batch(
 
 def _largest(peak: Callable[[int], int], budget: int, step: int, most: int) -> int:
     """The largest multiple of `step` whose peak is within the budget, by secants."""
+    if step > most:
+        return 0
     first = peak(step)
     if first > budget:
         return 0

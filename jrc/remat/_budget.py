@@ -19,6 +19,10 @@ class BudgetError(ValueError):
         self.least_bytes = least_bytes
         self.plan = plan
 
+    def __reduce__(self) -> Any:
+        """Go to another process whole."""
+        return type(self), (str(self), self.least_bytes, self.plan)
+
 
 def checked_budget(budget: object, who: str) -> int | float:
     """Bytes as an `int`, or a fraction as a `float` in [0, 1]."""

@@ -7,14 +7,20 @@ from typing import Any
 import jax
 
 from jrc._errors import name_of
-from jrc._jaxpr import Program, Traced, evaluate, label, nbytes, place, repeats
+from jrc._jaxpr import Program, Traced, evaluate, label, loop_parts, nbytes, place, repeats
 from jrc._tree import is_floating, split
 from jrc.remat._keep import check_flag
 from jrc.remat._plan import Estimate, Kept, Plan
 from jrc.remat._planning.choice import Choice
-from jrc.remat._planning.ladder import Rung, ladder_of, live_flops, widest
+from jrc.remat._planning.ladder import (
+    Rung,
+    asks_plain_first,
+    ladder_of,
+    live_flops,
+    widest,
+)
 from jrc.remat._planning.program import Signature, as_array, signature_of, traced_for_plan
-from jrc.remat._planning.reads import residual_bytes
+from jrc.remat._planning.reads import residual_bytes, solid_bytes
 from jrc.remat._planning.run import opened
 
 
@@ -35,6 +41,7 @@ class Candidates:
         has_aux: Whether the function returns more than a loss.
         fn: The function.
         compilations: How many rungs a search may ask.
+        plain_first: Whether nothing re-run is asked before all else.
         counts: Whether operations can be counted later, outside of where it was traced.
     """
 
@@ -50,6 +57,7 @@ class Candidates:
     has_aux: bool
     fn: Callable[..., Any]
     compilations: int
+    plain_first: bool
     counts: bool
 
     @classmethod
@@ -74,7 +82,8 @@ class Candidates:
         at = [i for i, v in enumerate(program.jaxpr.invars) if v in moving]
         run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
         kept = residual_bytes(run, [v.aval for v in program.jaxpr.invars], at)
-        graph, rungs = ladder_of(program, moving, kept, compilations)
+        solid = solid_bytes(run, [v.aval for v in program.jaxpr.invars], at)
+        graph, rungs = ladder_of(program, moving, kept, solid, compilations)
         gradient = jax.make_jaxpr(jax.value_and_grad(fn, argnums, has_aux=has_aux))(*args)
         returned = [x.aval for x in program.jaxpr.outvars] + [v.aval for v in moving]
         most = widest(program, graph)
@@ -91,6 +100,7 @@ class Candidates:
             has_aux=has_aux,
             fn=fn,
             compilations=compilations,
+            plain_first=asks_plain_first(rungs[0].temporaries, solid),
             counts=counts,
         )
 
@@ -144,11 +154,15 @@ def _moving(
     traced: Traced, args: tuple[Any, ...], argnums: int | Sequence[int], who: str
 ) -> list[Any]:
     """The program's inputs that are differentiated."""
-    wanted = {argnums} if isinstance(argnums, int) else set(argnums)
+    numbers = argnums if isinstance(argnums, tuple | list) else (argnums,)
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        raise TypeError(f"{who}: argnums is a whole number or several; got {argnums!r}.")
+    wanted = set(numbers)
     wanted = {n + len(args) if n < 0 else n for n in wanted}
-    if not wanted or not wanted <= set(range(len(args))):
+    if len(wanted) < len(numbers) or not wanted or not wanted <= set(range(len(args))):
         raise ValueError(
-            f"{who}: argnums names arguments by number, from 0 to {len(args) - 1}; got {argnums!r}."
+            f"{who}: argnums names arguments by number, each once, from 0 to "
+            f"{len(args) - 1}; got {argnums!r}."
         )
     counts = [len(split(jax.tree.map(as_array, arg))[0]) for arg in args]
     first = len(traced.inputs) - sum(counts)
@@ -177,6 +191,10 @@ def _each_kept(program: Program, choice: Choice, times: int) -> Iterable[tuple[s
         if piece.inside is not None:
             eqn = program.eqns[piece.positions[0]]
             (body,) = (opened(jaxpr) for jaxpr in [eqn.params["jaxpr"]])
-            turns = piece.inside.chunks or repeats(eqn)
-            yield f"carries of the loop at {place(eqn)}", times * turns, 0
+            if piece.inside.chunks:
+                start, count = loop_parts(eqn)
+                turns = times * piece.inside.chunks
+                for var in body.jaxpr.invars[start : start + count]:
+                    size = turns * nbytes(var.aval)
+                    yield f"between chunks of the loop at {place(eqn)}", turns, size
             yield from _each_kept(body, piece.inside, times * repeats(eqn))

@@ -13,7 +13,7 @@ from jrc.remat._candidates import Candidates
 from jrc.remat._keep import check_flag
 from jrc.remat._memory import Memory, memory_needed
 from jrc.remat._plan import Plan
-from jrc.remat._planning.ladder import Rung, asks_plain_first, highest_that_fits
+from jrc.remat._planning.ladder import Rung, highest_that_fits
 
 
 def plan(
@@ -153,13 +153,14 @@ def choose(
         # Compiled by now: a rung on the way that needs more than the top must not hide it.
         found = top if peak(top) <= budget else None
     if found is None:
-        from_the_top = asks_plain_first(rungs[0].temporaries, rungs[top].temporaries)
+        from_the_top = candidates.plain_first
         more = math.ceil(math.log2(len(rungs) + 1)) < candidates.compilations
         found = highest_that_fits(
             lambda i: peak(i) <= budget, len(rungs), from_the_top, more and not from_the_top
         )
     if found is None and memory:
-        # A fraction has asked the leanest before, which need not have been on the way.
+        # Nobody is told that it cannot be who has not asked the two ends.
+        peak(top)
         found = next((i for i in sorted(memory, reverse=True) if peak(i) <= budget), None)
     least = min(memory, key=lambda i: memory[i].peak) if memory else 0
     chosen = least if found is None else found

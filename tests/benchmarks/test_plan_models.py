@@ -29,7 +29,12 @@ def gradients(name, way=None):
     return grads[0] if model.has_aux else grads
 
 
-@pytest.mark.parametrize("name", MODELS)
+# The others take a minute and more together.
+QUICK = {"lstm", "mlp", "unet"}
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_every_way_has_the_plain_gradients(name):
     plain = gradients(name)
     assert tuple(built(name).references) == WAYS

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import jrc
 from jrc._jaxpr import primitive_name
 from jrc.remat._candidates import Candidates
-from jrc.remat._memory import Memory, memory_of
+from jrc.remat._memory import Memory, memory_needed, memory_of
 from jrc.remat._planner import choose
 from tests.remat.graphs import graphs
 from tests.remat.measure import (
@@ -579,3 +580,61 @@ def test_the_same_plan_in_every_process_and_without_scipy():
 
     first, second = text("1"), text("2")
     assert first == second and jrc.Plan.from_json(first).reruns
+
+
+def fused_chain(w):
+    for _ in range(40):
+        w = jnp.sin(w)
+    return jnp.sum(w)
+
+
+def test_what_xla_makes_again_by_itself_is_not_planned_away():
+    """JAX would keep forty values; XLA keeps none, so that no plan may cost more, or be refused."""
+    w = jnp.ones((64, 64))
+    plain = memory_needed(jax.jit(jax.value_and_grad(fused_chain)).lower(w)).peak
+    for budget in (plain, 3 * plain, 10 * plain):
+        plan = jrc.plan(fused_chain, w, budget=budget)
+        assert not plan.reruns and plan.verified.peak_bytes == plain
+    make_args = lambda n: (jax.ShapeDtypeStruct((n, 64), jnp.float32),)  # noqa: E731
+    found = jrc.largest_batch(make_args, fused_chain, 100_000)
+    assert found.plain == found.recomputed > 0 and not found.plan.reruns
+
+
+@jax.custom_vjp
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.T) @ v
+
+
+def attention_forward(q, k, v):
+    out = attention(q, k, v)
+    return out, (q, k, v, out)
+
+
+def attention_backward(kept, ct):
+    q, k, v, _ = kept
+    return jax.vjp(lambda q, k, v: jax.nn.softmax(q @ k.T) @ v, q, k, v)[1](ct)
+
+
+attention.defvjp(attention_forward, attention_backward)
+
+
+def test_a_rule_that_keeps_its_own_result_is_kept_rather_than_run_again():
+    def fn(ws, x):
+        for w in ws:
+            x = x + jnp.tanh(attention(x @ w, x @ w.T, jnp.sin(x) @ w) @ w)
+        return jnp.sum(x**3)
+
+    args = [jnp.eye(16) + 0.1 * i for i in range(4)], jnp.ones((64, 16))
+    candidates = Candidates.of(fn, args, 0, False, "test")
+    for rung in candidates.rungs:
+        assert candidates.counted(rung) <= 1.1 * candidates.predicted(rung).flops
+    # Attention stays, and what is made again is cheap.
+    assert candidates.predicted(candidates.rungs[-3]).flops_ratio < 1.02
+
+
+def test_a_refusal_goes_to_another_process_whole():
+    with pytest.raises(jrc.BudgetError) as error:
+        jrc.plan(fused_chain, jnp.ones((64, 64)), budget=1000)
+    other = pickle.loads(pickle.dumps(error.value))
+    assert str(other) == str(error.value) and other.plan == error.value.plan
+    assert other.least_bytes == error.value.least_bytes

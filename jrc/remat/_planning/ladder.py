@@ -36,7 +36,7 @@ class Rung:
 
 
 def ladder_of(
-    program: Program, moving: Iterable[Any], kept: int, asked: int
+    program: Program, moving: Iterable[Any], kept: int, solid: int, asked: int
 ) -> tuple[Graph, list[Rung]]:
     """The row of plans for a program, the leanest first.
 
@@ -44,6 +44,7 @@ def ladder_of(
         program: The program; its first result is differentiated.
         moving: Its inputs by which it is differentiated. Their cotangents are results.
         kept: Bytes that JAX keeps where nothing is re-run.
+        solid: Those of them that XLA cannot but keep.
         asked: How many rungs a search may ask; each more halves the steps.
     """
     moving = list(moving)
@@ -51,7 +52,7 @@ def ladder_of(
     graph, points = front_of(program, moving, program.jaxpr.outvars[:1])
     base = 3 * max(1, sum(node.flops for node in graph.nodes))
     points = bargains([p for p in points if p.peak < kept or p is points[0]], base)
-    asked -= asks_plain_first(points[0].peak, kept)
+    asked -= asks_plain_first(max(points[0].peak - results, 0), solid)
     rungs = [
         Rung(choice_of(graph, point), max(point.peak - results, 0), point.saved, point.flops)
         for point in spread(points, base, max(1, 2**asked - 2))
@@ -60,9 +61,9 @@ def ladder_of(
     return graph, [*rungs, Rung(None, kept, kept, 0)]
 
 
-def asks_plain_first(least: int, kept: int) -> bool:
-    """Whether so little is to be gained that a plan may need more than nothing re-run does."""
-    return kept < 2 * least
+def asks_plain_first(least: int, solid: int) -> bool:
+    """Whether a plan may need more than nothing re-run does, so that this is to be asked first."""
+    return solid < 2 * least
 
 
 def bargains(points: Sequence[Point], base: int) -> list[Point]:
@@ -71,11 +72,14 @@ def bargains(points: Sequence[Point], base: int) -> list[Point]:
     Nor is half a per cent of bytes worth a compilation: XLA's do not follow the prediction so
     closely. The leanest stays.
     """
-    found = [points[-1]]
+    found, first = [points[-1]], points[-1].flops
     for point in reversed(points[:-1]):
         memory = math.log(max(found[-1].peak, 1) / max(point.peak, 1))
         fair = (point.flops - found[-1].flops) / base <= 2 * memory
-        if point is points[0] or (fair and memory > 0.005):
+        if (first - point.flops) / base > -0.003 and len(found) == 1:
+            # Next to nothing is saved by what stands there now.
+            found[-1] = point
+        elif point is points[0] or (fair and memory > 0.005):
             found.append(point)
     return found[::-1]
 

@@ -5,9 +5,18 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Program, evaluate, inner_programs, is_variable, nbytes, primitive_name
+from jrc._jaxpr import (
+    INPUT,
+    Program,
+    evaluate,
+    inline_all,
+    inner_programs,
+    is_variable,
+    nbytes,
+    primitive_name,
+)
 from jrc.remat._hold import derivative_reads
-from jrc.remat._planning.kinds import is_construct
+from jrc.remat._planning.kinds import is_construct, is_heavy
 
 
 class Reads:
@@ -50,18 +59,45 @@ def _asked(program: Program, p: int, moving: Sequence[int]) -> Any:
 
 
 def residual_bytes(run: Callable[..., Any], avals: Sequence[Any], moving: Sequence[int]) -> int:
-    """Bytes that the derivative of a function keeps besides its inputs and results."""
+    """Bytes that the derivative of a function keeps besides its inputs."""
+    return sum(nbytes(x.aval) for x in _residuals(run, avals, moving)[1])
+
+
+def solid_bytes(run: Callable[..., Any], avals: Sequence[Any], moving: Sequence[int]) -> int:
+    """Bytes of results of products and the like, from which all that it keeps can be made.
+
+    The rest XLA may make again of its own accord, fused with what reads it.
+    """
+    jaxpr, kept = _residuals(run, avals, moving)
+    program = Program(inline_all(jaxpr))
+    wanted = list(program.jaxpr.outvars[: len(jaxpr.outvars)])
+    wanted = [x for x, old in zip(wanted, jaxpr.outvars, strict=True) if old in kept]
+    seen, solid = set(), 0
+    while wanted:
+        var = wanted.pop()
+        p = program.producer[var] if is_variable(var) else INPUT
+        if p == INPUT or var in seen:
+            continue
+        seen.add(var)
+        if is_heavy(program.eqns[p]):
+            solid += nbytes(var.aval)
+        else:
+            wanted += program.reads(p)
+    return solid
+
+
+def _residuals(
+    run: Callable[..., Any], avals: Sequence[Any], moving: Sequence[int]
+) -> tuple[Any, set[Any]]:
+    """The program of what a derivative keeps, and those of its results that are no inputs."""
 
     def kept(*inputs: Any) -> Any:
         def at(*moved: Any) -> Any:
             new = dict(zip(moving, moved, strict=True))
             return list(run(*(new.get(i, x) for i, x in enumerate(inputs))))
 
-        results, pull = jax.vjp(at, *(inputs[i] for i in moving))
-        return jax.tree.leaves(pull), results
+        return jax.tree.leaves(jax.vjp(at, *(inputs[i] for i in moving))[1])
 
-    jaxpr, shape = jax.make_jaxpr(kept, return_shape=True)(*avals)
-    count = len(jax.tree.leaves(shape[0]))
-    given = {*jaxpr.constvars, *jaxpr.invars, *filter(is_variable, jaxpr.outvars[count:])}
-    inside = {x for x in jaxpr.outvars[:count] if is_variable(x) and x not in given}
-    return sum(nbytes(x.aval) for x in inside)
+    jaxpr = jax.make_jaxpr(kept)(*avals)
+    given = {*jaxpr.constvars, *jaxpr.invars}
+    return jaxpr, {x for x in jaxpr.outvars if is_variable(x) and x not in given}
