@@ -154,10 +154,10 @@ def _moving(
     traced: Traced, args: tuple[Any, ...], argnums: int | Sequence[int], who: str
 ) -> list[Any]:
     """The program's inputs that are differentiated."""
-    numbers = argnums if isinstance(argnums, tuple | list) else (argnums,)
+    numbers: Any = argnums if isinstance(argnums, tuple | list) else (argnums,)
     if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
         raise TypeError(f"{who}: argnums is a whole number or several; got {argnums!r}.")
-    wanted = set(numbers)
+    wanted: set[int] = set(numbers)
     wanted = {n + len(args) if n < 0 else n for n in wanted}
     if len(wanted) < len(numbers) or not wanted or not wanted <= set(range(len(args))):
         raise ValueError(

@@ -31,10 +31,12 @@ def gradients(name, way=None):
 
 # The others take a minute and more together.
 QUICK = {"lstm", "mlp", "unet"}
-EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+MODELS_TIMED = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS
+]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", MODELS_TIMED)
 def test_every_way_has_the_plain_gradients(name):
     plain = gradients(name)
     assert tuple(built(name).references) == WAYS
