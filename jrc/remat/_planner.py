@@ -47,11 +47,11 @@ def plan(
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
         compilations: How many programs may be compiled; each more halves the steps of the row of
-            plans. More budget never costs more FLOPs for one and the same number.
+            plans. Before a budget is refused one more is.
 
     Returns:
-        The plan. The same inputs give the same plan on every host, and more budget never a plan
-        with more FLOPs. With several processes all of them get that of process 0.
+        The plan. The same inputs give the same plan on every host, and more budget never one with
+        more predicted FLOPs. With several processes all of them get that of process 0.
 
     Raises:
         TypeError: If `fn` is no function, its first result no floating scalar, or the budget

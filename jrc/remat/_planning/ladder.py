@@ -1,8 +1,8 @@
 """A fixed row of plans from the leanest to nothing re-run, and finding the one that fits.
 
 The row depends on the function alone, never on a budget, and the search asks the same rungs in
-the same order for every budget until their answers differ. So more budget never costs more
-operations, even where XLA's bytes do not follow the prediction.
+the same order for every budget until their answers differ. So more budget never leads to
+more predicted operations, even where XLA's bytes do not follow the prediction.
 """
 
 import dataclasses

@@ -21,7 +21,7 @@ Run = Callable[..., Sequence[Any]]
 
 
 def opened(jaxpr: Any) -> Program:
-    """A program inside another, without `jit` calls, its constants among its inputs' literals."""
+    """A program inside another, without `jit` calls."""
     return Program(inline_marked(jaxpr, lambda _: True))
 
 
