@@ -5,6 +5,7 @@ from jrc._jaxpr._alive import alive as alive
 from jrc._jaxpr._change import changed as changed
 from jrc._jaxpr._cost import equation_flops as equation_flops
 from jrc._jaxpr._cost import flops as flops
+from jrc._jaxpr._cost import live_flops as live_flops
 from jrc._jaxpr._cost import nbytes as nbytes
 from jrc._jaxpr._gate import gate as gate
 from jrc._jaxpr._given import is_relu as is_relu

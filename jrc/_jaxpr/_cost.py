@@ -1,16 +1,18 @@
 """Bytes and floating-point operations, counted in the program itself.
 
 XLA's own count takes a loop's body once; this one multiplies by the length. A `while` loop of
-unknown length counts once, a `cond` counts its dearest branch. A multiplication and an addition
-are two operations; a transcendental function is one an element. Moving data is free.
+unknown length counts once, a `cond` counts its dearest branch, and what no result needs is not
+counted. A multiplication and an addition are two operations; a transcendental function is one an
+element. Moving data is free.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from jrc._jaxpr._alive import Alive, alive
 from jrc._jaxpr._walk import inner_programs, primitive_name, repeats
 
 # Operators that only move or name data, or make it from nothing.
@@ -31,20 +33,26 @@ def nbytes(aval: Any) -> int:
 
 
 def flops(jaxpr: Jaxpr) -> int:
-    """Floating-point operations of one run of a program."""
-    return sum(equation_flops(eqn) for eqn in jaxpr.eqns)
+    """Floating-point operations of one run of a program, without what no result needs."""
+    return live_flops(alive(jaxpr))
+
+
+def live_flops(program: Sequence[Alive]) -> int:
+    """Floating-point operations of equations that are known to be alive."""
+    return sum(_flops(node.eqn, list(map(live_flops, node.inside))) for node in program)
 
 
 def equation_flops(eqn: JaxprEqn) -> int:
     """Floating-point operations of one equation, its inner programs included."""
-    inner = [flops(jaxpr) for jaxpr in inner_programs(eqn)]
+    return _flops(eqn, list(map(flops, inner_programs(eqn))))
+
+
+def _flops(eqn: JaxprEqn, inner: Sequence[int]) -> int:
     name = primitive_name(eqn)
     if inner:
         once = max(inner) if name == "cond" else sum(inner)
         return once * repeats(eqn)
-    if name in _FREE:
-        return 0
-    return _RULES.get(name, _elementwise)(eqn)
+    return 0 if name in _FREE else _RULES.get(name, _elementwise)(eqn)
 
 
 def _size(atom: Any) -> int:

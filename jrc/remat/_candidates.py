@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jrc._errors import name_of
-from jrc._jaxpr import Program, Traced, evaluate, label, loop_parts, nbytes, place, repeats
+from jrc._jaxpr import Program, Traced, evaluate, flops, label, loop_parts, nbytes, place, repeats
 from jrc._tree import is_floating, split
 from jrc.remat._keep import check_flag
 from jrc.remat._plan import Estimate, Kept, Plan
@@ -16,11 +16,10 @@ from jrc.remat._planning.ladder import (
     Rung,
     asks_plain_first,
     ladder_of,
-    live_flops,
     widest,
 )
 from jrc.remat._planning.program import Signature, as_array, signature_of, traced_for_plan
-from jrc.remat._planning.reads import residual_bytes, solid_bytes
+from jrc.remat._planning.reads import residuals_of
 from jrc.remat._planning.run import opened
 
 
@@ -81,8 +80,8 @@ class Candidates:
         moving = _moving(traced, args, argnums, who)
         at = [i for i, v in enumerate(program.jaxpr.invars) if v in moving]
         run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
-        kept = residual_bytes(run, [v.aval for v in program.jaxpr.invars], at)
-        solid = solid_bytes(run, [v.aval for v in program.jaxpr.invars], at)
+        residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
+        kept, solid = residuals.bytes, residuals.solid
         graph, rungs = ladder_of(program, moving, kept, solid, compilations)
         gradient = jax.make_jaxpr(jax.value_and_grad(fn, argnums, has_aux=has_aux))(*args)
         returned = [x.aval for x in program.jaxpr.outvars] + [v.aval for v in moving]
@@ -92,7 +91,7 @@ class Candidates:
             signature=signature_of(program),
             given=sum(nbytes(v.aval) for v in program.jaxpr.invars),
             returned=sum(map(nbytes, returned)),
-            flops=live_flops(gradient),
+            flops=flops(gradient),
             widest="nothing" if most is None else program.name(most),
             program=program,
             args=args,
@@ -120,7 +119,7 @@ class Candidates:
             return self.flops
         applied = self.applied(rung, self.fn)
         program = jax.value_and_grad(applied, self.argnums, has_aux=self.has_aux)
-        return live_flops(jax.make_jaxpr(program)(*self.args))
+        return flops(jax.make_jaxpr(program)(*self.args))
 
     def plan_of(self, rung: Rung, budget: int, peak: int | None, compilations: int) -> Plan:
         """The rung as a plan; with the peak of its compiled program, if there is one."""

@@ -8,6 +8,7 @@ from jrc._jaxpr import (
     Alive,
     equation_flops,
     is_variable,
+    live_flops,
     place,
     primitive_name,
     repeats,
@@ -72,13 +73,8 @@ def _leaves(program: Sequence[Alive], times: int, again: bool) -> Iterator[tuple
         here = again or is_again(node.eqn)
         parts = node.inside
         if primitive_name(node.eqn) == "cond":
-            parts = (max(parts, key=_flops, default=()),)
+            parts = (max(parts, key=live_flops, default=()),)
         for part in parts:
             yield from _leaves(part, times * repeats(node.eqn), here)
         if not parts and here:
             yield node, times
-
-
-def _flops(program: Sequence[Alive]) -> int:
-    return sum(repeats(node.eqn) * sum(map(_flops, node.inside)) if node.inside else
-               equation_flops(node.eqn) for node in program)  # fmt: skip

@@ -1,7 +1,7 @@
 """Labels of the solver: ways to get to a place, as columns; and which of them remain."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,23 +28,29 @@ class Steps:
     """Decisions as a tree: each label points at its last one."""
 
     def __init__(self) -> None:
-        self.parents: list[np.ndarray] = [np.array([-1])]
-        self.said: list[tuple[int, Any]] = [(0, None)]
-        self.size = 1
+        self._parents: list[np.ndarray] = [np.array([-1])]
+        self._decisions: list[Any] = [None]
+        self._size = 1
 
     def add(self, parents: np.ndarray, decision: Any) -> np.ndarray:
-        steps = np.arange(self.size, self.size + len(parents))
-        self.said.append((self.size, decision))
-        self.parents.append(parents)
-        self.size += len(parents)
+        """The same decision after each of these steps."""
+        steps = np.arange(self._size, self._size + len(parents))
+        self._decisions.append(decision)
+        self._parents.append(parents)
+        self._size += len(parents)
         return steps
 
-    def back(self, step: int) -> Iterable[Any]:
-        starts = np.array([start for start, _ in self.said])
-        while step > 0:
-            k = int(np.searchsorted(starts, step, side="right")) - 1
-            yield self.said[k][1]
-            step = int(self.parents[k][step - starts[k]])
+    def backs(self, steps: Iterable[int]) -> Iterator[list[Any]]:
+        """For each step its decision and all before it."""
+        parents = np.concatenate(self._parents).tolist()
+        lengths = [len(part) for part in self._parents]
+        which = np.repeat(np.arange(len(lengths)), lengths).tolist()
+        for step in steps:
+            found = []
+            while step > 0:
+                found.append(self._decisions[which[step]])
+                step = parents[step]
+            yield found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +84,11 @@ class Sieve:
             other = labels.open + labels.saved * (self.times - 1)
             cells = labels.rest * 400 // self.scale * 1000 + other * 100 // self.scale
             labels = labels.take(_first_of_each(cells, labels.flops))
-        beats = np.ones((len(labels.flops), len(labels.flops)), bool)
-        for x in (labels.rest, labels.open, labels.flops, labels.saved * (self.times - 1)):
+        # Sorted by `rest`, and of equal ones the first stays: only those before can beat.
+        order = np.arange(len(labels.flops))
+        beats = order[:, None] < order[None, :]
+        for x in (labels.open, labels.flops, *([labels.saved] if self.times > 1 else [])):
             beats &= x[:, None] <= x[None, :]
-        # Of equal ones the first stays.
-        beats &= ~beats.T | np.triu(np.ones_like(beats), 1)
         return labels.take(~beats.any(0))
 
     def _thinned(self, labels: Labels, limit: int) -> Labels:

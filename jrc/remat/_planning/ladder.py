@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, flops, is_variable, nbytes
+from jrc._jaxpr import Program, is_variable, nbytes
 from jrc.remat._planning.choice import Choice
 from jrc.remat._planning.constructs import front_of
 from jrc.remat._planning.cuts import choice_of
@@ -107,13 +107,6 @@ def highest_that_fits(
     if more and high + 1 < count and fits(high + 1):
         low = high + 1
     return None if low < 0 else low
-
-
-def live_flops(jaxpr: Any) -> int:
-    """Operations of a program without what nothing reads."""
-    program = Program(jaxpr)
-    alive = zip(program.eqns, program.live(), strict=True)
-    return flops(jaxpr.replace(eqns=[eqn for eqn, lives in alive if lives]))
 
 
 def widest(program: Program, graph: Graph) -> int | None:

@@ -1,5 +1,6 @@
 """What derivatives read. No table says it: JAX is asked, once for each kind of equation."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,45 +52,55 @@ def _asked(program: Program, p: int, moving: Sequence[int]) -> Any:
     avals = [v.aval for v in given]
     everything = frozenset(range(len(given)))
     if is_construct(eqn):
-        return everything, frozenset(), residual_bytes(run, avals, moving)
+        return everything, frozenset(), residuals_of(run, avals, moving).bytes
     try:
         return *derivative_reads(run, avals, moving), None
     except (NotImplementedError, TypeError, ValueError):
         return everything, frozenset(range(len(eqn.outvars))), None
 
 
-def residual_bytes(run: Callable[..., Any], avals: Sequence[Any], moving: Sequence[int]) -> int:
-    """Bytes that the derivative of a function keeps besides its inputs."""
-    return sum(nbytes(x.aval) for x in _residuals(run, avals, moving)[1])
+@dataclasses.dataclass(frozen=True)
+class Residuals:
+    """What the derivative of a function keeps besides its inputs.
 
-
-def solid_bytes(run: Callable[..., Any], avals: Sequence[Any], moving: Sequence[int]) -> int:
-    """Bytes of results of products and the like, from which all that it keeps can be made.
-
-    The rest XLA may make again of its own accord, fused with what reads it.
+    Attributes:
+        jaxpr: The program that makes it; its results are all that the derivative keeps.
+        kept: Those results that are no inputs.
     """
-    jaxpr, kept = _residuals(run, avals, moving)
-    program = Program(inline_all(jaxpr))
-    wanted = list(program.jaxpr.outvars[: len(jaxpr.outvars)])
-    wanted = [x for x, old in zip(wanted, jaxpr.outvars, strict=True) if old in kept]
-    seen, solid = set(), 0
-    while wanted:
-        var = wanted.pop()
-        p = program.producer[var] if is_variable(var) else INPUT
-        if p == INPUT or var in seen:
-            continue
-        seen.add(var)
-        if is_heavy(program.eqns[p]):
-            solid += nbytes(var.aval)
-        else:
-            wanted += program.reads(p)
-    return solid
+
+    jaxpr: Any
+    kept: frozenset[Any]
+
+    @property
+    def bytes(self) -> int:
+        """What they take."""
+        return sum(nbytes(x.aval) for x in self.kept)
+
+    @property
+    def solid(self) -> int:
+        """Bytes of results of products and the like, from which all of them can be made.
+
+        The rest XLA may make again of its own accord, fused with what reads it.
+        """
+        program = Program(inline_all(self.jaxpr))
+        wanted = list(program.jaxpr.outvars[: len(self.jaxpr.outvars)])
+        wanted = [x for x, old in zip(wanted, self.jaxpr.outvars, strict=True) if old in self.kept]
+        seen, solid = set(), 0
+        while wanted:
+            var = wanted.pop()
+            p = program.producer[var] if is_variable(var) else INPUT
+            if p == INPUT or var in seen:
+                continue
+            seen.add(var)
+            if is_heavy(program.eqns[p]):
+                solid += nbytes(var.aval)
+            else:
+                wanted += program.reads(p)
+        return solid
 
 
-def _residuals(
-    run: Callable[..., Any], avals: Sequence[Any], moving: Sequence[int]
-) -> tuple[Any, set[Any]]:
-    """The program of what a derivative keeps, and those of its results that are no inputs."""
+def residuals_of(run: Callable[..., Any], avals: Sequence[Any], moving: Sequence[int]) -> Residuals:
+    """What the derivative of a function keeps when these inputs move; JAX is asked."""
 
     def kept(*inputs: Any) -> Any:
         def at(*moved: Any) -> Any:
@@ -100,4 +111,5 @@ def _residuals(
 
     jaxpr = jax.make_jaxpr(kept)(*avals)
     given = {*jaxpr.constvars, *jaxpr.invars}
-    return jaxpr, {x for x in jaxpr.outvars if is_variable(x) and x not in given}
+    made = (x for x in jaxpr.outvars if is_variable(x) and x not in given)
+    return Residuals(jaxpr, frozenset(made))

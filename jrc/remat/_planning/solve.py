@@ -126,11 +126,12 @@ class _Solver:
             states = self._fewer(states)
         (labels,) = states.values()
         labels = falling(labels.take(np.lexsort((labels.saved, labels.flops, labels.rest))))
-        return [self._point(labels, i) for i in range(len(labels.flops))]
+        decisions = self.steps.backs(labels.step.tolist())
+        return [self._point(labels, i, decided) for i, decided in enumerate(decisions)]
 
-    def _point(self, labels: Labels, i: int) -> Point:
+    def _point(self, labels: Labels, i: int, decided: Iterable[Any]) -> Point:
         values, bodies = set(), {}
-        for decision in self.steps.back(int(labels.step[i])):
+        for decision in decided:
             if isinstance(decision, tuple):
                 bodies[decision[0]] = decision[1]
             else:
