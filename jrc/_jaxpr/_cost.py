@@ -2,7 +2,8 @@
 
 XLA's own count takes a loop's body once; this one multiplies by the length. A `while` loop of
 unknown length counts once, a `cond` counts its dearest branch, and what no result needs is not
-counted. A multiplication and an addition are two operations; a transcendental function is one an
+counted. A Pallas kernel costs what its author states, or else its body for each cell of the grid.
+A multiplication and an addition are two operations; a transcendental function is one an
 element. Moving data is free.
 """
 
@@ -22,7 +23,7 @@ _FREE = frozenset(
     "convert_element_type bitcast_convert_type reduce_precision stop_gradient complex real imag "
     "sharding_constraint split expand_dims optimization_barrier random_wrap random_unwrap "
     "random_seed random_split random_fold_in axis_index all_gather all_to_all ppermute pvary "
-    "pcast debug_callback create_token".split()
+    "pcast debug_callback create_token get swap masked_load masked_swap program_id".split()
 )
 
 
@@ -49,6 +50,9 @@ def equation_flops(eqn: JaxprEqn) -> int:
 
 def _flops(eqn: JaxprEqn, inner: Sequence[int]) -> int:
     name = primitive_name(eqn)
+    stated = eqn.params.get("cost_estimate") if name == "pallas_call" else None
+    if stated is not None:
+        return int(stated.flops + stated.transcendentals)
     if inner:
         once = max(inner) if name == "cond" else sum(inner)
         return once * repeats(eqn)

@@ -1,5 +1,6 @@
 """Going through a program: sub-programs, their kind, how often they run, where a line stands."""
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -58,8 +59,15 @@ def inner_programs(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
 
 
 def repeats(eqn: JaxprEqn) -> int:
-    """How often the program inside runs: a scan's length, else 1 (a `while` has no known count)."""
-    return eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    """How often the program inside runs: a scan's length, the cells of a Pallas grid, else 1.
+
+    A `while` has no known count; nor has an axis of a grid whose size is not known before it runs.
+    """
+    name = eqn.primitive.name
+    if name == "pallas_call":
+        grid = getattr(eqn.params.get("grid_mapping"), "grid", ())
+        return math.prod(n for n in grid if isinstance(n, int))
+    return eqn.params["length"] if name == "scan" else 1
 
 
 def walk(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 from jrc._jaxpr import flops, nbytes
 
@@ -12,6 +13,15 @@ DOT = 2 * 8 * 16 * 32
 
 def count(fn, *args):
     return flops(jax.make_jaxpr(fn)(*args))
+
+
+def doubled(a, cost=None):
+    def kernel(given, result):
+        result[...] = 2 * given[...]
+
+    rows = pl.BlockSpec((2, a.shape[1]), lambda i: (i, 0))
+    grid = {"grid": (a.shape[0] // 2,), "in_specs": [rows], "out_specs": rows}
+    return pl.pallas_call(kernel, out_shape=a, interpret=True, cost_estimate=cost, **grid)(a)
 
 
 CASES = {
@@ -60,6 +70,11 @@ CASES = {
             lambda a: jax.lax.scan(lambda c, _: (jnp.sin(c), c @ B), a, None, length=5)[0], A
         ),
         5 * A.size,
+    ),
+    "kernel": (lambda: count(doubled, A), A.size),
+    "kernel with its cost": (
+        lambda: count(lambda a: doubled(a, pl.CostEstimate(70, 7, bytes_accessed=0)), A),
+        77,
     ),
     "sum": (lambda: count(jnp.sum, A), A.size),
 }

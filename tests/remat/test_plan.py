@@ -118,6 +118,16 @@ def test_matrix_products_of_the_compiled_program(name):
     assert compiled_products(lean, *case.args) == compiled_products(fn, *case.args) + again
 
 
+def test_kernels_run_again():
+    """That a kernel writes its results is nothing that the world sees."""
+    case, candidates = CASES["kernels"], candidates_of("kernels")
+    plain, lean = (
+        operators(case.gradient(fn), *case.args)["pallas_call"]
+        for fn in (case.fn, candidates.applied(candidates.rungs[0], case.fn))
+    )
+    assert plain == len(WS) < lean
+
+
 @given(graph=graphs(mark_all=False), data=st.data())
 @settings(max_examples=15, deadline=None, derandomize=True)
 def test_random_programs_rerun_what_the_plan_says(graph, data):

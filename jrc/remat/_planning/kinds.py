@@ -40,7 +40,16 @@ def is_fused(eqn: Any) -> bool:
 
 
 def stays(eqn: Any) -> bool:
-    """Whether an equation must not be run twice."""
+    """Whether an equation must not be run twice.
+
+    What acts inside is among its own effects, but for what never leaves it: a kernel that writes
+    its results.
+    """
+    return acts(eqn) or _sends(eqn)
+
+
+def _sends(eqn: Any) -> bool:
+    """Whether replicas talk in it, or a tag keeps it, at any depth."""
     inner = (each for jaxpr in inner_programs(eqn) for each in jaxpr.eqns)
     sends = primitive_name(eqn) in COLLECTIVES or tag_of(eqn) == KEPT
-    return sends or acts(eqn) or any(stays(each) for each in inner)
+    return sends or any(map(_sends, inner))
