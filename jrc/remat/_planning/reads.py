@@ -83,8 +83,8 @@ class Residuals:
         The rest XLA may make again of its own accord, fused with what reads it.
         """
         program = Program(inline_all(self.jaxpr))
-        wanted = list(program.jaxpr.outvars[: len(self.jaxpr.outvars)])
-        wanted = [x for x, old in zip(wanted, self.jaxpr.outvars, strict=True) if old in self.kept]
+        both = zip(program.jaxpr.outvars, self.jaxpr.outvars, strict=True)
+        wanted = [x for x, old in both if is_variable(old) and old in self.kept]
         seen, solid = set(), 0
         while wanted:
             var = wanted.pop()
