@@ -13,7 +13,7 @@ Nothing is run but with `--toy` (where gradients are compared) and `--rss` (whic
 largest models in processes of their own). `--out` is read first: other models in it stay. With
 `--cache` nothing is compiled twice, not in later runs either. The exit status is 1 if a promise is
 broken: a budget exceeded, FLOPs that rise with the budget, more than five compilations, a budget
-that should have been refused, a value that is not truly kept.
+that should have been refused, a value that is not truly kept, a way by hand that costs less.
 """
 
 import argparse
@@ -31,7 +31,7 @@ import plan_pytorch
 import plan_rss
 from plan_measure import UNFUSED, Cache, counts, measure
 from plan_models import MODELS, Model, drawn
-from plan_show import show
+from plan_show import dearer, show
 from rich.console import Console
 from rich.progress import Progress
 
@@ -174,6 +174,7 @@ def broken(name: str, found: Mapping[str, Any]) -> list[str]:
     for small, large in zip(ladder, ladder[1:], strict=False):
         if large["flops"] > small["flops"]:
             said.append(f"{name}: {large['budget']:,} costs more than {small['budget']:,}")
+    said += [f"{name}: `{way}` costs less than the plan within its peak" for way in dearer(found)]
     refused = found["refused"]
     if "peak" in refused or refused["least"] <= refused["budget"]:
         said.append(f"{name}: {refused['budget']:,} is not refused, or not with the least bytes")

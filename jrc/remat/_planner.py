@@ -15,6 +15,9 @@ from jrc.remat._memory import Memory, memory_needed
 from jrc.remat._plan import Plan
 from jrc.remat._planning.ladder import Rung, highest_that_fits
 
+# Rungs at the lean end that lie so close that XLA may need less for the second or the third.
+_LEANEST = 3
+
 
 def plan(
     fn: Callable[..., Any],
@@ -41,13 +44,13 @@ def plan(
         *args: Its arguments: arrays, numbers, or `jax.ShapeDtypeStruct`s.
         budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), or a fraction (`float` in [0, 1])
             between the least peak that is reached (0) and that with nothing re-run (1). A fraction
-            costs two more compilations, for the two ends.
+            costs up to four more compilations, for the two ends.
         argnums: The arguments that are differentiated.
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
         compilations: How many programs may be compiled; each more halves the steps of the row of
-            plans. Before a budget is refused one more is.
+            plans. Before a budget is refused up to four more are, for the two ends.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never one with
@@ -148,7 +151,7 @@ def choose(
 
     found, top = None, len(rungs) - 1
     if isinstance(budget, float):
-        least, most = sorted((peak(0), peak(top)))
+        least, most = sorted((min(map(peak, range(min(_LEANEST, top + 1)))), peak(top)))
         budget = int(least + budget * (most - least))
         # Compiled by now: a rung on the way that needs more than the top must not hide it.
         found = top if peak(top) <= budget else None
@@ -160,7 +163,8 @@ def choose(
         )
     if found is None and memory:
         # Nobody is told that it cannot be who has not asked the two ends.
-        peak(top)
+        for i in {*range(min(_LEANEST, top + 1)), top}:
+            peak(i)
         found = next((i for i in sorted(memory, reverse=True) if peak(i) <= budget), None)
     least = min(memory, key=lambda i: memory[i].peak) if memory else 0
     chosen = least if found is None else found

@@ -67,7 +67,8 @@ def _loop(program: Program, p: int, moves: set[Any]) -> list[Option]:
     ]
     if any(node.stays for node in graph.nodes if node.position >= 0):
         return _front(ways)
-    return _front(ways + _chunked(ways, graph, length, carried))
+    constants = sum(v.aval.size for v in moving.intersection(body.jaxpr.invars[:start]))
+    return _front(ways + _chunked(ways, graph, length, carried, constants))
 
 
 def _moving_in_loop(body: Program, eqn: Any, moves: set[Any], start: int, end: int) -> set[Any]:
@@ -88,9 +89,12 @@ def _moving_in_loop(body: Program, eqn: Any, moves: set[Any], start: int, end: i
 
 
 def _chunked(
-    ways: Sequence[Option], graph: Graph, length: int, carried: Sequence[Any]
+    ways: Sequence[Option], graph: Graph, length: int, carried: Sequence[Any], constants: int
 ) -> list[Option]:
-    """The same in chunks: the carries between them are kept, each chunk is run again."""
+    """The same in chunks: the carries between them are kept, each chunk is run again.
+
+    The gradients of what all turns read, so many `constants`, are added up chunk by chunk too.
+    """
     carry = sum(nbytes(v.aval) for v in carried)
     once = _flops(graph)
     found = []
@@ -105,7 +109,7 @@ def _chunked(
             size, rest = divmod(length, chunks)
             saved = int(chunks * carry + rest * each)
             peak = chunks * carry + max(size, rest) * each + work
-            flops = way.flops + once * size * chunks
+            flops = way.flops + (once * size + constants) * chunks
             body = dataclasses.replace(way.body, chunks=chunks)
             found.append(Option(saved, int(peak), flops, body))
     return found

@@ -70,18 +70,22 @@ def bargains(points: Sequence[Point], base: int) -> list[Point]:
     """The points without those that pay two per cent of operations for less than one of bytes.
 
     Nor is half a per cent of bytes worth a compilation: XLA's do not follow the prediction so
-    closely. The leanest stays.
+    closely. Where bytes cost next to nothing a tenth of them is one step. The leanest stays.
     """
-    found, first = [points[-1]], points[-1].flops
+    found = last = [points[-1]]
     for point in reversed(points[:-1]):
-        memory = math.log(max(found[-1].peak, 1) / max(point.peak, 1))
-        fair = (point.flops - found[-1].flops) / base <= 2 * memory
-        if (first - point.flops) / base > -0.003 and len(found) == 1:
-            # Next to nothing is saved by what stands there now.
-            found[-1] = point
-        elif point is points[0] or (fair and memory > 0.005):
-            found.append(point)
+        memory = _fewer_bytes(found[-1], point)
+        price = (point.flops - found[-1].flops) / base
+        if price <= 0.05 * memory and _fewer_bytes(last[0], point) < 0.1:
+            found = [*found[:-1], point]
+        elif point is points[0] or (price <= 2 * memory and memory > 0.005):
+            last = found[-1:]
+            found = [*found, point]
     return found[::-1]
+
+
+def _fewer_bytes(one: Point, other: Point) -> float:
+    return math.log(max(one.peak, 1) / max(other.peak, 1))
 
 
 def highest_that_fits(
