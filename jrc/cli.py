@@ -98,16 +98,24 @@ def _parser() -> argparse.ArgumentParser:
         commands, "explain", "what the gradient keeps, runs again and needs", _explain
     )
     explain.add_argument("--compare", metavar="TARGET", help="a second function, set beside it")
-    explain.add_argument("--plot", metavar="PATH", help="draw live bytes over the program: a .png")
+    explain.add_argument(
+        "--plot", metavar="PATH", help="draw live bytes over the program: a .png, .pdf or .svg"
+    )
     plan = _command(commands, "plan", "the cheapest recomputation that fits a budget", _plan)
     plan.add_argument(
         "--budget",
         required=True,
-        help="peak bytes: a number, 2GiB, 500MB, or a fraction such as 0.5 between the least "
-        "reachable peak (0.0) and the peak with nothing re-run (1.0)",
+        help="peak bytes: 2000000000, 2e9, 2GiB, 500MB; or, written with a point, a fraction "
+        "between the least reachable peak (0.0) and the peak with nothing re-run (1.0)",
     )
     plan.add_argument(
-        "--no-verify", action="store_true", help="do not compile the plan to see that it fits"
+        "--compilations",
+        type=int,
+        metavar="N",
+        help="how many programs may be compiled, 1 to 10; 5 if not given",
+    )
+    plan.add_argument(
+        "--no-verify", action="store_true", help="compile nothing: a guess, which may not fit"
     )
     return parser
 
@@ -138,8 +146,10 @@ def _command(commands: Any, name: str, about: str, run: Callable[..., None]) -> 
 
 
 def _explain(options: argparse.Namespace) -> None:
+    asked = _gradient_options(options)
+    _check_paths(options.json, options.plot)
     targets = [options.target, *([options.compare] if options.compare else [])]
-    reports = [_report(target, options) for target in targets]
+    reports = [_report(target, options.arg, asked) for target in targets]
     texts = [str(report) for report in reports]
     if options.compare:
         texts.append(reports[0].compare(reports[1], names=_names(targets)))
@@ -150,20 +160,19 @@ def _explain(options: argparse.Namespace) -> None:
         reports[0].plot(options.plot, *reports[1:], names=_names(targets))
 
 
-def _report(target: str, options: argparse.Namespace) -> Any:
-    fn, args = _load(target, options.arg)
-    return remat.explain(fn, *args, **_gradient_options(options))
+def _report(target: str, settings: Sequence[str], asked: dict[str, Any]) -> Any:
+    fn, args = _load(target, settings)
+    return remat.explain(fn, *args, **asked)
 
 
 def _plan(options: argparse.Namespace) -> None:
+    asked = _gradient_options(options)
+    asked |= {"budget": _budget(options.budget), "verify": not options.no_verify}
+    if options.compilations is not None:
+        asked["compilations"] = options.compilations
+    _check_paths(options.json)
     fn, args = _load(options.target, options.arg)
-    plan = remat.plan(
-        fn,
-        *args,
-        budget=_budget(options.budget),
-        verify=not options.no_verify,
-        **_gradient_options(options),
-    )
+    plan = remat.plan(fn, *args, **asked)
     _print(str(plan))
     if options.json:
         _write(options.json, plan.to_json())
@@ -181,12 +190,28 @@ def _gradient_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _budget(text: str) -> int | float | str:
+    """Bytes, or a fraction where the number has a point: `2e9` is a number of bytes."""
+    if text in ("0", "1"):
+        raise UsageError(f"--budget {text} is a number of bytes; the fraction is {text}.0.")
+    if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", text) and float(text).is_integer():
+        return int(float(text))
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
     return text
+
+
+def _check_paths(json: str | None, plot: str | None = None) -> None:
+    """See that the results can be written, before the work of hours."""
+    try:
+        if json is not None:
+            remat.check_writable(json, "--json")
+        if plot is not None:
+            remat.check_picture(plot, "--plot")
+    except (ImportError, OSError, ValueError) as error:
+        raise UsageError(str(error)) from None
 
 
 def _load(target: str, settings: Sequence[str]) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -101,7 +101,9 @@ class BudgetError(ValueError):
 
 
 @pytest.mark.parametrize(
-    "text, budget", [("2GiB", "2GiB"), ("1000", 1000), ("0.5", 0.5), ("1e9", 1e9)]
+    "text, budget",
+    [("2GiB", "2GiB"), ("1000", 1000), ("0.5", 0.5), ("1.0", 1.0)]
+    + [("1e9", 10**9), ("1.5E+3", 1500), ("2.", 2.0), ("1e-1", 0.1)],
 )
 def test_plan_asks_for_the_budget(net, capsys, monkeypatch, text, budget):
     plan = lambda fn, *args, **asked: FakePlan({**asked, "args": len(args)})  # noqa: E731
@@ -127,6 +129,36 @@ def test_a_budget_that_cannot_be_met(net, capsys, monkeypatch, said):
     assert err.startswith(f"jrc plan: {said}")
 
 
+def test_the_least_is_said_once_in_both_forms(net, capsys):
+    code, out, err = run(capsys, "plan", "net_to_see:setup", "--budget", "100B", "--no-verify")
+    assert (code, out) == (1, "") and err.count("bytes)") == 1 and "The least is" not in err
+
+
+def test_a_number_of_compilations(net, capsys, monkeypatch):
+    plan = lambda fn, *args, **asked: FakePlan(asked)  # noqa: E731
+    monkeypatch.setattr("jrc.remat.plan", plan)
+    options = ("--budget", "1kB", "--compilations", "7", "--json", "p.json")
+    assert run(capsys, "plan", "net_to_see:setup", *options)[0] == 0
+    assert json.loads((net / "p.json").read_text())["compilations"] == 7
+
+
+@pytest.mark.parametrize(
+    "path, more",
+    [("r.json", ["--json", "r.json"]), ("r.png", ["--plot", "r.png"])],
+)
+def test_what_stands_there_stays_when_the_work_fails(net, capsys, path, more):
+    (net / path).write_text("before")
+    assert run(capsys, "explain", "net_to_see:vector", *more)[0] == 2
+    assert run(capsys, "explain", "net_to_see:setup", *more, "--compare", "no:no")[0] == 2
+    assert (net / path).read_text() == "before"
+
+
+def test_paths_are_looked_at_before_the_work(net, capsys, monkeypatch):
+    monkeypatch.setattr("jrc.remat.explain", lambda *_, **__: pytest.fail("it works"))
+    for option in (["--json", "no/r.json"], ["--plot", "r.hat"], ["--plot", "no/r.png"]):
+        assert run(capsys, "explain", "net_to_see:setup", *option)[0] == 2
+
+
 WRONG = {
     ("explain", "net_to_see"): (2, "a target is module:function or file.py:function; got"),
     ("explain", "net_to_see:setop"): (2, "has no function 'setop' (did you mean 'setup'?); it has"),
@@ -138,7 +170,21 @@ WRONG = {
     ("explain", "net_to_see:setup", "--arg", "layers=1 2"): (2, "takes a Python literal or a word"),
     ("explain", "net_to_see:setup", "--argnums", "a"): (2, "--argnums is a position or several"),
     ("explain", "net_to_see:setup", "--argnums", "7"): (2, "argnums names one of the 2 arguments"),
-    ("explain", "net_to_see:setup", "--json", "no/r.json"): (2, "cannot write no/r.json: No such"),
+    ("explain", "net_to_see:setup", "--json", "no/r.json"): (2, "--json: there is no folder 'no'"),
+    ("explain", "net_to_see:setup", "--json", "."): (2, "--json: '.' is a folder; give the path"),
+    ("explain", "net_to_see:setup", "--plot", "no/r.png"): (2, "--plot: there is no folder 'no'"),
+    ("explain", "net_to_see:setup", "--plot", "r.hat"): (2, "--plot: a picture's ending says its"),
+    ("plan", "net_to_see:setup", "--budget", "0"): (2, "a number of bytes; the fraction is 0.0."),
+    ("plan", "net_to_see:setup", "--budget", "1"): (2, "a number of bytes; the fraction is 1.0."),
+    ("plan", "net_to_see:setup", "--budget", "1.5"): (2, "jrc.plan: a budget that is a float is"),
+    ("plan", "net_to_see:setup", "--budget", "1MB", "--compilations", "0"): (
+        2,
+        "jrc.plan: compilations is a whole number from 1 to 10; got 0.",
+    ),
+    ("plan", "net_to_see:setup", "--budget", "1MB", "--json", "no/p.json"): (
+        2,
+        "--json: there is no folder 'no' for 'p.json'; make it first.",
+    ),
     ("explain", "net_to_see:setup", "--arg", "kind=hat"): (1, "AttributeError: module 'jax.numpy'"),
     ("explain", "net_to_see:setup", "--arg", "depth=2"): (1, "TypeError: setup() got an unexpec"),
 }
@@ -148,9 +194,8 @@ WRONG = {
 def test_errors_are_one_line(net, capsys, argv):
     code, text = WRONG[argv]
     found, out, err = run(capsys, *argv)
-    assert found == code and text in err and err.startswith("jrc explain: ")
-    assert err.count("\n") == 1 and "Traceback" not in err
-    assert "cannot write" in text or out == ""
+    assert found == code and text in err and err.startswith(f"jrc {argv[0]}: ")
+    assert err.count("\n") == 1 and "Traceback" not in err and out == ""
     assert ("--debug shows where" in err) == (code == 1)
     assert "Traceback" in run(capsys, *argv, "--debug")[2]
 

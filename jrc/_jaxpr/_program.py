@@ -178,12 +178,14 @@ class Program:
 class Traced:
     """A function's program, the values to run it on, and how to rebuild its result.
 
-    What the function closes over comes first among the inputs: gradients flow there too.
+    What the function closes over, `closed` arrays, comes first among the inputs: gradients flow
+    there too.
     """
 
     program: Program
     inputs: tuple[Any, ...]
     result: Skeleton
+    closed: int
 
     def run(self, call: Callable[..., Sequence[Any]]) -> Any:
         """The function's own result, with `call` in the place of its program."""
@@ -217,7 +219,8 @@ def trace(
     jaxpr = jax.make_jaxpr(flat)(*leaves)
     consts = tuple(jaxpr.consts)
     jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    return Traced(Program(inline_marked(jaxpr, and_where)), (*consts, *leaves), results[-1])
+    program = Program(inline_marked(jaxpr, and_where))
+    return Traced(program, (*consts, *leaves), results[-1], len(consts))
 
 
 def is_atom(x: Any) -> bool:

@@ -20,6 +20,8 @@ from jrc.remat._planner import plan as plan
 from jrc.remat._planner import plan_within as plan_within
 from jrc.remat._recompute import recompute as recompute
 from jrc.remat._report import Report as Report
+from jrc.remat._report_plot import check_picture as check_picture
+from jrc.remat._report_plot import check_writable as check_writable
 from jrc.remat._scan import recompute_scan as recompute_scan
 from jrc.remat._segment import Segment as Segment
 from jrc.remat._segment import Segmentation as Segmentation

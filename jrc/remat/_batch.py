@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jrc._errors import name_of
 from jrc.remat._budget import checked_budget
-from jrc.remat._candidates import Candidates
+from jrc.remat._candidates import Candidates, lowered
 from jrc.remat._memory import memory_needed
 from jrc.remat._plan import Plan
 from jrc.remat._planner import plan
@@ -57,8 +58,10 @@ def largest_batch(
         Both sizes and the plan for the larger one.
 
     Raises:
-        TypeError: If `make_args` or `fn` is no function, or the budget no size in bytes.
-        ValueError: If the budget is no size, or `multiple_of` or `most` below 1.
+        TypeError: If `make_args` or `fn` is no function, the budget no size in bytes, or what
+            they return not what it has to be.
+        ValueError: If the budget is no size, `multiple_of` below 1 or above `most`, or the
+            arguments do not grow with the batch. What `make_args` raises goes on to the caller.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -89,8 +92,18 @@ def largest_batch(
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{who}: {name} is a whole number from 1; got {number!r}.")
 
+    if most < multiple_of:
+        raise ValueError(
+            f"{who}: most is at least multiple_of, the smallest batch that is looked at; got "
+            f"most={most}, multiple_of={multiple_of}."
+        )
+
     def arguments(batch: int) -> tuple[Any, ...]:
-        args = make_args(batch)
+        try:
+            args = make_args(batch)
+        except Exception as error:
+            error.add_note(f"{who}: raised by `{name_of(make_args)}` for a batch of {batch}.")
+            raise
         if not isinstance(args, tuple | list):
             raise TypeError(
                 f"{who}: `{name_of(make_args)}` returns the arguments of fn as a tuple; got "
@@ -98,18 +111,12 @@ def largest_batch(
             )
         return tuple(args)
 
-    def peak(fn: Callable[..., Any], args: tuple[Any, ...]) -> int:
-        gradient = jax.value_and_grad(fn, argnums, has_aux=has_aux)
-        return memory_needed(jax.jit(gradient).lower(*args)).peak
-
     def plain(batch: int) -> int:
-        return peak(fn, arguments(batch))
+        return memory_needed(lowered(fn, arguments(batch), argnums, has_aux, who)).peak
 
     def leanest(batch: int) -> int:
-        args = arguments(batch)
-        candidates = Candidates.of(fn, args, argnums, has_aux, who)
-        lean = candidates.applied(candidates.rungs[0], fn)
-        return min(peak(lean, args), known(batch))
+        candidates = Candidates.of(fn, arguments(batch), argnums, has_aux, who)
+        return min(memory_needed(candidates.lowered(candidates.rungs[0])).peak, known(batch))
 
     seen: dict[int, int] = {}
 
@@ -123,6 +130,8 @@ def largest_batch(
     if not recomputed:
         return LargestBatch(0, 0, None)
     args = arguments(recomputed)
+    if recomputed + multiple_of > most and recomputed > multiple_of:
+        _check_growth(arguments(multiple_of), args, multiple_of, recomputed, name_of(make_args))
     return LargestBatch(
         without,
         recomputed,
@@ -130,10 +139,20 @@ def largest_batch(
     )
 
 
+def _check_growth(
+    small: tuple[Any, ...], large: tuple[Any, ...], least: int, most: int, name: str
+) -> None:
+    """Raise where arguments for the least and the most are alike, so that all of them fit."""
+    shapes = [[np.shape(x) for x in jax.tree.leaves(args)] for args in (small, large)]
+    if shapes[0] == shapes[1]:
+        raise ValueError(
+            f"jrc.largest_batch: `{name}` gives arguments of the same shapes for {least} and for "
+            f"{most}; some must have the batch as a size."
+        )
+
+
 def _largest(peak: Callable[[int], int], budget: int, step: int, most: int) -> int:
     """The largest multiple of `step` whose peak is within the budget, by secants."""
-    if step > most:
-        return 0
     first = peak(step)
     if first > budget:
         return 0

@@ -1,14 +1,15 @@
 """The row of plans for a function, from the leanest to nothing re-run."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
-from jrc._errors import name_of
-from jrc._jaxpr import Program, Traced, evaluate, flops, label, loop_parts, nbytes, place, repeats
-from jrc._tree import is_floating, split
+from jrc._jaxpr import Program, evaluate, flops, label, loop_parts, nbytes, place, repeats
+from jrc._tree import is_traced
+from jrc.remat._arguments import Arguments, arguments_of, called
 from jrc.remat._keep import check_flag
 from jrc.remat._plan import Estimate, Kept, Plan
 from jrc.remat._planning.choice import Choice
@@ -18,7 +19,7 @@ from jrc.remat._planning.ladder import (
     ladder_of,
     widest,
 )
-from jrc.remat._planning.program import Signature, as_array, signature_of, traced_for_plan
+from jrc.remat._planning.program import Signature, signature_of, traced_for_plan
 from jrc.remat._planning.reads import residuals_of
 from jrc.remat._planning.run import opened
 
@@ -35,8 +36,7 @@ class Candidates:
         flops: Operations of the gradient program with nothing re-run.
         widest: The equation that needs most at once, for a person.
         program: The function's program.
-        args: The arguments, or their shapes.
-        argnums: Those that are differentiated.
+        arguments: The arguments, or their shapes, and which leaves are differentiated.
         has_aux: Whether the function returns more than a loss.
         fn: The function.
         compilations: How many rungs a search may ask.
@@ -51,8 +51,7 @@ class Candidates:
     flops: int
     widest: str
     program: Program
-    args: tuple[Any, ...]
-    argnums: int | Sequence[int]
+    arguments: Arguments
     has_aux: bool
     fn: Callable[..., Any]
     compilations: int
@@ -72,30 +71,29 @@ class Candidates:
     ) -> "Candidates":
         """Trace the function, and weigh all that it makes."""
         check_flag(has_aux, "has_aux", who)
-        if not callable(fn):
-            raise TypeError(f"{who}: the first argument is a function; got {type(fn).__name__}.")
-        traced = traced_for_plan(fn, args, {})
+        arguments = arguments_of(fn, args, argnums, who, numbers=True)
+        traced = traced_for_plan(_checked(fn, arguments, has_aux), args, {}, who)
         program = traced.program
-        _check_loss(program, fn, who)
-        moving = _moving(traced, args, argnums, who)
-        at = [i for i, v in enumerate(program.jaxpr.invars) if v in moving]
+        # What a function closes over comes first.
+        at = [traced.closed + arguments.arrays.index(i) for i in arguments.moving]
+        moving = [program.jaxpr.invars[i] for i in at]
         run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
         residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
         kept, solid = residuals.bytes, residuals.solid
         graph, rungs = ladder_of(program, moving, kept, solid, compilations)
-        gradient = jax.make_jaxpr(jax.value_and_grad(fn, argnums, has_aux=has_aux))(*args)
+        plain = arguments.gradient(fn, has_aux)
+        gradient = jax.make_jaxpr(plain)(*arguments.of(arguments.arrays))
         returned = [x.aval for x in program.jaxpr.outvars] + [v.aval for v in moving]
         most = widest(program, graph)
         return cls(
             rungs=tuple(rungs),
-            signature=signature_of(program),
+            signature=signature_of(program, traced.closed),
             given=sum(nbytes(v.aval) for v in program.jaxpr.invars),
             returned=sum(map(nbytes, returned)),
             flops=flops(gradient),
             widest="nothing" if most is None else program.name(most),
             program=program,
-            args=args,
-            argnums=argnums,
+            arguments=arguments,
             has_aux=has_aux,
             fn=fn,
             compilations=compilations,
@@ -117,9 +115,20 @@ class Candidates:
         """Operations of the gradient program with this rung's plan."""
         if rung.choice is None:
             return self.flops
-        applied = self.applied(rung, self.fn)
-        program = jax.value_and_grad(applied, self.argnums, has_aux=self.has_aux)
-        return flops(jax.make_jaxpr(program)(*self.args))
+        return flops(jax.make_jaxpr(self.gradient(rung))(*self.inputs))
+
+    def lowered(self, rung: Rung) -> jax.stages.Lowered:
+        """The gradient program with this rung's plan."""
+        return jax.jit(self.gradient(rung)).lower(*self.inputs)
+
+    def gradient(self, rung: Rung) -> Callable[..., Any]:
+        """Value and gradients with this rung's plan, as a function of the inputs."""
+        return self.arguments.gradient(self.applied(rung, self.fn), self.has_aux)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The arrays among the arguments, or their shapes."""
+        return self.arguments.of(self.arguments.arrays)
 
     def plan_of(self, rung: Rung, budget: int, peak: int | None, compilations: int) -> Plan:
         """The rung as a plan; with the peak of its compiled program, if there is one."""
@@ -140,35 +149,36 @@ class Candidates:
         )
 
 
-def _check_loss(program: Program, fn: Callable[..., Any], who: str) -> None:
-    aval: Any = program.jaxpr.outvars[0].aval if program.jaxpr.outvars else None
-    if aval is None or aval.shape != () or not is_floating(aval):
-        raise TypeError(
-            f"{who}: the first result of `{name_of(fn)}` is a scalar loss, floating; got "
-            f"{aval if aval is not None else 'nothing'}."
-        )
+def lowered(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    who: str,
+) -> jax.stages.Lowered:
+    """The gradient program of a function with nothing re-run."""
+    check_flag(has_aux, "has_aux", who)
+    arguments = arguments_of(fn, args, argnums, who, numbers=True)
+    run = jax.jit(arguments.gradient(fn, has_aux))
+    return run.lower(*arguments.of(arguments.arrays))
 
 
-def _moving(
-    traced: Traced, args: tuple[Any, ...], argnums: int | Sequence[int], who: str
-) -> list[Any]:
-    """The program's inputs that are differentiated."""
-    numbers: Any = argnums if isinstance(argnums, tuple | list) else (argnums,)
-    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-        raise TypeError(f"{who}: argnums is a whole number or several; got {argnums!r}.")
-    wanted: set[int] = set(numbers)
-    wanted = {n + len(args) if n < 0 else n for n in wanted}
-    if len(wanted) < len(numbers) or not wanted or not wanted <= set(range(len(args))):
-        raise ValueError(
-            f"{who}: argnums names arguments by number, each once, from 0 to "
-            f"{len(args) - 1}; got {argnums!r}."
-        )
-    counts = [len(split(jax.tree.map(as_array, arg))[0]) for arg in args]
-    first = len(traced.inputs) - sum(counts)
-    starts = [first + sum(counts[:n]) for n in range(len(args))]
-    inputs = traced.program.jaxpr.invars
-    chosen = [v for n in sorted(wanted) for v in inputs[starts[n] : starts[n] + counts[n]]]
-    return [v for v in chosen if is_floating(v.aval)]
+def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Callable[..., Any]:
+    """The function, which complains if it does not return a loss."""
+
+    @functools.wraps(fn)
+    def checked(*args: Any) -> Any:
+        out = called(fn, args, {}, arguments.who)
+        arguments.result(out, has_aux)
+        loss = out[0] if has_aux else out
+        if not is_traced(loss):
+            raise TypeError(
+                f"{arguments.who}: `{arguments.name}` returns its loss as an array of JAX; got "
+                f"{type(loss).__name__}, which depends on nothing. Return jnp.asarray(loss)."
+            )
+        return out
+
+    return checked
 
 
 def _kept(program: Program, choice: Choice, times: int = 1) -> Iterable[Kept]:

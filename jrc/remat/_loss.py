@@ -7,7 +7,6 @@
 """
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,13 +14,10 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from jrc._errors import name_of
 from jrc._jaxpr import INPUT, Program, evaluate, inner_programs
 from jrc._jaxpr import trace as trace_program
-from jrc._tree import is_array, is_floating, is_traced
+from jrc.remat._arguments import arguments_of, called
 
 _MARK_SCOPE = "jrc_mark_"
 
@@ -130,98 +126,17 @@ def loss_of(
     Of the arguments `argnums` every floating leaf moves. JAX arrays, shapes and NumPy's arrays are
     inputs of the program; all else stays what it is.
     """
-    chosen = _checked(fn, args, argnums, who)
-    name = name_of(inspect.unwrap(fn))
-    leaves, treedef = jax.tree.flatten(args)
-    paths, _ = jax.tree_util.tree_flatten_with_path(args)
-    moves = [path[0].idx in chosen and _can_move(leaf) for path, leaf in paths]
-    given = [m or _is_input(x) for m, x in zip(moves, leaves, strict=True)]
-    order = sorted((i for i, is_given in enumerate(given) if is_given), key=lambda i: not moves[i])
-    inputs = [_as_input(leaves[i]) for i in order]
+    apart = arguments_of(fn, args, argnums, who)
+    moving = apart.of(apart.moving)
+    others = [i for i in apart.arrays if i not in apart.moving]
+    order = [*apart.moving, *others]
 
     def flat(*arrays: Any) -> list[Any]:
-        filled = list(leaves)
-        for i, x in zip(order, arrays, strict=True):
-            filled[i] = x
-        out = fn(*treedef.unflatten(filled))
-        value, more = _result(out, has_aux, who, name)
+        out = called(fn, apart.filled(arrays, order), {}, who)
+        value, more = apart.result(out, has_aux)
         return [value, *more]
 
-    traced = trace_program(flat, tuple(inputs), {})
-    constants = traced.inputs[: len(traced.inputs) - len(inputs)]
-    count = sum(moves)
-    return Loss(traced.program, constants, inputs[:count], inputs[count:], name)
-
-
-def _checked(
-    fn: Any, args: tuple[Any, ...], argnums: int | Sequence[int], who: str
-) -> tuple[int, ...]:
-    if not callable(fn):
-        raise TypeError(f"{who}: the first argument is a function; got {type(fn).__name__}.")
-    chosen = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
-    for n in chosen:
-        if isinstance(n, bool) or not hasattr(n, "__index__"):
-            raise TypeError(f"{who}: argnums is a position or a tuple of them; got {argnums!r}.")
-        if not -len(args) <= n < len(args):
-            raise ValueError(
-                f"{who}: argnums names one of the {len(args)} arguments that `{name_of(fn)}` is "
-                f"given; got {argnums!r}. Positions count from 0."
-            )
-    chosen = tuple(int(n) % len(args) for n in chosen)
-    if not any(_can_move(leaf) for n in chosen for leaf in jax.tree.leaves(args[n])):
-        raise ValueError(
-            f"{who}: a gradient needs a floating array; arguments {chosen} of `{name_of(fn)}` "
-            "hold none. Say with argnums which argument is differentiated."
-        )
-    return chosen
-
-
-def _result(out: Any, has_aux: bool, who: str, fn: str) -> tuple[Any, list[Any]]:
-    if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
-        raise TypeError(
-            f"{who}: with has_aux=True `{fn}` returns a pair (loss, aux); got {type(out).__name__}."
-        )
-    value, more = out if has_aux else (out, None)
-    if _is_loss(value):
-        return jnp.asarray(value), jax.tree.leaves(more)
-    hint = " If it returns (loss, aux), pass has_aux=True." if isinstance(out, tuple) else ""
-    raise TypeError(
-        f"{who}: `{fn}` returns one floating number, a loss; got {_described(value)}.{hint} "
-        "Sum or average what it returns."
-    )
-
-
-def _is_loss(value: Any) -> bool:
-    if not _is_value(value) or jnp.shape(value) != ():
-        return False
-    return jnp.issubdtype(jnp.result_type(value), jnp.inexact)
-
-
-def _described(value: Any) -> str:
-    if not _is_value(value):
-        return type(value).__name__
-    return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
-
-
-def _is_value(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, bool | int | float | complex)
-
-
-def _is_input(leaf: Any) -> bool:
-    numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufcV"
-    return is_traced(leaf) or numeric
-
-
-def _can_move(leaf: Any) -> bool:
-    if isinstance(leaf, float | complex):
-        return True
-    return (_is_input(leaf) or isinstance(leaf, np.generic)) and is_floating(leaf)
-
-
-def _as_input(leaf: Any) -> Any:
-    """What stands for a leaf in the program; of NumPy's arrays and of numbers only the type."""
-    if is_traced(leaf):
-        return leaf
-    weak = not isinstance(leaf, np.ndarray | np.generic)
-    dtype = jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
-    return jax.ShapeDtypeStruct(np.shape(leaf), dtype, weak_type=weak)
+    rest = apart.of(others)
+    traced = trace_program(flat, (*moving, *rest), {})
+    constants = traced.inputs[: len(traced.inputs) - len(order)]
+    return Loss(traced.program, constants, moving, rest, apart.name)

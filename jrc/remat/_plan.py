@@ -8,7 +8,10 @@ from typing import Any
 
 from jrc._errors import name_of
 from jrc.remat._budget import text_of
+from jrc.remat._plan_text import check_data
+from jrc.remat._planning.changes import write_changes
 from jrc.remat._planning.choice import Choice
+from jrc.remat._planning.fits import check_choice, check_fits, left_out
 from jrc.remat._planning.program import Signature, signature_of, traced_for_plan
 from jrc.remat._planning.run import run_choice
 from jrc.remat._table import table
@@ -86,10 +89,12 @@ class Plan:
 
         Returns:
             The same function: equal values, gradients and random draws, under `jit`, `grad`,
-            `vmap` and inside of a train step. No solver is needed.
+            `vmap` and inside of a train step, with `nnx.grad` and `jax.grad(..., allow_int=True)`
+            too. What `fn` changes in flax nnx modules that it is given is changed there. No solver
+            is needed.
 
         Raises:
-            TypeError: If `fn` is no function.
+            TypeError: If `fn` is no function; when called, if it does not take the arguments.
             ValueError: When called, if its program is another one than the plan's.
         """
         who = "jrc.Plan.apply"
@@ -98,9 +103,9 @@ class Plan:
 
         @functools.wraps(fn)
         def planned(*args: Any, **kwargs: Any) -> Any:
-            traced = traced_for_plan(fn, args, kwargs)
+            traced = traced_for_plan(fn, args, kwargs, who)
             program = traced.program
-            changed = self.signature.difference(signature_of(program))
+            changed = self.signature.difference(signature_of(program, traced.closed))
             if changed:
                 raise ValueError(
                     f"{who}: this plan was made for another program than that of `{name_of(fn)}`: "
@@ -109,7 +114,10 @@ class Plan:
                 )
             if self.choice is None:
                 return fn(*args, **kwargs)
-            return traced.run(run_choice(program, self.choice))
+            check_fits(self.choice, program, who)
+            out, changes = traced.run(run_choice(program, self.choice))
+            write_changes((args, kwargs), changes, name_of(fn), who)
+            return out
 
         return planned  # type: ignore[return-value]
 
@@ -125,8 +133,11 @@ class Plan:
             "compilations": self.compilations,
             "kept": [dataclasses.asdict(kept) for kept in self.kept],
             "choice": self.choice and self.choice.data(),
+            "left_out": left_out(self.choice, len(self.signature.equations)),
             "equations": list(self.signature.equations),
             "digest": self.signature.digest,
+            "inputs": list(self.signature.inputs),
+            "closed": self.signature.closed,
         }
         return json.dumps(data, indent=1)
 
@@ -134,13 +145,18 @@ class Plan:
     def from_json(cls, text: str) -> "Plan":
         """Read a plan from the text of `to_json`.
 
+        What is kept inside of loops is compared with their bodies when the plan is applied.
+
         Raises:
-            ValueError: If the text is no plan, or one of another format.
+            ValueError: If the text is no plan, one of another format, or was changed so that it
+                is none any more.
         """
         try:
             data = json.loads(text)
-            if data["format"] != _FORMAT:
-                raise ValueError(f"format {data['format']}")
+            check_data(data, _FORMAT)
+            equations = tuple(data["equations"])
+            choice = None if data["choice"] is None else Choice.of(data["choice"])
+            _check_choice(choice, len(equations), data["left_out"])
             return cls(
                 budget=data["budget"],
                 predicted=Estimate(**data["predicted"]),
@@ -149,10 +165,12 @@ class Plan:
                 saved_bytes=data["saved_bytes"],
                 compilations=data["compilations"],
                 kept=tuple(Kept(**each) for each in data["kept"]),
-                choice=data["choice"] and Choice.of(data["choice"]),
-                signature=Signature(tuple(data["equations"]), data["digest"]),
+                choice=choice,
+                signature=Signature(
+                    equations, data["digest"], tuple(data["inputs"]), data["closed"]
+                ),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"jrc.Plan.from_json: this is no plan of format {_FORMAT}, as Plan.to_json writes "
                 f"it ({type(error).__name__}: {error}). Plan again with jrc.plan."
@@ -173,3 +191,15 @@ class Plan:
             times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
             rows.append((f"{len(rest)} more", f"{times:,}", text_of(size)))
         return f"{head}\n{table(('kept', 'values', 'bytes'), rows)}"
+
+
+def _check_choice(choice: Choice | None, count: int, without: str) -> None:
+    """Raise a `ValueError` where a choice is not one for so many equations."""
+    if choice is None:
+        return
+    check_choice(choice, count)
+    if left_out(choice, count) != without:
+        raise ValueError(
+            f"choice: its pieces leave out equations {left_out(choice, count) or 'none'}; those "
+            f"that no result needs are {without or 'none'}"
+        )

@@ -37,11 +37,16 @@ def plan(
     nothing re-run; the budget picks one of them by compiling a few. Nothing is run.
 
     The peak is that of `jax.jit(jax.value_and_grad(fn, argnums, has_aux))` as XLA states it for
-    one device: arguments + outputs + temporaries - aliased.
+    one device: arguments + outputs + temporaries - aliased. Integers, keys and the like in a
+    differentiated argument (a train state, a flax nnx module) get no gradient.
 
     Args:
-        fn: A pure JAX-traceable function of pytrees that returns a scalar loss first.
-        *args: Its arguments: arrays, numbers, or `jax.ShapeDtypeStruct`s.
+        fn: A JAX-traceable function of pytrees that returns a scalar loss, floating; pure, but
+            that it may change variables of flax nnx modules that it is given.
+        *args: Its arguments, by position: arrays, numbers, or `jax.ShapeDtypeStruct`s, in any
+            pytree. Numbers are traced, as under `jax.jit`; strings, functions and the like stay
+            what they are, and are passed to the planned function in the same way. Others are
+            bound before: `functools.partial(fn, train=True)` is what is planned and applied to.
         budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), or a fraction (`float` in [0, 1])
             between the least peak that is reached (0) and that with nothing re-run (1). A fraction
             costs up to four more compilations, for the two ends.
@@ -57,9 +62,10 @@ def plan(
         more predicted FLOPs. With several processes all of them get that of process 0.
 
     Raises:
-        TypeError: If `fn` is no function, its first result no floating scalar, or the budget
-            neither a number nor text.
-        ValueError: If the budget is no size, or `compilations` below 1.
+        TypeError: If `fn` is no function, does not take the arguments, does not return a scalar
+            loss as `has_aux` says, or the budget is neither a number nor text.
+        ValueError: If the budget is no size, `compilations` below 1, or there is nothing floating
+            to be differentiated.
         BudgetError: If no plan fits; it carries the least peak and the plan that reaches it.
 
     Example:
@@ -85,8 +91,7 @@ def plan(
     candidates = Candidates.of(fn, args, argnums, has_aux, who, compilations)
 
     def compiled(rung: Rung) -> Memory:
-        program = jax.value_and_grad(candidates.applied(rung, fn), argnums, has_aux=has_aux)
-        return memory_needed(jax.jit(program).lower(*args))
+        return memory_needed(candidates.lowered(rung))
 
     return agreed(choose(candidates, budget, compiled if verify else None, who))
 
@@ -183,11 +188,16 @@ def _too_small(candidates: Candidates, plan: Plan, memory: Memory | None, who: s
         given, returned, between = memory.arguments, memory.outputs, memory.temporaries
     return (
         f"{who}: the peak of the gradient of `{name_of(candidates.fn)}` is at least "
-        f"{text_of(peak)}; the budget is {text_of(plan.budget)}. Of the least, arguments are "
+        f"{_exactly(peak)}; the budget is {text_of(plan.budget)}. Of the least, arguments are "
         f"{text_of(given)}, results and gradients {text_of(returned)}, temporaries "
         f"{text_of(between)}, pinned most by {candidates.widest}. Raise the budget, or make the "
         "batch smaller: jrc.largest_batch finds how small."
     )
+
+
+def _exactly(size: int) -> str:
+    """Bytes for a person, and to be copied."""
+    return text_of(size) if size < 1024 else f"{text_of(size)} ({size:,} bytes)"
 
 
 def _check_compilations(number: object, who: str) -> None:

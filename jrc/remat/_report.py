@@ -121,7 +121,9 @@ class Report:
 
         Raises:
             ImportError: If matplotlib is not installed: `pip install 'jrc[plot]'`.
-            ValueError: If there are not as many names as reports.
+            TypeError: If the path is none, or one of `others` no report.
+            ValueError: If there are not as many names as reports, or the ending says no format.
+            OSError: If there is no such folder, or the file cannot be written.
         """
         from jrc.remat._report_plot import plot_reports
 

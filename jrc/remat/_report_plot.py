@@ -1,6 +1,8 @@
 """The figure: live bytes along the compiled program, the forward and the backward pass apart."""
 
 import dataclasses
+import io
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -65,12 +67,15 @@ def plot_reports(
     path: str | pathlib.Path, reports: Sequence[Report], names: Sequence[str] | None
 ) -> None:
     """Draw reports into one picture; see `Report.plot`."""
+    who = "jrc.Report.plot"
+    ending = check_picture(path, who)
+    for report in reports:
+        if not isinstance(report, Report):
+            raise TypeError(f"{who}: draws reports of jrc.explain; got {type(report).__name__}.")
     names = [report.name for report in reports] if names is None else list(names)
     if len(names) != len(reports):
-        raise ValueError(
-            f"jrc.Report.plot: one name for each of the {len(reports)} reports; got {names!r}."
-        )
-    figure = _figure()
+        raise ValueError(f"{who}: one name for each of the {len(reports)} reports; got {names!r}.")
+    figure = _figure(who)
     axes = figure.subplots()
     curves = [curve_of(report) for report in reports]
     top = max((curve.peak[1] for curve in curves), default=0) or 1.0
@@ -79,15 +84,53 @@ def plot_reports(
         _draw(axes, curve, name, _COLOURS[i % len(_COLOURS)])
     _name_marks(axes, curves[0])
     axes.legend(loc="upper left", frameon=False, fontsize=9, bbox_to_anchor=(0.0, 0.93))
-    figure.savefig(path, dpi=200)
+    # Drawn before the file is opened: what stands there stays if drawing fails.
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=200, format=ending)
+    pathlib.Path(path).write_bytes(picture.getvalue())
 
 
-def _figure() -> Any:
+def check_picture(path: object, who: str) -> str:
+    """Whether a picture can be written there, before it is drawn; its format.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        TypeError: If the path is none.
+        ValueError: If its ending says no format that matplotlib draws.
+        OSError: If there is no such folder, or it cannot be written to.
+    """
+    known = _figure(who).canvas.get_supported_filetypes()
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{who}: a path is text or a pathlib.Path; got {type(path).__name__}.")
+    ending = pathlib.Path(path).suffix[1:].lower()
+    if ending not in known:
+        raise ValueError(
+            f"{who}: a picture's ending says its format, one of .{', .'.join(sorted(known))}; got "
+            f"{str(path)!r}."
+        )
+    check_writable(path, who)
+    return ending
+
+
+def check_writable(path: str | os.PathLike[str], who: str) -> None:
+    """Raise the `OSError` that writing a file would, with the way out, and write nothing."""
+    path = pathlib.Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{who}: {str(path)!r} is a folder; give the path of a file.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{who}: there is no folder {str(path.parent)!r} for {path.name!r}; make it first."
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{who}: {str(path)!r} must not be written; choose another place.")
+
+
+def _figure(who: str) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError(
-            "jrc.Report.plot: drawing needs matplotlib; install it with pip install 'jrc[plot]'."
+            f"{who}: drawing needs matplotlib; install it with pip install 'jrc[plot]'."
         ) from None
     return Figure(figsize=(7.2, 3.6), layout="constrained")
 

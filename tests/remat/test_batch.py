@@ -52,3 +52,22 @@ def test_errors():
         jrc.largest_batch(make_args, loss, 1000, multiple_of=0)
     with pytest.raises(TypeError, match="returns the arguments of fn as a tuple; got ShapeDtype"):
         jrc.largest_batch(lambda n: jax.ShapeDtypeStruct((n,), jnp.float32), loss, 1000)
+    with pytest.raises(ValueError, match="most is at least multiple_of, .* got most=4, multiple_o"):
+        jrc.largest_batch(make_args, loss, 1000, most=4, multiple_of=8)
+    with pytest.raises(ValueError, match="`<lambda>` gives arguments of the same shapes for 1 and"):
+        jrc.largest_batch(lambda n: make_args(8), loss, "1MB", most=16)
+    with pytest.raises(ValueError, match="names one of the 0 arguments that `loss` is given"):
+        jrc.largest_batch(lambda n: (), loss, 1000)
+
+
+def test_what_make_args_raises_goes_on():
+    def fails(batch):
+        raise KeyError("rows")
+
+    with pytest.raises(KeyError, match="rows") as info:
+        jrc.largest_batch(fails, loss, 1000)
+    assert info.value.__notes__ == ["jrc.largest_batch: raised by `fails` for a batch of 1."]
+
+
+def test_a_budget_below_the_parameters_alone():
+    assert jrc.largest_batch(make_args, loss, 4 * WIDTH * WIDTH - 1) == (0, 0, None)

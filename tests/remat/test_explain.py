@@ -367,7 +367,7 @@ ERRORS = {
     "a pair": (
         lambda: jrc.explain(lambda w: (jnp.sum(w), w), W),
         TypeError,
-        "got tuple. If it returns (loss, aux), pass has_aux=True. Sum or average",
+        "got tuple. Return the loss alone; if it returns (loss, aux), pass has_aux=True.",
     ),
     "no pair": (
         lambda: jrc.explain(lambda w: jnp.sum(w), W, has_aux=True),

@@ -153,6 +153,27 @@ def test_a_picture(tmp_path):
         read.plot(tmp_path / "no.png", names=("a", "b"))
 
 
+def test_pictures_that_cannot_be_drawn(tmp_path):
+    (tmp_path / "folder.png").mkdir()
+    wrong = {
+        "none": (
+            ValueError,
+            r"a picture's ending says its format, one of .*\.png, .*; got '.*none'",
+        ),
+        "a.hat": (ValueError, r"got '.*a\.hat'"),
+        "no/a.png": (FileNotFoundError, "there is no folder '.*no' for 'a.png'; make it first"),
+        "folder.png": (IsADirectoryError, "is a folder; give the path of a file"),
+    }
+    for path, (kind, text) in wrong.items():
+        with pytest.raises(kind, match=f"jrc.Report.plot: .*{text}"):
+            report().plot(tmp_path / path)
+    with pytest.raises(TypeError, match="a path is text or a pathlib.Path; got int"):
+        report().plot(3)
+    with pytest.raises(TypeError, match="draws reports of jrc.explain; got str"):
+        report().plot(tmp_path / "a.png", "other")
+    assert [each.name for each in tmp_path.iterdir()] == ["folder.png"]
+
+
 def test_without_matplotlib(tmp_path, monkeypatch):
     found = builtins.__import__
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import io_callback
@@ -79,7 +80,7 @@ OFF = {
     "loop with raw keys": 0.01,
     "sharded": 0.02,
     "resnet": 0.002,
-} | dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.025)
+} | dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.03)
 # The next remat runs a body inside of a chunk once more, and transposes results that nobody reads.
 OFF_IN_REMAT3 = {
     "scan of a prime": 0.25,
@@ -350,8 +351,9 @@ def test_a_budget_that_nothing_fits():
     assert error.least_bytes == memory.peak == error.plan.verified.peak_bytes
     assert error.plan.budget == 1000 and error.plan.compilations <= 5
     assert re.fullmatch(
-        r"jrc\.plan: the peak of the gradient of `layers` is at least 1\d\.\d\d KiB; the budget "
-        r"is 1,000 B\. Of the least, arguments are 4\.00 KiB, results and gradients 2\.0\d KiB, "
+        r"jrc\.plan: the peak of the gradient of `layers` is at least 1\d\.\d\d KiB "
+        r"\(1\d,\d{3} bytes\); the budget is 1,000 B\. "
+        r"Of the least, arguments are 4\.00 KiB, results and gradients 2\.0\d KiB, "
         r"temporaries 1\d\.\d\d KiB, pinned most by dot_general:\(64,8\)@plan_cases\.py:\d+\. "
         r"Raise the budget, or make the batch smaller: jrc\.largest_batch finds how small\.",
         str(error),
@@ -419,15 +421,10 @@ def test_what_is_no_budget(budget, kind, text):
     "call, kind, text",
     [
         (lambda: jrc.plan(3, X, budget=1), TypeError, "the first argument is a function; got int"),
-        (
-            lambda: jrc.plan(lambda x: x, X, budget=1),
-            TypeError,
-            "the first result of `<lambda>` is a scalar loss, floating; got ",
-        ),
-        (lambda: jrc.plan(lambda x: jnp.sum(x > 0), X, budget=1), TypeError, "got int32[]"),
-        (lambda: jrc.plan(lambda x: None, X, budget=1), TypeError, "got nothing."),
-        (lambda: jrc.plan(layers, WS, X, budget=1, argnums=2), ValueError, "from 0 to 1; got 2."),
-        (lambda: jrc.plan(layers, WS, X, budget=1, argnums=()), ValueError, "got ()."),
+        (lambda: jrc.plan(layers, WS, X, budget=1, argnums=2), ValueError, "2 arguments that"),
+        (lambda: jrc.plan(layers, WS, X, budget=1, argnums=()), ValueError, "arguments () of"),
+        (lambda: jrc.plan(layers, WS, X, budget=1, argnums=(0, -2)), ValueError, "each argument"),
+        (lambda: jrc.plan(layers, WS, jnp.arange(4), budget=1, argnums=1), ValueError, "(1,) of"),
         (lambda: jrc.plan(layers, WS, X, budget=1, verify=1), TypeError, "verify"),
         (lambda: jrc.plan(layers, WS, X, budget=1, has_aux="no"), TypeError, "has_aux"),
     ],
@@ -435,6 +432,152 @@ def test_what_is_no_budget(budget, kind, text):
 def test_wrong_arguments(call, kind, text):
     with pytest.raises(kind, match=re.escape(text)):
         call()
+
+
+def chosen(ws, x, mode, *, key=None):
+    return layers(ws, x) if mode else 0.0 * layers(ws, x)
+
+
+WRONG_FUNCTIONS = [
+    (lambda ws, x: x, {}, "a loss; got float32[4, 4]. Sum or average what it returns."),
+    (lambda ws, x: layers(ws, x) > 0, {}, "a loss; got bool[]."),
+    (lambda ws, x: None, {}, "got NoneType. Return the loss alone; if it returns (loss, aux), "),
+    (lambda ws, x: {"loss": layers(ws, x)}, {}, "a loss; got dict. Return the loss alone; if"),
+    (lambda ws, x: (layers(ws, x), x), {}, "got tuple. Return the loss alone; if it returns"),
+    (layers, {"has_aux": True}, "`layers` returns a pair (loss, aux); got float32[]. If it"),
+    (lambda ws, x: (x, x), {"has_aux": True}, "got float32[4, 4]. Sum or average"),
+    (lambda ws, x: layers(ws, x) * 1j, {}, "got complex64[]. Take the real part of what it"),
+    (lambda ws, x, *, key: layers(ws, x), {}, "missing a required keyword-only argument: 'key'."),
+    (lambda ws: layers(ws, X), {}, "too many positional arguments. They are given by position;"),
+    (lambda ws, x: layers(ws, x) if x[0, 0] > 0 else 0.0, {}, "needs the value of something that"),
+]
+
+
+@pytest.mark.parametrize("fn, options, text", WRONG_FUNCTIONS)
+def test_what_is_no_loss(fn, options, text):
+    calls = {
+        "jrc.plan": lambda: jrc.plan(fn, WS, X, budget=1.0, **options),
+        "jrc.explain": lambda: jrc.explain(fn, WS, X, **options),
+        "jrc.largest_batch": lambda: jrc.largest_batch(lambda n: (WS, X), fn, 1000, **options),
+    }
+    for who, call in calls.items():
+        with pytest.raises(TypeError, match=re.escape(text)) as info:
+            call()
+        assert str(info.value).startswith(f"{who}: ")
+
+
+def test_a_loss_that_is_a_number_of_python():
+    with pytest.raises(TypeError, match=r"as an array of JAX; got float, .*jnp\.asarray\(loss\)"):
+        jrc.plan(lambda ws, x: 1.5, WS, X, budget=1.0)
+
+
+@pytest.mark.parametrize("mode", [True, 2])
+def test_numbers_are_traced_unless_they_are_bound(mode):
+    fn = (lambda ws, x, n: layers(ws, x) * len(range(n))) if mode == 2 else chosen
+    text = r"functools\.partial\(fn, n=\.\.\.\) or a lambda, .* JAX says: \S"
+    with pytest.raises(TypeError, match=rf"jrc\.plan: `.*` needs the value of .*{text}"):
+        jrc.plan(fn, WS, X, mode, budget=1.0)
+    with pytest.raises(TypeError, match=rf"jrc\.Plan\.apply: `.*` needs the value of .*{text}"):
+        guess("layers tanh").apply(fn)(WS, X, mode)
+    bound = functools.partial(chosen, mode=mode, key=KEY)
+    assert jrc.plan(bound, WS, X, budget=0.0, verify=False).signature.equations
+
+
+@pytest.mark.parametrize("other", ["train", None, jnp.tanh, ("a", {"b": print})])
+def test_what_is_no_array_stays_what_it_is(other):
+    def fn(ws, x, other, scale):
+        return layers(ws, x, jnp.tanh if other == "train" else jnp.sin) * scale
+
+    plan = jrc.plan(fn, WS, jnp.tile(X, (8, 1)), other, 2.0, budget=0.0)
+    args = WS, jnp.tile(X, (8, 1)), other, 2.0
+    assert largest_error(jax.grad(plan.apply(fn))(*args), jax.grad(fn)(*args)) < 1e-6
+    if other == "train":
+        with pytest.raises(ValueError, match=r"equation \d+ was tanh:float32.*, now it is sin:"):
+            plan.apply(fn)(*args[:2], "eval", 2.0)
+
+
+def test_leaves_that_have_no_gradient():
+    """Steps, keys and flags in what is differentiated: as `jax.grad` takes them, or by hand."""
+
+    def fn(state, x):
+        x = x * jax.random.bernoulli(state["key"], 0.5, x.shape) * state["step"]
+        return layers(state["ws"], x)
+
+    state = {"ws": WS, "step": jnp.int32(3), "key": jax.random.key(0), "name": "net"}
+    x = jnp.tile(X, (8, 1))
+    lean = jrc.plan(fn, state, x, budget=0.0, verify=False)
+    assert jrc.plan(fn, state, x, budget=1.0).verified.flops == lean.unplanned_flops
+    by_hand = lambda f: jax.grad(lambda ws: f({**state, "ws": ws}, x))(WS)  # noqa: E731
+    assert lean.reruns and largest_error(by_hand(lean.apply(fn)), by_hand(fn)) < 1e-6
+    state = {key: leaf for key, leaf in state.items() if key != "name"}
+    plain, again = (jax.grad(f, allow_int=True)(state, x)["ws"] for f in (fn, lean.apply(fn)))
+    assert largest_error(again, plain) < 1e-6
+
+
+class Counting(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(4, 4, use_bias=False, rngs=rngs) for _ in range(3)])
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, use_fast_variance=False, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = self.dropout(jnp.tanh(self.norm(layer(x))))
+        return x
+
+
+def counted(module, x):
+    return jnp.sum(module(x) ** 2)
+
+
+@functools.cache
+def counting_plan():
+    return jrc.plan(counted, Counting(), jnp.tile(X, (8, 1)), budget=0.0, verify=False)
+
+
+@pytest.mark.parametrize("transform", [nnx.grad, lambda f: nnx.jit(nnx.grad(f))])
+def test_what_a_function_changes_in_a_module_is_changed(transform):
+    """Twice: the second step draws other masks, and goes on from the means of the first."""
+    lean, x = counting_plan(), jnp.tile(X, (8, 1))
+    modules, fns = [Counting(), Counting()], [counted, lean.apply(counted)]
+    assert lean.reruns
+    for step in (1, 2):
+        plain, again = (transform(f)(m, x) for f, m in zip(fns, modules, strict=True))
+        # BatchNorm loses digits; another mask would be off by all of them.
+        assert largest_error(again, plain) < 1e-3
+        assert [m.dropout.rngs.count[...] for m in modules] == [3 * step] * 2
+        assert largest_error(*(m.norm.mean[...] for m in modules)) < 1e-6
+
+
+def test_a_module_that_is_taken_apart_by_hand():
+    graph, params, rest = nnx.split(Counting(), nnx.Param, ...)
+    x, lean = jnp.tile(X, (8, 1)), counting_plan().apply(counted)
+
+    def step(fn, params):
+        module = nnx.merge(graph, params, rest, copy=True)
+        return fn(module, x), nnx.state(module, nnx.BatchStat)
+
+    plain, again = (
+        jax.jit(jax.grad(functools.partial(step, f), has_aux=True))(params) for f in (counted, lean)
+    )
+    assert largest_error(again, plain) < 1e-5
+
+
+def test_modules_that_a_plan_cannot_change():
+    shared = Counting()
+    shared.again = shared.norm
+    fn = lambda module, x: counted(module, x)  # noqa: E731
+    plan = jrc.plan(fn, shared, jnp.tile(X, (8, 1)), budget=0.0, verify=False)
+    with pytest.raises(ValueError, match="changes a BatchStat that two modules share; a plan sees"):
+        plan.apply(fn)(shared, jnp.tile(X, (8, 1)))
+
+    def grows(module, x):
+        module.new = nnx.BatchStat(x)
+        return counted(module, x)
+
+    with pytest.raises(ValueError, match=r"jrc\.plan: `grows` adds variables to a flax nnx module"):
+        jrc.plan(grows, Counting(), X, budget=1.0)
 
 
 # Plans are values.
@@ -487,6 +630,87 @@ def test_what_is_no_plan(text):
     assert str(e.value).endswith("Plan again with jrc.plan.")
 
 
+def edited(name, **changes):
+    """A plan's text with other pieces; a change is of the first piece, or of the plan."""
+    data = json.loads(guess(name).to_json())
+    for key, value in changes.items():
+        (data["choice"]["pieces"][0] if key in ("equations", "held", "again") else data)[key] = (
+            value
+        )
+    return json.dumps(data)
+
+
+def of_pieces(pieces, **more):
+    data = json.loads(guess("layers tanh").to_json())
+    return json.dumps(data | {"choice": {"pieces": pieces, **more}})
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (of_pieces([{"equations": "0-99"}]), "choice, piece 0: there is no equation 99; the pro"),
+        (of_pieces([{"equations": "0-5"}, {"equations": "5-9"}]), "piece 1: equation 5 stands the"),
+        (of_pieces([{"equations": "1-9"}]), "its pieces leave out equations 0; those"),
+        (of_pieces([]), "its pieces leave out equations 0-9; those that no result needs are none"),
+        (of_pieces([{"equations": "5-0"}]), "'5-0' is no list of equations"),
+        (of_pieces([{"equations": "1,0,2-9"}]), "piece 0: its equations are not in order"),
+        (of_pieces([{"equations": "0-99999999999"}]), "'0-99999999999' is no list of equations"),
+        (edited("layers tanh", held=[[99, 0]]), "result 0 of equation 99 is held, but not made"),
+        (edited("layers tanh", held=[[0, -1]]), "result -1 of equation 0 is held, but not made"),
+        (edited("layers tanh", held=[["0", 0]]), "result 0 of equation '0' is held, but not made"),
+        (edited("layers tanh", again="99"), "equation 99 runs again, but is not in it"),
+        (of_pieces([{"equations": "0-9"}], chunks=-2), "chunks -2 is no whole number from 1"),
+        (of_pieces([{"equations": "0-9"}], chunks="2"), "chunks '2' is no whole number from 1"),
+        (of_pieces([{"equations": "0-9", "inside": None}]), "with an inside it is one equation"),
+        (edited("layers tanh", budget=-1), "budget is -1, not a whole number from 0"),
+        (edited("layers tanh", saved_bytes=1.5), "saved_bytes is 1.5, not a whole number from 0"),
+        (edited("layers tanh", digest=3), "digest is 3, not text"),
+        (edited("layers tanh", inputs=[1]), "inputs[0] is 1, not text"),
+        (edited("layers tanh", closed=99), "closed is 99, of 5 inputs"),
+        (edited("layers tanh", kept=[{"name": "a", "times": -1, "bytes": 0}]), "kept[0].times is"),
+        (edited("layers tanh", verified={"peak_bytes": 1}), "verified.flops is missing"),
+        (edited("layers tanh", format=2), "format 2"),
+        ("[]", "list, not an object"),
+    ],
+)
+def test_a_plan_that_was_edited(text, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as info:
+        jrc.Plan.from_json(text)
+    assert str(info.value).startswith("jrc.Plan.from_json: this is no plan of format 1")
+
+
+def inside(edit):
+    """The text of a plan of a loop, of which the inside was edited."""
+    data = json.loads(guess("scan of twelve").to_json())
+    (body,) = (p["inside"] for p in data["choice"]["pieces"] if p.get("inside"))
+    edit(body)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "edit, said",
+    [
+        (lambda body: body.update(chunks=99), "99 chunks of a loop of 12 turns"),
+        (lambda body: body.update(pieces=[]), ", which the result needs, is missing"),
+        (lambda body: body.update(pieces=[{"equations": "0-99"}]), "there is no equation 99"),
+        (lambda body: body["pieces"][0].update(held=[[0, 7]]), "result 7 of equation 0 is held"),
+    ],
+)
+def test_an_inside_that_was_edited(edit, said):
+    plan = jrc.Plan.from_json(inside(edit))
+    with pytest.raises(ValueError, match=re.escape(said)) as info:
+        plan.apply(CASES["scan of twelve"].fn)(WS, X)
+    assert str(info.value).startswith("jrc.Plan.apply: what this plan keeps is not of its program")
+    assert str(info.value).endswith("plan again with jrc.plan(fn, *args, budget=...).")
+
+
+def test_pieces_in_an_order_that_does_not_work():
+    pieces = [{"equations": "5-9"}, {"equations": "0-4"}]
+    plan = jrc.Plan.from_json(of_pieces(pieces))
+    with pytest.raises(ValueError, match="piece 0: equation 5 runs before 4, which it needs"):
+        plan.apply(layers)(WS, X)
+
+
 def wider(ws, x):
     return layers(ws, jnp.concatenate([x, x]))
 
@@ -499,6 +723,18 @@ def shared(ws, x):
     "fn, args, text",
     [
         (layers, (WS, X[:2]), "equation 0 was dot_general:float32(4,4), tanh:float32(4,4), "),
+        (
+            functools.partial(layers, x=X),
+            (WS,),
+            "made for 5 arrays as arguments and 0 that the fun",
+        ),
+        (functools.partial(layers, x=X), (WS,), "now there are 4 and 1. Arrays that a function cl"),
+        (layers, ([*WS, WS[0]], X), "now there are 6 and 0; equation"),
+        (
+            layers,
+            (WS, X[:2]),
+            "array 4 of the arguments was float32[4,4], now it is float32[2,4]; ",
+        ),
         (layers, ([*WS, WS[0]], X), "was nothing, now it is dot_general:float32(4,4), tanh:"),
         (
             CASES["layers sin"].fn,

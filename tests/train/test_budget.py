@@ -113,7 +113,7 @@ def test_a_plan_for_another_batch_is_refused():
     part = jax.ShapeDtypeStruct((BATCH // 2, WIDTH), jnp.float32)
     plan = jrc.plan(loss_fn, state.params, part, jax.random.key(0), budget=0.1, has_aux=True)
     state, step = start("jit", plan=plan)
-    with pytest.raises(ValueError, match=r"another program .*: equation .* was .*\(32,16\), now"):
+    with pytest.raises(ValueError, match=r"another program .*; equation .* was .*\(32,16\), now"):
         step(state, batch())
 
 

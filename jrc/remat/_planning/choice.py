@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 Place = tuple[int, int]
+# Above all programs, so that a slip in a text does not fill the memory.
+_MOST = 10**7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +34,11 @@ class Piece:
 
     def data(self) -> dict[str, Any]:
         """As plain data."""
-        found: dict[str, Any] = {"equations": _ranges(self.positions)}
+        found: dict[str, Any] = {"equations": ranges(self.positions)}
         if self.held:
             found["held"] = [list(place) for place in self.held]
         if self.again:
-            found["again"] = _ranges(self.again)
+            found["again"] = ranges(self.again)
         if not self.region:
             found["inside"] = self.inside and self.inside.data()
         return found
@@ -49,7 +51,7 @@ class Piece:
             held=tuple((p, i) for p, i in data.get("held", ())),
             again=_numbers(data.get("again", "")),
             region="inside" not in data,
-            inside=Choice.of(data["inside"]) if data.get("inside") else None,
+            inside=None if data.get("inside") is None else Choice.of(data["inside"]),
         )
 
 
@@ -77,7 +79,7 @@ class Choice:
         return cls(tuple(Piece.of(each) for each in data["pieces"]), data.get("chunks", 0))
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Whole numbers in short: `0-4,7`."""
     runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ends = [[n for _, n in run] for _, run in runs]
@@ -86,4 +88,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _numbers(text: str) -> tuple[int, ...]:
     parts = [part.partition("-") for part in text.split(",") if part]
-    return tuple(n for first, _, last in parts for n in range(int(first), int(last or first) + 1))
+    runs = [range(int(first), int(last or first) + 1) for first, _, last in parts]
+    if any(not 0 < len(run) < _MOST for run in runs):
+        raise ValueError(f"{text!r} is no list of equations")
+    return tuple(n for run in runs for n in run)

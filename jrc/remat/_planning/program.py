@@ -8,26 +8,32 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from jrc._errors import name_of
 from jrc._jaxpr import Program, Traced, inner_programs, is_variable, label, primitive_name, trace
+from jrc._tree import is_traced
+from jrc.remat._arguments import called, is_value
+from jrc.remat._planning.changes import with_changes
 from jrc.remat._planning.run import opened
 
 
 def traced_for_plan(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], who: str
 ) -> Traced:
-    """The function's program without `jit` calls; numbers are inputs, as under `jax.jit`."""
-    args, kwargs = jax.tree.map(as_array, (args, dict(kwargs)))
+    """The function's program without `jit` calls; numbers are inputs, as under `jax.jit`.
+
+    It returns what the function does, and besides what the function changes in its arguments.
+    """
+    args, kwargs = jax.tree.map(_as_array, (args, dict(kwargs)))
+    run = with_changes(lambda *args, **kwargs: called(fn, args, kwargs, who), name_of(fn), who)
     # Without `jit`, JAX writes loops out turn by turn: another program.
     with jax.disable_jit(False):
-        return trace(fn, args, kwargs, lambda _: True)
+        return trace(run, args, kwargs, lambda _: True)
 
 
-def as_array(leaf: Any) -> Any:
+def _as_array(leaf: Any) -> Any:
     """A leaf as `jax.jit` takes it: numbers and NumPy arrays are arrays."""
-    number = isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic)
-    return jnp.asarray(leaf) if number else leaf
+    return jnp.asarray(leaf) if is_value(leaf) and not is_traced(leaf) else leaf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +43,49 @@ class Signature:
     Attributes:
         equations: Every equation as `dot_general:float32(4,8)`, in program order.
         digest: A hash of operators, types and dataflow; source lines do not enter.
+        inputs: Types of the arrays that it is given, those that the function closes over first.
+        closed: How many of them the function closes over. Only told, not compared: where an
+            array comes from does not change a program.
     """
 
     equations: tuple[str, ...]
     digest: str
+    inputs: tuple[str, ...]
+    closed: int = dataclasses.field(compare=False)
 
     def difference(self, other: "Signature") -> str | None:
         """In words, how another program differs from this one, if it does."""
         if self == other:
             return None
-        if self.equations == other.equations:
-            return "the same operators are joined, or their inputs are made, in another way"
+        words = (self._other_inputs(other), self._other_equations(other))
+        return "; ".join(filter(None, words)) or (
+            "the same operators are joined, or their inputs are made, in another way"
+        )
+
+    def _other_inputs(self, other: "Signature") -> str | None:
+        """In words, how what the programs are given differs."""
+        was, now = len(self.inputs) - self.closed, len(other.inputs) - other.closed
+        if (was, self.closed) != (now, other.closed):
+            more = " Arrays that a function closes over are no arguments: pass as arguments what "
+            moved = f".{more}jrc.plan was given as such" if self.closed != other.closed else ""
+            return (
+                f"it was made for {was} arrays as arguments and {self.closed} that the function "
+                f"closes over, now there are {now} and {other.closed}{moved}"
+            )
+        pairs = enumerate(zip(self.inputs, other.inputs, strict=True))
+        changed = [(i - self.closed, a, b) for i, (a, b) in pairs if a != b and i >= self.closed]
+        if not changed:
+            return None
+        i, a, b = changed[0]
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        return f"array {i} of the arguments was {a}, now it is {b}{more}"
+
+    def _other_equations(self, other: "Signature") -> str | None:
+        """In words, where the equations differ first."""
         matcher = difflib.SequenceMatcher(None, self.equations, other.equations, autojunk=False)
         changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
+        if not changes:
+            return None
         _, a, b, c, d = changes[0]
         was = ", ".join(self.equations[a : min(b, a + 3)]) or "nothing"
         now = ", ".join(other.equations[c : min(d, c + 3)]) or "nothing"
@@ -57,10 +93,11 @@ class Signature:
         return f"equation {a} was {was}, now it is {now}{more}"
 
 
-def signature_of(program: Program) -> Signature:
+def signature_of(program: Program, closed: int) -> Signature:
     """How a program is known again, in any process and after its source has moved."""
     words = tuple(_words(eqn) for eqn in program.eqns)
-    return Signature(words, hashlib.sha256("\n".join(_lines(program)).encode()).hexdigest()[:32])
+    digest = hashlib.sha256("\n".join(_lines(program)).encode()).hexdigest()[:32]
+    return Signature(words, digest, tuple(_type(v.aval) for v in program.jaxpr.invars), closed)
 
 
 def _words(eqn: Any) -> str:
