@@ -30,6 +30,8 @@ from jrc._jaxpr._rebuild import loop_parts as loop_parts
 from jrc._jaxpr._rebuild import rebuild as rebuild
 from jrc._jaxpr._tag import tag_of as tag_of
 from jrc._jaxpr._tag import tagged as tagged
+from jrc._jaxpr._vary import folded as folded
+from jrc._jaxpr._vary import is_cast as is_cast
 from jrc._jaxpr._walk import UNKNOWN as UNKNOWN
 from jrc._jaxpr._walk import call_name as call_name
 from jrc._jaxpr._walk import inner_programs as inner_programs

@@ -1,10 +1,12 @@
 """Programs in which some results are known beforehand."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jrc._jaxpr._inline import inline_all
+from jrc._jaxpr._vary import casts_of, folded, is_cast, source_of
 
 
 def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
@@ -13,7 +15,9 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
     Whatever read such a result reads the input; what then serves nothing is left out. Where a
     result is max(x, 0), `x > 0` is asked of it too.
     """
+    jaxpr = folded(jaxpr)
     given, wanted = jaxpr.outvars[:count], jaxpr.outvars[count:]
+    casts = casts_of(jaxpr.eqns)
     made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
     inputs = [Var(atom.aval) for atom in given]
     new = {var: x for var, x in zip(given, inputs, strict=True) if not _fixed(var) and var in made}
@@ -23,7 +27,9 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
         if is_relu(eqn) and eqn.outvars[0] in new and not _fixed(eqn.invars[0])
     }
     eqns = [
-        eqn.replace(invars=[_of(x, positive if _is_above_zero(eqn) else new) for x in eqn.invars])
+        eqn.replace(
+            invars=[_of(x, positive if _is_above_zero(eqn, casts) else new) for x in eqn.invars]
+        )
         for eqn in jaxpr.eqns
     ]
     outvars = [_of(atom, new) for atom in wanted]
@@ -40,18 +46,20 @@ def is_relu(eqn: JaxprEqn) -> bool:
     """Whether this is max(x, 0) with a derivative of its own, as `jax.nn.relu` is."""
     if eqn.primitive.name != "custom_jvp_call" or len(eqn.invars) != 1:
         return False
-    inner = inline_all(eqn.params["call_jaxpr"])
-    if [each.primitive.name for each in inner.eqns] != ["max"]:
+    inner = folded(inline_all(eqn.params["call_jaxpr"]))
+    casts = casts_of(inner.eqns)
+    (most, *more) = [each for each in inner.eqns if not is_cast(each)] or [eqn]
+    if more or most.primitive.name != "max":
         return False
-    (most,) = inner.eqns
-    return most.invars[0] is inner.invars[0] and _is_zero(most.invars[1])
+    return most.invars[0] is inner.invars[0] and _is_zero(most.invars[1], casts)
 
 
-def _is_above_zero(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "gt" and _is_zero(eqn.invars[1])
+def _is_above_zero(eqn: JaxprEqn, casts: Mapping[Any, JaxprEqn]) -> bool:
+    return eqn.primitive.name == "gt" and _is_zero(eqn.invars[1], casts)
 
 
-def _is_zero(atom: Any) -> bool:
+def _is_zero(atom: Any, casts: Mapping[Any, JaxprEqn]) -> bool:
+    atom = source_of(atom, casts)
     return _fixed(atom) and not getattr(atom.val, "shape", ()) and atom.val == 0
 
 

@@ -17,6 +17,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from jrc._jaxpr._inline import inline_marked
 from jrc._jaxpr._mark import mark_of
+from jrc._jaxpr._vary import casts_of, is_cast, source_of
 from jrc._jaxpr._walk import inner_programs, kind, label, place
 from jrc._tree import Skeleton, split
 
@@ -51,6 +52,19 @@ class Program:
         for var in _variables(self.jaxpr.outvars):
             used.setdefault(var, []).append(len(self.eqns))
         return {var: tuple(positions) for var, positions in used.items()}
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """The positions of all equations but casts, which stand there only inside `shard_map`."""
+        return tuple(i for i, eqn in enumerate(self.eqns) if not is_cast(eqn))
+
+    def source(self, atom: Any) -> Any:
+        """What an atom was before it was cast to vary over a mesh axis."""
+        return source_of(atom, self._casts)
+
+    @cached_property
+    def _casts(self) -> Mapping[Var, JaxprEqn]:
+        return casts_of(self.eqns)
 
     @cached_property
     def marks(self) -> Mapping[str, tuple[int, ...]]:
@@ -144,6 +158,10 @@ class Program:
         """The variables that equation `i` reads, each once."""
         return tuple(dict.fromkeys(_variables(self.eqns[i].invars)))
 
+    def sources(self, i: int) -> tuple[Var, ...]:
+        """The same, each as it was before it was cast."""
+        return tuple(dict.fromkeys(_variables(map(self.source, self.eqns[i].invars))))
+
     def run(self, i: int, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """A function of all arguments of equation `i` as one of the variables that it `reads`."""
         atoms, read = self.eqns[i].invars, self.reads(i)
@@ -163,8 +181,12 @@ class Program:
         inside = sorted(set(positions))
         eqns = [self.eqns[i] for i in inside]
         made = {var for eqn in eqns for var in eqn.outvars}
-        # A dict, not a set: the order of inputs must be the same in every process.
-        read = dict.fromkeys(var for eqn in eqns for var in _variables(eqn.invars))
+        # A dict, not a set: the order of inputs must be the same in every process. What is cast
+        # counts where the cast value is read, so that it is the same inside of `shard_map` too.
+        casts = casts_of(eqns)
+        steps = [eqn for eqn in eqns if not is_cast(eqn)]
+        atoms = (source_of(x, casts) for eqn in (*steps, *casts.values()) for x in eqn.invars)
+        read = dict.fromkeys(_variables(atoms))
         return self.jaxpr.replace(
             constvars=[],
             invars=[var for var in read if var not in made],

@@ -11,6 +11,7 @@ from jrc._jaxpr import Program, evaluate, flops, label, loop_parts, nbytes, plac
 from jrc._tree import is_traced
 from jrc.remat._arguments import Arguments, arguments_of, called
 from jrc.remat._keep import check_flag
+from jrc.remat._memory import bytes_on_device
 from jrc.remat._plan import Estimate, Kept, Plan
 from jrc.remat._planning.choice import Choice
 from jrc.remat._planning.ladder import (
@@ -31,8 +32,8 @@ class Candidates:
     Attributes:
         rungs: The plans, the leanest first, nothing re-run last.
         signature: Of the function's program.
-        given: Bytes of arguments.
-        returned: Bytes of results: the function's and the gradients.
+        given: Bytes of arguments on one device.
+        returned: Bytes of results: the function's and the gradients, which lie as arguments do.
         flops: Operations of the gradient program with nothing re-run.
         widest: The equation that needs most at once, for a person.
         program: The function's program.
@@ -41,7 +42,6 @@ class Candidates:
         fn: The function.
         compilations: How many rungs a search may ask.
         plain_first: Whether nothing re-run is asked before all else.
-        counts: Whether operations can be counted later, outside of where it was traced.
     """
 
     rungs: tuple[Rung, ...]
@@ -56,7 +56,6 @@ class Candidates:
     fn: Callable[..., Any]
     compilations: int
     plain_first: bool
-    counts: bool
 
     @classmethod
     def of(
@@ -67,7 +66,6 @@ class Candidates:
         has_aux: bool,
         who: str,
         compilations: int = 5,
-        counts: bool = True,
     ) -> "Candidates":
         """Trace the function, and weigh all that it makes."""
         check_flag(has_aux, "has_aux", who)
@@ -83,13 +81,14 @@ class Candidates:
         graph, rungs = ladder_of(program, moving, kept, solid, compilations)
         plain = arguments.gradient(fn, has_aux)
         gradient = jax.make_jaxpr(plain)(*arguments.of(arguments.arrays))
-        returned = [x.aval for x in program.jaxpr.outvars] + [v.aval for v in moving]
+        sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
+        results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
         most = widest(program, graph)
         return cls(
             rungs=tuple(rungs),
             signature=signature_of(program, traced.closed),
-            given=sum(nbytes(v.aval) for v in program.jaxpr.invars),
-            returned=sum(map(nbytes, returned)),
+            given=sum(sizes.values()),
+            returned=results + sum(sizes[v] for v in moving),
             flops=flops(gradient),
             widest="nothing" if most is None else program.name(most),
             program=program,
@@ -98,7 +97,6 @@ class Candidates:
             fn=fn,
             compilations=compilations,
             plain_first=asks_plain_first(rungs[0].temporaries, solid),
-            counts=counts,
         )
 
     def applied(self, rung: Rung, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,11 +128,21 @@ class Candidates:
         """The arrays among the arguments, or their shapes."""
         return self.arguments.of(self.arguments.arrays)
 
-    def plan_of(self, rung: Rung, budget: int, peak: int | None, compilations: int) -> Plan:
-        """The rung as a plan; with the peak of its compiled program, if there is one."""
+    def plan_of(
+        self,
+        rung: Rung,
+        budget: int,
+        peak: int | None,
+        compilations: int,
+        counted: int | None = None,
+    ) -> Plan:
+        """The rung as a plan; with the peak of its compiled program, if there is one.
+
+        `counted` are its operations, where they were counted before.
+        """
         verified = None
         if peak is not None:
-            total = self.counted(rung) if self.counts else self.flops + rung.again
+            total = self.counted(rung) if counted is None else counted
             verified = Estimate(peak, total, total / max(self.flops, 1))
         return Plan(
             budget=budget,
@@ -194,11 +202,11 @@ def _kept(program: Program, choice: Choice, times: int = 1) -> Iterable[Kept]:
 def _each_kept(program: Program, choice: Choice, times: int) -> Iterable[tuple[str, int, int]]:
     for piece in choice.pieces:
         for p, i in piece.held:
-            var = program.unmarked(program.eqns[p].outvars[i])
+            var = program.unmarked(program.eqns[program.steps[p]].outvars[i])
             name = label(program.eqns[max(program.producer[var], 0)])
             yield name, times, times * nbytes(var.aval)
         if piece.inside is not None:
-            eqn = program.eqns[piece.positions[0]]
+            eqn = program.eqns[program.steps[piece.positions[0]]]
             (body,) = (opened(jaxpr) for jaxpr in [eqn.params["jaxpr"]])
             if piece.inside.chunks:
                 start, count = loop_parts(eqn)

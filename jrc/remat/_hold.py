@@ -22,13 +22,14 @@ def hold_results(run: Run, inputs: Sequence[Any], names: Sequence[Name]) -> list
     """The results of one operator, each under its name; the derivative reads them as named."""
     named = [name(x) for name, x in zip(names, run(*inputs), strict=True)]
     values, others = _apart(named)
+    count, is_value = len(named), [is_floating(x) for x in named]
 
+    # The rule outlives the trace: it takes no tracer along, as `named` would be.
     def tangents(inputs: Any, values: Any, others: Any, moving: Sequence[int], moves: Any) -> Any:
-        program = _tangent_program(run, inputs, moving, moves, len(named))
+        program = _tangent_program(run, inputs, moving, moves, count)
         known = _together(is_value, values, others)
         return evaluate(program)(*inputs, *moves, *known)
 
-    is_value = [is_floating(x) for x in named]
     return _together(is_value, _through(values, inputs, others, tangents), others)
 
 

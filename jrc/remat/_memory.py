@@ -1,9 +1,12 @@
 """What a compiled program needs, as XLA states it."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
+
+from jrc._jaxpr import nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,16 @@ class Memory:
         XLA's own peak leaves the temporaries out on CPU.
         """
         return self.arguments + self.outputs + self.temporaries - self.aliased
+
+
+def bytes_on_device(array: Any) -> int:
+    """Bytes of the part of an array, or of a shape with a sharding, that one device has."""
+    aval = jax.typeof(array)
+    sharding = None if isinstance(array, jax.core.Tracer) else getattr(array, "sharding", None)
+    if not isinstance(sharding, jax.sharding.Sharding):
+        return nbytes(aval)
+    part = math.prod(sharding.shard_shape(array.shape))
+    return part * nbytes(aval) // max(math.prod(array.shape), 1)
 
 
 def memory_of(compiled: Any) -> Memory:

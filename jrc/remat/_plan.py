@@ -42,7 +42,7 @@ class Kept:
     Attributes:
         name: Their mark, or operator, shape and source line.
         times: How many there are, turns of a loop included.
-        bytes: What all of them take.
+        bytes: What all of them take; on all devices together, where XLA shards them by itself.
     """
 
     name: str
@@ -59,7 +59,8 @@ class Plan:
         predicted: The cost as the planner's model has it.
         verified: The cost as the compiled program has it; `None` if that was not asked for.
         unplanned_flops: Operations of the gradient program with nothing re-run.
-        saved_bytes: Bytes kept after the forward pass besides the arguments, as predicted.
+        saved_bytes: Bytes kept after the forward pass besides the arguments, as predicted; on all
+            devices together, where XLA shards them by itself.
         compilations: How many programs were compiled to find it.
         kept: What stays, the largest first; empty if nothing is re-run.
         choice: What runs again and what is kept, equation by equation; `None` if nothing is re-run.
@@ -89,9 +90,9 @@ class Plan:
 
         Returns:
             The same function: equal values, gradients and random draws, under `jit`, `grad`,
-            `vmap` and inside of a train step, with `nnx.grad` and `jax.grad(..., allow_int=True)`
-            too. What `fn` changes in flax nnx modules that it is given is changed there. No solver
-            is needed.
+            `vmap`, inside of `shard_map` and of a train step, with `nnx.grad` and
+            `jax.grad(..., allow_int=True)` too. What `fn` changes in flax nnx modules that it is
+            given is changed there. No solver is needed.
 
         Raises:
             TypeError: If `fn` is no function; when called, if it does not take the arguments.

@@ -1,7 +1,7 @@
 """Finding a plan: a row of candidates, of which compiled programs show the one that fits."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,15 @@ def plan(
 
     The peak is that of `jax.jit(jax.value_and_grad(fn, argnums, has_aux))` as XLA states it for
     one device: arguments + outputs + temporaries - aliased. Integers, keys and the like in a
-    differentiated argument (a train state, a flax nnx module) get no gradient.
+    differentiated argument (a train state, a flax nnx module) get no gradient. With arguments that
+    `jit` shards over devices, compiled peaks, and so budgets and fractions of them, are right. A
+    predicted peak has one device's part of the arguments, the same of their gradients, and all of
+    the temporaries, because only XLA knows how those are sharded: with `verify=False` it may be
+    larger than the true one by as many times as there are devices. In `shard_map` sizes are those
+    of one device.
+
+    A plan for one device's part of the data, with that part's shapes, may be applied inside of
+    `shard_map`: to see a mesh axis changes nothing in a program but its types.
 
     Args:
         fn: A JAX-traceable function of pytrees that returns a scalar loss, floating; pure, but
@@ -111,7 +119,7 @@ def plan_within(
         who: The name under which errors speak.
 
     Returns:
-        The plan; its FLOPs are those of the function's gradient.
+        The plan; its FLOPs are those of the function's gradient, counted where it is traced.
     """
     limit = checked_budget(budget, who)
     found: list[Candidates] = []
@@ -121,16 +129,25 @@ def plan_within(
         if not found:
             shapes = jax.tree.map(_shape_of, args)
             with_aux = isinstance(out, tuple | list)
-            found.append(Candidates.of(fn, shapes, 0, with_aux, who, counts=False))
+            found.append(Candidates.of(fn, shapes, 0, with_aux, who))
         return out
 
     lower(recorded)
     (candidates,) = found
+    flops: dict[Rung, int] = {}
 
     def compiled(rung: Rung) -> Memory:
-        return memory_needed(lower(candidates.applied(rung, fn)))
+        applied = candidates.applied(rung, fn)
 
-    return agreed(choose(candidates, limit, compiled, who))
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            # In here mesh axes have their names, as they had when the row was made.
+            if rung not in flops:
+                flops[rung] = candidates.counted(rung)
+            return applied(*args, **kwargs)
+
+        return memory_needed(lower(counted))
+
+    return agreed(choose(candidates, limit, compiled, who, flops))
 
 
 def _shape_of(leaf: Any) -> Any:
@@ -143,8 +160,12 @@ def choose(
     budget: int | float,
     compiled: Callable[[Rung], Memory] | None,
     who: str,
+    flops: Mapping[Rung, int] | None = None,
 ) -> Plan:
-    """The plan of the row that fits: as compiled, or as predicted where nothing is compiled."""
+    """The plan of the row that fits: as compiled, or as predicted where nothing is compiled.
+
+    `flops` has the operations of rungs that `compiled` counts; else they are counted here.
+    """
     rungs, memory = candidates.rungs, {}
 
     def peak(i: int) -> int:
@@ -174,7 +195,8 @@ def choose(
     least = min(memory, key=lambda i: memory[i].peak) if memory else 0
     chosen = least if found is None else found
     verified = memory[chosen].peak if compiled else None
-    plan = candidates.plan_of(rungs[chosen], budget, verified, len(memory))
+    counted = (flops or {}).get(rungs[chosen])
+    plan = candidates.plan_of(rungs[chosen], budget, verified, len(memory), counted)
     if found is None:
         raise BudgetError(_too_small(candidates, plan, memory.get(least), who), peak(least), plan)
     return plan

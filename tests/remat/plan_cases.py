@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jrc
+from jrc.remat._candidates import Candidates
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
 X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)
@@ -353,3 +354,16 @@ CASES["mlp"] = _mlp()
 CASES["resnet"] = _resnet()
 CASES["gpt"] = _gpt(False, 0.3)
 CASES["gpt, scanned"] = _gpt(True, 0.0)
+
+
+@functools.cache
+def candidates_of(name):
+    """The row of plans of a case."""
+    case = CASES[name]
+    return Candidates.of(case.fn, case.args, case.argnums, case.has_aux, "test")
+
+
+def guess(name, rung=0):
+    """A plan of a case, with a peak that nobody has compiled."""
+    candidates = candidates_of(name)
+    return candidates.plan_of(candidates.rungs[rung], 1, 1000, 2)

@@ -600,3 +600,15 @@ def test_rules_that_cannot_reach_are_refused():
         jrc.apply_rules(plain, recompute_collectives="no")
     with pytest.raises(TypeError, match="keep is a rule such as"):
         jrc.apply_rules(plain, jrc.remat.Rule())
+
+
+@pytest.mark.skipif(
+    getattr(jax.config, "jax_remat3", False), reason="jax.checkpoint itself leaves its names behind"
+)
+@pytest.mark.parametrize("tagged", [False, True])
+def test_what_is_held_leaves_no_tracer_behind(tagged):
+    op = jrc.keep_op(lambda x: jnp.tanh(jnp.sin(x) @ W)) if tagged else jnp.tanh
+    keep = None if tagged else jrc.SavePrimitives("tanh")
+    lean = jrc.recompute_segments(lambda w, x: layers(w, x, op), MARKS[1:], keep=keep)
+    with jax.checking_leaks():
+        jax.jit(jax.grad(lean)).lower(W, X)

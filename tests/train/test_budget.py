@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import jrc
+from jrc._jaxpr import flops
 from jrc.remat._memory import memory_of
 
 DEPTH, WIDTH, BATCH = 8, 16, 64
@@ -63,6 +65,35 @@ def test_a_whole_step_fits_its_budget_and_stays_the_same(via, accumulate):
         *map(jax.tree.leaves, ((state.params, info.loss, info.aux), wanted)), strict=True
     ):
         assert jnp.max(jnp.abs(x - y)) <= 1e-6 * jnp.max(jnp.abs(y))
+
+
+def moving_data(params, batch, key):
+    """Operators of which a prediction misses some operations."""
+    del key
+    x = batch
+    for w in params:
+        x = jnp.sort(x @ w, axis=0)
+        x = x.at[jnp.array([0, 2])].add(jnp.sin(x[1:3]))
+    # What names its mesh axis can be traced in the step alone.
+    return jnp.mean(x**2) + 0 * jax.lax.axis_index("data")
+
+
+def test_operations_are_counted_and_not_predicted():
+    keys = jax.random.split(jax.random.key(0), DEPTH)
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 4 for k in keys]
+    state = jrc.init_state(params, TX, jax.random.key(1), mesh=mesh("shard_map"))
+    step = jrc.make_train_step(moving_data, TX, mesh=mesh("shard_map"), memory_budget=0.0)
+    step.lower(state, batch())
+    counted = []
+
+    def part(params, batch):
+        lean = jax.value_and_grad(step.plan.apply(moving_data))
+        counted.append(flops(jax.make_jaxpr(lean)(params, batch, state.key)))
+        return 0.0
+
+    specs = dict(in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    jax.eval_shape(jax.shard_map(part, mesh=mesh("shard_map"), **specs), params, batch())
+    assert [step.plan.verified.flops] == counted != [step.plan.predicted.flops]
 
 
 def test_room_enough_means_nothing_is_rerun():

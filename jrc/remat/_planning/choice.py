@@ -19,7 +19,7 @@ class Piece:
     """Equations that run together.
 
     Attributes:
-        positions: The equations, in program order.
+        positions: The equations, in program order, numbered without casts to vary over a mesh axis.
         held: What they make and keep: equation and number of the result.
         again: Those that the backward pass runs again.
         region: Whether they are a region; else one construct that stands outside of all.

@@ -32,10 +32,11 @@ _WAYS = 64
 def options_of(program: Program, moves: set[Any]) -> dict[int, list[Option]]:
     """For each construct that can be planned inside, its ways, the leanest first."""
     found = {}
-    for p, eqn in enumerate(program.eqns):
+    for k, p in enumerate(program.steps):
+        eqn = program.eqns[p]
         planned = primitive_name(eqn) in _PLANNED and repeats(eqn) > 0
         if planned and not moves.isdisjoint(eqn.outvars):
-            found[p] = _PLANNED[primitive_name(eqn)](program, p, moves)
+            found[k] = _PLANNED[primitive_name(eqn)](program, p, moves)
     return found
 
 

@@ -8,7 +8,7 @@ ValueError: choice, piece 1: equation 1 stands there twice
 
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, can_rebuild, inner_programs, primitive_name, repeats
+from jrc._jaxpr import Program, can_rebuild, inner_programs, primitive_name, repeats
 from jrc.remat._planning.choice import Choice, Piece, ranges
 from jrc.remat._planning.run import opened
 
@@ -56,24 +56,27 @@ def check_fits(choice: Choice, program: Program, who: str) -> None:
 
 
 def _check_inside(choice: Choice, program: Program, where: str) -> None:
-    found = check_choice(choice, len(program.eqns), where)
-    missing = [p for p, lives in enumerate(program.live()) if lives and p not in found]
+    steps, live = program.steps, program.live()
+    found = check_choice(choice, len(steps), where)
+    missing = [k for k, p in enumerate(steps) if live[p] and k not in found]
     if missing:
         raise ValueError(f"{where}: equation {missing[0]}, which the result needs, is missing")
-    done = {INPUT}
-    for k, piece in enumerate(choice.pieces):
-        name = f"{where}, piece {k}"
+    number = {p: k for k, p in enumerate(steps)}
+    done: set[int | None] = {None}
+    for n, piece in enumerate(choice.pieces):
+        name = f"{where}, piece {n}"
         done.update(piece.positions)
-        for p in piece.positions:
-            early = [q for q in map(program.producer.get, program.reads(p)) if q not in done]
+        for k in piece.positions:
+            needs = [number.get(program.producer[v]) for v in program.sources(steps[k])]
+            early = [each for each in needs if each not in done]
             if early:
-                raise ValueError(f"{name}: equation {p} runs before {early[0]}, which it needs")
-        for p, i in piece.held:
-            made = len(program.eqns[p].outvars)
+                raise ValueError(f"{name}: equation {k} runs before {early[0]}, which it needs")
+        for k, i in piece.held:
+            made = len(program.eqns[steps[k]].outvars)
             if i >= made:
-                raise ValueError(f"{name}: result {i} of equation {p} is held, which has {made}")
+                raise ValueError(f"{name}: result {i} of equation {k} is held, which has {made}")
         if piece.inside is not None:
-            _check_construct(piece.inside, program.eqns[piece.positions[0]], name)
+            _check_construct(piece.inside, program.eqns[steps[piece.positions[0]]], name)
 
 
 def _check_construct(inside: Choice, eqn: Any, where: str) -> None:

@@ -12,7 +12,7 @@ _FUSED = frozenset(
     "le gt ge convert_element_type integer_pow square is_finite add_any broadcast_in_dim reshape "
     "squeeze expand_dims transpose slice rev pad iota mark gate name CheckpointName copy "
     "stop_gradient real imag reduce_precision shift_left shift_right_logical "
-    "shift_right_arithmetic".split()
+    "shift_right_arithmetic pvary pcast".split()
 )
 # Operators that take a pass over their arguments, and fuse with what stands next to them.
 _LIGHT = _FUSED | frozenset(

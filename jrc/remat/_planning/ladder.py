@@ -117,9 +117,9 @@ def widest(program: Program, graph: Graph) -> int | None:
     """The equation whose differentiation alone needs most bytes, by position; if there is one."""
 
     def width(node: Any) -> int:
-        eqn = program.eqns[node.position]
+        eqn = program.eqns[program.steps[node.position]]
         own = sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars) if is_variable(x))
         return own * (node.moves and bool(node.flops))
 
     nodes = [node for node in graph.nodes if node.position >= 0]
-    return max(nodes, key=width).position if nodes else None
+    return program.steps[max(nodes, key=width).position] if nodes else None

@@ -3,14 +3,23 @@
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrc._errors import name_of
-from jrc._jaxpr import Program, Traced, inner_programs, is_variable, label, primitive_name, trace
+from jrc._jaxpr import (
+    Program,
+    Traced,
+    inner_programs,
+    is_variable,
+    label,
+    loop_parts,
+    primitive_name,
+    trace,
+)
 from jrc._tree import is_traced
 from jrc.remat._arguments import called, is_value
 from jrc.remat._planning.changes import with_changes
@@ -28,7 +37,8 @@ def traced_for_plan(
     run = with_changes(lambda *args, **kwargs: called(fn, args, kwargs, who), name_of(fn), who)
     # Without `jit`, JAX writes loops out turn by turn: another program.
     with jax.disable_jit(False):
-        return trace(run, args, kwargs, lambda _: True)
+        traced = trace(run, args, kwargs, lambda _: True)
+    return dataclasses.replace(traced, program=opened(traced.program.jaxpr))
 
 
 def _as_array(leaf: Any) -> Any:
@@ -44,13 +54,13 @@ class Signature:
         equations: Every equation as `dot_general:float32(4,8)`, in program order.
         digest: A hash of operators, types and dataflow; source lines do not enter.
         inputs: Types of the arrays that it is given, those that the function closes over first.
-        closed: How many of them the function closes over. Only told, not compared: where an
-            array comes from does not change a program.
+        closed: How many of them the function closes over. Only told, as `inputs` are, and not
+            compared: where an array comes from does not change a program.
     """
 
     equations: tuple[str, ...]
     digest: str
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...] = dataclasses.field(compare=False)
     closed: int = dataclasses.field(compare=False)
 
     def difference(self, other: "Signature") -> str | None:
@@ -94,9 +104,13 @@ class Signature:
 
 
 def signature_of(program: Program, closed: int) -> Signature:
-    """How a program is known again, in any process and after its source has moved."""
-    words = tuple(_words(eqn) for eqn in program.eqns)
-    digest = hashlib.sha256("\n".join(_lines(program)).encode()).hexdigest()[:32]
+    """How a program is known again, in any process and after its source has moved.
+
+    Casts do not count, so that it is the same inside of `shard_map`.
+    """
+    words = tuple(_words(program.eqns[p]) for p in program.steps)
+    order = _by_first_use([program], len(program.jaxpr.invars))
+    digest = hashlib.sha256("\n".join(_lines(program, order)).encode()).hexdigest()[:32]
     return Signature(words, digest, tuple(_type(v.aval) for v in program.jaxpr.invars), closed)
 
 
@@ -105,22 +119,54 @@ def _words(eqn: Any) -> str:
     return f"{name}:{getattr(eqn.outvars[0].aval, 'dtype', '')}{shape}" if eqn.outvars else name
 
 
-def _lines(program: Program) -> list[str]:
-    inputs = (*program.jaxpr.constvars, *program.jaxpr.invars)
-    number = {v: k for k, v in enumerate(inputs)}
-    lines = [" ".join(_type(v.aval) for v in inputs)]
+def _lines(program: Program, order: Sequence[int]) -> list[str]:
+    """The program in words, its inputs numbered in this order."""
+    given = [program.jaxpr.invars[i] for i in order]
+    number = {v: k for k, v in enumerate((*program.jaxpr.constvars, *given))}
+    lines = [" ".join(_type(v.aval) for v in number)]
 
     def said(x: Any) -> str:
+        x = program.source(x)
         return str(number[x]) if is_variable(x) else _type(x.aval)
 
-    for eqn in program.eqns:
+    for eqn in (program.eqns[p] for p in program.steps):
         for v in eqn.outvars:
             number[v] = len(number)
+        inner = [opened(jaxpr) for jaxpr in inner_programs(eqn)]
+        first, then = _order_inside(eqn, inner)
+        reads = [*eqn.invars[:first], *(eqn.invars[first + i] for i in then)]
         made = " ".join(_type(v.aval) for v in eqn.outvars)
-        lines.append(f"{primitive_name(eqn)} {' '.join(map(said, eqn.invars))} -> {made}")
-        for jaxpr in inner_programs(eqn):
-            lines += [f"  {line}" for line in _lines(opened(jaxpr))]
+        lines.append(f"{primitive_name(eqn)} {' '.join(map(said, reads))} -> {made}")
+        for each in inner:
+            more = _lines(each, then or range(len(each.jaxpr.invars)))
+            lines += [f"  {line}" for line in more]
     return [*lines, " ".join(map(said, program.jaxpr.outvars))]
+
+
+def _order_inside(eqn: Any, inner: Sequence[Program]) -> tuple[int, Sequence[int]]:
+    """How many inputs of an equation come before those of the programs inside; these in order.
+
+    What goes around a loop or is sliced there keeps its place.
+    """
+    counts = {len(each.jaxpr.invars) for each in inner}
+    if len(counts) != 1 or primitive_name(eqn) == "while":
+        return len(eqn.invars), ()
+    (count,) = counts
+    free = loop_parts(eqn)[0] if primitive_name(eqn) == "scan" else count
+    return len(eqn.invars) - count, [*_by_first_use(inner, free), *range(free, count)]
+
+
+def _by_first_use(programs: Sequence[Program], count: int) -> list[int]:
+    """The first inputs of these programs in the order in which they are read.
+
+    What a function closes over comes as it is traced, and casts are traced first.
+    """
+    found: dict[int, None] = {}
+    for program in programs:
+        number = {v: i for i, v in enumerate(program.jaxpr.invars[:count])}
+        atoms = (v for p in program.steps for v in program.sources(p))
+        found |= dict.fromkeys(number[v] for v in atoms if v in number)
+    return [*found, *(i for i in range(count) if i not in found)]
 
 
 def _type(aval: Any) -> str:

@@ -1,13 +1,21 @@
 """Running a program as a choice says."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from jrc._jaxpr import INPUT, Program, evaluate, inline_marked, rebuild
+from jrc._jaxpr import (
+    INPUT,
+    Program,
+    evaluate,
+    folded,
+    inline_marked,
+    is_cast,
+    is_variable,
+    rebuild,
+)
 from jrc._tree import is_floating, is_typed_key
 from jrc.remat._again import planned
 from jrc.remat._apply import run_cut
@@ -22,31 +30,71 @@ Run = Callable[..., Sequence[Any]]
 
 def opened(jaxpr: Any) -> Program:
     """A program inside another, without `jit` calls."""
-    return Program(inline_marked(jaxpr, lambda _: True))
+    return Program(folded(inline_marked(jaxpr, lambda _: True)))
 
 
 def run_choice(program: Program, choice: Choice) -> Run:
     """The program as a function of its inputs, of which the choice says what is kept."""
+    pieces = [[program.steps[k] for k in piece.positions] for piece in choice.pieces]
+    before, within = _casts(program, pieces)
 
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
-        for piece in choice.pieces:
-            with planned() if piece.region else contextlib.nullcontext():
-                _run_piece(program, piece, values)
+        for n, piece in enumerate(choice.pieces):
+            _run_plainly(program, before[n], values)
+            if piece.region:
+                with planned():
+                    _run_region(program, _cut(program, piece, pieces[n] + within[n]), values)
+            else:
+                _run_plainly(program, within[n], values)
+                _run_construct(program, pieces[n][0], piece.inside, values)
+        _run_plainly(program, before[-1], values)
         return program.results(values)
 
     return run
 
 
-def _run_piece(program: Program, piece: Piece, values: dict[Any, Any]) -> None:
-    if piece.region:
-        held = {program.eqns[p].outvars[i]: HELD for p, i in piece.held}
-        _run_region(program, Cut((), True, True, piece.positions, held), values)
-        return
-    (p,) = piece.positions
-    run = construct(program, p, piece.inside)
-    results = run(*(values[v] for v in program.reads(p)))
+def _casts(
+    program: Program, pieces: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The casts that run before each piece, or the result, and those that run as part of it.
+
+    What one piece alone reads is cast there, so that the cast value need not be kept. What several
+    read is cast once: where it is differentiated, that is a sum over devices.
+    """
+    readers: dict[Any, set[int]] = {}
+    for n, positions in enumerate([*pieces, []]):
+        atoms = [v for p in positions for v in program.reads(p)]
+        for v in atoms if n < len(pieces) else filter(is_variable, program.jaxpr.outvars):
+            readers.setdefault(v, set()).add(n)
+    before: list[list[int]] = [[] for _ in range(len(pieces) + 1)]
+    within: list[list[int]] = [[] for _ in pieces]
+    for p in range(len(program.eqns) - 1, -1, -1):
+        eqn = program.eqns[p]
+        if not is_cast(eqn) or eqn.outvars[0] not in readers:
+            continue
+        for v in program.reads(p):
+            readers.setdefault(v, set()).update(readers[eqn.outvars[0]])
+        (first, *more) = sorted(readers[eqn.outvars[0]])
+        alone = not more and first < len(pieces)
+        (within if alone else before)[first].insert(0, p)
+    return before, within
+
+
+def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, Any]) -> None:
+    part = program.cut(positions, [v for p in positions for v in program.eqns[p].outvars])
+    results = evaluate(part)(*(values[v] for v in part.invars))
+    values |= dict(zip(part.outvars, results, strict=True))
+
+
+def _cut(program: Program, piece: Piece, positions: Sequence[int]) -> Cut:
+    held = {program.eqns[program.steps[k]].outvars[i]: HELD for k, i in piece.held}
+    return Cut((), True, True, tuple(sorted(positions)), held)
+
+
+def _run_construct(program: Program, p: int, inside: Choice | None, values: dict[Any, Any]) -> None:
+    results = construct(program, p, inside)(*(values[v] for v in program.reads(p)))
     values |= dict(zip(program.eqns[p].outvars, results, strict=True))
 
 
@@ -57,7 +105,7 @@ def _run_region(program: Program, cut: Cut, values: dict[Any, Any]) -> None:
     """
     read = program.cut(cut.positions).invars
     keys = [v for v in read if is_typed_key(v.aval) or _is_raw_key(v.aval)]
-    data = [values[v] for v in read if is_floating(v.aval) and program.producer[v] != INPUT]
+    data = [values[v] for v in read if is_floating(v.aval) and _is_made(program, v)]
     waiting = dict(values)
     if keys and data:
         held = barrier([*(values[v] for v in keys), jax.lax.stop_gradient(data[-1])])
@@ -68,6 +116,11 @@ def _run_region(program: Program, cut: Cut, values: dict[Any, Any]) -> None:
     values |= {
         v: waiting[v] for p in cut.positions for v in program.eqns[p].outvars if v in waiting
     }
+
+
+def _is_made(program: Program, var: Any) -> bool:
+    source = program.source(var)
+    return is_variable(source) and program.producer[source] != INPUT
 
 
 def _is_raw_key(aval: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import INPUT, Program, acts, equation_flops, nbytes
+from jrc._jaxpr import INPUT, Program, acts, equation_flops, is_variable, nbytes
 from jrc.remat._planning.flow import scheduled
 from jrc.remat._planning.graph import Graph, Node
 from jrc.remat._planning.kinds import is_fused, is_heavy, stays
@@ -24,8 +24,8 @@ def graph_of(program: Program, moves: set[Any], carried: Sequence[Any] = ()) -> 
         carried: Inputs that are not there in the backward pass unless they are kept: what goes
             around a loop.
     """
-    eqns = program.eqns
-    order = scheduled(program)
+    eqns, steps = program.eqns, {p: k for k, p in enumerate(program.steps)}
+    order = [p for p in scheduled(program) if p in steps]
     made = [*carried, *(v for p in order for v in eqns[p].outvars)]
     number = {var: k for k, var in enumerate(made)}
     reads = Reads()
@@ -35,11 +35,12 @@ def graph_of(program: Program, moves: set[Any], carried: Sequence[Any] = ()) -> 
     for p, cotangents in zip(order, back, strict=True):
         eqn, differentiated = eqns[p], not moves.isdisjoint(eqns[p].outvars)
         needs, opaque = reads.of(program, p, moves) if differentiated else ((), None)
-        needed = [number[v] for v in needs if v in number]
+        roots = filter(is_variable, map(program.source, needs))
+        needed = [number[v] for v in roots if v in number]
         nodes.append(
             Node(
-                position=p,
-                reads=tuple(number[v] for v in program.reads(p) if v in number),
+                position=steps[p],
+                reads=tuple(number[v] for v in program.sources(p) if v in number),
                 makes=tuple(number[v] for v in eqn.outvars),
                 needs=frozenset(needed),
                 flops=equation_flops(eqn),
@@ -50,7 +51,7 @@ def graph_of(program: Program, moves: set[Any], carried: Sequence[Any] = ()) -> 
                 back=cotangents,
                 operands=tuple(
                     (v, _operand_bytes(program, made[v]))
-                    for v in needed
+                    for v in dict.fromkeys(needed)
                     if fused[v] and is_heavy(eqn)
                 ),
             )
@@ -64,7 +65,7 @@ def graph_of(program: Program, moves: set[Any], carried: Sequence[Any] = ()) -> 
         remade=tuple(size if lasts and not fused else 0 for size, fused, lasts in kinds),
         passing=tuple(0 if lasts or fused else size for size, fused, lasts in kinds),
         may_save=tuple(worth_saving(nodes, sizes, fused)),
-        names=tuple(_name(program, v) for v in made),
+        names=tuple(_name(program, v, steps) for v in made),
     )
 
 
@@ -105,15 +106,19 @@ def _cotangents(program: Program, order: Sequence[int], moves: set[Any]) -> list
     there yet to temporaries, which is why it matters when a gradient is made.
     """
     at = {p: k for k, p in enumerate(order)}
+    reading: dict[Any, list[int]] = {}
+    for p in order:
+        for var in program.sources(p):
+            reading.setdefault(var, []).append(at[p])
     heavy = list(itertools.accumulate((is_heavy(program.eqns[p]) for p in order), initial=0))
     change = [0] * (len(order) + 1)
     for var in moves.intersection(program.jaxpr.invars):
-        readers = [at[q] for q in program.consumers.get(var, ()) if q in at]
+        readers = reading.get(var, [])
         change[0] += nbytes(var.aval)
         change[max(readers, default=0) + 1] -= nbytes(var.aval)
     for p in order:
         for var in program.eqns[p].outvars:
-            readers = [at[q] for q in program.consumers.get(var, ()) if q in at]
+            readers = reading.get(var, [])
             # A reader that is heavy, or something heavy between two readers.
             if var in moves and readers and heavy[max(readers) + 1] > heavy[min(readers)]:
                 change[at[p]] += nbytes(var.aval)
@@ -121,8 +126,8 @@ def _cotangents(program: Program, order: Sequence[int], moves: set[Any]) -> list
     return list(itertools.accumulate(change))[:-1]
 
 
-def _name(program: Program, var: Any) -> tuple[int, int]:
+def _name(program: Program, var: Any, steps: Mapping[int, int]) -> tuple[int, int]:
     p = program.producer[var]
     if p == INPUT:
         return p, list(program.jaxpr.invars).index(var)
-    return p, list(program.eqns[p].outvars).index(var)
+    return steps[p], list(program.eqns[p].outvars).index(var)

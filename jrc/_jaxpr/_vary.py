@@ -1,0 +1,77 @@
+"""Equations that change nothing but what a type says of mesh axes.
+
+Inside of `jax.shard_map` a value that is the same on all devices is cast to one that varies before
+it meets one that does. JAX writes these casts by itself, and converts numbers behind them that it
+converts beforehand elsewhere.
+
+>>> import jax, jax.numpy as jnp
+>>> mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+>>> spec = jax.sharding.PartitionSpec("x")
+>>> double = jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=spec, out_specs=spec)
+>>> (eqn,) = jax.make_jaxpr(double)(jnp.ones(2)).eqns
+>>> (*casts, product) = folded(eqn.params["jaxpr"]).eqns
+>>> all(map(is_cast, casts)), float(source_of(product.invars[1], casts_of(casts)).val)
+(True, 2.0)
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+_CASTS = frozenset({"pvary", "pcast"})
+
+
+def is_cast(eqn: JaxprEqn) -> bool:
+    """Whether an equation only says that its operand varies over a mesh axis."""
+    return eqn.primitive.name in _CASTS
+
+
+def casts_of(eqns: Iterable[JaxprEqn]) -> dict[Any, JaxprEqn]:
+    """The casts among these equations, by what they make."""
+    return {eqn.outvars[0]: eqn for eqn in eqns if is_cast(eqn)}
+
+
+def source_of(atom: Any, casts: Mapping[Any, JaxprEqn]) -> Any:
+    """What an atom was before all casts."""
+    while not isinstance(atom, Literal) and atom in casts:
+        atom = casts[atom].invars[0]
+    return atom
+
+
+def folded(jaxpr: Jaxpr) -> Jaxpr:
+    """The same program, in which numbers have the type that they would be converted to."""
+    casts, numbers, eqns = casts_of(jaxpr.eqns), {}, []
+    for eqn in jaxpr.eqns:
+        eqn = eqn.replace(invars=[_known(x, numbers) for x in eqn.invars])
+        number = _converted(eqn, casts)
+        if number is None:
+            eqns.append(eqn)
+        elif isinstance(eqn.invars[0], Literal):
+            numbers[eqn.outvars[0]] = number
+        else:
+            # Converted first and cast then, so that the cast makes what the conversion made.
+            cast = casts[eqn.invars[0]]
+            eqns.append(cast.replace(invars=[number], outvars=eqn.outvars))
+    return jaxpr.replace(eqns=eqns, outvars=[_known(x, numbers) for x in jaxpr.outvars])
+
+
+def _known(atom: Any, numbers: Mapping[Any, Literal]) -> Any:
+    return atom if isinstance(atom, Literal) else numbers.get(atom, atom)
+
+
+def _converted(eqn: JaxprEqn, casts: Mapping[Any, JaxprEqn]) -> Literal | None:
+    """The number that an equation makes of another one, if it only converts it."""
+    if eqn.primitive.name != "convert_element_type" or eqn.params["weak_type"]:
+        return None
+    number, dtype = source_of(eqn.invars[0], casts), eqn.params["new_dtype"]
+    value = np.asarray(number.val) if isinstance(number, Literal) else None
+    if value is None or value.shape:
+        return None
+    if jnp.issubdtype(value.dtype, jnp.inexact) and not jnp.issubdtype(dtype, jnp.inexact):
+        return None
+    value = value.astype(dtype)
+    return Literal(value, jax.typeof(value))

@@ -1,0 +1,184 @@
+"""Functions and arguments that a plan is made for: taken as a user means them, or told."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import jrc
+from tests.remat.measure import (
+    largest_error,
+)
+from tests.remat.plan_cases import (
+    KEY,
+    WS,
+    X,
+    guess,
+    layers,
+)
+
+
+@pytest.mark.parametrize(
+    "call, kind, text",
+    [
+        (lambda: jrc.plan(3, X, budget=1), TypeError, "the first argument is a function; got int"),
+        (lambda: jrc.plan(layers, WS, X, budget=1, argnums=2), ValueError, "2 arguments that"),
+        (lambda: jrc.plan(layers, WS, X, budget=1, argnums=()), ValueError, "arguments () of"),
+        (lambda: jrc.plan(layers, WS, X, budget=1, argnums=(0, -2)), ValueError, "each argument"),
+        (lambda: jrc.plan(layers, WS, jnp.arange(4), budget=1, argnums=1), ValueError, "(1,) of"),
+        (lambda: jrc.plan(layers, WS, X, budget=1, verify=1), TypeError, "verify"),
+        (lambda: jrc.plan(layers, WS, X, budget=1, has_aux="no"), TypeError, "has_aux"),
+    ],
+)
+def test_wrong_arguments(call, kind, text):
+    with pytest.raises(kind, match=re.escape(text)):
+        call()
+
+
+def chosen(ws, x, mode, *, key=None):
+    return layers(ws, x) if mode else 0.0 * layers(ws, x)
+
+
+WRONG_FUNCTIONS = [
+    (lambda ws, x: x, {}, "a loss; got float32[4, 4]. Sum or average what it returns."),
+    (lambda ws, x: layers(ws, x) > 0, {}, "a loss; got bool[]."),
+    (lambda ws, x: None, {}, "got NoneType. Return the loss alone; if it returns (loss, aux), "),
+    (lambda ws, x: {"loss": layers(ws, x)}, {}, "a loss; got dict. Return the loss alone; if"),
+    (lambda ws, x: (layers(ws, x), x), {}, "got tuple. Return the loss alone; if it returns"),
+    (layers, {"has_aux": True}, "`layers` returns a pair (loss, aux); got float32[]. If it"),
+    (lambda ws, x: (x, x), {"has_aux": True}, "got float32[4, 4]. Sum or average"),
+    (lambda ws, x: layers(ws, x) * 1j, {}, "got complex64[]. Take the real part of what it"),
+    (lambda ws, x, *, key: layers(ws, x), {}, "missing a required keyword-only argument: 'key'."),
+    (lambda ws: layers(ws, X), {}, "too many positional arguments. They are given by position;"),
+    (lambda ws, x: layers(ws, x) if x[0, 0] > 0 else 0.0, {}, "needs the value of something that"),
+]
+
+
+@pytest.mark.parametrize("fn, options, text", WRONG_FUNCTIONS)
+def test_what_is_no_loss(fn, options, text):
+    calls = {
+        "jrc.plan": lambda: jrc.plan(fn, WS, X, budget=1.0, **options),
+        "jrc.explain": lambda: jrc.explain(fn, WS, X, **options),
+        "jrc.largest_batch": lambda: jrc.largest_batch(lambda n: (WS, X), fn, 1000, **options),
+    }
+    for who, call in calls.items():
+        with pytest.raises(TypeError, match=re.escape(text)) as info:
+            call()
+        assert str(info.value).startswith(f"{who}: ")
+
+
+def test_a_loss_that_is_a_number_of_python():
+    with pytest.raises(TypeError, match=r"as an array of JAX; got float, .*jnp\.asarray\(loss\)"):
+        jrc.plan(lambda ws, x: 1.5, WS, X, budget=1.0)
+
+
+@pytest.mark.parametrize("mode", [True, 2])
+def test_numbers_are_traced_unless_they_are_bound(mode):
+    fn = (lambda ws, x, n: layers(ws, x) * len(range(n))) if mode == 2 else chosen
+    text = r"functools\.partial\(fn, n=\.\.\.\) or a lambda, .* JAX says: \S"
+    with pytest.raises(TypeError, match=rf"jrc\.plan: `.*` needs the value of .*{text}"):
+        jrc.plan(fn, WS, X, mode, budget=1.0)
+    with pytest.raises(TypeError, match=rf"jrc\.Plan\.apply: `.*` needs the value of .*{text}"):
+        guess("layers tanh").apply(fn)(WS, X, mode)
+    bound = functools.partial(chosen, mode=mode, key=KEY)
+    assert jrc.plan(bound, WS, X, budget=0.0, verify=False).signature.equations
+
+
+@pytest.mark.parametrize("other", ["train", None, jnp.tanh, ("a", {"b": print})])
+def test_what_is_no_array_stays_what_it_is(other):
+    def fn(ws, x, other, scale):
+        return layers(ws, x, jnp.tanh if other == "train" else jnp.sin) * scale
+
+    plan = jrc.plan(fn, WS, jnp.tile(X, (8, 1)), other, 2.0, budget=0.0)
+    args = WS, jnp.tile(X, (8, 1)), other, 2.0
+    assert largest_error(jax.grad(plan.apply(fn))(*args), jax.grad(fn)(*args)) < 1e-6
+    if other == "train":
+        with pytest.raises(ValueError, match=r"equation \d+ was tanh:float32.*, now it is sin:"):
+            plan.apply(fn)(*args[:2], "eval", 2.0)
+
+
+def test_leaves_that_have_no_gradient():
+    """Steps, keys and flags in what is differentiated: as `jax.grad` takes them, or by hand."""
+
+    def fn(state, x):
+        x = x * jax.random.bernoulli(state["key"], 0.5, x.shape) * state["step"]
+        return layers(state["ws"], x)
+
+    state = {"ws": WS, "step": jnp.int32(3), "key": jax.random.key(0), "name": "net"}
+    x = jnp.tile(X, (8, 1))
+    lean = jrc.plan(fn, state, x, budget=0.0, verify=False)
+    assert jrc.plan(fn, state, x, budget=1.0).verified.flops == lean.unplanned_flops
+    by_hand = lambda f: jax.grad(lambda ws: f({**state, "ws": ws}, x))(WS)  # noqa: E731
+    assert lean.reruns and largest_error(by_hand(lean.apply(fn)), by_hand(fn)) < 1e-6
+    state = {key: leaf for key, leaf in state.items() if key != "name"}
+    plain, again = (jax.grad(f, allow_int=True)(state, x)["ws"] for f in (fn, lean.apply(fn)))
+    assert largest_error(again, plain) < 1e-6
+
+
+class Counting(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(4, 4, use_bias=False, rngs=rngs) for _ in range(3)])
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, use_fast_variance=False, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = self.dropout(jnp.tanh(self.norm(layer(x))))
+        return x
+
+
+def counted(module, x):
+    return jnp.sum(module(x) ** 2)
+
+
+@functools.cache
+def counting_plan():
+    return jrc.plan(counted, Counting(), jnp.tile(X, (8, 1)), budget=0.0, verify=False)
+
+
+@pytest.mark.parametrize("transform", [nnx.grad, lambda f: nnx.jit(nnx.grad(f))])
+def test_what_a_function_changes_in_a_module_is_changed(transform):
+    """Twice: the second step draws other masks, and goes on from the means of the first."""
+    lean, x = counting_plan(), jnp.tile(X, (8, 1))
+    modules, fns = [Counting(), Counting()], [counted, lean.apply(counted)]
+    assert lean.reruns
+    for step in (1, 2):
+        plain, again = (transform(f)(m, x) for f, m in zip(fns, modules, strict=True))
+        # BatchNorm loses digits; another mask would be off by all of them.
+        assert largest_error(again, plain) < 1e-3
+        assert [m.dropout.rngs.count[...] for m in modules] == [3 * step] * 2
+        assert largest_error(*(m.norm.mean[...] for m in modules)) < 1e-6
+
+
+def test_a_module_that_is_taken_apart_by_hand():
+    graph, params, rest = nnx.split(Counting(), nnx.Param, ...)
+    x, lean = jnp.tile(X, (8, 1)), counting_plan().apply(counted)
+
+    def step(fn, params):
+        module = nnx.merge(graph, params, rest, copy=True)
+        return fn(module, x), nnx.state(module, nnx.BatchStat)
+
+    plain, again = (
+        jax.jit(jax.grad(functools.partial(step, f), has_aux=True))(params) for f in (counted, lean)
+    )
+    assert largest_error(again, plain) < 1e-5
+
+
+def test_modules_that_a_plan_cannot_change():
+    shared = Counting()
+    shared.again = shared.norm
+    fn = lambda module, x: counted(module, x)  # noqa: E731
+    plan = jrc.plan(fn, shared, jnp.tile(X, (8, 1)), budget=0.0, verify=False)
+    with pytest.raises(ValueError, match="changes a BatchStat that two modules share; a plan sees"):
+        plan.apply(fn)(shared, jnp.tile(X, (8, 1)))
+
+    def grows(module, x):
+        module.new = nnx.BatchStat(x)
+        return counted(module, x)
+
+    with pytest.raises(ValueError, match=r"jrc\.plan: `grows` adds variables to a flax nnx module"):
+        jrc.plan(grows, Counting(), X, budget=1.0)

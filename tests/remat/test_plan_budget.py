@@ -1,0 +1,208 @@
+"""Budgets: they hold, more never costs more, and what cannot be is told."""
+
+import dataclasses
+import functools
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jrc
+from jrc.remat._candidates import Candidates
+from jrc.remat._memory import Memory, memory_needed, memory_of
+from jrc.remat._planner import choose
+from tests.remat.plan_cases import (
+    WS,
+    X,
+    layers,
+    mesh_of,
+)
+
+NET = ([jnp.full((8, 8), 0.1 + 0.01 * i) for i in range(8)], jnp.ones((64, 8)))
+
+
+@functools.cache
+def net():
+    return Candidates.of(layers, NET, 0, False, "test")
+
+
+@functools.cache
+def compiled(i):
+    lean = jax.value_and_grad(net().applied(net().rungs[i], layers))
+    return memory_of(jax.jit(lean).lower(*NET).compile())
+
+
+def planned(budget):
+    return choose(net(), budget, lambda rung: compiled(net().rungs.index(rung)), "jrc.plan")
+
+
+def test_every_budget_is_kept_and_more_never_costs_more():
+    least, most = compiled(0).peak, compiled(len(net().rungs) - 1).peak
+    plans = [planned(int(budget)) for budget in np.linspace(least, most, 9)]
+    assert all(plan.verified.peak_bytes <= plan.budget for plan in plans)
+    assert all(plan.compilations <= 5 for plan in plans)
+    flops = [plan.verified.flops for plan in plans]
+    assert flops == sorted(flops, reverse=True) and flops[0] > flops[-1]
+    assert flops[-1] == plans[-1].unplanned_flops and not plans[-1].reruns
+
+
+def test_a_plan_s_peak_is_that_of_the_compiled_program():
+    least, most = compiled(0).peak, compiled(len(net().rungs) - 1).peak
+    plan = jrc.plan(layers, *NET, budget=(least + most) // 2)
+    program = jax.jit(jax.value_and_grad(plan.apply(layers))).lower(*NET).compile()
+    assert plan.verified.peak_bytes == memory_of(program).peak <= plan.budget
+    assert plan.reruns and plan == planned(plan.budget)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), NET)
+    assert jrc.plan(layers, *shapes, budget=plan.budget) == plan
+
+
+def test_bytes_are_those_of_one_device():
+    """Arguments and gradients are predicted as they lie; what is compiled is right throughout."""
+    ws, x = NET
+    mesh = mesh_of(4)
+    columns, rows = (NamedSharding(mesh, spec) for spec in (P(None, "data"), P("data")))
+    args = jax.device_put(ws, columns), jax.device_put(x, rows)
+    shapes = [jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=columns) for w in ws]
+    shapes = shapes, jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows)
+    weights, batch = (sum(a.nbytes for a in jax.tree.leaves(tree)) for tree in NET)
+    for each in (args, shapes):
+        candidates = Candidates.of(layers, each, 0, False, "test")
+        assert candidates.given == (weights + batch) // 4
+        assert candidates.returned == weights // 4 + 4
+    assert net().given == weights + batch and net().returned == weights + 4
+    mixed = Candidates.of(layers, (jax.device_put(ws, NamedSharding(mesh, P())), args[1]), 0,
+                          False, "test")  # fmt: skip
+    assert mixed.given == weights + batch // 4 and mixed.returned == weights + 4
+    plan = jrc.plan(layers, *args, budget=0.5)
+    program = jax.jit(jax.value_and_grad(plan.apply(layers))).lower(*args).compile()
+    assert plan.verified.peak_bytes == memory_of(program).peak <= plan.budget < compiled(0).peak
+
+
+def test_fractions_lie_between_the_two_ends():
+    plans = [planned(fraction) for fraction in (0.0, 0.4, 1.0)]
+    assert plans[0].verified.peak_bytes == compiled(0).peak
+    assert not plans[-1].reruns and plans[-1].verified.flops_ratio == 1.0
+    budgets = [plan.budget for plan in plans]
+    assert budgets == sorted(budgets) and budgets[1] == int(
+        budgets[0] + 0.4 * (budgets[2] - budgets[0])
+    )
+    assert all(plan.verified.peak_bytes <= plan.budget for plan in plans)
+    assert all(plan.compilations <= 7 for plan in plans)
+
+
+@pytest.mark.parametrize("peaks", [(10, 40, 30, 50, 20), (30, 40, 10), (30, 20, 10), (5, 5, 5)])
+def test_fractions_where_more_memory_is_no_less_work(peaks):
+    """Whatever XLA makes of the rungs: 1 is nothing re-run, and no fraction is refused."""
+    rungs = net().rungs[-len(peaks) :]
+    some = dataclasses.replace(net(), rungs=rungs)
+    memory = lambda rung: Memory(0, 0, peaks[rungs.index(rung)], 0)  # noqa: E731
+    plans = [choose(some, f / 8, memory, "jrc.plan") for f in range(9)]
+    assert not plans[-1].reruns
+    assert all(plan.verified.peak_bytes <= plan.budget for plan in plans)
+    flops = [plan.verified.flops for plan in plans]
+    assert flops == sorted(flops, reverse=True)
+
+
+def test_a_budget_that_nothing_fits():
+    with pytest.raises(jrc.BudgetError) as info:
+        planned(1000)
+    error, memory = info.value, compiled(0)
+    assert isinstance(error, ValueError)
+    assert error.least_bytes == memory.peak == error.plan.verified.peak_bytes
+    assert error.plan.budget == 1000 and error.plan.compilations <= 5
+    assert re.fullmatch(
+        r"jrc\.plan: the peak of the gradient of `layers` is at least 1\d\.\d\d KiB "
+        r"\(1\d,\d{3} bytes\); the budget is 1,000 B\. "
+        r"Of the least, arguments are 4\.00 KiB, results and gradients 2\.0\d KiB, "
+        r"temporaries 1\d\.\d\d KiB, pinned most by dot_general:\(64,8\)@plan_cases\.py:\d+\. "
+        r"Raise the budget, or make the batch smaller: jrc\.largest_batch finds how small\.",
+        str(error),
+    )
+    assert planned(error.least_bytes).verified.peak_bytes == error.least_bytes
+
+
+def test_without_compiling():
+    """Then a plan is a guess: it has no verified cost, and is found by the prediction."""
+    low, high = (net().predicted(net().rungs[i]).peak_bytes for i in (0, 3))
+    plan = jrc.plan(layers, *NET, budget=high, verify=False)
+    assert plan.verified is None and plan.compilations == 0
+    assert plan.predicted == net().predicted(net().rungs[3])
+    assert "predicted" in str(plan)
+    with pytest.raises(jrc.BudgetError, match="is at least"):
+        jrc.plan(layers, *NET, budget=low - 1, verify=False)
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("1.5KiB", 1536),
+        ("2kb", 2000),
+        ("3 MB", 3_000_000),
+        (" 1gib ", 2**30),
+        ("12345", 12345),
+        ("7 B", 7),
+        (".5k", 500),
+        (np.int64(9), 9),
+    ],
+)
+def test_budgets_in_words(text, size):
+    with pytest.raises(jrc.BudgetError) as info:
+        jrc.plan(jnp.sum, jax.ShapeDtypeStruct((2**40,), jnp.bfloat16), budget=text, verify=False)
+    assert info.value.plan.budget == size
+
+
+@pytest.mark.parametrize(
+    "budget, kind, text",
+    [
+        (True, TypeError, "a budget is bytes (an int), text ('1.5GiB') or a fraction"),
+        (None, TypeError, "got NoneType None"),
+        ([1], TypeError, "got list [1]"),
+        (float("nan"), ValueError, "a fraction in [0, 1] between the least peak (0)"),
+        (1.5, ValueError, "got 1.5. Write bytes as an int or as text"),
+        (-0.1, ValueError, "got -0.1"),
+        (float("inf"), ValueError, "got inf"),
+        (0, ValueError, "a budget in bytes is positive; got 0."),
+        (-1, ValueError, "a budget in bytes is positive; got -1."),
+        ("", ValueError, "a number and a unit, such as '1.5GiB', '800MB' or '123456 B'; got ''."),
+        ("12 parsecs", ValueError, "got '12 parsecs'."),
+        ("GiB", ValueError, "got 'GiB'."),
+        ("-1GiB", ValueError, "got '-1GiB'."),
+        ("1 iB", ValueError, "got '1 iB'."),
+        ("0.1", ValueError, "got '0.1'."),
+    ],
+)
+def test_what_is_no_budget(budget, kind, text):
+    with pytest.raises(kind, match=re.escape(text)) as info:
+        jrc.plan(layers, WS, X, budget=budget)
+    assert str(info.value).startswith("jrc.plan: ")
+
+
+def fused_chain(w):
+    for _ in range(40):
+        w = jnp.sin(w)
+    return jnp.sum(w)
+
+
+def test_what_xla_makes_again_by_itself_is_not_planned_away():
+    """JAX would keep forty values; XLA keeps none, so that no plan may cost more, or be refused."""
+    w = jnp.ones((64, 64))
+    plain = memory_needed(jax.jit(jax.value_and_grad(fused_chain)).lower(w)).peak
+    for budget in (plain, 3 * plain, 10 * plain):
+        plan = jrc.plan(fused_chain, w, budget=budget)
+        assert not plan.reruns and plan.verified.peak_bytes == plain
+    make_args = lambda n: (jax.ShapeDtypeStruct((n, 64), jnp.float32),)  # noqa: E731
+    found = jrc.largest_batch(make_args, fused_chain, 100_000)
+    assert found.plain == found.recomputed > 0 and not found.plan.reruns
+
+
+def test_a_refusal_goes_to_another_process_whole():
+    with pytest.raises(jrc.BudgetError) as error:
+        jrc.plan(fused_chain, jnp.ones((64, 64)), budget=1000)
+    other = pickle.loads(pickle.dumps(error.value))
+    assert str(other) == str(error.value) and other.plan == error.value.plan
+    assert other.least_bytes == error.value.least_bytes

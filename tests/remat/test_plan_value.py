@@ -1,0 +1,276 @@
+"""Plans are values: they compare, print, travel, and are refused where they do not belong."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+from tests.remat.measure import (
+    bit_equal,
+)
+from tests.remat.plan_cases import (
+    CASES,
+    WS,
+    X,
+    guess,
+    layers,
+)
+
+
+@pytest.mark.parametrize("name", ["layers tanh", "nested_scans", "sharded", "dropout", "gpt"])
+def test_plans_survive_json(name):
+    for rung in (0, -1):
+        plan = guess(name, rung)
+        text = plan.to_json()
+        again = jrc.Plan.from_json(text)
+        assert again == plan and hash(again) == hash(plan)
+        assert again.to_json() == text and str(again) == str(plan) and repr(again) == repr(plan)
+        json.loads(text, parse_constant=pytest.fail)
+    assert guess(name, 0) != guess(name, -1)
+
+
+def test_a_plan_from_json_is_applied_as_the_plan_itself():
+    case, plan = CASES["nested_scans"], guess("nested_scans")
+    again = jrc.Plan.from_json(plan.to_json())
+    texts = [
+        str(jax.make_jaxpr(case.gradient(p.apply(case.fn)))(*case.args)) for p in (plan, again)
+    ]
+    assert re.sub("0x[0-9a-f]+", "", texts[0]) == re.sub("0x[0-9a-f]+", "", texts[1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "plan", "{}", "[]", "3", "null", '{"format": 1}', '{"format": 2}', None, 7]
+    + [
+        json.dumps(json.loads(guess("layers tanh").to_json()) | change)
+        for change in (
+            {"choice": {"pieces": 3}},
+            {"choice": {"pieces": [{"equations": "0-x"}]}},
+            {"kept": [{"name": "x"}]},
+            {"predicted": {"peak": 1}},
+            {"format": 99},
+            {"equations": None},
+        )
+    ],
+)
+def test_what_is_no_plan(text):
+    with pytest.raises(ValueError, match=r"jrc\.Plan\.from_json: this is no plan of format 1") as e:
+        jrc.Plan.from_json(text)
+    assert str(e.value).endswith("Plan again with jrc.plan.")
+
+
+def edited(name, **changes):
+    """A plan's text with other pieces; a change is of the first piece, or of the plan."""
+    data = json.loads(guess(name).to_json())
+    for key, value in changes.items():
+        (data["choice"]["pieces"][0] if key in ("equations", "held", "again") else data)[key] = (
+            value
+        )
+    return json.dumps(data)
+
+
+def of_pieces(pieces, **more):
+    data = json.loads(guess("layers tanh").to_json())
+    return json.dumps(data | {"choice": {"pieces": pieces, **more}})
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (of_pieces([{"equations": "0-99"}]), "choice, piece 0: there is no equation 99; the pro"),
+        (of_pieces([{"equations": "0-5"}, {"equations": "5-9"}]), "piece 1: equation 5 stands the"),
+        (of_pieces([{"equations": "1-9"}]), "its pieces leave out equations 0; those"),
+        (of_pieces([]), "its pieces leave out equations 0-9; those that no result needs are none"),
+        (of_pieces([{"equations": "5-0"}]), "'5-0' is no list of equations"),
+        (of_pieces([{"equations": "1,0,2-9"}]), "piece 0: its equations are not in order"),
+        (of_pieces([{"equations": "0-99999999999"}]), "'0-99999999999' is no list of equations"),
+        (edited("layers tanh", held=[[99, 0]]), "result 0 of equation 99 is held, but not made"),
+        (edited("layers tanh", held=[[0, -1]]), "result -1 of equation 0 is held, but not made"),
+        (edited("layers tanh", held=[["0", 0]]), "result 0 of equation '0' is held, but not made"),
+        (edited("layers tanh", again="99"), "equation 99 runs again, but is not in it"),
+        (of_pieces([{"equations": "0-9"}], chunks=-2), "chunks -2 is no whole number from 1"),
+        (of_pieces([{"equations": "0-9"}], chunks="2"), "chunks '2' is no whole number from 1"),
+        (of_pieces([{"equations": "0-9", "inside": None}]), "with an inside it is one equation"),
+        (edited("layers tanh", budget=-1), "budget is -1, not a whole number from 0"),
+        (edited("layers tanh", saved_bytes=1.5), "saved_bytes is 1.5, not a whole number from 0"),
+        (edited("layers tanh", digest=3), "digest is 3, not text"),
+        (edited("layers tanh", inputs=[1]), "inputs[0] is 1, not text"),
+        (edited("layers tanh", closed=99), "closed is 99, of 5 inputs"),
+        (edited("layers tanh", kept=[{"name": "a", "times": -1, "bytes": 0}]), "kept[0].times is"),
+        (edited("layers tanh", verified={"peak_bytes": 1}), "verified.flops is missing"),
+        (edited("layers tanh", format=2), "format 2"),
+        ("[]", "list, not an object"),
+    ],
+)
+def test_a_plan_that_was_edited(text, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as info:
+        jrc.Plan.from_json(text)
+    assert str(info.value).startswith("jrc.Plan.from_json: this is no plan of format 1")
+
+
+def edited_inside(edit):
+    """The text of a plan of a loop, of which the inside was edited."""
+    data = json.loads(guess("scan of twelve").to_json())
+    (body,) = (p["inside"] for p in data["choice"]["pieces"] if p.get("inside"))
+    edit(body)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "edit, said",
+    [
+        (lambda body: body.update(chunks=99), "99 chunks of a loop of 12 turns"),
+        (lambda body: body.update(pieces=[]), ", which the result needs, is missing"),
+        (lambda body: body.update(pieces=[{"equations": "0-99"}]), "there is no equation 99"),
+        (lambda body: body["pieces"][0].update(held=[[0, 7]]), "result 7 of equation 0 is held"),
+    ],
+)
+def test_an_inside_that_was_edited(edit, said):
+    plan = jrc.Plan.from_json(edited_inside(edit))
+    with pytest.raises(ValueError, match=re.escape(said)) as info:
+        plan.apply(CASES["scan of twelve"].fn)(WS, X)
+    assert str(info.value).startswith("jrc.Plan.apply: what this plan keeps is not of its program")
+    assert str(info.value).endswith("plan again with jrc.plan(fn, *args, budget=...).")
+
+
+def test_pieces_in_an_order_that_does_not_work():
+    pieces = [{"equations": "5-9"}, {"equations": "0-4"}]
+    plan = jrc.Plan.from_json(of_pieces(pieces))
+    with pytest.raises(ValueError, match="piece 0: equation 5 runs before 4, which it needs"):
+        plan.apply(layers)(WS, X)
+
+
+def wider(ws, x):
+    return layers(ws, jnp.concatenate([x, x]))
+
+
+def shared(ws, x):
+    return layers([ws[0], ws[0], *ws[2:]], x)
+
+
+@pytest.mark.parametrize(
+    "fn, args, text",
+    [
+        (layers, (WS, X[:2]), "equation 0 was dot_general:float32(4,4), tanh:float32(4,4), "),
+        (
+            functools.partial(layers, x=X[:2]),
+            (WS,),
+            "made for 5 arrays as arguments and 0 that the fun",
+        ),
+        (
+            functools.partial(layers, x=X[:2]),
+            (WS,),
+            "now there are 4 and 1. Arrays that a function closes over",
+        ),
+        (layers, ([*WS, WS[0]], X), "now there are 6 and 0; equation"),
+        (
+            layers,
+            (WS, X[:2]),
+            "array 4 of the arguments was float32[4,4], now it is float32[2,4]; ",
+        ),
+        (layers, ([*WS, WS[0]], X), "was nothing, now it is dot_general:float32(4,4), tanh:"),
+        (
+            CASES["layers sin"].fn,
+            (WS, X),
+            "1 was tanh:float32(4,4), now it is sin:float32(4,4) (an",
+        ),
+        (wider, (WS, X), "now it is concatenate:float32(8,4), dot_general:float32(8,4)"),
+        (shared, (WS, X), "the same operators are joined, or their inputs are made, in another"),
+        (
+            layers,
+            ([w.astype("bfloat16") for w in WS], X.astype("bfloat16")),
+            "dot_general:bfloat16",
+        ),
+    ],
+)
+def test_a_changed_program_is_refused(fn, args, text):
+    plan = guess("layers tanh")
+    with pytest.raises(ValueError, match=re.escape(text)) as info:
+        plan.apply(fn)(*args)
+    assert str(info.value).startswith("jrc.Plan.apply: this plan was made for another program than")
+    assert str(info.value).endswith("plan again with jrc.plan(fn, *args, budget=...).")
+    with pytest.raises(TypeError, match="the argument is a function; got str"):
+        plan.apply("layers")
+
+
+def test_arguments_may_be_bound():
+    """Where an array comes from does not change a program."""
+    x, plan = CASES["wide batch"].args[1], guess("wide batch")
+    bound = functools.partial(layers, x=x)
+    assert plan.reruns
+    assert bit_equal(jax.grad(plan.apply(bound))(WS), jax.grad(plan.apply(layers))(WS, x))
+
+
+def test_the_source_may_move():
+    """A plan knows operators, not lines: the same program from elsewhere takes it."""
+
+    def moved(ws, x):
+        for w in ws:
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x**2)
+
+    lean = guess("layers tanh").apply(moved)
+    assert bit_equal(jax.grad(lean)(WS, X), jax.grad(guess("layers tanh").apply(layers))(WS, X))
+
+
+def test_a_plan_prints_as_a_table():
+    text = str(guess("gpt"))
+    head, *rows = text.splitlines()
+    assert re.fullmatch(
+        r"peak 1,000 B \(compiled; budget 1 B\), FLOPs 1\.\d{3} x those with nothing re-run", head
+    )
+    assert rows[0].split() == ["kept", "values", "bytes"]
+    assert "choice=" not in repr(guess("gpt"))
+
+
+SCRIPT = """
+import sys
+
+class NoScipy:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "scipy":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, NoScipy())
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+import jax.numpy as jnp
+import jrc
+
+def loss(ws, x):
+    x, _ = jax.lax.scan(lambda c, _: (jnp.tanh(jnp.sin(c @ ws[0])), None), x, None, length=8)
+    for w in ws:
+        x = jnp.tanh(x @ w) + jax.nn.softmax(x)
+    return jnp.sum(x)
+
+args = [jnp.ones((4, 4))] * 4, jnp.ones((8, 4))
+plan = jrc.plan(loss, *args, budget=0.3, verify=False)
+again = jrc.Plan.from_json(plan.to_json())
+jax.make_jaxpr(jax.grad(again.apply(loss)))(*args)
+assert plan.reruns and again == plan
+assert not any(name.partition(".")[0] == "scipy" for name in sys.modules)
+print(plan.to_json())
+"""
+
+
+def test_the_same_plan_in_every_process_and_without_scipy():
+    def text(seed):
+        return subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    first, second = text("1"), text("2")
+    assert first == second and jrc.Plan.from_json(first).reruns
