@@ -147,6 +147,12 @@ def test_pieces_in_an_order_that_does_not_work():
         plan.apply(layers)(WS, X)
 
 
+def turned(ws, x):
+    for w in ws:
+        x = jnp.tanh(jnp.einsum("ij,kj->ik", x, w))
+    return jnp.sum(x**2)
+
+
 def wider(ws, x):
     return layers(ws, jnp.concatenate([x, x]))
 
@@ -181,8 +187,9 @@ def shared(ws, x):
             (WS, X),
             "1 was tanh:float32(4,4), now it is sin:float32(4,4) (an",
         ),
+        (turned, (WS, X), "the same operators are joined in another way, work along other axes"),
         (wider, (WS, X), "now it is concatenate:float32(8,4), dot_general:float32(8,4)"),
-        (shared, (WS, X), "the same operators are joined, or their inputs are made, in another"),
+        (shared, (WS, X), "the same operators are joined in another way, work along other axes"),
         (
             layers,
             ([w.astype("bfloat16") for w in WS], X.astype("bfloat16")),

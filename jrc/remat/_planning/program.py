@@ -25,6 +25,9 @@ from jrc.remat._arguments import called, is_value
 from jrc.remat._planning.changes import with_changes
 from jrc.remat._planning.run import opened
 
+# Settings that say of what type values are, which a cast to vary over a mesh axis changes.
+_TYPES = frozenset({"weak_type", "linear"})
+
 
 def traced_for_plan(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], who: str
@@ -52,7 +55,8 @@ class Signature:
 
     Attributes:
         equations: Every equation as `dot_general:float32(4,8)`, in program order.
-        digest: A hash of operators, types and dataflow; source lines do not enter.
+        digest: A hash of operators, their axes and the like, types and dataflow; neither source
+            lines nor numbers of the program enter.
         inputs: Types of the arrays that it is given, those that the function closes over first.
         closed: How many of them the function closes over. Only told, as `inputs` are, and not
             compared: where an array comes from does not change a program.
@@ -69,7 +73,7 @@ class Signature:
             return None
         words = (self._other_inputs(other), self._other_equations(other))
         return "; ".join(filter(None, words)) or (
-            "the same operators are joined, or their inputs are made, in another way"
+            "the same operators are joined in another way, work along other axes, or differ inside"
         )
 
     def _other_inputs(self, other: "Signature") -> str | None:
@@ -136,11 +140,24 @@ def _lines(program: Program, order: Sequence[int]) -> list[str]:
         first, then = _order_inside(eqn, inner)
         reads = [*eqn.invars[:first], *(eqn.invars[first + i] for i in then)]
         made = " ".join(_type(v.aval) for v in eqn.outvars)
-        lines.append(f"{primitive_name(eqn)} {' '.join(map(said, reads))} -> {made}")
+        name = f"{primitive_name(eqn)}{_settings(eqn)}"
+        lines.append(f"{name} {' '.join(map(said, reads))} -> {made}")
         for each in inner:
             more = _lines(each, then or range(len(each.jaxpr.invars)))
             lines += [f"  {line}" for line in more]
     return [*lines, " ".join(map(said, program.jaxpr.outvars))]
+
+
+def _settings(eqn: Any) -> str:
+    """Which axes, how often, in which direction: the whole numbers among an operator's settings."""
+    settings = {key: _numbers_of(x) for key, x in eqn.params.items() if key not in _TYPES}
+    return "".join(f" {key}={settings[key]}" for key in sorted(settings) if settings[key])
+
+
+def _numbers_of(setting: Any) -> str:
+    if isinstance(setting, tuple | list):
+        return f"({','.join(map(_numbers_of, setting))})"
+    return str(int(setting)) if isinstance(setting, int) else ""
 
 
 def _order_inside(eqn: Any, inner: Sequence[Program]) -> tuple[int, Sequence[int]]:
