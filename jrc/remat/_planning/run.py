@@ -23,7 +23,7 @@ from jrc.remat._barrier import barrier
 from jrc.remat._cut import Cut
 from jrc.remat._planning.choice import Choice, Piece
 from jrc.remat._region import rerun_region
-from jrc.remat._say import HELD, Say
+from jrc.remat._say import HELD, Say, name_as
 
 Run = Callable[..., Sequence[Any]]
 
@@ -112,7 +112,7 @@ def _run_region(program: Program, cut: Cut, values: dict[Any, Any]) -> None:
         waiting |= dict(zip(keys, held, strict=False))
     # With `jax_remat3` a result that is held inside and goes on is kept twice.
     own_inside = not getattr(jax.config, "jax_remat3", False)
-    run_cut(program, cut, Say(), waiting, rerun_region, own_inside=own_inside)
+    run_cut(program, cut, Say(), waiting, rerun_region, own_inside=own_inside, name=_named)
     values |= {
         v: waiting[v] for p in cut.positions for v in program.eqns[p].outvars if v in waiting
     }
@@ -121,6 +121,14 @@ def _run_region(program: Program, cut: Cut, values: dict[Any, Any]) -> None:
 def _is_made(program: Program, var: Any) -> bool:
     source = program.source(var)
     return is_variable(source) and program.producer[source] != INPUT
+
+
+def _named(x: Any, how: str) -> Any:
+    """A held value, from which everything goes on.
+
+    Else XLA makes it anew, of all that it is the sum of, for whatever reads it, and keeps that.
+    """
+    return name_as(barrier(x), how)
 
 
 def _is_raw_key(aval: Any) -> bool:
