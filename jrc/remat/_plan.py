@@ -91,12 +91,15 @@ class Plan:
         Returns:
             The same function: equal values, gradients and random draws, under `jit`, `grad`,
             `vmap`, inside of `shard_map` and of a train step, with `nnx.grad` and
-            `jax.grad(..., allow_int=True)` too. What `fn` changes in flax nnx modules that it is
-            given is changed there. No solver is needed.
+            `jax.grad(..., allow_int=True)` too (whose results for integers, a byte an element, no
+            budget counts). What `fn` changes in flax nnx modules that it is given is changed
+            there. No solver is needed.
 
         Raises:
             TypeError: If `fn` is no function; when called, if it does not take the arguments.
-            ValueError: When called, if its program is another one than the plan's.
+            ValueError: When called, if its program is another one than the plan's: other shapes,
+                types, operators, axes, lengths of loops. Numbers in it may change, and what a
+                `custom_vjp` or a `jax.checkpoint` policy keeps is not looked at.
         """
         who = "jrc.Plan.apply"
         if not callable(fn):

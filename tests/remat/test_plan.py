@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 
@@ -341,6 +342,43 @@ def test_functions_that_have_nothing_to_run_again(fn):
     plan = jrc.plan(fn, WS, X, budget="1MiB")
     assert not plan.reruns and "nothing is re-run" in str(plan)
     assert bit_equal(jax.grad(plan.apply(fn))(WS, X), jax.grad(fn)(WS, X))
+
+
+def test_a_loss_that_is_an_argument():
+    plan = jrc.plan(lambda found: found["loss"], {"loss": jnp.float32(2.0)}, budget="1MiB")
+    assert not plan.reruns and plan.unplanned_flops == 0
+
+
+def shifted(ws, x):
+    """Loops whose bodies do nothing but hand on."""
+    before, rows = lax.scan(lambda c, row: (row, c), x[0], jnp.tanh(x @ ws[0]))
+    _, again = lax.scan(lambda c, _: (c, c), rows @ ws[1], None, length=3)
+    return jnp.sum(jnp.sin(again)) + jnp.sum(before)
+
+
+def handed_on(ws, x):
+    specs = dict(in_specs=P("data"), out_specs=P("data"))
+    return layers(ws, jax.shard_map(lambda x: x, mesh=mesh_of(2), **specs)(jnp.tanh(x)))
+
+
+def written_down(ws, x):
+    """Through a `Ref`, inside of a loop."""
+    sums = jax.new_ref(jnp.zeros(len(ws)))
+
+    def body(x, i):
+        x = jnp.sin(jnp.tanh(x @ ws[0]))
+        sums[i] = jnp.sum(x)
+        return x, None
+
+    x, _ = lax.scan(body, x, jnp.arange(len(ws)))
+    return jnp.sum(x) + jnp.sum(sums[...] ** 2)
+
+
+@pytest.mark.parametrize("fn", [shifted, handed_on, written_down])
+def test_bodies_of_a_rare_kind(fn):
+    candidates = Candidates.of(fn, (WS, X), 0, False, "test")
+    lean = candidates.applied(candidates.rungs[0], fn)
+    assert largest_error(jax.jit(jax.grad(lean))(WS, X), jax.jit(jax.grad(fn))(WS, X)) < 1e-6
 
 
 def test_a_loop_of_no_turns():

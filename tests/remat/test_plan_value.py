@@ -207,6 +207,14 @@ def test_a_changed_program_is_refused(fn, args, text):
         plan.apply("layers")
 
 
+def test_a_longer_loop_is_another_program():
+    case = CASES["scan without xs"]
+    fn = case.fn.func if isinstance(case.fn, functools.partial) else case.fn
+    longer = functools.partial(fn, length=90, xs=False)
+    with pytest.raises(ValueError, match="another program"):
+        jax.grad(guess("scan without xs").apply(longer))(WS, X)
+
+
 def test_arguments_may_be_bound():
     """Where an array comes from does not change a program."""
     x, plan = CASES["wide batch"].args[1], guess("wide batch")

@@ -18,6 +18,7 @@ from jrc._jaxpr import (
     label,
     loop_parts,
     primitive_name,
+    tag_of,
     trace,
 )
 from jrc._tree import is_traced
@@ -140,7 +141,7 @@ def _lines(program: Program, order: Sequence[int]) -> list[str]:
         first, then = _order_inside(eqn, inner)
         reads = [*eqn.invars[:first], *(eqn.invars[first + i] for i in then)]
         made = " ".join(_type(v.aval) for v in eqn.outvars)
-        name = f"{primitive_name(eqn)}{_settings(eqn)}"
+        name = f"{primitive_name(eqn)} {tag_of(eqn) or ''}{_settings(eqn)}"
         lines.append(f"{name} {' '.join(map(said, reads))} -> {made}")
         for each in inner:
             more = _lines(each, then or range(len(each.jaxpr.invars)))

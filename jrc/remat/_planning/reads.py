@@ -51,12 +51,19 @@ def _asked(program: Program, p: int, moving: Sequence[int]) -> Any:
     run = evaluate(program.cut([p], eqn.outvars))
     avals = [v.aval for v in given]
     everything = frozenset(range(len(given)))
+    if any(map(_is_ref, avals)):
+        # JAX does not differentiate what writes to a `Ref` on its own.
+        return everything, frozenset(range(len(eqn.outvars))), 0 if is_construct(eqn) else None
     if is_construct(eqn):
         return everything, frozenset(), residuals_of(run, avals, moving).bytes
     try:
         return *derivative_reads(run, avals, moving), None
     except (NotImplementedError, TypeError, ValueError):
         return everything, frozenset(range(len(eqn.outvars))), None
+
+
+def _is_ref(aval: Any) -> bool:
+    return hasattr(aval, "inner_aval")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _cotangents(program: Program, order: Sequence[int], moves: set[Any]) -> list
     for var in moves.intersection(program.jaxpr.invars):
         readers = reading.get(var, [])
         change[0] += nbytes(var.aval)
-        change[max(readers, default=0) + 1] -= nbytes(var.aval)
+        change[min(max(readers, default=0) + 1, len(order))] -= nbytes(var.aval)
     for p in order:
         for var in program.eqns[p].outvars:
             readers = reading.get(var, [])
