@@ -42,7 +42,7 @@ def compare(planner: Any, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for column, saved, peak, ratio in zip(COLUMNS, SAVED, PEAK, RATIO, strict=True):
         fitting = [point for point in points if point.saved <= (saved + 0.5) * MB]
-        within = planner.within(peak * MB + base["arguments"])
+        within = planner.within(int((peak + 0.5) * MB) + base["arguments"])
         row = {"column": column, "saved": saved * MB, "peak": peak * MB, "ratio": ratio}
         if fitting:
             point = min(fitting, key=lambda point: point.flops)

@@ -175,9 +175,9 @@ def choose(
             memory[i] = compiled(rungs[i])
         return memory[i].peak
 
-    found, top = None, len(rungs) - 1
+    found, top, lean = None, len(rungs) - 1, range(min(_LEANEST, len(rungs)))
     if isinstance(budget, float):
-        least, most = sorted((min(map(peak, range(min(_LEANEST, top + 1)))), peak(top)))
+        least, most = sorted((min(map(peak, lean)), peak(top)))
         budget = int(least + budget * (most - least))
         # Compiled by now: a rung on the way that needs more than the top must not hide it.
         found = top if peak(top) <= budget else None
@@ -188,10 +188,9 @@ def choose(
             lambda i: peak(i) <= budget, len(rungs), from_the_top, more and not from_the_top
         )
     if found is None and memory:
-        # Nobody is told that it cannot be who has not asked the two ends.
-        for i in {*range(min(_LEANEST, top + 1)), top}:
-            peak(i)
-        found = next((i for i in sorted(memory, reverse=True) if peak(i) <= budget), None)
+        # Nobody is told that it cannot be who has not asked the two ends, the lean one first.
+        found = max((i for i in (*memory, *lean) if peak(i) <= budget), default=None)
+        found = top if found is None and peak(top) <= budget else found
     least = min(memory, key=lambda i: memory[i].peak) if memory else 0
     chosen = least if found is None else found
     verified = memory[chosen].peak if compiled else None
