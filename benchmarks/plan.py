@@ -3,6 +3,7 @@
     python benchmarks/plan.py [--toy] [--models gpt,unet] [--cache runs/plan] \
         [--out benchmarks/results/plan.json]
     python benchmarks/plan.py --rss --out benchmarks/results/plan.json
+    python benchmarks/plan.py --seconds --out benchmarks/results/plan.json
 
 Of each model: nothing re-run, five ways by hand, and plans at twenty budgets between the least
 peak and that of nothing re-run. Each plan's gradient program is compiled here once more, and what
@@ -10,7 +11,8 @@ XLA says of it decides. Then a plan at the peak of each way by hand, at half and
 temporaries, and for the unrolled GPT beside PyTorch's `activation_memory_budget`.
 
 Nothing is run but with `--toy` (where gradients are compared) and `--rss` (which runs the two
-largest models in processes of their own). `--out` is read first: other models in it stay. With
+largest models in processes of their own). `--seconds` takes the time of planning anew, to be done
+while nothing else runs. `--out` is read first: other models in it stay. With
 `--cache` nothing is compiled twice, not in later runs either. The exit status is 1 if a promise is
 broken: a budget exceeded, FLOPs that rise with the budget, more than five compilations, a budget
 that should have been refused, a value that is not truly kept, a way by hand that costs less.
@@ -108,9 +110,10 @@ class Planner:
             "compilations": plan.compilations,
         }
 
-    def seconds(self, budget: int) -> float:
-        """Tracing and solving without compiling, from cold caches."""
-        model = self.model
+    def seconds(self, found: Mapping[str, Any]) -> float:
+        """Tracing and solving without compiling, from cold caches, for a third of what there is."""
+        model, least = self.model, found["least"]
+        budget = least + (found["baseline"]["peak"] - least) // 3
         jax.clear_caches()
         began = time.perf_counter()
         jrc.plan(model.fn, *model.args, budget=budget, has_aux=model.has_aux, verify=False)
@@ -149,7 +152,7 @@ def study(
     held = base["peak"] - base["temporaries"]
     for name, parts in SHARES.items():
         found["beside"][name] = planner.within(held + base["temporaries"] // parts)
-    found["seconds"] = planner.seconds(least + span // 3)
+    found["seconds"] = planner.seconds(found)
     step("seconds")
 
 
@@ -230,6 +233,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--models", default=",".join(MODELS), help="some of: %(default)s")
     add("--references", action="store_true", help="only nothing re-run, and the ways by hand")
     add("--rss", action="store_true", help="real memory of the two largest models in --out")
+    add("--seconds", action="store_true", help="the time of planning the models in --out")
     add("--quick", action="store_true", help="no optimised machine code: the bytes are the same")
     add("--platform", help="cpu, gpu or tpu (default: what JAX finds)")
     add("--cache", type=pathlib.Path, help="folder for what XLA says of programs")
@@ -239,8 +243,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     options.models = options.models.split(",")
     if unknown := set(options.models) - set(MODELS):
         parser.error(f"--models: some of {', '.join(MODELS)}; got {', '.join(sorted(unknown))}")
-    if options.rss and not (options.out and options.out.exists()):
-        parser.error("--rss: needs the results of a run before it; name its file with --out")
+    if (options.rss or options.seconds) and not (options.out and options.out.exists()):
+        parser.error("--rss, --seconds: need the results of a run; name its file with --out")
     return options
 
 
@@ -261,7 +265,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             report["toy"] = old["toy"]
             task = progress.add_task("real memory", total=None)
             plan_rss.study(report, lambda what: progress.update(task, description=what))
-        for name in () if options.rss else options.models:
+        if options.seconds:
+            report["toy"] = old["toy"]
+            for name, found in report["models"].items():
+                planner = Planner(MODELS[name](old["toy"]), Cache(None))
+                found["seconds"] = planner.seconds(found)
+        for name in () if options.rss or options.seconds else options.models:
             cache = Cache(options.cache, options.quick)
             report["models"][name] = found = one(name, options, cache, progress)
             # Tiny models are for gradients; their bytes follow no model of large values.

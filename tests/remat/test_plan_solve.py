@@ -45,7 +45,7 @@ COMPILATIONS, RUNGS = 5, 31
 
 def planned(fn, *args):
     """The graph of a function's program, differentiated by all of its inputs."""
-    program = traced_for_plan(fn, args, {}).program
+    program = traced_for_plan(fn, args, {}, "test").program
     jaxpr = program.jaxpr
     return graph_of(program, moved(program, jaxpr.invars, jaxpr.outvars[:1]))
 
