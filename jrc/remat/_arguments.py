@@ -78,6 +78,14 @@ class Arguments:
 
         return run
 
+    def traced(self, fn: Callable[..., Any], has_aux: bool) -> Any:
+        """The program of value and gradients."""
+        return jax.make_jaxpr(self.gradient(fn, has_aux))(*self.of(self.arrays))
+
+    def lowered(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Lowered:
+        """The same, lowered."""
+        return jax.jit(self.gradient(fn, has_aux)).lower(*self.of(self.arrays))
+
 
 def arguments_of(
     fn: Any,

@@ -8,8 +8,10 @@ import jax
 import numpy as np
 
 from jrc._errors import name_of
+from jrc.remat._arguments import arguments_of
 from jrc.remat._budget import checked_budget
-from jrc.remat._candidates import Candidates, lowered
+from jrc.remat._candidates import Candidates
+from jrc.remat._keep import check_flag
 from jrc.remat._memory import memory_needed
 from jrc.remat._plan import Plan
 from jrc.remat._planner import plan
@@ -82,6 +84,7 @@ def largest_batch(
     if not callable(make_args) or not callable(fn):
         which, given = ("make_args", make_args) if not callable(make_args) else ("fn", fn)
         raise TypeError(f"{who}: {which} is a function; got {type(given).__name__}.")
+    check_flag(has_aux, "has_aux", who)
     limit = checked_budget(budget, who)
     if isinstance(limit, float):
         raise TypeError(
@@ -112,7 +115,8 @@ def largest_batch(
         return tuple(args)
 
     def plain(batch: int) -> int:
-        return memory_needed(lowered(fn, arguments(batch), argnums, has_aux, who)).peak
+        args = arguments_of(fn, arguments(batch), argnums, who, numbers=True)
+        return memory_needed(args.lowered(fn, has_aux)).peak
 
     def leanest(batch: int) -> int:
         candidates = Candidates.of(fn, arguments(batch), argnums, has_aux, who)

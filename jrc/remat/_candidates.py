@@ -79,8 +79,6 @@ class Candidates:
         residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
         kept, solid = residuals.bytes, residuals.solid
         graph, rungs = ladder_of(program, moving, kept, solid, compilations)
-        plain = arguments.gradient(fn, has_aux)
-        gradient = jax.make_jaxpr(plain)(*arguments.of(arguments.arrays))
         sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
         most = widest(program, graph)
@@ -89,7 +87,7 @@ class Candidates:
             signature=signature_of(program, traced.closed),
             given=sum(sizes.values()),
             returned=results + sum(sizes[v] for v in moving),
-            flops=flops(gradient),
+            flops=flops(arguments.traced(fn, has_aux)),
             widest="nothing" if most is None else program.name(most),
             program=program,
             arguments=arguments,
@@ -113,20 +111,11 @@ class Candidates:
         """Operations of the gradient program with this rung's plan."""
         if rung.choice is None:
             return self.flops
-        return flops(jax.make_jaxpr(self.gradient(rung))(*self.inputs))
+        return flops(self.arguments.traced(self.applied(rung, self.fn), self.has_aux))
 
     def lowered(self, rung: Rung) -> jax.stages.Lowered:
         """The gradient program with this rung's plan."""
-        return jax.jit(self.gradient(rung)).lower(*self.inputs)
-
-    def gradient(self, rung: Rung) -> Callable[..., Any]:
-        """Value and gradients with this rung's plan, as a function of the inputs."""
-        return self.arguments.gradient(self.applied(rung, self.fn), self.has_aux)
-
-    @property
-    def inputs(self) -> list[Any]:
-        """The arrays among the arguments, or their shapes."""
-        return self.arguments.of(self.arguments.arrays)
+        return self.arguments.lowered(self.applied(rung, self.fn), self.has_aux)
 
     def plan_of(
         self,
@@ -155,20 +144,6 @@ class Candidates:
             choice=rung.choice,
             signature=self.signature,
         )
-
-
-def lowered(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    argnums: int | Sequence[int],
-    has_aux: bool,
-    who: str,
-) -> jax.stages.Lowered:
-    """The gradient program of a function with nothing re-run."""
-    check_flag(has_aux, "has_aux", who)
-    arguments = arguments_of(fn, args, argnums, who, numbers=True)
-    run = jax.jit(arguments.gradient(fn, has_aux))
-    return run.lower(*arguments.of(arguments.arrays))
 
 
 def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Callable[..., Any]:
