@@ -75,7 +75,7 @@ def align(gradients: PyTree, state: DGCState) -> Slots:
         tuple(place for place, buffer in enumerate(shaped) if not is_slot(buffer)),
     )
     for place in slots.compressed:
-        _check(*paths[place], flat[place].shape, lambda gradient: (gradient.size,))
+        _check(*paths[place], flat[place].shape, lambda gradient: (1, gradient.size))
     for place in slots.dense:
         _check(*paths[place], shaped[place].shape, lambda gradient: gradient.shape)
     return slots

@@ -19,8 +19,9 @@ class DGCState(NamedTuple):
 
     Attributes:
         step: DGC steps taken, `int32[]`.
-        u: Local velocity of each compressed leaf, `float32[n]`, flat.
-        v: Accumulated, unsent gradient of each compressed leaf, `float32[n]`, flat.
+        u: Local velocity of each compressed leaf, `float32[1, n]`: a row for each replica, of which
+            one replica sees its own.
+        v: Accumulated, unsent gradient of each compressed leaf, `float32[1, n]` likewise.
         velocity: Momentum of each leaf on the dense path, float32 in the leaf's shape.
         skipped: Steps skipped for a gradient that was not finite, `int32[]`.
         density: Share of the compressed leaves' entries that the last step sent, `float32[]`.
@@ -61,10 +62,10 @@ def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
     def is_compressed(leaf: Leaf) -> bool:
         return _is_floating(leaf) and jnp.size(leaf) >= max(min_size, 1)
 
-    def flat(leaf: Leaf) -> Array | optax.MaskedNode:
+    def row(leaf: Leaf) -> Array | optax.MaskedNode:
         if not is_compressed(leaf):
             return optax.MaskedNode()
-        return _axis.as_local(jnp.zeros(jnp.size(leaf), jnp.float32), axis)
+        return _axis.as_local(jnp.zeros((1, jnp.size(leaf)), jnp.float32), axis)
 
     def shaped(leaf: Leaf) -> Array | optax.MaskedNode:
         if is_compressed(leaf) or not _is_floating(leaf):
@@ -73,8 +74,8 @@ def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
 
     return DGCState(
         step=jnp.zeros((), jnp.int32),
-        u=jax.tree.map(flat, params),
-        v=jax.tree.map(flat, params),
+        u=jax.tree.map(row, params),
+        v=jax.tree.map(row, params),
         velocity=jax.tree.map(shaped, params),
         skipped=jnp.zeros((), jnp.int32),
         density=jnp.zeros((), jnp.float32),

@@ -58,6 +58,6 @@ def dgc_stats(state: PyTree) -> DGCStats:
             f"{type(state).__name__}; pass the state of one optimizer made with scale_by_dgc"
         )
     (only,) = found
-    squares = [jnp.vdot(kept, kept) for kept in jax.tree.leaves(only.v)]
+    squares = [jnp.sum(kept * kept) for kept in jax.tree.leaves(only.v)]
     norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
     return DGCStats(only.density, only.bytes_sent, only.bytes_dense, norm, only.skipped)

@@ -44,8 +44,8 @@ def take_step(
     ok = _axis.all_finite(pick(local, slots.floating), axis)
     work = Work(
         gradients=[gradient.reshape(-1) for gradient in pick(local, slots.compressed)],
-        u=[_axis.as_local(u, axis) for u in pick(state.u, slots.compressed)],
-        v=[_axis.as_local(v, axis) for v in pick(state.v, slots.compressed)],
+        u=[_axis.as_local(u, axis)[0] for u in pick(state.u, slots.compressed)],
+        v=[_axis.as_local(v, axis)[0] for v in pick(state.v, slots.compressed)],
         counts=entry_at([phase.counts for phase in phases], now, jnp.int32),
         ok=ok,
     )
@@ -58,8 +58,8 @@ def take_step(
     total = ring_all_reduce_bytes(sum(sizes) + sum(rest), replicas)
     return updates, DGCState(
         step=jnp.where(ok, optax.safe_increment(state.step), state.step),
-        u=put(state.u, slots.compressed, outcome.u),
-        v=put(state.v, slots.compressed, outcome.v),
+        u=put(state.u, slots.compressed, [u[None] for u in outcome.u]),
+        v=put(state.v, slots.compressed, [v[None] for v in outcome.v]),
         velocity=put(state.velocity, slots.dense, velocity),
         skipped=jnp.where(ok, state.skipped, optax.safe_increment(state.skipped)),
         density=entry_at([phase.density for phase in phases], now),

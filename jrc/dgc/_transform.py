@@ -84,7 +84,7 @@ def scale_by_dgc(
         >>> params = jnp.zeros(4)
         >>> updates, state = tx.update(jnp.array([1.0, -4.0, 2.0, 3.0]), tx.init(params), params)
         >>> updates.tolist(), state.v.tolist()
-        ([0.0, -4.0, 0.0, 0.0], [1.0, 0.0, 2.0, 3.0])
+        ([0.0, -4.0, 0.0, 0.0], [[1.0, 0.0, 2.0, 3.0]])
 
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3 and algorithms 1-4.

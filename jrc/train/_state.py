@@ -22,7 +22,7 @@ class TrainState(NamedTuple):
         params: The parameters, the same on every replica.
         model_state: Running statistics and the like, the same on every replica; `None` without.
         opt_state: The optimizer's state. The `u` and `v` of a `DGCState` in it are each replica's
-            own, one behind the other along their only axis; all else is shared.
+            own, a row each; all else is shared.
         key: The random key of the run; each step folds it, none replaces it.
     """
 
@@ -54,7 +54,7 @@ def init_state(
         axis_name: The mesh axis of the replicas.
 
     Returns:
-        A `TrainState` in which `u` and `v` of a `DGCState` are (replicas * n,) and split over the
+        A `TrainState` in which `u` and `v` of a `DGCState` are (replicas, n) and split over the
         axis, and all else is on every device.
 
     Raises:

@@ -73,7 +73,7 @@ def merged(stacked):
     """The state that pmap stacks per replica, in the layout that `dgc_specs` describes."""
     specs = dgc_specs(stacked, AXIS)
     return jax.tree.map(
-        lambda x, spec: np.asarray(x).reshape(-1) if spec == P(AXIS) else np.asarray(x)[0],
+        lambda x, spec: np.asarray(x)[:, 0] if spec == P(AXIS) else np.asarray(x)[0],
         stacked,
         specs,
     )

@@ -143,7 +143,7 @@ def test_num_trainers_that_disagrees():
         (jnp.ones(3), "must have the structure of the parameters that init saw"),
         (
             PARAMS | {"w": jnp.ones((20, 11))},
-            "the gradient of ['w'] must fit its state of shape (200,), got (220,); init the state",
+            "the gradient of ['w'] must fit its state of shape (1, 200), got (1, 220); init the state",
         ),
         (
             PARAMS | {"b": jnp.ones((3, 1))},

@@ -201,7 +201,7 @@ def test_init_state_lays_out_and_copies():
     params = {"w": jnp.ones((40, 50)), "b": jnp.ones(3)}
     state = jrc.init_state(params, dgc(), jax.random.key(0), mesh=mesh())
     dgc_state = state.opt_state[0]
-    assert dgc_state.u["w"].shape == dgc_state.v["w"].shape == (REPLICAS * 2000,)
+    assert dgc_state.u["w"].shape == dgc_state.v["w"].shape == (REPLICAS, 2000)
     assert dgc_state.u["w"].sharding.spec == P("data")
     assert all(x.sharding.is_fully_replicated for x in (state.params["w"], state.key))
     step = jrc.make_train_step(lambda p, b, k: jnp.sum(p["w"]) * jnp.mean(b), dgc(), mesh=mesh())
