@@ -52,16 +52,16 @@ def velocity_behind(velocity: Array, direction: Array, decay: Decay) -> Array:
 
 
 def corrected_step(
-    u: Float[Array, " n"],
-    v: Float[Array, " n"],
-    gradient: Float[Array, " n"],
+    u: Float[Array, "1 n"],
+    v: Float[Array, "1 n"],
+    gradient: Float[Array, "1 n"],
     decay: Decay,
     ok: Array,
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+) -> tuple[Float[Array, "1 n"], Float[Array, "1 n"]]:
     """Momentum correction: the direction is accumulated, `v <- v + u` (Nesterov: `+ u + G`).
 
     Args:
-        u: Local velocity, float32.
+        u: Local velocity, float32, as the state keeps it: a row.
         v: Accumulated, unsent gradient, float32.
         gradient: G, local, float32.
         decay: Momentum and its form.
@@ -72,6 +72,8 @@ def corrected_step(
 
     Source: Lin et al., "Deep Gradient Compression", arXiv:1712.01887, section 3.1 and appendix B.
     """
-    moved, direction = momentum_step(u, gradient, decay)
-    # A select and not a product: 0 * NaN is NaN.
-    return jnp.where(ok, moved, u), jnp.where(ok, v + direction, v)
+    # Selects and not products: 0 * NaN is NaN. Both are written over the old ones as long as v is
+    # made from the new u: from the old one, XLA would copy it first.
+    moved = jnp.where(ok, momentum_step(u, gradient, decay)[0], u)
+    direction = moved + gradient if decay.use_nesterov else moved
+    return moved, jnp.where(ok, v + direction, v)

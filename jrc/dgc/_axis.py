@@ -67,9 +67,21 @@ def gather(x: Array, axis: str | None) -> Array:
     return x[None] if axis is None else lax.all_gather(x, axis, to="invarying")
 
 
+def swap(rows: Array, axis: str | None) -> Array:
+    """Row r goes to replica r; its own row of every replica, in rank order."""
+    return rows if axis is None else lax.all_to_all(rows, axis, 0, 0)
+
+
+def rank(axis: str | None) -> Array:
+    """The number of this replica."""
+    return jnp.int32(0) if axis is None else lax.axis_index(axis)
+
+
 def all_finite(gradients: list[Array], axis: str | None) -> Array:
     """Whether every entry of every gradient is finite on every replica: one scalar reduction."""
     if not gradients:
         return jnp.bool_(True)
-    finite = jnp.stack([jnp.isfinite(gradient).all() for gradient in gradients]).all()
+    # A maximum keeps NaN, and XLA makes it in one pass without an array of booleans.
+    tops = [jnp.max(jnp.abs(gradient), initial=0.0) for gradient in gradients]
+    finite = jnp.isfinite(jnp.stack(tops)).all()
     return total((~finite).astype(jnp.int32), axis) == 0

@@ -1,13 +1,45 @@
-"""The exchanges: a mean of whole tensors, and a mean of packed entries."""
+"""The exchanges: a mean of whole tensors, and a gather of the entries that each replica sends."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jrc._typing import Array, Float, Int
+from jrc._typing import Array, Int
 from jrc.dgc import _axis
-from jrc.dgc._payload import Entries, pack, unpack
+from jrc.dgc._payload import Entries, Space, moved
+from jrc.dgc._wire import Wire
+
+
+class Arrived(NamedTuple):
+    """What all replicas know after an exchange.
+
+    Attributes:
+        words: uint32[rows, words]; rows may hold entries of the same positions, one row does not.
+        count: Entries in each row.
+        blocks: Blocks of the space that the rows' positions count in.
+        starts: Of each row, the position that its own first one has in the space of all leaves.
+        counts: How many entries belong to each leaf, in order; `None` where that is not known.
+    """
+
+    words: Int[Array, "rows words"]
+    count: int
+    blocks: int
+    starts: tuple[int, ...]
+    counts: tuple[int, ...] | None
+
+
+class Sent(NamedTuple):
+    """What became of this replica's entries.
+
+    Attributes:
+        own: What the others read of them, in the order in which they read it.
+        kept: What comes back to this replica to be kept, of whatever leaf; `None` if nothing.
+    """
+
+    own: Entries
+    kept: Entries | None
 
 
 def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:
@@ -31,48 +63,64 @@ def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:
     return means
 
 
-def sparse_mean(
-    entries: Sequence[Entries], sizes: Sequence[int], axis: str | None
-) -> list[Float[Array, " n"]]:
-    """Means of flat tensors of which each replica sends a few entries, in one all-gather.
+def gather_entries(
+    entries: Entries, space: Space, counts: tuple[int, ...] | None, wire: Wire, axis: str | None
+) -> tuple[Arrived, Sent]:
+    """Every replica's entries to every replica, in one all-gather.
 
     Args:
-        entries: What this replica sends of each tensor.
-        sizes: The tensors' lengths.
+        entries: What this replica sends.
+        space: The positions of all leaves.
+        counts: Entries of each leaf, where that is known and entries are in their order.
+        wire: The format.
         axis: The replica axis.
 
     Returns:
-        The means, equal on every replica to the last bit.
+        What arrived, equal on every replica, and what the others read of this one's entries.
     """
-    counts = [each.values.size for each in entries]
-    payloads = _axis.gather(pack(entries), axis)
-    return decode(payloads, counts, sizes)
+    count = entries.values.size
+    words = wire.encode(entries, space.blocks)
+    rows = _axis.gather(words, axis)
+    arrived = Arrived(rows, count, space.blocks, (0,) * rows.shape[0], counts)
+    return arrived, Sent(wire.decode(words, count, space.blocks), None)
 
 
-def decode(
-    payloads: Int[Array, "replicas words"], counts: Sequence[int], sizes: Sequence[int]
-) -> list[Float[Array, " n"]]:
-    """The mean that gathered payloads stand for.
+def mean_onto(
+    targets: Sequence[Array],
+    arrived: Arrived,
+    space: Space,
+    wire: Wire,
+    scale: Array,
+    replicas: int,
+) -> list[Array]:
+    """Add the mean of what arrived, times a scale, to the leaves.
 
-    Replica after replica, in rank order: within one payload the indices are unique, so no two
-    additions race and the order of the sums is the same everywhere.
+    Row after row, in rank order: within one row positions are unique, so no two additions race and
+    the order of the sums is the same everywhere.
 
     Args:
-        payloads: uint32, one row a replica.
-        counts: Entries of each tensor.
-        sizes: The tensors' lengths.
+        targets: One flat array for each leaf.
+        arrived: From an exchange.
+        space: The positions of all leaves.
+        wire: The format.
+        scale: float32 scalar.
+        replicas: N.
 
     Returns:
-        One flat float32 tensor for each size.
+        The leaves, of which only entries that arrived were touched.
     """
-    replicas = payloads.shape[0]
+    starts = jnp.asarray(arrived.starts, jnp.uint32)
 
-    def add(rank: Array, totals: list[Array]) -> list[Array]:
-        row = lax.dynamic_index_in_dim(payloads, rank, keepdims=False)
+    def add(row: Array, totals: list[Array]) -> list[Array]:
+        words = jax.lax.dynamic_index_in_dim(arrived.words, row, keepdims=False)
+        entries = wire.decode(words, arrived.count, arrived.blocks)
+        entries = Entries(entries.values, moved(entries.positions, starts[row], arrived.blocks))
         return [
             # A mean of few entries costs less than a division of the whole tensor.
-            total.at[each.indices].add(each.values / replicas, unique_indices=True)
-            for total, each in zip(totals, unpack(row, counts), strict=True)
+            total.at[leaf.indices].add(
+                scale * (leaf.values / replicas), mode="drop", unique_indices=True
+            )
+            for total, leaf in zip(totals, space.leaves(entries, arrived.counts), strict=True)
         ]
 
-    return lax.fori_loop(0, replicas, add, [jnp.zeros(size, jnp.float32) for size in sizes])
+    return jax.lax.fori_loop(0, arrived.words.shape[0], add, list(targets))

@@ -1,4 +1,4 @@
-"""The three forms of a step over the compressed leaves, and the switch between them."""
+"""The forms of a step over the compressed leaves, and the switch between them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,40 +9,58 @@ from jax import lax
 
 from jrc._typing import Array, Count, Float, Int
 from jrc.dgc._accumulate import corrected_step, momentum_step, velocity_behind
-from jrc.dgc._exchange import dense_mean, sparse_mean
+from jrc.dgc._exchange import Arrived, Sent, dense_mean, gather_entries, mean_onto
 from jrc.dgc._options import Options
-from jrc.dgc._payload import Entries
+from jrc.dgc._payload import Entries, LeafEntries, Space
 from jrc.dgc._phases import Form, Phase, entry_at
-from jrc.dgc._select import largest
-from jrc.dgc._threshold import largest_mask
+from jrc.dgc._selectors import Blocked
+from jrc.dgc._sharded import owners_of, shard_entries
+from jrc.dgc._threshold import largest_masks
 
-Flats = list[Float[Array, " n"]]
-"""One flat float32 array for each compressed leaf."""
+Rows = list[Float[Array, "1 n"]]
+"""One float32 row for each compressed leaf, as the state keeps it.
+
+What is reshaped first XLA does not write over in place, and copies.
+"""
+
+
+_SPARSE = ("gather", "sharded")
+"""The forms that send entries with their positions."""
 
 
 class Work(NamedTuple):
     """What a form works on: local gradients and the replica's own state, leaf by leaf.
 
-    `counts: int32[leaves]` says how many entries the running phase sends of each; `ok` whether
-    all gradients of all replicas are finite.
+    Attributes:
+        gradients: Local ones.
+        u: Velocities.
+        v: Accumulated gradients.
+        targets: What the direction is added to, flat; zeros are made where there is `None`.
+        scale: What the direction is multiplied by, `float32[]`.
+        counts: How many entries the running phase sends of each leaf, `int32[leaves]`.
+        ok: Whether all gradients of all replicas are finite.
     """
 
-    gradients: Flats
-    u: Flats
-    v: Flats
+    gradients: Rows
+    u: Rows
+    v: Rows
+    targets: Sequence[Array | None]
+    scale: Array
     counts: Int[Array, " leaves"]
     ok: Array
 
 
 class Outcome(NamedTuple):
-    """The aggregated direction, equal on every replica, and the replica's new state."""
+    """The targets with the direction added, equal on every replica, and the replica's new state."""
 
-    updates: Flats
-    u: Flats
-    v: Flats
+    updates: list[Array]
+    u: Rows
+    v: Rows
 
 
-def run_phase(work: Work, phases: Sequence[Phase], now: Count, options: Options) -> Outcome:
+def run_phase(
+    work: Work, phases: Sequence[Phase], now: Count, replicas: int, options: Options
+) -> Outcome:
     """Takes the step in the form of the running phase.
 
     Every replica is in the same phase, so that the collectives may stand inside the branches.
@@ -51,24 +69,27 @@ def run_phase(work: Work, phases: Sequence[Phase], now: Count, options: Options)
         work: Gradients and state.
         phases: All phases of the run.
         now: Index of the running one.
-        options: Momentum, masking and axis.
+        replicas: N.
+        options: Momentum, masking, axis, and how entries are chosen and exchanged.
 
     Returns:
-        Updates and state; zeros and the old state where not `ok`.
+        Targets and state; unchanged where not `ok`.
     """
-    keys = [(phase.form, phase.counts if phase.form == "sparse" else ()) for phase in phases]
+    keys = [(phase.form, phase.counts if phase.form in _SPARSE else ()) for phase in phases]
     branches = list(dict.fromkeys(keys))
-    run = [_program(form, counts, options) for form, counts in branches]
+    run = [_program(form, counts, replicas, options) for form, counts in branches]
     if len(run) == 1:
         return run[0](work)
     branch = entry_at([branches.index(key) for key in keys], now, jnp.int32)
     return lax.switch(branch, run, work)
 
 
-def _program(form: Form, counts: Sequence[int], options: Options) -> Callable[[Work], Outcome]:
+def _program(
+    form: Form, counts: tuple[int, ...], replicas: int, options: Options
+) -> Callable[[Work], Outcome]:
     """The function for one branch; only the sparse ones differ by their counts."""
-    if form == "sparse":
-        return partial(sparse_form, counts=counts, options=options)
+    if form in _SPARSE:
+        return partial(sparse_form, form=form, counts=counts, replicas=replicas, options=options)
     return partial(dense_form if form == "dense" else masked_form, options=options)
 
 
@@ -79,42 +100,65 @@ def dense_form(work: Work, options: Options) -> Outcome:
         for u, gradient in zip(work.u, work.gradients, strict=True)
     ]
     means = dense_mean([direction for _, direction in steps], options.axis_name)
-    updates = [jnp.where(work.ok, mean, 0.0) for mean in means]
     us = [
         jnp.where(work.ok, velocity_behind(u, mean, options.decay), u)
         for u, mean in zip(work.u, means, strict=True)
     ]
-    return Outcome(updates, us, work.v)
+    return Outcome(_landed(work, means), us, work.v)
 
 
 def masked_form(work: Work, options: Options) -> Outcome:
     """A dense mean of the largest entries, zeros elsewhere; any counts, in one program."""
     us, vs = _accumulate(work, options)
-    masks = [largest_mask(v, count) & work.ok for v, count in zip(vs, work.counts, strict=True)]
+    masks = [mask & work.ok for mask in largest_masks(vs, work.counts)]
     sent = [jnp.where(mask, v, 0.0) for mask, v in zip(masks, vs, strict=True)]
-    updates = dense_mean(sent, options.axis_name)
+    means = dense_mean(sent, options.axis_name)
     vs = [jnp.where(mask, 0.0, v) for mask, v in zip(masks, vs, strict=True)]
     if options.factor_masking:
         us = [jnp.where(mask, 0.0, u) for mask, u in zip(masks, us, strict=True)]
-    return Outcome(updates, us, vs)
+    return Outcome(_landed(work, means), us, vs)
 
 
-def sparse_form(work: Work, counts: Sequence[int], options: Options) -> Outcome:
-    """A gather of the largest entries of every leaf, with their indices."""
+def sparse_form(
+    work: Work, form: Form, counts: tuple[int, ...], replicas: int, options: Options
+) -> Outcome:
+    """An exchange of the largest entries, with their positions.
+
+    Only entries that are sent or that arrive are touched in the state and in the targets.
+    """
     us, vs = _accumulate(work, options)
-    chosen = [largest(v, k) for v, k in zip(vs, counts, strict=True)]
-    entries = [
-        Entries(jnp.where(work.ok, v[indices], 0.0), indices)
-        for v, indices in zip(vs, chosen, strict=True)
-    ]
-    updates = sparse_mean(entries, [v.size for v in vs], options.axis_name)
-    vs = [_cleared(v, indices, work.ok) for v, indices in zip(vs, chosen, strict=True)]
+    space = Space(tuple(v.size for v in vs))
+    selector, wire, axis = options.selector_for(form), options.wire, options.axis_name
+    entries = selector.choose([v.reshape(-1) for v in vs], counts, space)
+    # All that is read of v is read before v is written over; XLA would copy it otherwise.
+    us, vs, entries = lax.optimization_barrier((us, vs, entries))
+    entries = Entries(jnp.where(work.ok, entries.values, 0.0), entries.positions)
+    known = counts if selector.by_leaf else None
+    arrived: Arrived
+    sent: Sent
+    if form == "sharded":
+        assert isinstance(selector, Blocked)
+        owners = owners_of(space, counts, selector.size, replicas)
+        arrived, sent = shard_entries(entries, owners, wire, axis)
+        known = None
+    else:
+        arrived, sent = gather_entries(entries, space, known, wire, axis)
+    own = space.leaves(sent.own, known)
+    vs = [_less(v, leaf, work.ok) for v, leaf in zip(vs, own, strict=True)]
     if options.factor_masking:
-        us = [_cleared(u, indices, work.ok) for u, indices in zip(us, chosen, strict=True)]
-    return Outcome(updates, us, vs)
+        us = [_cleared(u, leaf, work.ok) for u, leaf in zip(us, own, strict=True)]
+    if sent.kept is not None:
+        back = space.leaves(sent.kept, None)
+        vs = [_more(v, leaf, work.ok) for v, leaf in zip(vs, back, strict=True)]
+    targets = [
+        # Not like v, which differs between replicas in its type.
+        jnp.zeros(v.size) if target is None else target
+        for v, target in zip(vs, work.targets, strict=True)
+    ]
+    return Outcome(mean_onto(targets, arrived, space, wire, work.scale, replicas), us, vs)
 
 
-def _accumulate(work: Work, options: Options) -> tuple[Flats, Flats]:
+def _accumulate(work: Work, options: Options) -> tuple[Rows, Rows]:
     """Momentum correction of every leaf."""
     moved = [
         corrected_step(u, v, gradient, options.decay, work.ok)
@@ -123,6 +167,38 @@ def _accumulate(work: Work, options: Options) -> tuple[Flats, Flats]:
     return [u for u, _ in moved], [v for _, v in moved]
 
 
-def _cleared(x: Float[Array, " n"], indices: Int[Array, " k"], ok: Array) -> Float[Array, " n"]:
-    """`x` with zeros at what was sent; touches those entries only."""
-    return x.at[indices].set(jnp.where(ok, 0.0, x[indices]), unique_indices=True)
+def _landed(work: Work, means: Rows) -> list[Array]:
+    """The targets with a dense mean added."""
+    return [
+        jnp.where(work.ok, work.scale * mean.reshape(-1), 0.0)
+        if target is None
+        else jnp.where(work.ok, target + work.scale * mean.reshape(-1), target)
+        for target, mean in zip(work.targets, means, strict=True)
+    ]
+
+
+def _read(x: Float[Array, "1 n"], leaf: LeafEntries) -> Float[Array, " k"]:
+    return x.at[0, leaf.indices].get(mode="fill", fill_value=0.0)
+
+
+def _written(x: Float[Array, "1 n"], leaf: LeafEntries, new: Array) -> Float[Array, "1 n"]:
+    return x.at[0, leaf.indices].set(new, mode="drop", unique_indices=True)
+
+
+def _less(v: Float[Array, "1 n"], leaf: LeafEntries, ok: Array) -> Float[Array, "1 n"]:
+    """What the others did not read stays: nothing, or what a short format lost."""
+    here = _read(v, leaf)
+    # Not by subtraction alone, for infinity less infinity is no number.
+    lost = jnp.where(here == leaf.values, 0.0, here - leaf.values)
+    return _written(v, leaf, jnp.where(ok, lost, here))
+
+
+def _more(v: Float[Array, "1 n"], leaf: LeafEntries, ok: Array) -> Float[Array, "1 n"]:
+    """What comes back is kept."""
+    here = _read(v, leaf)
+    return _written(v, leaf, jnp.where(ok, here + leaf.values, here))
+
+
+def _cleared(u: Float[Array, "1 n"], leaf: LeafEntries, ok: Array) -> Float[Array, "1 n"]:
+    """Zeros at what was sent."""
+    return _written(u, leaf, jnp.where(ok, 0.0, _read(u, leaf)))

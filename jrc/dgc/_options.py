@@ -2,8 +2,8 @@
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,10 @@ from jrc._errors import listed
 from jrc._typing import Array
 from jrc.dgc._accumulate import Decay
 from jrc.dgc._regularize import l2_penalty
+from jrc.dgc._selectors import DEFAULT_SELECTOR, SELECTORS, Blocked, Selector
+from jrc.dgc._wire import WIRES, Wire
 
-SELECTORS = ("exact",)
-WIRES = ("f32",)
-EXCHANGES = ("allgather", "dense", "auto")
+EXCHANGES = ("allgather", "sharded", "dense", "auto")
 
 _REAL = (int, float, np.integer, np.floating)
 
@@ -35,10 +35,56 @@ class Options(NamedTuple):
     local_grad_clip_norm: Number | None
     num_trainers: int | None
     axis_name: str | None
+    inner_axis: str | None
     min_size: int
     factor_masking: bool
     regularization: optax.GradientTransformation | None
+    selector: Selector | None
+    wire: Wire
     exchange: str
+
+    def selector_for(self, form: str) -> Selector:
+        """The selector that was asked for, or what suits a form."""
+        if self.selector is not None:
+            return self.selector
+        return SELECTORS["blocked" if form == "sharded" else DEFAULT_SELECTOR]
+
+
+def checked_options(
+    momentum: Any,
+    *,
+    sparsity: Any,
+    rampup_begin_step: Any,
+    rampup_step: Any,
+    use_nesterov: Any,
+    local_grad_clip_norm: Any,
+    num_trainers: Any,
+    axis_name: Any,
+    min_size: Any,
+    factor_masking: Any,
+    regularization: Any,
+    selector: Any,
+    wire: Any,
+    exchange: Any,
+) -> Options:
+    """What `scale_by_dgc` was given, or an error that says what is wrong with it."""
+    inner, outer = checked_axes(axis_name)
+    return Options(
+        decay=Decay(checked_momentum(momentum), bool(use_nesterov)),
+        sparsity=checked_sparsity(sparsity),
+        rampup_begin_step=checked_int("rampup_begin_step", rampup_begin_step, 0),
+        rampup_step=checked_int("rampup_step", rampup_step, 1),
+        local_grad_clip_norm=checked_clip_norm(local_grad_clip_norm),
+        axis_name=outer,
+        inner_axis=inner,
+        num_trainers=checked_trainers(num_trainers, outer),
+        min_size=checked_int("min_size", min_size, 0),
+        factor_masking=bool(factor_masking),
+        regularization=checked_regularization(regularization),
+        selector=checked_selector(selector, checked_exchange(exchange)),
+        wire=checked_wire(wire),
+        exchange=exchange,
+    )
 
 
 def checked_momentum(momentum: Number) -> Number:
@@ -90,22 +136,60 @@ def checked_int(name: str, value: int, least: int) -> int:
     return number
 
 
-def checked_choice(name: str, value: str, allowed: Collection[str]) -> str:
-    """A name out of a list."""
-    if value not in allowed:
+def checked_selector(selector: Selector | str, exchange: str) -> Selector | None:
+    """A selector, by value or name; `None` for `"auto"`."""
+    if selector == "auto":
+        return None
+    found = _checked_value("selector", selector, SELECTORS, Selector, ("auto",))
+    if exchange == "sharded" and not isinstance(found, Blocked):
         raise ValueError(
-            f"jrc.scale_by_dgc: {name} must be one of {listed(allowed)}, got {value!r}"
+            "jrc.scale_by_dgc: exchange='sharded' needs as many entries of each block on every "
+            f"replica, which only selector='blocked' gives; got selector={selector!r}. Leave "
+            "selector out, or take exchange='allgather'"
         )
-    return value
+    return found
 
 
-def checked_axis(axis_name: str | None) -> str | None:
-    """The name of one axis, or `None`."""
+def checked_wire(wire: Wire | str) -> Wire:
+    """A wire format, by value or name."""
+    return _checked_value("wire", wire, WIRES, Wire)
+
+
+def checked_exchange(exchange: str) -> str:
+    """The name of an exchange."""
+    if exchange not in EXCHANGES:
+        raise ValueError(
+            f"jrc.scale_by_dgc: exchange must be one of {listed(EXCHANGES)}, got {exchange!r}"
+        )
+    return exchange
+
+
+def _checked_value(
+    name: str, value: Any, known: dict[str, Any], kind: Any, more: tuple[str, ...] = ()
+) -> Any:
+    """A frozen value of some kind, or the one of that name."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, str) or value not in known:
+        names = listed([*known, *more])
+        raise ValueError(
+            f"jrc.scale_by_dgc: {name} must be one of {names} or such a value of jrc.dgc, got "
+            f"{value!r}"
+        )
+    return known[value]
+
+
+def checked_axes(axis_name: str | tuple[str, str] | None) -> tuple[str | None, str | None]:
+    """The axis inside of which gradients are averaged, and that of the replicas."""
     if axis_name is None or isinstance(axis_name, str):
-        return axis_name
+        return None, axis_name
+    pair = isinstance(axis_name, tuple | list) and len(axis_name) == 2
+    if pair and all(isinstance(name, str) for name in axis_name) and len(set(axis_name)) == 2:
+        inner, outer = axis_name
+        return inner, outer
     raise ValueError(
-        f"jrc.scale_by_dgc: axis_name must be the name of one axis or None, got {axis_name!r}; "
-        "name the axis over which the replicas differ"
+        "jrc.scale_by_dgc: axis_name must be the name of one axis, a pair (inner, outer), or "
+        f"None, got {axis_name!r}; name the axis over which the replicas differ"
     )
 
 

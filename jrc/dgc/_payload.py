@@ -1,52 +1,118 @@
-"""What crosses the wire: the entries of all tensors, packed into one buffer of words."""
+"""What crosses the wire: values, and where in the tree they belong."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 
 from jrc._typing import Array, Float, Int
 
+BLOCK_BITS = 16
+BLOCK = 1 << BLOCK_BITS
+"""Positions within a block fit into 16 bits."""
+
+
+NOWHERE = np.uint32(2**32 - 1)
+"""A position that belongs to no leaf; so do those below it that no leaf reaches."""
+
 
 class Entries(NamedTuple):
-    """Selected entries of one tensor: `values: float32[k]` at unique `indices: int32[k]`."""
+    """Some entries of a tree: `values: float32[k]` at unique `positions: uint32[k]` of a space."""
+
+    values: Float[Array, " k"]
+    positions: Int[Array, " k"]
+
+
+class LeafEntries(NamedTuple):
+    """Some entries of one leaf; an index of the leaf's size or more stands for no entry."""
 
     values: Float[Array, " k"]
     indices: Int[Array, " k"]
 
 
-def pack(entries: Sequence[Entries]) -> Int[Array, " words"]:
-    """One buffer of all entries: first the values' bits, then the indices.
+class Space(NamedTuple):
+    """The positions of all entries of some flat leaves, of which each begins with a new block.
+
+    Attributes:
+        sizes: Entries of each leaf.
+    """
+
+    sizes: tuple[int, ...]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The position of each leaf's first entry, and the first that belongs to none."""
+        blocks = [-(-size // BLOCK) for size in self.sizes]
+        return tuple(BLOCK * sum(blocks[:place]) for place in range(len(blocks) + 1))
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return self.starts[-1] // BLOCK
+
+    def positions(self, place: int, indices: Int[Array, " k"]) -> Int[Array, " k"]:
+        """The positions of a leaf's entries."""
+        return indices.astype(jnp.uint32) + np.uint32(self.starts[place])
+
+    def leaves(self, entries: Entries, counts: Sequence[int] | None) -> list[LeafEntries]:
+        """The entries leaf by leaf.
+
+        Args:
+            entries: In the order of the leaves where `counts` are given.
+            counts: How many belong to each leaf; if that is not known, every leaf is given all of
+                them, with indices behind its end for those of other leaves.
+
+        Returns:
+            One for each leaf.
+        """
+        if counts is None:
+            return [
+                LeafEntries(entries.values, self._within(place, entries.positions))
+                for place in range(len(self.sizes))
+            ]
+        ends = np.cumsum(counts)
+        parts = [
+            Entries(entries.values[end - k : end], entries.positions[end - k : end])
+            for k, end in zip(counts, ends, strict=True)
+        ]
+        return [
+            LeafEntries(part.values, self._index(place, part.positions))
+            for place, part in enumerate(parts)
+        ]
+
+    def check(self) -> None:
+        """That positions are 32-bit numbers.
+
+        Raises:
+            ValueError: When there are more.
+        """
+        if self.blocks >= BLOCK:
+            raise ValueError(
+                "jrc.scale_by_dgc: one transform compresses at most 2**32 entries, got "
+                f"{sum(self.sizes):,}; give parts of the tree to transforms of their own with "
+                "optax.multi_transform"
+            )
+
+    def _index(self, place: int, positions: Int[Array, " k"]) -> Int[Array, " k"]:
+        return (positions - np.uint32(self.starts[place])).astype(jnp.int32)
+
+    def _within(self, place: int, positions: Int[Array, " k"]) -> Int[Array, " k"]:
+        start, size = self.starts[place], self.sizes[place]
+        inside = (positions >= np.uint32(start)) & (positions < np.uint32(start + size))
+        return jnp.where(inside, self._index(place, positions), size)
+
+
+def moved(positions: Array, start: Array | int, blocks: int) -> Int[Array, "..."]:
+    """Positions that count from `start` on, in the space of all leaves.
 
     Args:
-        entries: Those of each tensor.
+        positions: uint32; those behind the blocks are nowhere.
+        start: Where the first block begins.
+        blocks: How many blocks there are.
 
     Returns:
-        Uint32 words, two for each entry.
+        The positions, or `NOWHERE`.
     """
-    values = jnp.concatenate([each.values for each in entries])
-    indices = jnp.concatenate([each.indices for each in entries])
-    words = [lax.bitcast_convert_type(part, jnp.uint32) for part in (values, indices)]
-    return jnp.concatenate(words)
-
-
-def unpack(words: Int[Array, " words"], counts: Sequence[int]) -> list[Entries]:
-    """The entries of each tensor, from one replica's buffer.
-
-    Args:
-        words: uint32, as packed.
-        counts: Entries of each tensor.
-
-    Returns:
-        The same entries, bit by bit.
-    """
-    half = words.size // 2
-    values = lax.bitcast_convert_type(words[:half], jnp.float32)
-    indices = lax.bitcast_convert_type(words[half:], jnp.int32)
-    found, start = [], 0
-    for count in counts:
-        stop = start + count
-        found.append(Entries(values[start:stop], indices[start:stop]))
-        start = stop
-    return found
+    there = positions + jnp.uint32(start)
+    return jnp.where(positions < np.uint32(blocks * BLOCK), there, NOWHERE)

@@ -7,24 +7,25 @@ import jax.numpy as jnp
 
 from jrc._typing import Array, Count
 from jrc.dgc._options import Options
+from jrc.dgc._payload import Space
 from jrc.dgc._schedule import active_levels, entries_to_send
+from jrc.dgc._selectors import Blocked
+from jrc.dgc._sharded import owners_of, sharded_words
 
-BYTES_PER_VALUE = 4
-"""A float32 in a dense all-reduce."""
-
-BYTES_PER_ENTRY = 8
-"""A float32 value and its int32 index in a payload."""
+BYTES_PER_WORD = 4
+"""A float32 in a dense all-reduce, and a word of a payload."""
 
 INT32_MAX = 2**31 - 1
 
-Form = Literal["dense", "masked", "sparse"]
+Form = Literal["dense", "masked", "gather", "sharded"]
 
 
 class Phase(NamedTuple):
     """A stretch of steps with one form of exchange.
 
     `dense` is the ordinary momentum of the mean gradient; `masked` a dense sum of the selected
-    entries with zeros elsewhere; `sparse` a gather of values and indices.
+    entries with zeros elsewhere; `gather` one of their values and positions; `sharded` sends them
+    to the owners of their blocks, and the largest sums back.
     """
 
     start: int
@@ -36,30 +37,64 @@ class Phase(NamedTuple):
 
 def ring_all_reduce_bytes(entries: int, replicas: int) -> float:
     """Bytes that one replica sends in a ring all-reduce: `2 (N - 1) / N * 4 n`."""
-    return 2 * (replicas - 1) / replicas * BYTES_PER_VALUE * entries
+    return 2 * (replicas - 1) / replicas * BYTES_PER_WORD * entries
 
 
-def ring_all_gather_bytes(entries: int, replicas: int) -> float:
-    """Bytes that one replica sends in a ring all-gather of its payload: `(N - 1) * 8 k`."""
-    return float((replicas - 1) * BYTES_PER_ENTRY * entries)
+def words_of_form(
+    form: Form, space: Space, counts: tuple[int, ...], replicas: int, options: Options
+) -> float:
+    """Words that one replica sends to each of the others, on average, for the compressed leaves.
 
-
-def form_of_level(sent: int, entries: int, replicas: int, exchange: str) -> Form:
-    """The form for one level; `auto` is sparse where the payload costs less than a dense sum.
-
-    `(N - 1) * 8 k < 2 (N - 1) / N * 4 n` is `k N < n`, which also decides for one replica.
+    A ring all-reduce of n words sends `2 n / N` of them; a ring all-gather the whole payload.
 
     Args:
-        sent: k, entries sent of all compressed leaves.
-        entries: n, their size.
+        form: The form of the exchange.
+        space: The leaves.
+        counts: Entries of each leaf.
         replicas: N.
-        exchange: `"allgather"`, `"dense"` or `"auto"`.
+        options: Wire format and selector.
 
     Returns:
-        `"sparse"` or `"masked"`.
+        Words; times `N - 1` they are what the replica sends.
     """
-    forced: dict[str, Form] = {"allgather": "sparse", "dense": "masked"}
-    return forced.get(exchange, "sparse" if sent * replicas < entries else "masked")
+    if form == "gather":
+        return options.wire.words(sum(counts), space.blocks)
+    if form == "sharded":
+        selector = options.selector_for(form)
+        assert isinstance(selector, Blocked)
+        return sharded_words(owners_of(space, counts, selector.size, replicas), options.wire)
+    return 2 * sum(space.sizes) / replicas
+
+
+def form_of_level(
+    space: Space, counts: tuple[int, ...], replicas: int, options: Options
+) -> tuple[Form, float]:
+    """The form for one level, and its words: the one that was asked for, or with the fewest.
+
+    `"auto"` shards only what is selected in blocks, for sharding drops what replicas disagree on.
+
+    Args:
+        space: The leaves.
+        counts: Entries of each leaf.
+        replicas: N.
+        options: Exchange, wire format and selector.
+
+    Returns:
+        The form and the words that are sent to each of the other replicas.
+    """
+    asked: dict[str, list[Form]] = {
+        "allgather": ["gather"],
+        "sharded": ["sharded"],
+        "dense": ["masked"],
+        # Of two that send the same, the first: nothing is gathered that could as well be added.
+        "auto": ["masked", "gather"],
+    }
+    forms = asked[options.exchange]
+    if options.exchange == "auto" and isinstance(options.selector, Blocked):
+        forms.append("sharded")
+    words = {form: words_of_form(form, space, counts, replicas, options) for form in forms}
+    best = min(forms, key=lambda form: words[form])
+    return best, words[best]
 
 
 def plan_phases(
@@ -76,22 +111,21 @@ def plan_phases(
     Returns:
         At least one phase.
     """
-    entries = sum(sizes)
+    space, entries = Space(tuple(sizes)), sum(sizes)
     rest = ring_all_reduce_bytes(dense_entries, replicas)
     everything = ring_all_reduce_bytes(entries + dense_entries, replicas)
     before = Phase(0, "dense", tuple(sizes), 1.0, everything)
     if not sizes:
         return (before,)
+    space.check()
     phases = [before] if options.rampup_begin_step > 0 else []
     for start, level in active_levels(
         options.rampup_begin_step, options.rampup_step, options.sparsity
     ):
         counts = tuple(entries_to_send(size, level) for size in sizes)
-        sent = sum(counts)
-        form = form_of_level(sent, entries, replicas, options.exchange)
-        sparse = ring_all_gather_bytes(sent, replicas) + rest
-        cost = sparse if form == "sparse" else everything
-        phases.append(Phase(start, form, counts, sent / entries, cost))
+        form, words = form_of_level(space, counts, replicas, options)
+        cost = (replicas - 1) * BYTES_PER_WORD * words + rest
+        phases.append(Phase(start, form, counts, sum(counts) / entries, cost))
     return tuple(phases)
 
 

@@ -30,42 +30,102 @@ def take_step(
     Returns:
         Updates like the gradients, in the parameters' dtypes, and the new state.
     """
+    slots = align(gradients, state)
+    targets = [None] * len(slots.compressed)
+    landed, directions, state = _step(gradients, state, params, slots, targets, 1.0, options)
+    updates = _zero_updates(gradients, params, slots)
+    updates = _put_updates(updates, params, slots.compressed, landed)
+    return _put_updates(updates, params, slots.dense, directions), state
+
+
+def apply_step(
+    gradients: PyTree, state: DGCState, params: PyTree, scale: Array, options: Options
+) -> tuple[PyTree, DGCState]:
+    """Adds the aggregated direction to the parameters, at the entries that were sent alone.
+
+    Args:
+        gradients: This replica's.
+        state: From `init` or the step before.
+        params: The parameters.
+        scale: What the direction is multiplied by, `float32[]`.
+        options: Checked ones.
+
+    Returns:
+        Parameters and state.
+    """
+    slots = align(gradients, state)
+    old = pick(params, slots.compressed)
+    # Sums of several replicas' entries are not rounded one by one to half precision.
+    targets = [x.reshape(-1) if x.dtype == jnp.float32 else None for x in old]
+    landed, directions, state = _step(gradients, state, params, slots, targets, scale, options)
+    new = [
+        (x.reshape(-1) + change).astype(x.dtype) if target is None else change
+        for x, change, target in zip(old, landed, targets, strict=True)
+    ]
+    params = put(
+        params, slots.compressed, [y.reshape(x.shape) for x, y in zip(old, new, strict=True)]
+    )
+    small = pick(params, slots.dense)
+    moved = [
+        (x + scale * direction).astype(x.dtype)
+        for x, direction in zip(small, directions, strict=True)
+    ]
+    return put(params, slots.dense, moved), state
+
+
+def _step(
+    gradients: PyTree,
+    state: DGCState,
+    params: PyTree | None,
+    slots: Slots,
+    targets: list[Array | None],
+    scale: Array | float,
+    options: Options,
+) -> tuple[list[Array], list[Array], DGCState]:
+    """What lands on the targets, the directions of the dense path, and the new state."""
     axis = options.axis_name
     replicas = _checked_replicas(options)
-    slots = align(gradients, state)
-    arrived = pick(gradients, slots.floating)
-    _check_local(arrived, axis)
+    _check_local(pick(gradients, slots.floating), options)
     sizes, rest = ([jnp.size(g) for g in pick(gradients, places)] for places in slots)
     phases = plan_phases(sizes, sum(rest), replicas, options)
     now = phase_at(state.step, phases)
 
+    if options.inner_axis is not None:
+        means = dense_mean(_wide(pick(gradients, slots.floating)), options.inner_axis)
+        gradients = put(gradients, slots.floating, means)
     # Asked of all replicas before anything changes: they skip a step together or not at all.
     local = local_gradients(gradients, params, slots, state.step, replicas, options)
     ok = _axis.all_finite(pick(local, slots.floating), axis)
     work = Work(
-        gradients=[gradient.reshape(-1) for gradient in pick(local, slots.compressed)],
-        u=[_axis.as_local(u, axis)[0] for u in pick(state.u, slots.compressed)],
-        v=[_axis.as_local(v, axis)[0] for v in pick(state.v, slots.compressed)],
+        gradients=[gradient.reshape(1, -1) for gradient in pick(local, slots.compressed)],
+        u=[_axis.as_local(u, axis) for u in pick(state.u, slots.compressed)],
+        v=[_axis.as_local(v, axis) for v in pick(state.v, slots.compressed)],
+        targets=targets,
+        scale=jnp.asarray(scale, jnp.float32),
         counts=entry_at([phase.counts for phase in phases], now, jnp.int32),
         ok=ok,
     )
-    outcome = run_phase(work, phases, now, options)
+    outcome = run_phase(work, phases, now, replicas, options)
     directions, velocity = _dense_path(local, state, slots, ok, options)
-
-    updates = _zero_updates(gradients, params, slots)
-    updates = _put_updates(updates, params, slots.compressed, outcome.updates)
-    updates = _put_updates(updates, params, slots.dense, directions)
     total = ring_all_reduce_bytes(sum(sizes) + sum(rest), replicas)
-    return updates, DGCState(
-        step=jnp.where(ok, optax.safe_increment(state.step), state.step),
-        u=put(state.u, slots.compressed, [u[None] for u in outcome.u]),
-        v=put(state.v, slots.compressed, [v[None] for v in outcome.v]),
-        velocity=put(state.velocity, slots.dense, velocity),
-        skipped=jnp.where(ok, state.skipped, optax.safe_increment(state.skipped)),
-        density=entry_at([phase.density for phase in phases], now),
-        bytes_sent=entry_at([phase.bytes_sent for phase in phases], now),
-        bytes_dense=jnp.float32(total),
+    return (
+        outcome.updates,
+        directions,
+        DGCState(
+            step=jnp.where(ok, optax.safe_increment(state.step), state.step),
+            u=put(state.u, slots.compressed, outcome.u),
+            v=put(state.v, slots.compressed, outcome.v),
+            velocity=put(state.velocity, slots.dense, velocity),
+            skipped=jnp.where(ok, state.skipped, optax.safe_increment(state.skipped)),
+            density=entry_at([phase.density for phase in phases], now),
+            bytes_sent=entry_at([phase.bytes_sent for phase in phases], now),
+            bytes_dense=jnp.float32(total),
+        ),
     )
+
+
+def _wide(gradients: list[Array]) -> list[Array]:
+    return [gradient.astype(jnp.float32) for gradient in gradients]
 
 
 def _dense_path(
@@ -116,12 +176,13 @@ def _checked_replicas(options: Options) -> int:
     return replicas
 
 
-def _check_local(gradients: list[Leaf], axis: str | None) -> None:
-    """That nobody has summed the gradients over the axis yet."""
-    if any(_axis.is_already_reduced(gradient, axis) for gradient in gradients):
-        raise ValueError(
-            f"jrc.scale_by_dgc: gradients must be local to each replica, got ones that are equal "
-            f"along axis {axis!r}: jax.grad with respect to replicated parameters has summed them "
-            f"already, and compression would save nothing; jax.lax.pcast(params, {axis!r}, "
-            'to="varying") before jax.grad keeps them local'
-        )
+def _check_local(gradients: list[Leaf], options: Options) -> None:
+    """That nobody has summed the gradients over an axis yet."""
+    for axis in (options.axis_name, options.inner_axis):
+        if any(_axis.is_already_reduced(gradient, axis) for gradient in gradients):
+            raise ValueError(
+                "jrc.scale_by_dgc: gradients must be local to each replica, got ones that are "
+                f"equal along axis {axis!r}: jax.grad with respect to replicated parameters has "
+                "summed them already, and compression would save nothing; "
+                f'jax.lax.pcast(params, {axis!r}, to="varying") before jax.grad keeps them local'
+            )

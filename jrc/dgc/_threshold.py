@@ -1,6 +1,9 @@
-"""Exact top-k with a traced k: the k-th largest magnitude by bisection, and no sort."""
+"""The k largest for a traced k: the k-th largest magnitude by bisection, and no sort."""
+
+from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jrc._typing import Array, Count, Float, Int
@@ -8,37 +11,69 @@ from jrc._typing import Array, Count, Float, Int
 MAGNITUDE_BITS = 31
 """Bits of a float32 without its sign: their order is the order of magnitudes."""
 
+SAMPLE = 1 << 16
+"""From twice so many entries on, a threshold is taken from a sample of so many or more."""
+
 
 def magnitude_bits(values: Float[Array, " n"]) -> Int[Array, " n"]:
     """Integers in the order of `|values|`; infinity is the largest number."""
     return lax.bitcast_convert_type(jnp.abs(values), jnp.int32)
 
 
-def kth_largest(bits: Int[Array, " n"], count: Count) -> Count:
-    """The largest t that at least `count` of the integers reach, found bit by bit.
+def kth_largest(
+    rows: Sequence[Int[Array, " n"]], counts: Int[Array, " rows"]
+) -> Int[Array, " rows"]:
+    """Of each row the largest t that at least `count` of its integers reach, found bit by bit.
+
+    31 counting passes over all rows, in one loop whatever their number.
 
     Args:
-        bits: Non-negative int32.
-        count: k in [1, n]; may be traced.
+        rows: Non-negative int32, of any lengths.
+        counts: For each row k in [1, n]; may be traced.
 
     Returns:
-        The k-th largest integer.
+        The k-th largest integer of each row.
     """
 
-    def settle(step: Count, threshold: Count) -> Count:
-        tried = threshold | (jnp.int32(1) << (MAGNITUDE_BITS - 1 - step))
-        reached = jnp.sum(bits >= tried, dtype=jnp.int32)
-        return jnp.where(reached >= count, tried, threshold)
+    def settle(step: Count, found: Array) -> Array:
+        tried = found | (jnp.int32(1) << (MAGNITUDE_BITS - 1 - step))
+        reached = [jnp.sum(row >= tried[i], dtype=jnp.int32) for i, row in enumerate(rows)]
+        return jnp.where(jnp.stack(reached) >= counts, tried, found)
 
     # The carry takes its type, varying or not, from the data.
-    zero = jnp.zeros_like(bits, shape=())
-    return lax.fori_loop(0, MAGNITUDE_BITS, settle, zero)
+    zeros = jnp.stack([jnp.zeros_like(row, shape=()) for row in rows])
+    return lax.fori_loop(0, MAGNITUDE_BITS, settle, zeros)
+
+
+def largest_masks(
+    values: Sequence[Float[Array, "..."]], counts: Int[Array, " leaves"]
+) -> list[Array]:
+    """Where the largest entries of each leaf are; what ties with the last of them is among them.
+
+    Exact for leaves of fewer than twice `SAMPLE` entries. Of a larger one, every so many-th entry
+    is looked at: k is met to about `1 / sqrt(k * SAMPLE / n)`.
+
+    Args:
+        values: float32, one for each leaf, of any shape.
+        counts: int32, k in [1, n] for each leaf; may be traced.
+
+    Returns:
+        A boolean array like each leaf.
+    """
+    strides = [max(1, x.size // SAMPLE) for x in values]
+    samples = [
+        magnitude_bits(x.reshape(-1)[::stride]) for x, stride in zip(values, strides, strict=True)
+    ]
+    shares = np.asarray([s.size / x.size for s, x in zip(samples, values, strict=True)], np.float32)
+    sampled = jnp.ceil(counts.astype(jnp.float32) * shares).astype(jnp.int32)
+    # Where all is looked at, counts are those that were given, which float32 might round.
+    wanted = jnp.where(np.asarray(strides) == 1, counts, jnp.maximum(sampled, 1))
+    found = kth_largest(samples, wanted)
+    return [magnitude_bits(x) >= found[i] for i, x in enumerate(values)]
 
 
 def largest_mask(values: Float[Array, " n"], count: int | Count) -> Array:
     """Where the `count` entries of largest magnitude are; ties go to the lowest index.
-
-    31 counting passes over the data, whatever the count.
 
     Args:
         values: float32.
@@ -51,7 +86,7 @@ def largest_mask(values: Float[Array, " n"], count: int | Count) -> Array:
     [False, True, False, True]
     """
     bits = magnitude_bits(values)
-    threshold = kth_largest(bits, jnp.asarray(count, jnp.int32))
+    (threshold,) = kth_largest([bits], jnp.asarray([count], jnp.int32))
     above = bits > threshold
     tied = bits == threshold
     room = count - jnp.sum(above, dtype=jnp.int32)

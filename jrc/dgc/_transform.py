@@ -1,4 +1,4 @@
-"""The optax transform and the optimizer made of it."""
+"""The optax transform."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -7,11 +7,12 @@ import optax
 
 from jrc._typing import Array, PyTree
 from jrc.dgc import _options
-from jrc.dgc._accumulate import Decay
 from jrc.dgc._options import Options
 from jrc.dgc._regularize import check_stateless
+from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState, initial_state
 from jrc.dgc._step import take_step
+from jrc.dgc._wire import Wire
 
 
 def scale_by_dgc(
@@ -23,12 +24,12 @@ def scale_by_dgc(
     use_nesterov: bool = False,
     local_grad_clip_norm: float | Array | None = None,
     num_trainers: int | None = None,
-    axis_name: str | None = None,
+    axis_name: str | tuple[str, str] | None = None,
     min_size: int = 16384,
     factor_masking: bool = True,
     regularization: float | Array | optax.GradientTransformation | None = None,
-    selector: str = "exact",
-    wire: str = "f32",
+    selector: Selector | str = "auto",
+    wire: Wire | str = "f32",
     exchange: str = "auto",
 ) -> optax.GradientTransformation:
     r"""Aggregates local gradients by sending each step only the entries that matter.
@@ -89,93 +90,7 @@ def scale_by_dgc(
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3 and algorithms 1-4.
     """
-    options = Options(
-        decay=Decay(_options.checked_momentum(momentum), bool(use_nesterov)),
-        sparsity=_options.checked_sparsity(sparsity),
-        rampup_begin_step=_options.checked_int("rampup_begin_step", rampup_begin_step, 0),
-        rampup_step=_options.checked_int("rampup_step", rampup_step, 1),
-        local_grad_clip_norm=_options.checked_clip_norm(local_grad_clip_norm),
-        axis_name=_options.checked_axis(axis_name),
-        num_trainers=_options.checked_trainers(num_trainers, axis_name),
-        min_size=_options.checked_int("min_size", min_size, 0),
-        factor_masking=bool(factor_masking),
-        regularization=_options.checked_regularization(regularization),
-        exchange=_options.checked_choice("exchange", exchange, _options.EXCHANGES),
-    )
-    _options.checked_choice("selector", selector, _options.SELECTORS)
-    _options.checked_choice("wire", wire, _options.WIRES)
-
-    def init_fn(params: PyTree) -> DGCState:
-        if options.regularization is not None:
-            check_stateless(options.regularization, params)
-        return initial_state(params, options.min_size, options.axis_name)
-
-    def update_fn(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.OptState]:
-        return take_step(updates, cast(DGCState, state), params, options)
-
-    return optax.GradientTransformation(init_fn, update_fn)
-
-
-def dgc_momentum(
-    learning_rate: optax.ScalarOrSchedule,
-    momentum: float | Array,
-    rampup_begin_step: int,
-    rampup_step: int = 1,
-    sparsity: float | Sequence[float] = (0.999,),
-    use_nesterov: bool = False,
-    local_grad_clip_norm: float | Array | None = None,
-    num_trainers: int | None = None,
-    regularization: float | Array | optax.GradientTransformation | None = None,
-    *,
-    axis_name: str | None = None,
-    min_size: int = 16384,
-    factor_masking: bool = True,
-    selector: str = "exact",
-    wire: str = "f32",
-    exchange: str = "auto",
-) -> optax.GradientTransformation:
-    r"""Momentum SGD whose gradients are compressed: `scale_by_dgc`, then the learning rate.
-
-    $$w \leftarrow w - \eta \, \Delta$$
-
-    Args:
-        learning_rate: Eta, a number or an optax schedule.
-        momentum: See `scale_by_dgc`, as for all that follow.
-        rampup_begin_step: The first compressed step.
-        rampup_step: Steps over which the sparsity levels are spread.
-        sparsity: Share of the entries that is kept back, one or one per level.
-        use_nesterov: Looks ahead.
-        local_grad_clip_norm: Bound of each compressed tensor's local gradient.
-        num_trainers: Number of replicas, if it is to be checked.
-        regularization: L2 factor, or a transform of local gradients without state.
-        axis_name: The axis over which the replicas differ.
-        min_size: Entries from which on a leaf is compressed.
-        factor_masking: Clears the velocity too where an entry was sent.
-        selector: How entries are chosen.
-        wire: How an entry is written.
-        exchange: How entries reach the other replicas.
-
-    Returns:
-        An optax optimizer.
-
-    Raises:
-        ValueError: As `scale_by_dgc`.
-        TypeError: As `scale_by_dgc`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> tx = dgc_momentum(0.5, 0.9, rampup_begin_step=0, sparsity=0.75, min_size=0)
-        >>> params = jnp.zeros(4)
-        >>> updates, _ = tx.update(jnp.array([1.0, -4.0, 2.0, 3.0]), tx.init(params), params)
-        >>> optax.apply_updates(params, updates).tolist()
-        [0.0, 2.0, 0.0, 0.0]
-
-    Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
-    Bandwidth for Distributed Training", arXiv:1712.01887, section 3.
-    """
-    direction = scale_by_dgc(
+    options = _options.checked_options(
         momentum,
         sparsity=sparsity,
         rampup_begin_step=rampup_begin_step,
@@ -191,4 +106,20 @@ def dgc_momentum(
         wire=wire,
         exchange=exchange,
     )
-    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
+    return transform_of(options)
+
+
+def transform_of(options: Options) -> optax.GradientTransformation:
+    """The transform with checked options."""
+
+    def init_fn(params: PyTree) -> DGCState:
+        if options.regularization is not None:
+            check_stateless(options.regularization, params)
+        return initial_state(params, options.min_size, options.axis_name)
+
+    def update_fn(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        return take_step(updates, cast(DGCState, state), params, options)
+
+    return optax.GradientTransformation(init_fn, update_fn)

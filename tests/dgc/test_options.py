@@ -30,11 +30,11 @@ WRONG = [
     ({"momentum": -0.5}, "momentum must lie in [0, 1), got -0.5"),
     ({"local_grad_clip_norm": 0.0}, "local_grad_clip_norm must be positive, got 0.0; pass None"),
     ({"min_size": -1}, "min_size must be at least 0, got -1"),
-    ({"selector": "best"}, "selector must be one of 'exact', got 'best'"),
-    ({"wire": "f16"}, "wire must be one of 'f32', got 'f16'"),
+    ({"selector": "best"}, "selector must be one of 'exact', 'two_stage', 'blocked', 'global', 'sampled', 'auto' or such a value of jrc.dgc, got 'best'"),
+    ({"wire": "f16"}, "wire must be one of 'f32', 'bf16', 'fp8', 'int8' or such a value of jrc.dgc, got 'f16'"),
     (
         {"exchange": "ring"},
-        "exchange must be one of 'allgather', 'dense', 'auto', got 'ring'",
+        "exchange must be one of 'allgather', 'sharded', 'dense', 'auto', got 'ring'",
     ),
     (
         {"axis_name": ("host", "device")},
@@ -143,7 +143,7 @@ def test_num_trainers_that_disagrees():
         (jnp.ones(3), "must have the structure of the parameters that init saw"),
         (
             PARAMS | {"w": jnp.ones((20, 11))},
-            "the gradient of ['w'] must fit its state of shape (1, 200), got (1, 220); init the state",
+            "the gradient of ['w'] must fit its state of shape (1, 200), got (1, 220); init the",
         ),
         (
             PARAMS | {"b": jnp.ones((3, 1))},

@@ -6,9 +6,9 @@ from jrc.dgc._accumulate import Decay
 from jrc.dgc._phases import (
     phase_at,
     plan_phases,
-    ring_all_gather_bytes,
     ring_all_reduce_bytes,
 )
+from jrc.dgc._wire import WIRES
 
 FIVE = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 
@@ -22,9 +22,12 @@ def options(sparsity=FIVE, begin=0, ramp=100, exchange="auto"):
         local_grad_clip_norm=None,
         num_trainers=None,
         axis_name="data",
+        inner_axis=None,
         min_size=0,
         factor_masking=True,
         regularization=None,
+        selector=None,
+        wire=WIRES["f32"],
         exchange=exchange,
     )
 
@@ -35,20 +38,20 @@ def forms(phases):
 
 def test_auto_is_sparse_only_where_it_sends_less():
     # 75 % breaks even at 4 replicas, 93.75 % at 16.
-    assert forms(plan_phases([6400], 0, 2, options()))[0] == (0, "sparse")
+    assert forms(plan_phases([6400], 0, 2, options()))[0] == (0, "gather")
     assert forms(plan_phases([6400], 0, 4, options())) == (
         (0, "masked"),
-        (20, "sparse"),
-        (40, "sparse"),
-        (60, "sparse"),
-        (80, "sparse"),
+        (20, "gather"),
+        (40, "gather"),
+        (60, "gather"),
+        (80, "gather"),
     )
     assert [form for _, form in forms(plan_phases([6400], 0, 16, options()))] == [
         "masked",
         "masked",
-        "sparse",
-        "sparse",
-        "sparse",
+        "gather",
+        "gather",
+        "gather",
     ]
 
 
@@ -59,23 +62,23 @@ def test_auto_never_sends_more_than_a_dense_sum(replicas):
 
 
 def test_forced_exchanges():
-    assert {p.form for p in plan_phases([64], 0, 64, options(exchange="allgather"))} == {"sparse"}
+    assert {p.form for p in plan_phases([64], 0, 64, options(exchange="allgather"))} == {"gather"}
     assert {p.form for p in plan_phases([64], 0, 2, options(exchange="dense"))} == {"masked"}
 
 
 def test_dense_phase_stands_first_only_before_a_late_begin():
     late = plan_phases([6400], 10, 4, options((0.999,), begin=5, ramp=1))
-    assert forms(late) == ((0, "dense"), (5, "sparse"))
+    assert forms(late) == ((0, "dense"), (5, "gather"))
     assert late[0].density == 1.0 and late[0].bytes_sent == ring_all_reduce_bytes(6410, 4)
     assert late[1].counts == (6,) and late[1].density == 6 / 6400
-    assert forms(plan_phases([6400], 10, 4, options((0.999,), ramp=1))) == ((0, "sparse"),)
+    assert forms(plan_phases([6400], 10, 4, options((0.999,), ramp=1))) == ((0, "gather"),)
     assert forms(plan_phases([], 10, 4, options())) == ((0, "dense"),)
 
 
 def test_bytes_of_the_rings():
     assert ring_all_reduce_bytes(1000, 4) == 6000
-    assert ring_all_gather_bytes(10, 4) == 240
-    assert ring_all_reduce_bytes(1000, 1) == ring_all_gather_bytes(10, 1) == 0
+    assert ring_all_reduce_bytes(10, 2) == 40
+    assert ring_all_reduce_bytes(1000, 1) == 0
     (only,) = plan_phases([1000], 50, 4, options((0.99,), ramp=1))
     assert only.bytes_sent == 240 + 300
 

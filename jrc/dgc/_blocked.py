@@ -1,0 +1,73 @@
+"""The largest entries of each block: counts known while tracing, and one top-k for all blocks."""
+
+import itertools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jrc._typing import Array, Float, Int
+from jrc.dgc._select import GROUP, group_maxima, magnitudes, members
+
+
+class Blocks(NamedTuple):
+    """How a leaf is cut into blocks.
+
+    Attributes:
+        width: Groups of `GROUP` neighbours in a block; the last block may be short.
+        counts: Entries to send of each block.
+    """
+
+    width: int
+    counts: tuple[int, ...]
+
+
+def blocks_of(size: int, k: int, block: int) -> Blocks:
+    """Cut a leaf: every block sends something, and all of them k entries together.
+
+    Args:
+        size: Entries of the leaf.
+        k: Entries to send, in [1, size].
+        block: Entries of a block, at most; blocks are larger where there are fewer than one entry
+            to send for each.
+
+    Returns:
+        The blocks, each with a count of at most its entries, in proportion to them.
+
+    >>> blocks_of(100, 5, 32)
+    Blocks(width=2, counts=(1, 2, 1, 1))
+    """
+    groups = -(-size // GROUP)
+    width = -(-groups // min(k, -(-groups // max(1, block // GROUP))))
+    starts = np.arange(0, groups, width) * GROUP
+    # Whole numbers, for float64 rounds products of large sizes.
+    upto = [k * int(edge) // size for edge in (*starts, size)]
+    counts = [end - start for start, end in itertools.pairwise(upto)]
+    for place, count in enumerate(counts):
+        if not count:
+            counts[int(np.argmax(counts))] -= 1
+            counts[place] = 1
+    return Blocks(width, tuple(counts))
+
+
+def largest_in_blocks(values: Float[Array, " n"], blocks: Blocks) -> Int[Array, " k"]:
+    """Indices of the largest entries of each block.
+
+    Args:
+        values: float32.
+        blocks: From `blocks_of`.
+
+    Returns:
+        Unique int32 indices in [0, n), block by block.
+    """
+    rows, most = len(blocks.counts), max(blocks.counts)
+    maxima = group_maxima(values)
+    padded = jnp.pad(maxima, (0, rows * blocks.width - maxima.size), constant_values=-1.0)
+    groups = lax.top_k(padded.reshape(rows, blocks.width), min(most, blocks.width))[1]
+    first = (jnp.arange(rows, dtype=jnp.int32) * blocks.width)[:, None]
+    candidates = members((jnp.sort(groups, axis=1) + first).reshape(-1), GROUP).reshape(rows, -1)
+    found = magnitudes(values, candidates)
+    chosen = jnp.take_along_axis(candidates, lax.top_k(found, most)[1], axis=1)
+    wanted = np.arange(most) < np.asarray(blocks.counts)[:, None]
+    return chosen.reshape(-1)[np.flatnonzero(wanted)]
