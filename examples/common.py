@@ -158,22 +158,28 @@ def train(options, step, state, history, batch_of, loss=math.nan):
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]:.3f}"),
         TextColumn("{task.fields[ms]:.0f} ms/step"),
-        TextColumn("{task.fields[kb]:,.0f} kB sent"),
+        TextColumn("{task.fields[kb]:,.0f} kB sent, density {task.fields[density]:.2%}"),
+        TextColumn("{task.fields[skipped]} skipped"),
         TimeRemainingColumn(),
     ]
     first = int(state.step)
+    skipped = sum(step.get("skipped", False) for step in history["steps"])
+    fields = {"loss": loss, "ms": 0.0, "kb": 0.0, "density": 1.0, "skipped": skipped}
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(
-            "", total=options.steps, completed=first, loss=loss, ms=0.0, kb=0.0
-        )
+        task = progress.add_task("", total=options.steps, completed=first, **fields)
         for i in range(first, options.steps):
             began = time.perf_counter()
             state, info = step(state, batch_of(i))
             loss, sent = float(info.loss), float(info.bytes_sent)
             seconds = time.perf_counter() - began
             aux = {name: float(x) for name, x in (info.aux or {}).items()}
-            history["steps"].append({"loss": loss, "bytes_sent": sent, "seconds": seconds} | aux)
-            progress.update(task, advance=1, loss=loss, ms=seconds * 1e3, kb=sent / 1e3)
+            did = {"loss": loss, "bytes_sent": sent, "density": float(info.density)}
+            did |= {"skipped": bool(info.skipped), "seconds": seconds}
+            history["steps"].append(did | aux)
+            skipped += did["skipped"]
+            fields = {"loss": loss, "ms": seconds * 1e3, "kb": sent / 1e3}
+            fields |= {"density": did["density"], "skipped": skipped}
+            progress.update(task, advance=1, **fields)
             if (i + 1) % options.save_every == 0 or i + 1 == options.steps:
                 # History first: what it says of steps after the saved one is dropped on resuming.
                 with interrupts_wait():

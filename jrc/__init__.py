@@ -2,11 +2,17 @@
 
 from jrc import compat as compat
 from jrc import models as models
+from jrc.dgc import DGCAdvice as DGCAdvice
 from jrc.dgc import DGCState as DGCState
 from jrc.dgc import DGCStats as DGCStats
+from jrc.dgc import ExchangeCost as ExchangeCost
+from jrc.dgc import dgc_advice as dgc_advice
 from jrc.dgc import dgc_momentum as dgc_momentum
 from jrc.dgc import dgc_specs as dgc_specs
 from jrc.dgc import dgc_stats as dgc_stats
+from jrc.dgc import l1_penalty as l1_penalty
+from jrc.dgc import l2_penalty as l2_penalty
+from jrc.dgc import reshard_dgc as reshard_dgc
 from jrc.dgc import scale_by_dgc as scale_by_dgc
 from jrc.persist import restore as restore
 from jrc.persist import save as save

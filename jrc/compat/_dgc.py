@@ -10,7 +10,7 @@ import optax
 
 from jrc._typing import Array, PyTree
 from jrc.compat._optimizer import Optimizer
-from jrc.dgc import dgc_momentum
+from jrc.dgc import dgc_momentum, l1_penalty, l2_penalty
 from jrc.persist import restore
 
 _WHO = "jrc.compat.DGCMomentumOptimizer"
@@ -31,13 +31,14 @@ class DGCMomentumOptimizer(Optimizer):
         parameter_list: Names of the parameters to update, where a method is not given others.
         use_nesterov: Looks ahead.
         num_trainers: Number of replicas; must be given with `grad_clip`.
-        regularization: L2 factor, or an optax transform of local gradients without state.
+        regularization: L2 factor; an optax transform of local gradients without state, such as
+            `jrc.l1_penalty(1e-4)`; or the seed's `L1Decay` or `L2Decay`.
         grad_clip: Bound of each compressed tensor's gradient: a number, or an object with a
             `clip_norm`, as the seed's `ClipGradByNorm`.
         name: Kept, and used for nothing.
         axis_name: The axis over which the replicas differ; `None` is one replica.
         **options: More of `jrc.dgc_momentum`: `min_size`, `factor_masking`, `selector`, `wire`,
-            `exchange`.
+            `exchange`, `clip_scaling`, `clip_before_rampup`, `count_dtype`.
 
     Raises:
         TypeError: If `grad_clip` or `num_trainers` is of another kind, and as `jrc.dgc_momentum`.
@@ -82,7 +83,7 @@ class DGCMomentumOptimizer(Optimizer):
             use_nesterov,
             local_grad_clip_norm=_clip_norm(grad_clip, num_trainers),
             num_trainers=int(num_trainers) if isinstance(num_trainers, Integral) else num_trainers,
-            regularization=regularization,
+            regularization=_penalty(regularization),
             axis_name=axis_name,
             **options,
         )
@@ -104,6 +105,15 @@ class DGCMomentumOptimizer(Optimizer):
             ValueError: If the saved tree is another one.
         """
         return restore(path, like)
+
+
+def _penalty(regularization: Any) -> Any:
+    """The seed's regularizer, known by its class and coefficient, as a transform."""
+    factor = getattr(regularization, "_regularization_coeff", None)
+    kind = type(regularization).__name__[:2]
+    if factor is None or kind not in ("L1", "L2"):
+        return regularization
+    return (l1_penalty if kind == "L1" else l2_penalty)(factor)
 
 
 def _clip_norm(grad_clip: Any, num_trainers: int | None) -> float | Array | None:

@@ -4,14 +4,20 @@
 direction and keeps what it did not send. `dgc_momentum` is the whole optimizer.
 """
 
+from jrc.dgc._advice import DGCAdvice as DGCAdvice
+from jrc.dgc._advice import ExchangeCost as ExchangeCost
+from jrc.dgc._advice import dgc_advice as dgc_advice
 from jrc.dgc._axis import as_local as as_local
-from jrc.dgc._optimizer import DGCOptimizer as DGCOptimizer
 from jrc.dgc._optimizer import dgc_momentum as dgc_momentum
 from jrc.dgc._phases import ring_all_reduce_bytes as ring_all_reduce_bytes
+from jrc.dgc._regularize import l1_penalty as l1_penalty
+from jrc.dgc._regularize import l2_penalty as l2_penalty
+from jrc.dgc._reshard import reshard_dgc as reshard_dgc
 from jrc.dgc._slots import served as served
 from jrc.dgc._state import DGCState as DGCState
 from jrc.dgc._state import dgc_specs as dgc_specs
 from jrc.dgc._state import dgc_states as dgc_states
 from jrc.dgc._stats import DGCStats as DGCStats
 from jrc.dgc._stats import dgc_stats as dgc_stats
+from jrc.dgc._transform import DGCTransformation as DGCTransformation
 from jrc.dgc._transform import scale_by_dgc as scale_by_dgc

@@ -6,18 +6,42 @@ import jax.numpy as jnp
 
 from jrc._typing import Array, Float
 
+CLIP_SCALINGS = ("sqrt", "rsqrt")
+"""How the bound grows with the number of replicas: `C sqrt(N)`, or `C / sqrt(N)`."""
 
-def clip_factor(gradient: Float[Array, "..."], max_norm: float | Array, replicas: int) -> Array:
-    r"""The factor that bounds a local gradient: `min(1, C sqrt(N) / ||g||)`.
 
-    The sum of N independent gradients has about sqrt(N) times the norm of one, so a bound C on
-    the summed gradient of a loss divided by N is `C / sqrt(N)` there and `C sqrt(N)` for the mean
-    gradient of each replica.
+def clip_bound(max_norm: float | Array, replicas: int, scaling: str = "sqrt") -> float | Array:
+    """The bound of one replica's gradient, for a bound C of the aggregated one.
+
+    The sum of N independent gradients has about sqrt(N) times the norm of one. Where the loss was
+    divided by N and gradients are summed, each is bounded to `C / sqrt(N)` (`"rsqrt"`); mean
+    gradients are N times as long, and so is their bound, `C sqrt(N)` (`"sqrt"`).
 
     Args:
-        gradient: One tensor's local mean gradient, float32.
         max_norm: C.
         replicas: N.
+        scaling: `"sqrt"` or `"rsqrt"`.
+
+    Returns:
+        The bound.
+
+    >>> clip_bound(2.0, 4), clip_bound(2.0, 4, "rsqrt")
+    (4.0, 1.0)
+    """
+    root = math.sqrt(replicas)
+    return max_norm * root if scaling == "sqrt" else max_norm / root
+
+
+def clip_factor(
+    gradient: Float[Array, "..."], max_norm: float | Array, replicas: int, scaling: str = "sqrt"
+) -> Array:
+    r"""The factor that bounds a local gradient: `min(1, C sqrt(N) / ||g||)`.
+
+    Args:
+        gradient: One tensor's local gradient, float32.
+        max_norm: C.
+        replicas: N.
+        scaling: `"sqrt"`, or `"rsqrt"` for a bound of `C / sqrt(N)`.
 
     Returns:
         A float32 scalar in [0, 1].
@@ -28,6 +52,6 @@ def clip_factor(gradient: Float[Array, "..."], max_norm: float | Array, replicas
     largest = jnp.max(jnp.abs(gradient), initial=0.0)
     scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
     norm = scale * jnp.linalg.norm((gradient / scale).reshape(-1))
-    bound = max_norm * math.sqrt(replicas)
+    bound = clip_bound(max_norm, replicas, scaling)
     # A norm of zero must not divide.
     return jnp.where(norm > bound, bound / jnp.where(norm > bound, norm, 1.0), 1.0)

@@ -22,7 +22,7 @@ def local_gradients(
         gradients: As they arrived.
         params: Needed by most regularisations.
         slots: The leaves with state; those that are compressed are clipped.
-        step: Update counter; nothing is clipped before the ramp-up begins.
+        step: Update counter; nothing is clipped before the ramp-up begins, unless asked for.
         replicas: N, which sets the bound of the norm.
         options: Clipping and regularisation.
 
@@ -33,9 +33,10 @@ def local_gradients(
     wide = [gradient.astype(jnp.float32) for gradient in pick(local, slots.floating)]
     local = put(local, slots.floating, wide)
     if (max_norm := options.local_grad_clip_norm) is not None:
-        is_compressing = step >= options.rampup_begin_step
+        clips = options.clip_before_rampup | (step >= options.rampup_begin_step)
+        scaling = options.clip_scaling
         clipped = [
-            gradient * jnp.where(is_compressing, clip_factor(gradient, max_norm, replicas), 1.0)
+            gradient * jnp.where(clips, clip_factor(gradient, max_norm, replicas, scaling), 1.0)
             for gradient in pick(local, slots.compressed)
         ]
         local = put(local, slots.compressed, clipped)

@@ -1,41 +1,17 @@
 """Momentum SGD with compressed gradients: the transform, the learning rate, and both at once."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jrc._typing import Array, PyTree
-from jrc.dgc._options import checked_options
 from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState
-from jrc.dgc._step import apply_step
-from jrc.dgc._transform import transform_of
+from jrc.dgc._transform import DGCTransformation, scale_by_dgc
 from jrc.dgc._wire import Wire
-
-
-class DGCOptimizer(optax.GradientTransformation):
-    """An optax optimizer that can also write into the parameters what others would add to them.
-
-    `update` returns an array as large as each parameter, nearly all zeros. `apply` touches the
-    entries that were sent and no others.
-
-    Attributes:
-        init: `params -> state`.
-        update: `(gradients, state, params) -> (updates, state)`.
-        apply: `(gradients, state, params) -> (params, state)`, what `update` and
-            `optax.apply_updates` do, up to the order of the additions. A step that is skipped
-            leaves the schedule of the learning rate where it is, too.
-    """
-
-    apply: Callable[[Any, Any, Any], tuple[Any, Any]]
-
-    def __new__(cls, init: Any, update: Any, apply: Any) -> "DGCOptimizer":  # noqa: D102
-        self = super().__new__(cls, init, update)
-        self.apply = apply
-        return self
 
 
 def dgc_momentum(
@@ -55,7 +31,10 @@ def dgc_momentum(
     selector: Selector | str = "auto",
     wire: Wire | str = "f32",
     exchange: str = "auto",
-) -> DGCOptimizer:
+    clip_scaling: str = "sqrt",
+    clip_before_rampup: bool = False,
+    count_dtype: str = "float64",
+) -> DGCTransformation:
     r"""Momentum SGD whose gradients are compressed: `scale_by_dgc`, then the learning rate.
 
     $$w \leftarrow w - \eta \, \Delta$$
@@ -76,9 +55,14 @@ def dgc_momentum(
         selector: How entries are chosen.
         wire: How an entry is written.
         exchange: How entries reach the other replicas.
+        clip_scaling: How the bound of a gradient grows with the number of replicas.
+        clip_before_rampup: Clips before the first compressed step too.
+        count_dtype: What the number of entries is computed in.
 
     Returns:
-        An optax optimizer, with `apply` besides.
+        An optax optimizer. Besides `init` and `update` it has `apply(gradients, state, params) ->
+        (params, state)`, which does what `update` and `optax.apply_updates` do without an array of
+        updates; there, a step that is skipped leaves the learning rate's schedule where it is.
 
     Raises:
         ValueError: As `scale_by_dgc`.
@@ -95,7 +79,7 @@ def dgc_momentum(
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3.
     """
-    options = checked_options(
+    direction = scale_by_dgc(
         momentum,
         sparsity=sparsity,
         rampup_begin_step=rampup_begin_step,
@@ -110,17 +94,20 @@ def dgc_momentum(
         selector=selector,
         wire=wire,
         exchange=exchange,
+        clip_scaling=clip_scaling,
+        clip_before_rampup=clip_before_rampup,
+        count_dtype=count_dtype,
     )
     rate = optax.scale_by_learning_rate(learning_rate)
-    chained = optax.chain(transform_of(options), rate)
+    chained = optax.chain(direction, rate)
 
     def apply(gradients: PyTree, state: optax.OptState, params: PyTree) -> tuple[PyTree, PyTree]:
         compression, schedule = cast(tuple[DGCState, optax.OptState], state)
         # Whatever the rate is, and of whatever schedule: what it makes of a one.
         scale, after = rate.update(jnp.ones(()), schedule)
-        params, new = apply_step(gradients, compression, params, scale, options)
+        params, new = direction.apply(gradients, compression, params, scale)
         waits = new.skipped != compression.skipped
         after = jax.tree.map(lambda x, y: jnp.where(waits, x, y), schedule, after)
         return params, (new, after)
 
-    return DGCOptimizer(chained.init, chained.update, apply)
+    return DGCTransformation(chained.init, chained.update, apply)

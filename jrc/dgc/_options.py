@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,49 +42,15 @@ class Options(NamedTuple):
     selector: Selector | None
     wire: Wire
     exchange: str
+    clip_scaling: str = "sqrt"
+    clip_before_rampup: bool = False
+    count_dtype: str = "float64"
 
     def selector_for(self, form: str) -> Selector:
         """The selector that was asked for, or what suits a form."""
         if self.selector is not None:
             return self.selector
         return SELECTORS["blocked" if form == "sharded" else DEFAULT_SELECTOR]
-
-
-def checked_options(
-    momentum: Any,
-    *,
-    sparsity: Any,
-    rampup_begin_step: Any,
-    rampup_step: Any,
-    use_nesterov: Any,
-    local_grad_clip_norm: Any,
-    num_trainers: Any,
-    axis_name: Any,
-    min_size: Any,
-    factor_masking: Any,
-    regularization: Any,
-    selector: Any,
-    wire: Any,
-    exchange: Any,
-) -> Options:
-    """What `scale_by_dgc` was given, or an error that says what is wrong with it."""
-    inner, outer = checked_axes(axis_name)
-    return Options(
-        decay=Decay(checked_momentum(momentum), bool(use_nesterov)),
-        sparsity=checked_sparsity(sparsity),
-        rampup_begin_step=checked_int("rampup_begin_step", rampup_begin_step, 0),
-        rampup_step=checked_int("rampup_step", rampup_step, 1),
-        local_grad_clip_norm=checked_clip_norm(local_grad_clip_norm),
-        axis_name=outer,
-        inner_axis=inner,
-        num_trainers=checked_trainers(num_trainers, outer),
-        min_size=checked_int("min_size", min_size, 0),
-        factor_masking=bool(factor_masking),
-        regularization=checked_regularization(regularization),
-        selector=checked_selector(selector, checked_exchange(exchange)),
-        wire=checked_wire(wire),
-        exchange=exchange,
-    )
 
 
 def checked_momentum(momentum: Number) -> Number:
@@ -155,13 +121,13 @@ def checked_wire(wire: Wire | str) -> Wire:
     return _checked_value("wire", wire, WIRES, Wire)
 
 
-def checked_exchange(exchange: str) -> str:
-    """The name of an exchange."""
-    if exchange not in EXCHANGES:
+def checked_choice(name: str, value: str, allowed: Collection[str]) -> str:
+    """A name out of a list."""
+    if value not in allowed:
         raise ValueError(
-            f"jrc.scale_by_dgc: exchange must be one of {listed(EXCHANGES)}, got {exchange!r}"
+            f"jrc.scale_by_dgc: {name} must be one of {listed(allowed)}, got {value!r}"
         )
-    return exchange
+    return value
 
 
 def _checked_value(

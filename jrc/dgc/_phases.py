@@ -122,7 +122,7 @@ def plan_phases(
     for start, level in active_levels(
         options.rampup_begin_step, options.rampup_step, options.sparsity
     ):
-        counts = tuple(entries_to_send(size, level) for size in sizes)
+        counts = tuple(entries_to_send(size, level, options.count_dtype) for size in sizes)
         form, words = form_of_level(space, counts, replicas, options)
         cost = (replicas - 1) * BYTES_PER_WORD * words + rest
         phases.append(Phase(start, form, counts, sum(counts) / entries, cost))

@@ -1,20 +1,74 @@
 """Regularisation of local gradients, before they are accumulated."""
 
+from collections.abc import Callable
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jrc._typing import Array, PyTree
 
 
 def l2_penalty(factor: float | Array) -> optax.GradientTransformation:
-    """The gradient of an L2 penalty, added: `G = g + factor * w`.
+    r"""The gradient of an L2 penalty, added to local gradients.
+
+    $$G = g + \lambda w$$
 
     Args:
-        factor: a number.
+        factor: Lambda, a number that is not negative.
 
     Returns:
-        A transform without state.
+        An optax transform without state, for `regularization=`; a number there is the same.
+
+    Raises:
+        TypeError: When the factor is no number.
+        ValueError: When it is negative or not finite. From `update`: without parameters.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tx = l2_penalty(0.5)
+        >>> w = jnp.array([2.0, 0.0, -4.0])
+        >>> tx.update(jnp.ones(3), tx.init(w), w)[0].tolist()
+        [2.0, 1.0, -1.0]
+
+    Source: Lin et al., "Deep Gradient Compression", arXiv:1712.01887, section 3; Paddle's
+    `L2Decay`.
     """
+    return _penalty(_checked("jrc.l2_penalty", factor), lambda w: w)
+
+
+def l1_penalty(factor: float | Array) -> optax.GradientTransformation:
+    r"""The gradient of an L1 penalty, added to local gradients.
+
+    $$G = g + \lambda \operatorname{sign}(w)$$
+
+    Args:
+        factor: Lambda, a number that is not negative.
+
+    Returns:
+        An optax transform without state, for `regularization=`.
+
+    Raises:
+        TypeError: When the factor is no number.
+        ValueError: When it is negative or not finite. From `update`: without parameters.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tx = l1_penalty(0.5)
+        >>> w = jnp.array([2.0, 0.0, -4.0])
+        >>> tx.update(jnp.ones(3), tx.init(w), w)[0].tolist()
+        [1.5, 1.0, 0.5]
+
+    Source: Paddle's `L1Decay`.
+    """
+    return _penalty(_checked("jrc.l1_penalty", factor), jnp.sign)
+
+
+def _penalty(
+    factor: float | Array, slope: Callable[[Array], Array]
+) -> optax.GradientTransformation:
+    """`G = g + factor * slope(w)`."""
 
     def update_fn(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
@@ -24,9 +78,22 @@ def l2_penalty(factor: float | Array) -> optax.GradientTransformation:
                 "jrc.scale_by_dgc: regularization needs the parameters, and update got none; "
                 "call update(gradients, state, params)"
             )
-        return jax.tree.map(lambda g, w: g + factor * w.astype(g.dtype), updates, params), state
+        added = jax.tree.map(lambda g, w: g + factor * slope(w.astype(g.dtype)), updates, params)
+        return added, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
+
+
+def _checked(who: str, factor: float | Array) -> float | Array:
+    """The factor; the value of a tracer is not known yet."""
+    if isinstance(factor, jax.core.Tracer):
+        return factor
+    number = isinstance(factor, int | float | np.integer | np.floating | jax.Array)
+    if not number or isinstance(factor, bool) or jnp.ndim(factor):
+        raise TypeError(f"{who}: the factor must be a number, got {factor!r}; pass 1e-4")
+    if not 0 <= float(factor) < float("inf"):
+        raise ValueError(f"{who}: the factor must be finite and >= 0, got {factor!r}; pass 1e-4")
+    return factor
 
 
 def check_stateless(regularization: optax.GradientTransformation, params: PyTree) -> None:

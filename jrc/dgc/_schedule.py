@@ -2,21 +2,33 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 
-def entries_to_send(size: int, sparsity: float) -> int:
-    """Entries sent of a tensor: `k = max(1, int(size * (1 - sparsity)))`, in float64.
+COUNT_DTYPES = ("float64", "float32")
+"""What `1 - sparsity` and its product with a size may be computed in."""
+
+
+def entries_to_send(size: int, sparsity: float, dtype: str = "float64") -> int:
+    """Entries sent of a tensor: `k = max(1, int(size * (1 - sparsity)))`.
 
     Args:
         size: Entries of the tensor.
         sparsity: Share that is kept back, in [0, 1).
+        dtype: What it is computed in; `"float32"` gives the count of Paddle's kernel, which
+            differs by one where the product comes close to a whole number.
 
     Returns:
         The number of entries, at least one.
 
     >>> entries_to_send(102400, 0.75)
     25600
+    >>> entries_to_send(1_000_000, 0.999), entries_to_send(1_000_000, 0.999, "float32")
+    (1000, 999)
     """
-    return max(1, int(size * (1.0 - sparsity)))
+    number = np.dtype(dtype).type
+    count = int(number(size) * (number(1) - number(sparsity)))
+    # A size of more than 24 bits may be rounded up.
+    return min(max(1, count), max(1, size))
 
 
 def level_starts(rampup_begin_step: int, rampup_step: int, levels: int) -> tuple[int, ...]:

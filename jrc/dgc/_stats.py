@@ -18,6 +18,8 @@ class DGCStats(NamedTuple):
         bytes_dense: Bytes that a dense all-reduce would have sent, `float32[]`.
         norm_kept: L2 norm of all accumulated gradients that are still unsent, `float32[]`.
         skipped: Steps skipped so far for a gradient that was not finite, `int32[]`.
+        bytes_received: Bytes that one replica received, `float32[]`: in ring algorithms as many
+            as it sent.
     """
 
     density: Scalar
@@ -25,13 +27,15 @@ class DGCStats(NamedTuple):
     bytes_dense: Scalar
     norm_kept: Scalar
     skipped: Count
+    bytes_received: Scalar
 
 
 def dgc_stats(state: PyTree) -> DGCStats:
     """Density, bytes and the norm kept back, of the last step.
 
     Bytes count float32 in ring algorithms: `2 (N - 1) / N * 4 n` for an all-reduce of n entries,
-    `(N - 1) * 8 k` for an all-gather of k; one replica sends none.
+    `(N - 1) * 8 k` for an all-gather of k; one replica sends none. Around a ring each replica
+    sends to the next what it has from the one before, so as much arrives as leaves.
 
     Args:
         state: Any tree with one `DGCState` in it, such as the state of a chain.
@@ -60,4 +64,5 @@ def dgc_stats(state: PyTree) -> DGCStats:
     (only,) = found
     squares = [jnp.sum(kept * kept) for kept in jax.tree.leaves(only.v)]
     norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
-    return DGCStats(only.density, only.bytes_sent, only.bytes_dense, norm, only.skipped)
+    sent = only.bytes_sent
+    return DGCStats(only.density, sent, only.bytes_dense, norm, only.skipped, sent)

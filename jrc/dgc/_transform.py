@@ -1,18 +1,45 @@
 """The optax transform."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import optax
 
 from jrc._typing import Array, PyTree
 from jrc.dgc import _options
+from jrc.dgc._accumulate import Decay
+from jrc.dgc._clip import CLIP_SCALINGS
 from jrc.dgc._options import Options
 from jrc.dgc._regularize import check_stateless
+from jrc.dgc._schedule import COUNT_DTYPES
 from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState, initial_state
-from jrc.dgc._step import take_step
+from jrc.dgc._step import apply_step, take_step
 from jrc.dgc._wire import Wire
+
+
+class DGCTransformation(optax.GradientTransformation):
+    """An optax transform that can also write into the parameters what others would add to them.
+
+    `update` returns an array as large as each parameter, nearly all zeros. `apply` touches the
+    entries that were sent and no others.
+
+    Attributes:
+        init: `params -> state`.
+        update: `(gradients, state, params) -> (updates, state)`.
+        apply: `(gradients, state, params, scale) -> (params, state)`: adds `scale` times what
+            `update` returns, up to the order of the additions.
+    """
+
+    apply: Callable[..., tuple[Any, Any]]
+
+    def __new__(
+        cls, init: Any, update: Any, apply: Callable[..., tuple[Any, Any]]
+    ) -> "DGCTransformation":
+        """Join the three."""
+        self = super().__new__(cls, init, update)
+        self.apply = apply
+        return self
 
 
 def scale_by_dgc(
@@ -31,7 +58,10 @@ def scale_by_dgc(
     selector: Selector | str = "auto",
     wire: Wire | str = "f32",
     exchange: str = "auto",
-) -> optax.GradientTransformation:
+    clip_scaling: str = "sqrt",
+    clip_before_rampup: bool = False,
+    count_dtype: str = "float64",
+) -> DGCTransformation:
     r"""Aggregates local gradients by sending each step only the entries that matter.
 
     $$u \leftarrow m u + G, \quad v \leftarrow v + u, \quad
@@ -54,19 +84,25 @@ def scale_by_dgc(
             `min(int((t - b) * L / R), L - 1)` on step t.
         use_nesterov: Looks ahead: `u <- m (u + G)`, `v <- v + u + G`.
         local_grad_clip_norm: C; from b on each compressed tensor's gradient is bounded to
-            `C sqrt(N)` in its L2 norm.
+            `C sqrt(N)` in its L2 norm, before anything is added to it.
         num_trainers: N, if it is to be checked against the axis.
         axis_name: The mesh or pmap axis over which the replicas differ; `None` is one replica.
         min_size: Entries from which on a floating leaf is compressed; 0 compresses all.
         factor_masking: Clears u too where an entry was sent, so that stale momentum does not
             push the same way again.
-        regularization: A number, `G = g + number * w`, or an optax transform without state.
-            Local, before anything is accumulated; leaves on the dense path included.
+        regularization: A number, `G = g + number * w`, `jrc.l1_penalty(number)`, or any optax
+            transform without state. Local, before anything is accumulated; leaves on the dense
+            path included.
         selector: `"exact"`: per tensor, the k entries of largest magnitude, where
             `k = max(1, int(size * (1 - sparsity)))`. Ties go to the lowest index.
         wire: `"f32"`: a float32 value and an int32 index, 8 bytes an entry.
         exchange: `"allgather"` of the entries; `"dense"`, a sum of the tensors with zeros where
             nothing is sent; `"auto"`, for each level the one that sends fewer bytes.
+        clip_scaling: `"sqrt"`, a bound of `C sqrt(N)` for mean gradients; `"rsqrt"`, one of
+            `C / sqrt(N)`, right only for gradients of a loss that was divided by N, as Paddle's
+            are: it is N times tighter.
+        clip_before_rampup: Clips before b too.
+        count_dtype: What k is computed in, `"float64"`, or `"float32"` for Paddle's count.
 
     Returns:
         An optax transform with a `DGCState`. Updates have the parameters' dtypes, or the
@@ -90,27 +126,26 @@ def scale_by_dgc(
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3 and algorithms 1-4.
     """
-    options = _options.checked_options(
-        momentum,
-        sparsity=sparsity,
-        rampup_begin_step=rampup_begin_step,
-        rampup_step=rampup_step,
-        use_nesterov=use_nesterov,
-        local_grad_clip_norm=local_grad_clip_norm,
-        num_trainers=num_trainers,
-        axis_name=axis_name,
-        min_size=min_size,
-        factor_masking=factor_masking,
-        regularization=regularization,
-        selector=selector,
-        wire=wire,
-        exchange=exchange,
+    inner, outer = _options.checked_axes(axis_name)
+    options = Options(
+        decay=Decay(_options.checked_momentum(momentum), bool(use_nesterov)),
+        sparsity=_options.checked_sparsity(sparsity),
+        rampup_begin_step=_options.checked_int("rampup_begin_step", rampup_begin_step, 0),
+        rampup_step=_options.checked_int("rampup_step", rampup_step, 1),
+        local_grad_clip_norm=_options.checked_clip_norm(local_grad_clip_norm),
+        axis_name=outer,
+        inner_axis=inner,
+        num_trainers=_options.checked_trainers(num_trainers, outer),
+        min_size=_options.checked_int("min_size", min_size, 0),
+        factor_masking=bool(factor_masking),
+        regularization=_options.checked_regularization(regularization),
+        selector=_options.checked_selector(selector, exchange),
+        wire=_options.checked_wire(wire),
+        exchange=_options.checked_choice("exchange", exchange, _options.EXCHANGES),
+        clip_scaling=_options.checked_choice("clip_scaling", clip_scaling, CLIP_SCALINGS),
+        clip_before_rampup=bool(clip_before_rampup),
+        count_dtype=_options.checked_choice("count_dtype", count_dtype, COUNT_DTYPES),
     )
-    return transform_of(options)
-
-
-def transform_of(options: Options) -> optax.GradientTransformation:
-    """The transform with checked options."""
 
     def init_fn(params: PyTree) -> DGCState:
         if options.regularization is not None:
@@ -122,4 +157,9 @@ def transform_of(options: Options) -> optax.GradientTransformation:
     ) -> tuple[optax.Updates, optax.OptState]:
         return take_step(updates, cast(DGCState, state), params, options)
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    def apply_fn(
+        gradients: PyTree, state: DGCState, params: PyTree, scale: float | Array
+    ) -> tuple[PyTree, DGCState]:
+        return apply_step(gradients, state, params, scale, options)
+
+    return DGCTransformation(init_fn, update_fn, apply_fn)

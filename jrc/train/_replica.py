@@ -27,6 +27,10 @@ class StepInfo(NamedTuple):
         bytes_sent: Bytes that each replica sent for gradients.
         skipped: Whether parameters, optimizer and model state were left as they were because a
             gradient was not finite (only with a `DGCState`).
+        bytes_received: Bytes that each replica received for gradients: in ring algorithms as many
+            as it sent.
+        norm_kept: L2 norm of what all replicas together keep back after the step; 0 without
+            compression.
     """
 
     loss: Scalar
@@ -35,6 +39,8 @@ class StepInfo(NamedTuple):
     density: Scalar
     bytes_sent: Scalar
     skipped: Array
+    bytes_received: Scalar
+    norm_kept: Scalar
 
 
 def replica_step(
@@ -74,9 +80,12 @@ def replica_step(
     pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True)
     dense = sum(g.size for g, alone in pairs if not alone)
     sent += ring_all_reduce_bytes(dense, replicas)
-    loss, norm = over.mean((local.loss, _norm(local.grads)))
+    # One reduction for the three: the mean of the replicas' squares, times their number.
+    unsent = optax.tree.norm([state.v for state in dgc_states(opt_state)], squared=True)
+    loss, norm, kept = over.mean((local.loss, _norm(local.grads), jnp.float32(unsent)))
     aux = jax.tree.map(lambda x: mean_or_sum(jnp.asarray(x), over.mean, over.total), local.aux)
-    info = StepInfo(loss, aux, norm, density, sent, skipped)
+    kept = jnp.sqrt(kept * replicas)
+    info = StepInfo(loss, aux, norm, density, sent, skipped, sent, kept)
     return TrainState(state.step + 1, params, model_state, opt_state, state.key), info
 
 

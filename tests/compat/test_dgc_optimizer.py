@@ -146,6 +146,31 @@ def test_grad_clip_takes_a_number_or_the_seed_s_object():
     assert bit_equal(one, two) and largest_error(one[0], none[0]) > 1e-3
 
 
+@pytest.mark.parametrize(("kind", "penalty"), [("L1", jrc.l1_penalty), ("L2", jrc.l2_penalty)])
+def test_regularization_takes_the_seed_s_object(kind, penalty):
+    for suffix in ("Decay", "DecayRegularizer"):
+        seed = type(kind + suffix, (), {"_regularization_coeff": 0.1})()
+        one, two = (
+            train(DGCMomentumOptimizer(0.3, 0.9, **RAMP, regularization=how), 2)
+            for how in (seed, penalty(0.1))
+        )
+        assert bit_equal(one, two)
+    none = train(DGCMomentumOptimizer(0.3, 0.9, **RAMP), 2)
+    assert largest_error(one[0], none[0]) > 1e-3
+
+
+def test_the_options_of_the_formulas_go_through():
+    clip = {"grad_clip": 0.01, "num_trainers": 1}
+    opt = DGCMomentumOptimizer(
+        0.3, 0.9, 5, **clip, min_size=0, clip_before_rampup=True, count_dtype="float32"
+    )
+    params, _, _ = train(opt, 1)
+    moved = jax.tree.map(lambda new, old: float(jnp.linalg.norm(new - old)), params, PARAMS)
+    assert max(jax.tree.leaves(moved)) < 0.3 * 0.01 * 1.001
+    with pytest.raises(ValueError, match="clip_scaling must be one of 'sqrt', 'rsqrt', got 'one'"):
+        DGCMomentumOptimizer(0.3, 0.9, 5, **clip, clip_scaling="one")
+
+
 def test_numbers_may_be_numpy_s():
     one, two = (
         DGCMomentumOptimizer(0.3, 0.9, 0, min_size=0, num_trainers=number(1), grad_clip=bound)

@@ -17,7 +17,11 @@ class Reference:
     rampup_step: int = 1
     use_nesterov: bool = False
     local_grad_clip_norm: float | None = None
+    clip_scaling: str = "sqrt"
+    clip_before_rampup: bool = False
+    count_dtype: str = "float64"
     regularization: float = 0.0
+    l1: float = 0.0
     factor_masking: bool = True
     min_size: int = 1
     step: int = 0
@@ -34,12 +38,23 @@ class Reference:
             if weight.size >= self.min_size and self.step >= self.rampup_begin_step:
                 out[name] = self._compressed(name, local, weight)
             else:
+                if self.clip_before_rampup and weight.size >= self.min_size:
+                    local = [self._clipped(g) for g in local]
                 out[name] = self._dense(name, local, weight)
         self.step += 1
         return out
 
+    def _clipped(self, g):
+        if self.local_grad_clip_norm is None:
+            return g
+        power = {"sqrt": 0.5, "rsqrt": -0.5}[self.clip_scaling]
+        return g * min(1.0, self.local_grad_clip_norm * self.replicas**power / np.linalg.norm(g))
+
+    def _regularized(self, g, weight):
+        return g + self.regularization * weight + self.l1 * np.sign(weight)
+
     def _dense(self, name, local, weight):
-        mean = sum(g + self.regularization * weight for g in local) / self.replicas
+        mean = sum(self._regularized(g, weight) for g in local) / self.replicas
         u = self.velocity.get(name, np.zeros(weight.shape))
         u = self.momentum * (u + mean) if self.use_nesterov else self.momentum * u + mean
         self.velocity[name] = u
@@ -48,16 +63,14 @@ class Reference:
     def _compressed(self, name, local, weight):
         t, b, r, levels = self.step, self.rampup_begin_step, self.rampup_step, len(self.sparsity)
         level = self.sparsity[min(int((t - b) * levels / r), levels - 1)]
-        k = max(1, int(weight.size * (1 - level)))
+        number = getattr(np, self.count_dtype)
+        k = max(1, int(number(weight.size) * (number(1) - number(level))))
         velocity = self.velocity.get(name, np.zeros(weight.shape))
         total = np.zeros(weight.size)
         for rank, g in enumerate(local):
             u = self.u.get((name, rank), velocity.ravel())
             v = self.v.get((name, rank), np.zeros(weight.size))
-            if self.local_grad_clip_norm is not None:
-                bound = self.local_grad_clip_norm * np.sqrt(self.replicas)
-                g = g * min(1.0, bound / np.linalg.norm(g))
-            g = (g + self.regularization * weight).ravel()
+            g = self._regularized(self._clipped(g), weight).ravel()
             if self.use_nesterov:
                 u = self.momentum * (u + g)
                 v = v + u + g

@@ -159,4 +159,4 @@ def test_stats_inside_any_state():
     stats = dgc_stats({"deep": [state]})
     assert float(stats.density) == 0.25 and float(stats.bytes_sent) == 0
     np.testing.assert_allclose(stats.norm_kept, 2 * np.sqrt(150), rtol=1e-6)
-    assert int(stats.skipped) == 0
+    assert int(stats.skipped) == 0 and float(stats.bytes_received) == float(stats.bytes_sent)

@@ -62,6 +62,7 @@ def test_one_gather_of_the_predicted_bytes_and_no_large_sum():
     _, state = jax.block_until_ready(program(gradients, state, PARAMS))
     stats = dgc_stats(state)
     assert float(stats.bytes_sent) == 3 * payload + 2 * 3 / 4 * 200
+    assert float(stats.bytes_received) == float(stats.bytes_sent)
     assert float(stats.bytes_dense) == 2 * 3 / 4 * 4 * (3000 + 2000 + 30 + 20)
     assert float(stats.density) == np.float32(0.01)
 

@@ -18,6 +18,10 @@ PARAMS = {"w": jnp.ones((20, 10)), "b": jnp.ones(3)}
 
 WRONG = [
     ({"sparsity": ()}, "sparsity must hold at least one level, got none"),
+    ({"sparsity": []}, "sparsity must hold at least one level, got none"),
+    ({"sparsity": 1.0}, "every sparsity must lie in [0, 1), got 1.0"),
+    ({"clip_scaling": "none"}, "clip_scaling must be one of 'sqrt', 'rsqrt', got 'none'"),
+    ({"count_dtype": "float16"}, "count_dtype must be one of 'float64', 'float32', got 'float16'"),
     ({"sparsity": (0.5, 1.0)}, "every sparsity must lie in [0, 1), got 1.0 in (0.5, 1.0); it is"),
     ({"sparsity": -0.1}, "every sparsity must lie in [0, 1), got -0.1"),
     ({"sparsity": float("nan")}, "every sparsity must lie in [0, 1), got nan"),
@@ -30,15 +34,27 @@ WRONG = [
     ({"momentum": -0.5}, "momentum must lie in [0, 1), got -0.5"),
     ({"local_grad_clip_norm": 0.0}, "local_grad_clip_norm must be positive, got 0.0; pass None"),
     ({"min_size": -1}, "min_size must be at least 0, got -1"),
-    ({"selector": "best"}, "selector must be one of 'exact', 'two_stage', 'blocked', 'global', 'sampled', 'auto' or such a value of jrc.dgc, got 'best'"),
-    ({"wire": "f16"}, "wire must be one of 'f32', 'bf16', 'fp8', 'int8' or such a value of jrc.dgc, got 'f16'"),
+    (
+        {"selector": "best"},
+        "selector must be one of 'exact', 'two_stage', 'blocked', 'global', 'sampled', 'auto' or "
+        "such a value of jrc.dgc, got 'best'",
+    ),
+    (
+        {"selector": "exact", "exchange": "sharded"},
+        "exchange='sharded' needs as many entries of each block on every replica, which only "
+        "selector='blocked' gives; got selector='exact'",
+    ),
+    (
+        {"wire": "f16"},
+        "wire must be one of 'f32', 'bf16', 'fp8', 'int8' or such a value of jrc.dgc, got 'f16'",
+    ),
     (
         {"exchange": "ring"},
         "exchange must be one of 'allgather', 'sharded', 'dense', 'auto', got 'ring'",
     ),
     (
-        {"axis_name": ("host", "device")},
-        "axis_name must be the name of one axis or None, got ('host', 'device')",
+        {"axis_name": ("host", "host")},
+        "axis_name must be the name of one axis, a pair (inner, outer), or None, got ('host', ",
     ),
 ]
 

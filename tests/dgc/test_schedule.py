@@ -51,3 +51,30 @@ def test_entries_golden(size, counts):
 
 def test_nothing_kept_back_sends_all():
     assert entries_to_send(1234, 0.0) == 1234
+
+
+# Counts that Paddle's kernel gets in float32: above where the product falls short in float64,
+# below where it does in float32.
+@pytest.mark.parametrize(
+    ("size", "sparsity", "double", "single"),
+    [
+        (100, 0.9, 9, 10),
+        (1000, 0.99, 10, 9),
+        (10_000, 0.999, 10, 9),
+        (1_000_000, 0.999, 1000, 999),
+        (1_000_000, 0.9999, 99, 100),
+        (25_600_000, 0.999, 25_600, 25_599),
+        (16_777_217, 0.996, 67_108, 67_109),
+        (39_483, 0.999, 39, 39),
+        (102_400, 0.75, 25_600, 25_600),
+        (5, 0.9, 1, 1),
+    ],
+)
+def test_entries_as_paddle_counts_them(size, sparsity, double, single):
+    assert entries_to_send(size, sparsity) == double
+    assert entries_to_send(size, sparsity, "float32") == single
+
+
+def test_no_more_entries_than_there_are():
+    # 2**24 + 3 has no float32 of its own, and the next one is larger.
+    assert entries_to_send(2**24 + 3, 0.0, "float32") == 2**24 + 3

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jrc.dgc import dgc_momentum, dgc_stats, scale_by_dgc
+from jrc.dgc import dgc_momentum, dgc_stats, l1_penalty, scale_by_dgc
 from tests.dgc.reference import Reference
 from tests.dgc.replicas import (
     AXIS,
@@ -27,7 +27,15 @@ SETTINGS = {
     "plain": {},
     "nesterov": {"use_nesterov": True},
     "clip": {"local_grad_clip_norm": 2.0},
+    "rsqrt clip": {"local_grad_clip_norm": 20.0, "clip_scaling": "rsqrt"},
+    "early clip": {
+        "local_grad_clip_norm": 2.0,
+        "clip_before_rampup": True,
+        "rampup_begin_step": 7,
+    },
+    "paddle's count": {"sparsity": (0.9,), "count_dtype": "float32"},
     "l2": {"regularization": 0.01},
+    "l1": {"l1": 0.01},
     "unmasked": {"factor_masking": False},
     "ramp": {"sparsity": (0.75, 0.9375, 0.984375, 0.996, 0.999), "rampup_step": 15},
     "late": {"rampup_begin_step": 7},
@@ -68,6 +76,8 @@ def test_four_replicas_follow_the_published_formulas(name, exchange):
     gradients = normal(1, params, 20, 4)
     settings = {"rampup_begin_step": 0} | SETTINGS[name]
     expected, reference = followed(params, gradients, **settings)
+    if (l1 := settings.pop("l1", None)) is not None:
+        settings["regularization"] = l1_penalty(l1)
     tx = dgc_momentum(RATE, 0.9, min_size=1000, axis_name=AXIS, exchange=exchange, **settings)
     path, state = trajectory(tx, params, gradients)
     assert_trees_close({k: leaf[:, 0] for k, leaf in path.items()}, expected, 1e-5)
@@ -182,6 +192,30 @@ def test_clip_waits_for_the_rampup():
         )
         updates, _ = tx.update(gradient, tx.init(params), params)
         np.testing.assert_allclose(np.linalg.norm(updates), norm, rtol=1e-6)
+
+
+def test_clip_before_the_rampup_if_asked():
+    gradient = jnp.full(200, 10.0)
+    tx = scale_by_dgc(
+        0.9, rampup_begin_step=9, local_grad_clip_norm=3.0, clip_before_rampup=True, min_size=0
+    )
+    updates, _ = tx.update(gradient, tx.init(gradient), gradient)
+    np.testing.assert_allclose(np.linalg.norm(updates), 3.0, rtol=1e-6)
+
+
+def test_the_two_bounds_are_one_for_a_loss_that_was_divided():
+    """`C / sqrt(N)` on gradients divided by N cuts as `C sqrt(N)` on mean gradients."""
+    params = {"w": jnp.zeros(200)}
+    gradients = normal(7, params, 3, 4)
+    args = {"sparsity": 0.9, "axis_name": AXIS, "min_size": 0, "local_grad_clip_norm": 4.0}
+    _, mean = trajectory(scale_by_dgc(0.9, **args), params, gradients)
+    divided = jax.tree.map(lambda g: g / 4, gradients)
+    tx = scale_by_dgc(0.9, clip_scaling="rsqrt", **args)
+    _, summed = trajectory(tx, params, divided)
+    # A power of two: nothing is rounded.
+    np.testing.assert_array_equal(4 * summed.u["w"], mean.u["w"])
+    _, tight = trajectory(tx, params, gradients)
+    assert np.abs(tight.u["w"]).max() < 0.3 * np.abs(mean.u["w"]).max()
 
 
 def test_zero_gradients_are_clipped_to_zero():

@@ -185,6 +185,19 @@ def test_info_reports_what_was_exchanged():
     assert float(infos[-1].bytes_sent) == 3 * 8 * k + 1.5 * 4 * small
     assert float(infos[0].bytes_sent) == 1.5 * 4 * size and float(infos[0].density) == 1.0
     assert np.isclose(float(infos[-1].density), k / (64 * 128 + 1280))
+    assert all(float(each.bytes_received) == float(each.bytes_sent) for each in (info, *infos))
+
+
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+def test_info_reports_what_all_replicas_keep_back(via):
+    state, infos = run("digits", dgc(), 5, via=via)
+    rows = [np.asarray(v, np.float64) for v in jax.tree.leaves(state.opt_state[0].v)]
+    want = np.sqrt(sum(np.sum(row**2) for row in rows))
+    assert want > 0 and np.isclose(float(infos[-1].norm_kept), want, rtol=1e-5)
+    assert float(infos[0].norm_kept) == 0  # a dense step before the ramp-up
+    assert np.isclose(float(jrc.dgc_stats(state).norm_kept), want, rtol=1e-5)
+    _, infos = run("digits", optax.sgd(0.1), 1, via=via)
+    assert float(infos[0].norm_kept) == 0
 
 
 def test_grad_norm_is_the_mean_of_the_replicas_norms():
