@@ -1,6 +1,6 @@
 """What the training examples share: options, optimizer, saving and resuming, the loop, the report.
 
-Not run by itself; `train_gpt.py` and `train_resnet.py` import it.
+Not run by itself; `train_gpt.py`, `train_resnet.py` and `train_multihost.py` import it.
 """
 
 import argparse
@@ -30,14 +30,18 @@ console = Console()
 # ---------------------------------------------------------------- options
 
 
-def add_options(parser, out, *, steps, batch, unit):
-    """The options of every training example; `unit` is what a batch counts."""
+def add_options(parser, out, *, steps, batch, unit, replicas=4):
+    """The options of every training example; `unit` is what a batch counts.
+
+    Without `replicas` there are as many as devices.
+    """
     add = parser.add_argument
     add("--out", type=pathlib.Path, help=f"default {out}, with --dense {out}_dense")
     add("--dense", action="store_true", help="momentum SGD with a dense all-reduce")
     add("--resume", action="store_true", help="go on from the last save under --out")
     add("--steps", type=int, default=steps)
-    add("--replicas", type=int, default=4)
+    if replicas:
+        add("--replicas", type=int, default=replicas)
     add("--batch", type=int, default=batch, help=f"{unit} per replica and step")
     add("--learning-rate", type=float, default=0.3)
     add("--rampup-step", type=int, default=100, help="steps of the compression's warm-up")
@@ -51,7 +55,7 @@ def parse(parser: argparse.ArgumentParser, argv):
     if options.seed < 0:
         parser.error(f"--seed is not negative; got {options.seed}")
     for name in ("steps", "replicas", "batch", "rampup_step", "save_every"):
-        if getattr(options, name) < 1:
+        if getattr(options, name, 1) < 1:
             parser.error(f"--{name.replace('_', '-')} is at least 1; got {getattr(options, name)}")
     out = options.default_out + ("_dense" if options.dense else "")
     options.out = options.out or pathlib.Path(out)
@@ -126,10 +130,16 @@ def interrupts_wait():
         raise KeyboardInterrupt
 
 
+def is_first():
+    """Whether this process is the one that speaks, and that writes what is not a save."""
+    return jax.process_index() == 0
+
+
 def start_anew(options, before, wanted):
     """What an earlier run left in the folder must not be taken for this one's."""
-    shutil.rmtree(options.out / "state", ignore_errors=True)
-    (options.out / "history.json").unlink(missing_ok=True)
+    if is_first():
+        shutil.rmtree(options.out / "state", ignore_errors=True)
+        (options.out / "history.json").unlink(missing_ok=True)
     return {"settings": wanted, "before": before, "steps": []}
 
 
@@ -183,7 +193,8 @@ def train(options, step, state, history, batch_of, loss=math.nan):
             if (i + 1) % options.save_every == 0 or i + 1 == options.steps:
                 # History first: what it says of steps after the saved one is dropped on resuming.
                 with interrupts_wait():
-                    write_json(options.out / "history.json", history)
+                    if is_first():
+                        write_json(options.out / "history.json", history)
                     jrc.save(options.out / "state", state)
     return state
 

@@ -57,9 +57,9 @@ def split_text(data, length):
     return data[:cut], data[cut:]
 
 
-def batch_at(data, step, count, length, seed):
+def batch_at(data, step, count, length, *seed):
     """The batch of a step depends on seed and step alone, so that a resumed run sees the same."""
-    starts = np.random.default_rng((seed, step)).integers(0, len(data) - length, count)
+    starts = np.random.default_rng((*seed, step)).integers(0, len(data) - length, count)
     return np.stack([data[s : s + length + 1] for s in starts]).astype(np.int32)
 
 

@@ -4,10 +4,15 @@ A save goes to a numbered folder under the path that the user gives, and the one
 only when the new one is whole: a kill at any moment leaves one that can be read. Next to the
 arrays lies a list of their places in the tree, their shapes and dtypes, so that what does not
 match is an error and never a silent cast.
+
+Several processes agree before each of orbax's collective steps: an error on one is an error on all,
+where the others would wait for the one that failed.
 """
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +20,19 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jrc._lock import locked
+from jrc._processes import FailedElsewhere, all_or_none, differing, of_all
 from jrc._tree import is_typed_key, path_name
 
 _FORMAT = 1
 
 # Saves are folders `jrc_0`, `jrc_1`, …: nobody else's folders are counted, read or removed.
 _PREFIX = "jrc"
+
+# Held by process 0 while it saves.
+_LOCK = ".jrc_lock"
+
+_SHARED = "Give every process the same folder, on a file system that they share."
 
 
 class _Leaf(NamedTuple):
@@ -35,14 +47,21 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     """Save a pytree of arrays; when it fails, the save that was there before stays whole.
 
     Args:
-        path: A folder, made if needed. It belongs to this state alone.
+        path: A folder, made if needed. It belongs to this state alone; runs that save to one
+            folder at the same time wait for each other, and the last one stays. Several processes
+            give the same folder, on a file system that they share.
         state: A pytree whose leaves are all arrays (any shape, dtype and sharding, typed keys
             too), for instance a `jrc.TrainState`. Per-replica state is saved whole, of every
-            replica. In a run of several processes every process calls `save`.
+            replica. In a run of several processes every process calls `save`; of NumPy arrays that
+            of process 0 is saved.
 
     Raises:
         TypeError: If a leaf is no array.
         NotADirectoryError: If `path` is a file.
+        ValueError: If the processes of a run have different trees, or a `jax.Array` lies on one of
+            them alone.
+        FileNotFoundError: If a process does not see the folder of process 0.
+        RuntimeError: If another process of the run failed; the text is that of its error.
 
     Example:
         >>> import jax.numpy as jnp, tempfile
@@ -55,8 +74,12 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     Source: orbax-checkpoint.
     """
     leaves = _leaves(state)
-    for leaf in leaves:
-        _check_type(leaf)
+    folder = all_or_none(lambda: _checked_for_save(path, leaves), "jrc.save")
+    if differing([(f"{leaf.place}: {_kind(leaf)}", 0) for leaf in leaves]):
+        raise ValueError(
+            "jrc.save: every process saves the same tree of the same shapes and dtypes; they "
+            "differ. Call jrc.save with the whole state on every process."
+        )
     args = ocp.args.Composite(
         arrays=ocp.args.StandardSave(_stored(leaves)),
         manifest=ocp.args.JsonSave({"format": _FORMAT, "leaves": _manifest(leaves)}),
@@ -67,10 +90,11 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         enable_async_checkpointing=False,
         cleanup_tmp_directories=True,  # what a killed save left behind
     )
-    folder = _folder(path, "jrc.save", make=True)
-    with ocp.CheckpointManager(folder, options=options) as manager:
+    with _only_writer(folder), ocp.CheckpointManager(folder, options=options) as manager:
         latest = manager.latest_step()
-        manager.save(0 if latest is None else latest + 1, args=args, force=True)
+        # Process 0's, where others see it later.
+        step = int(of_all(0 if latest is None else latest + 1)[0])
+        manager.save(step, args=args, force=True)
 
 
 def restore(path: str | os.PathLike[str], like: Any) -> Any:
@@ -88,6 +112,7 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         FileNotFoundError: If there is no whole save at `path`.
         ValueError: If the tree, a shape or a dtype differs, or the save was not made by `jrc.save`
             or cannot be read.
+        RuntimeError: If another process of the run failed; the text is that of its error.
 
     Example:
         >>> import jax.numpy as jnp, tempfile
@@ -96,21 +121,63 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         ...     jrc.restore(folder, {"w": jnp.zeros(2)})["w"].tolist()
         [1.0, 1.0]
     """
-    folder = _folder(path, "jrc.restore", make=False)
     leaves = _leaves(like)
-    for leaf in leaves:
-        if not isinstance(leaf.value, jax.ShapeDtypeStruct):
-            _check_type(leaf, "jrc.restore", "`like` holds arrays or jax.ShapeDtypeStructs")
-    while (step := _latest(folder)) is not None:
+    folder = all_or_none(lambda: _checked_for_restore(path, leaves), "jrc.restore")
+    while (step := _agreed_latest(folder)) is not None:
         try:
-            return _read(folder, step, like, leaves)
-        except (OSError, ValueError):
+            return all_or_none(lambda: _read(folder, step, like, leaves), "jrc.restore")
+        except (OSError, ValueError, FailedElsewhere):
             # Or has somebody saved meanwhile, and removed the save that was being read?
-            if step == _latest(folder):
+            if step == _agreed_latest(folder):
                 raise
     raise FileNotFoundError(
         f"jrc.restore: no whole save in {folder}. Give the folder that jrc.save was given."
     )
+
+
+def _checked_for_save(path: str | os.PathLike[str], leaves: list[_Leaf]) -> str:
+    for leaf in leaves:
+        _check_type(leaf)
+        _check_place(leaf)
+    return _folder(path, "jrc.save", make=True)
+
+
+def _checked_for_restore(path: str | os.PathLike[str], leaves: list[_Leaf]) -> str:
+    folder = _folder(path, "jrc.restore", make=False)
+    for leaf in leaves:
+        if not isinstance(leaf.value, jax.ShapeDtypeStruct):
+            _check_type(leaf, "jrc.restore", "`like` holds arrays or jax.ShapeDtypeStructs")
+    return folder
+
+
+@contextlib.contextmanager
+def _only_writer(folder: str) -> Iterator[None]:
+    """Keep other runs from writing to the folder, and see that all processes mean the same one."""
+    with contextlib.ExitStack() as stack:
+        all_or_none(lambda: _hold(folder, stack), "jrc.save")
+        all_or_none(lambda: _check_shared(folder), "jrc.save")
+        yield
+
+
+def _hold(folder: str, stack: contextlib.ExitStack) -> None:
+    if jax.process_index() == 0:
+        os.makedirs(folder, exist_ok=True)
+        stack.enter_context(locked(os.path.join(folder, _LOCK)))
+
+
+def _check_shared(folder: str) -> None:
+    if not os.path.exists(os.path.join(folder, _LOCK)):
+        raise FileNotFoundError(
+            f"jrc.save: process {jax.process_index()} does not see what process 0 writes to "
+            f"its {folder}. {_SHARED}"
+        )
+
+
+def _agreed_latest(folder: str) -> int | None:
+    """The last whole save that process 0 sees."""
+    seen = all_or_none(lambda: _latest(folder), "jrc.restore")
+    step = int(of_all(-1 if seen is None else seen)[0])
+    return None if step < 0 else step
 
 
 def _latest(folder: str) -> int | None:
@@ -122,8 +189,12 @@ def _latest(folder: str) -> int | None:
 def _read(folder: str, step: int, like: Any, leaves: list[_Leaf]) -> Any:
     """One whole save, checked against the leaves that are expected."""
     where = os.path.join(folder, f"{_PREFIX}_{step}")
+    if not os.path.isdir(where):
+        raise FileNotFoundError(
+            f"jrc.restore: process {jax.process_index()} does not see the save {where}. {_SHARED}"
+        )
     # No manager here: it would look at all saves, and tidy up.
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+    with _reader() as reader:
         _check(_read_manifest(reader, where), _manifest(leaves), where)
         wanted = {key: _abstract(x) for key, x in _stored(leaves).items()}
         try:
@@ -140,6 +211,18 @@ def _read(folder: str, step: int, like: Any, leaves: list[_Leaf]) -> Any:
         if leaf.value is not None
     )
     return jax.tree.structure(like).unflatten(values)
+
+
+def _reader() -> ocp.Checkpointer:
+    """A reader that waits for no other process: each reads its own parts."""
+    here = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"jrc_{here}"
+    )
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=alone)
+    )
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _leaves(tree: Any) -> list[_Leaf]:
@@ -162,6 +245,17 @@ def _check_type(
         f"{who}: {rule}; {leaf.name!r} is {what} {'' if array else repr(value)}. "
         "Make it one with jnp.asarray, or take it out of the state."
     )
+
+
+def _check_place(leaf: _Leaf) -> None:
+    """With several processes an array lies on all of them; a NumPy array lies nowhere."""
+    value = leaf.value
+    if jax.process_count() > 1 and isinstance(value, jax.Array) and value.is_fully_addressable:
+        raise ValueError(
+            f"jrc.save: in a run of {jax.process_count()} processes a jax.Array lies on all of "
+            f"them; {leaf.name!r} lies on process {jax.process_index()} alone. Place it on the "
+            "mesh, as jrc.init_state does, or make it a NumPy array, of which process 0's is saved."
+        )
 
 
 def _is_savable(dtype: Any) -> bool:
@@ -203,6 +297,10 @@ def _manifest(leaves: list[_Leaf]) -> list[list[Any]]:
         [leaf.place, leaf.name, list(getattr(leaf.value, "shape", ())), _dtype(leaf.value)]
         for leaf in leaves
     ]
+
+
+def _kind(leaf: _Leaf) -> str:
+    return f"{_dtype(leaf.value)}{list(getattr(leaf.value, 'shape', ()))}"
 
 
 def _dtype(value: Any) -> str:

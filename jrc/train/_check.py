@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from jrc._errors import listed
+from jrc._processes import differing
 from jrc._tree import is_array, is_typed_key, named_leaves
 from jrc._typing import PyTree, Scalar
 from jrc.dgc import dgc_specs, dgc_states
@@ -22,6 +24,17 @@ def check_batch(batch: PyTree, parts: int, words: str) -> None:
                 f"{words} = {parts}; leaf {name or '(the batch itself)'!r} has shape "
                 f"{list(jnp.shape(leaf))}. Drop the rest of the batch, or use fewer parts."
             )
+
+
+def check_batch_of_processes(batch: PyTree, axis: str) -> None:
+    """What each process has alone is the whole batch to JAX, of which it would take its share."""
+    if names := differing(named_leaves(batch)):
+        raise ValueError(
+            "jrc.make_train_step: arrays that a process has for itself are the whole batch, the "
+            f"same on every process; these differ: {listed(names)}. Join the processes' own parts, "
+            "of equal sizes: jax.make_array_from_process_local_data("
+            f"NamedSharding(mesh, PartitionSpec({axis!r})), part)."
+        )
 
 
 def check_state(

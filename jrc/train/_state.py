@@ -9,7 +9,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
-from jrc._tree import is_typed_key
+from jrc._processes import differing
+from jrc._tree import is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey
 from jrc.dgc import dgc_specs, dgc_states
 
@@ -44,13 +45,15 @@ def init_state(
 ) -> TrainState:
     """The state before the first step, placed on the mesh.
 
+    With several processes each of them calls this, with the same values.
+
     Args:
         params: Parameters of one replica, any pytree of arrays. They are copied: a step that
             donates its state leaves these alone.
         tx: The optimizer.
         key: The random key of the run.
         model_state: A pytree of arrays that the loss function threads, or `None`.
-        mesh: Where the replicas are; `None` is one axis over all devices.
+        mesh: Where the replicas are; `None` is one axis over all devices, of all processes too.
         axis_name: The mesh axis of the replicas.
 
     Returns:
@@ -59,8 +62,9 @@ def init_state(
 
     Raises:
         TypeError: If `mesh` is no mesh.
-        ValueError: If the mesh has no such axis, or if a transform that stands before the
-            compression in a chain has state.
+        ValueError: If the mesh has no such axis or no device of this process, if a transform that
+            stands before the compression in a chain has state, or if processes gave different
+            values.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -72,6 +76,8 @@ def init_state(
     opt_state = tx.init(params)
     _check_first(opt_state)
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
+    if mesh.is_multi_process:
+        _check_same(state)
     shared = NamedSharding(mesh, PartitionSpec())
     replicas = mesh.shape[axis_name]
 
@@ -79,13 +85,32 @@ def init_state(
         # An explicit dtype: a weak one would change at the first step and compile it twice. A copy
         # even where nothing changes: what a step donates must not be the user's array.
         x = jnp.copy(x) if is_typed_key(x) else jnp.array(x, jnp.result_type(x))
-        x = jax.device_put(x, shared)
+        x = _on_all(x, shared)
         if spec == PartitionSpec():
             return x
         tile = functools.partial(jnp.tile, reps=(replicas, *(1 for _ in x.shape[1:])))
         return jax.jit(tile, out_shardings=NamedSharding(mesh, spec))(x)
 
     return jax.tree.map(placed, state, dgc_specs(state, axis_name))
+
+
+def _on_all(x: jax.Array, shared: NamedSharding) -> jax.Array:
+    """A copy on every device of the mesh; of what lies on this process, on its devices."""
+    traced = isinstance(x, jax.core.Tracer)
+    if traced or not shared.mesh.is_multi_process or not x.is_fully_addressable:
+        return jax.device_put(x, shared)
+    parts = [jax.device_put(x, device) for device in shared.mesh.local_devices]
+    return jax.make_array_from_single_device_arrays(x.shape, shared, parts)
+
+
+def _check_same(state: TrainState) -> None:
+    """Processes that start from different parameters would never come together."""
+    given = {"params": state.params, "model_state": state.model_state, "key": state.key}
+    if names := differing(named_leaves(given)):
+        raise ValueError(
+            f"jrc.init_state: all {jax.process_count()} processes start from the same values; "
+            f"these differ: {listed(names)}. Draw them from the same key on every process."
+        )
 
 
 def mesh_or_all(mesh: Mesh | None, axis_name: str, who: str) -> Mesh:
@@ -103,6 +128,12 @@ def mesh_or_all(mesh: Mesh | None, axis_name: str, who: str) -> Mesh:
         raise ValueError(
             f"{who}: the mesh has the axes {listed(mesh.axis_names)}, none named {axis_name!r}. "
             "Pass axis_name= one of them."
+        )
+    if not mesh.local_devices:
+        raise ValueError(
+            f"{who}: every process that calls it has devices in the mesh; process "
+            f"{jax.process_index()} has none in {listed(map(str, mesh.devices.flat))}. "
+            "Build the mesh of jax.devices(), or leave it out."
         )
     # With explicit axes every argument would have to come with its sharding; a batch need not.
     return Mesh(mesh.devices, mesh.axis_names)

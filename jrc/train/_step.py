@@ -10,10 +10,11 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jrc._errors import listed
+from jrc._processes import all_or_none
 from jrc._typing import PyTree
 from jrc.remat import Plan, checked_budget
 from jrc.train._budget import Budgeted
-from jrc.train._check import check_batch, check_state
+from jrc.train._check import check_batch, check_batch_of_processes, check_state
 from jrc.train._replica import StepInfo, replica_step
 from jrc.train._state import TrainState, mesh_or_all
 from jrc.train._via import RUNNERS
@@ -49,13 +50,15 @@ class TrainStep:
 
         Args:
             state: From `jrc.init_state` or the step before. It is donated unless `donate=False`.
-            batch: A pytree of arrays with the examples of all replicas along the leading axis.
+            batch: A pytree of arrays with the examples of all replicas along the leading axis: in
+                a run of several processes joined by `jax.make_array_from_process_local_data`, or
+                the same NumPy arrays on each.
 
         Returns:
             The new state, and what the step did.
         """
         with _outside_of_meshes():
-            self._check(state, batch, first=self._calls == 0)
+            self._check(state, batch, first=self._calls == 0, runs=True)
             state, info = self._call(state, batch)
         self._calls += 1
         if self._blocks and self._calls % _BLOCK_EVERY == 0:
@@ -67,7 +70,7 @@ class TrainStep:
         if self.via == "pmap":
             raise ValueError("TrainStep.lower: pmap has no such view; use via='shard_map'.")
         with _outside_of_meshes():
-            self._check(state, batch, first=True)
+            self._check(state, batch, first=True, runs=False)
             return self._call.lower(state, batch)  # type: ignore[attr-defined]
 
 
@@ -91,16 +94,23 @@ def make_train_step(
     compression, a gradient that is not finite on any replica leaves the whole step out, on all.
     Keys are folded with the step, then with the replica, then with the part of the batch.
 
+    With several processes (`jax.distributed.initialize`) the mesh has the devices of all, and each
+    process makes and calls the step in the same way. It reads its own part of each batch, as large
+    as the others', and joins it to theirs:
+    `jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(axis_name)), part)`.
+    NumPy arrays are the whole batch, the same on every process; that, shapes and dtypes are checked
+    at the first call. A budget is met by the plan of process 0.
+
     Args:
         loss_fn: `loss_fn(params, batch, key) -> loss` or `(loss, aux)`; with a model state
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`. The loss is
             the mean over the given part of the batch. The floating leaves of the model state are
             averaged over the replicas, integers are those of replica 0.
         tx: Any optax transform; one with `jrc.scale_by_dgc(axis_name=axis_name)` compresses.
-        mesh: The replicas' devices; `None` is one axis over all devices. The same as for
-            `jrc.init_state`.
+        mesh: The replicas' devices; `None` is one axis over all devices, of all processes too. The
+            same as for `jrc.init_state`.
         axis_name: The mesh axis of the replicas.
-        via: `"shard_map"`, `"pmap"` or `"jit"` (one device, no axis).
+        via: `"shard_map"`, `"pmap"` (one process) or `"jit"` (one device, no axis).
         plan: What `jrc.plan` made of `loss_fn` and one replica's arguments, for recomputation.
         memory_budget: Bytes on one device (`int`), text (`"16GiB"`) or a fraction, as for
             `jrc.plan`, for the whole step: optimizer state, donation and accumulation included.
@@ -115,10 +125,10 @@ def make_train_step(
 
     Raises:
         ValueError: For an unknown `via`, `accumulate` below 1, a missing axis, more than one
-            device with `"jit"`; at the first call for a batch that does not split, a loss that is
-            no scalar, or a `DGCState` whose transform knows of no axis; if `plan` and
-            `memory_budget` are both given, or a budget with `via="pmap"`; if the plan is for
-            another program.
+            device with `"jit"`, more than one process with `"pmap"`; at the first call for a batch
+            that does not split or on which processes do not agree, a loss that is no scalar, or a
+            `DGCState` whose transform knows of no axis; if `plan` and `memory_budget` are both
+            given, or a budget with `via="pmap"`; if the plan is for another program.
         BudgetError: At the first call, if no plan fits.
 
     Example:
@@ -139,11 +149,17 @@ def make_train_step(
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise ValueError(f"{who}: accumulate is a whole number from 1; got {accumulate!r}.")
     if via == "jit":
+        _check_process(mesh, axis_name, who)
         mesh = Mesh(jax.devices()[:1], (axis_name,)) if mesh is None else mesh
     mesh = mesh_or_all(mesh, axis_name, who)
     replicas = mesh.shape[axis_name]
     if via == "jit" and mesh.size > 1:
         raise ValueError(f"{who}: via='jit' is for one device; the mesh has {mesh.size}.")
+    if via == "pmap" and mesh.is_multi_process:
+        raise ValueError(
+            f"{who}: via='pmap' is for one process; the mesh has devices of "
+            f"{jax.process_count()}. Use via='shard_map'."
+        )
     if via == "pmap" and mesh.size > replicas:
         raise ValueError(
             f"{who}: via='pmap' is for a mesh of one axis; it has {listed(mesh.axis_names)}. "
@@ -162,15 +178,32 @@ def make_train_step(
     else:
         call = build(loss_fn if plan is None else plan.apply(loss_fn))
 
-    def check(state: TrainState, batch: PyTree, first: bool) -> None:
-        words = f"replicas * accumulate = {replicas} * {accumulate}"
-        check_batch(batch, replicas * accumulate, words)
-        if first:
-            check_state(tx, state, axis_name, replicas)
+    def check(state: TrainState, batch: PyTree, first: bool, runs: bool) -> None:
+        def here() -> None:
+            words = f"replicas * accumulate = {replicas} * {accumulate}"
+            check_batch(batch, replicas * accumulate, words)
+            if first:
+                check_state(tx, state, axis_name, replicas)
 
-    devices = mesh.local_mesh.devices.flat
+        if first and runs and mesh.is_multi_process:
+            all_or_none(here, who)
+            check_batch_of_processes(batch, axis_name)
+        else:
+            here()
+
+    devices = mesh.local_devices
     blocks = mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
     return TrainStep(replicas, via, call, check, blocks, plan)
+
+
+def _check_process(mesh: Mesh | None, axis_name: str, who: str) -> None:
+    """Nobody is given one device of many processes without having asked for it."""
+    if mesh is None and jax.process_count() > 1:
+        raise ValueError(
+            f"{who}: via='jit' is for one device; the run has {jax.process_count()} processes. "
+            "Use via='shard_map', or give each process a mesh of its own: "
+            f"Mesh(jax.local_devices()[:1], ({axis_name!r},))."
+        )
 
 
 def _check_plan(plan: object, budget: object, via: str, who: str) -> None:

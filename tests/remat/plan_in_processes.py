@@ -1,4 +1,4 @@
-"""One of several processes that plan together: `python plan_in_processes.py PORT COUNT RANK`."""
+"""One of several processes that plan together: `python -m … PORT COUNT RANK`."""
 
 import sys
 

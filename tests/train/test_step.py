@@ -223,6 +223,14 @@ def test_init_state_lays_out_and_copies():
     assert float(params["w"].sum()) == 2000  # the user's own, copied
 
 
+def test_the_shapes_of_a_state_cost_nothing():
+    params, tx = {"w": jnp.ones((40, 50))}, dgc()
+    make = lambda params: jrc.init_state(params, tx, jax.random.key(0), mesh=mesh())  # noqa: E731
+    shapes, state = jax.eval_shape(make, params), make(params)
+    for shape, leaf in zip(jax.tree.leaves(shapes), jax.tree.leaves(state), strict=True):
+        assert (shape.shape, shape.dtype) == (leaf.shape, leaf.dtype)
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_any_mesh_and_any_placement_of_the_batch(kind):
     on = jax.make_mesh((REPLICAS,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])

@@ -1,0 +1,177 @@
+"""Several processes that train together, each with its own part of the data."""
+
+import functools
+import pickle
+import random
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jrc
+from tests.processes import Processes, ranks, run_processes
+from tests.train.train_in_processes import STEPS, compress, start, whole
+
+LAYOUTS = {"2 processes": (2, 1), "4 processes": (4, 1), "2 processes of 2 devices": (2, 2)}
+
+
+@functools.cache
+def found(layout):
+    """What every process of one launch had in the end."""
+    count, devices = LAYOUTS[layout]
+    part = "all" if (count, devices) == (2, 1) else "train"
+    with tempfile.TemporaryDirectory() as folder:
+        run_processes(ranks("tests.train.train_in_processes", count, devices, folder, part))
+        texts = [Path(folder, f"{rank}.pickle").read_bytes() for rank in range(count)]
+    return [pickle.loads(text) for text in texts]
+
+
+def is_parts(node):
+    return isinstance(node, dict) and all(key.startswith("(") for key in node)
+
+
+def bits(tree):
+    """Every leaf's parts with their places, exactly."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_parts)
+    return [{place: x.tobytes() for place, x in leaf.items()} for leaf in leaves]
+
+
+def copies(trees):
+    """Each leaf's copies on all devices of all processes, for what is the same everywhere."""
+    leaves = [jax.tree.leaves(tree, is_leaf=is_parts) for tree in trees]
+    return [[x for leaf in same for x in leaf.values()] for same in zip(*leaves, strict=True)]
+
+
+@functools.cache
+def in_one_process(replicas, dense=False):
+    mesh = Mesh(jax.devices()[:replicas], ("data",))
+    state, step = start(optax.adam(1e-2) if dense else compress(), mesh)
+    infos = []
+    for i in range(4 if dense else STEPS):
+        state, info = step(state, whole(i))
+        infos.append(info)
+    return state, infos
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_processes_agree_bit_for_bit_and_with_one_process(layout):
+    replicas = np.prod(LAYOUTS[layout])
+    every = [process["train"] for process in found(layout)]
+    alone, infos = in_one_process(int(replicas))
+    params = copies([process["state"].params for process in every])
+    for leaf, want in zip(params, jax.tree.leaves(alone.params), strict=True):
+        assert all(x.tobytes() == leaf[0].tobytes() for x in leaf)
+        assert np.abs(leaf[0] - want).max() <= 1e-5
+    for process in every:
+        for info, want in zip(process["infos"], infos, strict=True):
+            assert info.bytes_sent == want.bytes_sent and info.density == want.density
+            assert np.isclose(info.loss, want.loss, rtol=1e-5)
+    # Every process has the rows of its own replicas, and no others.
+    rows = [set(process["state"].opt_state[0].u["in"]) for process in every]
+    assert len(set.union(*rows)) == sum(map(len, rows)) == replicas
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_form_of_exchange_is_visited(layout):
+    infos = found(layout)[0]["train"]["infos"]
+    dense = infos[0].bytes_sent
+    forms = [
+        "dense" if info.density == 1 else "masked" if info.bytes_sent == dense else "sparse"
+        for info in infos
+    ]
+    assert sorted(set(forms), key=forms.index) == ["dense", "masked", "sparse"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_resumed_run_is_the_unbroken_one(layout):
+    for process in found(layout):
+        assert bits(process["train"]["again"]) == bits(process["train"]["state"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_nan_on_one_process_is_skipped_on_all(layout):
+    for process in found(layout):
+        before, after = process["train"]["state"], process["train"]["after"]
+        old, new = before.opt_state[0], after.opt_state[0]
+        assert process["train"]["skipped"]
+        assert bits((old.u, old.v, old.velocity, old.step, before.params)) == bits(
+            (new.u, new.v, new.velocity, new.step, after.params)
+        )
+        assert all(int(x) == 1 for x in new.skipped.values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_dense_optimizer(layout):
+    replicas = int(np.prod(LAYOUTS[layout]))
+    every = [process["dense"] for process in found(layout)]
+    alone, infos = in_one_process(replicas, dense=True)
+    params = copies([process["params"] for process in every])
+    for leaf, want in zip(params, jax.tree.leaves(alone.params), strict=True):
+        assert all(x.tobytes() == leaf[0].tobytes() for x in leaf)
+        assert np.abs(leaf[0] - want).max() <= 1e-5
+    assert {process["bytes"] for process in every} == {float(infos[-1].bytes_sent)}
+
+
+def test_a_budget_is_met_by_one_plan():
+    (plan, loss), other = (process["plan"] for process in found("2 processes"))
+    assert (plan, loss) == other
+    assert jrc.Plan.from_json(plan).reruns
+    assert np.isclose(loss, in_one_process(2)[1][0].loss, rtol=1e-5)
+
+
+ERRORS = {
+    "own part as the whole": "ValueError: jrc.make_train_step: arrays that a process has for "
+    "itself are the whole batch, the same on every process; these differ: '0', '1'. Join the "
+    "processes' own parts, of equal sizes: jax.make_array_from_process_local_data(",
+    "ragged": "leaf '0' has shape [17, 16]",
+    "uneven parts": "these differ: '(names, shapes or dtypes)'",
+    "other parameters": "ValueError: jrc.init_state: all 2 processes start from the same values; "
+    "these differ: 'params/in', 'params/out'. Draw them from the same key on every process.",
+    "pmap": "via='pmap' is for one process; the mesh has devices of 2. Use via='shard_map'.",
+    "jit": "via='jit' is for one device; the run has 2 processes.",
+    "array of one process": "'x' lies on process {rank} alone. Place it on the mesh",
+    "no array here": "'x' is str 'text'",
+    "other trees": "ValueError: jrc.save: every process saves the same tree",
+    "folders apart": "FileNotFoundError: jrc.save: process 1 does not see what process 0 writes",
+    "nothing to restore": "FileNotFoundError: jrc.restore: ",
+    "missing here": "FileNotFoundError: jrc.restore: there is no folder",
+    "other save": "FileNotFoundError: jrc.restore: process 1 does not see the save",
+    "other replicas": "'opt_state/0/u/in' was saved as float32[2, 1024], `like` has "
+    "float32[4, 1024]. Nothing is cast or cut",
+}
+
+
+def test_what_is_wrong_anywhere_is_an_error_everywhere():
+    every = [process["errors"] for process in found("2 processes")]
+    for rank, said in enumerate(every):
+        for name, words in ERRORS.items():
+            assert words.format(rank=rank) in said[name], (rank, name, said[name])
+    # Where one process alone is wrong, the other says whose error it tells.
+    for name in ("ragged", "no array here", "folders apart", "missing here", "other save"):
+        assert "process 1 failed, and so all stop. " in every[0][name]
+        assert "and so all stop" not in every[1][name]
+    name = "no device here"
+    assert every[0][name] == "" and "process 1 has none in 'cpu:0'" in every[1][name]
+
+
+def test_killed_processes_leave_the_last_whole_save(tmp_path):
+    with Processes(ranks("tests.train.save_until_killed", 2, tmp_path)) as processes:
+        while (saved := processes.said()[0].count("saved")) < 2:
+            assert all(process.poll() is None for process in processes.all), processes.said()
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.3))  # anywhere between two saves, or in the middle of one
+        processes.kill()
+    state, step = start(compress(), Mesh(jax.devices()[:2], ("data",)))
+    found = jrc.restore(tmp_path, state)
+    assert int(found.step) >= saved
+    for i in range(int(found.step)):
+        state, _ = step(state, whole(i))
+    for leaf, want in zip(*map(jax.tree.leaves, (found.params, state.params)), strict=True):
+        assert np.abs(np.asarray(leaf) - want).max() <= 1e-5
+    jrc.save(tmp_path, state)
+    assert len(list(tmp_path.iterdir())) == 1
