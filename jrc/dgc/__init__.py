@@ -7,7 +7,9 @@ direction and keeps what it did not send. `dgc_momentum` is the whole optimizer.
 from jrc.dgc._advice import DGCAdvice as DGCAdvice
 from jrc.dgc._advice import ExchangeCost as ExchangeCost
 from jrc.dgc._advice import dgc_advice as dgc_advice
+from jrc.dgc._axis import AxisName as AxisName
 from jrc.dgc._axis import as_local as as_local
+from jrc.dgc._axis import replica_axis as replica_axis
 from jrc.dgc._optimizer import dgc_momentum as dgc_momentum
 from jrc.dgc._phases import ring_all_reduce_bytes as ring_all_reduce_bytes
 from jrc.dgc._regularize import l1_penalty as l1_penalty

@@ -6,6 +6,14 @@ from jax import lax
 
 from jrc._typing import Array
 
+AxisName = str | tuple[str, str]
+"""An axis, or a pair `(inner, outer)`: dense inside, sparse between."""
+
+
+def replica_axis(axis_name: AxisName) -> str:
+    """The axis along which u and v differ: of a pair the outer one."""
+    return axis_name[1] if isinstance(axis_name, tuple) else axis_name
+
 
 def is_bound(axis: str | None) -> bool:
     """Whether the trace runs under a `shard_map` or `pmap` that names this axis."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._typing import Array, PyTree
+from jrc.dgc._axis import AxisName
 from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState
 from jrc.dgc._transform import DGCTransformation, scale_by_dgc
@@ -25,7 +26,7 @@ def dgc_momentum(
     num_trainers: int | None = None,
     regularization: float | Array | optax.GradientTransformation | None = None,
     *,
-    axis_name: str | tuple[str, str] | None = None,
+    axis_name: AxisName | None = None,
     min_size: int = 16384,
     factor_masking: bool = True,
     selector: Selector | str = "auto",

@@ -13,6 +13,7 @@ import optax
 from jrc._errors import listed
 from jrc._typing import Array
 from jrc.dgc._accumulate import Decay
+from jrc.dgc._axis import AxisName
 from jrc.dgc._regularize import l2_penalty
 from jrc.dgc._selectors import DEFAULT_SELECTOR, SELECTORS, Blocked, Selector
 from jrc.dgc._wire import WIRES, Wire
@@ -145,7 +146,7 @@ def _checked_value(
     return known[value]
 
 
-def checked_axes(axis_name: str | tuple[str, str] | None) -> tuple[str | None, str | None]:
+def checked_axes(axis_name: AxisName | None) -> tuple[str | None, str | None]:
     """The axis inside of which gradients are averaged, and that of the replicas."""
     if axis_name is None or isinstance(axis_name, str):
         return None, axis_name

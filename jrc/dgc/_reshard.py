@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._typing import Array, PyTree
+from jrc.dgc._axis import AxisName, replica_axis
 from jrc.dgc._state import dgc_specs, dgc_states
 from jrc.dgc._units import checked_whole
 
@@ -21,7 +22,11 @@ _WHO = "jrc.reshard_dgc"
 
 
 def reshard_dgc(
-    state: PyTree, num_replicas: int, *, mesh: Mesh | None = None, axis_name: str = "data"
+    state: PyTree,
+    num_replicas: int,
+    *,
+    mesh: Mesh | None = None,
+    axis_name: AxisName = "data",
 ) -> PyTree:
     r"""The state of a run on N replicas, made into one for N' of them.
 
@@ -49,8 +54,8 @@ def reshard_dgc(
             `jax.ShapeDtypeStruct`s.
         num_replicas: N', at least 1. N is the number of rows of u and v.
         mesh: Where the result goes; `None` leaves that to what arrived.
-        axis_name: The mesh axis over which the rows are split. Where it does not divide them,
-            another dimension is split, or none.
+        axis_name: The mesh axis over which the rows are split, of a pair the outer one. Where
+            it does not divide them, another dimension is split, or none.
 
     Returns:
         The same tree with N' rows; of shapes, their shapes, with shardings if a mesh is given.
@@ -72,9 +77,10 @@ def reshard_dgc(
         [[1.0, 8.0], [2.0, 4.0], [3.0, 0.0]]
     """
     replicas = checked_whole(num_replicas, "num_replicas", _WHO)
-    mesh = _checked_mesh(mesh, axis_name)
+    axis = replica_axis(axis_name)
+    mesh = _checked_mesh(mesh, axis)
     old = _rows_of(state)
-    specs = dgc_specs(state, axis_name)
+    specs = dgc_specs(state, axis)
     whole = shares_of(old or replicas, replicas)
 
     def moved(path: Any, leaf: Any, spec: PartitionSpec) -> Any:
@@ -83,7 +89,7 @@ def reshard_dgc(
         _check_leaf(path, leaf, old)
         lead = leaf.shape[0] // old * replicas
         shape = (lead, *leaf.shape[1:])
-        sharding = None if mesh is None else _sharding(shape, replicas, mesh, axis_name)
+        sharding = None if mesh is None else _sharding(shape, replicas, mesh, axis)
         return _shared_out(leaf, shape, whole, sharding)
 
     return jax.tree.map_with_path(moved, state, specs)

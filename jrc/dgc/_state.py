@@ -95,7 +95,7 @@ def _is_floating(leaf: Leaf) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def dgc_specs(state: PyTree, axis_name: str) -> PyTree:
+def dgc_specs(state: PyTree, axis_name: _axis.AxisName) -> PyTree:
     """The `PartitionSpec`s with which a state goes into and comes out of `jax.shard_map`.
 
     `P(axis_name)` for what each replica has of its own: u and v of every `DGCState`, and the
@@ -104,7 +104,8 @@ def dgc_specs(state: PyTree, axis_name: str) -> PyTree:
     Args:
         state: Any tree with `DGCState`s in it: an optimizer's state, a whole train state, or the
             shapes of one.
-        axis_name: The replica axis.
+        axis_name: The replica axis; of a pair `(inner, outer)` the outer one, along which alone
+            replicas differ.
 
     Returns:
         The same tree with a `PartitionSpec` in each leaf's place.
@@ -116,14 +117,13 @@ def dgc_specs(state: PyTree, axis_name: str) -> PyTree:
         >>> specs[0].u["w"] == PartitionSpec("data"), specs[0].step == PartitionSpec()
         (True, True)
     """
+    own = _axis.replica_axis(axis_name)
 
     def specs_of(node: Any) -> Any:
         if not _holds_local_fields(node):
             return PartitionSpec()
         parts = {
-            name: _local_specs(part, axis_name)
-            if name in _LOCAL_FIELDS
-            else dgc_specs(part, axis_name)
+            name: _local_specs(part, own) if name in _LOCAL_FIELDS else dgc_specs(part, axis_name)
             for name, part in node._asdict().items()
         }
         return type(node)(**parts)

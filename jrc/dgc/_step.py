@@ -31,7 +31,7 @@ def take_step(
         Updates like the gradients, in the parameters' dtypes, and the new state.
     """
     slots = align(gradients, state)
-    targets = [None] * len(slots.compressed)
+    targets: list[Array | None] = [None] * len(slots.compressed)
     landed, directions, state = _step(gradients, state, params, slots, targets, 1.0, options)
     updates = _zero_updates(gradients, params, slots)
     updates = _put_updates(updates, params, slots.compressed, landed)
@@ -39,7 +39,7 @@ def take_step(
 
 
 def apply_step(
-    gradients: PyTree, state: DGCState, params: PyTree, scale: Array, options: Options
+    gradients: PyTree, state: DGCState, params: PyTree, scale: Array | float, options: Options
 ) -> tuple[PyTree, DGCState]:
     """Adds the aggregated direction to the parameters, at the entries that were sent alone.
 

@@ -8,6 +8,7 @@ import optax
 from jrc._typing import Array, PyTree
 from jrc.dgc import _options
 from jrc.dgc._accumulate import Decay
+from jrc.dgc._axis import AxisName
 from jrc.dgc._clip import CLIP_SCALINGS
 from jrc.dgc._options import Options
 from jrc.dgc._regularize import check_stateless
@@ -27,8 +28,9 @@ class DGCTransformation(optax.GradientTransformation):
     Attributes:
         init: `params -> state`.
         update: `(gradients, state, params) -> (updates, state)`.
-        apply: `(gradients, state, params, scale) -> (params, state)`: adds `scale` times what
-            `update` returns, up to the order of the additions.
+        apply: `(gradients, state, params, scale=1.0) -> (params, state)`: adds `scale` times what
+            `update` returns, up to the order of the additions. That of `jrc.dgc_momentum` knows its
+            scale.
     """
 
     apply: Callable[..., tuple[Any, Any]]
@@ -51,7 +53,7 @@ def scale_by_dgc(
     use_nesterov: bool = False,
     local_grad_clip_norm: float | Array | None = None,
     num_trainers: int | None = None,
-    axis_name: str | tuple[str, str] | None = None,
+    axis_name: AxisName | None = None,
     min_size: int = 16384,
     factor_masking: bool = True,
     regularization: float | Array | optax.GradientTransformation | None = None,
@@ -158,7 +160,7 @@ def scale_by_dgc(
         return take_step(updates, cast(DGCState, state), params, options)
 
     def apply_fn(
-        gradients: PyTree, state: DGCState, params: PyTree, scale: float | Array
+        gradients: PyTree, state: DGCState, params: PyTree, scale: float | Array = 1.0
     ) -> tuple[PyTree, DGCState]:
         return apply_step(gradients, state, params, scale, options)
 

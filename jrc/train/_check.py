@@ -5,14 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jrc._errors import listed
 from jrc._processes import differing
 from jrc._tree import is_array, is_typed_key, named_leaves
 from jrc._typing import PyTree, Scalar
-from jrc.dgc import dgc_specs, dgc_states
-from jrc.train._state import TrainState, shape_of
+from jrc.dgc import AxisName, dgc_specs, dgc_states
+from jrc.train._state import TrainState, names_of, shape_of
 
 
 def check_batch(batch: PyTree, parts: int, words: str) -> None:
@@ -26,19 +26,19 @@ def check_batch(batch: PyTree, parts: int, words: str) -> None:
             )
 
 
-def check_batch_of_processes(batch: PyTree, axis: str) -> None:
+def check_batch_of_processes(batch: PyTree, axes: tuple[str, ...]) -> None:
     """What each process has alone is the whole batch to JAX, of which it would take its share."""
     if names := differing(named_leaves(batch)):
         raise ValueError(
             "jrc.make_train_step: arrays that a process has for itself are the whole batch, the "
             f"same on every process; these differ: {listed(names)}. Join the processes' own parts, "
             "of equal sizes: jax.make_array_from_process_local_data("
-            f"NamedSharding(mesh, PartitionSpec({axis!r})), part)."
+            f"NamedSharding(mesh, PartitionSpec({axes!r})), part)."
         )
 
 
 def check_state(
-    tx: optax.GradientTransformation, state: TrainState, axis: str, replicas: int
+    tx: optax.GradientTransformation, state: TrainState, axis: AxisName, mesh: Mesh
 ) -> None:
     """The state was built for this optimizer, these replicas and this axis."""
     params = shape_of(state.params)
@@ -51,6 +51,8 @@ def check_state(
         )
     if not dgc_states(expected):
         return
+    names = names_of(axis)
+    replicas = mesh.shape[names[0]]
     specs = jax.tree.leaves(dgc_specs(expected, axis))
     leaves = zip(jax.tree.leaves(expected), jax.tree.leaves(state.opt_state), specs, strict=True)
     for want, got, spec in leaves:
@@ -60,19 +62,22 @@ def check_state(
                 f"state was built for {got.size / want.size:g}. Give jrc.init_state and "
                 "jrc.make_train_step the same mesh."
             )
-    if replicas > 1:
-        _check_axis(tx, params, axis, replicas)
+    if any(mesh.shape[name] > 1 for name in names):
+        _check_axis(tx, params, axis, mesh)
 
 
-def _check_axis(tx: optax.GradientTransformation, params: PyTree, axis: str, replicas: int) -> None:
+def _check_axis(
+    tx: optax.GradientTransformation, params: PyTree, axis: AxisName, mesh: Mesh
+) -> None:
     """A transform that exchanges over no axis, or over another one, would let replicas drift."""
+    names = names_of(axis)
 
     def update(params: PyTree) -> PyTree:
         return tx.update(params, tx.init(params), params)[0]
 
     bound = jax.shard_map(
         update,
-        mesh=AbstractMesh((replicas,), (axis,)),
+        mesh=AbstractMesh(tuple(mesh.shape[name] for name in names), names),
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(),
         check_vma=False,
@@ -89,7 +94,8 @@ def _check_axis(tx: optax.GradientTransformation, params: PyTree, axis: str, rep
             ) from error
         return
     raise ValueError(
-        f"jrc.make_train_step: the step runs on {replicas} replicas, and the compression in tx "
+        f"jrc.make_train_step: the step runs on {mesh.shape[names[0]]} replicas, and the "
+        "compression in tx "
         f"has axis_name=None, which is one replica. Pass axis_name={axis!r} to it."
     )
 

@@ -10,7 +10,7 @@ import optax
 from jrc._rng import fold_all
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree, Scalar
-from jrc.dgc import DGCState, dgc_states, ring_all_reduce_bytes, served
+from jrc.dgc import DGCState, DGCTransformation, dgc_states, ring_all_reduce_bytes, served
 from jrc.train._gradient import gradient, mean_or_sum
 from jrc.train._state import TrainState
 
@@ -46,53 +46,74 @@ class StepInfo(NamedTuple):
 def replica_step(
     loss_fn: Callable[..., Any],
     tx: optax.GradientTransformation,
-    axis: str | None,
+    axes: tuple[str, ...] | None,
     replicas: int,
     accumulate: int,
     state: TrainState,
     batch: PyTree,
 ) -> tuple[TrainState, StepInfo]:
     """What one replica does in one step."""
-    over = _Replicas(axis)
+    over = _Replicas(axes)
     key = fold_all(state.key, state.step, over.rank)
     local = gradient(loss_fn, state.params, state.model_state, batch, key, accumulate)
     compression = dgc_states(state.opt_state)
     own = served(local.grads, compression)
     grads = jax.tree.map(lambda g, own: g if own else over.mean(g), local.grads, own)
-    skipped = jnp.zeros((), bool)
-    if compression:
-        # Known before anything changes, so that all of a chain, and not the compression alone,
-        # leaves the step out; and on all replicas together, so that no transform branches on it.
-        skipped = over.total(_has_bad(local.grads).astype(jnp.int32)) > 0
-        grads = jax.tree.map(lambda g: jnp.where(skipped, jnp.nan, g).astype(g.dtype), grads)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    params, opt_state, skipped = _moved(tx, state, grads, over)
     model_state = jax.tree.map(over.shared, local.model_state)
     if compression:
-        # The compression's own state says that the step was skipped; all else stays as it was.
-        params, opt_state, model_state = jax.tree.map(
-            lambda old, new: new if isinstance(new, DGCState) else jnp.where(skipped, old, new),
-            (state.params, state.opt_state, state.model_state),
-            (params, opt_state, model_state),
-            is_leaf=lambda node: isinstance(node, DGCState),
-        )
+        model_state = _unless(skipped, state.model_state, model_state)
     density, sent = _books(compression, opt_state, skipped)
     pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True)
     dense = sum(g.size for g, alone in pairs if not alone)
     sent += ring_all_reduce_bytes(dense, replicas)
-    # One reduction for the three: the mean of the replicas' squares, times their number.
+    # One reduction for the three: the mean of the squares over what differs, times their number.
     unsent = optax.tree.norm([state.v for state in dgc_states(opt_state)], squared=True)
     loss, norm, kept = over.mean((local.loss, _norm(local.grads), jnp.float32(unsent)))
     aux = jax.tree.map(lambda x: mean_or_sum(jnp.asarray(x), over.mean, over.total), local.aux)
-    kept = jnp.sqrt(kept * replicas)
+    kept = jnp.sqrt(kept * (1 if axes is None else jax.lax.axis_size(axes[0])))
     info = StepInfo(loss, aux, norm, density, sent, skipped, sent, kept)
     return TrainState(state.step + 1, params, model_state, opt_state, state.key), info
 
 
-class _Replicas:
-    """The replica axis inside a step; without one, a single replica."""
+def _moved(
+    tx: optax.GradientTransformation, state: TrainState, grads: PyTree, over: "_Replicas"
+) -> tuple[PyTree, PyTree, Array]:
+    """Parameters and optimizer state after the update, and whether it was left out."""
+    if isinstance(tx, DGCTransformation):
+        # Skips by itself, and touches no parameter that nobody sent an entry for.
+        params, opt_state = tx.apply(grads, state.opt_state, state.params)
+        ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
+        return params, opt_state, new.skipped != old.skipped
+    skipped = jnp.zeros((), bool)
+    compression = dgc_states(state.opt_state)
+    if compression:
+        # Known before anything changes, so that all of a chain, and not the compression alone,
+        # leaves the step out; and on all replicas together, so that no transform branches on it.
+        skipped = over.total(_has_bad(grads).astype(jnp.int32)) > 0
+        grads = jax.tree.map(lambda g: jnp.where(skipped, jnp.nan, g).astype(g.dtype), grads)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    if compression:
+        # The compression's own state says that the step was skipped; all else stays as it was.
+        params, opt_state = _unless(skipped, (state.params, state.opt_state), (params, opt_state))
+    return params, opt_state, skipped
 
-    def __init__(self, axis: str | None) -> None:
+
+def _unless(skipped: Array, old: PyTree, new: PyTree) -> PyTree:
+    """The new tree, or the old one but for what compressions say themselves."""
+    return jax.tree.map(
+        lambda old, new: new if isinstance(new, DGCState) else jnp.where(skipped, old, new),
+        old,
+        new,
+        is_leaf=lambda node: isinstance(node, DGCState),
+    )
+
+
+class _Replicas:
+    """The replica axes inside a step; without any, a single replica."""
+
+    def __init__(self, axis: tuple[str, ...] | None) -> None:
         self.axis = axis
         self.rank = jnp.int32(0) if axis is None else jax.lax.axis_index(axis)
 

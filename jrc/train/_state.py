@@ -12,7 +12,7 @@ from jrc._errors import listed
 from jrc._processes import differing
 from jrc._tree import is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey
-from jrc.dgc import dgc_specs, dgc_states
+from jrc.dgc import AxisName, dgc_specs, dgc_states
 
 
 class TrainState(NamedTuple):
@@ -41,7 +41,7 @@ def init_state(
     *,
     model_state: PyTree = None,
     mesh: Mesh | None = None,
-    axis_name: str = "data",
+    axis_name: AxisName = "data",
 ) -> TrainState:
     """The state before the first step, placed on the mesh.
 
@@ -54,7 +54,7 @@ def init_state(
         key: The random key of the run.
         model_state: A pytree of arrays that the loss function threads, or `None`.
         mesh: Where the replicas are; `None` is one axis over all devices, of all processes too.
-        axis_name: The mesh axis of the replicas.
+        axis_name: The mesh axis of the replicas, or the pair `(inner, outer)` of the compression.
 
     Returns:
         A `TrainState` in which `u` and `v` of a `DGCState` are (replicas, n) and split over the
@@ -79,7 +79,7 @@ def init_state(
     if mesh.is_multi_process:
         _check_same(state)
     shared = NamedSharding(mesh, PartitionSpec())
-    replicas = mesh.shape[axis_name]
+    replicas = mesh.shape[names_of(axis_name)[0]]
 
     def placed(x: Any, spec: PartitionSpec) -> jax.Array:
         # An explicit dtype: a weak one would change at the first step and compile it twice. A copy
@@ -113,22 +113,37 @@ def _check_same(state: TrainState) -> None:
         )
 
 
-def mesh_or_all(mesh: Mesh | None, axis_name: str, who: str) -> Mesh:
-    """The mesh itself, or one axis over all devices; the axis must be there."""
-    if not isinstance(axis_name, str):
-        raise TypeError(f"{who}: axis_name is the name of a mesh axis; got {axis_name!r}.")
+def names_of(axis_name: AxisName) -> tuple[str, ...]:
+    """The axes over which a batch is split; along the first of them compression states differ."""
+    return (axis_name,) if isinstance(axis_name, str) else axis_name[::-1]
+
+
+def mesh_or_all(mesh: Mesh | None, axis_name: AxisName, who: str) -> Mesh:
+    """The mesh itself, or one axis over all devices; the axes must be there."""
+    pair = isinstance(axis_name, tuple) and len(axis_name) == 2 and len(set(axis_name)) == 2
+    if not all(isinstance(name, str) for name in (axis_name if pair else (axis_name,))):
+        raise TypeError(
+            f"{who}: axis_name is the name of a mesh axis, or a pair (inner, outer) of two; got "
+            f"{axis_name!r}."
+        )
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(
             f"{who}: mesh is a jax.sharding.Mesh or None; got {type(mesh).__name__}. "
             f"Write jax.sharding.Mesh(devices, ({axis_name!r},))."
         )
+    if mesh is None and pair:
+        raise ValueError(
+            f"{who}: only you know which devices share a host: for axis_name={axis_name!r} pass "
+            f"mesh=jax.make_mesh((hosts, devices), {names_of(axis_name)!r})."
+        )
     if mesh is None:
         return Mesh(jax.devices(), (axis_name,))
-    if axis_name not in mesh.axis_names:
-        raise ValueError(
-            f"{who}: the mesh has the axes {listed(mesh.axis_names)}, none named {axis_name!r}. "
-            "Pass axis_name= one of them."
-        )
+    for name in names_of(axis_name):
+        if name not in mesh.axis_names:
+            raise ValueError(
+                f"{who}: the mesh has the axes {listed(mesh.axis_names)}, none named {name!r}. "
+                "Pass axis_name= one of them."
+            )
     if not mesh.local_devices:
         raise ValueError(
             f"{who}: every process that calls it has devices in the mesh; process "

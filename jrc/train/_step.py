@@ -2,21 +2,24 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jrc._errors import listed
 from jrc._processes import all_or_none
 from jrc._typing import PyTree
+from jrc.dgc import AxisName
 from jrc.remat import Plan, checked_budget
 from jrc.train._budget import Budgeted
 from jrc.train._check import check_batch, check_batch_of_processes, check_state
 from jrc.train._replica import StepInfo, replica_step
-from jrc.train._state import TrainState, mesh_or_all
+from jrc.train._state import TrainState, mesh_or_all, names_of
 from jrc.train._via import RUNNERS
 
 # Virtual CPU devices that run ahead of one another end in a deadlock of their collectives.
@@ -79,7 +82,7 @@ def make_train_step(
     tx: optax.GradientTransformation,
     *,
     mesh: Mesh | None = None,
-    axis_name: str = "data",
+    axis_name: AxisName = "data",
     via: str = "shard_map",
     plan: Plan | None = None,
     memory_budget: int | str | float | None = None,
@@ -109,7 +112,9 @@ def make_train_step(
         tx: Any optax transform; one with `jrc.scale_by_dgc(axis_name=axis_name)` compresses.
         mesh: The replicas' devices; `None` is one axis over all devices, of all processes too. The
             same as for `jrc.init_state`.
-        axis_name: The mesh axis of the replicas.
+        axis_name: The mesh axis of the replicas, or the pair `(inner, outer)` that the compression
+            was given: gradients are averaged over the inner one, inside of a host, and compressed
+            between hosts. A batch is split over both, the outer one first.
         via: `"shard_map"`, `"pmap"` (one process) or `"jit"` (one device, no axis).
         plan: What `jrc.plan` made of `loss_fn` and one replica's arguments, for recomputation.
         memory_budget: Bytes on one device (`int`), text (`"16GiB"`) or a fraction, as for
@@ -150,9 +155,10 @@ def make_train_step(
         raise ValueError(f"{who}: accumulate is a whole number from 1; got {accumulate!r}.")
     if via == "jit":
         _check_process(mesh, axis_name, who)
-        mesh = Mesh(jax.devices()[:1], (axis_name,)) if mesh is None else mesh
+        mesh = _one_device(axis_name) if mesh is None else mesh
     mesh = mesh_or_all(mesh, axis_name, who)
-    replicas = mesh.shape[axis_name]
+    names = names_of(axis_name)
+    replicas = math.prod(mesh.shape[name] for name in names)
     if via == "jit" and mesh.size > 1:
         raise ValueError(f"{who}: via='jit' is for one device; the mesh has {mesh.size}.")
     if via == "pmap" and mesh.is_multi_process:
@@ -160,17 +166,17 @@ def make_train_step(
             f"{who}: via='pmap' is for one process; the mesh has devices of "
             f"{jax.process_count()}. Use via='shard_map'."
         )
-    if via == "pmap" and mesh.size > replicas:
+    if via == "pmap" and (mesh.size > replicas or len(names) > 1):
         raise ValueError(
             f"{who}: via='pmap' is for a mesh of one axis; it has {listed(mesh.axis_names)}. "
             "Use via='shard_map'."
         )
 
     _check_plan(plan, memory_budget, via, who)
-    axis = None if via == "jit" else axis_name
+    axes = None if via == "jit" else names
 
     def build(loss_fn: Callable[..., Any]) -> Any:
-        body = functools.partial(replica_step, loss_fn, tx, axis, replicas, accumulate)
+        body = functools.partial(replica_step, loss_fn, tx, axes, replicas, accumulate)
         return RUNNERS[via](body, mesh, axis_name, donate)
 
     if memory_budget is not None:
@@ -183,11 +189,11 @@ def make_train_step(
             words = f"replicas * accumulate = {replicas} * {accumulate}"
             check_batch(batch, replicas * accumulate, words)
             if first:
-                check_state(tx, state, axis_name, replicas)
+                check_state(tx, state, axis_name, mesh)
 
         if first and runs and mesh.is_multi_process:
             all_or_none(here, who)
-            check_batch_of_processes(batch, axis_name)
+            check_batch_of_processes(batch, names)
         else:
             here()
 
@@ -196,7 +202,12 @@ def make_train_step(
     return TrainStep(replicas, via, call, check, blocks, plan)
 
 
-def _check_process(mesh: Mesh | None, axis_name: str, who: str) -> None:
+def _one_device(axis_name: AxisName) -> Mesh:
+    names = names_of(axis_name)
+    return Mesh(np.asarray(jax.devices()[:1]).reshape([1] * len(names)), names)
+
+
+def _check_process(mesh: Mesh | None, axis_name: Any, who: str) -> None:
     """Nobody is given one device of many processes without having asked for it."""
     if mesh is None and jax.process_count() > 1:
         raise ValueError(

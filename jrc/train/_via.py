@@ -11,21 +11,21 @@ from jax.sharding import Mesh, PartitionSpec
 from jrc._typing import Array, PyTree
 from jrc.dgc import dgc_specs
 from jrc.train._replica import StepInfo
-from jrc.train._state import TrainState
+from jrc.train._state import TrainState, names_of
 
 
-def _via_jit(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:
+def _via_jit(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate: bool) -> Any:
     del mesh, axis_name
     return jax.jit(body, donate_argnums=(0,) if donate else ())
 
 
-def _via_shard_map(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:
+def _via_shard_map(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate: bool) -> Any:
     def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
         specs = dgc_specs(state, axis_name)
         return jax.shard_map(
             body,
             mesh=mesh,
-            in_specs=(specs, PartitionSpec(axis_name)),
+            in_specs=(specs, PartitionSpec(names_of(axis_name))),
             out_specs=(specs, PartitionSpec()),
             # Replication types would sum gradients before they are compressed, and refuse loss
             # functions that scan over a constant carry.

@@ -418,7 +418,7 @@ def test_errors_about_states_meshes_and_results():
         jrc.make_train_step(net_loss, tx, mesh=two, via="pmap")
     with pytest.raises(TypeError, match="mesh is a jax.sharding.Mesh or None; got list"):
         jrc.init_state(NET, tx, jax.random.key(0), mesh=jax.devices())
-    with pytest.raises(TypeError, match="axis_name is the name of a mesh axis; got None"):
+    with pytest.raises(TypeError, match="axis_name is the name of a mesh axis, or a pair .inner, outer. of two; got None"):
         jrc.make_train_step(net_loss, tx, axis_name=None)
     with pytest.raises(ValueError, match="chained before the compression has no state of its own"):
         tx = optax.chain(optax.trace(0.9), compress())
@@ -472,3 +472,38 @@ def test_under_a_mesh_that_is_set_and_inside_jit(kind):
     for i in range(2):
         state, _ = inside(state, batch(i))
     assert close(state.params, want.params, 1e-6)
+
+
+def test_pairs_of_axes_average_inside_and_compress_between():
+    pair, hosts = ("chip", "data"), 2
+    two = Mesh(np.array(jax.devices()[:4]).reshape(hosts, 2), ("data", "chip"))
+    tx = jrc.dgc_momentum(0.1, 0.9, 0, sparsity=(0.5,), min_size=2, axis_name=pair)
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=two, axis_name=pair)
+    assert state.opt_state[0].v["w"].shape == (hosts, 24)
+    step = jrc.make_train_step(net_loss, tx, mesh=two, axis_name=pair)
+    flat = jrc.dgc_momentum(0.1, 0.9, 0, sparsity=(0.5,), min_size=2, axis_name="data")
+    one = Mesh(np.array(jax.devices()[:hosts]), ("data",))
+    expected = jrc.init_state(NET, flat, jax.random.key(0), mesh=one)
+    # The mean over a host is the gradient of the host's whole part of the batch.
+    plain = jrc.make_train_step(net_loss, flat, mesh=one)
+    for t in range(4):
+        state, info = step(state, net_batch(t))
+        expected, other = plain(expected, net_batch(t))
+        assert float(info.bytes_sent) == float(other.bytes_sent) > 0
+    assert close(state.params, expected.params, 1e-5)
+    assert np.isclose(float(info.norm_kept), float(other.norm_kept), rtol=1e-4)
+    batch = net_batch(9)
+    batch[5, 0] = np.nan
+    params = jax.tree.map(np.asarray, state.params)
+    state, info = step(state, batch)
+    assert bool(info.skipped) and same_bits(state.params, params)
+
+    dense = jrc.make_train_step(net_loss, optax.sgd(0.1), mesh=two, axis_name=pair)
+    start = jrc.init_state(NET, optax.sgd(0.1), jax.random.key(0), mesh=two, axis_name=pair)
+    assert drift(dense(start, net_batch(0))[0].params) == 0.0
+    with pytest.raises(ValueError, match="only you know which devices share a host"):
+        jrc.make_train_step(net_loss, tx, axis_name=pair)
+    with pytest.raises(ValueError, match="none named 'chip'"):
+        jrc.make_train_step(net_loss, tx, mesh=one, axis_name=pair)
+    with pytest.raises(ValueError, match="via='pmap' is for a mesh of one axis"):
+        jrc.make_train_step(net_loss, tx, mesh=two, axis_name=pair, via="pmap")
