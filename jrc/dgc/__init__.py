@@ -15,6 +15,11 @@ from jrc.dgc._phases import ring_all_reduce_bytes as ring_all_reduce_bytes
 from jrc.dgc._regularize import l1_penalty as l1_penalty
 from jrc.dgc._regularize import l2_penalty as l2_penalty
 from jrc.dgc._reshard import reshard_dgc as reshard_dgc
+from jrc.dgc._selectors import Blocked as Blocked
+from jrc.dgc._selectors import Exact as Exact
+from jrc.dgc._selectors import Global as Global
+from jrc.dgc._selectors import Sampled as Sampled
+from jrc.dgc._selectors import TwoStage as TwoStage
 from jrc.dgc._slots import served as served
 from jrc.dgc._state import DGCState as DGCState
 from jrc.dgc._state import dgc_specs as dgc_specs
@@ -23,3 +28,6 @@ from jrc.dgc._stats import DGCStats as DGCStats
 from jrc.dgc._stats import dgc_stats as dgc_stats
 from jrc.dgc._transform import DGCTransformation as DGCTransformation
 from jrc.dgc._transform import scale_by_dgc as scale_by_dgc
+from jrc.dgc._wire import BFloat16 as BFloat16
+from jrc.dgc._wire import EightBits as EightBits
+from jrc.dgc._wire import Float32 as Float32

@@ -88,18 +88,30 @@ def scale_by_dgc(
         local_grad_clip_norm: C; from b on each compressed tensor's gradient is bounded to
             `C sqrt(N)` in its L2 norm, before anything is added to it.
         num_trainers: N, if it is to be checked against the axis.
-        axis_name: The mesh or pmap axis over which the replicas differ; `None` is one replica.
+        axis_name: The mesh or pmap axis over which the replicas differ; `None` is one replica. A
+            pair `(inner, outer)`: gradients are averaged over the inner one, as inside of a host,
+            and compressed between those of the outer one. N, u, v and bytes are the outer one's.
         min_size: Entries from which on a floating leaf is compressed; 0 compresses all.
         factor_masking: Clears u too where an entry was sent, so that stale momentum does not
             push the same way again.
         regularization: A number, `G = g + number * w`, `jrc.l1_penalty(number)`, or any optax
             transform without state. Local, before anything is accumulated; leaves on the dense
             path included.
-        selector: `"exact"`: per tensor, the k entries of largest magnitude, where
-            `k = max(1, int(size * (1 - sparsity)))`. Ties go to the lowest index.
-        wire: `"f32"`: a float32 value and an int32 index, 8 bytes an entry.
-        exchange: `"allgather"` of the entries; `"dense"`, a sum of the tensors with zeros where
-            nothing is sent; `"auto"`, for each level the one that sends fewer bytes.
+        selector: Which entries are sent, by name or as a value of `jrc.dgc`: `"exact"`, per tensor
+            the k of largest magnitude, `k = max(1, int(size * (1 - sparsity)))`, ties to the lowest
+            index; `"global"`, as many of all tensors together; `"two_stage"`, the largest of each
+            of the k blocks with the largest maxima; `"blocked"`, of each block of 16,384 its share
+            of k; `"sampled"`, those beyond a threshold that a sample of the tensor gives.
+            `"auto"`: `"blocked"` for a sharded exchange, else `"exact"`. A level that is sent as a
+            dense sum takes a threshold, whatever the selector; of tensors with 131,072 entries or
+            more, from a sample.
+        wire: `"f32"`, 8 bytes an entry; `"bf16"`, 4; `"fp8"` or `"int8"` with a scale per block of
+            65,536, 3. What a short format loses stays in v.
+        exchange: `"allgather"` of the entries; `"sharded"`: to the owners of their blocks, who add
+            up, and of the sums as many as one replica sent back to all, so that bytes do not grow
+            with N (what is not handed on stays in the owner's v); `"dense"`, a sum of the tensors
+            with zeros where nothing is sent; `"auto"`, for each level the one that sends the fewest
+            bytes. It shards only with `selector="blocked"`, for sharding drops entries.
         clip_scaling: `"sqrt"`, a bound of `C sqrt(N)` for mean gradients; `"rsqrt"`, one of
             `C / sqrt(N)`, right only for gradients of a loss that was divided by N, as Paddle's
             are: it is N times tighter.

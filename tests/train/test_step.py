@@ -418,7 +418,10 @@ def test_errors_about_states_meshes_and_results():
         jrc.make_train_step(net_loss, tx, mesh=two, via="pmap")
     with pytest.raises(TypeError, match="mesh is a jax.sharding.Mesh or None; got list"):
         jrc.init_state(NET, tx, jax.random.key(0), mesh=jax.devices())
-    with pytest.raises(TypeError, match="axis_name is the name of a mesh axis, or a pair .inner, outer. of two; got None"):
+    with pytest.raises(
+        TypeError,
+        match="axis_name is the name of a mesh axis, or a pair .inner, outer. of two; got None",
+    ):
         jrc.make_train_step(net_loss, tx, axis_name=None)
     with pytest.raises(ValueError, match="chained before the compression has no state of its own"):
         tx = optax.chain(optax.trace(0.9), compress())
