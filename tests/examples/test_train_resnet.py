@@ -23,6 +23,7 @@ train_resnet.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow  # the same code as train_gpt.py's, whose test runs always
 def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     text = run("train_resnet", *TOY, "--out", str(unbroken))
