@@ -1,12 +1,12 @@
 """The exchanges: a mean of whole tensors, and a gather of the entries that each replica sends."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jrc._typing import Array, Int
+from jrc._typing import Array, Float, Int
 from jrc.dgc import _axis
 from jrc.dgc._payload import Entries, Space, moved
 from jrc.dgc._wire import Wire
@@ -34,12 +34,18 @@ class Sent(NamedTuple):
     """What became of this replica's entries.
 
     Attributes:
-        own: What the others read of them, in the order in which they read it.
+        left: What stays behind where entries were sent: nothing, or what a short format lost.
+        counts: How many of these belong to each leaf, in order; `None` where that is not known.
         kept: What comes back to this replica to be kept, of whatever leaf; `None` if nothing.
     """
 
-    own: Entries
+    left: Entries
+    counts: tuple[int, ...] | None
     kept: Entries | None
+
+
+AT: dict[str, Any] = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
+"""How entries are written: each once, those of no leaf not at all."""
 
 
 def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:
@@ -63,6 +69,12 @@ def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:
     return means
 
 
+def not_read(wanted: Float[Array, " k"], read: Float[Array, " k"]) -> Float[Array, " k"]:
+    """What others did not read of what was meant: nothing, or what a short format lost."""
+    # Not by subtraction alone, for infinity less infinity is no number.
+    return jnp.where(wanted == read, 0.0, wanted - read)
+
+
 def gather_entries(
     entries: Entries, space: Space, counts: tuple[int, ...] | None, wire: Wire, axis: str | None
 ) -> tuple[Arrived, Sent]:
@@ -79,10 +91,13 @@ def gather_entries(
         What arrived, equal on every replica, and what the others read of this one's entries.
     """
     count = entries.values.size
+    entries = wire.ordered(entries)
     words = wire.encode(entries, space.blocks)
     rows = _axis.gather(words, axis)
     arrived = Arrived(rows, count, space.blocks, (0,) * rows.shape[0], counts)
-    return arrived, Sent(wire.decode(words, count, space.blocks), None)
+    read = wire.decode(words, count, space.blocks).values
+    left = Entries(not_read(entries.values, read), entries.positions)
+    return arrived, Sent(left, counts, None)
 
 
 def mean_onto(
@@ -114,12 +129,13 @@ def mean_onto(
     def add(row: Array, totals: list[Array]) -> list[Array]:
         words = jax.lax.dynamic_index_in_dim(arrived.words, row, keepdims=False)
         entries = wire.decode(words, arrived.count, arrived.blocks)
-        entries = Entries(entries.values, moved(entries.positions, starts[row], arrived.blocks))
-        return [
+        entries = Entries(
             # A mean of few entries costs less than a division of the whole tensor.
-            total.at[leaf.indices].add(
-                scale * (leaf.values / replicas), mode="drop", unique_indices=True
-            )
+            scale * (entries.values / replicas),
+            moved(entries.positions, starts[row], arrived.blocks),
+        )
+        return [
+            total.at[leaf.indices].add(leaf.values, **AT)
             for total, leaf in zip(totals, space.leaves(entries, arrived.counts), strict=True)
         ]
 

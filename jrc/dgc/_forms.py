@@ -9,9 +9,9 @@ from jax import lax
 
 from jrc._typing import Array, Count, Float, Int
 from jrc.dgc._accumulate import corrected_step, momentum_step, velocity_behind
-from jrc.dgc._exchange import Arrived, Sent, dense_mean, gather_entries, mean_onto
+from jrc.dgc._exchange import AT, dense_mean, gather_entries, mean_onto
 from jrc.dgc._options import Options
-from jrc.dgc._payload import Entries, LeafEntries, Space
+from jrc.dgc._payload import NOWHERE, Entries, Space
 from jrc.dgc._phases import Form, Phase, entry_at
 from jrc.dgc._selectors import Blocked
 from jrc.dgc._sharded import owners_of, shard_entries
@@ -129,30 +129,28 @@ def sparse_form(
     us, vs = _accumulate(work, options)
     space = Space(tuple(v.size for v in vs))
     selector, wire, axis = options.selector_for(form), options.wire, options.axis_name
+    # What follows is not made part of the accumulation, which would take longer to compile.
+    us, vs = lax.optimization_barrier((us, vs))
     entries = selector.choose([v.reshape(-1) for v in vs], counts, space)
     # All that is read of v is read before v is written over; XLA would copy it otherwise.
     us, vs, entries = lax.optimization_barrier((us, vs, entries))
-    entries = Entries(jnp.where(work.ok, entries.values, 0.0), entries.positions)
     known = counts if selector.by_leaf else None
-    arrived: Arrived
-    sent: Sent
     if form == "sharded":
         assert isinstance(selector, Blocked)
         owners = owners_of(space, counts, selector.size, replicas)
-        arrived, sent = shard_entries(entries, owners, wire, axis)
-        known = None
+        arrived, sent = shard_entries(_if(work.ok, entries), owners, wire, axis)
     else:
-        arrived, sent = gather_entries(entries, space, known, wire, axis)
-    own = space.leaves(sent.own, known)
-    vs = [_less(v, leaf, work.ok) for v, leaf in zip(vs, own, strict=True)]
+        arrived, sent = gather_entries(_if(work.ok, entries), space, known, wire, axis)
+    left = space.leaves(_nowhere_unless(work.ok, sent.left), sent.counts)
+    vs = [v.at[0, leaf.indices].set(leaf.values, **AT) for v, leaf in zip(vs, left, strict=True)]
     if options.factor_masking:
-        us = [_cleared(u, leaf, work.ok) for u, leaf in zip(us, own, strict=True)]
+        us = [u.at[0, leaf.indices].set(0.0, **AT) for u, leaf in zip(us, left, strict=True)]
     if sent.kept is not None:
         back = space.leaves(sent.kept, None)
-        vs = [_more(v, leaf, work.ok) for v, leaf in zip(vs, back, strict=True)]
+        vs = [v.at[0, x.indices].add(x.values, **AT) for v, x in zip(vs, back, strict=True)]
     targets = [
         # Not like v, which differs between replicas in its type.
-        jnp.zeros(v.size) if target is None else target
+        jnp.zeros(v.size, jnp.float32) if target is None else target
         for v, target in zip(vs, work.targets, strict=True)
     ]
     return Outcome(mean_onto(targets, arrived, space, wire, work.scale, replicas), us, vs)
@@ -177,28 +175,11 @@ def _landed(work: Work, means: Rows) -> list[Array]:
     ]
 
 
-def _read(x: Float[Array, "1 n"], leaf: LeafEntries) -> Float[Array, " k"]:
-    return x.at[0, leaf.indices].get(mode="fill", fill_value=0.0)
+def _if(ok: Array, entries: Entries) -> Entries:
+    """The entries, or zeros in their places."""
+    return Entries(jnp.where(ok, entries.values, 0.0), entries.positions)
 
 
-def _written(x: Float[Array, "1 n"], leaf: LeafEntries, new: Array) -> Float[Array, "1 n"]:
-    return x.at[0, leaf.indices].set(new, mode="drop", unique_indices=True)
-
-
-def _less(v: Float[Array, "1 n"], leaf: LeafEntries, ok: Array) -> Float[Array, "1 n"]:
-    """What the others did not read stays: nothing, or what a short format lost."""
-    here = _read(v, leaf)
-    # Not by subtraction alone, for infinity less infinity is no number.
-    lost = jnp.where(here == leaf.values, 0.0, here - leaf.values)
-    return _written(v, leaf, jnp.where(ok, lost, here))
-
-
-def _more(v: Float[Array, "1 n"], leaf: LeafEntries, ok: Array) -> Float[Array, "1 n"]:
-    """What comes back is kept."""
-    here = _read(v, leaf)
-    return _written(v, leaf, jnp.where(ok, here + leaf.values, here))
-
-
-def _cleared(u: Float[Array, "1 n"], leaf: LeafEntries, ok: Array) -> Float[Array, "1 n"]:
-    """Zeros at what was sent."""
-    return _written(u, leaf, jnp.where(ok, 0.0, _read(u, leaf)))
+def _nowhere_unless(ok: Array, entries: Entries) -> Entries:
+    """The entries, or none."""
+    return Entries(entries.values, jnp.where(ok, entries.positions, NOWHERE))

@@ -25,7 +25,7 @@ class Entries(NamedTuple):
 
 
 class LeafEntries(NamedTuple):
-    """Some entries of one leaf; an index of the leaf's size or more stands for no entry."""
+    """Some entries of one leaf; an index outside of it, negative ones too, stands for no entry."""
 
     values: Float[Array, " k"]
     indices: Int[Array, " k"]
@@ -82,14 +82,14 @@ class Space(NamedTuple):
         ]
 
     def check(self) -> None:
-        """That positions are 32-bit numbers.
+        """That positions are 31-bit numbers, so that those that are nowhere lie apart.
 
         Raises:
             ValueError: When there are more.
         """
-        if self.blocks >= BLOCK:
+        if self.blocks > BLOCK // 2:
             raise ValueError(
-                "jrc.scale_by_dgc: one transform compresses at most 2**32 entries, got "
+                "jrc.scale_by_dgc: one transform compresses at most 2**31 entries, got "
                 f"{sum(self.sizes):,}; give parts of the tree to transforms of their own with "
                 "optax.multi_transform"
             )

@@ -67,15 +67,18 @@ def words_of_form(
 
 
 def form_of_level(
-    space: Space, counts: tuple[int, ...], replicas: int, options: Options
+    space: Space, counts: tuple[int, ...], is_last: bool, replicas: int, options: Options
 ) -> tuple[Form, float]:
     """The form for one level, and its words: the one that was asked for, or with the fewest.
 
     `"auto"` shards only what is selected in blocks, for sharding drops what replicas disagree on.
+    It sends the levels before the last one as dense sums, which share one program whatever their
+    counts: a program for each would take several times as long to compile.
 
     Args:
         space: The leaves.
         counts: Entries of each leaf.
+        is_last: Whether this is the level that all later steps have.
         replicas: N.
         options: Exchange, wire format and selector.
 
@@ -87,10 +90,10 @@ def form_of_level(
         "sharded": ["sharded"],
         "dense": ["masked"],
         # Of two that send the same, the first: nothing is gathered that could as well be added.
-        "auto": ["masked", "gather"],
+        "auto": ["masked", "gather"] if is_last else ["masked"],
     }
     forms = asked[options.exchange]
-    if options.exchange == "auto" and isinstance(options.selector, Blocked):
+    if options.exchange == "auto" and is_last and isinstance(options.selector, Blocked):
         forms.append("sharded")
     words = {form: words_of_form(form, space, counts, replicas, options) for form in forms}
     best = min(forms, key=lambda form: words[form])
@@ -119,11 +122,10 @@ def plan_phases(
         return (before,)
     space.check()
     phases = [before] if options.rampup_begin_step > 0 else []
-    for start, level in active_levels(
-        options.rampup_begin_step, options.rampup_step, options.sparsity
-    ):
+    levels = active_levels(options.rampup_begin_step, options.rampup_step, options.sparsity)
+    for start, level in levels:
         counts = tuple(entries_to_send(size, level, options.count_dtype) for size in sizes)
-        form, words = form_of_level(space, counts, replicas, options)
+        form, words = form_of_level(space, counts, start == levels[-1][0], replicas, options)
         cost = (replicas - 1) * BYTES_PER_WORD * words + rest
         phases.append(Phase(start, form, counts, sum(counts) / entries, cost))
     return tuple(phases)

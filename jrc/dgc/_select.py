@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrc._typing import Array, Float, Int
-from jrc.dgc._threshold import largest_mask
+from jrc.dgc._threshold import largest_mask, sample_of
 
 GROUP = 16
 """Neighbours that compete in the first of two stages."""
@@ -16,6 +16,9 @@ SMALL = 1 << 16
 
 RARE = 128
 """Two stages win, measured on CPU, while fewer than one entry in so many is selected."""
+
+HITS = 32
+"""Of the k largest, so many at least should be in a sample: fewer say little about the k-th."""
 
 
 def largest(values: Float[Array, " n"], k: int) -> Int[Array, " k"]:
@@ -78,7 +81,7 @@ def largest_sampled(values: Float[Array, " n"], k: int, share: float) -> Int[Arr
     Args:
         values: float32.
         k: Entries to select, in [1, n]; static.
-        share: Of the entries, that are sampled at even distances.
+        share: Of the entries, that are sampled; more where k is small.
 
     Returns:
         Unique int32 indices, in no promised order.
@@ -89,10 +92,12 @@ def largest_sampled(values: Float[Array, " n"], k: int, share: float) -> Int[Arr
     n = values.size
     if n <= SMALL or k * RARE > n:
         return largest(values, k)
-    sample = jnp.abs(values[:: max(1, int(1 / share))])
+    sample = jnp.abs(sample_of(values, max(1, min(int(1 / share), k // HITS))))
     # A little below k, so that the threshold is seldom too high.
     reached = lax.top_k(sample, max(1, min(sample.size, int(1.25 * k * sample.size / n) + 1)))[0]
-    above = group_maxima(values) >= reached[-1]
+    # Where most entries are zero, so may be the threshold, which every one would reach.
+    maxima = group_maxima(values)
+    above = (maxima >= reached[-1]) & (maxima > 0)
     size = min(above.size, 2 * k)
     yes = jnp.nonzero(above, size=size)[0]
     no = jnp.nonzero(~above, size=size)[0]

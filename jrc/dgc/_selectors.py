@@ -14,6 +14,15 @@ Flats = Sequence[Float[Array, " n"]]
 """One flat float32 array for each compressed leaf."""
 
 
+def _check_whole(kind: str, name: str, value: int) -> None:
+    """That a count is one."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(
+            f"jrc.dgc: {kind}: {name} must be an int of at least 1, got {value!r}; "
+            f"{kind}() takes the usual"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Exact:
     """Per leaf, the k entries of largest magnitude; ties go to the lowest index."""
@@ -36,6 +45,10 @@ class TwoStage:
     blocks: int = 8
     by_leaf = True
 
+    def __post_init__(self) -> None:
+        """Check the number of blocks."""
+        _check_whole("TwoStage", "blocks", self.blocks)
+
     def choose(self, leaves: Flats, counts: Sequence[int], space: Space) -> Entries:
         """The entries to send; `counts` says how many of each leaf."""
         return _each(lambda x, k: largest_of_maxima(x, k, self.blocks), leaves, counts, space)
@@ -46,12 +59,16 @@ class Blocked:
     """Of each block of a leaf the largest entries, as many as is its share of k.
 
     Attributes:
-        size: Entries of a block. With 16,384 a sparsity of 0.999 takes 16 of each, which is what
-            XLA's quick top-k on GPUs can do.
+        size: Entries of a block, in whole groups of 16 and at least one of them. With 16,384 a
+            sparsity of 0.999 takes 16 of each, which is what XLA's quick top-k on GPUs can do.
     """
 
     size: int = 16384
     by_leaf = True
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        _check_whole("Blocked", "size", self.size)
 
     def choose(self, leaves: Flats, counts: Sequence[int], space: Space) -> Entries:
         """The entries to send, block by block; `counts` says how many of each leaf."""
@@ -91,6 +108,15 @@ class Sampled:
 
     share: float = 0.01
     by_leaf = True
+
+    def __post_init__(self) -> None:
+        """Check the share."""
+        number = isinstance(self.share, int | float) and not isinstance(self.share, bool)
+        if not number or not 0 < self.share <= 1:
+            raise ValueError(
+                f"jrc.dgc: Sampled: share must lie in (0, 1], got {self.share!r}; 0.01 looks at "
+                "one entry in a hundred"
+            )
 
     def choose(self, leaves: Flats, counts: Sequence[int], space: Space) -> Entries:
         """The entries to send; `counts` says how many of each leaf."""

@@ -17,7 +17,7 @@ from jax import lax
 
 from jrc.dgc import _axis
 from jrc.dgc._blocked import blocks_of
-from jrc.dgc._exchange import Arrived, Sent
+from jrc.dgc._exchange import Arrived, Sent, not_read
 from jrc.dgc._payload import BLOCK, NOWHERE, Entries, Space, moved
 from jrc.dgc._select import GROUP
 from jrc.dgc._wire import Wire
@@ -91,10 +91,11 @@ def shard_entries(
     """
     most, blocks = owners.most, owners.blocks
     starts = jnp.asarray(owners.starts, jnp.uint32)
-    rows = jax.vmap(lambda row: wire.encode(row, blocks))(_by_owner(entries, owners))
-    own = jax.vmap(lambda row: wire.decode(row, most, blocks))(rows)
-    own = Entries(own.values, moved(own.positions, starts[:, None], blocks))
-    own = jax.tree.map(lambda x: x.reshape(-1), own)
+    parts = jax.vmap(wire.ordered)(_by_owner(entries, owners))
+    rows = jax.vmap(lambda part: wire.encode(part, blocks))(parts)
+    read = jax.vmap(lambda row: wire.decode(row, most, blocks))(rows).values
+    there = moved(parts.positions, starts[:, None], blocks)
+    left = Entries(not_read(parts.values, read).reshape(-1), there.reshape(-1))
 
     received = _axis.swap(rows, axis)
     sums = _summed(jax.vmap(lambda row: wire.decode(row, most, blocks))(received))
@@ -104,11 +105,11 @@ def shard_entries(
     chosen = jnp.sort(largest)
     best = Entries(sums.values[chosen], sums.positions[chosen])
     words = wire.encode(best, blocks)
-    lost = best.values - wire.decode(words, most, blocks).values
+    lost = not_read(best.values, wire.decode(words, most, blocks).values)
     mine = starts[_axis.rank(axis)]
     kept = Entries(sums.values.at[chosen].set(lost), moved(sums.positions, mine, blocks))
     gathered = _axis.gather(words, axis)
-    return Arrived(gathered, most, blocks, owners.starts, None), Sent(own, kept)
+    return Arrived(gathered, most, blocks, owners.starts, None), Sent(left, None, kept)
 
 
 def _by_owner(entries: Entries, owners: Owners) -> Entries:
@@ -129,6 +130,6 @@ def _summed(rows: Entries) -> Entries:
     positions, values = lax.sort((flat.positions, flat.values), num_keys=1, is_stable=True)
     fresh = jnp.concatenate([jnp.ones(1, bool), positions[1:] != positions[:-1]])
     place = jnp.cumsum(fresh, dtype=jnp.int32) - 1
-    sums = jnp.zeros(values.size).at[place].add(values, indices_are_sorted=True)
+    sums = jnp.zeros_like(values).at[place].add(values, indices_are_sorted=True)
     firsts = jnp.full(values.size, NOWHERE).at[place].set(positions, indices_are_sorted=True)
     return Entries(sums, firsts)

@@ -26,13 +26,17 @@ class Float32:
         del blocks
         return 2 * entries
 
+    def ordered(self, entries: Entries) -> Entries:
+        """The entries in an order in which they can be written: any."""
+        return entries
+
     def encode(self, entries: Entries, blocks: int) -> Words:
-        """Write entries, in their order."""
+        """Write entries."""
         del blocks
         return jnp.concatenate([_bits(entries.values, jnp.uint32), entries.positions])
 
     def decode(self, words: Words, count: int, blocks: int) -> Entries:
-        """Read them."""
+        """Read what arrived, in the order in which it was written."""
         del blocks
         return Entries(_bits(words[:count], jnp.float32), words[count:])
 
@@ -45,14 +49,18 @@ class BFloat16:
         """Words that so many entries take."""
         return blocks + entries
 
+    def ordered(self, entries: Entries) -> Entries:
+        """The entries in an order in which they can be written: that of their positions."""
+        return _by_position(entries)
+
     def encode(self, entries: Entries, blocks: int) -> Words:
-        """Write entries in the order of their positions."""
-        values, ends, offsets = _sorted(entries, blocks)
-        bits = _bits(_finite(values).astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
+        """Write entries that are in the order of their positions."""
+        ends, offsets = _addresses(entries.positions, blocks)
+        bits = _bits(_finite(entries.values).astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
         return jnp.concatenate([ends, bits << BLOCK_BITS | offsets])
 
     def decode(self, words: Words, count: int, blocks: int) -> Entries:
-        """Read what arrived, in the order of positions."""
+        """Read what arrived, in the order in which it was written."""
         ends, both = words[:blocks], words[blocks:]
         bits = (both >> BLOCK_BITS).astype(jnp.uint16)
         values = _bits(bits, jnp.bfloat16).astype(jnp.float32)
@@ -65,10 +73,18 @@ class EightBits:
 
     Attributes:
         kind: `"fp8"` (4 bits of exponent, 3 of mantissa) or `"int8"`, times the block's scale: the
-            largest magnitude in a block is exact.
+            largest magnitude in a block is exact, but for the rounding of the scale.
     """
 
     kind: str
+
+    def __post_init__(self) -> None:
+        """Check the kind."""
+        if self.kind not in ("fp8", "int8"):
+            raise ValueError(
+                f"jrc.dgc: EightBits: kind must be one of 'fp8', 'int8', got {self.kind!r}; "
+                "take wire='f32' or wire='bf16' for longer values"
+            )
 
     @property
     def most(self) -> float:
@@ -79,12 +95,16 @@ class EightBits:
         """Words that so many entries take."""
         return 2 * blocks + -(-entries // 2) + -(-entries // 4)
 
+    def ordered(self, entries: Entries) -> Entries:
+        """The entries in an order in which they can be written: that of their positions."""
+        return _by_position(entries)
+
     def encode(self, entries: Entries, blocks: int) -> Words:
-        """Write entries in the order of their positions."""
-        values, ends, offsets = _sorted(entries, blocks)
-        values = _finite(values)
+        """Write entries that are in the order of their positions."""
+        ends, offsets = _addresses(entries.positions, blocks)
+        values = _finite(entries.values)
         block = _block_of(ends, values.size)
-        tops = jnp.zeros(blocks).at[block].max(jnp.abs(values), mode="drop")
+        tops = jnp.zeros(blocks, jnp.float32).at[block].max(jnp.abs(values), mode="drop")
         scales = tops / self.most
         scale = scales.at[block].get(mode="fill", fill_value=0.0)
         scaled = jnp.where(scale > 0, values / jnp.where(scale > 0, scale, 1.0), 0.0)
@@ -98,7 +118,7 @@ class EightBits:
         return jnp.concatenate(parts)
 
     def decode(self, words: Words, count: int, blocks: int) -> Entries:
-        """Read what arrived, in the order of positions."""
+        """Read what arrived, in the order in which it was written."""
         ends, scales = words[:blocks], _bits(words[blocks : 2 * blocks], jnp.float32)
         middle = 2 * blocks + -(-count // 2)
         offsets = _unpacked(words[2 * blocks : middle], jnp.uint16, count)
@@ -130,14 +150,18 @@ def _finite(values: Float[Array, " k"]) -> Float[Array, " k"]:
     return jnp.clip(values, -most, most)
 
 
-def _sorted(
-    entries: Entries, blocks: int
-) -> tuple[Float[Array, " k"], Int[Array, " blocks"], Int[Array, " k"]]:
-    """Values by position, where each block's end among them, and places in their blocks."""
+def _by_position(entries: Entries) -> Entries:
     positions, values = lax.sort((entries.positions, entries.values), num_keys=1)
+    return Entries(values, positions)
+
+
+def _addresses(
+    positions: Int[Array, " k"], blocks: int
+) -> tuple[Int[Array, " blocks"], Int[Array, " k"]]:
+    """Where each block's entries end among sorted positions, and the places in their blocks."""
     firsts = jnp.arange(1, blocks + 1, dtype=jnp.uint32)
     ends = jnp.searchsorted(positions >> BLOCK_BITS, firsts, side="left")
-    return values, ends.astype(jnp.uint32), positions & (BLOCK - 1)
+    return ends.astype(jnp.uint32), positions & (BLOCK - 1)
 
 
 def _block_of(ends: Int[Array, " blocks"], count: int) -> Int[Array, " k"]:

@@ -80,7 +80,8 @@ def test_dense_exchange_gathers_nothing():
     [
         ({}, 1),
         ({"exchange": "dense", "sparsity": (0.5, 0.9, 0.99), "rampup_step": 9}, 1),
-        ({"sparsity": (0.75, 0.9, 0.99), "rampup_step": 9}, 3),
+        ({"sparsity": (0.75, 0.9, 0.99), "rampup_step": 9}, 2),
+        ({"sparsity": (0.75, 0.9, 0.99), "rampup_step": 9, "exchange": "allgather"}, 3),
         ({"rampup_begin_step": 5}, 2),
         # With one step to ramp up in, the levels in the middle never run.
         ({"sparsity": (0.75, 0.9, 0.99), "exchange": "dense", "rampup_begin_step": 1}, 2),
