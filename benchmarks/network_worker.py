@@ -80,12 +80,13 @@ class Method:
         def zeros() -> Any:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
-        def one(gradients: Any, state: Any, params: Any) -> Any:
+        # In the order in which they come back: JAX pairs what is donated with results by shape.
+        def one(gradients: Any, params: Any, state: Any) -> Any:
             return advance(jax.tree.map(lambda x: x[0], gradients), state, params)
 
         self.params = jax.jit(zeros, out_shardings=NamedSharding(mesh, P()))()
         self.state = jax.jit(over(tx.init, in_specs=P(), out_specs=specs))(self.params)
-        step = over(one, in_specs=(P(AXIS), specs, P()), out_specs=(P(), specs))
+        step = over(one, in_specs=(P(AXIS), P(), specs), out_specs=(P(), specs))
         self.run = jax.jit(step, donate_argnums=(1, 2))
         self.taken = 0
 
@@ -93,7 +94,7 @@ class Method:
         """Seconds of one whole step, from local gradients to new parameters."""
         gradients = sets[self.taken % len(sets)]
         began = time.perf_counter()
-        self.params, self.state = self.run(gradients, self.state, self.params)
+        self.params, self.state = self.run(gradients, self.params, self.state)
         jax.block_until_ready((self.params, self.state))
         self.taken += 1
         return time.perf_counter() - began

@@ -10,6 +10,7 @@ import json
 import pathlib
 import sys
 
+from dgc_show import TABLES
 from plan_show import dearer
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -216,6 +217,18 @@ def _range(quartiles):
     return "–".join(f"{1e3 * seconds:,.0f}" for seconds in quartiles)
 
 
+def compression():
+    """Bytes, selectors and compile time of DGC: the tables that `dgc.py` prints."""
+    found = load("dgc")
+    parts = []
+    for section in (name for name in TABLES if name in found):
+        where = f"{found[section]['device']}, {found[section]['cores']} cores"
+        for title, rows in TABLES[section](found[section]):
+            text = f"{title} ({where}, jax {found[section]['jax']}):\n\n"
+            parts.append(text + table(*rows))
+    return "\n".join(parts)
+
+
 def main():
     readme = ROOT / "README.md"
     old = readme.read_text()
@@ -228,6 +241,8 @@ def main():
     # Slow links need root, which not everybody has.
     if (ROOT / "benchmarks" / "results" / "network.json").exists():
         parts.append(networks())
+    if (ROOT / "benchmarks" / "results" / "dgc.json").exists():
+        parts.append(compression())
     new = before + START + "\n".join(parts) + END + after
     if "--check" in sys.argv:
         raise SystemExit(None if new == old else "README.md: run python benchmarks/readme.py")

@@ -30,7 +30,8 @@ class DGCTransformation(optax.GradientTransformation):
         update: `(gradients, state, params) -> (updates, state)`.
         apply: `(gradients, state, params, scale=1.0) -> (params, state)`: adds `scale` times what
             `update` returns, up to the order of the additions. That of `jrc.dgc_momentum` knows its
-            scale.
+            scale. Under `jit` with donation, take parameters and state in the order in which you
+            return them: JAX pairs what is donated with results of the same shape, in order.
     """
 
     apply: Callable[..., tuple[Any, Any]]

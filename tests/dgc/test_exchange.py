@@ -20,6 +20,8 @@ WIDTHS = {"u32": 4, "f32": 4, "s32": 4, "pred": 1}
 def collectives(text, kind):
     """Entries and bytes of every array that a kind of collective returns, in an HLO text."""
     found = []
+    # A long tuple counts its entries in comments.
+    text = re.sub(r"/\*.*?\*/", "", text)
     for results in re.findall(rf" = ([^=]*?) {kind}(?:-start)?\(", text):
         for dtype, shape in re.findall(r"(\w+)\[([\d,]*)\]", results):
             size = math.prod(int(n) for n in shape.split(",") if n)
@@ -33,9 +35,9 @@ def test_dense_mean_of_one_replica_is_itself():
     assert dense_mean([], AXIS) == []
 
 
-def compiled(tx, params, gradients):
+def compiled(tx, params, gradients, replicas=4):
     specs = dgc_specs(jax.eval_shape(tx.init, params), AXIS)
-    over = functools.partial(jax.shard_map, mesh=mesh())
+    over = functools.partial(jax.shard_map, mesh=mesh(replicas))
     state = jax.jit(over(tx.init, in_specs=P(), out_specs=specs))(params)
 
     def one(gradients, state, params):

@@ -42,7 +42,7 @@ def in_two_stages(monkeypatch):
     monkeypatch.setattr(_select, "SMALL", 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     n=st.integers(1, 5000),
     share=st.floats(0, 1),

@@ -1,0 +1,119 @@
+"""`tx.apply`: what `update` and `optax.apply_updates` do, written into the parameters."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jrc.dgc import dgc_momentum, dgc_specs, scale_by_dgc
+from tests.dgc.replicas import AXIS, assert_bit_equal, mesh
+
+PARAMS = {
+    "kernel": jnp.linspace(-1.0, 1.0, 2000).reshape(40, 50),
+    "half": jnp.linspace(-1.0, 1.0, 1500).astype(jnp.bfloat16),
+    "bias": jnp.linspace(0.0, 1.0, 7),
+    "small": jnp.ones((2, 3), jnp.bfloat16),
+    "count": jnp.arange(3),
+    "none": None,
+}
+FORMS = {
+    "gather": {"selector": "global", "wire": "int8", "exchange": "allgather"},
+    "sharded": {"exchange": "sharded"},
+    "masked": {"exchange": "dense"},
+    "switch": {"sparsity": (0.5, 0.95), "rampup_begin_step": 1, "rampup_step": 4},
+}
+
+
+def some_gradients(seed, leading):
+    def draw(leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.zeros((*leading, *leaf.shape), leaf.dtype)
+        key = jax.random.key(seed + leaf.size)
+        return jax.random.normal(key, (*leading, *leaf.shape), leaf.dtype)
+
+    return jax.tree.map(draw, PARAMS)
+
+
+def both(tx, apply, replicas=4):
+    """One program that takes the same step in both ways; each has a state of its own."""
+    specs = dgc_specs(jax.eval_shape(tx.init, PARAMS), AXIS)
+    over = functools.partial(jax.shard_map, mesh=mesh(replicas))
+
+    def one(gradients, first, second):
+        gradients = jax.tree.map(lambda x: x[0], gradients)
+        updates, state = tx.update(gradients, first[1], first[0])
+        return (optax.apply_updates(first[0], updates), state), apply(gradients, *second[::-1])
+
+    pair = (P(), specs)
+    run = jax.jit(over(one, in_specs=(P(AXIS), pair, pair), out_specs=(pair, pair)))
+    state = jax.jit(over(tx.init, in_specs=P(), out_specs=specs))(PARAMS)
+    return run, (PARAMS, state)
+
+
+def assert_same(actual, expected):
+    """Within 1e-6; half precision is rounded once in `apply`, and twice in `update`."""
+
+    def check(x, y):
+        assert x.dtype == y.dtype and x.shape == y.shape
+        tolerance = 0.02 if x.dtype == jnp.bfloat16 else 1e-6
+        x, y = (np.asarray(leaf, np.float64) for leaf in (x, y))
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(check, actual, expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_apply_is_update_and_apply_updates(form):
+    rate = optax.linear_schedule(0.5, 0.1, 6)
+    args = {"rampup_begin_step": 0, "sparsity": 0.9} | FORMS[form]
+    tx = dgc_momentum(rate, 0.9, axis_name=AXIS, min_size=1000, **args)
+    step, start = both(tx, tx.apply)
+    first = second = start
+    for seed in range(6):
+        gradients = some_gradients(seed, (4,))
+        if seed == 4:
+            # Nothing moves, the schedule of the rate included.
+            broken = gradients | {"bias": gradients["bias"].at[2, 0].set(np.nan)}
+            _, (params, state) = jax.block_until_ready(step(broken, first, second))
+            assert_bit_equal(params, second[0])
+            assert_bit_equal(state[1], second[1][1])
+            for field in ("step", "u", "v", "velocity"):
+                assert_bit_equal(getattr(state[0], field), getattr(second[1][0], field))
+            assert int(state[0].skipped) == 1
+        first, second = jax.block_until_ready(step(gradients, first, second))
+        assert_same(second, first)
+        # From here on together: a rounding may choose another entry later.
+        second = first
+    assert_bit_equal(first[0]["count"], PARAMS["count"])
+    assert first[0]["none"] is None
+    moved = np.asarray(first[0]["kernel"] != PARAMS["kernel"])
+    assert moved.any() and np.asarray(first[0]["bias"] != PARAMS["bias"]).all()
+
+
+def test_apply_takes_any_scale():
+    tx = scale_by_dgc(0.9, sparsity=0.9, axis_name=AXIS, min_size=1000)
+
+    def apply(gradients, state, params):
+        return tx.apply(gradients, state, params, 1.0)
+
+    step, start = both(tx, apply)
+    first, second = jax.block_until_ready(step(some_gradients(0, (4,)), start, start))
+    assert_same(second, first)
+
+
+def test_apply_on_one_replica_without_an_axis():
+    tx = dgc_momentum(0.5, 0.9, 0, sparsity=0.75, min_size=0)
+    params, gradients = jnp.zeros(4), jnp.array([1.0, -4.0, 2.0, 3.0])
+    for apply in (tx.apply, jax.jit(tx.apply, donate_argnums=1)):
+        new, state = apply(gradients, tx.init(params), params)
+        assert new.tolist() == [0.0, 2.0, 0.0, 0.0]
+        assert state[0].v.tolist() == [[1.0, 0.0, 2.0, 3.0]]
+
+
+def test_a_mask_has_no_apply():
+    assert not hasattr(optax.masked(dgc_momentum(0.1, 0.9, 0), True), "apply")

@@ -1,0 +1,165 @@
+"""Wire formats: what is written, how long it is, and what is read."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jrc.dgc import scale_by_dgc
+from jrc.dgc._exchange import gather_entries
+from jrc.dgc._payload import BLOCK, NOWHERE, Entries, Space, moved
+from jrc.dgc._wire import WIRES, EightBits
+
+SPACES = {
+    "one entry": ((1,), 1, 0),
+    "a whole leaf": ((300,), 300, 0),
+    "edges": ((BLOCK, 1, 70_000, 3), 41, 6),
+    "empty blocks": ((5, 6 * BLOCK, 2 * BLOCK + 1), 9, 0),
+    "nothing": ((BLOCK + 1,), 4, 4),
+}
+"""Sizes of the leaves, entries of a payload, and how many of them only fill it up."""
+
+LEAST = float(np.finfo(np.float32).tiny)
+LARGEST = float(np.finfo(np.float32).max)
+ODD = (0.0, -0.0, LEAST, -LEAST / 4, 1e-45, LARGEST, -LARGEST, np.inf, -np.inf, 3.3961775e38)
+
+
+@functools.cache
+def both_ways(wire, count, blocks):
+    """One compiled program for all examples of a format and a space."""
+
+    def run(values, positions):
+        entries = WIRES[wire].ordered(Entries(values, positions))
+        words = WIRES[wire].encode(entries, blocks)
+        return words, WIRES[wire].decode(words, count, blocks)
+
+    return jax.jit(run)
+
+
+def drawn(space, count, room, seed, kind):
+    """Values, and unique positions in any order, those at the edges of blocks and leaves first."""
+    rng = np.random.default_rng(seed)
+    edges, rest = set(), set()
+    for start, size in zip(space.starts[:-1], space.sizes, strict=True):
+        blocks = range(start, start + size, BLOCK)
+        edges |= {*blocks, *(block - 1 for block in blocks[1:]), start + size - 1}
+        rest |= {start + int(i) for i in rng.permutation(min(size, 400))}
+        rest |= {start + int(i) for i in rng.integers(0, size, 40)}
+    first = rng.permutation(sorted(edges))
+    last = rng.permutation(sorted(rest - edges))
+    positions = rng.permutation(np.concatenate([first, last]).astype(np.int64)[: count - room])
+    positions = np.concatenate([positions, NOWHERE - np.arange(room)]).astype(np.uint32)
+    values = (10.0 ** rng.uniform(-30, 30, count) * rng.choice([-1, 1], count)).astype(np.float32)
+    if kind == "near":
+        values = rng.standard_normal(count).astype(np.float32)
+    if kind == "odd":
+        values = rng.choice(np.asarray(ODD, np.float32), count)
+    values[count - room :] = 0.0
+    return values, positions
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("wire", WIRES)
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["far", "near", "odd"]))
+def test_round_trip(wire, name, seed, kind):
+    sizes, count, room = SPACES[name]
+    space = Space(sizes)
+    values, positions = drawn(space, count, room, seed, kind)
+    words, found = both_ways(wire, count, space.blocks)(values, positions)
+    assert words.dtype == jnp.uint32
+    assert words.shape == (WIRES[wire].words(count, space.blocks),)
+    order = np.arange(count) if wire == "f32" else np.argsort(positions, kind="stable")
+    values, positions = values[order], positions[order]
+    inside = positions < space.blocks * BLOCK
+    np.testing.assert_array_equal(np.asarray(found.positions)[inside], positions[inside])
+    assert (np.asarray(found.positions)[~inside] >= space.blocks * BLOCK).all()
+    read = np.asarray(found.values)
+    assert (read[~inside] == 0).all()
+    check = {"f32": same_bits, "bf16": rounded, "fp8": within_a_step, "int8": within_a_step}[wire]
+    check(read[inside], values[inside], positions[inside] // BLOCK, wire)
+
+
+def same_bits(read, values, block, wire):
+    del block, wire
+    np.testing.assert_array_equal(read.view(np.uint32), values.view(np.uint32))
+
+
+def rounded(read, values, block, wire):
+    """The nearest bfloat16; what is larger than all of them is the largest."""
+    del block, wire
+    most = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+    want = np.clip(values, -most, most).astype(ml_dtypes.bfloat16).astype(np.float32)
+    # XLA may take numbers below the smallest normal one as zero.
+    want, read = (np.where(np.abs(x) < LEAST, 0.0, x) for x in (want, read))
+    np.testing.assert_array_equal(read, want)
+
+
+def within_a_step(read, values, block, wire):
+    """Half a step of the block's scale; fp8's steps are an eighth of the power of two below."""
+    most = {"fp8": 448.0, "int8": 127.0}[wire]
+    said = np.clip(values, -3.3895314e38, 3.3895314e38).astype(np.float64)
+    for each in np.unique(block):
+        here = block == each
+        top = np.abs(said[here]).max()
+        scale = top / most
+        step = scale / 2
+        if wire == "fp8":
+            step = np.maximum(np.abs(said[here]) / 16, scale * 2.0**-10)
+        # Scales below the smallest normal number may be zero.
+        assert (np.abs(read[here] - said[here]) <= 1.0001 * step + most * LEAST).all()
+        if scale > LEAST:
+            np.testing.assert_allclose(np.abs(read[here]).max(), top, rtol=3e-7)
+
+
+@pytest.mark.parametrize("name", ["edges", "nothing"])
+def test_what_fills_up_lands_nowhere(name):
+    sizes, count, room = SPACES[name]
+    space = Space(sizes)
+    values, positions = drawn(space, count, room, 0, "near")
+    for wire in WIRES:
+        _, found = both_ways(wire, count, space.blocks)(values, positions)
+        places = moved(found.positions, 0, space.blocks)
+        assert (places == NOWHERE).sum() == room
+        leaves = space.leaves(Entries(found.values, places), None)
+        inside = [leaf.indices < size for leaf, size in zip(leaves, sizes, strict=True)]
+        assert sum(int(here.sum()) for here in inside) == count - room
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_is_left_and_what_others_read_are_what_was_sent(wire):
+    space = Space((300, 40))
+    values, positions = drawn(space, 17, 0, 1, "near")
+    arrived, sent = gather_entries(Entries(values, positions), space, None, WIRES[wire], None)
+    assert arrived.words.shape == (1, WIRES[wire].words(17, 2))
+    read = WIRES[wire].decode(arrived.words[0], 17, 2)
+    np.testing.assert_array_equal(sent.left.positions, read.positions)
+    order = np.argsort(np.asarray(read.positions)), np.argsort(positions)
+    left, back, whole = sent.left.values[order[0]], read.values[order[0]], values[order[1]]
+    np.testing.assert_allclose(left + back, whole, rtol=1e-6)
+    assert (left == 0).all() == (wire == "f32")
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_a_format_loses_is_kept(wire):
+    gradient = jax.random.normal(jax.random.key(0), (500,))
+    tx = scale_by_dgc(0.0, sparsity=0.75, min_size=0, wire=wire, exchange="allgather")
+    updates, state = jax.jit(tx.update)(gradient, tx.init(gradient))
+    sent = np.flatnonzero(updates)
+    assert sent.size == 125
+    lost = np.asarray(gradient)[sent] - np.asarray(updates)[sent]
+    np.testing.assert_array_equal(state.v[0, sent], lost)
+    assert (lost != 0).any() == (wire != "f32")
+
+
+@pytest.mark.parametrize("kind", ["x", "", None])
+def test_a_byte_of_no_kind(kind):
+    message = f"jrc.dgc: EightBits: kind must be one of 'fp8', 'int8', got {kind!r}; take wire='f3"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EightBits(kind)
