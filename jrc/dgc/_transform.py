@@ -111,8 +111,9 @@ def scale_by_dgc(
         exchange: `"allgather"` of the entries; `"sharded"`: to the owners of their blocks, who add
             up, and of the sums as many as one replica sent back to all, so that bytes do not grow
             with N (what is not handed on stays in the owner's v); `"dense"`, a sum of the tensors
-            with zeros where nothing is sent; `"auto"`, for each level the one that sends the fewest
-            bytes. It shards only with `selector="blocked"`, for sharding drops entries.
+            with zeros where nothing is sent; `"auto"`: the last level in the way that sends the
+            fewest bytes (sharded only with `selector="blocked"`, for sharding drops entries), and
+            the levels before it as dense sums, which share one program and compile quickly.
         clip_scaling: `"sqrt"`, a bound of `C sqrt(N)` for mean gradients; `"rsqrt"`, one of
             `C / sqrt(N)`, right only for gradients of a loss that was divided by N, as Paddle's
             are: it is N times tighter.
