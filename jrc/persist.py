@@ -21,7 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jrc._lock import locked
-from jrc._processes import FailedElsewhere, all_or_none, differing, of_all
+from jrc._processes import all_or_none, differing, of_all
 from jrc._tree import is_typed_key, path_name
 
 _FORMAT = 1
@@ -103,7 +103,8 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
     Args:
         path: The folder that `jrc.save` was given.
         like: A pytree of arrays or `jax.ShapeDtypeStruct`s with the structure, shapes and dtypes
-            that were saved. Its shardings say where the arrays go.
+            that were saved. Its shardings say where the arrays go. In a run of several processes
+            every process calls `restore`.
 
     Returns:
         A pytree like `like` with the saved values, bit for bit.
@@ -126,7 +127,7 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
     while (step := _agreed_latest(folder)) is not None:
         try:
             return all_or_none(lambda: _read(folder, step, like, leaves), "jrc.restore")
-        except (OSError, ValueError, FailedElsewhere):
+        except Exception:
             # Or has somebody saved meanwhile, and removed the save that was being read?
             if step == _agreed_latest(folder):
                 raise

@@ -29,9 +29,7 @@ def local_gradients(
     Returns:
         The same tree, leaves without state masked out.
     """
-    local = only(gradients, slots.floating)
-    wide = [gradient.astype(jnp.float32) for gradient in pick(local, slots.floating)]
-    local = put(local, slots.floating, wide)
+    local = _as_float32(only(gradients, slots.floating), slots)
     if (max_norm := options.local_grad_clip_norm) is not None:
         clips = options.clip_before_rampup | (step >= options.rampup_begin_step)
         scaling = options.clip_scaling
@@ -39,9 +37,15 @@ def local_gradients(
             gradient * jnp.where(clips, clip_factor(gradient, max_norm, replicas, scaling), 1.0)
             for gradient in pick(local, slots.compressed)
         ]
-        local = put(local, slots.compressed, clipped)
+        local = _as_float32(put(local, slots.compressed, clipped), slots)
     transform = options.regularization
     if transform is None:
         return local
     shown = None if params is None else only(params, slots.floating)
-    return transform.update(local, transform.init(local), shown)[0]
+    # A float64 factor, or parameters of it, would make the state float64.
+    return _as_float32(transform.update(local, transform.init(local), shown)[0], slots)
+
+
+def _as_float32(local: PyTree, slots: Slots) -> PyTree:
+    wide = [gradient.astype(jnp.float32) for gradient in pick(local, slots.floating)]
+    return put(local, slots.floating, wide)

@@ -56,7 +56,9 @@ class Options(NamedTuple):
 
 def checked_momentum(momentum: Number) -> Number:
     """The momentum, in [0, 1) as far as its value is known."""
-    return _checked_number("momentum", momentum, lambda m: 0 <= m < 1, "lie in [0, 1)", "0.9")
+    momentum = _checked_number("momentum", momentum, lambda m: 0 <= m < 1, "lie in [0, 1)", "0.9")
+    # A float64 one would make the state float64.
+    return momentum.astype(jnp.float32) if isinstance(momentum, jax.Array) else float(momentum)
 
 
 def checked_clip_norm(norm: Number | None) -> Number | None:

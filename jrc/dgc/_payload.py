@@ -1,5 +1,7 @@
 """What crosses the wire: values, and where in the tree they belong."""
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,8 +45,7 @@ class Space(NamedTuple):
     @property
     def starts(self) -> tuple[int, ...]:
         """The position of each leaf's first entry, and the first that belongs to none."""
-        blocks = [-(-size // BLOCK) for size in self.sizes]
-        return tuple(BLOCK * sum(blocks[:place]) for place in range(len(blocks) + 1))
+        return _starts(self.sizes)
 
     @property
     def blocks(self) -> int:
@@ -101,6 +102,12 @@ class Space(NamedTuple):
         start, size = self.starts[place], self.sizes[place]
         inside = (positions >= np.uint32(start)) & (positions < np.uint32(start + size))
         return jnp.where(inside, self._index(place, positions), size)
+
+
+@functools.lru_cache(maxsize=64)
+def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    blocks = (-(-size // BLOCK) for size in sizes)
+    return tuple(BLOCK * before for before in itertools.accumulate(blocks, initial=0))
 
 
 def moved(positions: Array, start: Array | int, blocks: int) -> Int[Array, "..."]:

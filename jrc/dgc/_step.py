@@ -54,6 +54,7 @@ def apply_step(
         Parameters and state.
     """
     slots = align(gradients, state)
+    params = jax.tree.map(jnp.asarray, params)
     old = pick(params, slots.compressed)
     # Sums of several replicas' entries are not rounded one by one to half precision.
     targets = [x.reshape(-1) if x.dtype == jnp.float32 else None for x in old]
@@ -85,6 +86,7 @@ def _step(
     """What lands on the targets, the directions of the dense path, and the new state."""
     axis = options.axis_name
     replicas = _checked_replicas(options)
+    _axis.num_replicas(options.inner_axis)
     _check_local(pick(gradients, slots.floating), options)
     sizes, rest = ([jnp.size(g) for g in pick(gradients, places)] for places in slots)
     phases = plan_phases(sizes, sum(rest), replicas, options)

@@ -44,6 +44,10 @@ class DGCTransformation(optax.GradientTransformation):
         self.apply = apply
         return self
 
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What a copy is made of."""
+        return self.init, self.update, self.apply
+
 
 def scale_by_dgc(
     momentum: float | Array = 0.9,

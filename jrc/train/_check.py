@@ -1,5 +1,6 @@
 """What a train step is given, checked: batch, state, and what the loss function returns."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,6 +42,12 @@ def check_state(
     tx: optax.GradientTransformation, state: TrainState, axis: AxisName, mesh: Mesh
 ) -> None:
     """The state was built for this optimizer, these replicas and this axis."""
+    for name, leaf in named_leaves(state.params):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise ValueError(
+                f"jrc.make_train_step: parameters are floating arrays, for they are "
+                f"differentiated; leaf {name!r} is {_kind(leaf)}. Keep it in the model state."
+            )
     params = shape_of(state.params)
     expected = jax.eval_shape(tx.init, params)
     if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
@@ -75,29 +82,54 @@ def _check_axis(
     def update(params: PyTree) -> PyTree:
         return tx.update(params, tx.init(params), params)[0]
 
-    bound = jax.shard_map(
-        update,
-        mesh=AbstractMesh(tuple(mesh.shape[name] for name in names), names),
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
+    def over(bound: tuple[str, ...], fn: Any, check_vma: bool = False) -> Any:
+        abstract = AbstractMesh(tuple(mesh.shape[name] for name in bound), bound)
+        spec = PartitionSpec()
+        return jax.shard_map(fn, mesh=abstract, in_specs=spec, out_specs=spec, check_vma=check_vma)
+
     try:
         jax.eval_shape(update, params)
     except Exception:  # without an axis it cannot exchange, as it should
         try:
-            jax.eval_shape(bound, params)
+            jax.eval_shape(over(names, update), params)
         except Exception as error:
             raise ValueError(
                 f"jrc.make_train_step: tx cannot update over the axis {axis!r} of the step: "
                 f"{error}. Pass axis_name={axis!r} to the compression."
             ) from error
+        _check_each(tx, params, axis, over)
         return
     raise ValueError(
         f"jrc.make_train_step: the step runs on {mesh.shape[names[0]]} replicas, and the "
         "compression in tx "
         f"has axis_name=None, which is one replica. Pass axis_name={axis!r} to it."
     )
+
+
+def _check_each(
+    tx: optax.GradientTransformation, params: PyTree, axis: AxisName, over: Callable[..., Any]
+) -> None:
+    """Every compression in a transform differs along the step's own axis, and no other."""
+    names, along = names_of(axis), []
+
+    def look(params: PyTree) -> None:
+        for state in dgc_states(tx.init(params)):
+            along.extend(jax.typeof(u).mat.varying for u in jax.tree.leaves(state.u))
+
+    jax.eval_shape(over(names, look, check_vma=True), params)
+    wrong = [sorted(found) for found in along if found != {names[0]}]
+    if not wrong and len(names) > 1:
+        try:  # without the inner axis, which it would have to average over
+            jax.eval_shape(over(names[:1], lambda p: tx.update(p, tx.init(p), p)[0]), params)
+        except Exception:
+            return
+        wrong = [list(names[:1])]
+    if wrong:
+        raise ValueError(
+            f"jrc.make_train_step: every compression in tx has the axis_name={axis!r} of the step; "
+            f"one exchanges over {listed(wrong[0]) or 'no axis'}, and replicas would drift apart. "
+            f"Pass axis_name={axis!r} to it."
+        )
 
 
 def pair_of(out: Any, name: str, stateful: bool = False) -> tuple[Any, Any]:

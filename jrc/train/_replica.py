@@ -24,7 +24,7 @@ class StepInfo(NamedTuple):
             and booleans) added up over parts and replicas.
         grad_norm: Mean over replicas of the L2 norm of the local gradient.
         density: Share of the compressed entries that was sent; 1 without compression.
-        bytes_sent: Bytes that each replica sent for gradients.
+        bytes_sent: Bytes that each replica sent for gradients, counted as float32.
         skipped: Whether parameters, optimizer and model state were left as they were because a
             gradient was not finite (only with a `DGCState`).
         bytes_received: Bytes that each replica received for gradients: in ring algorithms as many
@@ -59,6 +59,8 @@ def replica_step(
     compression = dgc_states(state.opt_state)
     own = served(local.grads, compression)
     grads = jax.tree.map(lambda g, own: g if own else over.mean(g), local.grads, own)
+    if any(isinstance(node, optax.MultiStepsState) for node in _gathering(state.opt_state)):
+        grads = jax.tree.map(lambda g, own: over.storable(g) if own else g, grads, own)
     params, opt_state, skipped = _moved(tx, state, grads, over)
     model_state = jax.tree.map(over.shared, local.model_state)
     if compression:
@@ -80,7 +82,7 @@ def _moved(
     tx: optax.GradientTransformation, state: TrainState, grads: PyTree, over: "_Replicas"
 ) -> tuple[PyTree, PyTree, Array]:
     """Parameters and optimizer state after the update, and whether it was left out."""
-    if isinstance(tx, DGCTransformation):
+    if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` forgets it
         # Skips by itself, and touches no parameter that nobody sent an entry for.
         params, opt_state = tx.apply(grads, state.opt_state, state.params)
         ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
@@ -95,19 +97,41 @@ def _moved(
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     if compression:
-        # The compression's own state says that the step was skipped; all else stays as it was.
-        params, opt_state = _unless(skipped, (state.params, state.opt_state), (params, opt_state))
+        # A compression that sees the gradients first has skipped by itself, in place.
+        trusted = isinstance(_first(state.opt_state), DGCState)
+        old = state.params, state.opt_state
+        params, opt_state = _unless(skipped, old, (params, opt_state), trusted)
     return params, opt_state, skipped
 
 
-def _unless(skipped: Array, old: PyTree, new: PyTree) -> PyTree:
-    """The new tree, or the old one but for what compressions say themselves."""
-    return jax.tree.map(
-        lambda old, new: new if isinstance(new, DGCState) else jnp.where(skipped, old, new),
-        old,
-        new,
-        is_leaf=lambda node: isinstance(node, DGCState),
-    )
+def _unless(skipped: Array, old: PyTree, new: PyTree, trusted: bool = True) -> PyTree:
+    """The new tree, or the old one, of which compressions that are not trusted count the skip."""
+
+    def chosen(old: Any, new: Any) -> Any:
+        if not isinstance(new, DGCState):
+            return jnp.where(skipped, old, new)
+        if trusted:
+            return new
+        # What stood before it may have taken the mark out of the gradients.
+        books = {name: getattr(new, name) for name in ("density", "bytes_sent", "bytes_dense")}
+        waits = old._replace(skipped=optax.safe_increment(old.skipped), **books)
+        return jax.tree.map(lambda x, y: jnp.where(skipped, x, y), waits, new)
+
+    return jax.tree.map(chosen, old, new, is_leaf=lambda node: isinstance(node, DGCState))
+
+
+def _first(opt_state: PyTree) -> Any:
+    """The state of the transform that sees the gradients first."""
+    return _first(opt_state[0]) if type(opt_state) is tuple and opt_state else opt_state
+
+
+def _gathering(opt_state: PyTree) -> list[Any]:
+    """The states of transforms that gather gradients around a compression, among others."""
+
+    def gathers(node: Any) -> bool:
+        return isinstance(node, optax.MultiStepsState) and bool(dgc_states(node.inner_opt_state))
+
+    return jax.tree.leaves(opt_state, is_leaf=gathers)
 
 
 class _Replicas:
@@ -123,10 +147,19 @@ class _Replicas:
     def total(self, x: Any) -> Any:
         return x if self.axis is None else jax.lax.psum(x, self.axis)
 
-    def shared(self, x: Array) -> Array:
-        """One value for all: the mean of floats, replica 0's of integers and Booleans."""
-        if is_typed_key(x):
+    def storable(self, x: Any) -> Any:
+        """What is the same wherever a state that gathers gradients is said to be the same."""
+        if self.axis is None:
             return x
+        if not jnp.ndim(x):
+            return self.mean(x)
+        return jax.lax.pmean(x, self.axis[1:]) if len(self.axis) > 1 else x
+
+    def shared(self, x: Array) -> Array:
+        """One value for all: the mean of floats, replica 0's of integers, Booleans and keys."""
+        if is_typed_key(x):
+            data = self.shared(jax.random.key_data(x))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
         if jnp.issubdtype(x.dtype, jnp.inexact):
             return self.mean(x)
         first = jnp.where(self.rank == 0, x, jnp.zeros_like(x))

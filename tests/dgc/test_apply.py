@@ -1,5 +1,6 @@
 """`tx.apply`: what `update` and `optax.apply_updates` do, written into the parameters."""
 
+import copy
 import functools
 
 import jax
@@ -117,3 +118,18 @@ def test_apply_on_one_replica_without_an_axis():
 
 def test_a_mask_has_no_apply():
     assert not hasattr(optax.masked(dgc_momentum(0.1, 0.9, 0), True), "apply")
+
+
+def test_copies_and_replacements():
+    tx = scale_by_dgc(0.9, sparsity=0.5, min_size=0)
+    params = jnp.zeros(8)
+    again, _ = copy.copy(tx).apply(jnp.arange(8.0), tx.init(params), params)
+    assert np.flatnonzero(again).tolist() == [4, 5, 6, 7]
+    assert not hasattr(tx._replace(init=tx.init), "apply")
+
+
+def test_parameters_that_are_python_numbers():
+    tx = scale_by_dgc(0.9, sparsity=0.5, min_size=0)
+    state = tx.init({"w": 2.0})
+    new, _ = tx.apply({"w": jnp.float32(1.0)}, state, {"w": 2.0}, -0.5)
+    assert float(new["w"]) == 1.5

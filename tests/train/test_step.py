@@ -510,3 +510,77 @@ def test_pairs_of_axes_average_inside_and_compress_between():
         jrc.make_train_step(net_loss, tx, mesh=one, axis_name=pair)
     with pytest.raises(ValueError, match="via='pmap' is for a mesh of one axis"):
         jrc.make_train_step(net_loss, tx, mesh=two, axis_name=pair, via="pmap")
+
+
+@pytest.mark.parametrize(
+    ("tx", "axes"),
+    [
+        (compress(axis_name="data"), ("chip", "data")),
+        (compress(axis_name=("data", "chip")), ("chip", "data")),
+        (
+            optax.multi_transform(
+                {"w": compress(), "b": compress(axis_name=None)}, {"w": "w", "b": "b"}
+            ),
+            "data",
+        ),
+    ],
+)
+def test_every_compression_exchanges_over_the_axes_of_the_step(tx, axes):
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    on = Mesh(devices, ("data", "chip")) if isinstance(axes, tuple) else mesh()
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=on, axis_name=axes)
+    step = jrc.make_train_step(net_loss, tx, mesh=on, axis_name=axes)
+    with pytest.raises(ValueError, match="replicas would drift apart. Pass axis_name="):
+        step(state, net_batch(0))
+
+
+def test_a_skipped_step_is_skipped_behind_what_takes_nan_out():
+    tx = optax.chain(optax.zero_nans(), compress(), optax.scale(-0.1))
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(net_loss, tx, mesh=mesh(), donate=False)
+    state, _ = step(state, net_batch(0))
+    bad = net_batch(1)
+    bad[3] = np.nan
+    after, info = step(state, bad)
+    assert bool(info.skipped) and same_bits(after.params, state.params)
+    old, new = state.opt_state[1], after.opt_state[1]
+    assert same_bits((new.u, new.v, new.step), (old.u, old.v, old.step)) and int(new.skipped) == 1
+
+
+@pytest.mark.parametrize("axes", ["data", ("chip", "data")])
+def test_gradients_that_multi_steps_gathers_are_saved_whole(axes, tmp_path):
+    on = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "chip"))
+    on = mesh() if axes == "data" else on
+    params = NET | {"scale": np.float32(1.5)}
+    tx = optax.MultiSteps(jrc.dgc_momentum(0.1, 0.9, 0, (1), (0.5,), min_size=2, axis_name=axes), 2)
+
+    def loss(params, batch, key):
+        return params["scale"] * net_loss(params, batch, key)
+
+    state = jrc.init_state(params, tx, jax.random.key(0), mesh=on, axis_name=axes)
+    step = jrc.make_train_step(loss, tx, mesh=on, axis_name=axes, donate=False)
+    state, _ = step(state, net_batch(0))
+    jrc.save(tmp_path, state)
+    resumed = jrc.restore(tmp_path, state)
+    for t in range(1, 4):
+        (state, _), (resumed, _) = step(state, net_batch(t)), step(resumed, net_batch(t))
+    assert same_bits(state, resumed) and drift(state.params) == drift(resumed.params) == 0.0
+
+
+def test_keys_in_the_model_state_are_one_replica_s():
+    def loss(params, model_state, batch, key):
+        return net_loss(params, batch, key), ({"key": key}, None)
+
+    tx = optax.sgd(0.1)
+    state = jrc.init_state(
+        NET, tx, jax.random.key(0), model_state={"key": jax.random.key(1)}, mesh=mesh()
+    )
+    state, _ = jrc.make_train_step(loss, tx, mesh=mesh())(state, net_batch(0))
+    assert drift(jax.random.key_data(state.model_state["key"])) == 0.0
+
+
+def test_integers_among_the_parameters():
+    params = NET | {"n": np.arange(3, dtype=np.int32)}
+    state = jrc.init_state(params, optax.sgd(0.1), jax.random.key(0), mesh=mesh())
+    with pytest.raises(ValueError, match="leaf 'n' is int32.3.. Keep it in the model state"):
+        jrc.make_train_step(net_loss, optax.sgd(0.1), mesh=mesh())(state, net_batch(0))
