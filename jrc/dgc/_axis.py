@@ -12,7 +12,14 @@ AxisName = str | tuple[str, str]
 
 def replica_axis(axis_name: AxisName) -> str:
     """The axis along which u and v differ: of a pair the outer one."""
-    return axis_name[1] if isinstance(axis_name, tuple) else axis_name
+    if isinstance(axis_name, str):
+        return axis_name
+    if isinstance(axis_name, tuple) and len(axis_name) == 2:
+        return axis_name[1]
+    raise ValueError(
+        "jrc: axis_name must be the name of one axis or a tuple (inner, outer) of two, got "
+        f"{axis_name!r}; give it as to the compression"
+    )
 
 
 def is_bound(axis: str | None) -> bool:

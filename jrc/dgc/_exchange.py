@@ -88,7 +88,7 @@ def gather_entries(
         axis: The replica axis.
 
     Returns:
-        What arrived, equal on every replica, and what the others read of this one's entries.
+        What arrived, equal on every replica, and what became of this one's entries.
     """
     count = entries.values.size
     entries = wire.ordered(entries)

@@ -23,7 +23,6 @@ Rows = list[Float[Array, "1 n"]]
 What is reshaped first XLA does not write over in place, and copies.
 """
 
-
 _SPARSE = ("gather", "sharded")
 """The forms that send entries with their positions."""
 

@@ -152,7 +152,7 @@ def checked_axes(axis_name: AxisName | None) -> tuple[str | None, str | None]:
     """The axis inside of which gradients are averaged, and that of the replicas."""
     if axis_name is None or isinstance(axis_name, str):
         return None, axis_name
-    pair = isinstance(axis_name, tuple | list) and len(axis_name) == 2
+    pair = isinstance(axis_name, tuple) and len(axis_name) == 2
     if pair and all(isinstance(name, str) for name in axis_name) and len(set(axis_name)) == 2:
         inner, outer = axis_name
         return inner, outer

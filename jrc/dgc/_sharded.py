@@ -86,8 +86,8 @@ def shard_entries(
         axis: The replica axis.
 
     Returns:
-        What arrived, equal on every replica; what the owners read of this one's entries, and what
-        this one, as an owner, does not hand on: the sum over the replicas, to be kept in its v.
+        What arrived, equal on every replica, and what became of this one's entries; `kept` is what
+        it does not hand on as an owner: sums over the replicas, for its v.
     """
     most, blocks = owners.most, owners.blocks
     starts = jnp.asarray(owners.starts, jnp.uint32)

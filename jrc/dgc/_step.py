@@ -54,6 +54,7 @@ def apply_step(
         Parameters and state.
     """
     slots = align(gradients, state)
+    _check_params(params, gradients)
     params = jax.tree.map(jnp.asarray, params)
     old = pick(params, slots.compressed)
     # Sums of several replicas' entries are not rounded one by one to half precision.
@@ -63,14 +64,10 @@ def apply_step(
         (x.reshape(-1) + change).astype(x.dtype) if target is None else change
         for x, change, target in zip(old, landed, targets, strict=True)
     ]
-    params = put(
-        params, slots.compressed, [y.reshape(x.shape) for x, y in zip(old, new, strict=True)]
-    )
-    small = pick(params, slots.dense)
-    moved = [
-        (x + scale * direction).astype(x.dtype)
-        for x, direction in zip(small, directions, strict=True)
-    ]
+    shaped = [y.reshape(x.shape) for x, y in zip(old, new, strict=True)]
+    params = put(params, slots.compressed, shaped)
+    pairs = zip(pick(params, slots.dense), directions, strict=True)
+    moved = [(x + scale * direction).astype(x.dtype) for x, direction in pairs]
     return put(params, slots.dense, moved), state
 
 
@@ -176,6 +173,21 @@ def _checked_replicas(options: Options) -> int:
             f"{options.axis_name!r}, which is {replicas}; leave num_trainers out to take that"
         )
     return replicas
+
+
+def _check_params(params: PyTree, gradients: PyTree) -> None:
+    """That each entry has a place: what lies beyond a leaf would be dropped in silence."""
+    found, wanted = (
+        (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+        for tree in (params, gradients)
+    )
+    if found != wanted:
+        arrived = "no parameters" if params is None else f"{found[0]} of shapes {found[1]}"
+        raise ValueError(
+            "jrc.scale_by_dgc: apply needs parameters in the structure and shapes of the "
+            f"gradients, {wanted[0]} of shapes {wanted[1]}, got {arrived}; call "
+            "apply(gradients, state, params)"
+        )
 
 
 def _check_local(gradients: list[Leaf], options: Options) -> None:
