@@ -71,10 +71,10 @@ def test_what_the_transform_counts_is_what_is_predicted():
     assert advice.uncompressed.bytes == float(stats.bytes_dense)
 
 
-def test_overhead_is_five_passes_by_default():
+def test_overhead_is_four_passes_by_default():
     advice = jrc.dgc_advice(PARAMS, 4, 1e6, 1.0, memory_bandwidth="1MB/s")
-    assert advice.overhead == 5 * 4 * 1_000_000 / 1e6
-    assert jrc.dgc_advice(PARAMS, 4, 1e6, 1.0).overhead == pytest.approx(2e7 / 6e9)
+    assert advice.overhead == 4 * 4 * 1_000_000 / 1e6
+    assert jrc.dgc_advice(PARAMS, 4, 1e6, 1.0).overhead == pytest.approx(1.6e7 / 15e9)
 
 
 def test_latency_counts_collectives():
