@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
-from jrc._processes import differing
+from jrc._processes import all_or_none, differing
 from jrc._tree import is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey
 from jrc.dgc import AxisName, dgc_specs, dgc_states
@@ -72,9 +72,15 @@ def init_state(
         >>> int(state.step), state.params["w"].tolist()
         (0, [1.0, 1.0, 1.0])
     """
-    mesh = mesh_or_all(mesh, axis_name, "jrc.init_state")
-    opt_state = tx.init(params)
-    _check_first(opt_state)
+    who = "jrc.init_state"
+
+    def here() -> tuple[Mesh, PyTree]:
+        found = mesh_or_all(mesh, axis_name, who)
+        opt_state = tx.init(params)
+        _check_first(opt_state)
+        return found, opt_state
+
+    mesh, opt_state = all_or_none(here, who) if _spans_processes(mesh) else here()
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
     if mesh.is_multi_process:
         _check_same(state)
@@ -92,6 +98,12 @@ def init_state(
         return jax.jit(tile, out_shardings=NamedSharding(mesh, spec))(x)
 
     return jax.tree.map(placed, state, dgc_specs(state, axis_name))
+
+
+def _spans_processes(mesh: object) -> bool:
+    """Whether several processes take part: the same answer on those without a device in it too."""
+    devices = mesh.devices.flat if isinstance(mesh, Mesh) else jax.devices()
+    return len({device.process_index for device in devices}) > 1
 
 
 def _on_all(x: jax.Array, shared: NamedSharding) -> jax.Array:
@@ -160,7 +172,7 @@ def _check_first(opt_state: PyTree) -> None:
     for chain in filter(_is_chain, chains):
         at = next(i for i, part in enumerate(chain) if dgc_states(part))
         for part in chain[:at]:
-            if any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(part)):
+            if _remembers(part):
                 raise ValueError(
                     "jrc.init_state: what is chained before the compression has no state of its "
                     f"own, because every replica would have another; got {type(part).__name__}. "
@@ -168,6 +180,19 @@ def _check_first(opt_state: PyTree) -> None:
                 )
         for part in chain:
             _check_first(part)
+
+
+def _remembers(state: PyTree) -> bool:
+    """Whether a state has floats that gradients went into; injected hyperparameters are not."""
+    leaves = jax.tree.leaves(state, is_leaf=_is_injected)
+    return any(
+        _remembers(x.inner_state) if _is_injected(x) else jnp.issubdtype(x.dtype, jnp.inexact)
+        for x in leaves
+    )
+
+
+def _is_injected(node: Any) -> bool:
+    return hasattr(node, "hyperparams") and hasattr(node, "inner_state")
 
 
 def _is_chain(node: Any) -> bool:

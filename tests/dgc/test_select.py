@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jrc.dgc import _select
 from jrc.dgc._select import largest
-from jrc.dgc._threshold import largest_mask
+from jrc.dgc._threshold import kth_largest, largest_mask, magnitude_bits
 
 KINDS = ("normal", "tied", "zeros", "few", "ascending", "denormal", "infinite")
 
@@ -93,3 +93,13 @@ def test_mask_with_a_traced_count_compiles_once():
     for k in (1, 7, 250, 1000):
         np.testing.assert_array_equal(np.flatnonzero(select(values, k)), expected(values, k))
     assert select._cache_size() == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(0, 2**31), st.data())
+def test_thresholds_of_rows_of_any_lengths(sizes, seed, draw):
+    rows = [data("tied" if i % 3 else "normal", n, seed + i) for i, n in enumerate(sizes)]
+    counts = [draw.draw(st.integers(1, n)) for n in sizes]
+    found = kth_largest([magnitude_bits(jnp.asarray(x)) for x in rows], jnp.asarray(counts))
+    want = [np.sort(np.abs(x))[-k] for x, k in zip(rows, counts, strict=True)]
+    np.testing.assert_array_equal(np.asarray(found).view(np.float32), np.float32(want))

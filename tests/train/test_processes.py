@@ -159,6 +159,14 @@ def test_what_is_wrong_anywhere_is_an_error_everywhere():
     assert every[0][name] == "" and "process 1 has none in 'cpu:0'" in every[1][name]
 
 
+def test_a_mesh_without_one_of_the_processes_stops_all():
+    *others, last = [process["left out"] for process in found("4 processes")]
+    assert last.startswith("ValueError: jrc.init_state: every process that calls it has devices")
+    for said in others:
+        assert said.startswith("FailedElsewhere: jrc.init_state: process 3 failed, and so all stop")
+        assert "process 3 has none in 'cpu:0'" in said
+
+
 def test_killed_processes_leave_the_last_whole_save(tmp_path):
     with Processes(ranks("tests.train.save_until_killed", 2, tmp_path)) as processes:
         while (saved := processes.said()[0].count("saved")) < 2:

@@ -408,6 +408,20 @@ def test_parameters_from_anywhere_and_one_compilation():
         assert step._call._cache_size() == 1
 
 
+def test_hyperparameters_are_injected_before_the_compression():
+    clips = optax.clip(0.01), optax.inject_hyperparams(optax.clip)(max_delta=0.01)
+    ends = []
+    for clip in clips:
+        tx = optax.chain(clip, compress())
+        state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+        step = jrc.make_train_step(net_loss, tx, mesh=mesh())
+        for i in range(3):
+            state, _ = step(state, net_batch(i))
+        ends.append(state.params)
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    assert not np.array_equal(ends[0]["w"], NET["w"])
+
+
 def test_errors_about_states_meshes_and_results():
     two = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
     tx = compress(axis_name="model")
@@ -425,6 +439,9 @@ def test_errors_about_states_meshes_and_results():
         jrc.make_train_step(net_loss, tx, axis_name=None)
     with pytest.raises(ValueError, match="chained before the compression has no state of its own"):
         tx = optax.chain(optax.trace(0.9), compress())
+        jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+    with pytest.raises(ValueError, match="got InjectStatefulHyperparamsState. Chain it behind"):
+        tx = optax.chain(optax.inject_hyperparams(optax.trace)(decay=0.9), compress())
         jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
 
     state = jrc.init_state(NET, optax.sgd(0.1), jax.random.key(0), mesh=mesh())

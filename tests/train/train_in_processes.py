@@ -162,6 +162,16 @@ def errors(mesh, folder):
     return said
 
 
+def left_out():
+    """A mesh that has the devices of several processes, and not those of the last."""
+    try:
+        jrc.init_state(
+            start_params(), compress(), jax.random.key(7), mesh=Mesh(jax.devices()[:-1], ("data",))
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def main(port, count, rank, devices, folder, part):
     jax.config.update("jax_num_cpu_devices", int(devices))
     jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -173,6 +183,8 @@ def main(port, count, rank, devices, folder, part):
     found = {"train": train(mesh, folder), "dense": train_dense(mesh)}
     if part == "all":
         found |= {"plan": plan(mesh), "errors": errors(mesh, folder)}
+    if int(count) > 2:
+        found["left out"] = left_out()
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
 
 
