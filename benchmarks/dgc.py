@@ -16,7 +16,6 @@ The first two allocate nothing: bytes are those of the collectives in the lowere
 
 import argparse
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from typing import Any
 import dgc_bytes
 import dgc_compile
 import dgc_select
-import jax
+import machine
 from dgc_show import show
 from rich.console import Console
 
@@ -45,16 +44,6 @@ def study(section: str, options: argparse.Namespace, say: Callable[[str], None])
     return {"repeats": options.repeats, "rows": rows}
 
 
-def about() -> dict[str, Any]:
-    """Where it is measured, and what else the machine does."""
-    return {
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-    }
-
-
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
@@ -62,7 +51,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=15, help="calls of each selector (default: %(default)s)")
     add("--repeats", type=int, default=5, help="compilations of each (default: %(default)s)")
     add("--toy", action="store_true", help="tiny, to see that it runs")
-    add("--platform", help="cpu, gpu or tpu (default: what JAX finds)")
+    machine.add_platform(parser)
     add("--out", type=pathlib.Path, help="JSON file to read and write")
     options = parser.parse_args(argv)
     options.only = options.only.split(",")
@@ -77,8 +66,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = arguments(argv)
-    if options.platform:
-        jax.config.update("jax_platforms", options.platform)
+    machine.use(options.platform)
     console = Console()
     old = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
     if old and old["toy"] != options.toy:
@@ -86,7 +74,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     report = {**old, "toy": options.toy}
     with console.status("") as status:
         for section in options.only:
-            began = about()
+            began = machine.about()
             found = study(section, options, lambda said: status.update(said))
             report[section] = began | found
             if options.out:

@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 import jax
+import machine
 from dgc_models import AXIS, FIXED, RAMP, optimizer, over_mesh, residual
 from jax.sharding import AxisType
 
@@ -77,10 +78,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--toy", action="store_true")
-    parser.add_argument("--platform")
+    machine.add_platform(parser)
     options = parser.parse_args(argv)
-    if options.platform:
-        jax.config.update("jax_platforms", options.platform)
+    machine.use(options.platform)
     print(json.dumps(study(options.repeats, options.toy)))
 
 

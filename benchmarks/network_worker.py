@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import machine
 import network_links
 import numpy as np
 import optax
@@ -120,8 +121,7 @@ class Worker:
     def about(self) -> dict[str, Any]:
         leaves = jax.tree.leaves(self._like)
         return {
-            "device": jax.devices()[0].device_kind,
-            "jax": jax.__version__,
+            **machine.device(),
             "parameters": sum(x.size for x in leaves),
             "leaves": len(leaves),
         }

@@ -29,6 +29,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import machine
 import plan_pytorch
 import plan_rss
 from plan_measure import UNFUSED, Cache, counts, measure
@@ -235,7 +236,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--rss", action="store_true", help="real memory of the two largest models in --out")
     add("--seconds", action="store_true", help="the time of planning the models in --out")
     add("--quick", action="store_true", help="no optimised machine code: the bytes are the same")
-    add("--platform", help="cpu, gpu or tpu (default: what JAX finds)")
+    machine.add_platform(parser)
     add("--cache", type=pathlib.Path, help="folder for what XLA says of programs")
     add("--out", type=pathlib.Path, help="JSON file to read and write")
     options = parser.parse_args(argv)
@@ -250,14 +251,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = arguments(argv)
-    if options.platform:
-        jax.config.update("jax_platforms", options.platform)
+    machine.use(options.platform)
     if options.cache:
         # What jrc.plan itself compiles.
         jax.config.update("jax_compilation_cache_dir", str((options.cache / "xla").resolve()))
     console = Console()
     old = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
-    report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "toy": options.toy}
+    report = machine.device() | {"toy": options.toy}
     report["models"] = old.get("models", {})
     said: list[str] = []
     with Progress(console=console) as progress:

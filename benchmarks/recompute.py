@@ -16,6 +16,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import machine
 from rich.console import Console
 from rich.table import Table
 
@@ -63,11 +64,10 @@ def main(argv=None):
     for name, default in {"layers": 8, "width": 256, "heads": 8, "length": 256, "batch": 4}.items():
         add(f"--{name}", type=int, default=default)
     add("--repeats", type=int, default=5)
-    add("--platform", help="cpu, gpu or tpu (default: what JAX finds)")
+    machine.add_platform(parser)
     add("--out", type=pathlib.Path)
     options = parser.parse_args(argv)
-    if options.platform:
-        jax.config.update("jax_platforms", options.platform)
+    machine.use(options.platform)
 
     config = gpt.Config(
         layers=options.layers, heads=options.heads, width=options.width, length=options.length
@@ -89,8 +89,7 @@ def main(argv=None):
         )
     ours, hand, none = (found[n] for n in reversed(programs))
     report = {
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
+        **machine.device(),
         "model": f"GPT {options.layers} x {options.width}, {options.length} x {options.batch}",
         "programs": results,
         "bit_equal_to_hand": largest_error(ours, hand) == 0.0,

@@ -18,6 +18,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import machine
 from rich.console import Console
 from rich.table import Table
 
@@ -147,18 +148,16 @@ def show(report):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--toy", action="store_true", help="tiny nets, to see that it runs")
-    parser.add_argument("--platform", help="cpu, gpu or tpu (default: what JAX finds)")
+    machine.add_platform(parser)
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args(argv)
-    if options.platform:
-        jax.config.update("jax_platforms", options.platform)
+    machine.use(options.platform)
     nets = {
         "sixteen blocks, blocks a segment": sixteen(options.toy),
         "ResNet-50, CIFAR, batch 64": residual(options.toy),
         "GPT, 24 layers, 256 wide, 256 x 4": transformer(options.toy),
     }
-    device = jax.devices()[0].device_kind
-    report = {"device": device, "jax": jax.__version__, "paddle": PADDLE, "nets": nets}
+    report = machine.device() | {"paddle": PADDLE, "nets": nets}
     show(report)
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
