@@ -1,252 +1,55 @@
-"""Write the README's measured tables from the JSON files in benchmarks/results.
+"""Write what the READMEs generate: measured tables, and the API on one page.
 
-    python benchmarks/readme.py          # rewrites README.md between its markers
-    python benchmarks/readme.py --check  # fails if the README is not what the files say
+    python benchmarks/readme.py          # rewrites README.md and benchmarks/README.md
+    python benchmarks/readme.py --check  # fails if one of them is not what the files say
 
-`train_gpt.json` and `train_gpt_dense.json` are the `figures.json` of the example's two runs.
+What is generated stands between `<!-- name: benchmarks/readme.py -->` and `<!-- end of name -->`.
 """
 
-import json
 import pathlib
 import sys
+from collections.abc import Callable, Mapping
 
-from dgc_show import TABLES
-from plan_show import dearer
+import readme_api
+import readme_headline
+import readme_tables
 
 ROOT = pathlib.Path(__file__).parents[1]
-BOTH = ("dense", "dgc")
-START, END = "<!-- measured: benchmarks/readme.py -->\n", "<!-- end of measured -->\n"
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {
+        "example": readme_headline.example,
+        "headline": readme_headline.headline,
+        "api": readme_api.page,
+    },
+    "benchmarks/README.md": {
+        "training": readme_tables.training,
+        "recompute": readme_tables.recomputation,
+        "segments": readme_tables.cuts,
+        "plan": readme_tables.plans,
+        "network": readme_tables.networks,
+        "dgc": readme_tables.compression,
+    },
+}
 
 
-def load(name):
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+def written(old: str, parts: Mapping[str, Callable[[], str]]) -> str:
+    """The page with its generated parts made anew."""
+    for name, make in parts.items():
+        start, end = f"<!-- {name}: benchmarks/readme.py -->\n", f"<!-- end of {name} -->\n"
+        before, rest = old.split(start)
+        old = before + start + make() + end + rest.split(end)[1]
+    return old
 
 
-def table(*rows):
-    head, *body = [f"| {' | '.join(row)} |\n" for row in rows]
-    return head + "|---" * len(rows[0]) + "|\n" + "".join(body)
-
-
-def training():
-    dgc, dense = load("train_gpt"), load("train_gpt_dense")
-
-    def row(name, found):
-        ratio = found["bytes_dense"] / found["bytes_sent_last"]
-        return (
-            name,
-            f"{found['held_out_before']:.2f} → {found['held_out_after']:.2f}",
-            f"{found['memory']['plain']['peak'] / 2**20:.1f} → "
-            f"{found['memory']['recomputed']['peak'] / 2**20:.1f} MiB",
-            f"{found['bytes_sent_mean'] / 1e3:,.0f} kB",
-            f"{found['bytes_sent_last'] / 1e3:,.0f} kB (1/{ratio:.0f})",
-        )
-
-    steps = len(dgc["losses"])
-    return (
-        f"The example, {steps} steps on {dgc['device']}, jax {dgc['jax']}; loss in nats per byte "
-        "of held-out text, peak of the compiled step with nothing re-run → with every block "
-        "re-run, bytes per step and replica:\n\n"
-    ) + table(
-        ("", "held-out loss", "peak", "sent, mean", "sent, last step"),
-        row("DGC, up to 99.9 %", dgc),
-        row("dense momentum SGD", dense),
-    )
-
-
-def recomputation():
-    found = load("recompute")
-    base = found["programs"]["nothing re-run"]
-    rows = [
-        (
-            name,
-            f"{row['temporaries'] / 2**20:.1f} MiB",
-            f"{row['flops'] / base['flops']:.3f}",
-            f"{row['compile_seconds'] / base['compile_seconds']:.2f}",
-        )
-        for name, row in found["programs"].items()
-    ]
-    return (
-        f"`value_and_grad` of an unrolled {found['model']} ({found['device']}, jax "
-        f"{found['jax']}), gradients bit-equal to the hand-wrapped ones:\n\n"
-    ) + table(("", "temporaries", "FLOPs, ratio", "trace and compile, ratio"), *rows)
-
-
-def cuts():
-    """Three nets, each cut in several ways."""
-    found = load("segments")
-    nets = found["nets"]
-    sixteen, (others) = nets.pop("sixteen blocks, blocks a segment"), nets
-
-    def mib(row, key):
-        return f"{row[key] / 2**20:,.0f}"
-
-    rows = [
-        (
-            {"0": "none", "1": "each", "16": "all in one"}.get(size, f"every {size}"),
-            mib(row, "held"),
-            mib(row, "temporaries"),
-            *(str(n) for n in found["paddle"][size]),
-            str(row["products"] - sixteen["0"]["products"]),
-        )
-        for size, row in sixteen.items()
-    ]
-    text = (
-        "Sixteen blocks of dense, gelu, dense, tanh (512 wide, batch 2048; gelu re-run on its "
-        "own), MiB held after the forward pass and at the peak beside Paddle's on CPU, and "
-        "products run again (Paddle: 32):\n\n"
-    ) + table(("blocks a segment", "held", "peak", "Paddle held", "Paddle peak", "re-run"), *rows)
-    rows = []
-    for net, programs in others.items():
-        base = next(iter(programs.values()))
-        for name, row in programs.items():
-            rows.append(
-                (f"{net}: {name}", mib(row, "held"), mib(row, "temporaries"), mib(row, "peak"),
-                 f"{row['flops'] / base['flops']:.3f}")
-            )  # fmt: skip
-    return (
-        text
-        + f"\nWhole nets ({found['device']}, jax {found['jax']}; MiB, `value_and_grad` compiled; "
-        "peak with arguments and results):\n\n"
-        + table(("", "held", "temporaries", "peak", "FLOPs, ratio"), *rows)
-    )
-
-
-def plans():
-    """Nine models, twenty budgets each; the GPT beside PyTorch; real memory."""
-    found = load("plan")
-    models = found["models"].values()
-
-    def at(row, base, key="flops"):
-        return f"{row[key] / base[key]:.3f}" if "peak" in row else "none"
-
-    def mib(count):
-        return f"{count / 2**20:,.0f}"
-
-    rows = []
-    for model in models:
-        base, beside = model["baseline"], model["beside"]
-        fitting = [row for row in model["budgets"] if row.get("peak", 0) > 0]
-        over = sum(row["peak"] > row["budget"] for row in fitting)
-        ways = model["references"]
-        won = len(ways) - len(dearer(model))
-        rows.append(
-            (model["title"], mib(base["peak"]), mib(model["least"]), at(fitting[0], base),
-             at(beside["half"], base), at(beside["quarter"], base), f"{over} of {len(fitting)}",
-             f"{won} of {len(ways)}", str(max(row["compilations"] for row in fitting)),
-             f"{model['seconds']:.1f} s")
-        )  # fmt: skip
-    text = (
-        f"`jrc.plan` ({found['device']}, jax {found['jax']}): peak with nothing re-run and the "
-        "least reachable one, MiB; FLOPs, as a ratio, at the least peak, with half and with a "
-        "quarter of the temporaries; budgets exceeded; ways by hand that a plan within their peak "
-        "equals (to a millionth) or beats in FLOPs; compilations at most; tracing and solving "
-        "without them:\n\n"
-    ) + table(
-        ("", "peak", "least", "FLOPs there", "half", "quarter", "exceeded", "by hand", "compiled",
-         "planned in"),
-        *rows,
-    )  # fmt: skip
-    return text + _beside_pytorch(found["models"]["gpt"]) + _real_memory(models)
-
-
-def _beside_pytorch(model):
-    def entry(row, key):
-        return f"{row[key]['ratio']:.3f}" if key in row else "none"
-
-    rows = [
-        (row["column"], f"{row['saved'] / 1e6:,.0f}", f"{row['peak'] / 1e6:,.0f}",
-         f"{row['ratio']:.3f}", entry(row, "at_saved"), entry(row, "at_peak"))
-        for row in model["pytorch"]
-    ]  # fmt: skip
-    return (
-        "\nThe unrolled GPT beside PyTorch 2.13 on CPU (`activation_memory_budget`; last row "
-        "`torch.utils.checkpoint`): saved and peak in MB (10⁶), matrix-product FLOPs over those "
-        "with nothing re-run, and jrc's at no more saved bytes and at no more peak (temporaries "
-        "and outputs):\n\n"
-    ) + table(("budget", "saved", "peak", "ratio", "jrc, same saved", "jrc, same peak"), *rows)
-
-
-def _real_memory(models):
-    rows = [
-        (
-            model["title"],
-            *(
-                f"{(model['rss'][key]['most'] - model['rss'][key]['start']) / 2**20:,.0f} MiB"
-                for key in ("plain", "planned")
-            ),
-        )
-        for model in models
-        if "rss" in model
-    ]
-    if not rows:
-        return ""
-    return (
-        "\nResident memory of a process that runs the gradient program, above what it has before "
-        "(a plan at a quarter between the least peak and that of nothing re-run):\n\n"
-    ) + table(("", "nothing re-run", "planned"), *rows)
-
-
-def networks():
-    """Whole steps over links of several rates, by several processes."""
-    found = load("network")
-
-    def row(name, at):
-        def sent(method):
-            counted = at[method]["bytes_sent"]
-            return "-" if counted is None else f"{counted / 1e6:,.2f}"
-
-        spread = (f"{1e3 * at[m]['seconds']:,.0f} ({_range(at[m]['quartiles'])})" for m in BOTH)
-        predicted = " / ".join(f"{at[method]['bytes_predicted'] / 1e6:,.2f}" for method in BOTH)
-        both = " / ".join(sent(method) for method in BOTH)
-        rate = f"{min(at['measured_mbit']):,.0f}"
-        return (name, rate, *spread, f"{at['ratio']:.1f}", both, predicted)
-
-    return (
-        f"Whole optimizer steps of {found['parameters'] / 1e6:.1f} M parameters in "
-        f"{found['leaves']} leaves, one process in each network namespace of a machine with "
-        f"{found['cores']} cores ({found['device']}, jax {found['jax']}): rate that plain TCP "
-        "reaches, Mbit/s; dense momentum SGD and DGC at 99.9 %, milliseconds (quartiles); MB that "
-        "a process sends in a step, dense / DGC, at its interface and as predicted:\n\n"
-    ) + table(
-        ("", "TCP", "dense", "DGC", "ratio", "MB sent", "predicted"),
-        *(row(name, at) for name, at in found["runs"].items()),
-    )
-
-
-def _range(quartiles):
-    return "–".join(f"{1e3 * seconds:,.0f}" for seconds in quartiles)
-
-
-def compression():
-    """Bytes, selectors and compile time of DGC: the tables that `dgc.py` prints."""
-    found = load("dgc")
-    parts = []
-    for section in (name for name in TABLES if name in found):
-        where = f"{found[section]['device']}, {found[section]['cores']} cores"
-        for title, rows in TABLES[section](found[section]):
-            text = f"{title} ({where}, jax {found[section]['jax']}):\n\n"
-            parts.append(text + table(*rows))
-    return "\n".join(parts)
-
-
-def main():
-    readme = ROOT / "README.md"
-    old = readme.read_text()
-    before, rest = old.split(START)
-    after = rest.split(END)[1]
-    parts = [training(), recomputation(), cuts()]
-    # The nine models take an hour: until somebody has measured them there is no table.
-    if (ROOT / "benchmarks" / "results" / "plan.json").exists():
-        parts.append(plans())
-    # Slow links need root, which not everybody has.
-    if (ROOT / "benchmarks" / "results" / "network.json").exists():
-        parts.append(networks())
-    if (ROOT / "benchmarks" / "results" / "dgc.json").exists():
-        parts.append(compression())
-    new = before + START + "\n".join(parts) + END + after
-    if "--check" in sys.argv:
-        raise SystemExit(None if new == old else "README.md: run python benchmarks/readme.py")
-    readme.write_text(new)
+def main() -> None:
+    for page, parts in PAGES.items():
+        path = ROOT / page
+        old = path.read_text()
+        new = written(old, parts)
+        if "--check" not in sys.argv:
+            path.write_text(new)
+        elif new != old:
+            raise SystemExit(f"{page}: run python benchmarks/readme.py")
 
 
 if __name__ == "__main__":
