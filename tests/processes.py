@@ -27,7 +27,7 @@ class Processes:
     """Python with each of these arguments and settings; no process outlives the block."""
 
     def __init__(self, commands, settings=None):
-        env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+        env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
         self.all, self._files = [], []
         for command, more in zip(commands, settings or [{}] * len(commands), strict=True):
             # Files, because a full pipe would stop a process that others wait for.
