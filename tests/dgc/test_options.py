@@ -115,8 +115,9 @@ def over_replicas(tx, gradients_of, check_vma=True):
     def one(x, params):
         return tx.update(gradients_of(x, params), tx.init(params), params)
 
-    run = functools.partial(jax.shard_map, mesh=mesh(), check_vma=check_vma)
-    return run(one, in_specs=(P(AXIS), P()), out_specs=(P(), specs))(jnp.arange(4.0), PARAMS)
+    over = functools.partial(jax.shard_map, mesh=mesh(), check_vma=check_vma)
+    run = jax.jit(over(one, in_specs=(P(AXIS), P()), out_specs=(P(), specs)))
+    return run(jnp.arange(4.0), PARAMS)
 
 
 def loss(params, x):
