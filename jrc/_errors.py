@@ -3,8 +3,9 @@
 Errors are Python's own classes (`ValueError`, `TypeError`), so that users catch what they know.
 """
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 def listed(names: Iterable[str], none: str = "none") -> str:
@@ -22,3 +23,27 @@ def name_of(function: object) -> str:
     """What a user calls this function: its own name, through `functools.partial` and objects."""
     inner = getattr(function, "func", function)
     return getattr(inner, "__name__", None) or type(inner).__name__
+
+
+def check_flag(value: object, name: str, who: str) -> None:
+    """Refuse what is neither true nor false: a word such as `"no"` would count as true."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{who}: {name} is True or False; got {value!r}.")
+
+
+@contextlib.contextmanager
+def speaking_as(who: str, inner: str) -> Iterator[None]:
+    """Errors of a function that a thin one calls, under the name that the user typed.
+
+    >>> with speaking_as("jrc.thin", "jrc.thick"):
+    ...     raise ValueError("jrc.thick: no.")
+    Traceback (most recent call last):
+    ValueError: jrc.thin: no.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        text = str(error)
+        if text.startswith(f"{inner}: "):
+            error.args = (who + text.removeprefix(inner), *error.args[1:])
+        raise

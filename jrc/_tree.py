@@ -43,6 +43,13 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
+def is_number(leaf: Any) -> bool:
+    """Whether JAX takes this for an array: one of its own or NumPy's, or a number of Python's."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind in "biufcV"
+    return isinstance(leaf, jax.Array | bool | int | float | complex)
+
+
 def is_traced(leaf: Any) -> bool:
     """Whether a function that is traced anew must see a tracer here: JAX arrays and shapes.
 

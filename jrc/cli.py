@@ -236,27 +236,39 @@ def _load(target: str, settings: Sequence[str]) -> tuple[Callable[..., Any], tup
     ):
         raise UsageError(
             f"{target} must return (fn, args), a function and the tuple of its arguments; it "
-            f"returned {type(given).__name__}. For one argument write `return fn, (x,)`."
+            f"returned {_described(given)}. For one argument write `return fn, (x,)`."
         )
     return given[0], tuple(given[1])
+
+
+def _described(given: Any) -> str:
+    """What a target returned: `int`, `(function, Array)`."""
+    if not isinstance(given, tuple):
+        return type(given).__name__
+    return f"({', '.join(type(each).__name__ for each in given)})"
 
 
 def _module(where: str) -> ModuleType:
     path = pathlib.Path(where)
     if path.suffix != ".py":
         _importable(pathlib.Path.cwd())
+        missing = UsageError(
+            f"there is no module {where!r} in {pathlib.Path.cwd()} or installed. Change to "
+            "its folder, or give the path of a .py file."
+        )
+        if where.startswith("."):
+            raise missing
         try:
             return importlib.import_module(where)
         except ModuleNotFoundError as error:
             # One that the user's own module lacks is told as it is.
             if error.name is None or not f"{where}.".startswith(f"{error.name}."):
                 raise
-            raise UsageError(
-                f"there is no module {where!r} in {pathlib.Path.cwd()} or installed. Change to "
-                "its folder, or give the path of a .py file."
-            ) from None
+            raise missing from None
     if not path.is_file():
-        raise UsageError(f"there is no file {where!r} in {pathlib.Path.cwd()}.")
+        raise UsageError(
+            f"there is no file {where!r} in {pathlib.Path.cwd()}. Give the path from there."
+        )
     _importable(path.resolve().parent)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

@@ -56,10 +56,10 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
             of process 0 is saved.
 
     Raises:
-        TypeError: If a leaf is no array.
+        TypeError: If a leaf is no array, or `path` no path.
         NotADirectoryError: If `path` is a file.
-        ValueError: If the processes of a run have different trees, or a `jax.Array` lies on one of
-            them alone.
+        ValueError: If an array was donated and is gone, the processes of a run have different
+            trees, or a `jax.Array` lies on one of them alone.
         FileNotFoundError: If a process does not see the folder of process 0.
         RuntimeError: If another process of the run failed; the text is that of its error.
 
@@ -110,6 +110,7 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         A pytree like `like` with the saved values, bit for bit.
 
     Raises:
+        TypeError: If a leaf of `like` is no array, or `path` no path.
         FileNotFoundError: If there is no whole save at `path`.
         ValueError: If the tree, a shape or a dtype differs, or the save was not made by `jrc.save`
             or cannot be read.
@@ -139,6 +140,7 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
 def _checked_for_save(path: str | os.PathLike[str], leaves: list[_Leaf]) -> str:
     for leaf in leaves:
         _check_type(leaf)
+        _check_there(leaf)
         _check_place(leaf)
     return _folder(path, "jrc.save", make=True)
 
@@ -226,6 +228,10 @@ def _reader() -> ocp.Checkpointer:
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
+def _called(leaf: _Leaf) -> str:
+    return leaf.name or "(the tree itself)"
+
+
 def _leaves(tree: Any) -> list[_Leaf]:
     """Every leaf in tree order; `None` counts, so that trees with and without it differ."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
@@ -239,13 +245,25 @@ def _check_type(
     if value is None:
         return
     array = isinstance(value, jax.Array | np.ndarray | np.generic)
-    if array and not isinstance(value, jax.core.Tracer) and _is_savable(value.dtype):
+    traced = isinstance(value, jax.core.Tracer)
+    if array and not traced and _is_savable(value.dtype):
         return
-    what = f"{type(value).__name__}[{value.dtype}]" if array else f"{type(value).__name__}"
-    raise TypeError(
-        f"{who}: {rule}; {leaf.name!r} is {what} {'' if array else repr(value)}. "
-        "Make it one with jnp.asarray, or take it out of the state."
+    what = (
+        f"{type(value).__name__}[{value.dtype}]" if array else f"{type(value).__name__} {value!r}"
     )
+    way_out = "Make it one with jnp.asarray, or take it out of the state."
+    if traced:
+        what, way_out = "traced", "Call it outside of jax.jit and the like."
+    raise TypeError(f"{who}: {rule}; {_called(leaf)!r} is {what}. {way_out}")
+
+
+def _check_there(leaf: _Leaf) -> None:
+    """A step that donates its state leaves arrays behind that are no more."""
+    if isinstance(leaf.value, jax.Array) and leaf.value.is_deleted():
+        raise ValueError(
+            f"jrc.save: {_called(leaf)!r} was donated to a step and is gone. Save the state that "
+            "the step returned."
+        )
 
 
 def _check_place(leaf: _Leaf) -> None:
@@ -267,14 +285,35 @@ def _is_savable(dtype: Any) -> bool:
 
 
 def _folder(path: str | os.PathLike[str], who: str, make: bool) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"{who}: a path is text or a pathlib.Path; got {type(path).__name__} {path!r}. Give "
+            "the folder of the save, such as 'run/state'."
+        )
+    # `os.path` takes no text at all for the current folder, and nobody means that.
+    if not os.fspath(path):
+        raise ValueError(
+            f"{who}: a path names the folder of the save; got {os.fspath(path)!r}. Give one, such "
+            "as 'run/state', or '.' for the current folder."
+        )
     # orbax takes absolute paths only, and says so late.
     folder = os.path.abspath(os.path.expanduser(path))
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise NotADirectoryError(f"{who}: a save is a folder; {folder} is a file.")
+    above = _first_there(folder) if make else folder
+    if os.path.exists(above) and not os.path.isdir(above):
+        raise NotADirectoryError(
+            f"{who}: a save is a folder; {above} is a file. Give another path."
+        )
     if not make and not os.path.isdir(folder):
         raise FileNotFoundError(
             f"{who}: there is no folder {folder}. Give the folder that jrc.save was given."
         )
+    return folder
+
+
+def _first_there(folder: str) -> str:
+    """The folder, or the first above it that exists."""
+    while not os.path.lexists(folder) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
     return folder
 
 
@@ -329,13 +368,15 @@ def _read_manifest(reader: ocp.Checkpointer, where: str) -> list[list[Any]]:
         args = ocp.args.Composite(manifest=ocp.args.JsonRestore())
         manifest = reader.restore(where, args=args)["manifest"]
         if manifest["format"] == _FORMAT:
-            return manifest["leaves"]
+            return [[place, name, list(shape), dtype]
+                    for place, name, shape, dtype in manifest["leaves"]]  # fmt: skip
         reason = f"its format is {manifest['format']}, this version reads {_FORMAT}"
     except (KeyError, TypeError, ValueError, OSError) as error:
         reason = f"it has no readable list of leaves ({type(error).__name__})"
     raise ValueError(
         f"jrc.restore: {where} was not made by this jrc.save: {reason}. "
-        "Read it with the library that wrote it."
+        "Read it with the library that wrote it; if that was jrc.save, it is damaged, and a copy "
+        "of the folder may not be."
     )
 
 
@@ -346,8 +387,9 @@ def _check(saved: list[list[Any]], wanted: list[list[Any]], folder: str) -> None
     for there, here, words in ((new, old, "is not saved"), (old, new, "is not expected")):
         missing = [place for place in there if place not in here]
         if missing:
+            where = missing[0] or "the top"
             raise ValueError(
-                f"jrc.restore: leaf {there[missing[0]][0]!r}, at {missing[0]}, {words} "
+                f"jrc.restore: leaf {there[missing[0]][0]!r}, at {where}, {words} "
                 f"({len(missing)} such) in {folder}. Build `like` with the model and the "
                 "optimizer that were saved."
             )
@@ -356,5 +398,5 @@ def _check(saved: list[list[Any]], wanted: list[list[Any]], folder: str) -> None
             raise ValueError(
                 f"jrc.restore: leaf {name!r} was saved as {old[place][2]}{old[place][1]}, `like` "
                 f"has {dtype}{shape}. Nothing is cast or cut: build `like` as it was saved "
-                "(compression state grows with the number of replicas)."
+                "(compression state grows with the number of replicas: see jrc.reshard_dgc)."
             )

@@ -35,6 +35,12 @@ def swapped():
 def wrong():
     return setup()[0]
 
+def loose():
+    return setup()[0], setup()[1][1]
+
+def bare():
+    return setup()[0], ()
+
 def vector():
     return lambda x: x, setup()[1][1:]
 '''
@@ -165,6 +171,16 @@ WRONG = {
     ("explain", "nowhere:setup"): (2, "there is no module 'nowhere' in"),
     ("explain", "nowhere.py:setup"): (2, "there is no file 'nowhere.py' in"),
     ("explain", "net_to_see:wrong"): (2, "must return (fn, args), a function and the tuple of its"),
+    ("explain", "net_to_see:loose"): (2, "it returned (function, ShapeDtypeStruct). For one argum"),
+    ("explain", "net_to_see:bare"): (
+        2,
+        "the 0 arguments that `loss` is given; got 0. Pass them be",
+    ),
+    ("explain", ".net_to_see:setup"): (2, "there is no module '.net_to_see' in"),
+    ("plan", "net_to_see:setup", "--budget", "2 GB/s"): (
+        2,
+        "is a number and a unit, such as '1.5G",
+    ),
     ("explain", "net_to_see:vector"): (2, "jrc.explain: `<lambda>` returns one floating number"),
     ("explain", "net_to_see:setup", "--arg", "layers"): (2, "--arg is KEY=VALUE, such as layers="),
     ("explain", "net_to_see:setup", "--arg", "layers=1 2"): (2, "takes a Python literal or a word"),

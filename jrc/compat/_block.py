@@ -56,7 +56,7 @@ def checked_callbacks(who: str, callbacks: Any) -> tuple[Callback, ...]:
         if not callable(callback):
             raise TypeError(
                 f"{who}: callbacks is a function callback(block, context) or a list of them; got "
-                f"{callback!r}."
+                f"{callback!r}. Write callbacks=[callback]."
             )
     return tuple(several)
 

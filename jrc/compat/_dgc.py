@@ -1,19 +1,32 @@
 """The seed's DGC optimizer."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import jax
 import optax
 
+from jrc._errors import close_to, listed, speaking_as
 from jrc._typing import Array, PyTree
 from jrc.compat._optimizer import Optimizer
+from jrc.compat._request import checked_names
 from jrc.dgc import dgc_momentum, l1_penalty, l2_penalty
 from jrc.persist import restore
 
 _WHO = "jrc.compat.DGCMomentumOptimizer"
+
+_OPTIONS = (
+    "min_size",
+    "factor_masking",
+    "selector",
+    "wire",
+    "exchange",
+    "clip_scaling",
+    "clip_before_rampup",
+    "count_dtype",
+)
 
 
 class DGCMomentumOptimizer(Optimizer):
@@ -41,7 +54,8 @@ class DGCMomentumOptimizer(Optimizer):
             `exchange`, `clip_scaling`, `clip_before_rampup`, `count_dtype`.
 
     Raises:
-        TypeError: If `grad_clip` or `num_trainers` is of another kind, and as `jrc.dgc_momentum`.
+        TypeError: If `grad_clip`, `num_trainers` or `parameter_list` is of another kind, for an
+            unknown option, and as `jrc.dgc_momentum`.
         ValueError: As `jrc.dgc_momentum`.
 
     Example:
@@ -74,19 +88,23 @@ class DGCMomentumOptimizer(Optimizer):
         axis_name: str | None = None,
         **options: Any,
     ) -> None:
-        tx = dgc_momentum(
-            learning_rate,
-            momentum,
-            rampup_begin_step,
-            rampup_step,
-            sparsity,
-            use_nesterov,
-            local_grad_clip_norm=_clip_norm(grad_clip, num_trainers),
-            num_trainers=int(num_trainers) if isinstance(num_trainers, Integral) else num_trainers,
-            regularization=_penalty(regularization),
-            axis_name=axis_name,
-            **options,
-        )
+        checked_names(_WHO, "parameter_list", parameter_list, ordered=True)
+        _check_options(options)
+        whole = isinstance(num_trainers, Integral) and not isinstance(num_trainers, bool)
+        with speaking_as(_WHO, "jrc.dgc_momentum"):
+            tx = dgc_momentum(
+                learning_rate,
+                momentum,
+                rampup_begin_step,
+                rampup_step,
+                sparsity,
+                use_nesterov,
+                local_grad_clip_norm=_clip_norm(grad_clip, num_trainers),
+                num_trainers=int(num_trainers) if whole else num_trainers,
+                regularization=_penalty(regularization),
+                axis_name=axis_name,
+                **options,
+            )
         super().__init__(tx, parameter_list, axis_name)
         self.name = name
 
@@ -105,6 +123,16 @@ class DGCMomentumOptimizer(Optimizer):
             ValueError: If the saved tree is another one.
         """
         return restore(path, like)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what neither the seed's optimizer nor `jrc.dgc_momentum` takes."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(
+                f"{_WHO}: besides the seed's arguments there are {listed(_OPTIONS)}; got {name!r}"
+                f"{close_to(name, (*_OPTIONS, 'grad_clip'))}. The bound of a gradient is grad_clip."
+            )
 
 
 def _penalty(regularization: Any) -> Any:
@@ -131,6 +159,7 @@ def _clip_norm(grad_clip: Any, num_trainers: int | None) -> float | Array | None
         error = ValueError if whole else TypeError
         raise error(
             f"{_WHO}: num_trainers should be int and greater than zero where there is a "
-            f"grad_clip, which grows with its square root; got {num_trainers!r}."
+            f"grad_clip, which grows with its square root; got {num_trainers!r}. Write "
+            "num_trainers=4 for four replicas."
         )
     return norm if isinstance(norm, jax.Array) else float(norm)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import name_of
+from jrc._errors import check_flag, name_of, speaking_as
 from jrc._jaxpr import Program, Traced, inline_all, trace
 from jrc._tree import is_array, is_traced, named_leaves, split
 from jrc._typing import Array, PyTree
@@ -74,6 +74,7 @@ def gradients(
 ) -> Found:
     """The gradients of a loss; errors speak for `who`."""
     check_function(who, loss_fn)
+    check_flag(asked.has_aux, "has_aux", who)
     leaf_names(who, params)
     callbacks = checked_callbacks(who, asked.callbacks)
     listed = checked_names(who, "parameter_list", asked.parameter_list, ordered=True)
@@ -96,10 +97,11 @@ def gradients(
     request = asked_of(traced.program)
     request = Request({k: v for k, v in request.wanted.items() if k in wanted}, request.stopped)
     named = _parameters(traced.program, params, args)
-    return _differentiate(loss_fn, traced, request, asked.checkpoints, named)
+    return _differentiate(who, loss_fn, traced, request, asked.checkpoints, named)
 
 
 def _differentiate(
+    who: str,
     loss_fn: Callable[..., Any],
     traced: Traced,
     request: Request,
@@ -117,7 +119,8 @@ def _differentiate(
     loss.__name__ = name_of(loss_fn)
     lean = loss
     if checkpoints is not None:
-        lean = recompute_segments(loss, checkpoints, rule="fluid")
+        with speaking_as(who, "jrc.recompute_segments"):
+            lean = recompute_segments(loss, checkpoints, rule="fluid")
 
     def scalar(inputs: Sequence[Any], probes: Sequence[Any]) -> tuple[Array, list[Array]]:
         arrays, skeleton = split(lean(inputs, probes))

@@ -14,7 +14,7 @@ from jrc._typing import Array, PyTree
 from jrc.compat._block import Callback
 from jrc.compat._check import check_function
 from jrc.compat._gradients import Asked, Found, ParamGrad, gradients
-from jrc.compat._update import clipped, gradient_tree, update
+from jrc.compat._update import check_given, clipped, gradient_tree, update
 from jrc.dgc import as_local
 
 
@@ -58,7 +58,11 @@ class Optimizer:
 
         Returns:
             What to add to the parameters, and the new state.
+
+        Raises:
+            TypeError: If the state is `None`.
         """
+        check_given(self._who("update"), state)
         return optax.with_extra_args_support(self.tx).update(updates, state, params, **extra_args)
 
     def backward(
@@ -253,11 +257,7 @@ class Optimizer:
         extra_args: dict[str, Any],
     ) -> tuple[PyTree, PyTree]:
         who = self._who(method)
-        if opt_state is None:
-            raise TypeError(
-                f"{who}: opt_state is the optimizer's state; got None. Start with "
-                "opt_state = opt.init(params)."
-            )
+        check_given(who, opt_state)
         grads = gradient_tree(who, params, params_grads)
         extra_args = {"grad": grads} | extra_args
         grads = clipped(who, grad_clip, grads, params)

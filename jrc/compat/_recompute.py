@@ -87,7 +87,7 @@ class RecomputeOptimizer(Optimizer):
         """
         path = isinstance(state, str | os.PathLike)
         raise NotImplementedError(
-            "load function is not supported by Recompute Optimizer for now: the optimizer's state "
-            f"goes in and comes out. Write opt_state = jrc.restore({state if path else 'path'!r}, "
-            "opt.init(params))."
+            "jrc.compat.RecomputeOptimizer.load: load function is not supported by Recompute "
+            f"Optimizer for now: the optimizer's state goes in and comes out; got {state!r}. Write "
+            f"opt_state = jrc.restore({state if path else 'path'!r}, opt.init(params))."
         )

@@ -35,6 +35,15 @@ def gradient_tree(who: str, params: PyTree, params_grads: Sequence[tuple[str, Ar
     return treedef.unflatten(grads.get(name, optax.MaskedNode()) for name in leaves)
 
 
+def check_given(who: str, opt_state: Any) -> None:
+    """Refuse no state at all: the seed's optimizers keep theirs, these are given it."""
+    if opt_state is None:
+        raise TypeError(
+            f"{who}: opt_state is the optimizer's state; got None. Start with "
+            "opt_state = opt.init(params)."
+        )
+
+
 def _checked_pairs(who: str, params_grads: Any) -> Sequence[tuple[str, Array]]:
     """Pairs of a name and an array, and nothing else."""
     rule = f"{who}: params_grads is a list of pairs of a parameter's name and its gradient"

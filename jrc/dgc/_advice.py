@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import jax
 
-from jrc._errors import listed
+from jrc._errors import speaking_as
 from jrc._typing import PyTree
 from jrc.dgc._advice_text import advice_text
-from jrc.dgc._options import checked_sparsity
+from jrc.dgc._options import checked_choice, checked_sparsity
 from jrc.dgc._phases import ring_all_reduce_bytes
 from jrc.dgc._schedule import entries_to_send
+from jrc.dgc._state import is_floating
 from jrc.dgc._transform import scale_by_dgc
 from jrc.dgc._units import bytes_per_second, checked_number, checked_whole
 
@@ -137,8 +138,9 @@ def dgc_advice(
         The prediction.
 
     Raises:
-        TypeError: When a number is none.
-        ValueError: When a number is out of its range, or a unit or a format is not known.
+        TypeError: When a number is none, or a leaf no array.
+        ValueError: When a number is out of its range, a unit or a format is not known, or nothing
+            floating is in `params`.
 
     Example:
         >>> params = jax.ShapeDtypeStruct((25_000_000,), "float32")
@@ -163,19 +165,20 @@ def dgc_advice(
     """
     replicas = checked_whole(replicas, "replicas", _WHO)
     rate = bytes_per_second(bandwidth, "bandwidth", _WHO)
-    step_time = checked_number(step_time, "step_time", _WHO)
-    latency = checked_number(latency, "latency", _WHO)
-    overlap = checked_number(overlap, "overlap", _WHO)
+    step_time = checked_number(step_time, "step_time", _WHO, "seconds, such as 0.1")
+    latency = checked_number(latency, "latency", _WHO, "seconds, such as 50e-6")
+    overlap = checked_number(overlap, "overlap", _WHO, "a share, such as 0.5")
     if overlap > 1:
-        raise ValueError(f"{_WHO}: overlap is a share in [0, 1], got {overlap!r}")
-    if wire not in BYTES_OF_ENTRY:
-        raise ValueError(f"{_WHO}: wire must be one of {listed(BYTES_OF_ENTRY)}, got {wire!r}")
-
-    entries, sent, rest = _counts(params, checked_sparsity(sparsity)[-1], min_size)
+        raise ValueError(
+            f"{_WHO}: overlap is a share in [0, 1], got {overlap!r}; pass 0.5 for a half"
+        )
+    with speaking_as(_WHO, "jrc.scale_by_dgc"):
+        wire = checked_choice("wire", wire, BYTES_OF_ENTRY)
+        entries, sent, rest = _counts(params, checked_sparsity(sparsity)[-1], min_size)
     if overhead is None:
         memory = bytes_per_second(memory_bandwidth, "memory_bandwidth", _WHO)
         overhead = EXTRA_PASSES * 4 * entries / memory
-    overhead = checked_number(overhead, "overhead", _WHO)
+    overhead = checked_number(overhead, "overhead", _WHO, "seconds, such as 0.01")
 
     ways = _ways(entries, BYTES_OF_ENTRY[wire] * sent, rest, replicas)
     plain = ways.pop("uncompressed")
@@ -204,6 +207,11 @@ def dgc_advice(
 
 def _counts(params: PyTree, sparsity: float, min_size: int) -> tuple[int, int, int]:
     """Entries of the compressed leaves, those that are sent, and entries of the other leaves."""
+    if not any([is_floating(leaf) for leaf in jax.tree.leaves(params)]):
+        raise ValueError(
+            f"{_WHO}: params must hold a floating array, got none in {type(params).__name__}; pass "
+            "the parameters, or their shapes from jax.eval_shape"
+        )
     state = jax.eval_shape(scale_by_dgc(min_size=min_size).init, params)
     sizes = [leaf.size for leaf in jax.tree.leaves(state.u)]
     rest = sum(leaf.size for leaf in jax.tree.leaves(state.velocity))

@@ -10,14 +10,20 @@ AxisName = str | tuple[str, str]
 """An axis, or a pair `(inner, outer)`: dense inside, sparse between."""
 
 
-def replica_axis(axis_name: AxisName) -> str:
+def is_pair(axis_name: object) -> bool:
+    """Whether this names two axes, `(inner, outer)`."""
+    pair = isinstance(axis_name, tuple) and len(axis_name) == 2
+    return pair and all(isinstance(name, str) for name in axis_name) and len(set(axis_name)) == 2
+
+
+def replica_axis(axis_name: AxisName, who: str = "jrc.dgc.replica_axis") -> str:
     """The axis along which u and v differ: of a pair the outer one."""
     if isinstance(axis_name, str):
         return axis_name
-    if isinstance(axis_name, tuple) and len(axis_name) == 2:
+    if is_pair(axis_name):
         return axis_name[1]
     raise ValueError(
-        "jrc: axis_name must be the name of one axis or a tuple (inner, outer) of two, got "
+        f"{who}: axis_name must be the name of one axis or a tuple (inner, outer) of two, got "
         f"{axis_name!r}; give it as to the compression"
     )
 

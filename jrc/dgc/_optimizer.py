@@ -7,12 +7,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jrc._errors import speaking_as
 from jrc._typing import Array, PyTree
 from jrc.dgc._axis import AxisName
+from jrc.dgc._options import check_rate
 from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState
 from jrc.dgc._transform import DGCTransformation, scale_by_dgc
 from jrc.dgc._wire import Wire
+
+_WHO = "jrc.dgc_momentum"
 
 
 def dgc_momentum(
@@ -66,8 +70,9 @@ def dgc_momentum(
         updates; there, a step that is skipped leaves the learning rate's schedule where it is.
 
     Raises:
-        ValueError: As `scale_by_dgc`.
-        TypeError: As `scale_by_dgc`.
+        ValueError: As `scale_by_dgc`, and for a learning rate that is not finite.
+        TypeError: As `scale_by_dgc`, for a learning rate that is neither a number nor a schedule,
+            and from `update` and `apply` for the state of another optimizer.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,29 +85,38 @@ def dgc_momentum(
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3.
     """
-    direction = scale_by_dgc(
-        momentum,
-        sparsity=sparsity,
-        rampup_begin_step=rampup_begin_step,
-        rampup_step=rampup_step,
-        use_nesterov=use_nesterov,
-        local_grad_clip_norm=local_grad_clip_norm,
-        num_trainers=num_trainers,
-        axis_name=axis_name,
-        min_size=min_size,
-        factor_masking=factor_masking,
-        regularization=regularization,
-        selector=selector,
-        wire=wire,
-        exchange=exchange,
-        clip_scaling=clip_scaling,
-        clip_before_rampup=clip_before_rampup,
-        count_dtype=count_dtype,
-    )
+    check_rate(learning_rate, _WHO)
+    with speaking_as(_WHO, "jrc.scale_by_dgc"):
+        direction = scale_by_dgc(
+            momentum,
+            sparsity=sparsity,
+            rampup_begin_step=rampup_begin_step,
+            rampup_step=rampup_step,
+            use_nesterov=use_nesterov,
+            local_grad_clip_norm=local_grad_clip_norm,
+            num_trainers=num_trainers,
+            axis_name=axis_name,
+            min_size=min_size,
+            factor_masking=factor_masking,
+            regularization=regularization,
+            selector=selector,
+            wire=wire,
+            exchange=exchange,
+            clip_scaling=clip_scaling,
+            clip_before_rampup=clip_before_rampup,
+            count_dtype=count_dtype,
+        )
     rate = optax.scale_by_learning_rate(learning_rate)
     chained = optax.chain(direction, rate)
 
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        _check_state(state)
+        return chained.update(updates, state, params)
+
     def apply(gradients: PyTree, state: optax.OptState, params: PyTree) -> tuple[PyTree, PyTree]:
+        _check_state(state)
         compression, schedule = cast(tuple[DGCState, optax.OptState], state)
         # Whatever the rate is, and of whatever schedule: what it makes of a one.
         scale, after = rate.update(jnp.ones(()), schedule)
@@ -111,4 +125,13 @@ def dgc_momentum(
         after = jax.tree.map(lambda x, y: jnp.where(waits, x, y), schedule, after)
         return params, (new, after)
 
-    return DGCTransformation(chained.init, chained.update, apply)
+    return DGCTransformation(chained.init, update, apply)
+
+
+def _check_state(state: object) -> None:
+    """Refuse the state of another optimizer, which would fail somewhere inside of optax."""
+    if not (isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], DGCState)):
+        raise TypeError(
+            f"{_WHO}: the state must be what init(params) returns, got {type(state).__name__}; "
+            "start with state = tx.init(params)"
+        )

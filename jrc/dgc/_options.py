@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jrc._errors import listed
+from jrc._errors import check_flag, listed
 from jrc._typing import Array
 from jrc.dgc._accumulate import Decay
-from jrc.dgc._axis import AxisName
+from jrc.dgc._axis import AxisName, is_pair
 from jrc.dgc._regularize import l2_penalty
 from jrc.dgc._selectors import DEFAULT_SELECTOR, SELECTORS, Blocked, Selector
 from jrc.dgc._wire import WIRES, Wire
@@ -21,6 +21,15 @@ from jrc.dgc._wire import WIRES, Wire
 EXCHANGES = ("allgather", "sharded", "dense", "auto")
 
 _REAL = (int, float, np.integer, np.floating)
+
+_WHO = "jrc.scale_by_dgc"
+
+_HINTS = {
+    "rampup_begin_step": "0 compresses from the first step on",
+    "rampup_step": "1 begins with the last level",
+    "num_trainers": "leave it out to take the axis's size",
+    "min_size": "0 compresses every floating leaf",
+}
 
 Number = float | Array
 """A Python number, or a scalar array such as a hyperparameter that a schedule injects."""
@@ -71,7 +80,9 @@ def checked_clip_norm(norm: Number | None) -> Number | None:
 
 def checked_sparsity(sparsity: float | Sequence[float]) -> tuple[float, ...]:
     """The levels as a tuple; one number is one level."""
-    if isinstance(sparsity, str) or not isinstance(sparsity, (*_REAL, Iterable)):
+    if isinstance(sparsity, np.ndarray | jax.Array) and not isinstance(sparsity, jax.core.Tracer):
+        sparsity = sparsity.tolist()
+    if not isinstance(sparsity, (*_REAL, Sequence)) or isinstance(sparsity, str):
         raise TypeError(
             "jrc.scale_by_dgc: sparsity must be a number or a sequence of numbers, got "
             f"{sparsity!r}; sparsity=(0.999,) sends one entry in a thousand"
@@ -93,16 +104,40 @@ def checked_sparsity(sparsity: float | Sequence[float]) -> tuple[float, ...]:
 
 def checked_int(name: str, value: int, least: int) -> int:
     """An integer known while tracing, not below its least value."""
+    wrong = (
+        f"jrc.scale_by_dgc: {name} must be a Python int, known while tracing, got {value!r}; "
+        f"under optax.inject_hyperparams name {name!r} in static_args"
+    )
+    if isinstance(value, bool):
+        raise TypeError(wrong)
     try:
         number = operator.index(value)
     except TypeError as error:
-        raise TypeError(
-            f"jrc.scale_by_dgc: {name} must be a Python int, known while tracing, got {value!r}; "
-            f"under optax.inject_hyperparams name {name!r} in static_args"
-        ) from error
+        raise TypeError(wrong) from error
     if number < least:
-        raise ValueError(f"jrc.scale_by_dgc: {name} must be at least {least}, got {number}")
+        raise ValueError(
+            f"jrc.scale_by_dgc: {name} must be at least {least}, got {number}; {_HINTS[name]}"
+        )
     return number
+
+
+def checked_flag(name: str, value: bool) -> bool:
+    """A switch; NumPy's counts too."""
+    check_flag(value := bool(value) if isinstance(value, np.bool_) else value, name, _WHO)
+    return value
+
+
+def check_rate(rate: Any, who: str) -> None:
+    """Refuse a learning rate that is neither a number nor a schedule, which optax finds late."""
+    if callable(rate) or isinstance(rate, jax.core.Tracer):
+        return
+    kinds = (*_REAL, jax.Array, np.ndarray)
+    if isinstance(rate, bool) or not isinstance(rate, kinds) or jnp.ndim(rate):
+        raise TypeError(
+            f"{who}: learning_rate must be a number or an optax schedule, got {rate!r}; pass 0.1"
+        )
+    if not math.isfinite(rate):
+        raise ValueError(f"{who}: learning_rate must be finite, got {rate!r}; pass 0.1")
 
 
 def checked_selector(selector: Selector | str, exchange: str) -> Selector | None:
@@ -126,7 +161,7 @@ def checked_wire(wire: Wire | str) -> Wire:
 
 def checked_choice(name: str, value: str, allowed: Collection[str]) -> str:
     """A name out of a list."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(
             f"jrc.scale_by_dgc: {name} must be one of {listed(allowed)}, got {value!r}"
         )
@@ -152,8 +187,7 @@ def checked_axes(axis_name: AxisName | None) -> tuple[str | None, str | None]:
     """The axis inside of which gradients are averaged, and that of the replicas."""
     if axis_name is None or isinstance(axis_name, str):
         return None, axis_name
-    pair = isinstance(axis_name, tuple) and len(axis_name) == 2
-    if pair and all(isinstance(name, str) for name in axis_name) and len(set(axis_name)) == 2:
+    if is_pair(axis_name):
         inner, outer = axis_name
         return inner, outer
     raise ValueError(
@@ -188,7 +222,7 @@ def checked_regularization(
         )
     raise TypeError(
         "jrc.scale_by_dgc: regularization must be a number (the L2 factor), an optax transform or "
-        f"None, got {regularization!r}"
+        f"None, got {regularization!r}; pass 1e-4, or jrc.l1_penalty(1e-4)"
     )
 
 
@@ -196,7 +230,8 @@ def _checked_number(name, value: Number, holds, rule: str, hint: str) -> Number:
     """A number that holds to its rule; the value of a tracer is not known yet."""
     if isinstance(value, jax.core.Tracer):
         return value
-    if not isinstance(value, (*_REAL, jax.Array)) or jnp.ndim(value):
+    known = isinstance(value, (*_REAL, jax.Array)) and not isinstance(value, bool)
+    if not known or jnp.ndim(value):
         raise TypeError(f"jrc.scale_by_dgc: {name} must be a number, got {value!r}; pass {hint}")
     if not (math.isfinite(value) and holds(value)):
         raise ValueError(f"jrc.scale_by_dgc: {name} must {rule}, got {value!r}; pass {hint}")

@@ -77,7 +77,7 @@ def reshard_dgc(
         [[1.0, 8.0], [2.0, 4.0], [3.0, 0.0]]
     """
     replicas = checked_whole(num_replicas, "num_replicas", _WHO)
-    axis = replica_axis(axis_name)
+    axis = replica_axis(axis_name, _WHO)
     mesh = _checked_mesh(mesh, axis)
     old = _rows_of(state)
     specs = dgc_specs(state, axis)

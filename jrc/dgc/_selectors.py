@@ -18,7 +18,7 @@ def _check_whole(kind: str, name: str, value: int) -> None:
     """That a count is one."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(
-            f"jrc.dgc: {kind}: {name} must be an int of at least 1, got {value!r}; "
+            f"jrc.dgc.{kind}: {name} must be an int of at least 1, got {value!r}; "
             f"{kind}() takes the usual"
         )
 
@@ -114,7 +114,7 @@ class Sampled:
         number = isinstance(self.share, int | float) and not isinstance(self.share, bool)
         if not number or not 0 < self.share <= 1:
             raise ValueError(
-                f"jrc.dgc: Sampled: share must lie in (0, 1], got {self.share!r}; 0.01 looks at "
+                f"jrc.dgc.Sampled: share must lie in (0, 1], got {self.share!r}; 0.01 looks at "
                 "one entry in a hundred"
             )
 

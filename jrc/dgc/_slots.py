@@ -60,8 +60,14 @@ def align(gradients: PyTree, state: DGCState) -> Slots:
         The places of the leaves on each path.
 
     Raises:
+        TypeError: When the state is another transform's.
         ValueError: When structure, dtype or size do not match.
     """
+    if not isinstance(state, DGCState):
+        raise TypeError(
+            f"jrc.scale_by_dgc: the state must be a DGCState, got {type(state).__name__}; start "
+            "with state = tx.init(params), and give a chain's state to the chain"
+        )
     paths, treedef = jax.tree.flatten_with_path(gradients, is_leaf=is_slot)
     flat, expected = jax.tree.flatten(state.u, is_leaf=is_slot)
     shaped = jax.tree.leaves(state.velocity, is_leaf=is_slot)
@@ -96,8 +102,9 @@ def _check(
 ) -> None:
     """That a gradient, in the shape that its path keeps, can be added to its buffer."""
     name = f"the gradient of {jax.tree_util.keystr(path) or 'the only leaf'}"
-    if is_slot(gradient) or not jnp.issubdtype(gradient.dtype, jnp.floating):
-        arrived = gradient if is_slot(gradient) else gradient.dtype
+    dtype = getattr(gradient, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        arrived = gradient if is_slot(gradient) else dtype or type(gradient).__name__
         raise ValueError(
             f"jrc.scale_by_dgc: {name} must be a floating array like its parameter, got {arrived}; "
             "freeze a parameter with optax.masked, from init on"

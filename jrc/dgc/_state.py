@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from jrc._tree import is_number, is_traced
 from jrc._typing import Array, Count, Leaf, PyTree, Scalar
 from jrc.dgc import _axis
 
@@ -56,11 +57,11 @@ def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
         The state before the first step.
 
     Raises:
-        TypeError: For a complex leaf.
+        TypeError: For a complex leaf, and for one that is no array.
     """
 
     def is_compressed(leaf: Leaf) -> bool:
-        return _is_floating(leaf) and jnp.size(leaf) >= max(min_size, 1)
+        return is_floating(leaf) and jnp.size(leaf) >= max(min_size, 1)
 
     def row(leaf: Leaf) -> Array | optax.MaskedNode:
         if not is_compressed(leaf):
@@ -68,7 +69,7 @@ def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
         return _axis.as_local(jnp.zeros((1, jnp.size(leaf)), jnp.float32), axis)
 
     def shaped(leaf: Leaf) -> Array | optax.MaskedNode:
-        if is_compressed(leaf) or not _is_floating(leaf):
+        if is_compressed(leaf) or not is_floating(leaf):
             return optax.MaskedNode()
         return jnp.zeros(jnp.shape(leaf), jnp.float32)
 
@@ -84,8 +85,13 @@ def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
     )
 
 
-def _is_floating(leaf: Leaf) -> bool:
+def is_floating(leaf: Leaf) -> bool:
     """Whether a leaf has momentum at all."""
+    if not (is_number(leaf) or is_traced(leaf)):
+        raise TypeError(
+            f"jrc.scale_by_dgc: parameters must be arrays, got {type(leaf).__name__} {leaf!r}; "
+            "keep what is none apart from them"
+        )
     dtype = jnp.result_type(leaf)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(
@@ -110,6 +116,9 @@ def dgc_specs(state: PyTree, axis_name: _axis.AxisName) -> PyTree:
     Returns:
         The same tree with a `PartitionSpec` in each leaf's place.
 
+    Raises:
+        ValueError: If `axis_name` is neither a name nor a pair of two.
+
     Example:
         >>> from jrc.dgc import dgc_momentum
         >>> state = dgc_momentum(0.1, 0.9, 0, min_size=2).init({"w": jnp.ones((3, 4))})
@@ -117,7 +126,7 @@ def dgc_specs(state: PyTree, axis_name: _axis.AxisName) -> PyTree:
         >>> specs[0].u["w"] == PartitionSpec("data"), specs[0].step == PartitionSpec()
         (True, True)
     """
-    own = _axis.replica_axis(axis_name)
+    own = _axis.replica_axis(axis_name, "jrc.dgc_specs")
 
     def specs_of(node: Any) -> Any:
         if not _holds_local_fields(node):

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jrc._typing import Array, Leaf, PyTree
@@ -31,6 +32,8 @@ def take_step(
         Updates like the gradients, in the parameters' dtypes, and the new state.
     """
     slots = align(gradients, state)
+    if params is not None:
+        _check_params(params, gradients, "update")
     targets: list[Array | None] = [None] * len(slots.compressed)
     landed, directions, state = _step(gradients, state, params, slots, targets, 1.0, options)
     updates = _zero_updates(gradients, params, slots)
@@ -54,7 +57,8 @@ def apply_step(
         Parameters and state.
     """
     slots = align(gradients, state)
-    _check_params(params, gradients)
+    _check_params(params, gradients, "apply")
+    _check_scale(scale)
     params = jax.tree.map(jnp.asarray, params)
     old = pick(params, slots.compressed)
     # Sums of several replicas' entries are not rounded one by one to half precision.
@@ -175,7 +179,16 @@ def _checked_replicas(options: Options) -> int:
     return replicas
 
 
-def _check_params(params: PyTree, gradients: PyTree) -> None:
+def _check_scale(scale: object) -> None:
+    number = isinstance(scale, int | float | np.integer | np.floating | np.ndarray | jax.Array)
+    if not number or isinstance(scale, bool) or jnp.ndim(scale):
+        raise TypeError(
+            f"jrc.scale_by_dgc: apply takes a scale that is one number, got {scale!r}; -0.1 goes "
+            "down with a learning rate of 0.1"
+        )
+
+
+def _check_params(params: PyTree, gradients: PyTree, method: str) -> None:
     """That each entry has a place: what lies beyond a leaf would be dropped in silence."""
     found, wanted = (
         (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
@@ -184,9 +197,9 @@ def _check_params(params: PyTree, gradients: PyTree) -> None:
     if found != wanted:
         arrived = "no parameters" if params is None else f"{found[0]} of shapes {found[1]}"
         raise ValueError(
-            "jrc.scale_by_dgc: apply needs parameters in the structure and shapes of the "
+            f"jrc.scale_by_dgc: {method} needs parameters in the structure and shapes of the "
             f"gradients, {wanted[0]} of shapes {wanted[1]}, got {arrived}; call "
-            "apply(gradients, state, params)"
+            f"{method}(gradients, state, params)"
         )
 
 

@@ -148,7 +148,9 @@ def scale_by_dgc(
     """
     inner, outer = _options.checked_axes(axis_name)
     options = Options(
-        decay=Decay(_options.checked_momentum(momentum), bool(use_nesterov)),
+        decay=Decay(
+            _options.checked_momentum(momentum), _options.checked_flag("use_nesterov", use_nesterov)
+        ),
         sparsity=_options.checked_sparsity(sparsity),
         rampup_begin_step=_options.checked_int("rampup_begin_step", rampup_begin_step, 0),
         rampup_step=_options.checked_int("rampup_step", rampup_step, 1),
@@ -157,13 +159,13 @@ def scale_by_dgc(
         inner_axis=inner,
         num_trainers=_options.checked_trainers(num_trainers, outer),
         min_size=_options.checked_int("min_size", min_size, 0),
-        factor_masking=bool(factor_masking),
+        factor_masking=_options.checked_flag("factor_masking", factor_masking),
         regularization=_options.checked_regularization(regularization),
         selector=_options.checked_selector(selector, exchange),
         wire=_options.checked_wire(wire),
         exchange=_options.checked_choice("exchange", exchange, _options.EXCHANGES),
         clip_scaling=_options.checked_choice("clip_scaling", clip_scaling, CLIP_SCALINGS),
-        clip_before_rampup=bool(clip_before_rampup),
+        clip_before_rampup=_options.checked_flag("clip_before_rampup", clip_before_rampup),
         count_dtype=_options.checked_choice("count_dtype", count_dtype, COUNT_DTYPES),
     )
 

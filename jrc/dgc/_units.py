@@ -30,7 +30,7 @@ def bytes_per_second(value: float | str, name: str, who: str) -> float:
     (12500000.0, 2.0)
     """
     if not isinstance(value, str):
-        return checked_number(value, name, who, positive=True)
+        return checked_number(value, name, who, "'1Gbit/s', or bytes per second", positive=True)
     found = _TEXT.fullmatch(value)
     if not found or (found[3] and not found[2]) or float(found[1]) == 0:
         raise ValueError(
@@ -42,14 +42,16 @@ def bytes_per_second(value: float | str, name: str, who: str) -> float:
     return float(found[1]) * scale * _BITS_OR_BYTES[found[4]]
 
 
-def checked_number(value: float, name: str, who: str, *, positive: bool = False) -> float:
-    """A finite number, not negative or even positive."""
+def checked_number(
+    value: float, name: str, who: str, hint: str, *, positive: bool = False
+) -> float:
+    """A finite number, not negative or even positive; `hint` says what to pass."""
     known = isinstance(value, int | float | np.integer | np.floating)
     if not known or isinstance(value, bool):
-        raise TypeError(f"{who}: {name} must be a number, got {value!r}")
+        raise TypeError(f"{who}: {name} must be a number, got {value!r}; pass {hint}")
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
         rule = "positive" if positive else ">= 0"
-        raise ValueError(f"{who}: {name} must be finite and {rule}, got {value!r}")
+        raise ValueError(f"{who}: {name} must be finite and {rule}, got {value!r}; pass {hint}")
     return float(value)
 
 
@@ -58,7 +60,7 @@ def checked_whole(value: int, name: str, who: str) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{who}: {name} must be an int, got {value!r}; pass mesh.shape['data']")
     if (number := operator.index(value)) < 1:
-        raise ValueError(f"{who}: {name} must be at least 1, got {number}")
+        raise ValueError(f"{who}: {name} must be at least 1, got {number}; pass mesh.shape['data']")
     return number
 
 

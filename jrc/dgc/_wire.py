@@ -82,7 +82,7 @@ class EightBits:
         """Check the kind."""
         if self.kind not in ("fp8", "int8"):
             raise ValueError(
-                f"jrc.dgc: EightBits: kind must be one of 'fp8', 'int8', got {self.kind!r}; "
+                f"jrc.dgc.EightBits: kind must be one of 'fp8', 'int8', got {self.kind!r}; "
                 "take wire='f32' or wire='bf16' for longer values"
             )
 

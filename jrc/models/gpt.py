@@ -17,7 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import check_flag
 from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc.models._check import check_apply, check_array, check_init, check_size
 from jrc.models._layers import (
     cross_entropy,
     dense,
@@ -56,16 +58,19 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse sizes that mean nothing."""
+        who = "jrc.models.gpt.Config"
         for field in ("vocabulary", "layers", "heads", "width", "length"):
-            if (size := getattr(self, field)) < 1:
-                raise ValueError(f"gpt.Config: {field} is at least 1; got {size}.")
+            check_size(getattr(self, field), field, who)
         if self.width % self.heads:
             raise ValueError(
-                f"gpt.Config: heads divides width; got heads={self.heads}, width={self.width}. "
+                f"{who}: heads divides width; got heads={self.heads}, width={self.width}. "
                 "Choose a width that is a multiple of heads."
             )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"gpt.Config: dropout lies in [0, 1); got {self.dropout}.")
+        if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
+            raise ValueError(
+                f"{who}: dropout lies in [0, 1); got {self.dropout!r}. 0 drops nothing."
+            )
+        check_flag(self.scan, "scan", who)
 
     @property
     def boundaries(self) -> tuple[str, ...]:
@@ -75,6 +80,7 @@ class Config:
 
 def init(key: RandomKey, config: Config) -> PyTree:
     """Parameters, float32: `tokens`, `positions`, `block_0` … (or `blocks`), `norm`, `head`."""
+    check_init(key, config, Config, "jrc.models.gpt.init")
     token_key, position_key, head_key, *block_keys = jax.random.split(key, config.layers + 3)
     width = config.width
     return {
@@ -107,12 +113,17 @@ def apply(
             fewer results of blocks.
 
     Raises:
-        ValueError: If the sequence is longer than `config.length`.
+        TypeError: If `config` is none.
+        ValueError: If the sequence is longer than `config.length`, tokens are no integers of two
+            axes, or the parameters were made for another model.
     """
+    who = "jrc.models.gpt.apply"
+    check_apply(params, config, Config, _names, who)
+    _check_tokens(tokens, who)
     length = tokens.shape[-1]
     if length > config.length:
         raise ValueError(
-            f"gpt.apply: a sequence has at most config.length={config.length} tokens; got "
+            f"{who}: a sequence has at most config.length={config.length} tokens; got "
             f"{length}. Cut it, or make the model with a larger length."
         )
     keys = split_or_none(key, config.layers + 1)
@@ -136,8 +147,25 @@ def loss(
     loop: Callable[..., Any] = jax.lax.scan,
 ) -> Float[Array, ""]:
     """Mean cross-entropy in nats of predicting each token of `batch` from those before it."""
+    _check_tokens(batch, "jrc.models.gpt.loss")
+    if batch.shape[1] < 2:
+        raise ValueError(
+            f"jrc.models.gpt.loss: a sequence has at least two tokens, one to predict; got "
+            f"{batch.shape[1]}. Give longer ones."
+        )
     logits = apply(params, batch[:, :-1], config, key=key, loop=loop)
     return cross_entropy(logits, batch[:, 1:])
+
+
+def _check_tokens(tokens: Any, who: str) -> None:
+    rule = "tokens are integers, of shape (batch, length)"
+    way_out = "Cut the text into rows of token numbers."
+    check_array(tokens, jnp.integer, (None, None), rule, way_out, who)
+
+
+def _names(config: Config) -> tuple[str, ...]:
+    """The parameters that `init` makes."""
+    return ("tokens", "positions", *(config.boundaries or ("blocks",)), "norm", "head")
 
 
 def _init_blocks(keys: Sequence[RandomKey], config: Config) -> PyTree:

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc.models._check import check_apply, check_array, check_init, check_labels, pair_of
 from jrc.models._layers import cross_entropy, dense, dense_init
 from jrc.remat import mark
 
@@ -20,7 +22,7 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "identity": lambda x: x,
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
-    "tanh": jax.numpy.tanh,
+    "tanh": jnp.tanh,
 }
 
 
@@ -38,14 +40,17 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse sizes and activations that mean nothing."""
-        if len(self.sizes) < 2 or min(self.sizes) < 1:
+        who = "jrc.models.mlp.Config"
+        several = isinstance(self.sizes, tuple | list)
+        whole = several and all(type(size) is int and size > 0 for size in self.sizes)
+        if not whole or len(self.sizes) < 2:
             raise ValueError(
-                f"mlp.Config: sizes holds at least an input and an output width, all positive; "
-                f"got {self.sizes}. The default is (32, 128, 2)."
+                f"{who}: sizes holds at least an input and an output width, all positive whole "
+                f"numbers; got {self.sizes!r}. The default is (32, 128, 2)."
             )
-        if self.activation not in _ACTIVATIONS:
+        if not isinstance(self.activation, str) or self.activation not in _ACTIVATIONS:
             raise ValueError(
-                f"mlp.Config: activation is one of {', '.join(map(repr, _ACTIVATIONS))}; "
+                f"{who}: activation is one of {', '.join(map(repr, _ACTIVATIONS))}; "
                 f"got {self.activation!r}."
             )
 
@@ -57,6 +62,7 @@ class Config:
 
 def init(key: RandomKey, config: Config) -> PyTree:
     """Parameters `{"fc_1": {"w", "b"}, …, "pred": {"w", "b"}}`, float32."""
+    check_init(key, config, Config, "jrc.models.mlp.init")
     names = config.boundaries
     keys = jax.random.split(key, len(names))
     pairs = zip(config.sizes, config.sizes[1:], strict=False)
@@ -75,6 +81,11 @@ def apply(
 ) -> Float[Array, "batch classes"]:
     """Logits; every layer's result is marked with its name. There is nothing random: no key."""
     del key
+    who = "jrc.models.mlp.apply"
+    check_apply(params, config, Config, lambda config: config.boundaries, who)
+    rule = f"x holds numbers, of shape (batch, {config.sizes[0]})"
+    way_out = "Flatten the examples, or make the model with sizes that begin with their width."
+    check_array(x, jnp.number, (None, config.sizes[0]), rule, way_out, who)
     activation = _ACTIVATIONS[config.activation]
     for name in config.boundaries:
         x = mark(dense(params[name], x), name)
@@ -90,5 +101,7 @@ def loss(
     config: Config,
 ) -> Float[Array, ""]:
     """Mean softmax cross-entropy in nats of a batch `(x, labels)`."""
-    x, labels = batch
-    return cross_entropy(apply(params, x, config, key=key), labels)
+    x, labels = pair_of(batch, "jrc.models.mlp.loss")
+    logits = apply(params, x, config, key=key)
+    check_labels(labels, logits, "jrc.models.mlp.loss")
+    return cross_entropy(logits, labels)

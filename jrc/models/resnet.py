@@ -24,7 +24,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import check_flag
 from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc.models._check import (
+    check_apply,
+    check_array,
+    check_config,
+    check_init,
+    check_labels,
+    check_size,
+    pair_of,
+)
 from jrc.models._image import (
     average,
     batch_norm,
@@ -82,22 +92,26 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse sizes that mean nothing."""
+        who = "jrc.models.resnet.Config"
+        check_size(self.depth, "depth", who)
         if self.depth not in _DEPTHS and (self.depth < 8 or self.depth % 6 != 2):
             raise ValueError(
-                f"resnet.Config: depth is one of {', '.join(map(str, _DEPTHS))}, or 6n + 2 for "
+                f"{who}: depth is one of {', '.join(map(str, _DEPTHS))}, or 6n + 2 for "
                 f"small images (8, 14, 20, …); got {self.depth}."
             )
         for field in ("classes", "channels", "width", "squeeze_excitation"):
-            if (size := getattr(self, field)) is not None and size < 1:
-                raise ValueError(f"resnet.Config: {field} is at least 1; got {size}.")
+            size = getattr(self, field)
+            if size is not None or field in ("classes", "channels"):
+                check_size(size, field, who)
+        check_flag(self.zero_init, "zero_init", who)
         if self.stem not in (None, *_STEMS):
             raise ValueError(
-                f"resnet.Config: stem is one of {', '.join(map(repr, _STEMS))}, or None for the "
+                f"{who}: stem is one of {', '.join(map(repr, _STEMS))}, or None for the "
                 f"paper's; got {self.stem!r}."
             )
         if (self.squeeze_excitation or 1) > (least := self.widths[0]):
             raise ValueError(
-                f"resnet.Config: squeeze_excitation is at most {least}, the channels that the "
+                f"{who}: squeeze_excitation is at most {least}, the channels that the "
                 f"first stage returns; got {self.squeeze_excitation}. Choose a smaller one, or a "
                 "larger width."
             )
@@ -146,6 +160,7 @@ def init(key: RandomKey, config: Config) -> tuple[PyTree, PyTree]:
         `(params, state)`. Parameters: `stem`, `stage_1` … with `block_0` … each, `head`. State:
         the same without `head`, with the running `mean` and `variance` of every normalisation.
     """
+    check_init(key, config, Config, "jrc.models.resnet.init")
     size, width = (7 if _stem(config) == "imagenet" else 3), config.widths[0]
     width //= _EXPANSION if config.bottleneck else 1
     norm, norm_state = batch_norm_init(width)
@@ -187,10 +202,15 @@ def apply(
         `(logits, state)`; logits are at least float32.
 
     Raises:
-        ValueError: If `x` is not a floating array of four axes with `config.channels` channels.
+        TypeError: If `config` is none.
+        ValueError: If `x` is not a floating array of four axes with `config.channels` channels, or
+            the parameters were made for another model.
     """
     del key
-    _check_images(x, config)
+    who = "jrc.models.resnet.apply"
+    check_config(config, Config, who)
+    _check_images(x, config, who)
+    check_apply(params, config, Config, _names, who)
     x, new = stem(params["stem"], state["stem"], x, config, train=train)
     x, state_out = mark(x, "stem"), {"stem": new}
     for i, stage in enumerate(_blocks(config)):
@@ -212,8 +232,9 @@ def loss(
     train: bool = True,
 ) -> tuple[Float[Array, ""], tuple[PyTree, dict[str, Array]]]:
     """Mean cross-entropy in nats of `(images, labels)`: `(loss, (state, {"accuracy": …}))`."""
-    x, labels = batch
+    x, labels = pair_of(batch, "jrc.models.resnet.loss")
     logits, state = apply(params, state, x, config, train=train, key=key)
+    check_labels(labels, logits, "jrc.models.resnet.loss")
     accuracy = jnp.mean((jnp.argmax(logits, axis=-1) == labels).astype(logits.dtype))
     return cross_entropy(logits, labels), (state, {"accuracy": accuracy})
 
@@ -287,6 +308,11 @@ def _blocks(config: Config) -> list[list[str]]:
     return [[f"stage_{i}/block_{j}" for j in range(count)] for i, count in counts]
 
 
+def _names(config: Config) -> tuple[str, ...]:
+    """The parameters that `init` makes."""
+    return ("stem", *(f"stage_{i + 1}" for i in range(len(config.stages))), "head")
+
+
 def _stem(config: Config) -> str:
     return config.stem or ("imagenet" if config.depth in _DEPTHS else "cifar")
 
@@ -301,11 +327,10 @@ def _put(tree: Any, name: str, value: Any) -> None:
     tree.setdefault(stage, {})[block] = value
 
 
-def _check_images(x: Any, config: Config) -> None:
-    shape, dtype = jnp.shape(x), jnp.result_type(x)
-    if len(shape) != 4 or shape[3] != config.channels or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(
-            f"resnet.apply: images are floating, of shape (batch, height, width, "
-            f"{config.channels}); got {dtype}{list(shape)}. Scale whole numbers to floats, move "
-            "the channels last, or make the model with as many channels."
-        )
+def _check_images(x: Any, config: Config, who: str) -> None:
+    rule = f"images are floating, of shape (batch, height, width, {config.channels})"
+    way_out = (
+        "Scale whole numbers to floats, move the channels last, or make the model with as many "
+        "channels."
+    )
+    check_array(x, jnp.floating, (None, None, None, config.channels), rule, way_out, who)

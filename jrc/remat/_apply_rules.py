@@ -4,11 +4,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import name_of
+from jrc._errors import check_flag, name_of
 from jrc._jaxpr import tagged, trace
 from jrc.remat._apply import run_cuts
 from jrc.remat._cut import one_segment
-from jrc.remat._keep import Rule, check_flag, check_keep
+from jrc.remat._keep import Rule, check_keep
 from jrc.remat._region import Stretch, opener, within
 from jrc.remat._say import KEPT, Say
 
@@ -50,7 +50,10 @@ def apply_rules[F: Callable[..., Any]](
     """
     who = "jrc.apply_rules"
     if not callable(fn):
-        raise TypeError(f"{who}: the first argument is a function; got {type(fn).__name__}.")
+        raise TypeError(
+            f"{who}: the first argument is a function; got {type(fn).__name__}. Pass the function "
+            "itself, and call what comes back."
+        )
     check_keep(keep, who)
     check_flag(recompute_collectives, "recompute_collectives", who)
     say = Say(keep, not recompute_collectives)

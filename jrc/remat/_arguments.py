@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrc._errors import name_of
-from jrc._tree import is_array, is_floating, is_traced
+from jrc._tree import is_floating, is_number, is_traced
 
 # What JAX raises where a traced value is needed as a number.
 _NEEDS_A_NUMBER = (
@@ -72,7 +72,7 @@ class Arguments:
                 new = values | dict(zip(self.moving, moved, strict=True))
                 out = called(fn, self.filled(list(new.values()), list(new)), {}, self.who)
                 value, more = self.result(out, has_aux)
-                return value, [x for x in more if is_value(x)]
+                return value, [x for x in more if is_number(x)]
 
             return jax.value_and_grad(at, has_aux=True)([values[i] for i in self.moving])
 
@@ -107,7 +107,7 @@ def arguments_of(
     moves = [(chosen.index(path[0].idx), i) for i, (path, leaf) in enumerate(paths)
              if path[0].idx in chosen and _can_move(leaf)]  # fmt: skip
     moving = tuple(i for _, i in sorted(moves))
-    is_given = is_input if not numbers else lambda leaf: is_input(leaf) or is_value(leaf)
+    is_given = is_input if not numbers else lambda leaf: is_input(leaf) or is_number(leaf)
     arrays = tuple(i for i, x in enumerate(leaves) if i in moving or is_given(x))
     for i in arrays:
         leaves[i] = _as_input(leaves[i])
@@ -137,16 +137,9 @@ def called(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: str) -
         ) from error
 
 
-def is_value(leaf: Any) -> bool:
-    """Whether this is a number or an array of numbers, of JAX, NumPy or Python."""
-    if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype.kind in "biufcV"
-    return is_array(leaf) or isinstance(leaf, bool | int | float | complex)
-
-
 def is_input(leaf: Any) -> bool:
     """Whether this is an array of numbers or a shape, and no Python scalar."""
-    return is_traced(leaf) or (isinstance(leaf, np.ndarray) and is_value(leaf))
+    return is_traced(leaf) or (isinstance(leaf, np.ndarray) and is_number(leaf))
 
 
 def _unbound(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> str | None:
@@ -166,19 +159,29 @@ def _checked(
     fn: Any, args: tuple[Any, ...], argnums: int | Sequence[int], who: str
 ) -> tuple[int, ...]:
     if not callable(fn):
-        raise TypeError(f"{who}: the first argument is a function; got {type(fn).__name__}.")
+        raise TypeError(
+            f"{who}: the first argument is a function; got {type(fn).__name__}. Pass the loss "
+            "function itself, and its arguments behind it."
+        )
     chosen = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
+    way_out = "Positions count from 0." if args else "Pass them behind the function."
     for n in chosen:
         if isinstance(n, bool) or not hasattr(n, "__index__"):
-            raise TypeError(f"{who}: argnums is a position or a tuple of them; got {argnums!r}.")
+            raise TypeError(
+                f"{who}: argnums is a position or a tuple of them; got {argnums!r}. Write "
+                "argnums=0 or argnums=(0, 1)."
+            )
         if not -len(args) <= n < len(args):
             raise ValueError(
                 f"{who}: argnums names one of the {len(args)} arguments that `{name_of(fn)}` is "
-                f"given; got {argnums!r}. Positions count from 0."
+                f"given; got {argnums!r}. {way_out}"
             )
     chosen = tuple(int(n) % len(args) for n in chosen)
     if len(set(chosen)) < len(chosen):
-        raise ValueError(f"{who}: argnums names each argument once; got {argnums!r}.")
+        raise ValueError(
+            f"{who}: argnums names each argument once; got {argnums!r}. Leave out what is there "
+            "twice."
+        )
     if not any(_can_move(leaf) for n in chosen for leaf in jax.tree.leaves(args[n])):
         raise ValueError(
             f"{who}: a gradient needs a floating array; arguments {chosen} of `{name_of(fn)}` "
@@ -203,21 +206,21 @@ def _result(out: Any, has_aux: bool, who: str, fn: str) -> tuple[Any, list[Any]]
 
 
 def _way_out(value: Any, has_aux: bool) -> str:
-    if not is_value(value) and not has_aux:
+    if not is_number(value) and not has_aux:
         return "Return the loss alone; if it returns (loss, aux), pass has_aux=True."
-    if is_value(value) and jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
+    if is_number(value) and jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
         return "Take the real part of what it returns, or its absolute value."
     return "Sum or average what it returns."
 
 
 def _is_loss(value: Any) -> bool:
-    if not is_value(value) or jnp.shape(value) != ():
+    if not is_number(value) or jnp.shape(value) != ():
         return False
     return jnp.issubdtype(jnp.result_type(value), jnp.floating)
 
 
 def _described(value: Any) -> str:
-    if not is_value(value):
+    if not is_number(value):
         return type(value).__name__
     return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
 

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrc._errors import name_of
+from jrc._errors import check_flag, name_of
 from jrc.remat._arguments import arguments_of
 from jrc.remat._budget import checked_budget
 from jrc.remat._candidates import Candidates
-from jrc.remat._keep import check_flag
 from jrc.remat._memory import memory_needed
 from jrc.remat._plan import Plan
 from jrc.remat._planner import plan
@@ -83,22 +82,28 @@ def largest_batch(
     who = "jrc.largest_batch"
     if not callable(make_args) or not callable(fn):
         which, given = ("make_args", make_args) if not callable(make_args) else ("fn", fn)
-        raise TypeError(f"{who}: {which} is a function; got {type(given).__name__}.")
+        raise TypeError(
+            f"{who}: {which} is a function; got {type(given).__name__}. Write "
+            f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
+        )
     check_flag(has_aux, "has_aux", who)
     limit = checked_budget(budget, who)
     if isinstance(limit, float):
         raise TypeError(
             f"{who}: the budget is bytes (an int) or text ('16GiB'); a fraction has no meaning "
-            f"before the batch is known; got {budget!r}."
+            f"before the batch is known; got {budget!r}. Write bytes: '16GiB'."
         )
     for name, number in (("multiple_of", multiple_of), ("most", most)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{who}: {name} is a whole number from 1; got {number!r}.")
+            raise ValueError(
+                f"{who}: {name} is a whole number from 1; got {number!r}. Leave it out to look at "
+                f"{'every batch' if name == 'multiple_of' else 'all up to a million'}."
+            )
 
     if most < multiple_of:
         raise ValueError(
             f"{who}: most is at least multiple_of, the smallest batch that is looked at; got "
-            f"most={most}, multiple_of={multiple_of}."
+            f"most={most}, multiple_of={multiple_of}. Raise most."
         )
 
     def arguments(batch: int) -> tuple[Any, ...]:
@@ -110,7 +115,7 @@ def largest_batch(
         if not isinstance(args, tuple | list):
             raise TypeError(
                 f"{who}: `{name_of(make_args)}` returns the arguments of fn as a tuple; got "
-                f"{type(args).__name__}."
+                f"{type(args).__name__}. For one argument write `return (x,)`."
             )
         return tuple(args)
 

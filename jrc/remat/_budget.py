@@ -39,11 +39,14 @@ def checked_budget(budget: object, who: str) -> int | float:
     if isinstance(budget, bool) or not hasattr(budget, "__index__"):
         raise TypeError(
             f"{who}: a budget is bytes (an int), text ('1.5GiB') or a fraction (a float in "
-            f"[0, 1]); got {type(budget).__name__} {budget!r}."
+            f"[0, 1]); got {type(budget).__name__} {budget!r}. Write '1.5GiB' or 0.5."
         )
     size = budget.__index__()  # type: ignore[attr-defined]
     if size <= 0:
-        raise ValueError(f"{who}: a budget in bytes is positive; got {size}.")
+        raise ValueError(
+            f"{who}: a budget in bytes is positive; got {size}. Write '1.5GiB', or a fraction as a "
+            "float: 0.5."
+        )
     return size
 
 
@@ -58,11 +61,12 @@ def text_of(size: float) -> str:
 def _of_text(text: str, who: str) -> int:
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
     size = 0
-    if found and (found[2] or not found[3]):
+    # "1.5" was meant as gigabytes or as a fraction, and never as a byte and a half.
+    if found and (found[2] or not (found[3] or "." in found[1])):
         size = int(float(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2]])
     if size <= 0:
         raise ValueError(
             f"{who}: a budget as text is a number and a unit, such as '1.5GiB', '800MB' or "
-            f"'123456 B'; got {text!r}."
+            f"'123456 B'; got {text!r}. A fraction is no text: write 0.5."
         )
     return size

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jrc._errors import check_flag
 from jrc._jaxpr import alive, flops, inline_marked
 from jrc.remat._effect import warnings_of
 from jrc.remat._hlo import read
@@ -59,6 +60,7 @@ def explain(
 
     Source: JAX's `print_saved_residuals`, with what the compiled program says beside it.
     """
+    check_flag(has_aux, "has_aux", "jrc.explain")
     with heard() as words:
         loss = loss_of(fn, args, argnums, has_aux, "jrc.explain")
     forward = loss.program.jaxpr

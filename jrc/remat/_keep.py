@@ -95,7 +95,10 @@ class Offload(Rule):
     def __init__(self, *names: str, to: str = "pinned_host"):
         object.__setattr__(self, "names", _checked("jrc.Offload", "mark", names))
         if not isinstance(to, str) or not to:
-            raise TypeError(f"jrc.Offload: `to` is the name of a memory kind; got {to!r}.")
+            raise TypeError(
+                f"jrc.Offload: `to` is the name of a memory kind; got {to!r}. "
+                "Write to='pinned_host'."
+            )
         object.__setattr__(self, "to", to)
 
     def __repr__(self) -> str:
@@ -157,12 +160,6 @@ def check_keep(keep: object, who: str) -> None:
         )
 
 
-def check_flag(value: object, name: str, who: str) -> None:
-    """Refuse what is neither true nor false."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{who}: {name} is True or False; got {value!r}.")
-
-
 def _checked(who: str, what: str, names: Iterable[object]) -> tuple[str, ...]:
     checked: list[str] = []
     for name in names:
@@ -173,5 +170,5 @@ def _checked(who: str, what: str, names: Iterable[object]) -> tuple[str, ...]:
             )
         checked.append(name)
     if not checked:
-        raise ValueError(f"{who}: at least one {what} is named; got none.")
+        raise ValueError(f"{who}: at least one {what} is named; got none. Write {who}('name').")
     return tuple(checked)

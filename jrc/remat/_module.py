@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-from jrc._errors import close_to, listed
-from jrc.remat._keep import Rule, check_flag, check_keep
+from jrc._errors import check_flag, close_to, listed
+from jrc.remat._keep import Rule, check_keep
 from jrc.remat._module_call import Request
 
 
@@ -124,6 +124,11 @@ def _methods(cls: type, methods: Any) -> tuple[str, ...]:
         raise TypeError(
             f"jrc.recompute_module: methods is a sequence of names; got {methods!r}. "
             "Write methods=['encode', 'decode']."
+        )
+    if not names:
+        raise ValueError(
+            f"jrc.recompute_module: methods names at least one; got {methods!r}, with which "
+            "nothing would be re-run. Leave it out for __call__."
         )
     for name in names:
         if not callable(getattr(cls, name, None)):

@@ -60,7 +60,10 @@ def checked_patterns(patterns: object, who: str) -> tuple[Pattern, ...]:
 
 def _checked(pattern: Any, who: str) -> Pattern:
     if not isinstance(pattern, Mapping):
-        raise TypeError(f"{who}: each of keep_patterns is a dict; got {pattern!r}.")
+        raise TypeError(
+            f"{who}: each of keep_patterns is a dict; got {pattern!r}. Write "
+            "{'main_ops': ['dot_general']}."
+        )
     for key in pattern:
         if key not in _KEYS:
             raise ValueError(
@@ -72,11 +75,19 @@ def _checked(pattern: Any, who: str) -> Pattern:
         if isinstance(ops, str) or not isinstance(ops, Sequence) or not all(
             isinstance(op, str) for op in ops
         ):  # fmt: skip
-            raise TypeError(f"{who}: {key!r} is a list of operator names; got {ops!r}.")
+            raise TypeError(
+                f"{who}: {key!r} is a list of operator names; got {ops!r}. Write "
+                f"{{{key!r}: ['dot_general']}}."
+            )
     if not pattern.get("main_ops"):
-        raise ValueError(f"{who}: a pattern names at least one operator in 'main_ops'.")
+        raise ValueError(
+            f"{who}: a pattern names at least one operator in 'main_ops'; got {pattern!r}. Write "
+            "{'main_ops': ['dot_general']}."
+        )
     num = pattern.get("num", -1)
     if isinstance(num, bool) or not isinstance(num, int) or num < -1:
-        raise ValueError(f"{who}: 'num' counts matches, -1 is all of them; got {num!r}.")
+        raise ValueError(
+            f"{who}: 'num' counts matches, -1 is all of them; got {num!r}. Leave it out for all."
+        )
     pre, main, suf = (tuple(pattern.get(key, ())) for key in ("pre_ops", "main_ops", "suf_ops"))
     return Pattern(pre, main, suf, num)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jrc._errors import name_of
 from jrc.remat._budget import text_of
-from jrc.remat._plan_text import check_data
+from jrc.remat._data import check_data, check_numbers
 from jrc.remat._planning.changes import write_changes
 from jrc.remat._planning.choice import Choice
 from jrc.remat._planning.fits import check_choice, check_fits, left_out
@@ -17,6 +17,21 @@ from jrc.remat._planning.run import run_choice
 from jrc.remat._table import table
 
 _FORMAT = 1
+
+_COST = {"peak_bytes": int, "flops": int, "flops_ratio": float}
+_FIELDS = {
+    "budget": int,
+    "predicted": _COST,
+    "unplanned_flops": int,
+    "saved_bytes": int,
+    "compilations": int,
+    "kept": [{"name": str, "times": int, "bytes": int}],
+    "equations": [str],
+    "inputs": [str],
+    "closed": int,
+    "digest": str,
+    "left_out": str,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +118,10 @@ class Plan:
         """
         who = "jrc.Plan.apply"
         if not callable(fn):
-            raise TypeError(f"{who}: the argument is a function; got {type(fn).__name__}.")
+            raise TypeError(
+                f"{who}: the argument is a function; got {type(fn).__name__}. Pass the function "
+                "that the plan was made for, and call what comes back."
+            )
 
         @functools.wraps(fn)
         def planned(*args: Any, **kwargs: Any) -> Any:
@@ -157,7 +175,7 @@ class Plan:
         """
         try:
             data = json.loads(text)
-            check_data(data, _FORMAT)
+            _check_data(data)
             equations = tuple(data["equations"])
             choice = None if data["choice"] is None else Choice.of(data["choice"])
             _check_choice(choice, len(equations), data["left_out"])
@@ -195,6 +213,15 @@ class Plan:
             times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
             rows.append((f"{len(rest)} more", f"{times:,}", text_of(size)))
         return f"{head}\n{table(('kept', 'values', 'bytes'), rows)}"
+
+
+def _check_data(data: Any) -> None:
+    """Raise a `ValueError` that says which entry of a plan's data is not of its kind."""
+    check_data(data, _FORMAT, _FIELDS)
+    if data.get("verified") is not None:
+        check_numbers({"verified": data["verified"]}, {"verified": _COST})
+    if data["closed"] > len(data["inputs"]):
+        raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 
 
 def _check_choice(choice: Choice | None, count: int, without: str) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import name_of
+from jrc._errors import check_flag, name_of
 from jrc.remat._budget import BudgetError, checked_budget, text_of
 from jrc.remat._candidates import Candidates
-from jrc.remat._keep import check_flag
 from jrc.remat._memory import Memory, memory_needed
 from jrc.remat._plan import Plan
 from jrc.remat._planning.ladder import Rung, highest_that_fits

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jrc._errors import check_flag
 from jrc._jaxpr import evaluate, trace
 from jrc._rng import other_key
 from jrc._tree import is_floating, is_typed_key
@@ -45,7 +46,7 @@ def recompute(
         The function's result, any pytree.
 
     Raises:
-        TypeError: If `function` is not callable.
+        TypeError: If `function` is not callable, or a switch neither `True` nor `False`.
         ValueError: If `preserve_rng_state=False` comes with `use_reentrant=False`, or without a
             typed key among the arguments.
 
@@ -65,6 +66,8 @@ def recompute(
             f"jrc.recompute: the first argument is the function to call; got "
             f"{type(function).__name__}. Write jrc.recompute(block, x)."
         )
+    check_flag(preserve_rng_state, "preserve_rng_state", "jrc.recompute")
+    check_flag(use_reentrant, "use_reentrant", "jrc.recompute")
     if not preserve_rng_state and not use_reentrant:
         raise ValueError(
             "jrc.recompute: preserve_rng_state=False needs use_reentrant=True, because "

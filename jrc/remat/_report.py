@@ -6,12 +6,27 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jrc.remat._data import check_data
 from jrc.remat._memory import Memory
 from jrc.remat._rerun_count import Rerun
 from jrc.remat._saved import SavedValue, total_bytes
 from jrc.remat._schedule import Collective, LivePoint
 
 _FORMAT = "jrc.Report/1"
+
+_PARTS = {"saved": SavedValue, "rerun": Rerun, "live": LivePoint, "collectives": Collective}
+
+_FIELDS = {
+    "name": str,
+    "saved": [{"bytes": int, "dtype": str, "primitive": str, "place": str, "times": int}],
+    "rerun": [{"primitive": str, "count": int, "flops": int}],
+    "flops": int,
+    "memory": {"arguments": int, "outputs": int, "temporaries": int, "aliased": int},
+    "live": [{"bytes": int, "phase": str}],
+    "collectives": [{"kind": str, "count": int, "bytes": int, "rerun": int}],
+    "warnings": [str],
+    "device": str,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +95,10 @@ class Report:
 
         Returns:
             A table as text: peak, saved bytes, re-run, and the lines that differ most.
+
+        Raises:
+            TypeError: If `other` is no report, or `names` no list of strings.
+            ValueError: If there are not two names.
         """
         from jrc.remat._report_text import compare_text
 
@@ -100,14 +119,21 @@ class Report:
             An equal report.
 
         Raises:
-            ValueError: If the text is something else.
+            ValueError: If the text is something else, or was changed so that it is none any more.
         """
-        fields = _loaded(text)
-        parts = {"saved": SavedValue, "rerun": Rerun, "live": LivePoint, "collectives": Collective}
-        for name, kind in parts.items():
-            fields[name] = tuple(kind(**_frozen(each)) for each in fields[name])
-        fields["memory"] = Memory(**fields["memory"])
-        return cls(**_frozen(fields))
+        try:
+            fields = json.loads(text)
+            check_data(fields, _FORMAT, _FIELDS)
+            for name, kind in _PARTS.items():
+                fields[name] = tuple(kind(**_frozen(each)) for each in fields[name])
+            del fields["format"]
+            return cls(**_frozen(fields | {"memory": Memory(**fields["memory"])}))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"jrc.Report.from_json: takes a report in the format {_FORMAT!r}, as "
+                f"report.to_json() writes it ({type(error).__name__}: {error}). Write it again "
+                "with jrc.explain(...).to_json()."
+            ) from error
 
     def plot(
         self, path: str | pathlib.Path, *others: "Report", names: Sequence[str] | None = None
@@ -121,7 +147,7 @@ class Report:
 
         Raises:
             ImportError: If matplotlib is not installed: `pip install 'jrc[plot]'`.
-            TypeError: If the path is none, or one of `others` no report.
+            TypeError: If the path is none, one of `others` no report, or `names` no strings.
             ValueError: If there are not as many names as reports, or the ending says no format.
             OSError: If there is no such folder, or the file cannot be written.
         """
@@ -138,17 +164,25 @@ def _totals(pairs: Iterable[tuple[str, SavedValue]]) -> dict[str, int]:
     return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _loaded(text: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"jrc.Report.from_json: takes what to_json wrote; {error}.") from None
-    if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
-        raise ValueError(
-            f"jrc.Report.from_json: takes a report in the format {_FORMAT!r}; got another JSON "
-            "value. Write it with report.to_json()."
+def check_reports(reports: Iterable[Any], who: str) -> None:
+    """Refuse what `jrc.explain` does not return."""
+    for report in reports:
+        if not isinstance(report, Report):
+            raise TypeError(
+                f"{who}: takes reports of jrc.explain; got {type(report).__name__}. Read a stored "
+                "one with jrc.Report.from_json(text)."
+            )
+
+
+def check_names(names: Any, who: str) -> list[str]:
+    """Names of reports, as a list."""
+    found = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [None]
+    if not all(isinstance(name, str) for name in found):
+        raise TypeError(
+            f"{who}: names is a list of strings, one for each report; got {names!r}. Write "
+            "names=['before', 'after']."
         )
-    return fields
+    return found
 
 
 def _frozen(fields: Mapping[str, Any]) -> dict[str, Any]:

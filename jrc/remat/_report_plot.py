@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jrc.remat._report import Report
+from jrc.remat._report import Report, check_names, check_reports
 
 _MIB = 2**20
 _COLOURS = ("#c44e52", "#4c72b0", "#55a868", "#8172b2", "#ccb974", "#64b5cd")
@@ -69,12 +69,13 @@ def plot_reports(
     """Draw reports into one picture; see `Report.plot`."""
     who = "jrc.Report.plot"
     ending = check_picture(path, who)
-    for report in reports:
-        if not isinstance(report, Report):
-            raise TypeError(f"{who}: draws reports of jrc.explain; got {type(report).__name__}.")
-    names = [report.name for report in reports] if names is None else list(names)
+    check_reports(reports, who)
+    names = [report.name for report in reports] if names is None else check_names(names, who)
     if len(names) != len(reports):
-        raise ValueError(f"{who}: one name for each of the {len(reports)} reports; got {names!r}.")
+        raise ValueError(
+            f"{who}: one name for each of the {len(reports)} reports; got {names!r}. Leave names "
+            "out to take the functions' own."
+        )
     figure = _figure(who)
     axes = figure.subplots()
     curves = [curve_of(report) for report in reports]
@@ -101,7 +102,10 @@ def check_picture(path: object, who: str) -> str:
     """
     known = _figure(who).canvas.get_supported_filetypes()
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{who}: a path is text or a pathlib.Path; got {type(path).__name__}.")
+        raise TypeError(
+            f"{who}: a path is text or a pathlib.Path; got {type(path).__name__}. Write "
+            "'memory.png'."
+        )
     ending = pathlib.Path(path).suffix[1:].lower()
     if ending not in known:
         raise ValueError(

@@ -5,7 +5,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from jrc.remat._report import Report
+from jrc.remat._report import Report, check_names, check_reports
 from jrc.remat._saved import SavedValue
 from jrc.remat._table import table
 
@@ -55,8 +55,13 @@ def report_text(report: Report) -> str:
 
 def compare_text(report: Report, other: Report, names: Sequence[str]) -> str:
     """Two reports side by side."""
-    if len(tuple(names)) != 2 or isinstance(names, str):
-        raise ValueError(f"jrc.Report.compare: names are two, one for each report; got {names!r}.")
+    who = "jrc.Report.compare"
+    check_reports([other], who)
+    if len(check_names(names, who)) != 2:
+        raise ValueError(
+            f"{who}: names are two, one for each report; got {names!r}. Write "
+            "names=('before', 'after')."
+        )
     both = (report, other)
     rows = [
         _pair("peak", [r.memory.peak for r in both], bytes_text),

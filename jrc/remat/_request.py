@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jrc._errors import listed
+from jrc._errors import check_flag, listed
 from jrc._jaxpr import call_name
-from jrc.remat._keep import Rule, check_flag, check_keep
+from jrc.remat._keep import Rule, check_keep
 from jrc.remat._patterns import Pattern, checked_patterns
 from jrc.remat._region import opener
 from jrc.remat._rules import RULES
@@ -54,7 +54,8 @@ def checked_request(
     check_flag(recompute_collectives, "recompute_collectives", who)
     if isinstance(no_recompute_segments, str) or not isinstance(no_recompute_segments, Iterable):
         raise TypeError(
-            f"{who}: no_recompute_segments is a list of numbers; got {no_recompute_segments!r}."
+            f"{who}: no_recompute_segments is a list of numbers; got {no_recompute_segments!r}. "
+            "Write no_recompute_segments=[0]."
         )
     return Request(
         tuple(checkpoints),
@@ -67,7 +68,10 @@ def checked_request(
 
 def _check_names(who: str, fn: Any, checkpoints: Sequence[str], rule: str) -> None:
     if not callable(fn):
-        raise TypeError(f"{who}: the first argument is the function to cut; got {fn!r}.")
+        raise TypeError(
+            f"{who}: the first argument is the function to cut; got {fn!r}. Pass the loss "
+            "function itself, and then the names of its marks."
+        )
     if not isinstance(rule, str) or rule not in RULES:
         raise ValueError(f"{who}: rule is one of {listed(RULES)}; got {rule!r}.")
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Collection):
@@ -87,12 +91,19 @@ def checked_numbers(indices: Sequence[int], count: int, who: str) -> frozenset[i
     """The numbers of segments that are left alone, of so many segments."""
     for i in indices:
         if isinstance(i, bool) or not hasattr(i, "__index__"):
-            raise TypeError(f"{who}: no_recompute_segments holds segment numbers; got {i!r}.")
+            raise TypeError(
+                f"{who}: no_recompute_segments holds segment numbers; got {i!r}. See them with "
+                "jrc.find_segments."
+            )
         if not 0 <= i < count:
+            last = f" from 0 to {count - 1}" if count else ""
             raise ValueError(
-                f"{who}: no_recompute_segments counts the {count} segments from 0 to "
-                f"{count - 1}; got {i}. See them with jrc.find_segments."
+                f"{who}: no_recompute_segments counts the {count} segments{last}; got {i}. See "
+                "them with jrc.find_segments."
             )
         if list(indices).count(i) > 1:
-            raise ValueError(f"{who}: no_recompute_segments names segment {i} more than once.")
+            raise ValueError(
+                f"{who}: no_recompute_segments names segment {i} more than once; got "
+                f"{list(indices)}. Name it once."
+            )
     return frozenset(int(i) for i in indices)

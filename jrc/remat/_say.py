@@ -106,7 +106,8 @@ class Say:
                 inside = f", which stands inside {where}" if where else close_to(name, marks)
                 raise ValueError(
                     f"{who}: keep={kind.__name__}(...) names {name!r}{inside}; "
-                    f"`{fn}` marks {listed(sorted(marks), 'nothing')} within its reach."
+                    f"`{fn}` marks {listed(sorted(marks), 'nothing')} within its reach. Mark the "
+                    "value with jrc.mark(x, name), or leave the name out."
                 )
         known = {n for eqn in eqns for n in (primitive_name(eqn), call_name(eqn)) if n}
         for kind in (SavePrimitives, RecomputePrimitives):

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jrc._errors import listed
+from jrc._errors import check_flag, listed
 from jrc._jaxpr import evaluate, trace
 from jrc._tree import named_leaves
 from jrc.remat._levels import counts_of, levels_of
@@ -63,10 +64,10 @@ def recompute_scan(
 
     Raises:
         TypeError: If `body` is not callable, `segments` is no text or whole number, `length` is no
-            whole number, or an `x` has no leading axis; whatever `jax.lax.scan` raises when the
-            carry changes its type.
-        ValueError: If `segments` is an unknown text, below 1 or above N, or if the leading axes
-            and `length` differ or say nothing.
+            whole number, `reverse` or `unroll` is of another kind, or an `x` has no leading axis;
+            whatever `jax.lax.scan` raises when the carry changes its type.
+        ValueError: If `segments` is an unknown text, below 1 or above N, `unroll` is negative, or
+            if the leading axes and `length` differ or say nothing.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -88,6 +89,8 @@ def recompute_scan(
             "jrc.recompute_scan: the first argument is the function to loop over; got "
             f"{type(body).__name__}. Write jrc.recompute_scan(body, carry, xs)."
         )
+    check_flag(reverse, "reverse", "jrc.recompute_scan")
+    _check_unroll(unroll)
     steps = _length(xs, length)
     counts = counts_of(segments, steps)
     options = {"length": steps, "reverse": reverse, "unroll": unroll}
@@ -107,7 +110,7 @@ def recompute_scan(
 
 def _length(xs: Any, length: int | None) -> int:
     """The number of steps on which all say the same."""
-    shapes = {name: jnp.shape(leaf) for name, leaf in named_leaves(xs)}
+    shapes = {name or "xs": np.shape(leaf) for name, leaf in named_leaves(xs)}
     if scalars := [name for name, shape in shapes.items() if not shape]:
         raise TypeError(
             "jrc.recompute_scan: the leaves of xs have a leading axis, one entry for each step; "
@@ -125,13 +128,20 @@ def _length(xs: Any, length: int | None) -> int:
 
 
 def _whole(length: Any) -> int:
-    try:
-        return operator.index(length)
-    except TypeError as error:
+    if isinstance(length, bool) or not hasattr(length, "__index__"):
         raise TypeError(
             "jrc.recompute_scan: length is a whole number of steps, known when the loop is traced; "
             f"got {length!r}. Write length=4."
-        ) from error
+        )
+    return operator.index(length)
+
+
+def _check_unroll(unroll: Any) -> None:
+    rule = "jrc.recompute_scan: unroll is a number of steps, or True for all of them"
+    if not isinstance(unroll, int):
+        raise TypeError(f"{rule}; got {unroll!r}. Write unroll=4.")
+    if unroll < 0:
+        raise ValueError(f"{rule}; got {unroll}. unroll=1 writes out one step.")
 
 
 def _trace_body(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
+from jrc._errors import check_flag, speaking_as
 from jrc.remat._recompute import recompute
 
 
@@ -31,7 +32,8 @@ def recompute_sequential(
         The result of the last function.
 
     Raises:
-        TypeError: If `functions` is no sequence of callables, or `segments` no whole number.
+        TypeError: If `functions` is no sequence of callables, `segments` no whole number, or
+            `preserve_rng_state` neither `True` nor `False`.
         ValueError: If there is no function, or `segments` is below 1 or above their number.
 
     Example:
@@ -46,10 +48,12 @@ def recompute_sequential(
     `torch/utils/checkpoint.py`, `checkpoint_sequential`; Chen et al., arXiv 1604.06174.
     """
     chain = _checked(functions)
+    check_flag(preserve_rng_state, "preserve_rng_state", "jrc.recompute_sequential")
     size = len(chain) // _checked_count(segments, len(chain))
     for k in range(segments - 1):
         chunk = chain[k * size : (k + 1) * size]
-        args = (recompute(_composed(chunk), *args, preserve_rng_state=preserve_rng_state),)
+        with speaking_as("jrc.recompute_sequential", "jrc.recompute"):
+            args = (recompute(_composed(chunk), *args, preserve_rng_state=preserve_rng_state),)
     return _composed(chain[(segments - 1) * size :])(*args)
 
 

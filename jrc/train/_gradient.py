@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jrc._errors import name_of
 from jrc._rng import fold_all
 from jrc._typing import Array, PyTree, RandomKey, Scalar
-from jrc.train._check import check_aux, check_model_state, checked_loss, pair_of
+from jrc.train._check import check_aux, check_call, check_model_state, checked_loss, pair_of
 
 
 class Gradient(NamedTuple):
@@ -86,12 +86,14 @@ def _of_part(
     name = name_of(loss_fn)
 
     def loss_and_rest(params: PyTree) -> tuple[Scalar, tuple[PyTree, PyTree]]:
+        given = (params, batch, key) if model_state is None else (params, model_state, batch, key)
+        check_call(loss_fn, given, name)
         if model_state is None:
-            out = loss_fn(params, batch, key)
+            out = loss_fn(*given)
             loss, aux = pair_of(out, name) if isinstance(out, tuple | list) else (out, None)
             rest = (None, aux)
         else:
-            loss, more = pair_of(loss_fn(params, model_state, batch, key), name, stateful=True)
+            loss, more = pair_of(loss_fn(*given), name, stateful=True)
             rest = pair_of(more, name, stateful=True)
             check_model_state(model_state, rest[0], name)
         check_aux(rest[1], name)

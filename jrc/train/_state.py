@@ -10,9 +10,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._processes import all_or_none, differing
-from jrc._tree import is_typed_key, named_leaves
+from jrc._rng import check_key
+from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey
 from jrc.dgc import AxisName, dgc_specs, dgc_states
+
+_WHO = "jrc.init_state"
 
 
 class TrainState(NamedTuple):
@@ -61,7 +64,7 @@ def init_state(
         axis, and all else is on every device.
 
     Raises:
-        TypeError: If `mesh` is no mesh.
+        TypeError: If `mesh` is no mesh, `tx` no transform, `key` no key, or a leaf no array.
         ValueError: If the mesh has no such axis or no device of this process, if a transform that
             stands before the compression in a chain has state, or if processes gave different
             values.
@@ -72,15 +75,17 @@ def init_state(
         >>> int(state.step), state.params["w"].tolist()
         (0, [1.0, 1.0, 1.0])
     """
-    who = "jrc.init_state"
 
     def here() -> tuple[Mesh, PyTree]:
-        found = mesh_or_all(mesh, axis_name, who)
+        found = mesh_or_all(mesh, axis_name, _WHO)
+        check_transform(tx, _WHO)
+        check_key(key, _WHO)
+        check_arrays({"params": params, "model_state": model_state}, _WHO)
         opt_state = tx.init(params)
         _check_first(opt_state)
         return found, opt_state
 
-    mesh, opt_state = all_or_none(here, who) if _spans_processes(mesh) else here()
+    mesh, opt_state = all_or_none(here, _WHO) if _spans_processes(mesh) else here()
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
     if mesh.is_multi_process:
         _check_same(state)
@@ -104,6 +109,33 @@ def _spans_processes(mesh: object) -> bool:
     """Whether several processes take part: the same answer on those without a device in it too."""
     devices = mesh.devices.flat if isinstance(mesh, Mesh) else jax.devices()
     return len({device.process_index for device in devices}) > 1
+
+
+def check_transform(tx: Any, who: str) -> None:
+    """Refuse what is no optimizer, before it fails without its name."""
+    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
+        raise TypeError(
+            f"{who}: tx is an optax transform; got {type(tx).__name__} {tx!r}. Write "
+            "tx=optax.adam(0.01)."
+        )
+
+
+def check_arrays(tree: PyTree, who: str) -> None:
+    """Refuse leaves that are no arrays."""
+    for name, leaf in named_leaves(tree):
+        if not (is_number(leaf) or is_traced(leaf)):
+            raise TypeError(
+                f"{who}: parameters and model states hold arrays; leaf {name!r} is "
+                f"{type(leaf).__name__} {leaf!r}. Bind what is none to the loss function."
+            )
+
+
+def kind_of(leaf: Any) -> str:
+    """What a leaf is, for a sentence: `float32[4, 2]`, `None`, `str`."""
+    if not (is_number(leaf) or is_traced(leaf)):
+        return "None" if leaf is None else type(leaf).__name__
+    dtype = leaf.dtype if is_typed_key(leaf) else jnp.result_type(leaf)
+    return f"{dtype}{list(jnp.shape(leaf))}"
 
 
 def _on_all(x: jax.Array, shared: NamedSharding) -> jax.Array:
@@ -136,7 +168,7 @@ def mesh_or_all(mesh: Mesh | None, axis_name: AxisName, who: str) -> Mesh:
     if not all(isinstance(name, str) for name in (axis_name if pair else (axis_name,))):
         raise TypeError(
             f"{who}: axis_name is the name of a mesh axis, or a pair (inner, outer) of two; got "
-            f"{axis_name!r}."
+            f"{axis_name!r}. Write axis_name='data'."
         )
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(

@@ -11,15 +11,21 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from jrc._errors import listed
+from jrc._errors import check_flag, listed
 from jrc._processes import all_or_none
 from jrc._typing import PyTree
 from jrc.dgc import AxisName
 from jrc.remat import Plan, checked_budget
 from jrc.train._budget import Budgeted
-from jrc.train._check import check_batch, check_batch_of_processes, check_state
+from jrc.train._check import (
+    check_batch,
+    check_batch_of_processes,
+    check_devices,
+    check_form,
+    check_state,
+)
 from jrc.train._replica import StepInfo, replica_step
-from jrc.train._state import TrainState, mesh_or_all, names_of
+from jrc.train._state import TrainState, check_transform, mesh_or_all, names_of
 from jrc.train._via import RUNNERS
 
 # Virtual CPU devices that run ahead of one another end in a deadlock of their collectives.
@@ -71,7 +77,10 @@ class TrainStep:
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
         """The lowered program, for its text, cost and memory (arrays or shapes as arguments)."""
         if self.via == "pmap":
-            raise ValueError("TrainStep.lower: pmap has no such view; use via='shard_map'.")
+            raise ValueError(
+                "jrc.TrainStep.lower: only one program can be shown; got via='pmap', which makes "
+                "several. Use via='shard_map'."
+            )
         with _outside_of_meshes():
             self._check(state, batch, first=True, runs=False)
             return self._call.lower(state, batch)  # type: ignore[attr-defined]
@@ -129,11 +138,15 @@ def make_train_step(
         The step.
 
     Raises:
+        TypeError: If `loss_fn` is no function, `tx` no transform, `mesh` no mesh, `plan` no plan,
+            or `donate` no Boolean; at the first call, if `loss_fn` does not take what it is given,
+            or a state is not of `jrc.init_state`.
         ValueError: For an unknown `via`, `accumulate` below 1, a missing axis, more than one
             device with `"jit"`, more than one process with `"pmap"`; at the first call for a batch
-            that does not split or on which processes do not agree, a loss that is no scalar, or a
-            `DGCState` whose transform knows of no axis; if `plan` and `memory_budget` are both
-            given, or a budget with `via="pmap"`; if the plan is for another program.
+            that does not split or on which processes do not agree, a state on other devices, a
+            loss that is no scalar, or a `DGCState` whose transform knows of no axis; if `plan` and
+            `memory_budget` are both given, or a budget with `via="pmap"`; if the plan is for
+            another program.
         BudgetError: At the first call, if no plan fits.
 
     Example:
@@ -149,10 +162,9 @@ def make_train_step(
         (1.0, 1)
     """
     who = "jrc.make_train_step"
-    if via not in RUNNERS:
-        raise ValueError(f"{who}: via is one of {listed(RUNNERS)}; got {via!r}.")
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise ValueError(f"{who}: accumulate is a whole number from 1; got {accumulate!r}.")
+    _check_given(loss_fn, via, accumulate, who)
+    check_transform(tx, who)
+    check_flag(donate, "donate", who)
     if via == "jit":
         _check_process(mesh, axis_name, who)
         mesh = _one_device(axis_name) if mesh is None else mesh
@@ -160,7 +172,9 @@ def make_train_step(
     names = names_of(axis_name)
     replicas = math.prod(mesh.shape[name] for name in names)
     if via == "jit" and mesh.size > 1:
-        raise ValueError(f"{who}: via='jit' is for one device; the mesh has {mesh.size}.")
+        raise ValueError(
+            f"{who}: via='jit' is for one device; the mesh has {mesh.size}. Use via='shard_map'."
+        )
     if via == "pmap" and mesh.is_multi_process:
         raise ValueError(
             f"{who}: via='pmap' is for one process; the mesh has devices of "
@@ -188,8 +202,11 @@ def make_train_step(
         def here() -> None:
             words = f"replicas * accumulate = {replicas} * {accumulate}"
             check_batch(batch, replicas * accumulate, words)
+            check_form(state)
             if first:
                 check_state(tx, state, axis_name, mesh)
+            if via != "pmap":  # which copies
+                check_devices(state, mesh)
 
         if first and runs and mesh.is_multi_process:
             all_or_none(here, who)
@@ -217,11 +234,32 @@ def _check_process(mesh: Mesh | None, axis_name: Any, who: str) -> None:
         )
 
 
+def _check_given(loss_fn: Any, via: Any, accumulate: Any, who: str) -> None:
+    if not callable(loss_fn):
+        raise TypeError(
+            f"{who}: loss_fn is a function loss_fn(params, batch, key); got "
+            f"{type(loss_fn).__name__}. Pass the function itself."
+        )
+    if not isinstance(via, str) or via not in RUNNERS:
+        raise ValueError(f"{who}: via is one of {listed(RUNNERS)}; got {via!r}.")
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise ValueError(
+            f"{who}: accumulate is a whole number from 1; got {accumulate!r}. 1 takes the batch "
+            "as one part."
+        )
+
+
 def _check_plan(plan: object, budget: object, via: str, who: str) -> None:
     if plan is not None and not isinstance(plan, Plan):
-        raise TypeError(f"{who}: plan is what jrc.plan returns; got {type(plan).__name__}.")
+        raise TypeError(
+            f"{who}: plan is what jrc.plan returns; got {type(plan).__name__}. Read a stored one "
+            "with jrc.Plan.from_json(text)."
+        )
     if plan is not None and budget is not None:
-        raise ValueError(f"{who}: give a plan or a memory_budget, not both.")
+        raise ValueError(
+            f"{who}: give a plan or a memory_budget, not both; got a plan and {budget!r}. Leave "
+            "one of them out."
+        )
     if budget is not None:
         checked_budget(budget, who)
         if via == "pmap":

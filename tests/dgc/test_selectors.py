@@ -177,5 +177,5 @@ def test_blocked_is_the_largest_of_each_block(size, k, block):
     ],
 )
 def test_values_that_choose_nothing(make, message):
-    with pytest.raises(ValueError, match=re.escape(f"jrc.dgc: {message}")):
+    with pytest.raises(ValueError, match=re.escape(f"jrc.dgc.{message}")):
         make()

@@ -160,6 +160,6 @@ def test_what_a_format_loses_is_kept(wire):
 
 @pytest.mark.parametrize("kind", ["x", "", None])
 def test_a_byte_of_no_kind(kind):
-    message = f"jrc.dgc: EightBits: kind must be one of 'fp8', 'int8', got {kind!r}; take wire='f3"
+    message = f"jrc.dgc.EightBits: kind must be one of 'fp8', 'int8', got {kind!r}; take wire='f3"
     with pytest.raises(ValueError, match=re.escape(message)):
         EightBits(kind)

@@ -111,7 +111,7 @@ def test_two_reports_side_by_side():
                          *bytes_text(lean.memory.peak).split()]  # fmt: skip
     assert any(line[0].startswith("test_explain_report.py:") for line in lines)
     assert "saved at" not in plain.compare(plain)
-    with pytest.raises(ValueError, match="names are two, one for each report; got 'ab'"):
+    with pytest.raises(TypeError, match="names is a list of strings, one for each .*; got 'ab'"):
         plain.compare(lean, names="ab")
 
 
@@ -169,7 +169,7 @@ def test_pictures_that_cannot_be_drawn(tmp_path):
             report().plot(tmp_path / path)
     with pytest.raises(TypeError, match="a path is text or a pathlib.Path; got int"):
         report().plot(3)
-    with pytest.raises(TypeError, match="draws reports of jrc.explain; got str"):
+    with pytest.raises(TypeError, match="takes reports of jrc.explain; got str"):
         report().plot(tmp_path / "a.png", "other")
     assert [each.name for each in tmp_path.iterdir()] == ["folder.png"]
 

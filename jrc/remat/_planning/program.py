@@ -21,8 +21,8 @@ from jrc._jaxpr import (
     tag_of,
     trace,
 )
-from jrc._tree import is_traced
-from jrc.remat._arguments import called, is_value
+from jrc._tree import is_number, is_traced
+from jrc.remat._arguments import called
 from jrc.remat._planning.changes import with_changes
 from jrc.remat._planning.run import opened
 
@@ -47,7 +47,7 @@ def traced_for_plan(
 
 def _as_array(leaf: Any) -> Any:
     """A leaf as `jax.jit` takes it: numbers and NumPy arrays are arrays."""
-    return jnp.asarray(leaf) if is_value(leaf) and not is_traced(leaf) else leaf
+    return jnp.asarray(leaf) if is_number(leaf) and not is_traced(leaf) else leaf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,230 @@
+"""Recomputation: names, rules, sizes, budgets, and plans and reports as text."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+import jrc
+from tests.messages.rows import Row
+
+W, X = jnp.ones((4, 4)), jnp.ones((2, 4))
+
+
+def loss(w, x):
+    h = jrc.mark(jnp.tanh(x @ w), "fc_1")
+    return jnp.mean(jrc.mark(jnp.sin(h @ w), "pred"))
+
+
+def vector(w, x):
+    return x @ w
+
+
+def body(carry, x):
+    return carry + x, carry
+
+
+def cut(**options):
+    return jax.grad(jrc.recompute_segments(loss, ["fc_1", "pred"], **options))(W, X)
+
+
+@functools.cache
+def report():
+    return jrc.explain(loss, W, X)
+
+
+@functools.cache
+def plan():
+    return jrc.plan(loss, W, X, budget=10**9, verify=False)
+
+
+def shapes(batch):
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 4), (batch, 4))]
+
+
+def edited(**changes):
+    return json.dumps(json.loads(report().to_json()) | changes)
+
+
+def largest(budget="1MB", make_args=shapes, fn=loss, **options):
+    return jrc.largest_batch(make_args, fn, budget, most=4, **options)
+
+
+scan = functools.partial(jrc.recompute_scan, body, jnp.float32(0), jnp.ones(8))
+planned = functools.partial(jrc.plan, loss, W, X, verify=False)
+Type, Value = TypeError, ValueError
+
+# fmt: off
+ROWS = [
+    Row("jrc.mark", "no text", lambda: jrc.mark(W, 3), Type, "a name is a string", "got int 3",
+        "Write jrc.mark(x, 'block_0')"),
+    Row("jrc.mark", "a number's sign", lambda: jrc.mark(W, "a#2"), Value, "has no '#'", "got 'a#2'",
+        "Choose another name"),
+    Row("jrc.recompute_segments", "no function", lambda: jrc.recompute_segments(3, ["fc_1"]), Type,
+        "is the function to cut", "got 3", "Pass the loss function"),
+    Row("jrc.recompute_segments", "a text", lambda: jrc.recompute_segments(loss, "fc_1"), Type,
+        "a list of mark names", "got str 'fc_1'", "Write checkpoints=['block_0', 'block_1']"),
+    Row("jrc.recompute_segments", "an unknown mark",
+        lambda: jrc.recompute_segments(loss, ["fc_9"])(W, X), Value, "no mark named", "'fc_9'",
+        "did you mean 'fc_1'?"),
+    Row("jrc.recompute_segments", "an unknown rule", lambda: cut(rule="Fluid"), Value,
+        "rule is one of", "got 'Fluid'", "'partition', 'fluid', 'pass'"),
+    Row("jrc.recompute_segments", "names for rules", lambda: cut(keep="fc_1"), Type,
+        "keep is a rule", "got str 'fc_1'", "such as jrc.Save('h')"),
+    Row("jrc.recompute_segments", "a rule's unknown mark", lambda: cut(keep=jrc.Save("fc_9")),
+        Value, "marks 'fc_1', 'pred'", "names 'fc_9'", "jrc.mark(x, name), or leave the name out"),
+    Row("jrc.recompute_segments", "an unknown memory",
+        lambda: cut(keep=jrc.Offload("fc_1", to="moon")), Value, "needs that memory", "to='moon'",
+        "Choose one of them, or use jrc.Save"),
+    Row("jrc.recompute_segments", "a pattern without operators",
+        lambda: cut(keep_patterns=[{"num": 2}]), Value, "at least one operator in 'main_ops'",
+        "got {'num': 2}", "Write {'main_ops'"),
+    Row("jrc.recompute_segments", "a pattern that is a list", lambda: cut(keep_patterns=["tanh"]),
+        Type, "each of keep_patterns is a dict", "got 'tanh'", "Write {'main_ops'"),
+    Row("jrc.recompute_segments", "a segment too far", lambda: cut(no_recompute_segments=[5]),
+        Value, "counts the 2 segments", "got 5", "See them with jrc.find_segments"),
+    Row("jrc.recompute_segments", "a number for a list", lambda: cut(no_recompute_segments=0), Type,
+        "a list of numbers", "got 0", "Write no_recompute_segments=[0]"),
+    Row("jrc.recompute_segments", "no segments",
+        lambda: jrc.recompute_segments(loss, [], no_recompute_segments=[0])(W, X), Value,
+        "counts the 0 segments;", "got 0", "See them with jrc.find_segments"),
+    Row("jrc.find_segments", "names that are none", lambda: jrc.find_segments(loss, [3], W, X),
+        Type, "the name of a mark, a string", "got int", "Mark the value with jrc.mark"),
+    Row("jrc.find_segments", "no marks", lambda: jrc.find_segments(vector, ["fc_1"], W, X), Value,
+        "no mark named", "'fc_1'", "name values with jrc.mark(x, name)"),
+    Row("jrc.recompute", "no function", lambda: jrc.recompute(W, X), Type,
+        "is the function to call", "got ArrayImpl", "Write jrc.recompute(block, x)"),
+    Row("jrc.recompute", "a word for a switch",
+        lambda: jrc.recompute(vector, W, X, preserve_rng_state="no"), Type, "preserve_rng_state is",
+        "got 'no'", "True or False"),
+    Row("jrc.recompute", "no word for a switch",
+        lambda: jrc.recompute(vector, W, X, use_reentrant=None), Type, "use_reentrant is",
+        "got None", "True or False"),
+    Row("jrc.recompute", "no key", lambda: jrc.recompute(vector, W, X, preserve_rng_state=False),
+        Value, "changes the typed keys", "there is none", "Pass a jax.random.key(seed)"),
+    Row("jrc.recompute_sequential", "one function",
+        lambda: jrc.recompute_sequential(jnp.sin, X, segments=1), Type, "a list of functions",
+        "got ", "Write [first, second]"),
+    Row("jrc.recompute_sequential", "too many segments",
+        lambda: jrc.recompute_sequential([jnp.sin] * 2, X, segments=3), Value,
+        "from 1 to the number of functions", "got 3", "segments=2 makes each"),
+    Row("jrc.recompute_sequential", "no key",
+        lambda: jrc.recompute_sequential([jnp.sin] * 2, X, segments=2, preserve_rng_state=False),
+        Value, "changes the typed keys", "there is none", "Pass a jax.random.key(seed)"),
+    Row("jrc.recompute_sequential", "a number for a switch",
+        lambda: jrc.recompute_sequential([jnp.sin], X, segments=1, preserve_rng_state=1), Type,
+        "preserve_rng_state is", "got 1", "True or False"),
+    Row("jrc.recompute_scan", "no function", lambda: jrc.recompute_scan(None, W, X), Type,
+        "the function to loop over", "got NoneType", "Write jrc.recompute_scan(body, carry, xs)"),
+    Row("jrc.recompute_scan", "no segments", lambda: scan(segments=0), Value,
+        "at least one level and one segment", "got segments=0", "segments=1 keeps the first"),
+    Row("jrc.recompute_scan", "too many segments", lambda: scan(segments=9), Value,
+        "at least one step", "got segments=9", "Ask for fewer"),
+    Row("jrc.recompute_scan", "another length", lambda: scan(length=7), Value,
+        "one number of steps", "got 'xs': 8 and length=7", "pass length=N"),
+    Row("jrc.recompute_scan", "a Boolean for a length", lambda: scan(length=True), Type,
+        "a whole number of steps", "got True", "Write length=4"),
+    Row("jrc.recompute_scan", "a word for a direction", lambda: scan(reverse="yes"), Type,
+        "reverse is", "got 'yes'", "True or False"),
+    Row("jrc.recompute_scan", "no unroll", lambda: scan(unroll=None), Type,
+        "unroll is a number of steps", "got None", "Write unroll=4"),
+    Row("jrc.recompute_scan", "a negative unroll", lambda: scan(unroll=-1), Value,
+        "unroll is a number of steps", "got -1", "unroll=1 writes out one step"),
+    Row("jrc.recompute_module", "a function", lambda: jrc.recompute_module(loss), Type,
+        "a flax linen or nnx module", "got function 'loss'", "write jrc.recompute(function"),
+    Row("jrc.recompute_module", "no methods", lambda: jrc.recompute_module(nn.Dense(2), methods=[]),
+        Value, "names at least one", "got []", "Leave it out for __call__"),
+    Row("jrc.recompute_module", "a negative place",
+        lambda: jrc.recompute_module(nn.Dense(2), static_argnums=-1), Value,
+        "count from 0 behind self", "got -1", "from the front"),
+    Row("jrc.keep_op", "an array", lambda: jrc.keep_op(X), Type, "an operator, a function",
+        "got ArrayImpl", "Write jrc.keep_op(jax.nn.relu)(x)"),
+    Row("jrc.recompute_op", "an array", lambda: jrc.recompute_op(X), Type,
+        "an operator, a function", "got ArrayImpl", "Write jrc.recompute_op(jax.nn.relu)(x)"),
+    Row("jrc.apply_rules", "no function", lambda: jrc.apply_rules(None), Type,
+        "the first argument is a function", "got NoneType", "Pass the function itself"),
+    Row("jrc.apply_rules", "an unknown operator",
+        lambda: jax.grad(jrc.apply_rules(loss, jrc.RecomputePrimitives("relu6")))(W, X), Value,
+        "which has div", "'relu6'", "is reached by jrc.keep_op"),
+    Row("jrc.Save", "no name", lambda: jrc.Save(), Value, "at least one mark is named", "got none",
+        "Write jrc.Save('name')"),
+    Row("jrc.SavePrimitives", "a list", lambda: jrc.SavePrimitives(["tanh"]), Type,
+        "given by its name, a string", "got ['tanh']", "Write jrc.SavePrimitives('name', 'other')"),
+    Row("jrc.RecomputePrimitives", "an empty name", lambda: jrc.RecomputePrimitives(""), Type,
+        "given by its name, a string", "got ''", "Write jrc.RecomputePrimitives("),
+    Row("jrc.Offload", "no memory", lambda: jrc.Offload("h", to=None), Type,
+        "the name of a memory kind", "got None", "Write to='pinned_host'"),
+    Row("jrc.explain", "no function", lambda: jrc.explain(W, X), Type,
+        "the first argument is a function", "got ArrayImpl", "Pass the loss function itself"),
+    Row("jrc.explain", "no arguments", lambda: jrc.explain(loss), Value,
+        "names one of the 0 arguments", "got 0", "Pass them behind the function"),
+    Row("jrc.explain", "an argument twice", lambda: jrc.explain(loss, W, X, argnums=(0, 0)), Value,
+        "each argument once", "got (0, 0)", "Leave out"),
+    Row("jrc.explain", "no loss", lambda: jrc.explain(vector, W, X), Type,
+        "returns one floating number", "got float32[2, 4]", "Sum or average"),
+    Row("jrc.explain", "a number for a switch", lambda: jrc.explain(loss, W, X, has_aux=1), Type,
+        "has_aux is", "got 1", "True or False"),
+    Row("jrc.explain", "nothing floating", lambda: jrc.explain(loss, jnp.arange(4), X), Value,
+        "needs a floating array", "arguments (0,)", "Say with argnums"),
+    Row("jrc.Report.from_json", "no text", lambda: jrc.Report.from_json(None), Value,
+        "a report in the format 'jrc.Report/1'", "NoneType", "jrc.explain(...).to_json()"),
+    Row("jrc.Report.from_json", "a plan", lambda: jrc.Report.from_json(plan().to_json()), Value,
+        "a report in the format", "format 1", "jrc.explain(...).to_json()"),
+    Row("jrc.Report.from_json", "half of it",
+        lambda: jrc.Report.from_json('{"format": "jrc.Report/1"}'), Value, "a report in the format",
+        "name is missing", "jrc.explain(...).to_json()"),
+    Row("jrc.Report.from_json", "another number", lambda: jrc.Report.from_json(edited(flops="x")),
+        Value, "a whole number from 0", "flops is 'x'", "jrc.explain(...).to_json()"),
+    Row("jrc.Report.from_json", "one field too many", lambda: jrc.Report.from_json(edited(flopz=1)),
+        Value, "a report in the format", "'flopz'", "jrc.explain(...).to_json()"),
+    Row("jrc.Report.compare", "no report", lambda: report().compare(None), Type,
+        "takes reports of jrc.explain", "got NoneType", "jrc.Report.from_json(text)"),
+    Row("jrc.Report.compare", "one name", lambda: report().compare(report(), names=("a",)), Value,
+        "names are two", "got ('a',)", "Write names=('before', 'after')"),
+    Row("jrc.Report.compare", "a number for names", lambda: report().compare(report(), names=3),
+        Type, "a list of strings", "got 3", "Write names=['before', 'after']"),
+    Row("jrc.Report.plot", "no path", lambda: report().plot(None), Type,
+        "a path is text or a pathlib.Path", "got NoneType", "Write 'memory.png'"),
+    Row("jrc.Report.plot", "too many names", lambda: report().plot("x.png", names=["a", "b"]),
+        Value, "one name for each", "got ['a', 'b']", "Leave names out"),
+    Row("jrc.plan", "no function", lambda: jrc.plan(3, W, budget=1), Type,
+        "the first argument is a function", "got int", "Pass the loss function itself"),
+    Row("jrc.plan", "a rate for a budget", lambda: planned(budget="2 GB/s"), Value,
+        "a number and a unit", "got '2 GB/s'", "such as '1.5GiB'"),
+    Row("jrc.plan", "bits for a budget", lambda: planned(budget="2GBit"), Value,
+        "a number and a unit", "got '2GBit'", "such as '1.5GiB'"),
+    Row("jrc.plan", "a budget without a unit", lambda: planned(budget="1.5"), Value,
+        "a number and a unit", "got '1.5'", "A fraction is no text"),
+    Row("jrc.plan", "a negative budget", lambda: planned(budget=-5), Value,
+        "a budget in bytes is positive", "got -5", "Write '1.5GiB'"),
+    Row("jrc.plan", "a fraction beyond one", lambda: planned(budget=2.0), Value,
+        "a fraction in [0, 1]", "got 2.0", "int(2e9), '2GiB'"),
+    Row("jrc.plan", "no budget", lambda: planned(budget=None), Type, "a budget is bytes",
+        "got NoneType None", "Write '1.5GiB' or 0.5"),
+    Row("jrc.plan", "too many compilations", lambda: planned(budget=1, compilations=11), Value,
+        "a whole number from 1 to 10", "got 11", "Five find one"),
+    Row("jrc.plan", "too few arguments", lambda: jrc.plan(loss, W, budget=1), Type,
+        "does not take the arguments", "missing a required argument: 'x'",
+        "functools.partial(fn, key=...)"),
+    Row("jrc.plan", "a text for a position", lambda: planned(budget=1, argnums="0"), Type,
+        "a position or a tuple of them", "got '0'", "Write argnums=0"),
+    Row("jrc.plan", "a budget too small", lambda: planned(budget=10), jrc.BudgetError,
+        "is at least", "the budget is 10 B", "Raise the budget"),
+    Row("jrc.Plan.apply", "no function", lambda: plan().apply(None), Type,
+        "the argument is a function", "got NoneType", "Pass the function that the plan"),
+    Row("jrc.Plan.apply", "another program", lambda: plan().apply(vector)(W, X), Value,
+        "made for another program", "`vector`", "plan again with jrc.plan"),
+    Row("jrc.Plan.from_json", "another format", lambda: jrc.Plan.from_json(report().to_json()),
+        Value, "no plan of format 1", "'jrc.Report/1'", "Plan again with jrc.plan"),
+    Row("jrc.largest_batch", "arguments for a function", lambda: largest(make_args=(W, X)), Type,
+        "make_args is a function", "got tuple", "Write jrc.largest_batch(lambda batch:"),
+    Row("jrc.largest_batch", "a fraction", lambda: largest(0.5), Type, "the budget is bytes",
+        "got 0.5", "Write bytes: '16GiB'"),
+    Row("jrc.largest_batch", "a zero", lambda: largest(multiple_of=0), Value,
+        "multiple_of is a whole number from 1", "got 0", "Leave it out"),
+    Row("jrc.largest_batch", "one array", lambda: largest(make_args=jnp.zeros), Type, "as a tuple",
+        "got ArrayImpl", "write `return (x,)`"),
+]
+# fmt: on

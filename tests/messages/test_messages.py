@@ -1,0 +1,72 @@
+"""Every public function, given something wrong: the rule, what arrived, the way out."""
+
+import inspect
+
+import pytest
+
+import jrc
+from jrc import compat, dgc, models, persist, remat, train
+from tests.messages import compat_rows, dgc_rows, remat_rows, train_rows
+
+ROWS = [*remat_rows.ROWS, *dgc_rows.ROWS, *train_rows.ROWS, *compat_rows.ROWS]
+
+ROOMS = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, models.resnet)
+
+# Names without a row, and why.
+TAKES_ANYTHING = {
+    "what jrc makes and hands out": """DGCState DGCStats DGCAdvice DGCTransformation ExchangeCost
+        LargestBatch BudgetError Segment Segmentation Estimate StepInfo TrainState Block Operator
+        ParamGrad""",
+    "no arguments": "Exact Global Float32 BFloat16",
+    "a base class": "Rule",
+    "for jrc's own packages, behind a function with rows": """as_local ring_all_reduce_bytes served
+        dgc_states checked_budget check_picture check_writable plan_within""",
+    "a piece of `apply`, which checks": "block embed unembed stem",
+}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}: {row.wrong}")
+def test_the_rule_what_arrived_and_the_way_out(row, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(row.error) as raised:
+        row.call()
+    said = str(raised.value)
+    assert type(raised.value) is row.error and said.startswith(f"{row.name}: ")
+    parts = row.rule, row.arrived, row.way_out
+    assert [part for part in parts if part not in said] == [], said
+    assert len(set(parts)) == 3 and "\n" not in said
+
+
+def found(name):
+    """What a dotted name means."""
+    value = jrc
+    for part in name.split(".")[1:]:
+        value = getattr(value, part)
+    return value
+
+
+def owner(name):
+    """The public function or class that a row is about: of a method its class."""
+    outer = found(name.rpartition(".")[0])
+    return outer if inspect.isclass(outer) else found(name)
+
+
+def public():
+    """Every public name that can be called: all of a package, of a module what it defines."""
+    for room in ROOMS:
+        for name, value in vars(room).items():
+            if callable(value) and not name.startswith("_"):
+                if hasattr(room, "__path__") or value.__module__ == room.__name__:
+                    yield name, value
+
+
+def test_every_public_name_has_a_row():
+    told = {owner(row.name) for row in ROWS}
+    spared = {name for names in TAKES_ANYTHING.values() for name in names.split()}
+    silent = {name for name, value in public() if value not in told}
+    assert silent == spared
+
+
+def test_each_row_is_another():
+    names = [(row.name, row.wrong) for row in ROWS]
+    assert len(set(names)) == len(names)

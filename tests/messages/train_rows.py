@@ -1,0 +1,217 @@
+"""Training and saves: meshes, keys, losses, batches, states of elsewhere, folders of others."""
+
+import functools
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+import jrc
+from tests.messages.rows import Row
+
+PARAMS, SGD = {"w": jnp.zeros(3)}, optax.sgd(0.1)
+BATCH = jnp.ones((8, 3)), jnp.ones(8)
+KEY = functools.cache(lambda: jax.random.key(0))
+
+
+def loss(params, batch, key):
+    x, y = batch
+    return jnp.mean((x @ params["w"] - y) ** 2)
+
+
+def mesh(count=4, name="data"):
+    return Mesh(np.array(jax.devices()[:count]), (name,))
+
+
+def state(params=PARAMS, tx=SGD, key=None, **options):
+    return jrc.init_state(params, tx, KEY() if key is None else key, **options)
+
+
+placed = functools.cache(state)
+
+
+def make(fn=loss, tx=SGD, **options):
+    return jrc.make_train_step(fn, tx, **({"donate": False} | options))
+
+
+def compress(axis_name="data"):
+    return jrc.dgc_momentum(0.1, 0.9, 0, min_size=1, axis_name=axis_name)
+
+
+def step(given=None, batch=BATCH, **options):
+    return make(**options)(placed() if given is None else given, batch)
+
+
+def with_plan():
+    one = jax.tree.map(lambda x: x[:1], BATCH)
+    plan = jrc.plan(loss, PARAMS, one, KEY(), budget=10**9, verify=False)
+    return make(plan=plan, memory_budget="1GiB")
+
+
+def another_model_state():
+    def fn(params, model_state, batch, key):
+        return loss(params, batch, key), ({"m": jnp.ones(2, int)}, None)
+
+    return step(state(model_state={"m": jnp.ones(2)}), fn=fn)
+
+
+def donated():
+    own, run = state(), make(donate=True)
+    run(own, BATCH)
+    return own, run
+
+
+def again_with_the_old_state():
+    own, run = donated()
+    run(own, BATCH)
+
+
+def save_the_old_state():
+    jrc.save("run", donated()[0])
+
+
+def restore(like, saved=None, damage=None):
+    jrc.save("run", {"w": jnp.ones(3), "b": jnp.ones(2)} if saved is None else saved)
+    if damage is not None:
+        damage(pathlib.Path("run", "jrc_0", "manifest", "metadata"))
+    return jrc.restore("run", like)
+
+
+def under_a_file():
+    pathlib.Path("notes").write_text("")
+    jrc.save("notes/run", PARAMS)
+
+
+def beside_notes():
+    pathlib.Path("run").mkdir()
+    pathlib.Path("run", "notes").write_text("")
+    return jrc.restore("run", PARAMS)
+
+
+LIKE = {"w": jnp.zeros(3), "b": jnp.zeros(2)}
+Type, Value = TypeError, ValueError
+STEP, INIT, SAVE, RESTORE = "jrc.make_train_step", "jrc.init_state", "jrc.save", "jrc.restore"
+
+# fmt: off
+ROWS = [
+    Row(INIT, "no optimizer", lambda: state(tx=None), Type, "tx is an optax transform",
+        "got NoneType", "Write tx=optax.adam(0.01)"),
+    Row(INIT, "an optimizer not called", lambda: state(tx=optax.adam), Type,
+        "tx is an optax transform", "got function", "Write tx=optax.adam(0.01)"),
+    Row(INIT, "a seed for a key", lambda: state(key=3), Type, "key is one random key", "got int 3",
+        "Write jax.random.key(0)"),
+    Row(INIT, "several keys", lambda: state(key=jax.random.split(KEY())), Type,
+        "key is one random key", "got key<fry>[2]", "Write jax.random.key(0)"),
+    Row(INIT, "text for parameters", lambda: state({"w": "text"}), Type, "hold arrays",
+        "leaf 'params/w' is str 'text'", "Bind what is none to the loss"),
+    Row(INIT, "devices for a mesh", lambda: state(mesh=jax.devices()), Type,
+        "a jax.sharding.Mesh or None", "got list", "Write jax.sharding.Mesh("),
+    Row(INIT, "a mesh without the axis", lambda: state(mesh=mesh(2, "host")), Value,
+        "none named 'data'", "the axes 'host'", "Pass axis_name= one of them"),
+    Row(INIT, "no axis", lambda: state(axis_name=None), Type, "the name of a mesh axis", "got None",
+        "Write axis_name='data'"),
+    Row(STEP, "no function", lambda: make(None), Type, "loss_fn is a function", "got NoneType",
+        "Pass the function itself"),
+    Row(STEP, "no optimizer", lambda: make(tx="adam"), Type, "tx is an optax transform",
+        "got str 'adam'", "Write tx=optax.adam(0.01)"),
+    Row(STEP, "a list for a name", lambda: make(via=["jit"]), Value, "via is one of", "got ['jit']",
+        "'shard_map', 'pmap', 'jit'"),
+    Row(STEP, "no parts", lambda: make(accumulate=0), Value, "a whole number from 1", "got 0",
+        "1 takes the batch as one part"),
+    Row(STEP, "a word for a switch", lambda: make(donate="no"), Type, "donate is", "got 'no'",
+        "True or False"),
+    Row(STEP, "a rate for a budget", lambda: make(memory_budget="2GB/s"), Value,
+        "a number and a unit", "got '2GB/s'", "such as '1.5GiB'"),
+    Row(STEP, "text for a plan", lambda: make(plan="plan.json"), Type, "what jrc.plan returns",
+        "got str", "jrc.Plan.from_json(text)"),
+    Row(STEP, "a plan and a budget", with_plan, Value, "not both", "got a plan and '1GiB'",
+        "Leave one of them out"),
+    Row(STEP, "many devices without an axis", lambda: make(via="jit", mesh=mesh()), Value,
+        "is for one device", "the mesh has 4", "Use via='shard_map'"),
+    Row(STEP, "no state", lambda: step(()), Type, "takes the TrainState of jrc.init_state",
+        "got tuple", "Write state = jrc.init_state("),
+    Row(STEP, "a state without a key", lambda: step(placed()._replace(key=None)), Type,
+        "key is one random key", "got NoneType None", "Write jax.random.key(0)"),
+    Row(STEP, "whole numbers for parameters",
+        lambda: step(placed()._replace(params={"w": jnp.arange(3)})), Value,
+        "parameters are floating arrays", "leaf 'w' is int32[3]", "Keep it in the model state"),
+    Row(STEP, "another optimizer's state", lambda: step(tx=optax.adam(0.1)), Value,
+        "built for another optimizer", "its opt_state is", "Build it with jrc.init_state"),
+    Row(STEP, "another number of replicas",
+        lambda: step(state(tx=compress(), mesh=mesh(4)), tx=compress()), Value,
+        "the step has 8 replicas", "was built for 4", "the same mesh"),
+    Row(STEP, "another mesh", lambda: step(mesh=mesh(4)), Value, "runs on 4 devices",
+        "the state lies on 8", "the same mesh"),
+    Row(STEP, "the state before", again_with_the_old_state, Value, "was donated", "is gone",
+        "pass donate=False"),
+    Row(STEP, "compression without its axis",
+        lambda: step(state(tx=compress(None)), tx=compress(None)), Value, "runs on 8 replicas",
+        "axis_name=None", "Pass axis_name='data'"),
+    Row(STEP, "a batch that does not split", lambda: step(batch=(jnp.ones((7, 3)), jnp.ones(7))),
+        Value, "a multiple of replicas * accumulate", "has shape [7, 3]",
+        "Drop the rest of the batch"),
+    Row(STEP, "text in a batch", lambda: step(batch=(jnp.ones((8, 3)), "text")), Value,
+        "a batch holds arrays", "leaf '1' is str 'text'", "Make it one with jnp.asarray"),
+    Row(STEP, "a loss of two arguments", lambda: step(fn=lambda params, batch: 0.0), Type,
+        "is called with (params, batch, key)", "too many positional arguments",
+        "functools.partial"),
+    Row(STEP, "no loss", lambda: step(fn=lambda *_: "text"), Value, "a floating scalar",
+        "returned str", "Take its mean"),
+    Row(STEP, "a loss for each example", lambda: step(fn=lambda p, b, k: b[1] * p["w"][0]), Value,
+        "a floating scalar", "returned float32[1]", "Take its mean"),
+    Row(STEP, "a key as aux", lambda: step(fn=lambda p, b, k: (loss(p, b, k), k)), Value,
+        "aux holds numbers", "leaf '(aux itself)' is key<fry>[]", "Take it out of aux"),
+    Row(STEP, "a model state that came as none",
+        lambda: step(state(model_state={"m": jnp.ones(2)}), fn=lambda p, m, b, k: loss(p, b, k)),
+        Value, "returns (loss, (model_state, aux))", "returned float32[]", "Return that pair"),
+    Row(STEP, "another model state", another_model_state, Value,
+        "keeps its leaves, shapes and dtypes",
+        "leaf 'm', float32[2], became int32[2]",
+        "Return it like the one that came in"),
+    Row("jrc.TrainStep.lower", "many programs", lambda: make(via="pmap").lower(placed(), BATCH),
+        Value, "only one program can be shown", "got via='pmap'", "Use via='shard_map'"),
+    Row(SAVE, "no path", lambda: jrc.save(None, PARAMS), Type, "a path is text or a pathlib.Path",
+        "got NoneType None", "Give the folder of the save"),
+    Row(SAVE, "an empty path", lambda: jrc.save("", PARAMS), Value, "names the folder of the save",
+        "got ''", "'.' for the current folder"),
+    Row(SAVE, "a file on the way", under_a_file, NotADirectoryError, "a save is a folder",
+        "notes is a file", "Give another path"),
+    Row(SAVE, "text in a state", lambda: jrc.save("run", {"w": "text"}), Type,
+        "every leaf is an array", "'w' is str 'text'", "Make it one with jnp.asarray"),
+    Row(SAVE, "a number alone", lambda: jrc.save("run", 3), Type, "every leaf is an array",
+        "'(the tree itself)' is int 3", "Make it one with jnp.asarray"),
+    Row(SAVE, "inside of jit", lambda: jax.jit(lambda x: jrc.save("run", {"x": x}))(1.0), Type,
+        "every leaf is an array", "'x' is traced", "Call it outside of jax.jit"),
+    Row(SAVE, "the state before", save_the_old_state, Value, "was donated", "is gone",
+        "Save the state that the step returned"),
+    Row(RESTORE, "a number for a path", lambda: jrc.restore(3, PARAMS), Type,
+        "a path is text or a pathlib.Path", "got int 3", "Give the folder of the save"),
+    Row(RESTORE, "no folder", lambda: jrc.restore("run", PARAMS), FileNotFoundError,
+        "there is no folder", "run", "Give the folder that jrc.save was given"),
+    Row(RESTORE, "a folder of something else", beside_notes, FileNotFoundError, "no whole save in",
+        "run", "Give the folder that jrc.save was given"),
+    Row(RESTORE, "another tree", lambda: restore({"w": jnp.zeros(3)}), Value, "is not expected",
+        "leaf 'b'", "Build `like` with the model"),
+    Row(RESTORE, "another dtype", lambda: restore(LIKE | {"w": jnp.zeros(3, jnp.bfloat16)}), Value,
+        "Nothing is cast or cut", "`like` has bfloat16[3]", "build `like` as it was saved"),
+    Row(RESTORE, "another number of replicas",
+        lambda: restore({"u": jnp.zeros((8, 3))}, {"u": jnp.zeros((4, 3))}), Value,
+        "was saved as float32[4, 3]", "`like` has float32[8, 3]", "see jrc.reshard_dgc"),
+    Row(RESTORE, "a list of leaves cut off",
+        lambda: restore(LIKE, damage=lambda file: file.write_text(file.read_text()[:20])), Value,
+        "no readable list of leaves", "JSONDecodeError", "a copy of the folder may not be"),
+    Row(RESTORE, "a list of something else",
+        lambda: restore(LIKE, damage=lambda file: file.write_text('{"format": 1, "leaves": [3]}')),
+        Value, "no readable list of leaves", "TypeError", "a copy of the folder may not be"),
+    Row(RESTORE, "a list of no leaves",
+        lambda: restore(LIKE, damage=lambda file: file.write_text('{"format": 1, "leaves": 3}')),
+        Value, "no readable list of leaves", "TypeError", "a copy of the folder may not be"),
+    Row(RESTORE, "the arrays of nothing",
+        lambda: restore(LIKE, damage=lambda file: shutil.rmtree(file.parents[1] / "arrays")), Value,
+        "may be damaged", "run/jrc_0", "Restore a copy of the folder"),
+]
+# fmt: on
