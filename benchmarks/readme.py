@@ -28,6 +28,8 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "plan": readme_tables.plans,
         "network": readme_tables.networks,
         "dgc": readme_tables.compression,
+        "convergence": readme_tables.convergence,
+        "together": readme_tables.joined,
     },
 }
 

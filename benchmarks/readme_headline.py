@@ -1,14 +1,8 @@
 """What a newcomer reads first: what the example prints, and one table of what jrc is worth."""
 
-import pathlib
-import sys
-
+from from_examples import common, train_gpt
 from readme_tables import load, table
 from rich.console import Console
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
-import common  # noqa: E402
-import train_gpt  # noqa: E402
 
 
 def example() -> str:

@@ -6,6 +6,8 @@
 import json
 import pathlib
 
+import convergence_show
+import together
 from dgc_show import TABLES
 from plan_show import dearer
 
@@ -15,6 +17,11 @@ BOTH = ("dense", "dgc")
 
 def load(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def measured(name):
+    """Whether there is a file: some take hours, or root, and are made later."""
+    return (RESULTS / f"{name}.json").exists()
 
 
 def table(*rows):
@@ -222,3 +229,23 @@ def compression():
             text = f"{title} ({where}, jax {found[section]['jax']}):\n\n"
             parts.append(text + table(*rows))
     return "\n".join(parts)
+
+
+def convergence():
+    """Where training ends with DGC and without."""
+    if not measured("convergence"):
+        return ""
+    report = load("convergence")
+    found = [f"{title}:\n\n{table(*rows)}" for title, rows in convergence_show.tables(report)]
+    if (RESULTS / "convergence.png").exists():
+        words = "Held-out loss of three tasks against bytes sent, dense momentum SGD and DGC"
+        found.append(f"![{words}](results/convergence.png)\n")
+    return "\n".join(found)
+
+
+def joined():
+    """Recomputation and compression in one step."""
+    if not measured("together"):
+        return ""
+    report = load("together")
+    return f"{together.title_of(report)}:\n\n{table(*together.rows_of(report))}"

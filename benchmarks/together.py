@@ -14,7 +14,6 @@ import functools
 import json
 import pathlib
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,17 +22,14 @@ import jax
 import machine
 import numpy as np
 import optax
+from from_examples import batch_at, read_text, split_text
 from jax.sharding import Mesh
-from readme_tables import table
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import Progress
+from rich.table import Table
 
 import jrc
 from jrc.models import gpt
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
-from train_gpt import batch_at, read_text, split_text  # noqa: E402
 
 REPLICAS, BUDGET, RATE, MOMENTUM = 4, 0.25, 0.3, 0.9
 LEVELS = (0.75, 0.9375, 0.984375, 0.996, 0.999)
@@ -202,7 +198,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     }  # fmt: skip
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
-    console.print(title_of(report), Markdown(table(*rows_of(report))))
+    head, *body = rows_of(report)
+    shown = Table(*head, title=title_of(report))
+    for row in body:
+        shown.add_row(*row)
+    console.print(shown)
     return report
 
 

@@ -1,0 +1,142 @@
+"""The tables of `convergence.py`, for a terminal and for the README, and what they judge."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+Rows = list[tuple[str, ...]]
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+# Lin et al. 2018 (arXiv 1712.01887): tables 2 and 4.
+PAPER: Rows = [
+    ("", "N", "momentum SGD", "DGC 99.9 %", "difference", "gradient of a step"),
+    ("ResNet-110 on CIFAR-10, accuracy", "4", "93.75 %", "93.87 %", "+0.12", "-"),
+    ("LSTM 2 x 1500 on Penn Treebank, perplexity", "4", "72.30", "72.24", "-0.06", "1/462"),
+]
+DIFFERS = (
+    "The paper's figures (Lin et al. 2018, arXiv 1712.01887). There batches grow with the "
+    "replicas (128 images for four), a run has 164 epochs of CIFAR-10 or 40 of Penn Treebank, the "
+    "LSTM predicts words and has no momentum, and bytes are those of a step's gradient. Here the "
+    "whole batch is the same for 4 and 8 replicas, networks and data are small, runs short, models "
+    "predict bytes, and what is sent counts whole runs, warm-up included, in ring algorithms"
+)
+
+
+def show(console: Console, report: Mapping[str, Any]) -> None:
+    for title, (head, *body) in tables(report):
+        shown = Table(title=title, box=SIMPLE_HEAD)
+        for name in head:
+            shown.add_column(name, justify="right" if name else "left")
+        for row in body:
+            shown.add_row(*row)
+        console.print(shown)
+
+
+def tables(report: Mapping[str, Any]) -> list[tuple[str, Rows]]:
+    """A table for each task that has runs, then the paper's."""
+    found = [(_title(task), _rows(task)) for task in report["tasks"].values() if task["runs"]]
+    return [*found, (DIFFERS, PAPER)] if found else []
+
+
+def _title(task: Mapping[str, Any]) -> str:
+    settings = task["settings"]
+    first = next(record for seeds in task["runs"].values() for record in seeds.values())
+    seeds = sorted({seed for runs in task["runs"].values() for seed in runs}, key=int)
+    what = "accuracy" if task["metric"] == "accuracy" else f"loss, {task['unit']}"
+    spread = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    return (
+        f"{task['title']} ({first['parameters']:,} parameters, {settings['steps']:,} steps of "
+        f"{settings['batch']}): held-out {what} at the end, mean and range of {spread}; bytes "
+        "that a replica sent in the whole run and in its last step, as a share of dense "
+        f"({first['device'].split(' x ')[-1]}, jax {first['jax']})"
+    )
+
+
+def _rows(task: Mapping[str, Any]) -> Rows:
+    words = "N", "mean", "range", "to dense", "sent", "last step", "density", "judgement"
+    return [("", *words), *(_row(task, name) for name, runs in task["runs"].items() if runs)]
+
+
+def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    runs, about = task["runs"][name], task["methods"][name]
+    dense = task["runs"].get(f"dense_{about['replicas']}", {})
+    higher, steps = task["higher_is_better"], task["settings"]["steps"]
+    scale, digits, sign = (100, 2, " %") if task["metric"] == "accuracy" else (1, 3, "")
+    values, base = finals(task, runs), finals(task, dense)
+    low, high = (f"{scale * end(values.values()):.{digits}f}" for end in (min, max))
+    density = statistics.fmean(run["density"] for run in runs.values())
+    return (
+        about["title"],
+        str(about["replicas"]),
+        f"{scale * statistics.fmean(values.values()):.{digits}f}{sign}",
+        f"{low}–{high}",
+        "-" if runs is dense else difference(values, base, scale, digits),
+        sent(runs, lambda run: (run["bytes_sent"], run["bytes_dense"])),
+        sent(runs, lambda run: (run["bytes_last"], run["bytes_dense"] / steps)),
+        f"{density:.3%}",
+        "-" if runs is dense else judged(values, base, higher, scale, digits),
+    )
+
+
+def finals(task: Mapping[str, Any], runs: Mapping[str, Any]) -> dict[str, float]:
+    """The figure that counts, by seed."""
+    return {seed: run["final"][task["metric"]] for seed, run in runs.items()}
+
+
+def difference(
+    values: Mapping[str, float], dense: Mapping[str, float], scale: float, digits: int
+) -> str:
+    """Mean over the seeds that both have."""
+    gaps = [values[seed] - dense[seed] for seed in values if seed in dense]
+    return f"{scale * statistics.fmean(gaps):+.{digits}f}" if gaps else "-"
+
+
+def sent(runs: Mapping[str, Any], of: Callable[[Any], tuple[float, float]]) -> str:
+    """Bytes sent, and what share they are of those of a dense exchange."""
+    pairs = zip(*map(of, runs.values()), strict=True)
+    own, dense = (statistics.fmean(each) for each in pairs)
+    return bytes_text(own) + ("" if own == dense else f", 1/{dense / own:,.0f}")
+
+
+def bytes_text(count: float) -> str:
+    """`100 MB` for 1e8; three digits."""
+    size, unit = next((pair for pair in UNITS if count >= pair[0]), (1.0, "B"))
+    return f"{count / size:.3g} {unit}"
+
+
+def judged(
+    values: Mapping[str, float],
+    dense: Mapping[str, float],
+    higher_is_better: bool,
+    scale: float = 1.0,
+    digits: int = 3,
+) -> str:
+    """Where the mean of some seeds lies beside the range of the dense seeds.
+
+    Args:
+        values: Final figures by seed.
+        dense: Those of the dense runs with as many replicas.
+        higher_is_better: Whether more is better.
+        scale: What a distance is multiplied by, to be shown.
+        digits: Its decimals.
+
+    Returns:
+        `within the dense seeds' range`, or how far outside of it and on which side.
+    """
+    if not dense:
+        return "no dense run to compare with"
+    mean, low, high = statistics.fmean(values.values()), min(dense.values()), max(dense.values())
+    if not math.isfinite(mean):
+        return "diverged"
+    # A mean of equal figures may be rounded.
+    if low - 1e-9 <= mean <= high + 1e-9:
+        return "within the dense seeds' range"
+    above = mean > high
+    word = "better" if above == higher_is_better else "worse"
+    away = scale * (mean - high if above else low - mean)
+    return f"{away:.{digits}f} {word} than every dense seed"

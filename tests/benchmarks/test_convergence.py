@@ -1,0 +1,273 @@
+"""The convergence benchmark: tiny runs of its tasks, going on after a stop, what its table says."""
+
+import json
+
+import convergence
+import convergence_train
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import readme
+from convergence_plot import curves
+from convergence_show import bytes_text, judged, tables
+from convergence_tasks import TASKS, settings_of
+from convergence_train import METHODS, Method, evaluated, optimizer
+
+SMALL = ["--toy", "--seeds", "1", "--steps", "4", "--methods", "dense_4,dgc_4"]
+
+
+def without_time(report):
+    text = json.dumps(report)
+    report = json.loads(text)
+    for task in report["tasks"].values():
+        for runs in task["runs"].values():
+            for run in runs.values():
+                del run["seconds"]
+    return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """What is compiled here runs a few times only."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("convergence") / "convergence.json"
+    return convergence.main([*SMALL, "--out", str(out)]), out
+
+
+def test_every_task_trains_and_compresses(trained):
+    report, out = trained
+    assert without_time(report) == without_time(json.loads(out.read_text()))
+    assert list(report["tasks"]) == list(TASKS)
+    for task in report["tasks"].values():
+        dense, dgc = (task["runs"][name]["0"] for name in ("dense_4", "dgc_4"))
+        assert [point["step"] for point in dense["curve"]] == [0, 1, 4]
+        # The same parameters to begin with, others after the first step.
+        assert dense["curve"][0] == dgc["curve"][0]
+        assert dense["curve"][-1]["loss"] != dgc["curve"][-1]["loss"]
+        assert dense["bytes_sent"] == pytest.approx(dense["bytes_dense"])
+        assert dense["density"] == 1.0 and dense["compressed"] == 0.0
+        assert dgc["bytes_dense"] == dense["bytes_dense"] > dgc["bytes_sent"] > 0
+        assert dgc["curve"][-1]["bytes"] == dgc["bytes_sent"]
+        assert 0 < dgc["density"] < 1 and dgc["norm_kept"] > 0 and dgc["skipped"] == 0
+        for run in (dense, dgc):
+            assert run["final"][task["metric"]] == run["curve"][-1][task["metric"]]
+
+
+def test_most_parameters_are_compressed_at_full_size():
+    for name in TASKS:
+        task = convergence.build(name, False, None, None)
+        params, _ = jax.eval_shape(task.init, jax.random.key(0))
+        least = task.settings["min_size"]
+        assert convergence_train.compressed_share(params, METHODS["dgc_4"], least) > 0.95
+
+
+def test_a_stopped_table_goes_on_with_the_same_figures(trained, tmp_path):
+    report, _ = trained
+    part = without_time(report)
+    part["tasks"] = {"lstm": part["tasks"]["lstm"]}
+    runs = part["tasks"]["lstm"]["runs"]
+    del runs["dgc_4"]
+    runs["dense_4"]["0"]["mark"] = "not done again"
+    out = tmp_path / "part.json"
+    out.write_text(json.dumps(part))
+    convergence.main([*SMALL, "--tasks", "lstm", "--out", str(out)])
+    runs = json.loads(out.read_text())["tasks"]["lstm"]["runs"]
+    assert runs["dense_4"]["0"]["mark"] == "not done again"
+    again = runs["dgc_4"]["0"] | {"seconds": 0}
+    assert again == report["tasks"]["lstm"]["runs"]["dgc_4"]["0"] | {"seconds": 0}
+
+
+def test_a_file_is_written_after_every_run(tmp_path, monkeypatch):
+    out, done = tmp_path / "convergence.json", []
+
+    def run(self, seed, told):
+        if done:
+            raise KeyboardInterrupt
+        done.append(seed)
+        return {"seed": seed}
+
+    monkeypatch.setattr(convergence_train.Trainer, "run", run)
+    with pytest.raises(SystemExit) as stopped:
+        convergence.main([*SMALL, "--tasks", "lstm", "--out", str(out)])
+    assert stopped.value.code == 130
+    assert json.loads(out.read_text())["tasks"]["lstm"]["runs"] == {"dense_4": {"0": {"seed": 0}}}
+
+
+def test_other_settings_are_refused(trained):
+    _, out = trained
+    before = out.read_text()
+    with pytest.raises(SystemExit, match=r"holds runs of lstm with steps=4.*asked for are steps=5"):
+        convergence.main([*SMALL, "--tasks", "lstm", "--steps", "5", "--out", str(out)])
+    assert out.read_text() == before
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    (tmp_path / "dgc.json").write_text('{"toy": true}')
+    with pytest.raises(SystemExit, match="holds no report of this script; choose another --out"):
+        convergence.main([*SMALL, "--tasks", "lstm", "--out", str(tmp_path / "dgc.json")])
+
+
+@pytest.mark.parametrize("option", ["--tasks", "--methods"])
+def test_unknown_names_are_refused(option, capsys):
+    with pytest.raises(SystemExit):
+        convergence.main([option, "nothing"])
+    assert f"{option}: there are d" in capsys.readouterr().err
+
+
+DENSE = {"0": 2.0, "1": 2.2, "2": 2.1}
+
+
+@pytest.mark.parametrize(
+    "values, higher, said",
+    [
+        ({"0": 2.1, "1": 2.3}, False, "within the dense seeds' range"),
+        ({"0": 2.0}, True, "within the dense seeds' range"),
+        ({"0": 2.2, "1": 2.5}, False, "0.150 worse than every dense seed"),
+        ({"0": 2.2, "1": 2.5}, True, "0.150 better than every dense seed"),
+        ({"0": 1.9}, False, "0.100 better than every dense seed"),
+        ({"0": 1.9}, True, "0.100 worse than every dense seed"),
+        ({"0": 2.1, "1": float("nan")}, False, "diverged"),
+    ],
+)
+def test_a_mean_is_judged_by_the_range_of_dense_seeds(values, higher, said):
+    assert judged(values, DENSE, higher) == said
+
+
+def test_judgement_without_dense_runs_and_in_percent():
+    assert judged({"0": 1.0}, {}, False) == "no dense run to compare with"
+    assert judged({"0": 0.98}, {"0": 0.99}, True, 100, 2) == "1.00 worse than every dense seed"
+
+
+def made(final, sent=1e6):
+    return {
+        "curve": [{"step": 0, "bytes": 0, "loss": 8.0}, {"step": 10, "bytes": sent, "loss": final}],
+        "final": {"loss": final}, "parameters": 100, "bytes_sent": sent, "bytes_dense": 1e6,
+        "bytes_last": sent / 10, "density": sent / 1e6, "device": "4 x cpu", "jax": "0.0",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def report():
+    return {
+        "tasks": {
+            "gpt": {
+                "title": "GPT", "metric": "loss", "higher_is_better": False, "unit": "bits",
+                "settings": {"steps": 10, "batch": 8},
+                "methods": {
+                    name: {"title": method.title, "replicas": method.replicas}
+                    for name, method in METHODS.items()
+                },
+                "runs": {
+                    "dense_4": {"0": made(2.0), "1": made(2.5)},
+                    "dgc_4": {"0": made(2.25, 2e4), "1": made(2.75, 2e4)},
+                    "dgc_8": {"0": made(2.25, 2e4)},
+                },
+            }
+        }
+    }  # fmt: skip
+
+
+def test_the_table_of_a_report(report):
+    (title, (head, *rows)), (_, paper) = tables(report)
+    assert title.startswith("GPT (100 parameters, 10 steps of 8)") and "range of 2 seeds" in title
+    assert head[2:5] == ("mean", "range", "to dense")
+    dense, dgc, eight = rows
+    assert dense[1:] == ("4", "2.250", "2.000–2.500", "-", "1 MB", "100 kB", "100.000%", "-")
+    assert dgc[2:5] == ("2.500", "2.250–2.750", "+0.250")
+    assert dgc[5:] == ("20 kB, 1/50", "2 kB, 1/50", "2.000%", "within the dense seeds' range")
+    # Judged by dense runs with as many replicas, which there are not.
+    assert (eight[4], eight[8]) == ("-", "no dense run to compare with")
+    assert len({len(row) for row in (head, *rows)}) == len({len(row) for row in paper}) == 1
+
+
+def test_no_runs_no_table(report):
+    report["tasks"]["gpt"]["runs"] = {}
+    assert tables(report) == []
+
+
+def test_the_readme_has_the_table_and_the_picture(report, tmp_path, monkeypatch):
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (results / "convergence.json").write_text(json.dumps(report))
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    assert "| DGC 99.9 % | 4 | 2.500 |" in readme.convergence()
+    assert "![" not in readme.convergence()
+    (results / "convergence.png").touch()
+    assert "](benchmarks/results/convergence.png)" in readme.convergence()
+
+
+def test_a_picture_of_what_has_both_methods(report, tmp_path):
+    sent, losses = curves(report["tasks"]["gpt"]["runs"]["dgc_4"])
+    assert sent.tolist() == [2e4] and losses.tolist() == [[2.25], [2.75]]
+    path = convergence.plot(report, tmp_path / "new")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    del report["tasks"]["gpt"]["runs"]["dgc_4"]
+    assert convergence.plot(report, tmp_path) is None
+
+
+def test_bytes_in_words():
+    assert [bytes_text(x) for x in (12, 1500, 2e6, 3.25e9)] == ["12 B", "1.5 kB", "2 MB", "3.25 GB"]
+
+
+def test_evaluations_lie_closer_at_first_and_end_at_the_end():
+    assert sorted(evaluated(100, 5)) == [4, 16, 36, 64, 100]
+    assert sorted(evaluated(3, 12)) == [1, 2, 3]
+
+
+def moved(method):
+    """Where one replica ends after twelve random gradients."""
+    settings = settings_of("lstm", True, 40)
+    alone = {**method.changes, "axis_name": None}
+    tx = optimizer(Method("", 1, alone, method.corrected), settings)
+
+    def step(carry, gradient):
+        params, state = carry
+        updates, state = tx.update(gradient, state, params)
+        return (params + updates, state), None
+
+    zeros = jnp.zeros(2048)
+    gradients = jax.random.normal(jax.random.key(0), (12, 2048))
+    run = jax.jit(lambda gradients: jax.lax.scan(step, (zeros, tx.init(zeros)), gradients))
+    (params, _), _ = run(gradients)
+    return np.asarray(params)
+
+
+def test_every_ablation_changes_what_is_learnt():
+    names = [name for name in METHODS if name.endswith("_4") and name != "dense_4"]
+    ends = [moved(METHODS[name]) for name in names]
+    assert len({end.tobytes() for end in ends}) == len(names) == 5
+    assert all(np.isfinite(end).all() for end in ends)
+
+
+def test_momentum_without_compression_is_that_of_dense():
+    """At density 1 the ablated form is momentum SGD: what differs is compression alone."""
+    settings = settings_of("lstm", True, 20) | {"clip": None}
+    changes = {"axis_name": None, "min_size": 10**6}
+    plain = optimizer(Method("", 1, changes, corrected=False), settings)
+    rate = optax.warmup_cosine_decay_schedule(0.0, settings["rate"], 1, 20)
+    dense = optax.sgd(rate, settings["momentum"])
+    params = {"w": jnp.arange(4.0)}
+    states = plain.init(params), dense.init(params)
+    for i in range(3):
+        grads = {"w": jnp.array([1.0, -2.0, 0.5, i])}
+        one, first = plain.update(grads, states[0], params)
+        two, second = dense.update(grads, states[1], params)
+        states = first, second
+        np.testing.assert_allclose(one["w"], two["w"], rtol=1e-6)
+
+
+def test_batches_depend_on_seed_and_step_alone():
+    for name in TASKS:
+        task = convergence.build(name, True, None, None)
+        one, two = task.batch_of(3, 5), task.batch_of(3, 5)
+        assert all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(two)))
+        for other in (task.batch_of(4, 5), task.batch_of(3, 6)):
+            assert not np.array_equal(jax.tree.leaves(one)[0], jax.tree.leaves(other)[0])
