@@ -61,8 +61,9 @@ def plan(
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
-        compilations: How many programs may be compiled; each more halves the steps of the row of
-            plans. Before a budget is refused up to four more are, for the two ends.
+        compilations: How many programs may be compiled (two, if one is asked for: the leanest and
+            the plain one); each more halves the steps of the row of plans. Before a budget is
+            refused up to four more are, for the two ends.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never one with

@@ -108,6 +108,16 @@ def test_fractions_where_more_memory_is_no_less_work(peaks):
     assert flops == sorted(flops, reverse=True)
 
 
+@pytest.mark.parametrize("compilations", [1, 2, 3])
+def test_few_compilations_find_a_plan_that_fits(compilations):
+    budget = (compiled(0).peak + compiled(len(net().rungs) - 1).peak) // 2
+    plan = jrc.plan(layers, *NET, budget=budget, compilations=compilations)
+    assert plan.reruns and plan.verified.peak_bytes <= budget
+    assert plan.compilations <= max(compilations, 2)
+    with pytest.raises(jrc.BudgetError):
+        jrc.plan(layers, *NET, budget=1000, compilations=compilations)
+
+
 def test_a_budget_that_nothing_fits():
     with pytest.raises(jrc.BudgetError) as info:
         planned(1000)

@@ -83,9 +83,14 @@ def solve(
 
 
 def spread(points: Sequence[Point], base: int, count: int) -> list[Point]:
-    """About `count` of the points, close where bytes or operations change fast; both ends stay."""
+    """About `count` of the points, close where bytes or operations change fast; both ends stay.
+
+    Of one it is the leanest.
+    """
     if len(points) <= count:
         return list(points)
+    if count == 1:
+        return [points[0]]
     # Along the curve: a tenth of the bytes counts as much as one hundredth of the operations.
     way = [0.0]
     for one, other in zip(points, points[1:], strict=False):

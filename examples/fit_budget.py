@@ -1,0 +1,109 @@
+"""Make a GPT train in a quarter of the memory that it asks for.
+
+    python examples/fit_budget.py
+    python examples/fit_budget.py --budget 64MiB
+
+`jrc.explain` says what the gradient needs, `jrc.plan` finds what to keep and what to run again so
+that it fits, and `jrc.make_train_step(..., memory_budget=...)` does the same for a whole train step
+with its optimizer. The losses stay those of the step without a budget.
+"""
+
+import argparse
+import functools
+import pathlib
+
+import jax
+import numpy as np
+import optax
+from rich.console import Console
+from rich.table import Table
+
+import jrc
+from jrc.models import gpt
+
+
+def mib(size):
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def batches_of(steps, size, length):
+    """Pieces of real text, int32 (steps, size, length + 1): argparse's own source, byte by byte."""
+    text = np.frombuffer(pathlib.Path(argparse.__file__).read_bytes(), np.uint8).astype(np.int32)
+    starts = np.random.default_rng(0).integers(0, len(text) - length, (steps, size))
+    return text[starts[..., None] + np.arange(length + 1)]
+
+
+def peak_of(step, state, batch):
+    """Bytes that a compiled train step needs, as XLA states them."""
+    m = step.lower(state, batch).compile().memory_analysis()
+    given = m.argument_size_in_bytes - m.alias_size_in_bytes  # what is donated is used again
+    return given + m.output_size_in_bytes + m.temp_size_in_bytes
+
+
+def train(step, tx, params, batches, mesh):
+    state, losses = jrc.init_state(params, tx, jax.random.key(1), mesh=mesh), []
+    peak = peak_of(step, state, batches[0])
+    for batch in batches:
+        state, info = step(state, batch)
+        losses.append(float(info.loss))
+    return peak, losses
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--budget", help="such as 64MiB (default: a quarter of what the plain gradient needs)")
+    add("--steps", type=int, default=5)
+    add("--layers", type=int, default=12)
+    add("--length", type=int, default=128)
+    options = parser.parse_args(argv)
+    console = Console()
+
+    # The blocks are one loop, which compiles quickly; the planner looks inside.
+    size = {"layers": options.layers, "length": options.length, "width": 64}
+    config = gpt.Config(**size, scan=True)
+    loss = functools.partial(gpt.loss, config=config)  # loss(params, batch, key)
+    params, key = gpt.init(jax.random.key(0), config), jax.random.key(2)
+    batches = batches_of(options.steps, 8, options.length)
+
+    # What does it need? Nothing is run, and shapes would do for the arguments.
+    report = jrc.explain(loss, params, batches[0], key)
+    budget = options.budget or f"{report.memory.peak // 4 // 2**20}MiB"
+    console.print(f"The gradient needs {mib(report.memory.peak)}, of which the largest parts are:")
+    for line, size in list(report.by_line.items())[:3]:
+        console.print(f"  {mib(size)} saved at {line}")
+
+    # The cheapest recomputation that fits, and the gradient with it.
+    plan = jrc.plan(loss, params, batches[0], key, budget=budget)
+    console.print(f"\nThe plan for {budget}:\n{plan}\n", soft_wrap=True)
+    lean = plan.apply(loss)  # the same function, for jax.grad, jax.jit, a train step, ...
+    grads = jax.jit(jax.grad(lean))(params, batches[0], key)
+    console.print(f"The norm of the gradient is {optax.tree.norm(grads):.4f}.")
+
+    # A whole train step: optimizer state and update are part of the budget.
+    tx, mesh = optax.adam(1e-2), jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    step = jrc.make_train_step(loss, tx, mesh=mesh)
+    planned_step = jrc.make_train_step(loss, tx, mesh=mesh, memory_budget=budget)
+    peak, losses = train(step, tx, params, batches, mesh)
+    planned_peak, planned_losses = train(planned_step, tx, params, batches, mesh)
+
+    table = Table("", "no budget", f"in {budget}", "FLOPs", title="peak, and losses of the steps")
+    ratios = [f"x {p.verified.flops_ratio:.3f}" for p in (plan, planned_step.plan)]
+    table.add_row("gradient", mib(report.memory.peak), mib(plan.verified.peak_bytes), ratios[0])
+    table.add_row("train step", mib(peak), mib(planned_peak), ratios[1])
+    for i, (one, two) in enumerate(zip(losses, planned_losses, strict=True)):
+        table.add_row(f"loss, step {i}", f"{one:.6f}", f"{two:.6f}")
+    console.print(table)
+
+    try:
+        jrc.plan(loss, params, batches[0], key, budget="100kB")
+    except jrc.BudgetError as error:
+        console.print(f"100kB is out of reach: the least is {mib(error.least_bytes)}")
+        least = error.least_bytes
+
+    peaks = (report.memory.peak, plan.verified.peak_bytes), (peak, planned_peak)
+    return {"plan": plan, "peaks": peaks, "losses": (losses, planned_losses), "least": least}
+
+
+if __name__ == "__main__":
+    main()
