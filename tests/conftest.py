@@ -6,7 +6,9 @@ spent on that. `XLA_FLAGS= python -m pytest` runs it with the code that users ha
 
 import os
 
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 import jax  # noqa: E402
 

@@ -190,6 +190,8 @@ def _check_scale(scale: object) -> None:
 
 def _check_params(params: PyTree, gradients: PyTree, method: str) -> None:
     """That each entry has a place: what lies beyond a leaf would be dropped in silence."""
+    if method == "update" and _has_places(params, gradients):
+        return
     found, wanted = (
         (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
         for tree in (params, gradients)
@@ -201,6 +203,19 @@ def _check_params(params: PyTree, gradients: PyTree, method: str) -> None:
             f"gradients, {wanted[0]} of shapes {wanted[1]}, got {arrived}; call "
             f"{method}(gradients, state, params)"
         )
+
+
+def _has_places(params: PyTree, gradients: PyTree) -> bool:
+    """Whether each gradient has a parameter of its shape; where there is none, anything may be."""
+    leaves, treedef = jax.tree.flatten(gradients, is_leaf=is_slot)
+    try:
+        places = treedef.flatten_up_to(params)
+    except ValueError:
+        return False
+    return all(
+        is_slot(leaf) or jnp.shape(leaf) == jnp.shape(place)
+        for leaf, place in zip(leaves, places, strict=True)
+    )
 
 
 def _check_local(gradients: list[Leaf], options: Options) -> None:

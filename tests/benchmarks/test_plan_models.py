@@ -30,7 +30,7 @@ def gradients(name, way=None):
 
 
 # The others take a minute and more together.
-QUICK = {"lstm", "mlp", "unet"}
+QUICK = {"lstm", "mlp"}
 MODELS_TIMED = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS
 ]

@@ -5,9 +5,11 @@ import fit_budget
 import flax_modules
 import jax
 import numpy as np
+import pytest
 import rnn_scan
 
 
+@pytest.mark.slow  # two plans of a GPT; .ci/run has the script run
 def test_a_gpt_fits_a_quarter_with_the_same_losses():
     found = fit_budget.main("--steps 2 --length 64".split())
     budget, verified = found["plan"].budget, found["plan"].verified.peak_bytes

@@ -1,0 +1,73 @@
+"""Saving: beside the save before, which goes only when the new one is whole."""
+
+import os
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from jrc._processes import all_or_none, differing, of_all
+from jrc.persist._folder import PREFIX, checked_folder, only_writer
+from jrc.persist._leaves import Leaf, check_place, check_there, check_type, leaves_of
+from jrc.persist._manifest import FORMAT, kind_of, manifest_of, stored
+
+
+def save(path: str | os.PathLike[str], state: Any) -> None:
+    """Save a pytree of arrays; when it fails, the save that was there before stays whole.
+
+    Args:
+        path: A folder, made if needed. It belongs to this state alone; runs that save to one
+            folder at the same time wait for each other, and the last one stays. Several processes
+            give the same folder, on a file system that they share.
+        state: A pytree whose leaves are all arrays (any shape, dtype and sharding, typed keys
+            too), for instance a `jrc.TrainState`. Per-replica state is saved whole, of every
+            replica. In a run of several processes every process calls `save`; of NumPy arrays that
+            of process 0 is saved.
+
+    Raises:
+        TypeError: If a leaf is no array, or `path` no path.
+        NotADirectoryError: If `path` is a file.
+        ValueError: If an array was donated and is gone, the processes of a run have different
+            trees, or a `jax.Array` lies on one of them alone.
+        FileNotFoundError: If a process does not see the folder of process 0.
+        RuntimeError: If another process of the run failed; the text is that of its error.
+
+    Example:
+        >>> import jax.numpy as jnp, tempfile
+        >>> state = {"w": jnp.arange(3.0)}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     jrc.save(folder, state)
+        ...     jrc.restore(folder, state)["w"].tolist()
+        [0.0, 1.0, 2.0]
+
+    Source: orbax-checkpoint.
+    """
+    leaves = leaves_of(state)
+    folder = all_or_none(lambda: _checked_for_save(path, leaves), "jrc.save")
+    if differing([(f"{leaf.place}: {kind_of(leaf)}", 0) for leaf in leaves]):
+        raise ValueError(
+            "jrc.save: every process saves the same tree of the same shapes and dtypes; they "
+            "differ. Call jrc.save with the whole state on every process."
+        )
+    args = ocp.args.Composite(
+        arrays=ocp.args.StandardSave(stored(leaves)),
+        manifest=ocp.args.JsonSave({"format": FORMAT, "leaves": manifest_of(leaves)}),
+    )
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=1,
+        step_prefix=PREFIX,
+        enable_async_checkpointing=False,
+        cleanup_tmp_directories=True,  # what a killed save left behind
+    )
+    with only_writer(folder), ocp.CheckpointManager(folder, options=options) as manager:
+        latest = manager.latest_step()
+        # Process 0's, where others see it later.
+        step = int(of_all(0 if latest is None else latest + 1)[0])
+        manager.save(step, args=args, force=True)
+
+
+def _checked_for_save(path: str | os.PathLike[str], leaves: list[Leaf]) -> str:
+    for leaf in leaves:
+        check_type(leaf)
+        check_there(leaf)
+        check_place(leaf)
+    return checked_folder(path, "jrc.save", make=True)
