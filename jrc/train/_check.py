@@ -1,13 +1,12 @@
 """What a train step is given, checked: batch, state, and what the loss function returns."""
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jrc._errors import listed
 from jrc._processes import differing
@@ -15,6 +14,7 @@ from jrc._rng import check_key
 from jrc._tree import is_array, is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import PyTree, Scalar
 from jrc.dgc import AxisName, dgc_specs, dgc_states
+from jrc.train._drift import check_axis
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of, shape_of
 
 _WHO = "jrc.make_train_step"
@@ -113,66 +113,7 @@ def check_state(
                 "jrc.make_train_step the same mesh."
             )
     if any(mesh.shape[name] > 1 for name in names):
-        _check_axis(tx, params, axis, mesh)
-
-
-def _check_axis(
-    tx: optax.GradientTransformation, params: PyTree, axis: AxisName, mesh: Mesh
-) -> None:
-    """A transform that exchanges over no axis, or over another one, would let replicas drift."""
-    names = names_of(axis)
-
-    def update(params: PyTree) -> PyTree:
-        return tx.update(params, tx.init(params), params)[0]
-
-    def over(bound: tuple[str, ...], fn: Any, check_vma: bool = False) -> Any:
-        abstract = AbstractMesh(tuple(mesh.shape[name] for name in bound), bound)
-        spec = PartitionSpec()
-        return jax.shard_map(fn, mesh=abstract, in_specs=spec, out_specs=spec, check_vma=check_vma)
-
-    try:
-        jax.eval_shape(update, params)
-    except Exception:  # without an axis it cannot exchange, as it should
-        try:
-            jax.eval_shape(over(names, update), params)
-        except Exception as error:
-            raise ValueError(
-                f"jrc.make_train_step: tx cannot update over the axis {axis!r} of the step: "
-                f"{error}. Pass axis_name={axis!r} to the compression."
-            ) from error
-        _check_each(tx, params, axis, over)
-        return
-    raise ValueError(
-        f"jrc.make_train_step: the step runs on {mesh.shape[names[0]]} replicas, and the "
-        "compression in tx "
-        f"has axis_name=None, which is one replica. Pass axis_name={axis!r} to it."
-    )
-
-
-def _check_each(
-    tx: optax.GradientTransformation, params: PyTree, axis: AxisName, over: Callable[..., Any]
-) -> None:
-    """Every compression in a transform differs along the step's own axis, and no other."""
-    names, along = names_of(axis), []
-
-    def look(params: PyTree) -> None:
-        for state in dgc_states(tx.init(params)):
-            along.extend(jax.typeof(u).mat.varying for u in jax.tree.leaves(state.u))
-
-    jax.eval_shape(over(names, look, check_vma=True), params)
-    wrong = [sorted(found) for found in along if found != {names[0]}]
-    if not wrong and len(names) > 1:
-        try:  # without the inner axis, which it would have to average over
-            jax.eval_shape(over(names[:1], lambda p: tx.update(p, tx.init(p), p)[0]), params)
-        except Exception:
-            return
-        wrong = [list(names[:1])]
-    if wrong:
-        raise ValueError(
-            f"jrc.make_train_step: every compression in tx has the axis_name={axis!r} of the step; "
-            f"one exchanges over {listed(wrong[0]) or 'no axis'}, and replicas would drift apart. "
-            f"Pass axis_name={axis!r} to it."
-        )
+        check_axis(tx, params, axis, mesh)
 
 
 def pair_of(out: Any, name: str, stateful: bool = False) -> tuple[Any, Any]:
