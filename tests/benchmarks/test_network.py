@@ -78,6 +78,7 @@ def test_loopback_has_no_limit():
         Loopback(2).limit(100)
 
 
+@pytest.mark.slow  # .ci/run runs the toy size, too
 def test_two_processes_take_steps_on_loopback(tmp_path):
     said = run("../benchmarks/network", "--toy", "--out", str(tmp_path / "network.json"))
     assert "On loopback, without any limit: asked for." in said

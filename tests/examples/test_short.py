@@ -1,4 +1,4 @@
-"""The short examples at toy size: what they print is so."""
+"""The short examples at toy size: what they print is so. `.ci/run` runs all of them, too."""
 
 import compose_optax
 import fit_budget
@@ -9,7 +9,7 @@ import pytest
 import rnn_scan
 
 
-@pytest.mark.slow  # two plans of a GPT; .ci/run has the script run
+@pytest.mark.slow
 def test_a_gpt_fits_a_quarter_with_the_same_losses():
     found = fit_budget.main("--steps 2 --length 64".split())
     budget, verified = found["plan"].budget, found["plan"].verified.peak_bytes
@@ -21,6 +21,7 @@ def test_a_gpt_fits_a_quarter_with_the_same_losses():
     np.testing.assert_allclose(planned, plain, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_modules_need_less_and_stay_the_same():
     found = flax_modules.main("--layers 2 --width 16 --batch 128".split())
     for kind in ("linen", "nnx"):
@@ -40,6 +41,7 @@ def test_loops_keep_less_and_learn_the_same():
     assert losses[plain][2] < losses[plain][0]
 
 
+@pytest.mark.slow
 def test_compression_in_every_chain_sends_less_and_keeps_replicas_together():
     found = compose_optax.main("--steps 4 --replicas 2 --layers 1 --width 32".split())
     dense, *others = found.values()

@@ -17,6 +17,7 @@ def command(out, *more):
     return [sys.executable, "examples/train_gpt.py", *TOY, "--out", str(out), *more]
 
 
+@pytest.mark.slow  # the same code as train_multihost.py's, whose test runs always
 def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     text = run("train_gpt", *TOY, "--out", str(unbroken))

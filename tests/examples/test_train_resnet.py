@@ -23,7 +23,7 @@ train_resnet.main(sys.argv[1:])
 """
 
 
-@pytest.mark.slow  # the same code as train_gpt.py's, whose test runs always
+@pytest.mark.slow  # the same code as train_multihost.py's, whose test runs always
 def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     text = run("train_resnet", *TOY, "--out", str(unbroken))
@@ -45,6 +45,7 @@ def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
         assert (unbroken / picture).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_runs_on_cifar(tmp_path):
     inner = write(tmp_path, "python")
     options = "--steps 2 --width 2 --depth 14 --batch 4 --replicas 2 --dense".split()
