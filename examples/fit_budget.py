@@ -70,8 +70,8 @@ def main(argv=None):
     report = jrc.explain(loss, params, batches[0], key)
     budget = options.budget or f"{report.memory.peak // 4 // 2**20}MiB"
     console.print(f"The gradient needs {mib(report.memory.peak)}, of which the largest parts are:")
-    for line, size in list(report.by_line.items())[:3]:
-        console.print(f"  {mib(size)} saved at {line}")
+    for line, saved in list(report.by_line.items())[:3]:
+        console.print(f"  {mib(saved)} saved at {line}")
 
     # The cheapest recomputation that fits, and the gradient with it.
     plan = jrc.plan(loss, params, batches[0], key, budget=budget)
