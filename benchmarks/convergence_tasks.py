@@ -56,17 +56,17 @@ SHARED: Settings = {"momentum": 0.9, "clip": 1.0, "evaluations": 12}
 SIZES: Mapping[str, Settings] = {
     "digits": {"depth": 20, "width": 16, "batch": 32, "steps": 1000, "rate": 0.1, "min_size": 512},
     "gpt": {
-        "layers": 2, "heads": 4, "width": 96, "length": 32, "batch": 8, "steps": 3000,
-        "rate": 0.5, "min_size": 2048,
+        "layers": 2, "heads": 4, "width": 64, "length": 32, "batch": 8, "steps": 20_000,
+        "rate": 0.3, "min_size": 2048,
     },
     "lstm": {
-        "width": 128, "length": 32, "batch": 8, "steps": 4000, "rate": 1.0, "min_size": 2048,
+        "width": 128, "length": 32, "batch": 8, "steps": 8000, "rate": 1.0, "min_size": 2048,
     },
 }  # fmt: skip
 TRIED = {
     "digits": {"steps": 400, "loss": {"0.03": 0.070, "0.1": 0.036, "0.3": 0.035},
                "accuracy": {"0.03": 0.983, "0.1": 0.992, "0.3": 0.989}},
-    "gpt": {"steps": 3000, "loss": {"0.3": 2.442, "0.5": 2.420, "1.0": 2.525}},
+    "gpt": {"steps": 10_000, "loss": {"0.3": 2.264, "0.5": 2.276}},
     "lstm": {"steps": 2000, "loss": {"0.3": 2.476, "1.0": 2.356, "2.0": 2.374}},
 }  # fmt: skip
 """What dense momentum SGD on four replicas reached from seed 0, by rate."""

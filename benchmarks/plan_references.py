@@ -92,7 +92,7 @@ def _whole(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 def loops(loss: Callable[..., Any], steps: int) -> Mapping[str, Callable[..., Any]]:
     """The references of a loss whose layers are one loop of `steps` rounds."""
-    found = {name: _each_round(policy) for name, policy in _POLICIES.items()}
+    found = {name: each_round(policy) for name, policy in _POLICIES.items()}
     found[ROOT] = functools.partial(_two_loops, rounds=_near_root(steps))
     ways = {name: functools.partial(loss, through=way) for name, way in found.items()}
     return ways | {NAMES: _whole(functools.partial(loss, through=_named_loop))}
@@ -104,7 +104,7 @@ def _near_root(steps: int) -> int:
     return min(divisors, key=lambda n: abs(n - math.sqrt(steps)))
 
 
-def _each_round(policy: Any) -> Callable[..., Any]:
+def each_round(policy: Any) -> Callable[..., Any]:
     # A loop keeps XLA from merging the two runs of its body by itself.
     return lambda body, carry, xs: jax.lax.scan(
         jax.checkpoint(body, policy=policy, prevent_cse=False), carry, xs

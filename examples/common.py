@@ -101,13 +101,13 @@ def optimizer(options, **more):
 
 def peak_bytes(step, state, batch):
     """Bytes of one replica's compiled step, as XLA states them."""
-    memory = step.lower(state, batch).compile().memory_analysis()
-    parts = {
-        "arguments": memory.argument_size_in_bytes,
-        "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        "temporaries": memory.temp_size_in_bytes,
+    memory = step.memory(state, batch)
+    return {
+        "arguments": memory.arguments,
+        "outputs": memory.outputs - memory.aliased,
+        "temporaries": memory.temporaries,
+        "peak": memory.peak,
     }
-    return parts | {"peak": sum(parts.values())}
 
 
 def write_json(path, value):

@@ -33,16 +33,9 @@ def batches_of(steps, size, length):
     return text[starts[..., None] + np.arange(length + 1)]
 
 
-def peak_of(step, state, batch):
-    """Bytes that a compiled train step needs, as XLA states them."""
-    m = step.lower(state, batch).compile().memory_analysis()
-    given = m.argument_size_in_bytes - m.alias_size_in_bytes  # what is donated is used again
-    return given + m.output_size_in_bytes + m.temp_size_in_bytes
-
-
 def train(step, tx, params, batches, mesh):
     state, losses = jrc.init_state(params, tx, jax.random.key(1), mesh=mesh), []
-    peak = peak_of(step, state, batches[0])
+    peak = step.memory(state, batches[0]).peak
     for batch in batches:
         state, info = step(state, batch)
         losses.append(float(info.loss))

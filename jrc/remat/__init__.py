@@ -13,6 +13,8 @@ from jrc.remat._keep import Rule as Rule
 from jrc.remat._keep import Save as Save
 from jrc.remat._keep import SavePrimitives as SavePrimitives
 from jrc.remat._mark import mark as mark
+from jrc.remat._memory import Memory as Memory
+from jrc.remat._memory import memory_needed as memory_needed
 from jrc.remat._module import recompute_module as recompute_module
 from jrc.remat._plan import Estimate as Estimate
 from jrc.remat._plan import Plan as Plan

@@ -15,7 +15,7 @@ from jrc._errors import check_flag, listed
 from jrc._processes import all_or_none
 from jrc._typing import PyTree
 from jrc.dgc import AxisName
-from jrc.remat import Plan, checked_budget
+from jrc.remat import Memory, Plan, checked_budget, memory_needed
 from jrc.train._budget import Budgeted
 from jrc.train._check import (
     check_batch,
@@ -74,12 +74,33 @@ class TrainStep:
             jax.block_until_ready(info.loss)
         return state, info
 
+    def memory(self, state: TrainState, batch: PyTree) -> Memory:
+        """What the compiled step needs: it is compiled to be looked at, nothing is run.
+
+        Args:
+            state: From `jrc.init_state`, or shapes with shardings of it; it is not donated.
+            batch: As for a call; shapes will do.
+
+        Returns:
+            Bytes on one device: `arguments`, `outputs`, `temporaries`, `aliased`, and the `peak` of
+            them all together.
+
+        Raises:
+            ValueError: For `via="pmap"`, which makes several programs.
+
+        Source: XLA's figures for the compiled program.
+        """
+        return memory_needed(self._lowered(state, batch, "memory"))
+
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
-        """The lowered program, for its text, cost and memory (arrays or shapes as arguments)."""
+        """The lowered program, for its text and cost (arrays or shapes as arguments)."""
+        return self._lowered(state, batch, "lower")
+
+    def _lowered(self, state: TrainState, batch: PyTree, called: str) -> jax.stages.Lowered:
         if self.via == "pmap":
             raise ValueError(
-                "jrc.TrainStep.lower: only one program can be shown; got via='pmap', which makes "
-                "several. Use via='shard_map'."
+                f"jrc.TrainStep.{called}: only one program can be shown; got via='pmap', which "
+                "makes several. Use via='shard_map'."
             )
         with _outside_of_meshes():
             self._check(state, batch, first=True, runs=False)

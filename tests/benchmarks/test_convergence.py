@@ -28,14 +28,6 @@ def without_time(report):
     return report
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    """What is compiled here runs a few times only."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("convergence") / "convergence.json"

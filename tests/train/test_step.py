@@ -255,10 +255,17 @@ def test_scans_over_a_constant_carry_work():
     assert float(info.loss) == 2.0
 
 
-def test_lower_shows_memory():
+def test_memory_is_that_of_the_compiled_step():
     state, step, batch = start("gpt", dgc())
-    memory = step.lower(state, batch(0)).compile().memory_analysis()
-    assert memory.temp_size_in_bytes > 0 and memory.alias_size_in_bytes > 0
+    stats = step.lower(state, batch(0)).compile().memory_analysis()
+    memory = step.memory(state, batch(0))
+    assert memory.arguments == stats.argument_size_in_bytes
+    assert memory.temporaries == stats.temp_size_in_bytes > 0
+    assert memory.aliased == stats.alias_size_in_bytes > 0
+    assert memory.peak == memory.arguments + memory.outputs + memory.temporaries - memory.aliased
+    # Nothing was donated, and shapes will do.
+    assert step.memory(jax.eval_shape(lambda x: x, state), batch(0)).outputs == memory.outputs
+    step(state, batch(0))
     with pytest.raises(ValueError, match="only one program can be shown"):
         start("gpt", dgc(), via="pmap")[1].lower(state, batch(0))
 

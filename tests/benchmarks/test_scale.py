@@ -1,0 +1,86 @@
+"""The benchmark of one device: its GPT is the library's, its policies keep what they say."""
+
+import functools
+
+import jax
+import pytest
+import scale
+import scale_ways
+from plan_measure import saved_bytes
+from plan_models import drawn
+from scale_measure import Model, runs
+
+from jrc.models import gpt
+from tests.remat.measure import bit_equal
+
+CONFIG = gpt.Config(32, layers=2, heads=2, width=16, length=8, scan=True)
+MODEL = Model(CONFIG, "float32")
+SHAPES = MODEL.args(2, CONFIG.length)
+
+
+@functools.cache
+def saved(way):
+    return saved_bytes(functools.partial(MODEL.loss, way=way), SHAPES, False)
+
+
+def test_the_named_model_is_the_librarys():
+    args = drawn(SHAPES)
+    ours = jax.jit(functools.partial(gpt.loss, config=CONFIG))(*args)
+    assert bit_equal(jax.jit(MODEL.loss)(*args), ours)
+
+
+@pytest.mark.parametrize("way", scale_ways.WAYS)
+def test_every_way_has_the_plain_gradients(way):
+    args = drawn(SHAPES)
+    plain, lean = (
+        jax.jit(jax.grad(functools.partial(MODEL.loss, way=name)))(*args)
+        for name in (scale_ways.PLAIN, way)
+    )
+    assert bit_equal(plain, lean)
+
+
+def test_policies_keep_the_values_that_they_name():
+    tokens = 4 * 2 * CONFIG.layers * CONFIG.length * CONFIG.width  # float32
+    sizes = {"qkv_proj": 3, "context": 1, "out_proj": 1, "mlpwi": 4, "mlpwo": 1}
+    least = saved(scale_ways.FULL)
+    for way, kept in scale_ways.KEPT.items():
+        # What a block adds last is needed by nothing of its own backward pass.
+        wanted = tokens * sum(sizes[name] for name in kept if name != "mlpwo")
+        assert saved(way) - least == wanted, way
+    assert least < min(saved(way) for way in scale_ways.KEPT)
+    assert max(map(saved, scale_ways.KEPT)) < saved("dots_saveable") < saved(scale_ways.PLAIN)
+
+
+@pytest.mark.slow
+def test_sizes_and_speeds_of_a_toy(tmp_path):
+    report = scale.main(["--toy", "--platform", "cpu", "--out", str(tmp_path / "scale.json")])
+    for found in (report["sizes"]["batch"], report["sizes"]["sequence"]):
+        assert 0 < found["plain"] < found["planned"] and found["flops"] > 1.0
+        assert found["peak"] <= report["sizes"]["memory"]
+        assert found["ran"] == {"plain": True, "plain, one more": True, "planned": True}
+    for row in report["speed"]["rows"].values():
+        assert row["plan"]["peak"] <= row["peak"] and row["plan"]["flops"] <= row["flops"]
+        assert set(row["seconds"]) == {"theirs", "plan", "plain"}
+    assert len(scale.rows_of_speed(report["speed"])) == 1 + len(scale.TOY_WAYS)
+
+
+def test_tables_tell_what_does_not_fit():
+    (_, row) = scale.rows_of_speed(
+        {"batch": 2, "length": 10, "rows": {"full": {"peak": 3 * 2**20, "flops": 1.3}}}
+    )
+    assert row == ("full", "3 MiB, not run", "1.300", "-", "-", "-", "-", "-")
+    seconds = {"theirs": [2.0, 2.0, 2.0], "plan": [1.0, 1.0, 4.0]}
+    at = {"peak": 2**20, "flops": 1.3, "seconds": seconds, "plan": {"flops": 1.1}}
+    (_, row) = scale.rows_of_speed({"batch": 2, "length": 10, "rows": {"full": at}})
+    assert row[3] == "10 (10–10)" and row[5:] == ("20 (8–20)", "2.000", "-")
+
+
+def test_a_gradient_without_memory_is_told(monkeypatch):
+    def refuses(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    make = lambda size: MODEL.args(size, CONFIG.length)  # noqa: E731
+    assert runs(MODEL.loss, make, 1) is True
+    assert runs(MODEL.loss, make, 0) is None
+    monkeypatch.setattr(jax, "jit", lambda fn: refuses)
+    assert runs(MODEL.loss, make, 1) is False
