@@ -1,59 +1,103 @@
-"""Dense momentum beside DGC on a slow network: whole optimizer steps of several processes.
+"""Dense momentum, DGC and PyTorch on a slow network: whole optimizer steps of several processes.
 
     python benchmarks/network.py [--toy] [--out benchmarks/results/network.json]
 
-One JAX process in each of 2 and 4 network namespaces of this machine, joined by links of 1 Gbit/s
+One process in each of 2 and 4 network namespaces of this machine, joined by links of 1 Gbit/s
 and 100 Mbit/s (`tc`), and by links without a limit. A step goes from local gradients, which lie on
 the device and differ between processes and steps, to new parameters; there are as many as in a
 ResNet-50. Dense is one ring all-reduce of all gradients and `optax.sgd`; DGC is
-`jrc.dgc_momentum` at 99.9 %. The two take turns in blocks, the slowest process counts, seconds are
-medians with quartiles. Bytes are those that the interfaces count, headers and acknowledgements
-included, beside those that `jrc.dgc_stats` predicts.
+`jrc.dgc_momentum` at 99.9 %. Where PyTorch is installed, its DistributedDataParallel over gloo
+stands beside them, as it comes and with its PowerSGD hook (rank 1, a compression rate of 2 at
+least, error feedback, warm start, compressed from the third step on, before any is timed), both
+with PyTorch's momentum SGD.
+
+They are not of one kind. DGC sends the largest 0.1 % of what each large leaf has accumulated, and
+keeps the rest for later; PowerSGD sends two thin factors of each matrix, whose product of rank 1
+stands for the mean gradient, and keeps the difference for later. Small leaves, or vectors, both
+send whole. What either costs in accuracy is not measured here. JAX's processes take the threads
+that XLA wants, as many as there are cores; PyTorch's have one each, with which they were quicker
+on two cores. PyTorch's copy the prepared gradients on their way to DDP's reducer: rows say how
+long that takes.
+
+All take turns in blocks, the slowest process counts, seconds are medians with quartiles. Bytes are
+those that the interfaces count, headers and acknowledgements included, beside those predicted: by
+`jrc.dgc_stats`, and for PyTorch by the shapes.
 
 Needs root, `ip` and `tc`; without them it says so and runs on loopback, with no limit. Figures for
 other links, processes or options are added to those in `--out`.
 """
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from network_group import Group
 from network_links import Links, Loopback, exit_on_termination, why_not
+from network_show import MB, TITLES, show
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-METHODS = ("dense", "dgc")
+METHODS = tuple(TITLES)
+PEERS = ("ddp", "powersgd")
 PASSED_ON = ("selector", "wire", "exchange", "min_size")
-MB = 10**6
+# DDP arranges its buckets after the first step, and PowerSGD begins with the third.
+WARM_UP = 3
 # A tenth of a second on the wire at least, and no more than some seconds.
 TRANSFER_SECONDS, TRANSFER_LEAST = 2, 40 * MB
+Groups = Mapping[str, Group]
 
 
-def alternate(group: Group, blocks: int, steps: int) -> dict[str, Any]:
-    """Seconds and bytes of both methods, block by block in turns.
+def left_out(one_leaf: bool, platform: str) -> dict[str, str]:
+    """Methods that cannot be measured here, and why, with the way out."""
+    if importlib.util.find_spec("torch") is None:
+        return dict.fromkeys(PEERS, "there is no PyTorch here (`pip install torch`)")
+    if platform != "cpu":
+        return dict.fromkeys(PEERS, "PyTorch's processes compute on CPU (`--platform cpu`)")
+    return {"powersgd": "one leaf is no matrix (leave out `--one-leaf`)"} if one_leaf else {}
+
+
+@contextlib.contextmanager
+def started(
+    links: Links | Loopback, options: argparse.Namespace, setup: dict[str, Any]
+) -> Iterator[Groups]:
+    """The processes of each method: JAX's, and PyTorch's beside them on the same links."""
+    jaxes = [method for method in options.methods if method not in PEERS]
+    torches = [method for method in options.methods if method in PEERS]
+    with contextlib.ExitStack() as undo:
+        group = undo.enter_context(Group(links, setup | {"methods": jaxes}, options.platform))
+        found = dict.fromkeys(jaxes, group)
+        if torches:
+            asked = {"methods": torches, "shapes": group.ask("shapes")[0]}
+            beside = Group(links, asked, options.platform, "network_torch.py")
+            found |= dict.fromkeys(torches, undo.enter_context(beside))
+        yield found
+
+
+def alternate(groups: Groups, blocks: int, steps: int) -> dict[str, Any]:
+    """Seconds and bytes of all methods, block by block in turns.
 
     Args:
-        group: The processes, both methods compiled.
+        groups: The processes of each method, which have taken steps before.
         blocks: Blocks of each method.
-        steps: Steps in a block of DGC; a block of dense steps takes about as long.
+        steps: Steps in a block of DGC; a block of slower steps takes about as long.
 
     Returns:
         For each method the seconds of every block's steps, of the slowest process each, and the
         bytes that one process sends in a step, `None` where no interface counts them.
     """
-    first = {method: _seconds(group, method, 1)[0] for method in METHODS}
-    fitting = round(steps * first["dgc"] / first["dense"])
-    counts = {"dense": min(max(fitting, 1), steps), "dgc": steps}
-    found: dict[str, Any] = {method: {"blocks": [], "sent": []} for method in METHODS}
+    first = {method: _seconds(group, method, 1)[0] for method, group in groups.items()}
+    fitting = {method: round(steps * first["dgc"] / first[method]) for method in groups}
+    counts = {method: min(max(count, 1), steps) for method, count in fitting.items()}
+    found: dict[str, Any] = {method: {"blocks": [], "sent": []} for method in groups}
     for _ in range(blocks):
-        for method in METHODS:
+        for method, group in groups.items():
             before = group.ask("counters")
             found[method]["blocks"].append(_seconds(group, method, counts[method]))
             sent = sent_a_step(before, group.ask("counters"), counts[method])
@@ -75,12 +119,12 @@ def sent_a_step(before: Sequence[Any], after: Sequence[Any], steps: int) -> floa
 
 
 def summary(found: dict[str, Any], predicted: dict[str, float]) -> dict[str, Any]:
-    """Medians, quartiles and the ratio of dense to DGC; of the ratio also each pair of blocks."""
+    """Medians and quartiles, and ratios to DGC, also of each pair of blocks; dense's by itself."""
     row: dict[str, Any] = {}
-    for method in METHODS:
-        seconds = [step for block in found[method]["blocks"] for step in block]
+    for method, measured in found.items():
+        seconds = [step for block in measured["blocks"] for step in block]
         low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
-        sent = found[method]["sent"]
+        sent = measured["sent"]
         row[method] = {
             "seconds": middle,
             "least": min(seconds),
@@ -89,11 +133,15 @@ def summary(found: dict[str, Any], predicted: dict[str, float]) -> dict[str, Any
             "bytes_sent": None if None in sent else statistics.median(sent),
             "bytes_predicted": predicted[method],
         }
-    middles = [
-        [statistics.median(block) for block in found[method]["blocks"]] for method in METHODS
-    ]
-    row["ratio"] = row["dense"]["seconds"] / row["dgc"]["seconds"]
-    row["ratios"] = sorted(dense / dgc for dense, dgc in zip(*middles, strict=True))
+    middles = {
+        method: [statistics.median(block) for block in measured["blocks"]]
+        for method, measured in found.items()
+    }
+    for method in (method for method in found if method != "dgc"):
+        pairs = zip(middles[method], middles["dgc"], strict=True)
+        at = row if method == "dense" else row[method]
+        at["ratio"] = row[method]["seconds"] / row["dgc"]["seconds"]
+        at["ratios"] = sorted(theirs / dgc for theirs, dgc in pairs)
     return row
 
 
@@ -106,25 +154,43 @@ def study(
     task = progress.add_task("", total=1 + len(options.links))
     say = f"{links.count} processes: "
     progress.update(task, description=say + "compiling")
-    with links, Group(links, setup, options.platform) as group:
-        report |= group.ask("about")[0]
-        for method in METHODS:
-            _seconds(group, method, 2)
+    with links, started(links, options, setup) as groups:
+        distinct = list(dict.fromkeys(groups.values()))
+        for method, group in groups.items():
+            _seconds(group, method, WARM_UP)
+        report |= _merged(distinct, "about")
+        peers = [groups[method] for method in PEERS if method in groups]
+        handed = {"handing_over": max(peers[0].ask("handing_over"))} if peers else {}
         for mbit in options.links:
             name = row_name(links, mbit, asked | ({"leaves": 1} if options.one_leaf else {}))
             progress.update(task, description=say + name, advance=1)
             links.limit(mbit)
             nbytes = max(TRANSFER_LEAST, (mbit or 0) * MB // 8 * TRANSFER_SECONDS)
-            measured = group.transfer(MB if options.toy else nbytes)
-            found = alternate(group, options.blocks, options.steps)
+            measured = distinct[0].transfer(MB if options.toy else nbytes)
+            found = alternate(groups, options.blocks, options.steps)
             report["runs"][name] = {
                 "processes": links.count, "mbit": mbit, "loopback": isinstance(links, Loopback),
                 "options": asked, "one_leaf": options.one_leaf, "measured_mbit": measured,
-                **summary(found, group.ask("predicted")[0]),
+                **handed, **summary(found, _merged(distinct, "predicted")),
             }  # fmt: skip
         progress.update(task, advance=1)
-        digests = group.ask("digests")
-    return [] if len({str(each) for each in digests}) == 1 else [f"{say}parameters differ"]
+        digests = [group.ask("digests") for group in distinct]
+    return [f"{say}parameters of {method} differ" for method in differing(digests)]
+
+
+def _merged(groups: Sequence[Group], request: str) -> dict[str, Any]:
+    """What the first process of each group answers."""
+    return {name: at for group in groups for name, at in group.ask(request)[0].items()}
+
+
+def differing(digests: Sequence[Sequence[dict[str, int]]]) -> list[str]:
+    """Methods whose parameters are not the same on all processes, of each group's answers."""
+    return [
+        method
+        for answers in digests
+        for method in answers[0]
+        if len({answer[method] for answer in answers}) > 1
+    ]
 
 
 def row_name(links: Links | Loopback, mbit: int | None, settings: dict[str, Any]) -> str:
@@ -140,48 +206,12 @@ def rate_name(mbit: int | None) -> str:
     return f"{mbit // 1000} Gbit/s" if mbit % 1000 == 0 else f"{mbit} Mbit/s"
 
 
-def show(console: Console, report: dict[str, Any]) -> None:
-    size = f"{report['parameters']:,} parameters in {report['leaves']} leaves"
-    times = _table(f"{size}: medians ± half of what lies between the quartiles")
-    for head in ("Mbit/s", "dense, s", "DGC, s", "ratio", "of blocks"):
-        times.add_column(head, justify="right", no_wrap=True)
-    sent = _table("MB that a process sends in a step: counted at its interface, and predicted")
-    for head in ("dense", "predicted", "DGC", "predicted"):
-        sent.add_column(head, justify="right", no_wrap=True)
-    for name, row in report["runs"].items():
-        times.add_row(
-            name,
-            f"{min(row['measured_mbit']):,.0f}",
-            *(_seconds_cell(row[method]) for method in METHODS),
-            f"{row['ratio']:.1f} x",
-            f"{row['ratios'][0]:.1f}-{row['ratios'][-1]:.1f}",
-        )
-        sent.add_row(name, *(cell for method in METHODS for cell in _bytes_cells(row[method])))
-    console.print(times)
-    console.print(sent)
-
-
-def _table(title: str) -> Table:
-    table = Table(title=title)
-    table.add_column("")
-    return table
-
-
-def _seconds_cell(row: dict[str, Any]) -> str:
-    low, high = row["quartiles"]
-    return f"{row['seconds']:.3f} ±{(high - low) / 2:.3f}"
-
-
-def _bytes_cells(row: dict[str, Any]) -> tuple[str, str]:
-    counted = "-" if row["bytes_sent"] is None else f"{row['bytes_sent'] / MB:,.3f}"
-    return counted, f"{row['bytes_predicted'] / MB:,.3f}"
-
-
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--processes", default="2,4", help="numbers of processes (default: %(default)s)")
     add("--links", default="unlimited,1000,100", help="Mbit/s (default: %(default)s)")
+    add("--methods", default=",".join(METHODS), help="dgc, and others (default: %(default)s)")
     add("--blocks", type=int, default=5, help="of each method (default: %(default)s)")
     add("--steps", type=int, default=8, help="in a block of DGC (default: %(default)s)")
     add("--one-leaf", action="store_true", help="all parameters in one leaf")
@@ -193,6 +223,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--platform", default="cpu", help="cpu, gpu or tpu (default: %(default)s)")
     add("--out", type=pathlib.Path, help="JSON file to read and write")
     options = parser.parse_args(argv)
+    options.methods = options.methods.split(",")
+    if "dgc" not in options.methods or set(options.methods) - set(METHODS):
+        parser.error(f"--methods: dgc, and any of {', '.join(METHODS)}; got {options.methods}")
     try:
         options.processes = [int(count) for count in options.processes.split(",")]
         rates = options.links.split(",")
@@ -215,8 +248,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if reason:
         options.links = [None]
         console.print(f"On loopback, without any limit: {reason}.")
+    for method, why in left_out(options.one_leaf, options.platform).items():
+        if method in options.methods:
+            options.methods.remove(method)
+            console.print(f"Without {TITLES[method]}: {why}.")
     old = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
-    report = {"toy": options.toy, "cores": os.cpu_count(), "runs": old.get("runs", {})}
+    here = {"toy": options.toy, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
+    report = old | here | {"runs": old.get("runs", {})}
     with Progress(console=console) as progress:
         for count in options.processes:
             links = Loopback(count) if reason else Links(count)

@@ -14,9 +14,10 @@ from typing import Any
 
 from network_links import Links, Loopback
 
-WORKER = pathlib.Path(__file__).with_name("network_worker.py")
 PATIENCE = 900
-COORDINATOR, TRANSFER = 46000, 46100
+TRANSFER = 46100
+# What may run at the same time meets at ports of its own.
+COORDINATORS = {"network_worker.py": 46000, "network_torch.py": 46001}
 
 
 class Group:
@@ -25,19 +26,28 @@ class Group:
         with Links(2) as links, Group(links, setup, "cpu") as group:
             group.ask("steps", method="dgc", count=3)
 
+    Groups of different `worker`s, scripts beside this one, can share the links.
+
     Raises:
         RuntimeError: From `ask`, when a worker ends or says nothing in time; with its errors.
     """
 
-    def __init__(self, links: Links | Loopback, setup: dict[str, Any], platform: str) -> None:
+    def __init__(
+        self,
+        links: Links | Loopback,
+        setup: dict[str, Any],
+        platform: str,
+        worker: str = "network_worker.py",
+    ) -> None:
         self.links = links
+        self._script = pathlib.Path(__file__).with_name(worker)
         self._workers: list[subprocess.Popen[str]] = []
         self._undo = contextlib.ExitStack()
         # One device a process, whatever the caller has asked JAX for.
         self._env = os.environ | {
             "JAX_PLATFORMS": platform, "JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": ""
         }  # fmt: skip
-        self._ports = _ports(links)
+        self._ports = _ports(links, COORDINATORS[worker])
         addresses = [links.address(rank) for rank in range(links.count)]
         self._setup = setup | {
             "addresses": addresses, "interface": links.interface, "port": self._ports[-1]
@@ -87,7 +97,7 @@ class Group:
         with self._errors[rank].open("w") as errors:
             # A session of its own: Ctrl-C is for the one that ends them.
             worker = subprocess.Popen(
-                [*self.links.enter(rank), sys.executable, str(WORKER), setup],
+                [*self.links.enter(rank), sys.executable, str(self._script), setup],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env=self._env, start_new_session=True,
             )  # fmt: skip
@@ -107,10 +117,10 @@ class Group:
                 worker.stdin.close()
 
 
-def _ports(links: Links | Loopback) -> list[int]:
+def _ports(links: Links | Loopback, coordinator: int) -> list[int]:
     """One for each process's transfers, and the coordinator's last."""
     if isinstance(links, Links):
-        return [*range(TRANSFER, TRANSFER + links.count), COORDINATOR]
+        return [*range(TRANSFER, TRANSFER + links.count), coordinator]
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(links.count + 1)]
         for each in sockets:

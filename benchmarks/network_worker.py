@@ -1,39 +1,25 @@
-"""What one process of `network.py` runs: two optimizers, a step of either when it is told so.
-
-    python benchmarks/network_worker.py SETUP
-
-SETUP is JSON; then a request in JSON on each line of standard input has an answer on a line of
-standard output. It ends with its input.
-"""
+"""JAX's processes of `network.py`: two optimizers, a step of either when it is told so."""
 
 import functools
-import json
-import os
-import socket
-import sys
-import threading
 import time
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import machine
-import network_links
 import numpy as np
 import optax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from network_serve import MOMENTUM, RATE, SETS, Answering, digest, serve
 
 import jrc
 from jrc.models import resnet
 
 AXIS = "data"
-SETS = 3
-RATE, MOMENTUM, SPARSITY = 1e-3, 0.9, 0.999
-CHUNK = 1 << 20
+SPARSITY = 0.999
 
 
 def shapes(one_leaf: bool, toy: bool) -> Any:
@@ -101,21 +87,18 @@ class Method:
         return time.perf_counter() - began
 
 
-class Worker:
+class Worker(Answering):
     """Answers requests; each method without an underscore is one."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        self.rank, self.addresses = setup["rank"], setup["addresses"]
-        self.interface = setup["interface"]
+        super().__init__(setup)
         count = len(self.addresses)
-        jax.distributed.initialize(f"{self.addresses[0]}:{setup['port']}", count, self.rank)
+        jax.distributed.initialize(self.at, count, self.rank)
         mesh = jax.make_mesh((count,), (AXIS,), axis_types=(AxisType.Auto,))
         like = shapes(setup["one_leaf"], setup["toy"])
+        made = {"dense": dense, "dgc": functools.partial(compressed, **setup["options"])}
         self._sets = [self._gradients(like, i, mesh) for i in range(SETS)]
-        self._methods = {
-            "dense": Method(dense(), like, mesh),
-            "dgc": Method(compressed(**setup["options"]), like, mesh),
-        }
+        self._methods = {name: Method(made[name](), like, mesh) for name in setup["methods"]}
         self._like = like
 
     def about(self) -> dict[str, Any]:
@@ -126,41 +109,21 @@ class Worker:
             "leaves": len(leaves),
         }
 
-    def steps(self, method: str, count: int) -> list[float]:
-        return [self._methods[method].step(self._sets) for _ in range(count)]
-
-    def counters(self) -> dict[str, int] | None:
-        return self.interface and network_links.counters(self.interface)
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [x.shape for x in jax.tree.leaves(self._like)]
 
     def predicted(self) -> dict[str, float]:
         """Bytes that one process sends in a step, as `jrc.dgc_stats` says after one."""
         stats = jax.jit(jrc.dgc_stats)(self._methods["dgc"].state)
-        return {"dense": float(stats.bytes_dense), "dgc": float(stats.bytes_sent)}
+        found = {"dense": float(stats.bytes_dense), "dgc": float(stats.bytes_sent)}
+        return {name: found[name] for name in self._methods}
 
     def digests(self) -> dict[str, int]:
         """The parameters of each method in a number, to be the same on all processes."""
-
-        def digest(params: Any) -> int:
-            host = [np.asarray(x) for x in jax.tree.leaves(params)]
-            return functools.reduce(lambda crc, x: zlib.crc32(x.data, crc), host, 0)
-
-        return {name: digest(method.params) for name, method in self._methods.items()}
-
-    def transfer(self, nbytes: int, ports: list[int]) -> float:
-        """Mbit/s that arrive while each process sends to the next, which fills every link."""
-        own, following = self.rank, (self.rank + 1) % len(ports)
-        with socket.create_server((self.addresses[own], ports[own])) as server:
-            to = (self.addresses[following], ports[following])
-            sender = threading.Thread(target=_send, args=(to, nbytes))
-            sender.start()
-            with server.accept()[0] as arriving:
-                arriving.recv(CHUNK)
-                received, began = 0, time.perf_counter()
-                while data := arriving.recv(CHUNK):
-                    received += len(data)
-                seconds = time.perf_counter() - began
-            sender.join()
-        return received * 8e-6 / seconds
+        return {
+            name: digest(np.asarray(x) for x in jax.tree.leaves(method.params))
+            for name, method in self._methods.items()
+        }
 
     def _gradients(self, like: Any, number: int, mesh: Any) -> Any:
         """Prepared ones, others on each process and in each set."""
@@ -174,38 +137,5 @@ class Worker:
         return jax.tree.map(leaf, like)
 
 
-def _send(to: tuple[str, int], nbytes: int) -> None:
-    with _connected(to) as sending:
-        data = memoryview(bytes(CHUNK))
-        for start in range(0, nbytes, CHUNK):
-            sending.sendall(data[: nbytes - start])
-
-
-def _connected(to: tuple[str, int], seconds: float = 30) -> socket.socket:
-    """A connection to a neighbour that may not listen yet."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return socket.create_connection(to, timeout=seconds)
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
-def main() -> None:
-    # Libraries write to standard output too: they get the place of errors.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    worker = Worker(json.loads(sys.argv[1]))
-    for line in sys.stdin:
-        request = json.loads(line)
-        answer = getattr(worker, request.pop("do"))(**request)
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-    # An orderly end would wait for the other processes, which may be gone.
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker)

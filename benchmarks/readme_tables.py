@@ -7,12 +7,12 @@ import json
 import pathlib
 
 import convergence_show
+import network_show
 import together
 from dgc_show import TABLES
 from plan_show import dearer
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-BOTH = ("dense", "dgc")
 
 
 def load(name):
@@ -191,28 +191,60 @@ def _real_memory(models):
 def networks():
     """Whole steps over links of several rates, by several processes."""
     found = load("network")
+    methods = network_show.methods_of(found)
+    titles = [network_show.TITLES[method] for method in methods]
+    others = [method for method in methods if method != "dgc"]
 
     def row(name, at):
-        def sent(method):
-            counted = at[method]["bytes_sent"]
-            return "-" if counted is None else f"{counted / 1e6:,.2f}"
-
-        spread = (f"{1e3 * at[m]['seconds']:,.0f} ({_range(at[m]['quartiles'])})" for m in BOTH)
-        predicted = " / ".join(f"{at[method]['bytes_predicted'] / 1e6:,.2f}" for method in BOTH)
-        both = " / ".join(sent(method) for method in BOTH)
-        rate = f"{min(at['measured_mbit']):,.0f}"
-        return (name, rate, *spread, f"{at['ratio']:.1f}", both, predicted)
+        ratios = (network_show.ratio_of(at, method) for method in others)
+        return (
+            name,
+            f"{min(at['measured_mbit']):,.0f}",
+            *(_milliseconds(at.get(method)) for method in methods),
+            *("-" if ratio is None else f"{ratio['ratio']:.1f}" for ratio in ratios),
+            " / ".join(_megabytes(at.get(method), "bytes_sent") for method in methods),
+            " / ".join(_megabytes(at.get(method), "bytes_predicted") for method in methods),
+        )
 
     return (
         f"Whole optimizer steps of {found['parameters'] / 1e6:.1f} M parameters in "
         f"{found['leaves']} leaves, one process in each network namespace of a machine with "
-        f"{found['cores']} cores ({found['device']}, jax {found['jax']}): rate that plain TCP "
-        "reaches, Mbit/s; dense momentum SGD and DGC at 99.9 %, milliseconds (quartiles); MB that "
-        "a process sends in a step, dense / DGC, at its interface and as predicted:\n\n"
+        f"{found['cores']} cores ({found['device']}, jax {found['jax']}{_busy(found)}): rate that "
+        "plain TCP reaches, Mbit/s; dense momentum SGD and DGC at 99.9 %"
+        f"{_of_pytorch(found)}, milliseconds (quartiles); how many times as long as DGC's; MB that "
+        f"a process sends in a step, {' / '.join(titles)}, at its interface and as predicted:\n\n"
     ) + table(
-        ("", "TCP", "dense", "DGC", "ratio", "MB sent", "predicted"),
+        ("", "TCP", *titles, *(f"{network_show.TITLES[method]} / DGC" for method in others),
+         "MB sent", "predicted"),
         *(row(name, at) for name, at in found["runs"].items()),
+    )  # fmt: skip
+
+
+def _busy(found):
+    """What else the machine did as it began, where that was written down."""
+    return f", load {found['load']:g} as it began" if found.get("load") else ""
+
+
+def _of_pytorch(found):
+    """What the peers are, where they were measured."""
+    handed = [at["handing_over"] for at in found["runs"].values() if "handing_over" in at]
+    if not handed:
+        return ""
+    took = _range(sorted({min(handed), max(handed)}))
+    return (
+        f"; PyTorch {found['torch']}'s DistributedDataParallel over gloo with momentum SGD, one "
+        "thread a process, as it comes and with its PowerSGD (rank 1, error feedback, warm start; "
+        f"two thin factors for each matrix, vectors dense), {took} ms of each in handing prepared "
+        "gradients over"
     )
+
+
+def _milliseconds(at):
+    return "-" if at is None else f"{1e3 * at['seconds']:,.0f} ({_range(at['quartiles'])})"
+
+
+def _megabytes(at, key):
+    return "-" if at is None or at[key] is None else f"{at[key] / 1e6:,.2f}"
 
 
 def _range(quartiles):

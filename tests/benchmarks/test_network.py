@@ -1,5 +1,6 @@
 """The network benchmark: what it counts, how it names and limits, and that it leaves nothing."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -7,9 +8,12 @@ import socket
 import subprocess
 
 import network
+import network_bytes
 import network_links
+import network_show
 import pytest
 from network_links import Links, Loopback, counters, limit_command
+from rich.console import Console
 
 from tests.examples.runs import run
 
@@ -63,6 +67,73 @@ def test_medians_and_ratios_are_side_by_side():
     assert row["dgc"]["seconds"] == 1.0 and row["ratio"] == 7.5
     assert row["ratios"] == [3.0, 5.0]
     assert (row["dense"]["bytes_sent"], row["dgc"]["bytes_sent"]) == (110.0, None)
+    assert "ratio" not in row["dense"] and "ratio" not in row["dgc"]
+
+
+def test_ratios_of_peers_are_to_dgc_too():
+    found = {
+        "dgc": {"blocks": [[1.0], [2.0]], "sent": [5.0, 5.0]},
+        "ddp": {"blocks": [[4.0], [6.0]], "sent": [70.0, 90.0]},
+    }
+    row = network.summary(found, {"dgc": 4.0, "ddp": 75.0})
+    assert row["ddp"]["ratio"] == 5.0 / 1.5 and row["ddp"]["ratios"] == [3.0, 4.0]
+    assert row["ddp"]["bytes_sent"] == 80.0 and row["ddp"]["bytes_predicted"] == 75.0
+    assert "ratio" not in row and "dense" not in row
+
+
+def test_rows_without_peers_still_show(capsys):
+    at = {"seconds": 1.0, "quartiles": [1.0, 1.0], "bytes_sent": None, "bytes_predicted": 2e6}
+    old = {"dense": at, "dgc": at, "ratio": 7.0, "ratios": [6.0, 8.0], "measured_mbit": [90.0]}
+    new = old | {"powersgd": at | {"ratio": 3.0, "ratios": [2.0, 4.0]}}
+    report = {"parameters": 5, "leaves": 1, "runs": {"old": old}}
+    assert network_show.methods_of(report) == ["dense", "dgc"]
+    report["runs"]["new"] = new
+    assert network_show.methods_of(report) == ["dense", "dgc", "powersgd"]
+    console = Console(width=120, color_system=None)
+    network_show.show(console, report)
+    lines = [[x.strip() for x in y.split("│")] for y in capsys.readouterr().out.splitlines()]
+    assert ["", "old", "90", "7.0 (6.0-8.0)", "-", ""] in lines
+    assert ["", "new", "90", "7.0 (6.0-8.0)", "3.0 (2.0-4.0)", ""] in lines
+
+
+def test_kernels_are_matrices_of_their_outputs():
+    assert network_bytes.in_torch((3, 5, 16, 32)) == (32, 16, 3, 5)
+    assert network_bytes.in_torch((128, 10)) == (10, 128)
+    assert network_bytes.in_torch((64,)) == (64,)
+
+
+def test_powersgd_sends_two_factors_where_that_is_less_than_half():
+    assert network_bytes.powersgd_entries([(64, 64, 3, 3)]) == 64 + 64 * 9
+    assert network_bytes.powersgd_entries([(64,)]) == 64
+    # 2 (4 + 4) is not less than 16; 2 (4 + 5) is less than 20.
+    assert network_bytes.powersgd_entries([(4, 4), (4, 5)]) == 16 + 9
+    assert network_bytes.ring(1000, 2) == 4000 and network_bytes.ring(1000, 4) == 6000
+
+
+def test_peers_are_left_out_with_a_word(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    why = "there is no PyTorch here (`pip install torch`)"
+    assert network.left_out(False, "cpu") == {"ddp": why, "powersgd": why}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert network.left_out(False, "cpu") == {}
+    assert network.left_out(True, "cpu") == {
+        "powersgd": "one leaf is no matrix (leave out `--one-leaf`)"
+    }
+    assert set(network.left_out(False, "gpu")) == {"ddp", "powersgd"}
+
+
+def test_methods_are_chosen_beside_dgc(capsys):
+    assert network.arguments(["--methods", "dgc,ddp"]).methods == ["dgc", "ddp"]
+    for wrong in ("dense", "dgc,horovod"):
+        with pytest.raises(SystemExit):
+            network.arguments(["--methods", wrong])
+        assert "--methods: dgc, and any of dense, dgc, ddp, powersgd" in capsys.readouterr().err
+
+
+def test_parameters_that_differ_are_found():
+    same = [{"dense": 1, "dgc": 2}, {"dense": 1, "dgc": 2}]
+    assert network.differing([same, [{"ddp": 3}, {"ddp": 3}]]) == []
+    assert network.differing([same, [{"ddp": 3}, {"ddp": 4}]]) == ["ddp"]
 
 
 def test_rows_say_what_is_not_the_default():
@@ -80,7 +151,8 @@ def test_loopback_has_no_limit():
 
 @pytest.mark.slow  # .ci/run runs the toy size, too
 def test_two_processes_take_steps_on_loopback(tmp_path):
-    said = run("../benchmarks/network", "--toy", "--out", str(tmp_path / "network.json"))
+    out = ("--out", str(tmp_path / "network.json"))
+    said = run("../benchmarks/network", "--toy", "--methods", "dense,dgc", *out)
     assert "On loopback, without any limit: asked for." in said
     report = json.loads((tmp_path / "network.json").read_text())
     (name, row), *others = report["runs"].items()
@@ -88,6 +160,20 @@ def test_two_processes_take_steps_on_loopback(tmp_path):
     # A ring of two: each sends as many floats as there are; DGC's prediction is well below.
     assert row["dense"]["bytes_predicted"] == 4 * report["parameters"]
     assert 0 < row["dgc"]["bytes_predicted"] < row["dense"]["bytes_predicted"] / 3
+    assert not {"ddp", "powersgd", "handing_over"} & set(row)
+
+
+@pytest.mark.slow
+def test_pytorch_takes_turns_on_loopback(tmp_path):
+    pytest.importorskip("torch")
+    # Parameters that differ between processes, of any method, would end it.
+    said = run("../benchmarks/network", "--toy", "--out", str(tmp_path / "network.json"))
+    assert "Without" not in said
+    report = json.loads((tmp_path / "network.json").read_text())
+    (row,) = report["runs"].values()
+    assert row["ddp"]["bytes_predicted"] == row["dense"]["bytes_predicted"]
+    assert 0 < row["powersgd"]["bytes_predicted"] < row["ddp"]["bytes_predicted"] / 3
+    assert row["handing_over"] > 0 and report["torch"]
 
 
 @needs_links
