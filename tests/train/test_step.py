@@ -270,6 +270,20 @@ def test_memory_is_that_of_the_compiled_step():
         start("gpt", dgc(), via="pmap")[1].lower(state, batch(0))
 
 
+@pytest.mark.parametrize("via", ["shard_map", "jit"])
+def test_steps_in_a_loop_are_steps_one_by_one(via):
+    on = Mesh(jax.devices()[:1], ("data",)) if via == "jit" else mesh()
+    tx = dgc() if via == "shard_map" else optax.sgd(0.1, 0.9)
+    one, infos = run("digits", tx, 4, via=via, on=on)
+    state, step, batch = start("digits", tx, via=via, on=on)
+    batches = jax.tree.map(lambda *parts: np.stack(parts), *(batch(i) for i in range(4)))
+    looped = jax.jit(lambda state, batches: jax.lax.scan(step, state, batches), donate_argnums=0)
+    state, found = looped(state, batches)
+    assert close(one.params, state.params, 1e-6)
+    assert int(state.step) == 4
+    assert close([info.loss for info in infos], list(found.loss), 1e-6)
+
+
 def test_errors():
     make = functools.partial(jrc.make_train_step, lambda p, b, k: jnp.mean(p["w"]), optax.sgd(0.1))
     with pytest.raises(ValueError, match="via is one of 'shard_map', 'pmap', 'jit'; got 'xmap'"):
