@@ -8,7 +8,7 @@
 Of each model: nothing re-run, five ways by hand, and plans at twenty budgets between the least
 peak and that of nothing re-run. Each plan's gradient program is compiled here once more, and what
 XLA says of it decides. Then a plan at the peak of each way by hand, at half and a quarter of the
-temporaries, and for the unrolled GPT beside PyTorch's `activation_memory_budget`.
+temporaries.
 
 Nothing is run but with `--toy` (where gradients are compared) and `--rss` (which runs the two
 largest models in processes of their own). `--seconds` takes the time of planning anew, to be done
@@ -30,7 +30,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import machine
-import plan_pytorch
 import plan_rss
 from plan_measure import UNFUSED, Cache, counts, measure
 from plan_models import MODELS, Model, drawn
@@ -58,7 +57,6 @@ class Planner:
     def __init__(self, model: Model, cache: Cache) -> None:
         self.model, self.cache = model, cache
         self.memory: dict[int, Any] = {}
-        self.compilations = COMPILATIONS
         self.known: dict[str, dict[str, Any]] = {}
 
     def measure(self, fn: Callable[..., Any]) -> dict[str, Any]:
@@ -80,14 +78,8 @@ class Planner:
     def candidates(self) -> Candidates:
         model = self.model
         return Candidates.of(
-            model.fn, model.args, 0, model.has_aux, "plan", compilations=self.compilations
+            model.fn, model.args, 0, model.has_aux, "plan", compilations=COMPILATIONS
         )
-
-    def finer(self, compilations: int) -> "Planner":
-        """The same with a finer row of plans."""
-        other = Planner(self.model, self.cache)
-        other.compilations = compilations
-        return other
 
     def compiled(self, rung: Any) -> Any:
         if id(rung) not in self.memory:
@@ -219,8 +211,6 @@ def one(name: str, options: argparse.Namespace, cache: Cache, progress: Progress
     if options.references:
         return found
     study(planner, found, budgets, step)
-    if name == "gpt":
-        found["pytorch"] = plan_pytorch.compare(planner, found)
     if options.toy:
         budget = (found["least"] + found["baseline"]["peak"]) // 2
         found["gradients_differ"] = gradients_differ(planner, budget)

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 MIB = 2**20
-MB = 10**6
 
 
 def mib(count: int) -> str:
@@ -17,8 +16,6 @@ def mib(count: int) -> str:
 def show(console: Console, report: Mapping[str, Any]) -> None:
     for found in report["models"].values():
         console.print(_ways(found))
-        if "pytorch" in found:
-            console.print(_pytorch(found["pytorch"]))
     if any("budgets" in found for found in report["models"].values()):
         console.print(_summary(report["models"].values()))
 
@@ -56,23 +53,6 @@ def _cells(name: str, row: Mapping[str, Any], base: Mapping[str, Any]) -> Iterat
     yield from (mib(row[key]) for key in ("peak", "temporaries", "saved"))
     yield from (f"{row[key] / base[key]:.3f}" for key in ("flops", "product_flops"))
     yield f"{row['compile_seconds']:.1f}"
-
-
-def _pytorch(rows: Any) -> Table:
-    heads = ("budget", "saved", "peak", "ratio", "jrc at saved", "jrc at peak", "its peak")
-    table = Table(*heads, title="PyTorch 2.13 beside jrc: MB, matrix-product FLOPs")
-    for row in rows:
-        sizes = (f"{row[key] / MB:,.0f}" for key in ("saved", "peak"))
-        at_saved, at_peak = row.get("at_saved"), row.get("at_peak")
-        table.add_row(
-            row["column"],
-            *sizes,
-            f"{row['ratio']:.3f}",
-            f"{at_saved['ratio']:.3f}" if at_saved else "none",
-            f"{at_peak['ratio']:.3f}" if at_peak else "none",
-            f"{(at_peak['peak'] if at_peak else row['least']) / MB:,.0f}",
-        )
-    return table
 
 
 def _summary(models: Any) -> Table:

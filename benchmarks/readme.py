@@ -26,6 +26,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "recompute": readme_tables.recomputation,
         "segments": readme_tables.cuts,
         "plan": readme_tables.plans,
+        "peers": readme_tables.peers,
         "network": readme_tables.networks,
         "dgc": readme_tables.compression,
         "convergence": readme_tables.convergence,

@@ -8,6 +8,7 @@ import pathlib
 
 import convergence_show
 import network_show
+import peers_show
 import together
 from dgc_show import TABLES
 from plan_show import dearer
@@ -114,7 +115,7 @@ def cuts():
 
 
 def plans():
-    """Nine models, twenty budgets each; the GPT beside PyTorch; real memory."""
+    """Nine models, twenty budgets each; real memory."""
     found = load("plan")
     models = found["models"].values()
 
@@ -148,24 +149,7 @@ def plans():
          "planned in"),
         *rows,
     )  # fmt: skip
-    return text + _beside_pytorch(found["models"]["gpt"]) + _real_memory(models)
-
-
-def _beside_pytorch(model):
-    def entry(row, key):
-        return f"{row[key]['ratio']:.3f}" if key in row else "none"
-
-    rows = [
-        (row["column"], f"{row['saved'] / 1e6:,.0f}", f"{row['peak'] / 1e6:,.0f}",
-         f"{row['ratio']:.3f}", entry(row, "at_saved"), entry(row, "at_peak"))
-        for row in model["pytorch"]
-    ]  # fmt: skip
-    return (
-        "\nThe unrolled GPT beside PyTorch 2.13 on CPU (`activation_memory_budget`; last row "
-        "`torch.utils.checkpoint`): saved and peak in MB (10⁶), matrix-product FLOPs over those "
-        "with nothing re-run, and jrc's at no more saved bytes and at no more peak (temporaries "
-        "and outputs):\n\n"
-    ) + table(("budget", "saved", "peak", "ratio", "jrc, same saved", "jrc, same peak"), *rows)
+    return text + _real_memory(models)
 
 
 def _real_memory(models):
@@ -186,6 +170,17 @@ def _real_memory(models):
         "\nResident memory of a process that runs the gradient program, above what it has before "
         "(a plan at a quarter between the least peak and that of nothing re-run):\n\n"
     ) + table(("", "nothing re-run", "planned"), *rows)
+
+
+def peers():
+    """PyTorch beside jrc."""
+    if not measured("peers"):
+        return ""
+    found = [f"{title}:\n\n{table(*rows)}" for title, rows in peers_show.tables(load("peers"))]
+    if (RESULTS / "peers.png").exists():
+        words = "Saved bytes against matrix products, PyTorch and jrc"
+        found.append(f"![{words}](results/peers.png)\n")
+    return "\n".join(found)
 
 
 def networks():
