@@ -5,8 +5,9 @@
 
 Three tasks: a ResNet-20 on scikit-learn's digits (`--data PATH`: CIFAR-10), a byte-level GPT and a
 byte-level LSTM on the standard library's source. Each is trained by dense momentum SGD and by DGC
-on 4 and 8 replicas, and by DGC on 4 without each of momentum correction, factor masking, local
-clipping and warm-up. Everything runs through `jrc.make_train_step`; on a CPU replicas are virtual.
+on 4 and 8 replicas, by DGC on 4 without each of momentum correction, factor masking, local clipping
+and warm-up, and by DGC on 4 that goes no further than 99 %. Everything runs through
+`jrc.make_train_step`; on a CPU replicas are virtual.
 
 All methods have the same parameters, batches, rate, momentum and bound C of the gradient: dense
 clips the mean gradient's norm to C, DGC each tensor's local one to C sqrt(N). The whole batch does
@@ -16,8 +17,9 @@ passes through five levels of sparsity in a tenth of the steps, and leaves tenso
 dense.
 
 How many steps there are matters: at 99.9 % on four replicas four entries in a thousand move in a
-step, so most wait for hundreds of steps, and a short run ends before they have caught up. The tasks
-are as small, and runs as long, as lets the whole table be made on a few cores.
+step, so an entry waits for 250 steps on average, at 99 % for 25. A run whose steps are not many
+times as many ends before they have caught up. The tasks are as small, and runs as long, as lets the
+whole table be made on a few cores; the paper's shortest run has some ten thousand steps.
 
 `--out` is written after every run. Runs that it holds are not done again, so an interrupted table
 goes on with the same command; a file made with other settings is refused.

@@ -56,11 +56,11 @@ SHARED: Settings = {"momentum": 0.9, "clip": 1.0, "evaluations": 12}
 SIZES: Mapping[str, Settings] = {
     "digits": {"depth": 20, "width": 16, "batch": 32, "steps": 1000, "rate": 0.1, "min_size": 512},
     "gpt": {
-        "layers": 2, "heads": 4, "width": 64, "length": 32, "batch": 8, "steps": 20_000,
+        "layers": 2, "heads": 4, "width": 64, "length": 32, "batch": 8, "steps": 10_000,
         "rate": 0.3, "min_size": 2048,
     },
     "lstm": {
-        "width": 128, "length": 32, "batch": 8, "steps": 8000, "rate": 1.0, "min_size": 2048,
+        "width": 64, "length": 32, "batch": 8, "steps": 10_000, "rate": 1.0, "min_size": 2048,
     },
 }  # fmt: skip
 TRIED = {

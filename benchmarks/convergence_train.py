@@ -36,6 +36,7 @@ class Method:
 METHODS = {
     "dense_4": Method("dense momentum SGD", 4, None),
     "dgc_4": Method("DGC 99.9 %", 4, {}),
+    "dgc99_4": Method("DGC 99 %", 4, {"sparsity": (*WARM_UP[:3], 0.99)}),
     "uncorrected_4": Method("DGC, no momentum correction", 4, {}, corrected=False),
     "unmasked_4": Method("DGC, no factor masking", 4, {"factor_masking": False}),
     "unclipped_4": Method("DGC, no local clipping", 4, {"local_grad_clip_norm": None}),
