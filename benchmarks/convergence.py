@@ -26,7 +26,6 @@ goes on with the same command; a file made with other settings is refused.
 """
 
 import argparse
-import json
 import pathlib
 import sys
 from typing import Any
@@ -38,6 +37,7 @@ from convergence_show import show
 from convergence_tasks import TASKS, TRIED, Task, build
 from convergence_train import METHODS, Trainer
 from from_examples import write_json
+from reports import opened as report_of
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -46,9 +46,7 @@ Report = dict[str, Any]
 
 def opened(path: pathlib.Path | None, tasks: dict[str, Task]) -> Report:
     """The report so far, with a place for each task."""
-    found = json.loads(path.read_text()) if path and path.exists() else {"tasks": {}}
-    if "tasks" not in found:
-        sys.exit(f"convergence.py: {path} holds no report of this script; choose another --out.")
+    found = report_of(path, "convergence.py", "tasks") or {"tasks": {}}
     for name, task in tasks.items():
         old = found["tasks"].get(name, {}).get("settings", task.settings)
         if differ := [k for k in old | task.settings if old.get(k) != task.settings.get(k)]:

@@ -26,6 +26,7 @@ import dgc_compile
 import dgc_select
 import machine
 from dgc_show import show
+from reports import opened
 from rich.console import Console
 
 SECTIONS = ("payload", "replicas", "selectors", "compile")
@@ -68,7 +69,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = arguments(argv)
     machine.use(options.platform)
     console = Console()
-    old = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    old = opened(options.out, "dgc.py", "toy")
     if old and old["toy"] != options.toy:
         sys.exit(f"dgc.py: {options.out} holds {'toy' if old['toy'] else 'full'} figures")
     report = {**old, "toy": options.toy}

@@ -41,6 +41,7 @@ from typing import Any
 from network_group import Group
 from network_links import Links, Loopback, exit_on_termination, why_not
 from network_show import MB, TITLES, show
+from reports import opened
 from rich.console import Console
 from rich.progress import Progress
 
@@ -224,8 +225,11 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--out", type=pathlib.Path, help="JSON file to read and write")
     options = parser.parse_args(argv)
     options.methods = options.methods.split(",")
-    if "dgc" not in options.methods or set(options.methods) - set(METHODS):
-        parser.error(f"--methods: dgc, and any of {', '.join(METHODS)}; got {options.methods}")
+    others = [name for name in METHODS if name != "dgc"]
+    if sorted(set(options.methods) - set(others)) != ["dgc"]:
+        said = f"dgc, which all is compared with, and any of {', '.join(others)}"
+        parser.error(f"--methods: {said}; got {', '.join(options.methods)}")
+    options.methods = [name for name in METHODS if name in options.methods]
     try:
         options.processes = [int(count) for count in options.processes.split(",")]
         rates = options.links.split(",")
@@ -252,7 +256,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         if method in options.methods:
             options.methods.remove(method)
             console.print(f"Without {TITLES[method]}: {why}.")
-    old = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    old = opened(options.out, "network.py", "runs")
     here = {"toy": options.toy, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
     report = old | here | {"runs": old.get("runs", {})}
     with Progress(console=console) as progress:

@@ -34,6 +34,7 @@ import plan_rss
 from plan_measure import UNFUSED, Cache, counts, measure
 from plan_models import MODELS, Model, drawn
 from plan_show import dearer, show
+from reports import opened
 from rich.console import Console
 from rich.progress import Progress
 
@@ -246,7 +247,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         # What jrc.plan itself compiles.
         jax.config.update("jax_compilation_cache_dir", str((options.cache / "xla").resolve()))
     console = Console()
-    old = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    old = opened(options.out, "plan.py", "toy", "models")
     report = machine.device() | {"toy": options.toy}
     report["models"] = old.get("models", {})
     said: list[str] = []

@@ -18,7 +18,6 @@ so gradients, are float32; `--dtype` is what the model computes in.
 
 import argparse
 import functools
-import json
 import pathlib
 import statistics
 import sys
@@ -28,6 +27,7 @@ from typing import Any
 import jax
 import machine
 from from_examples import write_json
+from reports import opened
 from rich.console import Console
 from rich.table import Table
 from scale_measure import Model, sizes, speed
@@ -136,7 +136,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     if min(options.batch, options.warm_up) < 1 or options.rounds < 2:
         parser.error("--batch, --warm-up: 1 at least; --rounds: 2 at least")
     try:
-        options.memory = options.memory and checked_budget(options.memory, "scale.py")
+        options.memory = options.memory and checked_budget(options.memory, "--memory")
     except ValueError as error:
         parser.error(str(error))
     if options.toy:
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "sizes": functools.partial(sizes, model, memory, run),
         "speed": functools.partial(speed, model, memory, options.batch, options.ways, laps),
     }
-    old = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    old = opened(options.out, "scale.py", "toy", "model")
     if old and old["toy"] != options.toy:
         sys.exit(f"scale.py: {options.out} holds {'toy' if old['toy'] else 'full'} figures")
     name = f"GPT {model.config.layers} x {model.config.width}"

@@ -61,7 +61,7 @@ def main(argv=None):
 
     # What does it need? Nothing is run, and shapes would do for the arguments.
     report = jrc.explain(loss, params, batches[0], key)
-    budget = options.budget or f"{report.memory.peak // 4 // 2**20}MiB"
+    budget = options.budget or f"{report.memory.peak // 4 // 1024}KiB"
     console.print(f"The gradient needs {mib(report.memory.peak)}, of which the largest parts are:")
     for line, saved in list(report.by_line.items())[:3]:
         console.print(f"  {mib(saved)} saved at {line}")

@@ -75,13 +75,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _in_one_line(error: Exception) -> tuple[str, int]:
     """What went wrong, and the exit code that says whose fault it is."""
     said = " ".join(str(error).split())
+    ours = re.match(r"jrc\.\w+: ", said)
+    # The command says its name itself, and its options are not arguments.
+    said = said.removeprefix(ours[0] if ours else "").replace("has_aux=True", "--has-aux")
     if isinstance(error, UsageError):
         return said, 2
     if type(error).__name__ == "BudgetError":
         least = getattr(error, "least_bytes", None)
         is_said = least is None or f"{least:,}" in said or str(least) in said
         return said if is_said else f"{said} The least is {least:,} bytes.", 1
-    if isinstance(error, TypeError | ValueError) and said.startswith("jrc."):
+    if isinstance(error, TypeError | ValueError) and ours:
         return said, 2
     return f"{type(error).__name__}: {said} (--debug shows where)", 1
 

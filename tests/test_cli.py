@@ -124,10 +124,10 @@ def test_plan_asks_for_the_budget(net, capsys, monkeypatch, text, budget):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("said", ["jrc.plan: it does not fit.", "The least is 12,345 bytes."])
+@pytest.mark.parametrize("said", ["it does not fit.", "The least is 12,345 bytes."])
 def test_a_budget_that_cannot_be_met(net, capsys, monkeypatch, said):
     def plan(*_, **__):
-        raise BudgetError(said)
+        raise BudgetError(f"jrc.plan: {said}")
 
     monkeypatch.setattr("jrc.remat.plan", plan, raising=False)
     code, out, err = run(capsys, "plan", "net_to_see:setup", "--budget", "1KiB")
@@ -181,7 +181,7 @@ WRONG = {
         2,
         "is a number and a unit, such as '1.5G",
     ),
-    ("explain", "net_to_see:vector"): (2, "jrc.explain: `<lambda>` returns one floating number"),
+    ("explain", "net_to_see:vector"): (2, "jrc explain: `<lambda>` returns one floating number"),
     ("explain", "net_to_see:setup", "--arg", "layers"): (2, "--arg is KEY=VALUE, such as layers="),
     ("explain", "net_to_see:setup", "--arg", "layers=1 2"): (2, "takes a Python literal or a word"),
     ("explain", "net_to_see:setup", "--argnums", "a"): (2, "--argnums is a position or several"),
@@ -192,10 +192,10 @@ WRONG = {
     ("explain", "net_to_see:setup", "--plot", "r.hat"): (2, "--plot: a picture's ending says its"),
     ("plan", "net_to_see:setup", "--budget", "0"): (2, "a number of bytes; the fraction is 0.0."),
     ("plan", "net_to_see:setup", "--budget", "1"): (2, "a number of bytes; the fraction is 1.0."),
-    ("plan", "net_to_see:setup", "--budget", "1.5"): (2, "jrc.plan: a budget that is a float is"),
+    ("plan", "net_to_see:setup", "--budget", "1.5"): (2, "jrc plan: a budget that is a float is"),
     ("plan", "net_to_see:setup", "--budget", "1MB", "--compilations", "0"): (
         2,
-        "jrc.plan: compilations is a whole number from 1 to 10; got 0.",
+        "jrc plan: compilations is a whole number from 1 to 10; got 0.",
     ),
     ("plan", "net_to_see:setup", "--budget", "1MB", "--json", "no/p.json"): (
         2,

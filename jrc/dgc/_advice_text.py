@@ -41,6 +41,8 @@ def _table(advice: "DGCAdvice") -> str:
 
 def _sentences(advice: "DGCAdvice") -> tuple[str, str]:
     """Whether it pays, by how much, and where that would change."""
+    if not advice.entries:
+        return "Nothing is compressed: every tensor is below min_size.", "Lower min_size."
     if advice.pays:
         where = _where(advice.break_even, "It pays at any bandwidth", "It pays below")
         gained = f"with exchange='{advice.best}' a step is {advice.speedup:.3g} x as quick"

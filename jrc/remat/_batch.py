@@ -29,6 +29,15 @@ class LargestBatch(NamedTuple):
     recomputed: int
     plan: Plan | None
 
+    def __str__(self) -> str:
+        """Both sizes, and the plan."""
+        if self.plan is None:
+            return "None fits, not even with the leanest plan: raise the budget."
+        return (
+            f"{self.plain:,} fit with nothing re-run, {self.recomputed:,} with this plan:\n"
+            f"{self.plan}"
+        )
+
 
 def largest_batch(
     make_args: Callable[[int], Sequence[Any]],

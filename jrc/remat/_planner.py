@@ -62,8 +62,9 @@ def plan(
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
         compilations: How many programs may be compiled (two, if one is asked for: the leanest and
-            the plain one); each more halves the steps of the row of plans. Before a budget is
-            refused up to four more are, for the two ends.
+            the plain one); each more halves the steps of the row of plans. One is enough where
+            nothing need be re-run, one more is compiled where only the model thought so, and up to
+            four more before a budget is refused, for the two ends.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never one with
@@ -181,6 +182,9 @@ def choose(
         budget = int(least + budget * (most - least))
         # Compiled by now: a rung on the way that needs more than the top must not hide it.
         found = top if peak(top) <= budget else None
+    elif compiled and candidates.predicted(rungs[top]).peak_bytes <= budget:
+        # Nobody waits for a search who has room enough.
+        found = top if peak(top) <= budget else None
     if found is None:
         from_the_top = candidates.plain_first
         more = math.ceil(math.log2(len(rungs) + 1)) < candidates.compilations
@@ -202,13 +206,14 @@ def choose(
 
 
 def _too_small(candidates: Candidates, plan: Plan, memory: Memory | None, who: str) -> str:
+    what = "the gradient of" if who == "jrc.plan" else "the whole step around"
     peak = (plan.verified or plan.predicted).peak_bytes
     given, returned = candidates.given, candidates.returned
     between = max(peak - given - returned, 0)
     if memory is not None:
         given, returned, between = memory.arguments, memory.outputs, memory.temporaries
     return (
-        f"{who}: the peak of the gradient of `{name_of(candidates.fn)}` is at least "
+        f"{who}: the peak of {what} `{name_of(candidates.fn)}` is at least "
         f"{_exactly(peak)}; the budget is {text_of(plan.budget)}. Of the least, arguments are "
         f"{text_of(given)}, results and gradients {text_of(returned)}, temporaries "
         f"{text_of(between)}, pinned most by {candidates.widest}. Raise the budget, or make the "

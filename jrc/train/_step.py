@@ -32,6 +32,9 @@ from jrc.train._via import RUNNERS
 _BLOCK_EVERY = 8
 
 
+_hidden = functools.partial(dataclasses.field, repr=False)
+
+
 @dataclasses.dataclass(eq=False)
 class TrainStep:
     """A compiled train step: `state, info = step(state, batch)`.
@@ -43,11 +46,11 @@ class TrainStep:
 
     replicas: int
     via: str
-    _call: Callable[[TrainState, PyTree], tuple[TrainState, StepInfo]]
-    _check: Callable[..., None]
-    _blocks: bool
-    _plan: Plan | None = None
-    _calls: int = 0
+    _call: Callable[[TrainState, PyTree], tuple[TrainState, StepInfo]] = _hidden()
+    _check: Callable[..., None] = _hidden()
+    _blocks: bool = _hidden()
+    _plan: Plan | None = _hidden(default=None)
+    _calls: int = _hidden(default=0)
 
     @property
     def plan(self) -> Plan | None:
@@ -222,8 +225,8 @@ def make_train_step(
     def check(state: TrainState, batch: PyTree, first: bool, runs: bool) -> None:
         def here() -> None:
             words = f"replicas * accumulate = {replicas} * {accumulate}"
-            check_batch(batch, replicas * accumulate, words)
             check_form(state)
+            check_batch(batch, replicas * accumulate, words)
             if first:
                 check_state(tx, state, axis_name, mesh)
             if via != "pmap":  # which copies

@@ -29,7 +29,12 @@ def test_the_named_model_is_the_librarys():
     assert bit_equal(jax.jit(MODEL.loss)(*args), ours)
 
 
-@pytest.mark.parametrize("way", scale_ways.WAYS)
+# The others take half a minute together.
+QUICK = (scale_ways.FULL, "save_dot_except_mlp")
+WAYS = [w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in scale_ways.WAYS]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_every_way_has_the_plain_gradients(way):
     args = drawn(SHAPES)
     plain, lean = (

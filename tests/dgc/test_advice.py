@@ -152,6 +152,8 @@ def test_text():
     ]
     fast = str(jrc.dgc_advice(**{**ARGS, "bandwidth": "25GB/s"}))
     assert "Compression does not pay: a step takes 1.5 x the time of one without." in fast
+    none = str(jrc.dgc_advice(**{**ARGS, "min_size": 10**9}))
+    assert "Nothing is compressed: every tensor is below min_size." in none
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ ROOMS = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, models
 # Names without a row, and why.
 TAKES_ANYTHING = {
     "what jrc makes and hands out": """DGCState DGCStats DGCAdvice DGCTransformation ExchangeCost
-        LargestBatch BudgetError Segment Segmentation Estimate StepInfo TrainState Block Operator
-        ParamGrad""",
+        LargestBatch BudgetError Segment Segmentation Estimate Memory StepInfo TrainState Block
+        Operator ParamGrad""",
     "no arguments": "Exact Global Float32 BFloat16",
     "a base class": "Rule",
     "for jrc's own packages, behind a function with rows": """as_local ring_all_reduce_bytes served
-        dgc_states checked_budget check_picture check_writable plan_within""",
+        dgc_states checked_budget check_picture check_writable plan_within memory_needed""",
     "a piece of `apply`, which checks": "block embed unembed stem",
 }
 

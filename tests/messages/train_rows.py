@@ -132,6 +132,8 @@ ROWS = [
         "Leave one of them out"),
     Row(STEP, "many devices without an axis", lambda: make(via="jit", mesh=mesh()), Value,
         "is for one device", "the mesh has 4", "Use via='shard_map'"),
+    Row(STEP, "the batch in the state's place", lambda: make()(BATCH, placed()), Type,
+        "takes the TrainState of jrc.init_state", "got tuple", "jrc.init_state(params, tx, key)"),
     Row(STEP, "no state", lambda: step(()), Type, "takes the TrainState of jrc.init_state",
         "got tuple", "Write state = jrc.init_state("),
     Row(STEP, "a state without a key", lambda: step(placed()._replace(key=None)), Type,

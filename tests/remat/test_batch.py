@@ -36,7 +36,8 @@ def test_one_step_more_does_not_fit(step):
 
 
 def test_limits():
-    assert jrc.largest_batch(make_args, loss, 1000) == (0, 0, None)
+    none = jrc.largest_batch(make_args, loss, 1000)
+    assert none == (0, 0, None) and "raise the budget" in str(none)
     found = jrc.largest_batch(make_args, loss, "1GB", most=100, multiple_of=8)
     assert found.plain == found.recomputed == 96 and not found.plan.reruns
 

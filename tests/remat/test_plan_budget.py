@@ -118,6 +118,26 @@ def test_few_compilations_find_a_plan_that_fits(compilations):
         jrc.plan(layers, *NET, budget=1000, compilations=compilations)
 
 
+def test_room_enough_takes_one_compilation():
+    top = len(net().rungs) - 1
+    room = max(compiled(top).peak, net().predicted(net().rungs[top]).peak_bytes)
+    for budget in (room, 100 * room):
+        plan = jrc.plan(layers, *NET, budget=budget)
+        assert not plan.reruns and plan.compilations == 1
+
+
+def test_a_model_that_promised_too_much_costs_one_compilation():
+    """Nothing re-run was said to fit and does not: the search goes on as it would have."""
+    rungs, top = net().rungs, len(net().rungs) - 1
+    budget = net().predicted(rungs[top]).peak_bytes
+    sizes = {rung: budget - 100 + 10 * i for i, rung in enumerate(rungs)}
+    sizes[rungs[top]] = budget + 1
+    sizes = {rung: min(size, budget + 1) for rung, size in sizes.items()}
+    plan = choose(net(), budget, lambda rung: Memory(0, 0, sizes[rung], 0), "jrc.plan")
+    assert plan.reruns and plan.verified.peak_bytes <= budget
+    assert plan.compilations <= 6
+
+
 def test_a_budget_that_nothing_fits():
     with pytest.raises(jrc.BudgetError) as info:
         planned(1000)

@@ -101,12 +101,14 @@ def test_room_enough_means_nothing_is_rerun():
     state, step = start("jit", memory_budget=2 * peak)
     assert peak_of(step, state) == peak
     assert not step.plan.reruns and step.plan.verified.flops_ratio == 1
+    assert step.plan.compilations == 1
 
 
 def test_too_little_room_is_an_error_that_says_how_much_is_needed():
     state, step = start("jit", memory_budget="1kB")
     with pytest.raises(
-        jrc.BudgetError, match="jrc.make_train_step: the peak .* is at least"
+        jrc.BudgetError,
+        match="jrc.make_train_step: the peak of the whole step around `.*` is at least",
     ) as error:
         step(state, batch())
     assert error.value.least_bytes == error.value.plan.verified.peak_bytes > 1000
