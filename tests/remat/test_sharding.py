@@ -103,8 +103,13 @@ def count(fn, operator, *args):
     return len(re.findall(rf" {operator}(?:-start)?\(", text))
 
 
+# The others take half a minute together.
+QUICK = ("psum", "all_gather")
+EACH = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in COLLECTIVES]
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", EACH)
 def test_collectives_are_not_run_again_unless_asked_for(name, check_vma):
     collective, operator = COLLECTIVES[name]
     plain = functools.partial(gathering, collective)

@@ -18,6 +18,8 @@ from tests.processes import Processes, ranks, run_processes
 from tests.train.train_in_processes import STEPS, compress, start, whole
 
 LAYOUTS = {"2 processes": (2, 1), "4 processes": (4, 1), "2 processes of 2 devices": (2, 2)}
+# Four at once take a minute on two cores.
+EACH = [pytest.param(n, marks=pytest.mark.slow) if n[0] == "4" else n for n in LAYOUTS]
 
 
 @functools.cache
@@ -58,7 +60,7 @@ def in_one_process(replicas, dense=False):
     return state, infos
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EACH)
 def test_processes_agree_bit_for_bit_and_with_one_process(layout):
     replicas = np.prod(LAYOUTS[layout])
     every = [process["train"] for process in found(layout)]
@@ -76,7 +78,7 @@ def test_processes_agree_bit_for_bit_and_with_one_process(layout):
     assert len(set.union(*rows)) == sum(map(len, rows)) == replicas
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EACH)
 def test_every_form_of_exchange_is_visited(layout):
     infos = found(layout)[0]["train"]["infos"]
     dense = infos[0].bytes_sent
@@ -87,13 +89,13 @@ def test_every_form_of_exchange_is_visited(layout):
     assert sorted(set(forms), key=forms.index) == ["dense", "masked", "sparse"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EACH)
 def test_a_resumed_run_is_the_unbroken_one(layout):
     for process in found(layout):
         assert bits(process["train"]["again"]) == bits(process["train"]["state"])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EACH)
 def test_a_nan_on_one_process_is_skipped_on_all(layout):
     for process in found(layout):
         before, after = process["train"]["state"], process["train"]["after"]
@@ -105,7 +107,7 @@ def test_a_nan_on_one_process_is_skipped_on_all(layout):
         assert all(int(x) == 1 for x in new.skipped.values())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EACH)
 def test_a_dense_optimizer(layout):
     replicas = int(np.prod(LAYOUTS[layout]))
     every = [process["dense"] for process in found(layout)]

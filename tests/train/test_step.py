@@ -256,7 +256,7 @@ def test_scans_over_a_constant_carry_work():
 
 
 def test_memory_is_that_of_the_compiled_step():
-    state, step, batch = start("gpt", dgc())
+    state, step, batch = start("digits", dgc())
     stats = step.lower(state, batch(0)).compile().memory_analysis()
     memory = step.memory(state, batch(0))
     assert memory.arguments == stats.argument_size_in_bytes
