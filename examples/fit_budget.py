@@ -11,6 +11,7 @@ with its optimizer. The losses stay those of the step without a budget.
 import argparse
 import functools
 import pathlib
+import sys
 
 import jax
 import numpy as np
@@ -99,4 +100,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except jrc.BudgetError as error:  # it says what is least, and what pins it
+        sys.exit(str(error))
