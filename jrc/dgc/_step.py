@@ -65,14 +65,21 @@ def apply_step(
     targets = [x.reshape(-1) if x.dtype == jnp.float32 else None for x in old]
     landed, directions, state = _step(gradients, state, params, slots, targets, scale, options)
     new = [
-        (x.reshape(-1) + change).astype(x.dtype) if target is None else change
+        _added(x.reshape(-1), change) if target is None else change
         for x, change, target in zip(old, landed, targets, strict=True)
     ]
     shaped = [y.reshape(x.shape) for x, y in zip(old, new, strict=True)]
     params = put(params, slots.compressed, shaped)
     pairs = zip(pick(params, slots.dense), directions, strict=True)
-    moved = [(x + scale * direction).astype(x.dtype) for x, direction in pairs]
+    moved = [_added(x, scale * direction) for x, direction in pairs]
     return put(params, slots.dense, moved), state
+
+
+def _added(x: Array, change: Array) -> Array:
+    """The sum in the dtype of `x`, made in float32 where that is wider."""
+    # JAX promotes half precision by itself, and 8-bit floats never.
+    wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    return (wide + change).astype(x.dtype)
 
 
 def _step(

@@ -63,8 +63,14 @@ def only_writer(folder: str) -> Iterator[None]:
 
 def _hold(folder: str, stack: contextlib.ExitStack) -> None:
     if jax.process_index() == 0:
-        os.makedirs(folder, exist_ok=True)
-        stack.enter_context(locked(os.path.join(folder, LOCK)))
+        try:
+            os.makedirs(folder, exist_ok=True)
+            stack.enter_context(locked(os.path.join(folder, LOCK)))
+        except OSError as error:
+            raise type(error)(
+                f"jrc.save: the folder of a save is made and written to; {folder} cannot be: "
+                f"{error.strerror or error}. Give another, or change who may write to it."
+            ) from error
 
 
 def _check_shared(folder: str) -> None:

@@ -28,6 +28,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         NotADirectoryError: If `path` is a file.
         ValueError: If an array was donated and is gone, the processes of a run have different
             trees, or a `jax.Array` lies on one of them alone.
+        OSError: If the folder cannot be made or written to.
         FileNotFoundError: If a process does not see the folder of process 0.
         RuntimeError: If another process of the run failed; the text is that of its error.
 

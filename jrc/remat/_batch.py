@@ -23,18 +23,21 @@ class LargestBatch(NamedTuple):
         plain: The largest batch with nothing re-run; 0 if none fits.
         recomputed: The largest batch that some plan fits; 0 if none does.
         plan: The cheapest plan for `recomputed` examples; `None` if none fits.
+        most: The largest batch that was looked at: where a size is this, more may fit.
     """
 
     plain: int
     recomputed: int
     plan: Plan | None
+    most: int
 
     def __str__(self) -> str:
         """Both sizes, and the plan."""
         if self.plan is None:
             return "None fits, not even with the leanest plan: raise the budget."
+        more = " (more may: `most` ends there)" if self.recomputed == self.most else ""
         return (
-            f"{self.plain:,} fit with nothing re-run, {self.recomputed:,} with this plan:\n"
+            f"{self.plain:,} fit with nothing re-run, {self.recomputed:,} with this plan{more}:\n"
             f"{self.plan}"
         )
 
@@ -143,17 +146,19 @@ def largest_batch(
             seen[batch] = plain(batch)
         return seen[batch]
 
-    without = _largest(known, limit, multiple_of, most)
-    recomputed = max(without, _largest(leanest, limit, multiple_of, most))
+    end = most // multiple_of * multiple_of
+    without = _largest(known, limit, multiple_of, end)
+    recomputed = max(without, _largest(leanest, limit, multiple_of, end))
     if not recomputed:
-        return LargestBatch(0, 0, None)
+        return LargestBatch(0, 0, None, end)
     args = arguments(recomputed)
-    if recomputed + multiple_of > most and recomputed > multiple_of:
+    if recomputed == end and recomputed > multiple_of:
         _check_growth(arguments(multiple_of), args, multiple_of, recomputed, name_of(make_args))
     return LargestBatch(
         without,
         recomputed,
         plan(fn, *args, budget=limit, argnums=argnums, has_aux=has_aux),
+        end,
     )
 
 
@@ -169,13 +174,12 @@ def _check_growth(
         )
 
 
-def _largest(peak: Callable[[int], int], budget: int, step: int, most: int) -> int:
-    """The largest multiple of `step` whose peak is within the budget, by secants."""
+def _largest(peak: Callable[[int], int], budget: int, step: int, end: int) -> int:
+    """The largest multiple of `step` up to `end` whose peak is within the budget, by secants."""
     first = peak(step)
     if first > budget:
         return 0
     low, high = (step, first), (0, 0)
-    end = most // step * step
     guess = min(8 * step, end)
     while low[0] < end and (not high[0] or high[0] - low[0] > step):
         size = peak(guess)

@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+import numpy as np
+
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -28,9 +30,9 @@ def checked_budget(budget: object, who: str) -> int | float:
     """Bytes as an `int`, or a fraction as a `float` in [0, 1]."""
     if isinstance(budget, str):
         return _of_text(budget, who)
-    if isinstance(budget, float):
+    if isinstance(budget, float | np.floating):
         if 0.0 <= budget <= 1.0:
-            return budget
+            return float(budget)
         raise ValueError(
             f"{who}: a budget that is a float is a fraction in [0, 1] between the least peak (0) "
             f"and that with nothing re-run (1); got {budget!r}. Write bytes as an int or as text: "
@@ -59,10 +61,13 @@ def text_of(size: float) -> str:
 
 
 def _of_text(text: str, who: str) -> int:
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
+    found = re.fullmatch(
+        r"\s*([0-9]*\.?[0-9]+(?:e\+?[0-9]{1,2})?)\s*([kmgt]?)(i?)(b?)\s*", text.lower()
+    )
     size = 0
     # "1.5" was meant as gigabytes or as a fraction, and never as a byte and a half.
-    if found and (found[2] or not (found[3] or "." in found[1])):
+    plain = found and ("e" in found[1] or "." not in found[1])
+    if found and (found[2] or (plain and not found[3])):
         size = int(float(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2]])
     if size <= 0:
         raise ValueError(

@@ -133,3 +133,13 @@ def test_parameters_that_are_python_numbers():
     state = tx.init({"w": 2.0})
     new, _ = tx.apply({"w": jnp.float32(1.0)}, state, {"w": 2.0}, -0.5)
     assert float(new["w"]) == 1.5
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("min_size", [0, 100])
+def test_eight_bits_are_widened_for_the_sum(dtype, min_size):
+    tx = dgc_momentum(0.5, 0.9, 0, sparsity=0.75, min_size=min_size)
+    params, gradients = jnp.ones(4, dtype), jnp.array([1.0, -4.0, 2.0, 3.0])
+    new, _ = tx.apply(gradients, tx.init(params), params)
+    expected = [0.5, 3.0, 0.0, -0.5] if min_size else [1.0, 3.0, 1.0, 1.0]
+    assert new.dtype == dtype and new.astype(jnp.float32).tolist() == expected

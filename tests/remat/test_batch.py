@@ -27,7 +27,8 @@ def peak(fn, batch):
 def test_one_step_more_does_not_fit(step):
     budget = 60_000
     found = jrc.largest_batch(make_args, loss, budget, multiple_of=step)
-    assert 0 < found.plain < found.recomputed and found.plain % step == found.recomputed % step == 0
+    assert 0 < found.plain < found.recomputed < found.most and "more may" not in str(found)
+    assert found.plain % step == found.recomputed % step == 0
     assert peak(loss, found.plain) <= budget < peak(loss, found.plain + step)
     assert found.plan.verified.peak_bytes == peak(found.plan.apply(loss), found.recomputed)
     assert found.plan.verified.peak_bytes <= budget
@@ -37,9 +38,10 @@ def test_one_step_more_does_not_fit(step):
 
 def test_limits():
     none = jrc.largest_batch(make_args, loss, 1000)
-    assert none == (0, 0, None) and "raise the budget" in str(none)
+    assert none == (0, 0, None, 2**20) and "raise the budget" in str(none)
     found = jrc.largest_batch(make_args, loss, "1GB", most=100, multiple_of=8)
     assert found.plain == found.recomputed == 96 and not found.plan.reruns
+    assert found.most == 96 and "96 with this plan (more may: `most` ends there)" in str(found)
 
 
 def test_errors():
@@ -71,4 +73,4 @@ def test_what_make_args_raises_goes_on():
 
 
 def test_a_budget_below_the_parameters_alone():
-    assert jrc.largest_batch(make_args, loss, 4 * WIDTH * WIDTH - 1) == (0, 0, None)
+    assert jrc.largest_batch(make_args, loss, 4 * WIDTH * WIDTH - 1)[:3] == (0, 0, None)

@@ -178,6 +178,9 @@ def test_without_compiling():
         ("7 B", 7),
         (".5k", 500),
         (np.int64(9), 9),
+        ("1e9", 10**9),
+        ("1.5E+3", 1500),
+        ("2e3 KiB", 2000 * 1024),
     ],
 )
 def test_budgets_in_words(text, size):
@@ -204,6 +207,8 @@ def test_budgets_in_words(text, size):
         ("-1GiB", ValueError, "got '-1GiB'."),
         ("1 iB", ValueError, "got '1 iB'."),
         ("0.1", ValueError, "got '0.1'."),
+        ("1e-1", ValueError, "got '1e-1'."),
+        (np.float32(1.5), ValueError, "a fraction in [0, 1]"),
     ],
 )
 def test_what_is_no_budget(budget, kind, text):
