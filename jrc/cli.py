@@ -16,6 +16,7 @@ from rich.console import Console
 
 from jrc import remat
 from jrc._errors import close_to, listed
+from jrc._status import shown_meanwhile
 
 _ABOUT = """\
 See what a gradient keeps, and make it fit a memory budget. Nothing is run: functions are traced
@@ -175,7 +176,8 @@ def _plan(options: argparse.Namespace) -> None:
         asked["compilations"] = options.compilations
     _check_paths(options.json)
     fn, args = _load(options.target, options.arg)
-    plan = remat.plan(fn, *args, **asked)
+    with shown_meanwhile("jrc.plan: tracing and solving"):
+        plan = remat.plan(fn, *args, **asked)
     _print(str(plan))
     if options.json:
         _write(options.json, plan.to_json())

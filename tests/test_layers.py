@@ -8,7 +8,7 @@ import jrc
 ROOT = pathlib.Path(jrc.__file__).parent
 FLOORS = {
     "__main__": 7, "cli": 6, "compat": 5, "train": 4, "models": 4, "remat": 3, "dgc": 3,
-    "_jaxpr": 2, "_rng": 2, "persist": 2, "_tree": 1, "_processes": 1, "_lock": 1,
+    "_jaxpr": 2, "_rng": 2, "persist": 2, "_tree": 1, "_processes": 1, "_lock": 1, "_status": 1,
     "_typing": 0, "_errors": 0,
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Finding a plan: a row of candidates, of which compiled programs show the one that fits."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from jrc.remat._candidates import Candidates
 from jrc.remat._memory import Memory, memory_needed
 from jrc.remat._plan import Plan
 from jrc.remat._planning.ladder import Rung, highest_that_fits
+
+_logger = logging.getLogger("jrc")
 
 # Rungs at the lean end that lie so close that XLA may need less for the second or the third.
 _LEANEST = 3
@@ -173,7 +176,10 @@ def choose(
         if compiled is None:
             return candidates.predicted(rungs[i]).peak_bytes
         if i not in memory:
+            place = f"plan {i + 1} of {len(rungs)}, the leanest first"
+            _logger.info("%s: compiling %s", who, place)
             memory[i] = compiled(rungs[i])
+            _logger.info("%s: %s: a peak of %s", who, place, text_of(memory[i].peak))
         return memory[i].peak
 
     found, top, lean = None, len(rungs) - 1, range(min(_LEANEST, len(rungs)))
