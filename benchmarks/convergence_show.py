@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
+from reports import terminal_table
 from rich.console import Console
-from rich.table import Table
 
 Rows = list[tuple[str, ...]]
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -28,13 +27,8 @@ DIFFERS = (
 
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
-    for title, (head, *body) in tables(report):
-        shown = Table(title=title, box=SIMPLE_HEAD)
-        for name in head:
-            shown.add_column(name, justify="right" if name else "left")
-        for row in body:
-            shown.add_row(*row)
-        console.print(shown)
+    for title, rows in tables(report):
+        console.print(terminal_table(title, rows))
 
 
 def tables(report: Mapping[str, Any]) -> list[tuple[str, Rows]]:

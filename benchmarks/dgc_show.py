@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from reports import terminal_table
 from rich.console import Console
-from rich.table import Table
 
 Rows = list[tuple[str, ...]]
 
@@ -12,13 +12,8 @@ Rows = list[tuple[str, ...]]
 def show(console: Console, report: dict[str, Any], sections: Sequence[str]) -> None:
     for section in sections:
         found = report[section]
-        for title, (head, *body) in TABLES[section](found):
-            shown = Table(title=title)
-            for name in head:
-                shown.add_column(name, justify="right" if name else "left")
-            for row in body:
-                shown.add_row(*row)
-            console.print(shown)
+        for title, rows in TABLES[section](found):
+            console.print(terminal_table(title, rows))
         console.print(
             f"{found['device']}, {found['cores']} cores, load {found['load']}, jax {found['jax']}"
         )

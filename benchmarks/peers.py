@@ -37,9 +37,9 @@ from peers_show import tables
 from plan import Planner
 from plan_measure import Cache
 from plan_models import MODELS, Model
+from reports import terminal_table
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from jrc.models import gpt
 
@@ -142,13 +142,8 @@ def broken(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
-    for title, (head, *body) in tables(report):
-        shown = Table(title=title)
-        for name in head:
-            shown.add_column(name, justify="right" if name else "left")
-        for row in body:
-            shown.add_row(*row)
-        console.print(shown)
+    for title, rows in tables(report):
+        console.print(terminal_table(title, rows))
     for name, row in report.get("ways", {}).items():
         if "missing" in row:
             console.print(f"{name}: not in this PyTorch ({row['missing']})")

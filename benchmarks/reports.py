@@ -1,9 +1,13 @@
-"""The file to which a benchmark writes, and with which it goes on."""
+"""What benchmarks share of reports: the file that one goes on with, and rows for a terminal."""
 
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 
 def opened(path: pathlib.Path | None, script: str, *names: str) -> dict[str, Any]:
@@ -23,3 +27,14 @@ def opened(path: pathlib.Path | None, script: str, *names: str) -> dict[str, Any
     if not isinstance(found, dict) or any(name not in found for name in names):
         sys.exit(f"{script}: {path} holds no report of this script; choose another --out.")
     return found
+
+
+def terminal_table(title: str, rows: Sequence[Sequence[str]]) -> Table:
+    """Rows, of which the first has the names of the columns; without a name it has words."""
+    head, *body = rows
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for name in head:
+        table.add_column(name, justify="right" if name else "left")
+    for row in body:
+        table.add_row(*row)
+    return table

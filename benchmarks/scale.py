@@ -27,9 +27,8 @@ from typing import Any
 import jax
 import machine
 from from_examples import write_json
-from reports import opened
+from reports import opened, terminal_table
 from rich.console import Console
-from rich.table import Table
 from scale_measure import Model, sizes, speed
 from scale_ways import PLAIN, WAYS
 
@@ -177,11 +176,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             if options.out:
                 write_json(options.out, report)
     for section, title in titles(report).items():
-        head, *body = {"sizes": rows_of_sizes, "speed": rows_of_speed}[section](report[section])
-        table = Table(*head, title=title)
-        for row in body:
-            table.add_row(*row)
-        console.print(table)
+        rows = {"sizes": rows_of_sizes, "speed": rows_of_speed}[section](report[section])
+        console.print(terminal_table(title, rows))
     return report
 
 

@@ -24,9 +24,9 @@ import numpy as np
 import optax
 from from_examples import batch_at, read_text, split_text
 from jax.sharding import Mesh
+from reports import terminal_table
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import jrc
 from jrc.models import gpt
@@ -195,11 +195,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     }  # fmt: skip
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
-    head, *body = rows_of(report)
-    shown = Table(*head, title=title_of(report))
-    for row in body:
-        shown.add_row(*row)
-    console.print(shown)
+    console.print(terminal_table(title_of(report), rows_of(report)))
     return report
 
 
