@@ -2,13 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reports import terminal_table
 from rich.console import Console
 
 Rows = list[tuple[str, ...]]
+BYTES = "bytes_sent", "bytes_dense"
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 # Lin et al. 2018 (arXiv 1712.01887): tables 2 and 4.
@@ -45,8 +46,10 @@ def _title(task: Mapping[str, Any]) -> str:
     spread = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     return (
         f"{task['title']} ({first['parameters']:,} parameters, {settings['steps']:,} steps of "
-        f"{settings['batch']}): held-out {what} at the end, mean and range of {spread}; bytes "
-        "that a replica sent in the whole run and in its last step, as a share of dense "
+        f"{settings['batch']}): held-out {what} at the end, mean and range of {spread}, and mean "
+        "less that of all dense runs ± the standard error (how many replicas share a batch changes "
+        "the order of dense sums alone); bytes that a replica sent in the whole run and in its "
+        "last step, as a share of dense "
         f"({first['device'].split(' x ')[-1]}, jax {first['jax']})"
     )
 
@@ -58,43 +61,86 @@ def _rows(task: Mapping[str, Any]) -> Rows:
 
 def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
     runs, about = task["runs"][name], task["methods"][name]
-    dense = task["runs"].get(f"dense_{about['replicas']}", {})
     higher, steps = task["higher_is_better"], task["settings"]["steps"]
-    scale, digits, sign = (100, 2, " %") if task["metric"] == "accuracy" else (1, 3, "")
-    values, base = finals(task, runs), finals(task, dense)
-    low, high = (f"{scale * end(values.values()):.{digits}f}" for end in (min, max))
+    scale, digits, _ = _format(task)
+    values, base = finals(task, runs), dense_finals(task)
+    is_dense = name.startswith("dense")
     density = statistics.fmean(run["density"] for run in runs.values())
     return (
         about["title"],
         str(about["replicas"]),
-        f"{scale * statistics.fmean(values.values()):.{digits}f}{sign}",
-        f"{low}–{high}",
-        "-" if runs is dense else difference(values, base, scale, digits),
+        *mean_and_range(task, values),
+        "-" if is_dense else difference(values, base, scale, digits),
         sent(runs, lambda run: (run["bytes_sent"], run["bytes_dense"])),
         sent(runs, lambda run: (run["bytes_last"], run["bytes_dense"] / steps)),
         f"{density:.3%}",
-        "-" if runs is dense else judged(values, base, higher, scale, digits),
+        "-" if is_dense else judged(values, base, higher, scale, digits),
     )
 
 
-def finals(task: Mapping[str, Any], runs: Mapping[str, Any]) -> dict[str, float]:
-    """The figure that counts, by seed."""
-    return {seed: run["final"][task["metric"]] for seed, run in runs.items()}
+def brief(report: Mapping[str, Any]) -> Rows:
+    """A line for each task: dense and two grades of DGC on four replicas, without judgement."""
+    names = "dgc99_4", "dgc_4"
+    tasks = [t for t in report["tasks"].values() if all(map(t["runs"].get, ("dense_4", *names)))]
+    head = "held-out, mean (range)", "dense", "DGC 99 %", "sent", "DGC 99.9 %", "sent"
+    return [head, *(_brief(task, names) for task in tasks)]
 
 
-def difference(
-    values: Mapping[str, float], dense: Mapping[str, float], scale: float, digits: int
-) -> str:
-    """Mean over the seeds that both have."""
-    gaps = [values[seed] - dense[seed] for seed in values if seed in dense]
-    return f"{scale * statistics.fmean(gaps):+.{digits}f}" if gaps else "-"
+def _brief(task: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    def cell(values: Sequence[float]) -> str:
+        return "{} ({})".format(*mean_and_range(task, values))
+
+    cells = [cell(dense_finals(task))]
+    for runs in map(task["runs"].get, names):
+        sums = (sum(run[name] for run in runs.values()) for name in BYTES)
+        cells += [cell(finals(task, runs)), _share(*sums)]
+    unit = task["metric"] if task["metric"] == "accuracy" else task["unit"]
+    return f"{task['title']}: {unit}", *cells
+
+
+def mean_and_range(task: Mapping[str, Any], values: Sequence[float]) -> tuple[str, str]:
+    """Of some runs' figure that counts."""
+    scale, digits, sign = _format(task)
+    low, high = (f"{scale * end(values):.{digits}f}" for end in (min, max))
+    return f"{scale * statistics.fmean(values):.{digits}f}{sign}", f"{low}–{high}"
+
+
+def _format(task: Mapping[str, Any]) -> tuple[int, int, str]:
+    """What a figure is multiplied by, its decimals, and its sign."""
+    return (100, 2, " %") if task["metric"] == "accuracy" else (1, 3, "")
+
+
+def finals(task: Mapping[str, Any], runs: Mapping[str, Any]) -> list[float]:
+    """The figure that counts, of each seed."""
+    return [run["final"][task["metric"]] for run in runs.values()]
+
+
+def dense_finals(task: Mapping[str, Any]) -> list[float]:
+    """Those of all dense runs: how many replicas share a batch changes the order of sums alone."""
+    ways = [runs for name, runs in task["runs"].items() if name.startswith("dense")]
+    return [final for runs in ways for final in finals(task, runs)]
+
+
+def difference(values: Sequence[float], dense: Sequence[float], scale: float, digits: int) -> str:
+    """Of the means, with its standard error where both have several runs."""
+    if not dense:
+        return "-"
+    gap = f"{scale * (statistics.fmean(values) - statistics.fmean(dense)):+.{digits}f}"
+    if min(len(values), len(dense)) < 2:
+        return gap
+    error = math.hypot(*(statistics.stdev(each) / len(each) ** 0.5 for each in (values, dense)))
+    return f"{gap} ± {scale * error:.{digits}f}"
 
 
 def sent(runs: Mapping[str, Any], of: Callable[[Any], tuple[float, float]]) -> str:
     """Bytes sent, and what share they are of those of a dense exchange."""
     pairs = zip(*map(of, runs.values()), strict=True)
     own, dense = (statistics.fmean(each) for each in pairs)
-    return bytes_text(own) + ("" if own == dense else f", 1/{dense / own:,.0f}")
+    return bytes_text(own) + ("" if own == dense else f", {_share(own, dense)}")
+
+
+def _share(own: float, dense: float) -> str:
+    return f"1/{dense / own:,.0f}"
 
 
 def bytes_text(count: float) -> str:
@@ -104,8 +150,8 @@ def bytes_text(count: float) -> str:
 
 
 def judged(
-    values: Mapping[str, float],
-    dense: Mapping[str, float],
+    values: Sequence[float],
+    dense: Sequence[float],
     higher_is_better: bool,
     scale: float = 1.0,
     digits: int = 3,
@@ -113,24 +159,24 @@ def judged(
     """Where the mean of some seeds lies beside the range of the dense seeds.
 
     Args:
-        values: Final figures by seed.
-        dense: Those of the dense runs with as many replicas.
+        values: Final figures.
+        dense: Those of the dense runs.
         higher_is_better: Whether more is better.
         scale: What a distance is multiplied by, to be shown.
         digits: Its decimals.
 
     Returns:
-        `within the dense seeds' range`, or how far outside of it and on which side.
+        `within the range of dense`, or how far outside of it and on which side.
     """
     if not dense:
         return "no dense run to compare with"
-    mean, low, high = statistics.fmean(values.values()), min(dense.values()), max(dense.values())
+    mean, low, high = statistics.fmean(values), min(dense), max(dense)
     if not math.isfinite(mean):
         return "diverged"
     # A mean of equal figures may be rounded.
     if low - 1e-9 <= mean <= high + 1e-9:
-        return "within the dense seeds' range"
+        return "within the range of dense"
     above = mean > high
     word = "better" if above == higher_is_better else "worse"
     away = scale * (mean - high if above else low - mean)
-    return f"{away:.{digits}f} {word} than every dense seed"
+    return f"{away:.{digits}f} {word} than every dense run"

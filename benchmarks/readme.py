@@ -19,6 +19,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "example": readme_headline.example,
         "headline": readme_headline.headline,
+        "trained": readme_headline.trained,
         "api": readme_api.page,
     },
     "benchmarks/README.md": {

@@ -1,7 +1,8 @@
 """What a newcomer reads first: what the example prints, and one table of what jrc is worth."""
 
+from convergence_show import brief
 from from_examples import common, train_gpt
-from readme_tables import load, table
+from readme_tables import load, measured, table
 from rich.console import Console
 
 
@@ -68,3 +69,8 @@ def network_rows():
 
 def _seconds(way):
     return way["seconds"]
+
+
+def trained() -> str:
+    """Where training ends without compression and with two grades of it, on four replicas."""
+    return table(*brief(load("convergence"))) if measured("convergence") else ""

@@ -11,7 +11,7 @@ import optax
 import pytest
 import readme_tables
 from convergence_plot import curves
-from convergence_show import bytes_text, judged, tables
+from convergence_show import brief, bytes_text, difference, judged, tables
 from convergence_tasks import TASKS, settings_of
 from convergence_train import METHODS, Method, evaluated, optimizer
 
@@ -123,28 +123,35 @@ def test_unknown_names_are_refused(option, capsys):
     assert f"{option}: there are d" in capsys.readouterr().err
 
 
-DENSE = {"0": 2.0, "1": 2.2, "2": 2.1}
+DENSE = [2.0, 2.2, 2.1]
 
 
 @pytest.mark.parametrize(
     "values, higher, said",
     [
-        ({"0": 2.1, "1": 2.3}, False, "within the dense seeds' range"),
-        ({"0": 2.0}, True, "within the dense seeds' range"),
-        ({"0": 2.2, "1": 2.5}, False, "0.150 worse than every dense seed"),
-        ({"0": 2.2, "1": 2.5}, True, "0.150 better than every dense seed"),
-        ({"0": 1.9}, False, "0.100 better than every dense seed"),
-        ({"0": 1.9}, True, "0.100 worse than every dense seed"),
-        ({"0": 2.1, "1": float("nan")}, False, "diverged"),
+        ([2.1, 2.3], False, "within the range of dense"),
+        ([2.0], True, "within the range of dense"),
+        ([2.2, 2.5], False, "0.150 worse than every dense run"),
+        ([2.2, 2.5], True, "0.150 better than every dense run"),
+        ([1.9], False, "0.100 better than every dense run"),
+        ([1.9], True, "0.100 worse than every dense run"),
+        ([2.1, float("nan")], False, "diverged"),
     ],
 )
-def test_a_mean_is_judged_by_the_range_of_dense_seeds(values, higher, said):
+def test_a_mean_is_judged_by_the_range_of_dense_runs(values, higher, said):
     assert judged(values, DENSE, higher) == said
 
 
 def test_judgement_without_dense_runs_and_in_percent():
-    assert judged({"0": 1.0}, {}, False) == "no dense run to compare with"
-    assert judged({"0": 0.98}, {"0": 0.99}, True, 100, 2) == "1.00 worse than every dense seed"
+    assert judged([1.0], [], False) == "no dense run to compare with"
+    assert judged([0.98], [0.99], True, 100, 2) == "1.00 worse than every dense run"
+
+
+def test_a_difference_has_its_standard_error():
+    # Variances 2 and 8 of two runs each: the difference's is 2 / 2 + 8 / 2.
+    assert difference([3.0, 5.0], [0.0, 4.0], 1, 3) == "+2.000 ± 2.236"
+    assert difference([0.98], [0.99, 0.99], 100, 2) == "-1.00"
+    assert difference([1.0], [], 1, 3) == "-"
 
 
 def made(final, sent=1e6):
@@ -182,10 +189,10 @@ def test_the_table_of_a_report(report):
     assert head[2:5] == ("mean", "range", "to dense")
     dense, dgc, eight = rows
     assert dense[1:] == ("4", "2.250", "2.000–2.500", "-", "1 MB", "100 kB", "100.000%", "-")
-    assert dgc[2:5] == ("2.500", "2.250–2.750", "+0.250")
-    assert dgc[5:] == ("20 kB, 1/50", "2 kB, 1/50", "2.000%", "within the dense seeds' range")
-    # Judged by dense runs with as many replicas, which there are not.
-    assert (eight[4], eight[8]) == ("-", "no dense run to compare with")
+    assert dgc[2:5] == ("2.500", "2.250–2.750", "+0.250 ± 0.354")
+    assert dgc[5:] == ("20 kB, 1/50", "2 kB, 1/50", "2.000%", "within the range of dense")
+    # Dense runs are of one kind, however many replicas share the batch.
+    assert (eight[4], eight[8]) == ("+0.000", "within the range of dense")
     assert len({len(row) for row in (head, *rows)}) == len({len(row) for row in paper}) == 1
 
 
@@ -271,3 +278,14 @@ def test_batches_depend_on_seed_and_step_alone():
         assert all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(two)))
         for other in (task.batch_of(4, 5), task.batch_of(3, 6)):
             assert not np.array_equal(jax.tree.leaves(one)[0], jax.tree.leaves(other)[0])
+
+
+def test_the_brief_table_takes_all_dense_runs_together(report):
+    runs = report["tasks"]["gpt"]["runs"]
+    assert len(brief(report)) == 1  # a task without all of its ways has no line
+    runs |= {"dgc99_4": {"0": made(2.0, 5e5)}, "dense_8": {"0": made(3.0)}}
+    _, line = brief(report)
+    assert line == (
+        "GPT: bits", "2.500 (2.000–3.000)", "2.000 (2.000–2.000)", "1/2", "2.500 (2.250–2.750)",
+        "1/50",
+    )  # fmt: skip
