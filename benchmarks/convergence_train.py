@@ -25,16 +25,19 @@ class Method:
         replicas: How many share the batch.
         changes: Arguments of the compression that are not those of plain DGC; `None`: no DGC.
         corrected: Whether momentum is corrected; else it is applied to what was exchanged.
+        clipped: Whether dense clips the mean gradient.
     """
 
     title: str
     replicas: int
     changes: Mapping[str, Any] | None
     corrected: bool = True
+    clipped: bool = True
 
 
 METHODS = {
     "dense_4": Method("dense momentum SGD", 4, None),
+    "unclipped_dense_4": Method("dense, no clipping", 4, None, clipped=False),
     "dgc_4": Method("DGC 99.9 %", 4, {}),
     "dgc99_4": Method("DGC 99 %", 4, {"sparsity": (*WARM_UP[:3], 0.99)}),
     "uncorrected_4": Method("DGC, no momentum correction", 4, {}, corrected=False),
@@ -54,7 +57,8 @@ def optimizer(method: Method, settings: Settings) -> optax.GradientTransformatio
         0.0, settings["rate"], settings["rate_warm_up"], settings["steps"]
     )
     if method.changes is None:
-        return optax.chain(optax.clip_by_global_norm(clip), optax.sgd(rate, momentum))
+        dense = optax.sgd(rate, momentum)
+        return optax.chain(optax.clip_by_global_norm(clip), dense) if method.clipped else dense
     options = {
         "rampup_begin_step": 0,
         "rampup_step": settings["rampup_step"],
