@@ -46,10 +46,9 @@ def _title(task: Mapping[str, Any]) -> str:
     spread = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     return (
         f"{task['title']} ({first['parameters']:,} parameters, {settings['steps']:,} steps of "
-        f"{settings['batch']}): held-out {what} at the end, mean and range of {spread}, and mean "
-        "less that of all dense runs ± the standard error (how many replicas share a batch changes "
-        "the order of dense sums alone); bytes that a replica sent in the whole run and in its "
-        "last step, as a share of dense "
+        f"{settings['batch']}): held-out {what} at the end, mean and range of {spread}, "
+        "differences to dense with as many replicas ± their standard error over the seeds; bytes "
+        "that a replica sent in the whole run and in its last step, as a share of dense "
         f"({first['device'].split(' x ')[-1]}, jax {first['jax']})"
     )
 
@@ -63,13 +62,13 @@ def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
     runs, about = task["runs"][name], task["methods"][name]
     higher, steps = task["higher_is_better"], task["settings"]["steps"]
     scale, digits, _ = _format(task)
-    values, base = finals(task, runs), dense_finals(task)
-    is_dense = name.startswith("dense")
+    dense = task["runs"].get(f"dense_{about['replicas']}", {})
+    values, base, is_dense = finals(task, runs), finals(task, dense), runs is dense
     density = statistics.fmean(run["density"] for run in runs.values())
     return (
         about["title"],
         str(about["replicas"]),
-        *mean_and_range(task, values),
+        *mean_and_range(task, runs),
         "-" if is_dense else difference(values, base, scale, digits),
         sent(runs, lambda run: (run["bytes_sent"], run["bytes_dense"])),
         sent(runs, lambda run: (run["bytes_last"], run["bytes_dense"] / steps)),
@@ -80,27 +79,28 @@ def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 def brief(report: Mapping[str, Any]) -> Rows:
     """A line for each task: dense and two grades of DGC on four replicas, without judgement."""
-    names = "dgc99_4", "dgc_4"
-    tasks = [t for t in report["tasks"].values() if all(map(t["runs"].get, ("dense_4", *names)))]
+    names = "dense_4", "dgc99_4", "dgc_4"
+    tasks = [t for t in report["tasks"].values() if all(map(t["runs"].get, names))]
     head = "held-out, mean (range)", "dense", "DGC 99 %", "sent", "DGC 99.9 %", "sent"
     return [head, *(_brief(task, names) for task in tasks)]
 
 
 def _brief(task: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
-    def cell(values: Sequence[float]) -> str:
-        return "{} ({})".format(*mean_and_range(task, values))
-
-    cells = [cell(dense_finals(task))]
-    for runs in map(task["runs"].get, names):
+    dense, *others = (task["runs"][name] for name in names)
+    cells = ["{} ({})".format(*mean_and_range(task, dense))]
+    for runs in others:
         sums = (sum(run[name] for run in runs.values()) for name in BYTES)
-        cells += [cell(finals(task, runs)), _share(*sums)]
+        cells += ["{} ({})".format(*mean_and_range(task, runs)), _share(*sums)]
     unit = task["metric"] if task["metric"] == "accuracy" else task["unit"]
     return f"{task['title']}: {unit}", *cells
 
 
-def mean_and_range(task: Mapping[str, Any], values: Sequence[float]) -> tuple[str, str]:
-    """Of some runs' figure that counts."""
+def mean_and_range(task: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[str, str]:
+    """The figure that counts, over the seeds."""
     scale, digits, sign = _format(task)
+    values = finals(task, runs).values()
+    if lost := sum(not math.isfinite(value) for value in values):
+        return "diverged", f"{lost} of {len(values)}"
     low, high = (f"{scale * end(values):.{digits}f}" for end in (min, max))
     return f"{scale * statistics.fmean(values):.{digits}f}{sign}", f"{low}–{high}"
 
@@ -110,26 +110,21 @@ def _format(task: Mapping[str, Any]) -> tuple[int, int, str]:
     return (100, 2, " %") if task["metric"] == "accuracy" else (1, 3, "")
 
 
-def finals(task: Mapping[str, Any], runs: Mapping[str, Any]) -> list[float]:
-    """The figure that counts, of each seed."""
-    return [run["final"][task["metric"]] for run in runs.values()]
+def finals(task: Mapping[str, Any], runs: Mapping[str, Any]) -> dict[str, float]:
+    """The figure that counts, by seed."""
+    return {seed: run["final"][task["metric"]] for seed, run in runs.items()}
 
 
-def dense_finals(task: Mapping[str, Any]) -> list[float]:
-    """Those of all dense runs: how many replicas share a batch changes the order of sums alone."""
-    ways = [runs for name, runs in task["runs"].items() if name.startswith("dense")]
-    return [final for runs in ways for final in finals(task, runs)]
-
-
-def difference(values: Sequence[float], dense: Sequence[float], scale: float, digits: int) -> str:
-    """Of the means, with its standard error where both have several runs."""
-    if not dense:
+def difference(
+    values: Mapping[str, float], dense: Mapping[str, float], scale: float, digits: int
+) -> str:
+    """Mean over the seeds that both have, ± its standard error."""
+    gaps = [scale * (values[seed] - dense[seed]) for seed in values if seed in dense]
+    if not gaps or not all(map(math.isfinite, gaps)):
         return "-"
-    gap = f"{scale * (statistics.fmean(values) - statistics.fmean(dense)):+.{digits}f}"
-    if min(len(values), len(dense)) < 2:
-        return gap
-    error = math.hypot(*(statistics.stdev(each) / len(each) ** 0.5 for each in (values, dense)))
-    return f"{gap} ± {scale * error:.{digits}f}"
+    error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
+    more = f" ± {error:.{digits}f}" if len(gaps) > 1 else ""
+    return f"{statistics.fmean(gaps):+.{digits}f}{more}"
 
 
 def sent(runs: Mapping[str, Any], of: Callable[[Any], tuple[float, float]]) -> str:
@@ -150,8 +145,8 @@ def bytes_text(count: float) -> str:
 
 
 def judged(
-    values: Sequence[float],
-    dense: Sequence[float],
+    values: Mapping[str, float],
+    dense: Mapping[str, float],
     higher_is_better: bool,
     scale: float = 1.0,
     digits: int = 3,
@@ -159,24 +154,24 @@ def judged(
     """Where the mean of some seeds lies beside the range of the dense seeds.
 
     Args:
-        values: Final figures.
-        dense: Those of the dense runs.
+        values: Final figures by seed.
+        dense: Those of the dense runs with as many replicas.
         higher_is_better: Whether more is better.
         scale: What a distance is multiplied by, to be shown.
         digits: Its decimals.
 
     Returns:
-        `within the range of dense`, or how far outside of it and on which side.
+        `within the dense seeds' range`, or how far outside of it and on which side.
     """
     if not dense:
         return "no dense run to compare with"
-    mean, low, high = statistics.fmean(values), min(dense), max(dense)
-    if not math.isfinite(mean):
-        return "diverged"
+    if not all(map(math.isfinite, (*values.values(), *dense.values()))):
+        return "diverged" if all(map(math.isfinite, dense.values())) else "dense diverged"
+    mean, low, high = statistics.fmean(values.values()), min(dense.values()), max(dense.values())
     # A mean of equal figures may be rounded.
     if low - 1e-9 <= mean <= high + 1e-9:
-        return "within the range of dense"
+        return "within the dense seeds' range"
     above = mean > high
     word = "better" if above == higher_is_better else "worse"
     away = scale * (mean - high if above else low - mean)
-    return f"{away:.{digits}f} {word} than every dense run"
+    return f"{away:.{digits}f} {word} than every dense seed"

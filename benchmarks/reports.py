@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -36,5 +37,5 @@ def terminal_table(title: str, rows: Sequence[Sequence[str]]) -> Table:
     for name in head:
         table.add_column(name, justify="right" if name else "left")
     for row in body:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table

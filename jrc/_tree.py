@@ -63,6 +63,12 @@ def is_floating(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
+def sum_dtype(dtype: Any) -> Any:
+    """A dtype to add up in, float32 at least; JAX itself promotes no 8-bit floats."""
+    small = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32) if small else jnp.promote_types(dtype, jnp.float32)
+
+
 def is_typed_key(leaf: Any) -> bool:
     """Whether this is a `jax.random.key` array; a raw `uint32` key cannot be told from data."""
     dtype = getattr(leaf, "dtype", None)

@@ -198,7 +198,7 @@ def _budget(text: str) -> int | float | str:
     """Bytes, or a fraction where the number has a point: `2e9` is a number of bytes."""
     if text in ("0", "1"):
         raise UsageError(f"--budget {text} is a number of bytes; the fraction is {text}.0.")
-    if re.search(r"\d[eE]\+?\d", text):
+    if re.search(r"[\d.][eE]\+?\d", text):
         return text
     for kind in (int, float):
         try:

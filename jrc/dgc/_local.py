@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from jrc._tree import sum_dtype
 from jrc._typing import Count, PyTree
 from jrc.dgc._clip import clip_factor
 from jrc.dgc._options import Options
@@ -41,9 +42,14 @@ def local_gradients(
     transform = options.regularization
     if transform is None:
         return local
-    shown = None if params is None else only(params, slots.floating)
+    shown = None if params is None else _as_wide(only(params, slots.floating), slots)
     # A float64 factor, or parameters of it, would make the state float64.
     return _as_float32(transform.update(local, transform.init(local), shown)[0], slots)
+
+
+def _as_wide(params: PyTree, slots: Slots) -> PyTree:
+    wide = [jnp.asarray(x) for x in pick(params, slots.floating)]
+    return put(params, slots.floating, [x.astype(sum_dtype(x.dtype)) for x in wide])
 
 
 def _as_float32(local: PyTree, slots: Slots) -> PyTree:

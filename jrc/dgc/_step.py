@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jrc._tree import sum_dtype
 from jrc._typing import Array, Leaf, PyTree
 from jrc.dgc import _axis
 from jrc.dgc._accumulate import momentum_step
@@ -76,10 +77,12 @@ def apply_step(
 
 
 def _added(x: Array, change: Array) -> Array:
-    """The sum in the dtype of `x`, made in float32 where that is wider."""
-    # JAX promotes half precision by itself, and 8-bit floats never.
-    wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-    return (wide + change).astype(x.dtype)
+    """The sum in the dtype of `x`; of 8 bits the largest number is as far as it goes."""
+    moved = x.astype(sum_dtype(x.dtype)) + change
+    if x.dtype.itemsize == 1:
+        limits = jnp.finfo(x.dtype)
+        moved = jnp.clip(moved, float(limits.min), float(limits.max))
+    return moved.astype(x.dtype)
 
 
 def _step(

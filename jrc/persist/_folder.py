@@ -67,10 +67,18 @@ def _hold(folder: str, stack: contextlib.ExitStack) -> None:
             os.makedirs(folder, exist_ok=True)
             stack.enter_context(locked(os.path.join(folder, LOCK)))
         except OSError as error:
-            raise type(error)(
-                f"jrc.save: the folder of a save is made and written to; {folder} cannot be: "
-                f"{error.strerror or error}. Give another, or change who may write to it."
-            ) from error
+            told = type(error)(_unwritable(folder, error.strerror or str(error)))
+            told.errno, told.filename = error.errno, error.filename
+            raise told from error
+        except ValueError as error:  # characters that no file system takes
+            raise ValueError(_unwritable(ascii(folder), str(error))) from error
+
+
+def _unwritable(folder: str, reason: str) -> str:
+    return (
+        f"jrc.save: the folder of a save is made and written to; {folder} cannot be: {reason}. "
+        "Give another, or change who may write to it."
+    )
 
 
 def _check_shared(folder: str) -> None:

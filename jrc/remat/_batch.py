@@ -1,5 +1,6 @@
 """The largest batch that fits into a budget."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,11 +10,13 @@ import numpy as np
 
 from jrc._errors import check_flag, name_of
 from jrc.remat._arguments import arguments_of
-from jrc.remat._budget import checked_budget
+from jrc.remat._budget import checked_budget, text_of
 from jrc.remat._candidates import Candidates
 from jrc.remat._memory import memory_needed
 from jrc.remat._plan import Plan
 from jrc.remat._planner import plan
+
+_logger = logging.getLogger("jrc")
 
 
 class LargestBatch(NamedTuple):
@@ -23,7 +26,8 @@ class LargestBatch(NamedTuple):
         plain: The largest batch with nothing re-run; 0 if none fits.
         recomputed: The largest batch that some plan fits; 0 if none does.
         plan: The cheapest plan for `recomputed` examples; `None` if none fits.
-        most: The largest batch that was looked at: where a size is this, more may fit.
+        most: The bound of the search, a multiple of `multiple_of`: where a size is this, more may
+            fit.
     """
 
     plain: int
@@ -133,11 +137,16 @@ def largest_batch(
 
     def plain(batch: int) -> int:
         args = arguments_of(fn, arguments(batch), argnums, who, numbers=True)
-        return memory_needed(args.lowered(fn, has_aux)).peak
+        return told(batch, "nothing re-run", memory_needed(args.lowered(fn, has_aux)).peak)
 
     def leanest(batch: int) -> int:
         candidates = Candidates.of(fn, arguments(batch), argnums, has_aux, who)
-        return min(memory_needed(candidates.lowered(candidates.rungs[0])).peak, known(batch))
+        least = memory_needed(candidates.lowered(candidates.rungs[0])).peak
+        return min(told(batch, "the leanest plan", least), known(batch))
+
+    def told(batch: int, what: str, peak: int) -> int:
+        _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, text_of(peak))
+        return peak
 
     seen: dict[int, int] = {}
 

@@ -1,11 +1,16 @@
 """Budgets: bytes as a number, as text, or as a fraction of what can be gained."""
 
+import operator
 import re
+from fractions import Fraction
 from typing import Any
 
+import jax
 import numpy as np
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+# `15`, `1.5`, `.5`, `1.5e9`.
+_NUMBER = r"((?:[0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})(?:e\+?[0-9]{1,2})?)"
 
 
 class BudgetError(ValueError):
@@ -30,20 +35,25 @@ def checked_budget(budget: object, who: str) -> int | float:
     """Bytes as an `int`, or a fraction as a `float` in [0, 1]."""
     if isinstance(budget, str):
         return _of_text(budget, who)
-    if isinstance(budget, float | np.floating):
+    if isinstance(budget, np.generic | np.ndarray | jax.Array) and np.ndim(budget) == 0:
+        budget = budget.item()
+    if isinstance(budget, float):
         if 0.0 <= budget <= 1.0:
-            return float(budget)
+            return budget
         raise ValueError(
             f"{who}: a budget that is a float is a fraction in [0, 1] between the least peak (0) "
             f"and that with nothing re-run (1); got {budget!r}. Write bytes as an int or as text: "
             "int(2e9), '2GiB'."
         )
-    if isinstance(budget, bool) or not hasattr(budget, "__index__"):
+    try:
+        size = None if isinstance(budget, bool) else operator.index(budget)  # type: ignore[arg-type]
+    except TypeError:
+        size = None
+    if size is None:
         raise TypeError(
             f"{who}: a budget is bytes (an int), text ('1.5GiB') or a fraction (a float in "
             f"[0, 1]); got {type(budget).__name__} {budget!r}. Write '1.5GiB' or 0.5."
         )
-    size = budget.__index__()  # type: ignore[attr-defined]
     if size <= 0:
         raise ValueError(
             f"{who}: a budget in bytes is positive; got {size}. Write '1.5GiB', or a fraction as a "
@@ -61,17 +71,20 @@ def text_of(size: float) -> str:
 
 
 def _of_text(text: str, who: str) -> int:
-    found = re.fullmatch(
-        r"\s*([0-9]*\.?[0-9]+(?:e\+?[0-9]{1,2})?)\s*([kmgt]?)(i?)(b?)\s*", text.lower()
-    )
-    size = 0
-    # "1.5" was meant as gigabytes or as a fraction, and never as a byte and a half.
-    plain = found and ("e" in found[1] or "." not in found[1])
-    if found and (found[2] or (plain and not found[3])):
-        size = int(float(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2]])
-    if size <= 0:
+    found = re.fullmatch(rf"\s*{_NUMBER}\s*([kmgt]?)(i?)(b?)\s*", text.lower())
+    size = Fraction(0)
+    if found and _is_size(*found.groups()):
+        size = Fraction(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2]]
+    if size < 1:
         raise ValueError(
             f"{who}: a budget as text is a number and a unit, such as '1.5GiB', '800MB' or "
             f"'123456 B'; got {text!r}. A fraction is no text: write 0.5."
         )
-    return size
+    return int(size)
+
+
+def _is_size(number: str, unit: str, binary: str, _: str) -> bool:
+    """Without a unit only whole numbers are, and those that are written so."""
+    # "1.5" was meant as gigabytes or as a fraction, and never as a byte and a half.
+    whole = Fraction(number).denominator == 1 and ("e" in number or "." not in number)
+    return bool(unit) or (whole and not binary)

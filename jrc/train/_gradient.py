@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jrc._errors import name_of
 from jrc._rng import fold_all
+from jrc._tree import sum_dtype
 from jrc._typing import Array, PyTree, RandomKey, Scalar
 from jrc.train._check import check_aux, check_call, check_model_state, checked_loss, pair_of
 
@@ -53,7 +54,9 @@ def gradient(
     first = jax.tree.map(lambda x: x[0], parts)
     shapes = jax.eval_shape(lambda: _of_part(loss_fn, params, model_state, first, key))
     # Many small parts of a bfloat16 gradient would be lost in a bfloat16 sum.
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), (shapes.loss, shapes.grads))
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, sum_dtype(x.dtype)), (shapes.loss, shapes.grads)
+    )
     (loss, grads, model_state), aux = jax.lax.scan(
         one_more, (*zeros, model_state), (jnp.arange(accumulate), parts)
     )
@@ -66,14 +69,9 @@ def mean_or_sum(
 ) -> Any:
     """How `aux` is put together: floating leaves are averaged, counts are added up."""
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return mean(leaf.astype(_wide(leaf.dtype)))
+        return mean(leaf.astype(sum_dtype(leaf.dtype)))
     # Counts that fit into a byte on one replica may not on all.
     return total(leaf.astype(jnp.int32) if leaf.dtype.itemsize < 4 else leaf)
-
-
-def _wide(dtype: Any) -> Any:
-    """A dtype to add up in: at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _over_parts(leaf: Array) -> Array:

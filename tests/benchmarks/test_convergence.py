@@ -124,35 +124,38 @@ def test_unknown_names_are_refused(option, capsys):
     assert f"{option}: there are d" in capsys.readouterr().err
 
 
-DENSE = [2.0, 2.2, 2.1]
+DENSE = {"0": 2.0, "1": 2.2, "2": 2.1}
 
 
 @pytest.mark.parametrize(
     "values, higher, said",
     [
-        ([2.1, 2.3], False, "within the range of dense"),
-        ([2.0], True, "within the range of dense"),
-        ([2.2, 2.5], False, "0.150 worse than every dense run"),
-        ([2.2, 2.5], True, "0.150 better than every dense run"),
-        ([1.9], False, "0.100 better than every dense run"),
-        ([1.9], True, "0.100 worse than every dense run"),
-        ([2.1, float("nan")], False, "diverged"),
+        ({"0": 2.1, "1": 2.3}, False, "within the dense seeds' range"),
+        ({"0": 2.0}, True, "within the dense seeds' range"),
+        ({"0": 2.2, "1": 2.5}, False, "0.150 worse than every dense seed"),
+        ({"0": 2.2, "1": 2.5}, True, "0.150 better than every dense seed"),
+        ({"0": 1.9}, False, "0.100 better than every dense seed"),
+        ({"0": 1.9}, True, "0.100 worse than every dense seed"),
+        ({"0": 2.1, "1": float("nan")}, False, "diverged"),
     ],
 )
-def test_a_mean_is_judged_by_the_range_of_dense_runs(values, higher, said):
+def test_a_mean_is_judged_by_the_range_of_dense_seeds(values, higher, said):
     assert judged(values, DENSE, higher) == said
 
 
 def test_judgement_without_dense_runs_and_in_percent():
-    assert judged([1.0], [], False) == "no dense run to compare with"
-    assert judged([0.98], [0.99], True, 100, 2) == "1.00 worse than every dense run"
+    assert judged({"0": 1.0}, {}, False) == "no dense run to compare with"
+    assert judged({"0": 1.0}, {"0": float("nan")}, False) == "dense diverged"
+    assert judged({"0": 0.98}, {"0": 0.99}, True, 100, 2) == "1.00 worse than every dense seed"
 
 
-def test_a_difference_has_its_standard_error():
-    # Variances 2 and 8 of two runs each: the difference's is 2 / 2 + 8 / 2.
-    assert difference([3.0, 5.0], [0.0, 4.0], 1, 3) == "+2.000 ± 2.236"
-    assert difference([0.98], [0.99, 0.99], 100, 2) == "-1.00"
-    assert difference([1.0], [], 1, 3) == "-"
+def test_a_difference_is_that_of_the_same_seeds_with_its_standard_error():
+    # Gaps of 3, 1 and 2; dense of a seed that the others lack counts nowhere.
+    values = {"0": 5.0, "1": 2.0, "2": 6.0}
+    assert difference(values, {"0": 2.0, "1": 1.0, "2": 4.0, "3": 9.0}, 1, 3) == "+2.000 ± 0.577"
+    assert difference({"0": 0.98}, {"0": 0.99}, 100, 2) == "-1.00"
+    assert difference({"0": 1.0}, {}, 1, 3) == "-"
+    assert difference(values, {"0": float("inf"), "1": 1.0}, 1, 3) == "-"
 
 
 def made(final, sent=1e6):
@@ -190,11 +193,17 @@ def test_the_table_of_a_report(report):
     assert head[2:5] == ("mean", "range", "to dense")
     dense, dgc, eight = rows
     assert dense[1:] == ("4", "2.250", "2.000–2.500", "-", "1 MB", "100 kB", "100.000%", "-")
-    assert dgc[2:5] == ("2.500", "2.250–2.750", "+0.250 ± 0.354")
-    assert dgc[5:] == ("20 kB, 1/50", "2 kB, 1/50", "2.000%", "within the range of dense")
-    # Dense runs are of one kind, however many replicas share the batch.
-    assert (eight[4], eight[8]) == ("+0.000", "within the range of dense")
+    assert dgc[2:5] == ("2.500", "2.250–2.750", "+0.250 ± 0.000")
+    assert dgc[5:] == ("20 kB, 1/50", "2 kB, 1/50", "2.000%", "within the dense seeds' range")
+    # Judged by dense runs with as many replicas, which there are not.
+    assert (eight[4], eight[8]) == ("-", "no dense run to compare with")
     assert len({len(row) for row in (head, *rows)}) == len({len(row) for row in paper}) == 1
+
+
+def test_the_table_of_a_run_that_diverged(report):
+    report["tasks"]["gpt"]["runs"]["dgc_4"]["1"] = made(float("nan"), 2e4)
+    _, dgc, _ = tables(report)[0][1][1:]
+    assert dgc[2:5] == ("diverged", "1 of 2", "-") and dgc[8] == "diverged"
 
 
 def test_no_runs_no_table(report):
@@ -281,12 +290,12 @@ def test_batches_depend_on_seed_and_step_alone():
             assert not np.array_equal(jax.tree.leaves(one)[0], jax.tree.leaves(other)[0])
 
 
-def test_the_brief_table_takes_all_dense_runs_together(report):
+def test_the_brief_table(report):
     runs = report["tasks"]["gpt"]["runs"]
     assert len(brief(report)) == 1  # a task without all of its ways has no line
-    runs |= {"dgc99_4": {"0": made(2.0, 5e5)}, "dense_8": {"0": made(3.0)}}
+    runs["dgc99_4"] = {"0": made(2.0, 5e5)}
     _, line = brief(report)
     assert line == (
-        "GPT: bits", "2.500 (2.000–3.000)", "2.000 (2.000–2.000)", "1/2", "2.500 (2.250–2.750)",
+        "GPT: bits", "2.250 (2.000–2.500)", "2.000 (2.000–2.000)", "1/2", "2.500 (2.250–2.750)",
         "1/50",
     )  # fmt: skip

@@ -143,3 +143,20 @@ def test_eight_bits_are_widened_for_the_sum(dtype, min_size):
     new, _ = tx.apply(gradients, tx.init(params), params)
     expected = [0.5, 3.0, 0.0, -0.5] if min_size else [1.0, 3.0, 1.0, 1.0]
     assert new.dtype == dtype and new.astype(jnp.float32).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_eight_bits_go_as_far_as_they_go(dtype):
+    tx = dgc_momentum(1.0, 0.9, 0, sparsity=0.75, min_size=0)
+    most = jnp.finfo(dtype).max
+    params, gradients = jnp.full(4, most), jnp.array([0.0, -(2.0**17), 0.0, 0.0])
+    new, _ = tx.apply(gradients, tx.init(params), params)
+    assert (new == most).all() and new.dtype == dtype
+
+
+def test_eight_bits_under_regularisation():
+    decayed = optax.add_decayed_weights(0.5)
+    tx = dgc_momentum(1.0, 0.9, 0, sparsity=0.75, min_size=0, regularization=decayed)
+    params = jnp.full(4, 2.0, "float8_e4m3fn")
+    new, _ = tx.apply(jnp.array([0.0, 3.0, 0.0, 0.0]), tx.init(params), params)
+    assert new.astype(jnp.float32).tolist() == [2.0, -2.0, 2.0, 2.0]

@@ -181,6 +181,8 @@ def test_without_compiling():
         ("1e9", 10**9),
         ("1.5E+3", 1500),
         ("2e3 KiB", 2000 * 1024),
+        ("2.e9", 2 * 10**9),
+        (np.array(10), 10),
     ],
 )
 def test_budgets_in_words(text, size):
@@ -208,6 +210,12 @@ def test_budgets_in_words(text, size):
         ("1 iB", ValueError, "got '1 iB'."),
         ("0.1", ValueError, "got '0.1'."),
         ("1e-1", ValueError, "got '1e-1'."),
+        ("2.", ValueError, "got '2.'."),
+        ("1.5e0", ValueError, "got '1.5e0'."),
+        ("1.23456e3", ValueError, "got '1.23456e3'."),
+        ("9" * 400, ValueError, "got '999"),
+        (np.array(2.0), ValueError, "a fraction in [0, 1]"),
+        (np.ones(2), TypeError, "got ndarray array([1., 1.])"),
         (np.float32(1.5), ValueError, "a fraction in [0, 1]"),
     ],
 )
