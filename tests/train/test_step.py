@@ -628,7 +628,7 @@ def test_eight_bit_gradients_of_parts_are_summed():
     def loss_fn(params, batch, key):
         return jnp.mean(batch @ params.astype(jnp.float32))
 
-    params, tx = jnp.zeros(4, "float8_e4m3fn"), jrc.dgc_momentum(0.5, 0.9)
+    params, tx = jnp.zeros(4, "float8_e4m3fn"), jrc.dgc_momentum(0.5, 0.9, 0)
     state = jrc.init_state(params, tx, jax.random.key(0))
     step = jrc.make_train_step(loss_fn, tx, accumulate=2)
     state, _ = step(state, np.asarray([[1.0] * 4, [3.0] * 4], np.float32))
