@@ -628,9 +628,9 @@ def test_eight_bit_gradients_of_parts_are_summed():
     def loss_fn(params, batch, key):
         return jnp.mean(batch @ params.astype(jnp.float32))
 
-    params, tx = jnp.zeros(4, "float8_e4m3fn"), jrc.dgc_momentum(0.5, 0.9, 0)
-    state = jrc.init_state(params, tx, jax.random.key(0))
-    step = jrc.make_train_step(loss_fn, tx, accumulate=2)
-    state, _ = step(state, np.asarray([[1.0] * 4, [3.0] * 4], np.float32))
+    params, tx = jnp.zeros(4, "float8_e4m3fn"), jrc.dgc_momentum(0.5, 0.9, 0, axis_name="data")
+    state = jrc.init_state(params, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(loss_fn, tx, mesh=mesh(), accumulate=2)
+    state, _ = step(state, np.asarray([[1.0] * 4, [3.0] * 4] * len(jax.devices()), np.float32))
     assert state.params.dtype == params.dtype
     assert state.params.astype(jnp.float32).tolist() == [-1.0] * 4
