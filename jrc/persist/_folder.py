@@ -67,9 +67,8 @@ def _hold(folder: str, stack: contextlib.ExitStack) -> None:
             os.makedirs(folder, exist_ok=True)
             stack.enter_context(locked(os.path.join(folder, LOCK)))
         except OSError as error:
-            told = type(error)(_unwritable(folder, error.strerror or str(error)))
-            told.errno, told.filename = error.errno, error.filename
-            raise told from error
+            # With its number the text of an error would be that of the system again.
+            raise type(error)(_unwritable(folder, error.strerror or str(error))) from error
         except ValueError as error:  # characters that no file system takes
             raise ValueError(_unwritable(ascii(folder), str(error))) from error
 

@@ -187,6 +187,8 @@ ROWS = [
         "notes is a file", "Give another path"),
     Row(SAVE, "a folder that cannot be made", lambda: jrc.save("x" * 300, PARAMS), OSError,
         "the folder of a save is made", "cannot be: File name too long", "Give another"),
+    Row(SAVE, "a path that no file system takes", lambda: jrc.save("a\0b", PARAMS), Value,
+        "the folder of a save is made", "cannot be: embedded null byte", "Give another"),
     Row(SAVE, "text in a state", lambda: jrc.save("run", {"w": "text"}), Type,
         "every leaf is an array", "'w' is str 'text'", "Make it one with jnp.asarray"),
     Row(SAVE, "a number alone", lambda: jrc.save("run", 3), Type, "every leaf is an array",
