@@ -47,14 +47,15 @@ def _title(task: Mapping[str, Any]) -> str:
     return (
         f"{task['title']} ({first['parameters']:,} parameters, {settings['steps']:,} steps of "
         f"{settings['batch']}): held-out {what} at the end, mean and range of {spread}, "
-        "differences to dense with as many replicas ± their standard error over the seeds; bytes "
+        "differences to dense with as many replicas ± their standard error over the seeds, and "
+        "whether the mean lies within the range of the dense seeds or how far outside; bytes "
         "that a replica sent in the whole run and in its last step, as a share of dense "
         f"({first['device'].split(' x ')[-1]}, jax {first['jax']})"
     )
 
 
 def _rows(task: Mapping[str, Any]) -> Rows:
-    words = "N", "mean", "range", "to dense", "sent", "last step", "density", "judgement"
+    words = "N", "mean", "range", "to dense", "dense range", "sent", "last step", "density"
     return [("", *words), *(_row(task, name) for name, runs in task["runs"].items() if runs)]
 
 
@@ -70,10 +71,10 @@ def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
         str(about["replicas"]),
         *mean_and_range(task, runs),
         "-" if is_dense else difference(values, base, scale, digits),
+        "-" if is_dense else judged(values, base, higher, scale, digits),
         sent(runs, lambda run: (run["bytes_sent"], run["bytes_dense"])),
         sent(runs, lambda run: (run["bytes_last"], run["bytes_dense"] / steps)),
         f"{density:.3%}",
-        "-" if is_dense else judged(values, base, higher, scale, digits),
     )
 
 
@@ -161,17 +162,17 @@ def judged(
         digits: Its decimals.
 
     Returns:
-        `within the dense seeds' range`, or how far outside of it and on which side.
+        `within`, or how far outside and on which side.
     """
     if not dense:
-        return "no dense run to compare with"
+        return "-"
     if not all(map(math.isfinite, (*values.values(), *dense.values()))):
         return "diverged" if all(map(math.isfinite, dense.values())) else "dense diverged"
     mean, low, high = statistics.fmean(values.values()), min(dense.values()), max(dense.values())
     # A mean of equal figures may be rounded.
     if low - 1e-9 <= mean <= high + 1e-9:
-        return "within the dense seeds' range"
+        return "within"
     above = mean > high
     word = "better" if above == higher_is_better else "worse"
     away = scale * (mean - high if above else low - mean)
-    return f"{away:.{digits}f} {word} than every dense seed"
+    return f"{away:.{digits}f} {word}"
