@@ -18,9 +18,9 @@ passes through five levels of sparsity in a tenth of the steps, and leaves tenso
 dense.
 
 How many steps there are matters: at 99.9 % on four replicas four entries in a thousand move in a
-step, so an entry waits for 250 steps on average, at 99 % for 25. A run whose steps are not many
-times as many ends before they have caught up. The tasks are as small, and runs as long, as lets the
-whole table be made on a few cores; the paper's shortest run has some ten thousand steps.
+step, so an entry waits for 250 steps on average, at 99 % for 25. The tasks are as small, and runs
+as long, as lets the whole table be made on a few cores in about three hours; the paper's shortest
+run has some ten thousand steps.
 
 Sizes and numbers of steps, unlike the rate, were chosen after trials in which DGC was seen too. An
 LSTM of 2 x 128 with 8,000 steps came first: DGC's three seeds ended at 2.153 to 2.158 bits a byte,
