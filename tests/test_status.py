@@ -2,13 +2,14 @@
 
 import logging
 import os
-import pty
 import subprocess
 import sys
 
 import pytest
 
 from jrc._status import shown_meanwhile
+
+pty = pytest.importorskip("pty")  # Windows has none
 
 # A handler of the root logger, as many libraries leave one behind.
 PROGRAM = """
