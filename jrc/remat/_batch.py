@@ -110,7 +110,7 @@ def largest_batch(
             f"before the batch is known; got {budget!r}. Write bytes: '16GiB'."
         )
     for name, number in (("multiple_of", multiple_of), ("most", most)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
             raise ValueError(
                 f"{who}: {name} is a whole number from 1; got {number!r}. Leave it out to look at "
                 f"{'every batch' if name == 'multiple_of' else 'all up to a million'}."
@@ -155,7 +155,7 @@ def largest_batch(
             seen[batch] = plain(batch)
         return seen[batch]
 
-    end = most // multiple_of * multiple_of
+    multiple_of, end = int(multiple_of), int(most // multiple_of * multiple_of)
     without = _largest(known, limit, multiple_of, end)
     recomputed = max(without, _largest(leanest, limit, multiple_of, end))
     if not recomputed:

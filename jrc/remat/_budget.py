@@ -35,6 +35,11 @@ def checked_budget(budget: object, who: str) -> int | float:
     """Bytes as an `int`, or a fraction as a `float` in [0, 1]."""
     if isinstance(budget, str):
         return _of_text(budget, who)
+    if isinstance(budget, jax.core.Tracer):
+        raise TypeError(
+            f"{who}: a budget is known before anything is traced; got {budget.aval}. Ask for the "
+            "plan outside of jax.jit."
+        )
     if isinstance(budget, np.generic | np.ndarray | jax.Array) and np.ndim(budget) == 0:
         budget = budget.item()
     if isinstance(budget, float):
