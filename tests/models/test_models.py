@@ -35,7 +35,7 @@ def test_seed_mlp():
 def test_gpt_is_causal_and_marks_its_blocks():
     params = gpt.init(jax.random.key(0), SMALL)
     tokens = jax.random.randint(jax.random.key(1), (1, 8), 0, 256)
-    apply = functools.partial(gpt.apply, params, config=SMALL)
+    apply = jax.jit(functools.partial(gpt.apply, params, config=SMALL))
     changed = tokens.at[0, 5].set((tokens[0, 5] + 1) % 256)
     one, two = apply(tokens), apply(changed)
     assert jnp.array_equal(one[:, :5], two[:, :5]) and not jnp.array_equal(one[:, 5:], two[:, 5:])
@@ -45,21 +45,25 @@ def test_gpt_is_causal_and_marks_its_blocks():
 
 
 def test_gpt_starts_near_the_uniform_distribution():
-    params = gpt.init(jax.random.key(0), gpt.Config())
+    config = gpt.Config()
+    params = jax.jit(functools.partial(gpt.init, config=config))(jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (2, 65), 0, 256)
-    assert abs(float(gpt.loss(params, tokens, config=gpt.Config())) - np.log(256)) < 0.05
+    loss = jax.jit(functools.partial(gpt.loss, config=config))(params, tokens)
+    assert abs(float(loss) - np.log(256)) < 0.05
 
 
 def test_dropout_follows_its_key():
     params = gpt.init(jax.random.key(0), SMALL)
     tokens = jnp.zeros((2, 8), int)
-    apply = functools.partial(gpt.apply, params, tokens, SMALL)
+    apply = jax.jit(functools.partial(gpt.apply, params, tokens, SMALL))
     assert jnp.array_equal(apply(key=jax.random.key(1)), apply(key=jax.random.key(1)))
     assert not jnp.array_equal(apply(key=jax.random.key(1)), apply(key=jax.random.key(2)))
     assert not jnp.array_equal(apply(), apply(key=jax.random.key(1)))
     lean = jrc.recompute_segments(gpt.loss, SMALL.boundaries)
     args = (params, jnp.arange(18).reshape(2, 9), jax.random.key(3))
-    got, want = (jax.grad(f)(*args, config=SMALL) for f in (lean, gpt.loss))
+    got, want = (
+        jax.jit(jax.grad(functools.partial(f, config=SMALL)))(*args) for f in (lean, gpt.loss)
+    )
     errors = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(b).max()), got, want)
     assert max(jax.tree.leaves(errors)) < 1e-6
 
@@ -92,10 +96,14 @@ def test_scanned_blocks_are_the_unrolled_ones(dropout):
     batch, key = jnp.arange(18).reshape(2, 9), jax.random.key(3) if dropout else None
     params = gpt.init(jax.random.key(0), unrolled)
     stacked = gpt.init(jax.random.key(0), scanned)
-    value, grads = jax.value_and_grad(gpt.loss)(params, batch, key, config=unrolled)
+
+    def value_and_grad(params, **options):
+        loss = functools.partial(gpt.loss, **options)
+        return jax.jit(jax.value_and_grad(loss))(params, batch, key)
+
+    value, grads = value_and_grad(params, config=unrolled)
     for loop in (jax.lax.scan, functools.partial(jrc.recompute_scan, segments=3)):
-        loss = functools.partial(gpt.loss, config=scanned, loop=loop)
-        again, found = jax.value_and_grad(loss)(stacked, batch, key)
+        again, found = value_and_grad(stacked, config=scanned, loop=loop)
         assert abs(float(again - value)) < 1e-6
         blocks = found.pop("blocks")
         found |= {name: jax.tree.map(lambda x, i=i: x[i], blocks)

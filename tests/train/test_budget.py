@@ -11,7 +11,7 @@ import jrc
 from jrc._jaxpr import flops
 from jrc.remat._memory import memory_of
 
-DEPTH, WIDTH, BATCH = 4, 16, 64
+DEPTH, WIDTH, BATCH = 3, 16, 64
 TX = optax.adam(1e-3)
 
 
