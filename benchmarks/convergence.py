@@ -6,9 +6,9 @@
 Three tasks: a ResNet-20 on scikit-learn's digits (`--data PATH`: CIFAR-10), a byte-level GPT and a
 byte-level LSTM on the standard library's source. Each is trained by dense momentum SGD and by DGC
 on 4 and 8 replicas, by DGC on 4 without each of momentum correction, factor masking, local clipping
-and warm-up, by DGC on 4 that goes no further than 99 %, and dense on 4 without clipping, to see
-what that is worth where nothing is compressed. Everything runs through
-`jrc.make_train_step`; on a CPU replicas are virtual.
+and warm-up, by DGC on 4 that goes no further than 99 %, with factor masking and without, and dense
+on 4 without clipping, to see what that is worth where nothing is compressed. Everything runs
+through `jrc.make_train_step`; on a CPU replicas are virtual.
 
 All methods have the same parameters, batches, rate, momentum and bound C of the gradient: dense
 clips the mean gradient's norm to C, DGC each tensor's local one to C sqrt(N). The whole batch does

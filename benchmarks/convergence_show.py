@@ -48,14 +48,17 @@ def _title(task: Mapping[str, Any]) -> str:
         f"{task['title']} ({first['parameters']:,} parameters, {settings['steps']:,} steps of "
         f"{settings['batch']}): held-out {what} at the end, mean and range of {spread}, "
         "differences to dense with as many replicas ± their standard error over the seeds, and "
-        "whether the mean lies within the range of the dense seeds or how far outside; bytes "
+        "whether the mean lies within the range of the dense seeds or how far outside; the loss of "
+        f"training over the last {_last_stretch(first)} of the steps, whose seeds lie closer "
+        "together, and its difference; bytes "
         "that a replica sent in the whole run and in its last step, as a share of dense "
         f"({first['device'].split(' x ')[-1]}, jax {first['jax']})"
     )
 
 
 def _rows(task: Mapping[str, Any]) -> Rows:
-    words = "N", "mean", "range", "to dense", "dense range", "sent", "last step", "density"
+    words = "N", "mean", "range", "to dense", "dense range", "training", "to dense"
+    words = *words, "sent", "last step", "density"
     return [("", *words), *(_row(task, name) for name, runs in task["runs"].items() if runs)]
 
 
@@ -65,6 +68,7 @@ def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
     scale, digits, _ = _format(task)
     dense = task["runs"].get(f"dense_{about['replicas']}", {})
     values, base, is_dense = finals(task, runs), finals(task, dense), runs is dense
+    learnt, learnt_dense = training(runs), training(dense)
     density = statistics.fmean(run["density"] for run in runs.values())
     return (
         about["title"],
@@ -72,6 +76,8 @@ def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
         *mean_and_range(task, runs),
         "-" if is_dense else difference(values, base, scale, digits),
         "-" if is_dense else judged(values, base, higher, scale, digits),
+        f"{statistics.fmean(learnt.values()):.3f}",
+        "-" if is_dense else difference(learnt, learnt_dense, 1, 3),
         sent(runs, lambda run: (run["bytes_sent"], run["bytes_dense"])),
         sent(runs, lambda run: (run["bytes_last"], run["bytes_dense"] / steps)),
         f"{density:.3%}",
@@ -80,10 +86,10 @@ def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 def brief(report: Mapping[str, Any]) -> Rows:
     """A line for each task: dense and two grades of DGC on four replicas, without judgement."""
-    names = "dense_4", "dgc99_4", "dgc_4"
+    names = "dense_4", "dgc_4", "unmasked99_4"
     tasks = [t for t in report["tasks"].values() if all(map(t["runs"].get, names))]
-    head = "held-out, mean (range)", "dense", "DGC 99 %", "sent", "DGC 99.9 %", "sent"
-    return [head, *(_brief(task, names) for task in tasks)]
+    ways = "dense", "DGC 99.9 %", "sent", "DGC 99 %, unmasked", "sent"
+    return [("held-out, mean (range)", *ways), *(_brief(task, names) for task in tasks)]
 
 
 def _brief(task: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
@@ -114,6 +120,16 @@ def _format(task: Mapping[str, Any]) -> tuple[int, int, str]:
 def finals(task: Mapping[str, Any], runs: Mapping[str, Any]) -> dict[str, float]:
     """The figure that counts, by seed."""
     return {seed: run["final"][task["metric"]] for seed, run in runs.items()}
+
+
+def training(runs: Mapping[str, Any]) -> dict[str, float]:
+    """Mean loss of training since the last point but one of the curve, by seed."""
+    return {seed: run["curve"][-1]["train_loss"] for seed, run in runs.items()}
+
+
+def _last_stretch(run: Mapping[str, Any]) -> str:
+    before, end = (point["step"] for point in run["curve"][-2:])
+    return f"{(end - before) / end:.0%}"
 
 
 def difference(

@@ -159,8 +159,13 @@ def test_a_difference_is_that_of_the_same_seeds_with_its_standard_error():
 
 
 def made(final, sent=1e6):
+    curve = [
+        {"step": 0, "bytes": 0, "loss": 8.0},
+        {"step": 8, "bytes": sent / 2, "train_loss": 4.0, "loss": 4.0},
+        {"step": 10, "bytes": sent, "train_loss": final - 0.5, "loss": final},
+    ]
     return {
-        "curve": [{"step": 0, "bytes": 0, "loss": 8.0}, {"step": 10, "bytes": sent, "loss": final}],
+        "curve": curve,
         "final": {"loss": final}, "parameters": 100, "bytes_sent": sent, "bytes_dense": 1e6,
         "bytes_last": sent / 10, "density": sent / 1e6, "device": "4 x cpu", "jax": "0.0",
     }  # fmt: skip
@@ -190,13 +195,16 @@ def report():
 def test_the_table_of_a_report(report):
     (title, (head, *rows)), (_, paper) = tables(report)
     assert title.startswith("GPT (100 parameters, 10 steps of 8)") and "range of 2 seeds" in title
+    assert "training over the last 20% of the steps" in title
     assert head[2:5] == ("mean", "range", "to dense")
     dense, dgc, eight = rows
-    assert dense[1:] == ("4", "2.250", "2.000–2.500", "-", "-", "1 MB", "100 kB", "100.000%")
+    one = "1.750", "-", "1 MB", "100 kB", "100.000%"
+    assert dense[1:] == ("4", "2.250", "2.000–2.500", "-", "-", *one)
     assert dgc[2:6] == ("2.500", "2.250–2.750", "+0.250 ± 0.000", "within")
-    assert dgc[6:] == ("20 kB, 1/50", "2 kB, 1/50", "2.000%")
+    assert dgc[6:8] == ("2.000", "+0.250 ± 0.000")
+    assert dgc[8:] == ("20 kB, 1/50", "2 kB, 1/50", "2.000%")
     # Judged by dense runs with as many replicas, which there are not.
-    assert eight[4:6] == ("-", "-")
+    assert eight[4:8] == ("-", "-", "1.750", "-")
     assert len({len(row) for row in (head, *rows)}) == len({len(row) for row in paper}) == 1
 
 
@@ -223,7 +231,7 @@ def test_the_readme_has_the_table_and_the_picture(report, tmp_path, monkeypatch)
 
 def test_a_picture_of_what_has_both_methods(report, tmp_path):
     sent, losses = curves(report["tasks"]["gpt"]["runs"]["dgc_4"])
-    assert sent.tolist() == [2e4] and losses.tolist() == [[2.25], [2.75]]
+    assert sent.tolist() == [1e4, 2e4] and losses.tolist() == [[4.0, 2.25], [4.0, 2.75]]
     path = convergence.plot(report, tmp_path / "new")
     assert path.read_bytes().startswith(b"\x89PNG")
     del report["tasks"]["gpt"]["runs"]["dgc_4"]
@@ -293,9 +301,9 @@ def test_batches_depend_on_seed_and_step_alone():
 def test_the_brief_table(report):
     runs = report["tasks"]["gpt"]["runs"]
     assert len(brief(report)) == 1  # a task without all of its ways has no line
-    runs["dgc99_4"] = {"0": made(2.0, 5e5)}
+    runs["unmasked99_4"] = {"0": made(2.0, 5e5)}
     _, line = brief(report)
     assert line == (
-        "GPT: bits", "2.250 (2.000–2.500)", "2.000 (2.000–2.000)", "1/2", "2.500 (2.250–2.750)",
-        "1/50",
+        "GPT: bits", "2.250 (2.000–2.500)", "2.500 (2.250–2.750)", "1/50", "2.000 (2.000–2.000)",
+        "1/2",
     )  # fmt: skip

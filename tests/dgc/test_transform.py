@@ -223,3 +223,22 @@ def test_zero_gradients_are_clipped_to_zero():
     updates, state = tx.update(jnp.zeros(50), tx.init(jnp.zeros(50)))
     assert_bit_equal((updates, state.v), (jnp.zeros(50), jnp.zeros((1, 50))))
     assert int(state.skipped) == 0
+
+
+@pytest.mark.parametrize("turns", [1, 2, 10, 100])
+def test_masking_costs_an_entry_that_is_sent_often_most_of_its_momentum(turns):
+    # Equal gradients: each entry is sent when its turn comes, every so many steps.
+    m, params, gradients = 0.9, {"w": jnp.zeros(turns)}, {"w": jnp.ones(turns)}
+    moved = {}
+    for masked in (True, False):
+        tx = scale_by_dgc(m, sparsity=(1 - 1 / turns,), min_size=0, factor_masking=masked)
+
+        def step(state, _, tx=tx):
+            updates, state = tx.update(gradients, state, params)
+            return state, updates["w"]
+
+        _, path = jax.lax.scan(step, tx.init(params), None, length=40 * max(turns, 10))
+        moved[masked] = path[-turns:].sum(0)
+    assert jnp.allclose(moved[False], turns / (1 - m), rtol=1e-4)
+    lost = m * (1 - m**turns) / (turns * (1 - m))
+    assert jnp.allclose(moved[True] / moved[False], 1 - lost, rtol=1e-4)
