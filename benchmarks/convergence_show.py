@@ -49,8 +49,7 @@ def _title(task: Mapping[str, Any]) -> str:
         f"{settings['batch']}): held-out {what} at the end, mean and range of {spread}, "
         "differences to dense with as many replicas ± their standard error over the seeds, and "
         "whether the mean lies within the range of the dense seeds or how far outside; the loss of "
-        f"training over the last {_last_stretch(first)} of the steps, whose seeds lie closer "
-        "together, and its difference; bytes "
+        f"training over the last {_last_stretch(first)} of the steps, and its difference; bytes "
         "that a replica sent in the whole run and in its last step, as a share of dense "
         f"({first['device'].split(' x ')[-1]}, jax {first['jax']})"
     )

@@ -8,8 +8,8 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -63,7 +63,9 @@ class Loss:
         def gradient(moving: Sequence[Any], rest: Sequence[Any]) -> Any:
             return jax.value_and_grad(self.marked_value, has_aux=True)(list(moving), rest)
 
-        return jax.jit(gradient).lower(self.moving, self.rest).compile()
+        lowered = jax.jit(gradient).lower(self.moving, self.rest)
+        with _names_in_cache_keys():
+            return lowered.compile()
 
     def _split(
         self, run: Callable[..., Any], moving: Sequence[Any], rest: Sequence[Any]
@@ -140,3 +142,19 @@ def loss_of(
     traced = trace_program(flat, (*moving, *rest), {})
     constants = traced.inputs[: len(traced.inputs) - len(order)]
     return Loss(traced.program, constants, moving, rest, apart.name)
+
+
+@contextmanager
+def _names_in_cache_keys() -> Iterator[None]:
+    """Compile programs apart that differ in their name scopes alone.
+
+    JAX's cache of compiled programs (`jax_compilation_cache_dir`) takes them for one, and would
+    hand out another function's marks.
+    """
+    option = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, option)
+    jax.config.update(option, True)
+    try:
+        yield
+    finally:
+        jax.config.update(option, before)

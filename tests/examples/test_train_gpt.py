@@ -47,4 +47,5 @@ def test_errors(more, words, tmp_path, capfd):
     # The tests' processes have eight devices.
     with pytest.raises(SystemExit) as stopped:
         train_gpt.main([*TOY, "--replicas", "8", "--out", str(tmp_path), *more])
+    assert stopped.value.code not in (0, None)
     assert words in f"{' '.join(capfd.readouterr())} {stopped.value}"

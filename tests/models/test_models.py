@@ -35,12 +35,13 @@ def test_seed_mlp():
 def test_gpt_is_causal_and_marks_its_blocks():
     params = gpt.init(jax.random.key(0), SMALL)
     tokens = jax.random.randint(jax.random.key(1), (1, 8), 0, 256)
-    apply = jax.jit(functools.partial(gpt.apply, params, config=SMALL))
+    plain = functools.partial(gpt.apply, params, config=SMALL)
+    apply = jax.jit(plain)
     changed = tokens.at[0, 5].set((tokens[0, 5] + 1) % 256)
     one, two = apply(tokens), apply(changed)
     assert jnp.array_equal(one[:, :5], two[:, :5]) and not jnp.array_equal(one[:, 5:], two[:, 5:])
     assert one.shape == (1, 8, 256) and apply(tokens[:, :3]).shape == (1, 3, 256)
-    cut = jrc.find_segments(lambda t: apply(t), SMALL.boundaries, tokens)
+    cut = jrc.find_segments(lambda t: plain(t), SMALL.boundaries, tokens)
     assert cut.held == ("block_0", "block_1") and cut.crossing == ()
 
 

@@ -398,3 +398,21 @@ def test_errors_say_the_way_out(case):
     with pytest.raises(kind) as error:
         call()
     assert text in str(error.value) and str(error.value).startswith("jrc.explain: ")
+
+
+def test_marks_are_those_of_the_function_whatever_was_compiled_before():
+    # Equal programs but for their marks; the tests share a cache of compiled programs.
+    assert jax.config.jax_compilation_cache_dir
+
+    def marked(*names):
+        def loss(w, x):
+            for name in names:
+                x = jnp.cos(jnp.tanh(x @ w))
+                x = jrc.mark(x, name) if name else x
+            return jnp.sum(x)
+
+        return loss
+
+    for names in (("one", "two"), (None, None), ("three", "four"), (None, "two"), (None, None)):
+        live = jrc.explain(marked(*names), W, X).live
+        assert {point.mark for point in live if point.mark} == {name for name in names if name}
