@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 import jrc
 
 WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
+TO_99 = {"sparsity": (*WARM_UP[:3], 0.99)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +40,8 @@ METHODS = {
     "dense_4": Method("dense momentum SGD", 4, None),
     "unclipped_dense_4": Method("dense, no clipping", 4, None, clipped=False),
     "dgc_4": Method("DGC 99.9 %", 4, {}),
-    "dgc99_4": Method("DGC 99 %", 4, {"sparsity": (*WARM_UP[:3], 0.99)}),
-    "unmasked99_4": Method(
-        "DGC 99 %, no factor masking",
-        4,
-        {"sparsity": (*WARM_UP[:3], 0.99), "factor_masking": False},
-    ),
+    "dgc99_4": Method("DGC 99 %", 4, TO_99),
+    "unmasked99_4": Method("DGC 99 %, no factor masking", 4, TO_99 | {"factor_masking": False}),
     "uncorrected_4": Method("DGC, no momentum correction", 4, {}, corrected=False),
     "unmasked_4": Method("DGC, no factor masking", 4, {"factor_masking": False}),
     "unclipped_4": Method("DGC, no local clipping", 4, {"local_grad_clip_norm": None}),

@@ -8,6 +8,7 @@
 
 import dataclasses
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -20,6 +21,7 @@ from jrc._jaxpr import trace as trace_program
 from jrc.remat._arguments import arguments_of, called
 
 _MARK_SCOPE = "jrc_mark_"
+_COMPILING = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,12 +151,14 @@ def _names_in_cache_keys() -> Iterator[None]:
     """Compile programs apart that differ in their name scopes alone.
 
     JAX's cache of compiled programs (`jax_compilation_cache_dir`) takes them for one, and would
-    hand out another function's marks.
+    hand out another function's marks. The option is that of the whole process: threads take turns,
+    so that each finds the user's own value and puts it back.
     """
     option = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(jax.config, option)
-    jax.config.update(option, True)
-    try:
-        yield
-    finally:
-        jax.config.update(option, before)
+    with _COMPILING:
+        before = getattr(jax.config, option)
+        jax.config.update(option, True)
+        try:
+            yield
+        finally:
+            jax.config.update(option, before)
