@@ -25,12 +25,6 @@ def name_of(function: object) -> str:
     return getattr(inner, "__name__", None) or type(inner).__name__
 
 
-def check_flag(value: object, name: str, who: str) -> None:
-    """Refuse what is neither true nor false: a word such as `"no"` would count as true."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{who}: {name} is True or False; got {value!r}.")
-
-
 @contextlib.contextmanager
 def speaking_as(who: str, inner: str) -> Iterator[None]:
     """Errors of a function that a thin one calls, under the name that the user typed.

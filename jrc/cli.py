@@ -16,7 +16,7 @@ from rich.console import Console
 
 from jrc import remat
 from jrc._errors import close_to, listed
-from jrc._status import shown_meanwhile
+from jrc._progress import shown_meanwhile
 
 _ABOUT = """\
 See what a gradient keeps, and make it fit a memory budget. Nothing is run: functions are traced

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import check_flag, name_of, speaking_as
+from jrc._errors import name_of, speaking_as
 from jrc._jaxpr import Program, Traced, inline_all, trace
 from jrc._tree import is_array, is_traced, named_leaves, split
 from jrc._typing import Array, PyTree
+from jrc._validate import check_flag
 from jrc.compat._block import call_back, checked_callbacks
 from jrc.compat._check import check_function, check_loss, leaf_names
 from jrc.compat._flow import gated, gates_of, is_reached, probes_of, receivers

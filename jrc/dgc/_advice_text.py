@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jrc.dgc._units import bandwidth_text, bytes_text, seconds_text
+from jrc._text import bandwidth_text, network_text, seconds_text
 
 if TYPE_CHECKING:
     from jrc.dgc._advice import DGCAdvice
@@ -32,7 +32,7 @@ def _table(advice: "DGCAdvice") -> str:
     out.add_column("bytes sent", justify="right")
     out.add_column("step", justify="right")
     for name, cost in ways.items():
-        out.add_row(name, bytes_text(cost.bytes), seconds_text(cost.seconds))
+        out.add_row(name, network_text(cost.bytes), seconds_text(cost.seconds))
     console = Console(width=110, color_system=None)
     with console.capture() as capture:
         console.print(out)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jrc._errors import check_flag, listed
+from jrc._errors import listed
 from jrc._typing import Array
+from jrc._validate import check_flag
 from jrc.dgc._accumulate import Decay
 from jrc.dgc._axis import AxisName, is_pair
 from jrc.dgc._regularize import l2_penalty

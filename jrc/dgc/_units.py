@@ -62,25 +62,3 @@ def checked_whole(value: int, name: str, who: str) -> int:
     if (number := operator.index(value)) < 1:
         raise ValueError(f"{who}: {name} must be at least 1, got {number}; pass mesh.shape['data']")
     return number
-
-
-def bytes_text(size: float) -> str:
-    """Bytes as networks count them: `1.5 MB`."""
-    return _scaled(size, ("B", "kB", "MB", "GB", "TB"))
-
-
-def bandwidth_text(rate: float) -> str:
-    """Bytes per second as networks are sold: `1 Gbit/s`."""
-    return _scaled(8 * rate, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
-
-
-def seconds_text(seconds: float) -> str:
-    """Seconds in a unit that leaves few digits: `12.5 ms`."""
-    if seconds >= 1 or seconds == 0:
-        return f"{seconds:,.4g} s"
-    return f"{seconds * 1e3:,.4g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.4g} us"
-
-
-def _scaled(number: float, units: tuple[str, ...]) -> str:
-    power = min(int(math.log10(number) / 3 + 1e-9), len(units) - 1) if number >= 1 else 0
-    return f"{number / 1000**power:,.4g} {units[power]}"

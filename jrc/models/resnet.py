@@ -24,8 +24,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import check_flag
 from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc._validate import check_flag
 from jrc.models._check import (
     check_apply,
     check_array,

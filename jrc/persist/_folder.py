@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 
 from jrc._lock import locked
-from jrc._processes import all_or_none
+from jrc._multihost import all_or_none
 
 # Saves are folders `jrc_0`, `jrc_1`, …: nobody else's folders are counted, read or removed.
 PREFIX = "jrc"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jrc._processes import all_or_none, of_all
+from jrc._multihost import all_or_none, of_all
 from jrc._tree import is_typed_key
 from jrc.persist._folder import PREFIX, SHARED, checked_folder, latest
 from jrc.persist._leaves import Leaf, check_type, leaves_of

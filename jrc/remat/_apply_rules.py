@@ -4,8 +4,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import check_flag, name_of
+from jrc._errors import name_of
 from jrc._jaxpr import tagged, trace
+from jrc._validate import check_flag
 from jrc.remat._apply import run_cuts
 from jrc.remat._cut import one_segment
 from jrc.remat._keep import Rule, check_keep

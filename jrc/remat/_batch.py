@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrc._errors import check_flag, name_of
+from jrc._errors import name_of
+from jrc._text import memory_text
+from jrc._validate import check_flag
 from jrc.remat._arguments import arguments_of
-from jrc.remat._budget import checked_budget, text_of
+from jrc.remat._budget import checked_budget
 from jrc.remat._candidates import Candidates
 from jrc.remat._memory import memory_needed
 from jrc.remat._plan import Plan
@@ -145,7 +147,7 @@ def largest_batch(
         return min(told(batch, "the leanest plan", least), known(batch))
 
     def told(batch: int, what: str, peak: int) -> int:
-        _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, text_of(peak))
+        _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))
         return peak
 
     seen: dict[int, int] = {}

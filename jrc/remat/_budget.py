@@ -67,14 +67,6 @@ def checked_budget(budget: object, who: str) -> int | float:
     return size
 
 
-def text_of(size: float) -> str:
-    """Bytes for a person: `1.50 GiB`."""
-    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(size) >= 1024**power:
-            return f"{size / 1024**power:,.2f} {unit}"
-    return f"{size:,.0f} B"
-
-
 def _of_text(text: str, who: str) -> int:
     found = re.fullmatch(rf"\s*{_NUMBER}\s*([kmgt]?)(i?)(b?)\s*", text.lower())
     size = Fraction(0)

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jrc._errors import check_flag
 from jrc._jaxpr import Program, evaluate, flops, label, loop_parts, nbytes, place, repeats
 from jrc._tree import is_traced
+from jrc._validate import check_flag
 from jrc.remat._arguments import Arguments, arguments_of, called
 from jrc.remat._memory import bytes_on_device
 from jrc.remat._plan import Estimate, Kept, Plan

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from jrc._errors import check_flag
 from jrc._jaxpr import alive, flops, inline_marked
+from jrc._validate import check_flag
 from jrc.remat._effect import warnings_of
 from jrc.remat._hlo import read
 from jrc.remat._loss import loss_of

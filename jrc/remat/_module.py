@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-from jrc._errors import check_flag, close_to, listed
+from jrc._errors import close_to, listed
+from jrc._validate import check_flag
 from jrc.remat._keep import Rule, check_keep
 from jrc.remat._module_call import Request
 

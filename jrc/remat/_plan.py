@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from jrc._errors import name_of
-from jrc.remat._budget import text_of
+from jrc._text import memory_text, table_text
 from jrc.remat._data import check_data, check_numbers
 from jrc.remat._planning.changes import write_changes
 from jrc.remat._planning.choice import Choice
 from jrc.remat._planning.fits import check_choice, check_fits, left_out
 from jrc.remat._planning.program import Signature, signature_of, traced_for_plan
 from jrc.remat._planning.run import run_choice
-from jrc.remat._table import table
 
 _FORMAT = 1
 
@@ -202,17 +201,17 @@ class Plan:
         cost = self.verified or self.predicted
         source = "compiled" if self.verified else "predicted"
         head = (
-            f"peak {text_of(cost.peak_bytes)} ({source}; budget {text_of(self.budget)}), "
+            f"peak {memory_text(cost.peak_bytes)} ({source}; budget {memory_text(self.budget)}), "
             f"FLOPs {cost.flops_ratio:.3f} x those with nothing re-run"
         )
         if not self.reruns:
             return f"{head}\nnothing is re-run"
-        rows = [(each.name, f"{each.times:,}", text_of(each.bytes)) for each in self.kept[:12]]
+        rows = [(each.name, f"{each.times:,}", memory_text(each.bytes)) for each in self.kept[:12]]
         rest = self.kept[12:]
         if rest:
             times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
-            rows.append((f"{len(rest)} more", f"{times:,}", text_of(size)))
-        return f"{head}\n{table(('kept', 'values', 'bytes'), rows)}"
+            rows.append((f"{len(rest)} more", f"{times:,}", memory_text(size)))
+        return f"{head}\n{table_text(('kept', 'values', 'bytes'), rows)}"
 
 
 def _check_data(data: Any) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import check_flag, name_of
-from jrc.remat._budget import BudgetError, checked_budget, text_of
+from jrc._errors import name_of
+from jrc._text import exact_memory_text, memory_text
+from jrc._validate import check_flag
+from jrc.remat._budget import BudgetError, checked_budget
 from jrc.remat._candidates import Candidates
 from jrc.remat._memory import Memory, memory_needed
 from jrc.remat._plan import Plan
@@ -179,7 +181,7 @@ def choose(
             place = f"plan {i + 1} of {len(rungs)}, the leanest first"
             _logger.info("%s: compiling %s", who, place)
             memory[i] = compiled(rungs[i])
-            _logger.info("%s: %s: a peak of %s", who, place, text_of(memory[i].peak))
+            _logger.info("%s: %s: a peak of %s", who, place, memory_text(memory[i].peak))
         return memory[i].peak
 
     found, top, lean = None, len(rungs) - 1, range(min(_LEANEST, len(rungs)))
@@ -220,16 +222,11 @@ def _too_small(candidates: Candidates, plan: Plan, memory: Memory | None, who: s
         given, returned, between = memory.arguments, memory.outputs, memory.temporaries
     return (
         f"{who}: the peak of {what} `{name_of(candidates.fn)}` is at least "
-        f"{_exactly(peak)}; the budget is {text_of(plan.budget)}. Of the least, arguments are "
-        f"{text_of(given)}, results and gradients {text_of(returned)}, temporaries "
-        f"{text_of(between)}, pinned most by {candidates.widest}. Raise the budget, or make the "
-        "batch smaller: jrc.largest_batch finds how small."
+        f"{exact_memory_text(peak)}; the budget is {memory_text(plan.budget)}. Of the least, "
+        f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
+        f"temporaries {memory_text(between)}, pinned most by {candidates.widest}. Raise the "
+        "budget, or make the batch smaller: jrc.largest_batch finds how small."
     )
-
-
-def _exactly(size: int) -> str:
-    """Bytes for a person, and to be copied."""
-    return text_of(size) if size < 1024 else f"{text_of(size)} ({size:,} bytes)"
 
 
 def _check_compilations(number: object, who: str) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from jrc._errors import check_flag
 from jrc._jaxpr import evaluate, trace
 from jrc._rng import other_key
 from jrc._tree import is_floating, is_typed_key
+from jrc._validate import check_flag
 from jrc.remat._again import again
 from jrc.remat._apply import run_cuts
 from jrc.remat._barrier import barrier

@@ -1,13 +1,12 @@
 """A report, and two side by side, as text for a terminal of 110 columns."""
 
-import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
+from jrc._text import flops_text, memory_text, table_text
 from jrc.remat._report import Report, check_names, check_reports
 from jrc.remat._saved import SavedValue
-from jrc.remat._table import table
 
 _WIDTH = 108
 # How many rows of values there are at most, and the share of the smallest one.
@@ -18,27 +17,17 @@ _LINES = 8
 _SHORT = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c"}
 
 
-def bytes_text(n: float) -> str:
-    """Bytes for a person: `1.5 MiB`."""
-    return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-
-
-def flops_text(n: float) -> str:
-    """Floating-point operations for a person: `1.5 GFLOP`."""
-    return _scaled(n, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
-
-
 def report_text(report: Report) -> str:
     """The whole report as text."""
     memory = report.memory
     parts = [("arguments", memory.arguments), ("outputs", memory.outputs)]
     parts.append(("temporaries", memory.temporaries))
-    total = " + ".join(f"{name} {bytes_text(n)}" for name, n in parts)
-    aliased = f" - aliased {bytes_text(memory.aliased)}" if memory.aliased else ""
+    total = " + ".join(f"{name} {memory_text(n)}" for name, n in parts)
+    aliased = f" - aliased {memory_text(memory.aliased)}" if memory.aliased else ""
     lines = [
         f"gradient of `{report.name}` on {report.device}",
-        f"peak {bytes_text(memory.peak)} = {total}{aliased}",
-        f"saved for the backward pass {bytes_text(report.saved_bytes)}{_elsewhere(report)}, "
+        f"peak {memory_text(memory.peak)} = {total}{aliased}",
+        f"saved for the backward pass {memory_text(report.saved_bytes)}{_elsewhere(report)}, "
         f"run again {flops_text(report.rerun_flops)} of {flops_text(report.flops)}"
         f" ({_share(report.rerun_flops, report.flops)})",
         *_saved_table(report),
@@ -64,19 +53,19 @@ def compare_text(report: Report, other: Report, names: Sequence[str]) -> str:
         )
     both = (report, other)
     rows = [
-        _pair("peak", [r.memory.peak for r in both], bytes_text),
-        _pair("  arguments", [r.memory.arguments for r in both], bytes_text),
-        _pair("  outputs", [r.memory.outputs for r in both], bytes_text),
-        _pair("  temporaries", [r.memory.temporaries for r in both], bytes_text),
-        _pair("saved", [r.saved_bytes for r in both], bytes_text),
+        _pair("peak", [r.memory.peak for r in both], memory_text),
+        _pair("  arguments", [r.memory.arguments for r in both], memory_text),
+        _pair("  outputs", [r.memory.outputs for r in both], memory_text),
+        _pair("  temporaries", [r.memory.temporaries for r in both], memory_text),
+        _pair("saved", [r.saved_bytes for r in both], memory_text),
         _pair("run again", [r.rerun_flops for r in both], flops_text),
         _pair("FLOPs", [r.flops for r in both], flops_text),
     ]
     heads = ("", "", *map(str, names), "change", "ratio")
-    lines = [table(heads, rows)]
+    lines = [table_text(heads, rows)]
     changed = _changed_lines(report.by_line, other.by_line)
     if changed:
-        lines.append(table(("saved at", "", *map(str, names), "change", "ratio"), changed))
+        lines.append(table_text(("saved at", "", *map(str, names), "change", "ratio"), changed))
     return "\n".join(lines)
 
 
@@ -84,10 +73,10 @@ def _changed_lines(one: Mapping[str, int], other: Mapping[str, int]) -> list[tup
     pairs = {line: (one.get(line, 0), other.get(line, 0)) for line in {**one, **other}}
     pairs = {line: pair for line, pair in pairs.items() if pair[0] != pair[1]}
     order = sorted(pairs, key=lambda line: (-abs(pairs[line][0] - pairs[line][1]), line))
-    rows = [_pair(line, pairs[line], bytes_text) for line in order[:_LINES]]
+    rows = [_pair(line, pairs[line], memory_text) for line in order[:_LINES]]
     if rest := order[_LINES:]:
         sums = [sum(pairs[line][k] for line in rest) for k in (0, 1)]
-        rows.append(_pair(f"{len(rest)} more lines", sums, bytes_text))
+        rows.append(_pair(f"{len(rest)} more lines", sums, memory_text))
     return rows
 
 
@@ -104,7 +93,7 @@ def _elsewhere(report: Report) -> str:
     """What was offloaded, per memory."""
     kinds = sorted({value.memory for value in report.saved} - {"device"})
     sums = {k: sum(v.bytes for v in report.saved if v.memory == k) for k in kinds}
-    return "".join(f" and {bytes_text(n)} in {kind}" for kind, n in sums.items())
+    return "".join(f" and {memory_text(n)} in {kind}" for kind, n in sums.items())
 
 
 def _saved_table(report: Report) -> list[str]:
@@ -120,8 +109,8 @@ def _saved_table(report: Report) -> list[str]:
     rows = [_saved_row(group, whole) for group in large]
     if rest := [value for group in order[len(large) :] for value in group]:
         count = f"{len(rest)} smaller values"
-        rows.append((count, "", "", "", bytes_text(_bytes(rest)), _share(_bytes(rest), whole)))
-    return [table(("saved value", "made at", "mark", "each", "bytes", "share"), rows)]
+        rows.append((count, "", "", "", memory_text(_bytes(rest)), _share(_bytes(rest), whole)))
+    return [table_text(("saved value", "made at", "mark", "each", "bytes", "share"), rows)]
 
 
 def _saved_row(group: Sequence[SavedValue], whole: int) -> tuple[str, ...]:
@@ -129,13 +118,13 @@ def _saved_row(group: Sequence[SavedValue], whole: int) -> tuple[str, ...]:
     steps = f"{first.times} steps x " if first.times > 1 else ""
     count = f"{len(group)} x " if len(group) > 1 else ""
     where = "" if first.memory == "device" else f" in {first.memory}"
-    each = bytes_text(first.bytes / first.times) if count or steps else ""
+    each = memory_text(first.bytes / first.times) if count or steps else ""
     return (
         f"{count}{steps}{first.primitive} {_type(first)}{where}",
         first.place,
         _joined(value.mark for value in group if value.mark),
         each,
-        bytes_text(_bytes(group)),
+        memory_text(_bytes(group)),
         _share(_bytes(group), whole),
     )
 
@@ -146,9 +135,9 @@ def _marks(report: Report) -> list[str]:
         groups.setdefault(_stem(mark) or mark, []).append(mark)
     totals = {_joined(marks): sum(report.by_mark[m] for m in marks) for marks in groups.values()}
     ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{names} {bytes_text(n)}" for names, n in ordered[:_LINES]]
+    shown = [f"{names} {memory_text(n)}" for names, n in ordered[:_LINES]]
     if rest := ordered[_LINES:]:
-        shown.append(f"{len(rest)} more {bytes_text(sum(n for _, n in rest))}")
+        shown.append(f"{len(rest)} more {memory_text(sum(n for _, n in rest))}")
     text = f"saved marks: {', '.join(shown)}"
     return textwrap.wrap(text, _WIDTH, subsequent_indent="  ") if shown else []
 
@@ -165,15 +154,15 @@ def _rerun_table(report: Report) -> list[str]:
         head = f"{len(rest)} more operators"
         rows.append((head, f"{count:,} x", flops_text(work), _share(work, report.flops)))
     heads = ("run again", "", "", "of all FLOPs")
-    return [table(heads, rows)] if rows else ["nothing is run again"]
+    return [table_text(heads, rows)] if rows else ["nothing is run again"]
 
 
 def _collectives(report: Report) -> list[str]:
     rows = [
-        (each.kind, f"{each.count:,} x", bytes_text(each.bytes), f"{each.rerun:,}")
+        (each.kind, f"{each.count:,} x", memory_text(each.bytes), f"{each.rerun:,}")
         for each in report.collectives
     ]
-    return [table(("collective", "", "bytes", "of these re-run"), rows)] if rows else []
+    return [table_text(("collective", "", "bytes", "of these re-run"), rows)] if rows else []
 
 
 def _bytes(group: Iterable[SavedValue]) -> int:
@@ -199,8 +188,3 @@ def _joined(names: Iterable[str]) -> str:
 
 def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
-
-
-def _scaled(n: float, base: int, units: Sequence[str]) -> str:
-    power = min(int(math.log(n, base) + 1e-9), len(units) - 1) if n >= 1 else 0
-    return f"{n / base**power:,.1f} {units[power]}" if power else f"{n:,.0f} {units[0]}"

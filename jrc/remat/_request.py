@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jrc._errors import check_flag, listed
+from jrc._errors import listed
 from jrc._jaxpr import call_name
+from jrc._validate import check_flag
 from jrc.remat._keep import Rule, check_keep
 from jrc.remat._patterns import Pattern, checked_patterns
 from jrc.remat._region import opener

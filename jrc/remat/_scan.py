@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrc._errors import check_flag, listed
+from jrc._errors import listed
 from jrc._jaxpr import evaluate, trace
 from jrc._tree import named_leaves
+from jrc._validate import check_flag
 from jrc.remat._levels import counts_of, levels_of
 from jrc.remat._loop import Loop
 from jrc.remat._pull import with_few_carries

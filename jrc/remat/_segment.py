@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
+from jrc._text import table_text
 from jrc.remat._boundaries import is_work
 from jrc.remat._cut import Cut, Cuts, cut_program
 from jrc.remat._keep import Rule
 from jrc.remat._kept import kept_values
 from jrc.remat._request import checked_request
 from jrc.remat._rerun import rerun_positions
-from jrc.remat._table import table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Segmentation:
             ("too short to re-run", [" to ".join(pair) for pair in self.too_short]),
         ]
         lines = [f"{word}: {', '.join(names)}" for word, names in notes if names]
-        return "\n".join([table(heads, rows), *lines])
+        return "\n".join([table_text(heads, rows), *lines])
 
 
 def find_segments(

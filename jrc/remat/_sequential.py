@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from jrc._errors import check_flag, speaking_as
+from jrc._errors import speaking_as
+from jrc._validate import check_flag
 from jrc.remat._recompute import recompute
 
 

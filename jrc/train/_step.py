@@ -11,9 +11,10 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from jrc._errors import check_flag, listed
-from jrc._processes import all_or_none
+from jrc._errors import listed
+from jrc._multihost import all_or_none
 from jrc._typing import PyTree
+from jrc._validate import check_flag
 from jrc.dgc import AxisName
 from jrc.remat import Memory, Plan, checked_budget, memory_needed
 from jrc.train._budget import Budgeted

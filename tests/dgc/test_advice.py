@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import jrc
-from jrc.dgc._units import bandwidth_text, bytes_per_second, bytes_text, seconds_text
+from jrc._text import bandwidth_text, network_text, seconds_text
+from jrc.dgc._units import bytes_per_second
 from tests.dgc.replicas import AXIS, stepper
 
 # A million entries to compress, a thousand that stay dense, one byte a microsecond: times that
@@ -208,6 +209,11 @@ def test_arguments_that_do_not_fit(arguments, error, message):
 
 
 def test_numbers_for_people():
-    assert [bytes_text(n) for n in (0, 999, 1000, 2_500_000)] == ["0 B", "999 B", "1 kB", "2.5 MB"]
+    assert [network_text(n) for n in (0, 999, 1000, 2_500_000)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "2.5 MB",
+    ]
     assert bandwidth_text(1.25e8) == "1 Gbit/s" and bandwidth_text(0.01) == "0.08 bit/s"
     assert [seconds_text(s) for s in (0, 2.5, 0.25, 2e-5)] == ["0 s", "2.5 s", "250 ms", "20 us"]

@@ -81,7 +81,7 @@ ROWS = [
         "a function callback(block, context)", "got 3", "Write callbacks=[callback]"),
     Row(BACK, "a text for boundaries", lambda: backward(checkpoints="h"), Type,
         "a list of mark names", "got str 'h'", "Write checkpoints=["),
-    Row(BACK, "a number for a switch", lambda: backward(has_aux=1), Type, "has_aux is", "got 1",
+    Row(BACK, "a number for a switch", lambda: backward(has_aux=1), Type, "has_aux must be True or False", "got 1",
         "True or False"),
     Row(BACK, "no loss", lambda: compat.append_backward(lambda params, x: x @ params["a"], P, X),
         Value, "one real number", "returned float32[2,4]", "Take jnp.mean of it"),

@@ -122,7 +122,7 @@ ROWS = [
         "'shard_map', 'pmap', 'jit'"),
     Row(STEP, "no parts", lambda: make(accumulate=0), Value, "a whole number from 1", "got 0",
         "1 takes the batch as one part"),
-    Row(STEP, "a word for a switch", lambda: make(donate="no"), Type, "donate is", "got 'no'",
+    Row(STEP, "a word for a switch", lambda: make(donate="no"), Type, "donate must be True or False", "got 'no'",
         "True or False"),
     Row(STEP, "a rate for a budget", lambda: make(memory_budget="2GB/s"), Value,
         "a number and a unit", "got '2GB/s'", "such as '1.5GiB'"),

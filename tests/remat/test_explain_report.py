@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import jrc
+from jrc._text import flops_text, memory_text
 from jrc.remat._report_plot import curve_of, turning_point
-from jrc.remat._report_text import bytes_text, flops_text
 
 S = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 X = jax.ShapeDtypeStruct((128, 64), jnp.float32)
@@ -59,18 +59,18 @@ def test_the_table():
     assert lines[0].startswith("gradient of `loss` on ")
     memory = report().memory
     assert lines[1] == (
-        f"peak {bytes_text(memory.peak)} = arguments {bytes_text(memory.arguments)} + outputs "
-        f"{bytes_text(memory.outputs)} + temporaries {bytes_text(memory.temporaries)}"
+        f"peak {memory_text(memory.peak)} = arguments {memory_text(memory.arguments)} + outputs "
+        f"{memory_text(memory.outputs)} + temporaries {memory_text(memory.temporaries)}"
     )
-    assert lines[2].startswith("saved for the backward pass 736.0 KiB, run again 0 FLOP of ")
+    assert lines[2].startswith("saved for the backward pass 736 KiB, run again 0 FLOP of ")
     rows = [line.split() for line in lines[5:]]
     # Equal values of the layers are one row, the largest first.
     line = f"test_explain_report.py:{loss.__code__.co_firstlineno + 2}"
-    assert rows[0] == f"12 x cos f32[128,64] {line} 32.0 KiB 384.0 KiB 52.2 %".split()
-    assert rows[1] == f"6 x sin f32[128,64] {line} 32.0 KiB 192.0 KiB 26.1 %".split()
-    marked = f"5 x sin f32[128,64] {line} layer_0 … layer_4 32.0 KiB 160.0 KiB 21.7 %"
+    assert rows[0] == f"12 x cos f32[128,64] {line} 32 KiB 384 KiB 52.2 %".split()
+    assert rows[1] == f"6 x sin f32[128,64] {line} 32 KiB 192 KiB 26.1 %".split()
+    marked = f"5 x sin f32[128,64] {line} layer_0 … layer_4 32 KiB 160 KiB 21.7 %"
     assert rows[2] == marked.split()
-    assert lines[-2:] == ["saved marks: layer_0 … layer_4 160.0 KiB", "nothing is run again"]
+    assert lines[-2:] == ["saved marks: layer_0 … layer_4 160 KiB", "nothing is run again"]
     assert max(map(len, lines)) <= 110
 
 
@@ -89,13 +89,13 @@ def test_many_rows_are_summed():
         for i in range(40)
     )
     text = str(dataclasses.replace(report(), saved=many))
-    assert "26 smaller values" in text and bytes_text(sum(1000 * (26 - i) for i in range(26))) in (
+    assert "26 smaller values" in text and memory_text(sum(1000 * (26 - i) for i in range(26))) in (
         text
     )
     loops = dataclasses.replace(first, bytes=4000, times=5, memory="pinned_host", mark="h")
     text = str(dataclasses.replace(report(), saved=(loops, loops)))
     assert "2 x 5 steps x" in text and "in pinned_host" in text
-    assert "saved for the backward pass 0 B and 7.8 KiB in pinned_host" in text
+    assert "saved for the backward pass 0 B and 7.812 KiB in pinned_host" in text
     assert "nothing is kept" in str(dataclasses.replace(report(), saved=()))
 
 
@@ -105,10 +105,10 @@ def test_two_reports_side_by_side():
     lines = [line.split() for line in text.splitlines()]
     assert lines[0] == ["plain", "lean", "change", "ratio"]
     saved = next(line for line in lines if line[0] == "saved" and line[1] != "at")
-    assert saved == "saved 736.0 KiB 160.0 KiB -576.0 KiB 0.217".split()
+    assert saved == "saved 736 KiB 160 KiB -576 KiB 0.217".split()
     peak = next(line for line in lines if line[0] == "peak")
-    assert peak[1:5] == [*bytes_text(plain.memory.peak).split(),
-                         *bytes_text(lean.memory.peak).split()]  # fmt: skip
+    assert peak[1:5] == [*memory_text(plain.memory.peak).split(),
+                         *memory_text(lean.memory.peak).split()]  # fmt: skip
     assert any(line[0].startswith("test_explain_report.py:") for line in lines)
     assert "saved at" not in plain.compare(plain)
     with pytest.raises(TypeError, match="names is a list of strings, one for each .*; got 'ab'"):
@@ -116,14 +116,14 @@ def test_two_reports_side_by_side():
 
 
 @pytest.mark.parametrize(
-    "n, text", [(0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (3 * 2**30, "3.0 GiB")]
+    "n, text", [(0, "0 B"), (1023, "1,023 B"), (1024, "1 KiB"), (3 * 2**30, "3 GiB")]
 )
 def test_bytes_for_a_person(n, text):
-    assert bytes_text(n) == text
+    assert memory_text(n) == text
 
 
 def test_flops_for_a_person():
-    assert [flops_text(n) for n in (999, 10**9, 2.5e15)] == ["999 FLOP", "1.0 GFLOP", "2.5 PFLOP"]
+    assert [flops_text(n) for n in (999, 10**9, 2.5e15)] == ["999 FLOP", "1 GFLOP", "2.5 PFLOP"]
 
 
 def test_the_backward_pass_begins_where_the_fewest_stand_wrong():

@@ -596,7 +596,7 @@ def test_rules_that_cannot_reach_are_refused():
     plain = functools.partial(layers, op=jax.nn.gelu)
     with pytest.raises(ValueError, match="writes inline, as it does gelu.*reached by jrc.keep_op"):
         jrc.apply_rules(plain, jrc.SavePrimitives("gelu"))(W, X)
-    with pytest.raises(TypeError, match="recompute_collectives is True or False; got 'no'"):
+    with pytest.raises(TypeError, match="recompute_collectives must be True or False, got 'no'"):
         jrc.apply_rules(plain, recompute_collectives="no")
     with pytest.raises(TypeError, match="keep is a rule such as"):
         jrc.apply_rules(plain, jrc.remat.Rule())

@@ -5,8 +5,8 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from jrc._jaxpr._inline import inline_all
-from jrc._jaxpr._vary import casts_of, folded, is_cast, source_of
+from jrc._jaxpr.inline import inline_all
+from jrc._jaxpr.varying_casts import casts_of, folded, is_cast, source_of
 
 
 def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:

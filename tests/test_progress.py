@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jrc._status import shown_meanwhile
+from jrc._progress import shown_meanwhile
 
 pty = pytest.importorskip("pty")  # Windows has none
 
@@ -15,7 +15,7 @@ pty = pytest.importorskip("pty")  # Windows has none
 PROGRAM = """
 import logging, time
 logging.basicConfig(level=logging.WARNING, format="ROOT %(message)s")
-from jrc._status import shown_meanwhile
+from jrc._progress import shown_meanwhile
 logger = logging.getLogger("jrc")
 with shown_meanwhile("tracing"):
     time.sleep(0.3)

@@ -7,9 +7,9 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType, Sharding
 
-from jrc._jaxpr._mark import mark_of
-from jrc._jaxpr._tag import tag_of
-from jrc._jaxpr._walk import inner_programs
+from jrc._jaxpr.equations import inner_programs
+from jrc._jaxpr.mark import mark_of
+from jrc._jaxpr.op_tag import tag_of
 
 
 def inline_marked(jaxpr: Jaxpr, and_where: Callable[[JaxprEqn], bool] = lambda _: False) -> Jaxpr:

@@ -11,10 +11,10 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from jrc._jaxpr._cost import nbytes
-from jrc._jaxpr._mark import mark_of
-from jrc._jaxpr._rebuild import loop_parts
-from jrc._jaxpr._walk import UNKNOWN, inner_programs, kind, place, primitive_name
+from jrc._jaxpr.control_flow import loop_parts
+from jrc._jaxpr.cost import nbytes
+from jrc._jaxpr.equations import UNKNOWN, inner_programs, kind, place, primitive_name
+from jrc._jaxpr.mark import mark_of
 
 # One input, one result, the same bytes: another view of a value.
 _VIEWS = frozenset(

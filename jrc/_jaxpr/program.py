@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-from jrc._jaxpr._inline import inline_marked
-from jrc._jaxpr._mark import mark_of
-from jrc._jaxpr._vary import casts_of, is_cast, source_of
-from jrc._jaxpr._walk import inner_programs, kind, label, place
+from jrc._jaxpr.equations import inner_programs, kind, label, place
+from jrc._jaxpr.inline import inline_marked
+from jrc._jaxpr.mark import mark_of
+from jrc._jaxpr.varying_casts import casts_of, is_cast, source_of
 from jrc._tree import Skeleton, split
 
 INPUT = -1

@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jrc._jaxpr._gate import gate_p
+from jrc._jaxpr.gradient_gate import gate_p
 
 mark_p = Primitive("mark")
 mark_p.def_impl(lambda x, **_: x)

@@ -13,8 +13,8 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from jrc._jaxpr._alive import Alive, alive
-from jrc._jaxpr._walk import inner_programs, primitive_name, repeats
+from jrc._jaxpr.dce import Alive, alive
+from jrc._jaxpr.equations import inner_programs, primitive_name, repeats
 
 # Operators that only move or name data, or make it from nothing.
 _FREE = frozenset(

@@ -15,9 +15,9 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from jrc._jaxpr._program import acts
-from jrc._jaxpr._rebuild import loop_parts
-from jrc._jaxpr._walk import inner_programs, primitive_name
+from jrc._jaxpr.control_flow import loop_parts
+from jrc._jaxpr.equations import inner_programs, primitive_name
+from jrc._jaxpr.program import acts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

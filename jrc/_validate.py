@@ -1,0 +1,121 @@
+"""Checks of arguments: one function for each kind of value, one grammar for what it raises.
+
+An error names the public function, the rule, what arrived, and the way out:
+
+>>> whole_number(0, "accumulate", "jrc.make_train_step", least=1, remedy="Leave it out for 1.")
+Traceback (most recent call last):
+ValueError: jrc.make_train_step: accumulate must be a whole number >= 1, got 0. Leave it out for 1.
+"""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from jrc._errors import listed
+
+
+def is_whole(value: object) -> bool:
+    """Whether this is an integer of Python's or NumPy's, and not a bool."""
+    return not isinstance(value, bool | np.bool_) and isinstance(value, int | np.integer)
+
+
+def is_real(value: object) -> bool:
+    """Whether this is a real number of Python's or NumPy's, and not a bool."""
+    return is_whole(value) or isinstance(value, float | np.floating)
+
+
+def check_flag(value: object, name: str, who: str) -> None:
+    """Raise if `value` is not a bool: a word such as `"no"` would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{who}: {name} must be True or False, got {value!r}.")
+
+
+def whole_number(
+    value: Any,
+    name: str,
+    who: str,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    remedy: str = "",
+) -> int:
+    """Return `value` as an `int` after checking its type and its range.
+
+    Args:
+        value: What a user passed: an `int`, a NumPy integer or another object with `__index__`.
+        name: The argument, for the error.
+        who: The public function, for the error.
+        least: The smallest number allowed.
+        most: The largest number allowed.
+        remedy: The way out, a sentence.
+
+    Returns:
+        The number.
+
+    Raises:
+        TypeError: If it is no whole number, a `bool` included.
+        ValueError: If it is out of range.
+    """
+    rule = f"{who}: {name} must be a whole number{_range_text(least, most)}"
+    is_bool = isinstance(value, bool | np.bool_)
+    try:
+        number = None if is_bool else operator.index(value)
+    except TypeError:  # a float, a text, an array that is traced
+        number = None
+    if number is None:
+        raise TypeError(_sentence(f"{rule}, got {value!r}", remedy))
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise ValueError(_sentence(f"{rule}, got {number}", remedy))
+    return number
+
+
+def finite_number(
+    value: Any, name: str, who: str, *, positive: bool = False, remedy: str = ""
+) -> float:
+    """Return `value` as a `float` that is finite and not negative, or positive.
+
+    Args:
+        value: What a user passed: a real number of Python's or NumPy's.
+        name: The argument, for the error.
+        who: The public function, for the error.
+        positive: Whether zero is refused.
+        remedy: The way out, a sentence.
+
+    Returns:
+        The number.
+
+    Raises:
+        TypeError: If it is no real number.
+        ValueError: If it is negative, infinite, not a number, or zero where it must be positive.
+    """
+    rule = f"{who}: {name} must be a finite number {'> 0' if positive else '>= 0'}"
+    if not is_real(value):
+        raise TypeError(_sentence(f"{rule}, got {value!r}", remedy))
+    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+        raise ValueError(_sentence(f"{rule}, got {value!r}", remedy))
+    return float(value)
+
+
+def one_of(value: Any, name: str, choices: Iterable[str], who: str) -> str:
+    """Return `value` if it is one of the names in `choices`.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    known = tuple(choices)
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{who}: {name} must be one of {listed(known)}, got {value!r}.")
+    return value
+
+
+def _range_text(least: int | None, most: int | None) -> str:
+    if least is None:
+        return "" if most is None else f" <= {most}"
+    return f" >= {least}" if most is None else f" from {least} to {most}"
+
+
+def _sentence(fact: str, remedy: str) -> str:
+    return f"{fact}. {remedy}" if remedy else f"{fact}."
