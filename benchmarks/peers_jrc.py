@@ -14,10 +14,10 @@ from plan_measure import PRODUCTS
 
 from jrc._jaxpr import primitive_name
 from jrc._tree import is_floating
-from jrc.remat._planning.cuts import choice_of
-from jrc.remat._planning.flow import moved
-from jrc.remat._planning.solve import Point, solve
-from jrc.remat._planning.weigh import graph_of
+from jrc.remat._planner.activity import moved
+from jrc.remat._planner.build_graph import graph_of
+from jrc.remat._planner.regions import choice_of
+from jrc.remat._planner.solver import Point, solve
 
 Row = dict[str, Any]
 

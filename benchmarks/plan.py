@@ -39,11 +39,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 import jrc
-from jrc.remat._budget import checked_budget
-from jrc.remat._candidates import Candidates
-from jrc.remat._memory import memory_needed
-from jrc.remat._planner import choose
-from jrc.remat._planning.ladder import Rung
+from jrc.remat._gradient.compiled_memory import memory_needed
+from jrc.remat._planner.budget import checked_budget
+from jrc.remat._planner.candidates import Candidates
+from jrc.remat._planner.make_plan import choose
+from jrc.remat._planner.search import Rung
 
 BUDGETS, TOY_BUDGETS = 20, 5
 COMPILATIONS = 5

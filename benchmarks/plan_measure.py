@@ -25,7 +25,7 @@ from jrc._jaxpr import (
     nbytes,
     primitive_name,
 )
-from jrc.remat._memory import memory_of
+from jrc.remat._gradient.compiled_memory import memory_of
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 _COMPILED_PRODUCTS = (" dot(", " convolution(")

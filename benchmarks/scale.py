@@ -33,7 +33,7 @@ from scale_measure import Model, sizes, speed
 from scale_ways import PLAIN, WAYS
 
 from jrc.models import gpt
-from jrc.remat._budget import checked_budget
+from jrc.remat._planner.budget import checked_budget
 
 SECTIONS = ("sizes", "speed")
 GPT2 = gpt.Config(50257, layers=12, heads=12, width=768, length=1024, scan=True)

@@ -14,7 +14,7 @@ from scale_ways import PLAIN, WAYS, loss
 
 import jrc
 from jrc.models import gpt
-from jrc.remat._memory import memory_of
+from jrc.remat._gradient.compiled_memory import memory_of
 
 SEQUENCE_STEP, MOST = 64, 2**17
 

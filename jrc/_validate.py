@@ -16,6 +16,8 @@ import numpy as np
 
 from jrc._errors import listed
 
+_JSON_KINDS = {int: "a whole number from 0", float: "a number from 0", str: "text"}
+
 
 def is_whole(value: object) -> bool:
     """Whether this is an integer of Python's or NumPy's, and not a bool."""
@@ -119,3 +121,56 @@ def _range_text(least: int | None, most: int | None) -> str:
 
 def _sentence(fact: str, remedy: str) -> str:
     return f"{fact}. {remedy}" if remedy else f"{fact}."
+
+
+def check_json(data: Any, format: object, fields: dict[str, Any]) -> None:
+    """Raise a `ValueError` that names the first entry of `data` that does not match `fields`.
+
+    Text of a plan or a report may have been edited.
+
+    Args:
+        data: What `json.loads` returned.
+        format: The value that its entry `"format"` must have.
+        fields: The kind of every other entry: `int`, `float`, `str`, or a dict or a one-entry
+            list of kinds.
+
+    Raises:
+        ValueError: If an entry is missing or of another kind.
+
+    >>> check_json({"format": 1, "kept": [{"bytes": -1}]}, 1, {"kept": [{"bytes": int}]})
+    Traceback (most recent call last):
+    ValueError: kept[0].bytes is -1, not a whole number from 0
+    """
+    if not isinstance(data, dict):
+        raise ValueError(f"{type(data).__name__}, not an object")
+    # Checked first: another format has other entries.
+    if "format" not in data or data["format"] != format:
+        raise ValueError(f"format {data.get('format')!r}")
+    check_json_fields(data, fields)
+
+
+def check_json_fields(data: Any, kind: Any, name: str = "") -> None:
+    """Raise a `ValueError` that names the first entry which is missing or of another kind."""
+    if isinstance(kind, dict):
+        if not isinstance(data, dict):
+            raise ValueError(f"{name} is {data!r}, not an object")
+        for key, each in kind.items():
+            here = f"{name}.{key}" if name else key
+            if key not in data:
+                raise ValueError(f"{here} is missing")
+            check_json_fields(data[key], each, here)
+    elif isinstance(kind, list):
+        if not isinstance(data, list):
+            raise ValueError(f"{name} is {data!r}, not a list")
+        for i, each in enumerate(data):
+            check_json_fields(each, kind[0], f"{name}[{i}]")
+    elif not _is_json_kind(data, kind):
+        raise ValueError(f"{name} is {data!r}, not {_JSON_KINDS[kind]}")
+
+
+def _is_json_kind(value: object, kind: type) -> bool:
+    if kind is str:
+        return isinstance(value, str)
+    kinds = (int,) if kind is int else (int, float)
+    number = isinstance(value, kinds) and not isinstance(value, bool)
+    return number and 0 <= value < math.inf  # type: ignore[operator]

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._candidates import Candidates
+from jrc.remat._planner.candidates import Candidates
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
 X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from jrc.remat._planning.graph import Graph, Node
-from jrc.remat._planning.solve import Option
+from jrc.remat._planner.cost_graph import Graph, Node
+from jrc.remat._planner.solver import Option
 
 
 @dataclasses.dataclass(frozen=True)

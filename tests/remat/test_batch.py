@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 import jrc
-from jrc.remat._memory import memory_needed
+from jrc.remat._gradient.compiled_memory import memory_needed
 
 WIDTH = 16
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import jrc
 from jrc._jaxpr import trace, walk
-from jrc.remat._held import OWN_RESULT
+from jrc.remat._segments.residuals import OWN_RESULT
 from tests.remat.graphs import graphs
 from tests.remat.measure import bit_equal, rerun_operators
 

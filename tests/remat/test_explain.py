@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 import jrc
 from jrc._jaxpr import alive, inline_marked
 from jrc.models import gpt
-from jrc.remat._loss import loss_of
-from jrc.remat._memory import memory_of
-from jrc.remat._rerun_count import reruns
-from jrc.remat._saved import saved_values, total_bytes
+from jrc.remat._gradient.compiled_memory import memory_of
+from jrc.remat._gradient.loss import loss_of
+from jrc.remat._gradient.saved_values import saved_values, total_bytes
+from jrc.remat._report.recompute_count import reruns
 from tests.remat.graphs import graphs
 from tests.remat.measure import compiled_products, rerun_operators, saved_bytes
 

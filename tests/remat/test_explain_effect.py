@@ -9,9 +9,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jrc
 from jrc._jaxpr import alive, inline_marked
-from jrc.remat._effect import warnings_of
-from jrc.remat._loss import loss_of
-from jrc.remat._memory import memory_of
+from jrc.remat._gradient.compiled_memory import memory_of
+from jrc.remat._gradient.loss import loss_of
+from jrc.remat._report.diagnostics import warnings_of
 
 W = jnp.linspace(-0.5, 0.5, 4096).reshape(64, 64) * 0.2
 X = jnp.linspace(-0.4, 0.6, 128 * 64).reshape(128, 64)

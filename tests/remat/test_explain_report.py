@@ -11,7 +11,7 @@ import pytest
 
 import jrc
 from jrc._text import flops_text, memory_text
-from jrc.remat._report_plot import curve_of, turning_point
+from jrc.remat._report.plot import curve_of, turning_point
 
 S = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 X = jax.ShapeDtypeStruct((128, 64), jnp.float32)

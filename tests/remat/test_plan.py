@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jrc
 from jrc._jaxpr import primitive_name
-from jrc.remat._candidates import Candidates
+from jrc.remat._planner.candidates import Candidates
 from tests.remat.graphs import graphs
 from tests.remat.measure import (
     bit_equal,

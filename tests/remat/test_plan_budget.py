@@ -13,9 +13,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._candidates import Candidates
-from jrc.remat._memory import Memory, memory_needed, memory_of
-from jrc.remat._planner import choose
+from jrc.remat._gradient.compiled_memory import Memory, memory_needed, memory_of
+from jrc.remat._planner.candidates import Candidates
+from jrc.remat._planner.make_plan import choose
 from tests.remat.plan_cases import (
     WS,
     X,

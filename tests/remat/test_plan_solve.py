@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jrc.remat._planning.cuts import choice_of
-from jrc.remat._planning.flow import moved
-from jrc.remat._planning.graph import Graph, Node
-from jrc.remat._planning.ladder import highest_that_fits
-from jrc.remat._planning.program import traced_for_plan
-from jrc.remat._planning.solve import Point, solve, spread
-from jrc.remat._planning.weigh import graph_of
+from jrc.remat._planner.activity import moved
+from jrc.remat._planner.build_graph import graph_of
+from jrc.remat._planner.cost_graph import Graph, Node
+from jrc.remat._planner.regions import choice_of
+from jrc.remat._planner.search import highest_that_fits
+from jrc.remat._planner.signature import traced_for_plan
+from jrc.remat._planner.solver import Point, solve, spread
 from tests.remat.graphs import graphs
 from tests.remat.reference_plans import (
     chain_like,

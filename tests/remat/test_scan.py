@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._levels import Level, counts_of, levels_of
+from jrc.remat._scan.schedule import Level, counts_of, levels_of
 from tests.remat.measure import bit_equal, largest_error, operators, saved_bytes
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)

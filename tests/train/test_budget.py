@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jrc
 from jrc._jaxpr import flops
-from jrc.remat._memory import memory_of
+from jrc.remat._gradient.compiled_memory import memory_of
 
 DEPTH, WIDTH, BATCH = 3, 16, 64
 TX = optax.adam(1e-3)

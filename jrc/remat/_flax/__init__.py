@@ -1,0 +1,1 @@
+"""flax linen and nnx modules as recomputed regions."""

@@ -1,0 +1,76 @@
+"""flax linen modules whose methods are regions.
+
+flax's own lifting hands over all variables and random streams of a module as trees and takes
+them back; the region stands in the middle, where `nn.remat` has `jax.checkpoint`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from flax import linen as nn
+from flax.core import lift
+from flax.linen.transforms import lift_transform
+
+from jrc.remat._flax.module_region import (
+    Request,
+    call_region,
+    described,
+    face,
+    hold,
+    plain_class,
+    plain_face,
+    release,
+)
+
+Module = nn.Module
+
+
+def of_instance(module: Module, request: Request) -> Module:
+    """The module with the same fields, name and parent, of the recomputed class."""
+    cls = of_class(type(module), request)
+    if type(module) is cls:
+        return module
+    if module.scope is not None:
+        # It has its place in the parameter tree already, which a new one would find taken. Its
+        # submodules know it by a weak reference, so the attributes keep the first object alive.
+        vars(module)["_jrc_first"] = module
+        return face(module, cls)
+    fields = [f.name for f in dataclasses.fields(module) if f.init and f.name != "parent"]
+    return cls(parent=module.parent, **{name: getattr(module, name) for name in fields})
+
+
+def of_class(cls: type[Module], request: Request) -> type[Module]:
+    """The recomputed class, the same one for the same request."""
+    return _subclass(plain_class(cls), request)
+
+
+@functools.cache
+def _subclass(cls: type[Module], request: Request) -> type[Module]:
+    methods = {name: _region_method(getattr(cls, name), request) for name in request.methods}
+    # The name is kept: flax derives the names of parameters from it.
+    return type(cls)(cls.__name__, (cls,), methods | described(cls))
+
+
+def _region_method(method: Callable[..., Any], request: Request) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def plainly(module: Module, *args: Any, **kwargs: Any) -> Any:
+        return method(plain_face(module), *args, **kwargs)
+
+    return lift_transform(functools.partial(_lifted, request=request), plainly)
+
+
+def _lifted(fn: Callable[..., Any], request: Request) -> Callable[..., Any]:
+    """A function of scopes as a region."""
+
+    def inner(scope_fn: Any, repack_fn: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any):
+        def pure(variables: Any, rngs: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            scope = scope_fn(variables, rngs)
+            return fn(scope, *release(args), **dict(kwargs)), repack_fn(scope)
+
+        # As pairs, because a dict would come back with its keys sorted.
+        trees = (variables, rngs, hold(args, request), tuple(kwargs.items()))
+        return call_region(pure, trees, request)
+
+    return lift.pack(inner, (True,), (True,), (True,), name="recompute", enable_kwargs=True)

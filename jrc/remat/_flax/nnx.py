@@ -1,0 +1,94 @@
+"""flax nnx modules whose methods are regions.
+
+nnx takes a graph of modules apart into a tree of arrays and puts it together again inside the
+region, and what happened to it there happens to the module outside.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jrc.remat._flax.module_region import (
+    Request,
+    call_region,
+    described,
+    face,
+    hold,
+    plain_class,
+    plain_face,
+    release,
+)
+
+Module = nnx.Module
+_TAG = "jrc.recompute_module"
+
+
+def of_instance(module: Module, request: Request) -> Module:
+    """The same module, its attributes and variables, seen as one of the recomputed class."""
+    cls = of_class(type(module), request)
+    return module if type(module) is cls else face(module, cls)
+
+
+def of_class(cls: type[Module], request: Request) -> type[Module]:
+    """The recomputed class, the same one for the same request."""
+    return _subclass(plain_class(cls), request)
+
+
+@functools.cache
+def _subclass(cls: type[Module], request: Request) -> type[Module]:
+    methods = {name: _region_method(getattr(cls, name), request) for name in request.methods}
+    # A class that opted out of being a pytree has to say so again, in every subclass.
+    options = {} if getattr(cls, "_pytree__is_pytree", True) else {"pytree": False}
+    return type(cls)(cls.__name__, (cls,), methods | described(cls), **options)
+
+
+def _region_method(method: Callable[..., Any], request: Request) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Module, *args: Any, **kwargs: Any) -> Any:
+        # As pairs, because a dict would come back with its keys sorted.
+        given = (plain_face(self), hold(args, request), tuple(kwargs.items()))
+        return _call(method, given, request)
+
+    return call
+
+
+def _call(method: Callable[..., Any], given: tuple[Any, ...], request: Request) -> Any:
+    """The method's result; what it changed in the module and its arguments is changed there."""
+    changed: list[bool] = []
+
+    def pure(*trees: Any) -> Any:
+        inside = nnx.from_tree(trees, ctxtag=_TAG, is_inner=True)
+        before = _content(inside)
+        module, args, kwargs = inside
+        out = method(module, *release(args), **dict(kwargs))
+        changed.append(bool(_graphs(out)) or _differ(before, _content(inside)))
+        return nnx.to_tree((inside, out), ctxtag=_TAG)
+
+    with nnx.update_context(_TAG):
+        after = call_region(pure, nnx.to_tree(given, ctxtag=_TAG), request)
+        # nnx forbids to write into a module from outside a trace, even what it holds already.
+        if any(changed):
+            after = nnx.from_tree(after, ctxtag=_TAG, is_inner=False)
+    return after[1]
+
+
+def _graphs(tree: Any) -> list[Any]:
+    """The modules, variables and other nodes of nnx in a tree."""
+    is_graph = nnx.graphlib.is_graph_node
+    return [x for x in jax.tree.leaves(tree, is_leaf=is_graph) if is_graph(x)]
+
+
+def _content(tree: Any) -> tuple[Any, list[Any]]:
+    """What there is to change in a tree: the structure of its modules, and their values."""
+    graph, state = nnx.split(_graphs(tree))
+    return graph, jax.tree.leaves(state)
+
+
+def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
+    (graph, values), (new_graph, new_values) = before, after
+    if graph != new_graph or len(values) != len(new_values):
+        return True
+    return any(x is not y for x, y in zip(values, new_values, strict=True))

@@ -1,0 +1,141 @@
+"""A flax module as one recomputed region."""
+
+import functools
+import inspect
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+from jrc._errors import close_to, listed
+from jrc._validate import check_flag
+from jrc.remat._flax.module_region import Request
+from jrc.remat._policy.rules import Rule, check_keep
+
+
+def recompute_module[M](
+    module: M,
+    *,
+    keep: Rule | None = None,
+    recompute_collectives: bool = False,
+    static_argnums: int | Sequence[int] = (),
+    methods: Sequence[str] | None = None,
+) -> M:
+    """Make a flax module one region: its output is kept, all inside is re-run for the gradient.
+
+    Parameters keep their names and places, so saved ones fit with and without it. Statistics are
+    updated once, and the re-run draws the random bits of the first run, which are those of the
+    plain module. Leaves of the arguments that are no JAX arrays (`train=True`, strings, `None`)
+    reach the module as they are.
+
+    A linen instance gives a new one, with its fields, name and parent. An nnx instance gives a
+    second object with the very same attributes and variables, so put it where the plain one was:
+    `model.block = jrc.recompute_module(model.block)`. A class gives a subclass of the same name.
+    What is recomputed already is returned as it is; with other options, these replace the old.
+
+    Args:
+        module: A flax linen or nnx module: an instance, a class, or a `functools.partial` of one.
+        keep: Rules for values inside that are kept too, such as `jrc.SavePrimitives("tanh")`;
+            `None` keeps only the output.
+        recompute_collectives: Whether the backward pass runs collectives again.
+        static_argnums: Positions, not counting `self`, of arguments whose arrays must reach the
+            module untraced, because Python code reads their values.
+        methods: Names of the methods that become regions, `("__call__",)` by default. One that
+            another of them calls is part of the caller's region.
+
+    Returns:
+        The module in the form in which it was given.
+
+    Raises:
+        TypeError: If `module` is no flax module, `keep` is no rule, `methods` is no sequence of
+            strings or `static_argnums` holds anything else than integers.
+        ValueError: If the module has no such method, or a position is negative.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from flax import linen as nn
+        >>> class Block(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, x, train):
+        ...         x = nn.Dropout(0.5, deterministic=not train)(nn.relu(nn.Dense(8)(x)))
+        ...         return nn.Dense(2)(x)
+        >>> block, x = jrc.recompute_module(Block()), jnp.ones((4, 2))
+        >>> params = block.init(jax.random.key(0), x, train=False)
+        >>> def loss(params, key):
+        ...     return jnp.mean(block.apply(params, x, train=True, rngs={"dropout": key}) ** 2)
+        >>> jax.grad(loss)(params, jax.random.key(1))["params"]["Dense_1"]["kernel"].shape
+        (8, 2)
+
+    Source: MindSpore `nn/cell.py`, `Cell.recompute`; flax `linen.remat` and `nnx.remat`.
+    """
+    if isinstance(module, functools.partial):
+        inner = recompute_module(
+            module.func,
+            keep=keep,
+            recompute_collectives=recompute_collectives,
+            static_argnums=static_argnums,
+            methods=methods,
+        )
+        return functools.partial(inner, *module.args, **module.keywords)  # type: ignore[return-value]
+    check_keep(keep, "jrc.recompute_module")
+    check_flag(recompute_collectives, "recompute_collectives", "jrc.recompute_module")
+    cls = module if inspect.isclass(module) else type(module)
+    flavour = _flavour(cls, module)
+    request = Request(
+        keep, recompute_collectives, _positions(static_argnums), _methods(cls, methods)
+    )
+    of = flavour.of_class if inspect.isclass(module) else flavour.of_instance
+    return of(module, request)
+
+
+def _flavour(cls: type, module: Any) -> ModuleType:
+    """The room for this kind of module; flax, slow to import, is asked for only here."""
+    from jrc.remat._flax import linen, nnx
+
+    for flavour in (linen, nnx):
+        if issubclass(cls, flavour.Module):
+            return flavour
+    name = getattr(module, "__name__", None)
+    raise TypeError(
+        f"jrc.recompute_module: takes a flax linen or nnx module, an instance or a class; got "
+        f"{cls.__name__}{f' {name!r}' if name else ''}. For a function write "
+        "jrc.recompute(function, *args)."
+    )
+
+
+def _positions(static_argnums: Any) -> tuple[int, ...]:
+    given = static_argnums if isinstance(static_argnums, Iterable) else (static_argnums,)
+    positions = tuple(given)
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in positions):
+        raise TypeError(
+            f"jrc.recompute_module: static_argnums are integers; got {static_argnums!r}. "
+            "Give positions, counted from 0 behind self; train=True needs none."
+        )
+    if any(i < 0 for i in positions):
+        raise ValueError(
+            f"jrc.recompute_module: static_argnums count from 0 behind self; got "
+            f"{static_argnums!r}. Give the position from the front."
+        )
+    return tuple(sorted(set(positions)))
+
+
+def _methods(cls: type, methods: Any) -> tuple[str, ...]:
+    names = ("__call__",) if methods is None else methods
+    listable = isinstance(names, Iterable) and not isinstance(names, str)
+    if not listable or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"jrc.recompute_module: methods is a sequence of names; got {methods!r}. "
+            "Write methods=['encode', 'decode']."
+        )
+    if not names:
+        raise ValueError(
+            f"jrc.recompute_module: methods names at least one; got {methods!r}, with which "
+            "nothing would be re-run. Leave it out for __call__."
+        )
+    for name in names:
+        if not callable(getattr(cls, name, None)):
+            known = [name for name in vars(cls) if callable(getattr(cls, name))]
+            raise ValueError(
+                f"jrc.recompute_module: {cls.__name__} has no method {name!r}"
+                f"{close_to(name, known)}; it defines {listed(known)}. Name some in methods."
+            )
+    return tuple(sorted(set(names)))

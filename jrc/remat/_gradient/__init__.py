@@ -1,0 +1,1 @@
+"""The differentiated function: its arguments, its residuals, its compiled memory."""

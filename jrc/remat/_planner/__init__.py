@@ -1,0 +1,1 @@
+"""Which values to save within a byte budget. Files are listed in docs/architecture.md."""

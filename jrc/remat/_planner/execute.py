@@ -1,0 +1,182 @@
+"""Running a program as a choice says."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jrc._jaxpr import (
+    INPUT,
+    Program,
+    evaluate,
+    folded,
+    inline_marked,
+    is_cast,
+    is_variable,
+    rebuild,
+)
+from jrc._tree import is_floating, is_typed_key
+from jrc.remat._planner.decision import Choice, Piece
+from jrc.remat._policy.resolution import HELD, Say, name_as
+from jrc.remat._region.barrier import barrier
+from jrc.remat._region.interpreter import rerun_region
+from jrc.remat._region.rerun_scope import planned
+from jrc.remat._segments.cut import Cut
+from jrc.remat._segments.recompute_segments import run_cut
+
+Run = Callable[..., Sequence[Any]]
+
+
+def opened(jaxpr: Any) -> Program:
+    """A program inside another, without `jit` calls."""
+    return Program(folded(inline_marked(jaxpr, lambda _: True)))
+
+
+def run_choice(program: Program, choice: Choice) -> Run:
+    """The program as a function of its inputs, of which the choice says what is kept."""
+    pieces = [[program.steps[k] for k in piece.positions] for piece in choice.pieces]
+    before, within = _casts(program, pieces)
+
+    def run(*inputs: Any) -> list[Any]:
+        values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
+        values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
+        for n, piece in enumerate(choice.pieces):
+            _run_plainly(program, before[n], values)
+            if piece.region:
+                with planned():
+                    _run_region(program, _cut(program, piece, pieces[n] + within[n]), values)
+            else:
+                _run_plainly(program, within[n], values)
+                _run_construct(program, pieces[n][0], piece.inside, values)
+        _run_plainly(program, before[-1], values)
+        return program.results(values)
+
+    return run
+
+
+def _casts(
+    program: Program, pieces: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The casts that run before each piece, or the result, and those that run as part of it.
+
+    What one piece alone reads is cast there, so that the cast value need not be kept. What several
+    read is cast once: where it is differentiated, that is a sum over devices.
+    """
+    readers: dict[Any, set[int]] = {}
+    for n, positions in enumerate([*pieces, []]):
+        atoms = [v for p in positions for v in program.reads(p)]
+        for v in atoms if n < len(pieces) else filter(is_variable, program.jaxpr.outvars):
+            readers.setdefault(v, set()).add(n)
+    before: list[list[int]] = [[] for _ in range(len(pieces) + 1)]
+    within: list[list[int]] = [[] for _ in pieces]
+    for p in range(len(program.eqns) - 1, -1, -1):
+        eqn = program.eqns[p]
+        if not is_cast(eqn) or eqn.outvars[0] not in readers:
+            continue
+        for v in program.reads(p):
+            readers.setdefault(v, set()).update(readers[eqn.outvars[0]])
+        (first, *more) = sorted(readers[eqn.outvars[0]])
+        alone = not more and first < len(pieces)
+        (within if alone else before)[first].insert(0, p)
+    return before, within
+
+
+def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, Any]) -> None:
+    part = program.cut(positions, [v for p in positions for v in program.eqns[p].outvars])
+    results = evaluate(part)(*(values[v] for v in part.invars))
+    values |= dict(zip(part.outvars, results, strict=True))
+
+
+def _cut(program: Program, piece: Piece, positions: Sequence[int]) -> Cut:
+    held = {program.eqns[program.steps[k]].outvars[i]: HELD for k, i in piece.held}
+    return Cut((), True, True, tuple(sorted(positions)), held)
+
+
+def _run_construct(program: Program, p: int, inside: Choice | None, values: dict[Any, Any]) -> None:
+    results = construct(program, p, inside)(*(values[v] for v in program.reads(p)))
+    values |= dict(zip(program.eqns[p].outvars, results, strict=True))
+
+
+def _run_region(program: Program, cut: Cut, values: dict[Any, Any]) -> None:
+    """Run a region whose random draws wait for the data that they meet.
+
+    Draws depend on keys alone: XLA begins those of all layers at once, and keeps what it began.
+    """
+    read = program.cut(cut.positions).invars
+    keys = [v for v in read if is_typed_key(v.aval) or _is_raw_key(v.aval)]
+    data = [values[v] for v in read if is_floating(v.aval) and _is_made(program, v)]
+    waiting = dict(values)
+    if keys and data:
+        held = barrier([*(values[v] for v in keys), jax.lax.stop_gradient(data[-1])])
+        waiting |= dict(zip(keys, held, strict=False))
+    # With `jax_remat3` a result that is held inside and goes on is kept twice.
+    own_inside = not getattr(jax.config, "jax_remat3", False)
+    run_cut(program, cut, Say(), waiting, rerun_region, own_inside=own_inside, name=_named)
+    values |= {
+        v: waiting[v] for p in cut.positions for v in program.eqns[p].outvars if v in waiting
+    }
+
+
+def _is_made(program: Program, var: Any) -> bool:
+    source = program.source(var)
+    return is_variable(source) and program.producer[source] != INPUT
+
+
+def _named(x: Any, how: str) -> Any:
+    """A held value, from which everything goes on.
+
+    Else XLA makes it anew, of all that it is the sum of, for whatever reads it, and keeps that.
+    """
+    return name_as(barrier(x), how)
+
+
+def _is_raw_key(aval: Any) -> bool:
+    return str(aval.dtype) == "uint32" and aval.ndim <= 2 and aval.size <= 64
+
+
+def construct(program: Program, p: int, inside: Choice | None) -> Run:
+    """A loop, or another equation with a program inside, as a function of what it reads."""
+    eqn = program.eqns[p]
+    if inside is None:
+        return evaluate(program.cut([p], eqn.outvars))
+    loop = functools.partial(_in_chunks, inside.chunks) if inside.chunks else jax.lax.scan
+    body = lambda jaxpr: run_choice(opened(jaxpr), inside)  # noqa: E731
+    return program.run(p, rebuild(eqn, body, loop))
+
+
+def _in_chunks(
+    chunks: int,
+    body: Callable[..., Any],
+    carry: Sequence[Any],
+    xs: Sequence[Any],
+    *,
+    length: int,
+    reverse: bool,
+    unroll: int,
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """`lax.scan` in equal parts that are run again one by one; what is left over runs last."""
+    size = length // chunks
+    scan = functools.partial(jax.lax.scan, body, reverse=reverse, unroll=unroll)
+    rest = length - size * chunks
+    first = slice(rest, None) if reverse else slice(0, length - rest)
+    last = slice(0, rest) if reverse else slice(length - rest, None)
+
+    def chunk(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, Any]:
+        def flat(*inputs: Any) -> list[Any]:
+            new, ys = scan(list(inputs[: len(carry)]), list(inputs[len(carry) :]), length=size)
+            return [*new, *ys]
+
+        # Not `rerun_region`, which would keep what the regions inside hold.
+        with planned():
+            results = jax.checkpoint(flat)(*carry, *xs)
+        return results[: len(carry)], results[len(carry) :]
+
+    parts = [x[first].reshape(chunks, size, *x.shape[1:]) for x in xs]
+    carry, ys = jax.lax.scan(chunk, list(carry), parts, length=chunks, reverse=reverse)
+    ys = [y.reshape(chunks * size, *y.shape[2:]) for y in ys]
+    if not rest:
+        return carry, ys
+    carry, more = scan(list(carry), [x[last] for x in xs], length=rest)
+    pairs = [(new, y) if reverse else (y, new) for y, new in zip(ys, more, strict=True)]
+    return carry, [jax.numpy.concatenate(pair) for pair in pairs]

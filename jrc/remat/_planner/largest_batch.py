@@ -1,0 +1,219 @@
+"""The largest batch that fits into a budget."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrc._errors import name_of
+from jrc._text import memory_text
+from jrc._validate import check_flag
+from jrc.remat._gradient.arguments import arguments_of
+from jrc.remat._gradient.compiled_memory import memory_needed
+from jrc.remat._planner.budget import checked_budget
+from jrc.remat._planner.candidates import Candidates
+from jrc.remat._planner.make_plan import plan
+from jrc.remat._planner.plan import Plan
+
+_logger = logging.getLogger("jrc")
+
+
+class LargestBatch(NamedTuple):
+    """How many examples fit.
+
+    Attributes:
+        plain: The largest batch with nothing re-run; 0 if none fits.
+        recomputed: The largest batch that some plan fits; 0 if none does.
+        plan: The cheapest plan for `recomputed` examples; `None` if none fits.
+        most: The bound of the search, a multiple of `multiple_of`: where a size is this, more may
+            fit.
+    """
+
+    plain: int
+    recomputed: int
+    plan: Plan | None
+    most: int
+
+    def __str__(self) -> str:
+        """Both sizes, and the plan."""
+        if self.plan is None:
+            return "None fits, not even with the leanest plan: raise the budget."
+        more = " (more may: `most` ends there)" if self.recomputed == self.most else ""
+        return (
+            f"{self.plain:,} fit with nothing re-run, {self.recomputed:,} with this plan{more}:\n"
+            f"{self.plan}"
+        )
+
+
+def largest_batch(
+    make_args: Callable[[int], Sequence[Any]],
+    fn: Callable[..., Any],
+    budget: int | str,
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    multiple_of: int = 1,
+    most: int = 2**20,
+) -> LargestBatch:
+    """The largest batch whose gradient fits a budget, with and without recomputation.
+
+    Bytes grow nearly in proportion to the batch, so that a few compilations find it. Nothing is
+    run.
+
+    Args:
+        make_args: From a batch size the tuple of arguments of `fn`: arrays, or better
+            `jax.ShapeDtypeStruct`s, which take no memory.
+        fn: As for `jrc.plan`.
+        budget: Bytes on one device, as a number or as text (`"16GiB"`).
+        argnums: As for `jrc.plan`.
+        has_aux: As for `jrc.plan`.
+        multiple_of: Only batches that are a multiple of this, as when they are cut over devices.
+        most: The largest batch that is looked at.
+
+    Returns:
+        Both sizes and the plan for the larger one.
+
+    Raises:
+        TypeError: If `make_args` or `fn` is no function, the budget no size in bytes, or what
+            they return not what it has to be.
+        ValueError: If the budget is no size, `multiple_of` below 1 or above `most`, or the
+            arguments do not grow with the batch. What `make_args` raises goes on to the caller.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss(w, x):
+        ...     for _ in range(8):
+        ...         x = jnp.tanh(x @ w)
+        ...     return jnp.sum(x)
+        >>> def make_args(batch):
+        ...     shapes = (16, 16), (batch, 16)
+        ...     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        >>> found = jrc.largest_batch(make_args, loss, "100kB")
+        >>> 0 < found.plain < found.recomputed
+        True
+
+    Source: bytes are XLA's for the compiled program.
+    """
+    who = "jrc.largest_batch"
+    if not callable(make_args) or not callable(fn):
+        which, given = ("make_args", make_args) if not callable(make_args) else ("fn", fn)
+        raise TypeError(
+            f"{who}: {which} is a function; got {type(given).__name__}. Write "
+            f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
+        )
+    check_flag(has_aux, "has_aux", who)
+    limit = checked_budget(budget, who)
+    if isinstance(limit, float):
+        raise TypeError(
+            f"{who}: the budget is bytes (an int) or text ('16GiB'); a fraction has no meaning "
+            f"before the batch is known; got {budget!r}. Write bytes: '16GiB'."
+        )
+    for name, number in (("multiple_of", multiple_of), ("most", most)):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+            raise ValueError(
+                f"{who}: {name} is a whole number from 1; got {number!r}. Leave it out to look at "
+                f"{'every batch' if name == 'multiple_of' else 'all up to a million'}."
+            )
+
+    if most < multiple_of:
+        raise ValueError(
+            f"{who}: most is at least multiple_of, the smallest batch that is looked at; got "
+            f"most={most}, multiple_of={multiple_of}. Raise most."
+        )
+
+    def arguments(batch: int) -> tuple[Any, ...]:
+        try:
+            args = make_args(batch)
+        except Exception as error:
+            error.add_note(f"{who}: raised by `{name_of(make_args)}` for a batch of {batch}.")
+            raise
+        if not isinstance(args, tuple | list):
+            raise TypeError(
+                f"{who}: `{name_of(make_args)}` returns the arguments of fn as a tuple; got "
+                f"{type(args).__name__}. For one argument write `return (x,)`."
+            )
+        return tuple(args)
+
+    def plain(batch: int) -> int:
+        args = arguments_of(fn, arguments(batch), argnums, who, numbers=True)
+        return told(batch, "nothing re-run", memory_needed(args.lowered(fn, has_aux)).peak)
+
+    def leanest(batch: int) -> int:
+        candidates = Candidates.of(fn, arguments(batch), argnums, has_aux, who)
+        least = memory_needed(candidates.lowered(candidates.rungs[0])).peak
+        return min(told(batch, "the leanest plan", least), known(batch))
+
+    def told(batch: int, what: str, peak: int) -> int:
+        _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))
+        return peak
+
+    seen: dict[int, int] = {}
+
+    def known(batch: int) -> int:
+        if batch not in seen:
+            seen[batch] = plain(batch)
+        return seen[batch]
+
+    multiple_of, end = int(multiple_of), int(most // multiple_of * multiple_of)
+    without = _largest(known, limit, multiple_of, end)
+    recomputed = max(without, _largest(leanest, limit, multiple_of, end))
+    if not recomputed:
+        return LargestBatch(0, 0, None, end)
+    args = arguments(recomputed)
+    if recomputed == end and recomputed > multiple_of:
+        _check_growth(arguments(multiple_of), args, multiple_of, recomputed, name_of(make_args))
+    return LargestBatch(
+        without,
+        recomputed,
+        plan(fn, *args, budget=limit, argnums=argnums, has_aux=has_aux),
+        end,
+    )
+
+
+def _check_growth(
+    small: tuple[Any, ...], large: tuple[Any, ...], least: int, most: int, name: str
+) -> None:
+    """Raise where arguments for the least and the most are alike, so that all of them fit."""
+    shapes = [[np.shape(x) for x in jax.tree.leaves(args)] for args in (small, large)]
+    if shapes[0] == shapes[1]:
+        raise ValueError(
+            f"jrc.largest_batch: `{name}` gives arguments of the same shapes for {least} and for "
+            f"{most}; some must have the batch as a size."
+        )
+
+
+def _largest(peak: Callable[[int], int], budget: int, step: int, end: int) -> int:
+    """The largest multiple of `step` up to `end` whose peak is within the budget, by secants."""
+    first = peak(step)
+    if first > budget:
+        return 0
+    low, high = (step, first), (0, 0)
+    guess = min(8 * step, end)
+    while low[0] < end and (not high[0] or high[0] - low[0] > step):
+        size = peak(guess)
+        if size <= budget:
+            low = (guess, size)
+        else:
+            high = (guess, size)
+        guess = _guess(low, high, (step, first), budget, step, end)
+    return low[0]
+
+
+def _guess(
+    low: tuple[int, int],
+    high: tuple[int, int],
+    first: tuple[int, int],
+    budget: int,
+    step: int,
+    end: int,
+) -> int:
+    """Where the line through two known sizes meets the budget, strictly between what is known."""
+    one, other = (low, high) if high[0] else (first, low)
+    slope = (other[1] - one[1]) / max(other[0] - one[0], 1)
+    wanted = low[0] + (budget - low[1]) / slope if slope > 0 else 2.0 * low[0]
+    wanted = min(math.floor(wanted), 16 * low[0])
+    top = high[0] - step if high[0] else end
+    return max(low[0] + step, min(wanted // step * step, top))

@@ -1,0 +1,192 @@
+"""The program that a plan is made for, and how it is known again."""
+
+import dataclasses
+import difflib
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrc._errors import name_of
+from jrc._jaxpr import (
+    Program,
+    Traced,
+    inner_programs,
+    is_variable,
+    label,
+    loop_parts,
+    primitive_name,
+    tag_of,
+    trace,
+)
+from jrc._tree import is_number, is_traced
+from jrc.remat._gradient.arguments import called
+from jrc.remat._gradient.variable_changes import with_changes
+from jrc.remat._planner.execute import opened
+
+# Settings that say of what type values are, which a cast to vary over a mesh axis changes.
+_TYPES = frozenset({"weak_type", "linear"})
+
+
+def traced_for_plan(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], who: str
+) -> Traced:
+    """The function's program without `jit` calls; numbers are inputs, as under `jax.jit`.
+
+    It returns what the function does, and besides what the function changes in its arguments.
+    """
+    args, kwargs = jax.tree.map(_as_array, (args, dict(kwargs)))
+    run = with_changes(lambda *args, **kwargs: called(fn, args, kwargs, who), name_of(fn), who)
+    # Without `jit`, JAX writes loops out turn by turn: another program.
+    with jax.disable_jit(False):
+        traced = trace(run, args, kwargs, lambda _: True)
+    return dataclasses.replace(traced, program=opened(traced.program.jaxpr))
+
+
+def _as_array(leaf: Any) -> Any:
+    """A leaf as `jax.jit` takes it: numbers and NumPy arrays are arrays."""
+    return jnp.asarray(leaf) if is_number(leaf) and not is_traced(leaf) else leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """What a program is known by: its equations in words, and a hash of how they hang together.
+
+    Attributes:
+        equations: Every equation as `dot_general:float32(4,8)`, in program order.
+        digest: A hash of operators, their axes and the like, types and dataflow; neither source
+            lines nor numbers of the program enter.
+        inputs: Types of the arrays that it is given, those that the function closes over first.
+        closed: How many of them the function closes over. Only told, as `inputs` are, and not
+            compared: where an array comes from does not change a program.
+    """
+
+    equations: tuple[str, ...]
+    digest: str
+    inputs: tuple[str, ...] = dataclasses.field(compare=False)
+    closed: int = dataclasses.field(compare=False)
+
+    def difference(self, other: "Signature") -> str | None:
+        """In words, how another program differs from this one, if it does."""
+        if self == other:
+            return None
+        words = (self._other_inputs(other), self._other_equations(other))
+        return "; ".join(filter(None, words)) or (
+            "the same operators are joined in another way, work along other axes, or differ inside"
+        )
+
+    def _other_inputs(self, other: "Signature") -> str | None:
+        """In words, how what the programs are given differs."""
+        was, now = len(self.inputs) - self.closed, len(other.inputs) - other.closed
+        if (was, self.closed) != (now, other.closed):
+            more = " Arrays that a function closes over are no arguments: pass as arguments what "
+            moved = f".{more}jrc.plan was given as such" if self.closed != other.closed else ""
+            return (
+                f"it was made for {was} arrays as arguments and {self.closed} that the function "
+                f"closes over, now there are {now} and {other.closed}{moved}"
+            )
+        pairs = enumerate(zip(self.inputs, other.inputs, strict=True))
+        changed = [(i - self.closed, a, b) for i, (a, b) in pairs if a != b and i >= self.closed]
+        if not changed:
+            return None
+        i, a, b = changed[0]
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        return f"array {i} of the arguments was {a}, now it is {b}{more}"
+
+    def _other_equations(self, other: "Signature") -> str | None:
+        """In words, where the equations differ first."""
+        matcher = difflib.SequenceMatcher(None, self.equations, other.equations, autojunk=False)
+        changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
+        if not changes:
+            return None
+        _, a, b, c, d = changes[0]
+        was = ", ".join(self.equations[a : min(b, a + 3)]) or "nothing"
+        now = ", ".join(other.equations[c : min(d, c + 3)]) or "nothing"
+        more = f" (and {len(changes) - 1} more places)" if len(changes) > 1 else ""
+        return f"equation {a} was {was}, now it is {now}{more}"
+
+
+def signature_of(program: Program, closed: int) -> Signature:
+    """How a program is known again, in any process and after its source has moved.
+
+    Casts do not count, so that it is the same inside of `shard_map`.
+    """
+    words = tuple(_words(program.eqns[p]) for p in program.steps)
+    order = _by_first_use([program], len(program.jaxpr.invars))
+    digest = hashlib.sha256("\n".join(_lines(program, order)).encode()).hexdigest()[:32]
+    return Signature(words, digest, tuple(_type(v.aval) for v in program.jaxpr.invars), closed)
+
+
+def _words(eqn: Any) -> str:
+    name, _, shape = label(eqn).partition("@")[0].partition(":")
+    return f"{name}:{getattr(eqn.outvars[0].aval, 'dtype', '')}{shape}" if eqn.outvars else name
+
+
+def _lines(program: Program, order: Sequence[int]) -> list[str]:
+    """The program in words, its inputs numbered in this order."""
+    given = [program.jaxpr.invars[i] for i in order]
+    number = {v: k for k, v in enumerate((*program.jaxpr.constvars, *given))}
+    lines = [" ".join(_type(v.aval) for v in number)]
+
+    def said(x: Any) -> str:
+        x = program.source(x)
+        return str(number[x]) if is_variable(x) else _type(x.aval)
+
+    for eqn in (program.eqns[p] for p in program.steps):
+        for v in eqn.outvars:
+            number[v] = len(number)
+        inner = [opened(jaxpr) for jaxpr in inner_programs(eqn)]
+        first, then = _order_inside(eqn, inner)
+        reads = [*eqn.invars[:first], *(eqn.invars[first + i] for i in then)]
+        made = " ".join(_type(v.aval) for v in eqn.outvars)
+        name = f"{primitive_name(eqn)} {tag_of(eqn) or ''}{_settings(eqn)}"
+        lines.append(f"{name} {' '.join(map(said, reads))} -> {made}")
+        for each in inner:
+            more = _lines(each, then or range(len(each.jaxpr.invars)))
+            lines += [f"  {line}" for line in more]
+    return [*lines, " ".join(map(said, program.jaxpr.outvars))]
+
+
+def _settings(eqn: Any) -> str:
+    """Which axes, how often, in which direction: the whole numbers among an operator's settings."""
+    settings = {key: _numbers_of(x) for key, x in eqn.params.items() if key not in _TYPES}
+    return "".join(f" {key}={settings[key]}" for key in sorted(settings) if settings[key])
+
+
+def _numbers_of(setting: Any) -> str:
+    if isinstance(setting, tuple | list):
+        return f"({','.join(map(_numbers_of, setting))})"
+    return str(int(setting)) if isinstance(setting, int) else ""
+
+
+def _order_inside(eqn: Any, inner: Sequence[Program]) -> tuple[int, Sequence[int]]:
+    """How many inputs of an equation come before those of the programs inside; these in order.
+
+    What goes around a loop or is sliced there keeps its place.
+    """
+    counts = {len(each.jaxpr.invars) for each in inner}
+    if len(counts) != 1 or primitive_name(eqn) == "while":
+        return len(eqn.invars), ()
+    (count,) = counts
+    free = loop_parts(eqn)[0] if primitive_name(eqn) == "scan" else count
+    return len(eqn.invars) - count, [*_by_first_use(inner, free), *range(free, count)]
+
+
+def _by_first_use(programs: Sequence[Program], count: int) -> list[int]:
+    """The first inputs of these programs in the order in which they are read.
+
+    What a function closes over comes as it is traced, and casts are traced first.
+    """
+    found: dict[int, None] = {}
+    for program in programs:
+        number = {v: i for i, v in enumerate(program.jaxpr.invars[:count])}
+        atoms = (v for p in program.steps for v in program.sources(p))
+        found |= dict.fromkeys(number[v] for v in atoms if v in number)
+    return [*found, *(i for i in range(count) if i not in found)]
+
+
+def _type(aval: Any) -> str:
+    shape = ",".join(str(n) for n in getattr(aval, "shape", ()))
+    return f"{getattr(aval, 'dtype', aval)}[{shape}]"

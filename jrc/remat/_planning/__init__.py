@@ -1,1 +1,0 @@
-"""The planner: a program weighed, the front of choices, and running what was chosen."""

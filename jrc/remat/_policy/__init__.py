@@ -1,0 +1,1 @@
+"""What is saved: rules, operator tags, and the action that they mean for each equation."""

@@ -1,0 +1,1 @@
+"""How a range of equations is recomputed in the backward pass."""

@@ -1,0 +1,1 @@
+"""What a gradient saves, recomputes and needs: the report of `jrc.explain`."""

@@ -1,0 +1,82 @@
+"""What a gradient keeps, re-runs and needs, without running it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jrc._jaxpr import alive, flops, inline_marked
+from jrc._validate import check_flag
+from jrc.remat._gradient.compiled_memory import memory_of
+from jrc.remat._gradient.loss import loss_of
+from jrc.remat._gradient.saved_values import saved_values
+from jrc.remat._policy.notices import heard
+from jrc.remat._report.compiled_schedule import collectives, live_points
+from jrc.remat._report.diagnostics import warnings_of
+from jrc.remat._report.hlo import read
+from jrc.remat._report.recompute_count import reruns
+from jrc.remat._report.report import Report
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+) -> Report:
+    """Show what the gradient of a function keeps and runs again, and what it needs compiled.
+
+    Nothing is run: the function is traced, and `jit(value_and_grad(fn))` is compiled.
+
+    Args:
+        fn: Any differentiable function of pytrees that returns a scalar; unchanged, or already
+            under `jrc.recompute_segments`, `jax.checkpoint`, a plan.
+        *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s, in any pytree, flax nnx modules
+            too. NumPy's arrays count as arrays; Python numbers, strings and the like stay what
+            they are.
+        argnums: Which arguments are differentiated; of these every floating leaf is.
+        has_aux: Whether `fn` returns a pair of the scalar and anything else.
+
+    Returns:
+        The report, a frozen value that prints as a table.
+
+    Raises:
+        TypeError: If `fn` is no function, does not return a scalar, or `argnums` is no position.
+        ValueError: If there is no such argument, or nothing floating in it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss(w, x):
+        ...     for i in range(3):
+        ...         x = jrc.mark(jnp.sin(x @ w), f"layer_{i}")
+        ...     return jnp.sum(x)
+        >>> w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
+        >>> report = jrc.explain(loss, w, x)
+        >>> [(value.primitive, value.mark, value.bytes) for value in report.saved[:2]]
+        [('sin', 'layer_0', 8192), ('cos', None, 8192)]
+        >>> lean = jrc.explain(jrc.recompute_segments(loss, ["layer_0", "layer_1"]), w, x)
+        >>> lean.saved_bytes < report.saved_bytes, [(r.primitive, r.count) for r in lean.rerun]
+        (True, [('dot_general', 2)])
+
+    Source: JAX's `print_saved_residuals`, with what the compiled program says beside it.
+    """
+    check_flag(has_aux, "has_aux", "jrc.explain")
+    with heard() as words:
+        loss = loss_of(fn, args, argnums, has_aux, "jrc.explain")
+    forward = loss.program.jaxpr
+    traced = jax.make_jaxpr(loss.gradient)(loss.moving, loss.rest)
+    gradient = inline_marked(traced, lambda _: True)
+    program = alive(gradient)
+    compiled = loss.compiled()
+    module = read(compiled.as_text())
+    return Report(
+        name=loss.name,
+        saved=saved_values(loss),
+        rerun=reruns(forward, program),
+        flops=flops(traced),
+        memory=memory_of(compiled),
+        live=live_points(module, loss),
+        collectives=collectives(module),
+        warnings=(*words, *warnings_of(forward, gradient, program, loss.name)),
+        device=jax.local_devices()[0].device_kind,
+    )

@@ -1,0 +1,186 @@
+"""The figure: live bytes along the compiled program, the forward and the backward pass apart."""
+
+import dataclasses
+import io
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from jrc.remat._report.report import Report, check_names, check_reports
+
+_MIB = 2**20
+_COLOURS = ("#c44e52", "#4c72b0", "#55a868", "#8172b2", "#ccb974", "#64b5cd")
+_GREY = "#5a5a5a"
+# Letters of marks' names that fit below one pass.
+_ROOM = 56
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One report as it is drawn.
+
+    Attributes:
+        x: Where each instruction stands: the forward pass from 0 to 1, the backward from 1 to 2.
+        y: MiB that live while it runs.
+        marks: `(x, y, name)` of each marked value.
+        peak: `(x, y)` of the highest point.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    marks: tuple[tuple[float, float, str], ...]
+    peak: tuple[float, float]
+
+
+def curve_of(report: Report) -> Curve:
+    """What is drawn of a report."""
+    points = report.live
+    turn = turning_point([point.phase for point in points])
+    behind = max(len(points) - turn, 1)
+    x = tuple(
+        (i + 0.5) / turn if i < turn else 1 + (i - turn + 0.5) / behind for i in range(len(points))
+    )
+    y = tuple(point.bytes / _MIB for point in points)
+    marks = tuple(
+        (x[i], y[i], point.mark) for i, point in enumerate(points) if point.mark is not None
+    )
+    highest = max(range(len(y)), key=y.__getitem__, default=0)
+    return Curve(x, y, marks, (x[highest], y[highest]) if y else (0.0, 0.0))
+
+
+def turning_point(phases: Sequence[str]) -> int:
+    """Where the backward pass begins, so that the fewest instructions stand on the wrong side.
+
+    The compiler moves single operators over that line.
+    """
+    wrong = fewest = phases.count("forward")
+    best = 0
+    for i, phase in enumerate(phases):
+        wrong += -1 if phase == "forward" else 1
+        if wrong < fewest:
+            fewest, best = wrong, i + 1
+    return best
+
+
+def plot_reports(
+    path: str | pathlib.Path, reports: Sequence[Report], names: Sequence[str] | None
+) -> None:
+    """Draw reports into one picture; see `Report.plot`."""
+    who = "jrc.Report.plot"
+    ending = check_picture(path, who)
+    check_reports(reports, who)
+    names = [report.name for report in reports] if names is None else check_names(names, who)
+    if len(names) != len(reports):
+        raise ValueError(
+            f"{who}: one name for each of the {len(reports)} reports; got {names!r}. Leave names "
+            "out to take the functions' own."
+        )
+    figure = _figure(who)
+    axes = figure.subplots()
+    curves = [curve_of(report) for report in reports]
+    top = max((curve.peak[1] for curve in curves), default=0) or 1.0
+    _frame(axes, top)
+    for i, (curve, name) in enumerate(zip(curves, names, strict=True)):
+        _draw(axes, curve, name, _COLOURS[i % len(_COLOURS)])
+    _name_marks(axes, curves[0])
+    axes.legend(loc="upper left", frameon=False, fontsize=9, bbox_to_anchor=(0.0, 0.93))
+    # Drawn before the file is opened: what stands there stays if drawing fails.
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=200, format=ending)
+    pathlib.Path(path).write_bytes(picture.getvalue())
+
+
+def check_picture(path: object, who: str) -> str:
+    """Whether a picture can be written there, before it is drawn; its format.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        TypeError: If the path is none.
+        ValueError: If its ending says no format that matplotlib draws.
+        OSError: If there is no such folder, or it cannot be written to.
+    """
+    known = _figure(who).canvas.get_supported_filetypes()
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"{who}: a path is text or a pathlib.Path; got {type(path).__name__}. Write "
+            "'memory.png'."
+        )
+    ending = pathlib.Path(path).suffix[1:].lower()
+    if ending not in known:
+        raise ValueError(
+            f"{who}: a picture's ending says its format, one of .{', .'.join(sorted(known))}; got "
+            f"{str(path)!r}."
+        )
+    check_writable(path, who)
+    return ending
+
+
+def check_writable(path: str | os.PathLike[str], who: str) -> None:
+    """Raise the `OSError` that writing a file would, with the way out, and write nothing."""
+    path = pathlib.Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{who}: {str(path)!r} is a folder; give the path of a file.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{who}: there is no folder {str(path.parent)!r} for {path.name!r}; make it first."
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{who}: {str(path)!r} must not be written; choose another place.")
+
+
+def _figure(who: str) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError(
+            f"{who}: drawing needs matplotlib; install it with pip install 'jrc[plot]'."
+        ) from None
+    return Figure(figsize=(7.2, 3.6), layout="constrained")
+
+
+def _frame(axes: Any, top: float) -> None:
+    axes.axvspan(1, 2, color="#f1f1f4", zorder=0, linewidth=0)
+    axes.axvline(1, color="#b8b8c0", linewidth=0.8, zorder=1)
+    for x, word in ((0.5, "forward pass"), (1.5, "backward pass")):
+        axes.text(x, 1.18 * top, word, ha="center", va="top", color=_GREY, fontsize=10)
+    axes.set_xlim(0, 2)
+    axes.set_ylim(0, 1.22 * top)
+    axes.set_xlabel("the compiled program, in the order in which it runs", fontsize=10)
+    axes.set_ylabel("temporaries and results, MiB", fontsize=10)
+    axes.tick_params(axis="y", labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw(axes: Any, curve: Curve, name: str, colour: str) -> None:
+    from matplotlib.patheffects import withStroke
+
+    axes.plot(
+        curve.x, curve.y, color=colour, linewidth=1.3, label=name, drawstyle="steps-mid", zorder=3
+    )
+    axes.fill_between(curve.x, curve.y, step="mid", color=colour, alpha=0.12, linewidth=0, zorder=2)
+    if curve.marks:
+        xs, ys, _ = zip(*curve.marks, strict=True)
+        axes.plot(xs, ys, "o", color=colour, markersize=3.2, markeredgecolor="white",
+                  markeredgewidth=0.5, zorder=4)  # fmt: skip
+    x, y = curve.peak
+    axes.plot([x], [y], "v", color=colour, markersize=5, zorder=5)
+    # At the edges the words stand beside the point, so that they stay inside of the picture.
+    side = "left" if x < 0.2 else "right" if x > 1.8 else "center"
+    text = axes.annotate(
+        f"{y:,.0f} MiB" if y >= 10 else f"{y:,.2f} MiB", (x, y), xytext=(0, 6),
+        textcoords="offset points", ha=side, va="bottom", color=colour, fontsize=9,
+        fontweight="bold", zorder=6,
+    )  # fmt: skip
+    text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+
+
+def _name_marks(axes: Any, curve: Curve) -> None:
+    """The first report's marks at the foot of the picture, with as many names as there is room."""
+    for x, y, _ in curve.marks:
+        axes.plot([x, x], [0, y], color=_GREY, linewidth=0.4, linestyle=":", zorder=1)
+    widest = max((len(name) for *_, name in curve.marks), default=1)
+    stride = -(-len(curve.marks) * widest // _ROOM) or 1
+    named = curve.marks[::stride]
+    axes.set_xticks([x for x, *_ in named], [name for *_, name in named], fontsize=6.5)
+    axes.tick_params(axis="x", length=2.5, color=_GREY, labelcolor=_GREY)

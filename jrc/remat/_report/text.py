@@ -1,0 +1,190 @@
+"""A report, and two side by side, as text for a terminal of 110 columns."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+from jrc._text import flops_text, memory_text, table_text
+from jrc.remat._gradient.saved_values import SavedValue
+from jrc.remat._report.report import Report, check_names, check_reports
+
+_WIDTH = 108
+# How many rows of values there are at most, and the share of the smallest one.
+_ROWS = 14
+_LEAST = 0.005
+_OPERATORS = 6
+_LINES = 8
+_SHORT = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c"}
+
+
+def report_text(report: Report) -> str:
+    """The whole report as text."""
+    memory = report.memory
+    parts = [("arguments", memory.arguments), ("outputs", memory.outputs)]
+    parts.append(("temporaries", memory.temporaries))
+    total = " + ".join(f"{name} {memory_text(n)}" for name, n in parts)
+    aliased = f" - aliased {memory_text(memory.aliased)}" if memory.aliased else ""
+    lines = [
+        f"gradient of `{report.name}` on {report.device}",
+        f"peak {memory_text(memory.peak)} = {total}{aliased}",
+        f"saved for the backward pass {memory_text(report.saved_bytes)}{_elsewhere(report)}, "
+        f"run again {flops_text(report.rerun_flops)} of {flops_text(report.flops)}"
+        f" ({_share(report.rerun_flops, report.flops)})",
+        *_saved_table(report),
+        *_marks(report),
+        *_rerun_table(report),
+        *_collectives(report),
+    ]
+    for warning in report.warnings:
+        lines += textwrap.wrap(
+            f"warning: {warning}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False
+        )
+    return "\n".join(lines)
+
+
+def compare_text(report: Report, other: Report, names: Sequence[str]) -> str:
+    """Two reports side by side."""
+    who = "jrc.Report.compare"
+    check_reports([other], who)
+    if len(check_names(names, who)) != 2:
+        raise ValueError(
+            f"{who}: names are two, one for each report; got {names!r}. Write "
+            "names=('before', 'after')."
+        )
+    both = (report, other)
+    rows = [
+        _pair("peak", [r.memory.peak for r in both], memory_text),
+        _pair("  arguments", [r.memory.arguments for r in both], memory_text),
+        _pair("  outputs", [r.memory.outputs for r in both], memory_text),
+        _pair("  temporaries", [r.memory.temporaries for r in both], memory_text),
+        _pair("saved", [r.saved_bytes for r in both], memory_text),
+        _pair("run again", [r.rerun_flops for r in both], flops_text),
+        _pair("FLOPs", [r.flops for r in both], flops_text),
+    ]
+    heads = ("", "", *map(str, names), "change", "ratio")
+    lines = [table_text(heads, rows)]
+    changed = _changed_lines(report.by_line, other.by_line)
+    if changed:
+        lines.append(table_text(("saved at", "", *map(str, names), "change", "ratio"), changed))
+    return "\n".join(lines)
+
+
+def _changed_lines(one: Mapping[str, int], other: Mapping[str, int]) -> list[tuple[str, ...]]:
+    pairs = {line: (one.get(line, 0), other.get(line, 0)) for line in {**one, **other}}
+    pairs = {line: pair for line, pair in pairs.items() if pair[0] != pair[1]}
+    order = sorted(pairs, key=lambda line: (-abs(pairs[line][0] - pairs[line][1]), line))
+    rows = [_pair(line, pairs[line], memory_text) for line in order[:_LINES]]
+    if rest := order[_LINES:]:
+        sums = [sum(pairs[line][k] for line in rest) for k in (0, 1)]
+        rows.append(_pair(f"{len(rest)} more lines", sums, memory_text))
+    return rows
+
+
+def _pair(name: str, values: Sequence[int], text) -> tuple[str, ...]:
+    before, after = values
+    change = after - before
+    sign = "-" if change < 0 else "+"
+    ratio = f"{after / before:.3f}" if before else ""
+    return (name, "", text(before), text(after), f"{sign}{text(abs(change))}" if change else "",
+            ratio)  # fmt: skip
+
+
+def _elsewhere(report: Report) -> str:
+    """What was offloaded, per memory."""
+    kinds = sorted({value.memory for value in report.saved} - {"device"})
+    sums = {k: sum(v.bytes for v in report.saved if v.memory == k) for k in kinds}
+    return "".join(f" and {memory_text(n)} in {kind}" for kind, n in sums.items())
+
+
+def _saved_table(report: Report) -> list[str]:
+    if not report.saved:
+        return ["nothing is kept besides what the function is given"]
+    groups: dict[tuple[object, ...], list[SavedValue]] = {}
+    for value in report.saved:
+        key = (value.primitive, value.shape, value.dtype, value.place, value.times, value.memory)
+        groups.setdefault((*key, _stem(value.mark)), []).append(value)
+    order = sorted(groups.values(), key=lambda group: -_bytes(group))
+    whole = _bytes(report.saved)
+    large = [group for group in order[:_ROWS] if _bytes(group) >= _LEAST * whole]
+    rows = [_saved_row(group, whole) for group in large]
+    if rest := [value for group in order[len(large) :] for value in group]:
+        count = f"{len(rest)} smaller values"
+        rows.append((count, "", "", "", memory_text(_bytes(rest)), _share(_bytes(rest), whole)))
+    return [table_text(("saved value", "made at", "mark", "each", "bytes", "share"), rows)]
+
+
+def _saved_row(group: Sequence[SavedValue], whole: int) -> tuple[str, ...]:
+    first = group[0]
+    steps = f"{first.times} steps x " if first.times > 1 else ""
+    count = f"{len(group)} x " if len(group) > 1 else ""
+    where = "" if first.memory == "device" else f" in {first.memory}"
+    each = memory_text(first.bytes / first.times) if count or steps else ""
+    return (
+        f"{count}{steps}{first.primitive} {_type(first)}{where}",
+        first.place,
+        _joined(value.mark for value in group if value.mark),
+        each,
+        memory_text(_bytes(group)),
+        _share(_bytes(group), whole),
+    )
+
+
+def _marks(report: Report) -> list[str]:
+    groups: dict[str, list[str]] = {}
+    for mark in (mark for mark, n in report.by_mark.items() if n):
+        groups.setdefault(_stem(mark) or mark, []).append(mark)
+    totals = {_joined(marks): sum(report.by_mark[m] for m in marks) for marks in groups.values()}
+    ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{names} {memory_text(n)}" for names, n in ordered[:_LINES]]
+    if rest := ordered[_LINES:]:
+        shown.append(f"{len(rest)} more {memory_text(sum(n for _, n in rest))}")
+    text = f"saved marks: {', '.join(shown)}"
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ") if shown else []
+
+
+def _rerun_table(report: Report) -> list[str]:
+    rows = [
+        (each.primitive, f"{each.count:,} x", flops_text(each.flops), _share(each.flops,
+         report.flops))
+        for each in report.rerun[:_OPERATORS]
+    ]  # fmt: skip
+    if rest := report.rerun[_OPERATORS:]:
+        work = sum(each.flops for each in rest)
+        count = sum(each.count for each in rest)
+        head = f"{len(rest)} more operators"
+        rows.append((head, f"{count:,} x", flops_text(work), _share(work, report.flops)))
+    heads = ("run again", "", "", "of all FLOPs")
+    return [table_text(heads, rows)] if rows else ["nothing is run again"]
+
+
+def _collectives(report: Report) -> list[str]:
+    rows = [
+        (each.kind, f"{each.count:,} x", memory_text(each.bytes), f"{each.rerun:,}")
+        for each in report.collectives
+    ]
+    return [table_text(("collective", "", "bytes", "of these re-run"), rows)] if rows else []
+
+
+def _bytes(group: Iterable[SavedValue]) -> int:
+    return sum(value.bytes for value in group)
+
+
+def _type(value: SavedValue) -> str:
+    found = re.match(r"([a-z]+)(\d+)$", value.dtype)
+    short = f"{_SHORT[found[1]]}{found[2]}" if found and found[1] in _SHORT else value.dtype
+    return f"{short}[{','.join(map(str, value.shape))}]"
+
+
+def _stem(mark: str | None) -> str | None:
+    """A mark without its numbers: blocks of one net are written as one."""
+    return None if mark is None else re.sub(r"\d+", "*", mark)
+
+
+def _joined(names: Iterable[str]) -> str:
+    """`block_0 … block_11` for many names, in the order in which they were made."""
+    known = sorted(set(names), key=lambda n: [int(k) for k in re.findall(r"\d+", n)])
+    return known[0] + f" … {known[-1]}" * (len(known) > 1) if known else ""
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"

@@ -1,0 +1,1 @@
+"""Checkpointed scans: which carries are saved, and the backward pass over them."""

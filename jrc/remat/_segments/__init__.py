@@ -1,0 +1,1 @@
+"""Where a function is cut, and the transforms that recompute its segments."""

@@ -1,0 +1,71 @@
+"""Rules on a whole function, without cutting it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jrc._errors import name_of
+from jrc._jaxpr import tagged, trace
+from jrc._validate import check_flag
+from jrc.remat._policy.resolution import KEPT, Say
+from jrc.remat._policy.rules import Rule, check_keep
+from jrc.remat._region.interpreter import Stretch, opener, within
+from jrc.remat._segments.cut import one_segment
+from jrc.remat._segments.recompute_segments import run_cuts
+
+
+def apply_rules[F: Callable[..., Any]](
+    fn: F, keep: Rule | None = None, *, recompute_collectives: bool = False
+) -> F:
+    """Keep or re-run single values and operators of a function.
+
+    Rules that keep (`jrc.Save`, `jrc.SavePrimitives`, `jrc.Offload`) leave all else to be re-run,
+    at once, when the backward pass reaches the function: to bound the memory of that, cut it with
+    `jrc.recompute_segments(..., keep=...)`. `jrc.RecomputePrimitives` alone, or no rule but
+    `jrc.recompute_op` inside, re-runs those operators, each with its readers, and keeps all else.
+    A tagged call or another jrc transform inside has its own say, which wins.
+
+    Args:
+        fn: Any JAX-traceable function of pytrees, as for `jrc.recompute_segments`.
+        keep: The rules, joined with `|`.
+        recompute_collectives: Whether what is re-run includes `psum`, `all_gather` and the like.
+
+    Returns:
+        The same function.
+
+    Raises:
+        TypeError: If `fn` is no function or `keep` is no rule.
+        ValueError: When called, if `keep` names a mark that is not there, operators of which none
+            is there, or a memory that the device lacks.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss(w, x):
+        ...     return jnp.sum(jnp.tanh(x @ w) @ w)
+        >>> w, x = jnp.ones((3, 3)), jnp.ones((2, 3))
+        >>> lean = jrc.apply_rules(loss, jrc.RecomputePrimitives("tanh"))
+        >>> bool(jnp.allclose(jax.grad(lean)(w, x), jax.grad(loss)(w, x)))
+        True
+
+    Source: MindSpore `Primitive.recompute`; `jax.checkpoint_policies`.
+    """
+    who = "jrc.apply_rules"
+    if not callable(fn):
+        raise TypeError(
+            f"{who}: the first argument is a function; got {type(fn).__name__}. Pass the function "
+            "itself, and call what comes back."
+        )
+    check_keep(keep, who)
+    check_flag(recompute_collectives, "recompute_collectives", who)
+    say = Say(keep, not recompute_collectives)
+
+    @functools.wraps(fn)
+    def ruled(*args: Any, **kwargs: Any) -> Any:
+        traced = trace(fn, args, kwargs, opener(say))
+        say.check(traced.program, who, name_of(fn))
+        program = traced.program
+        if keep is None or say.leaves_rest:
+            return traced.run(tagged(within(program.jaxpr, say, Stretch.kept), KEPT))
+        return traced.run(lambda *inputs: run_cuts(program, one_segment(program, say), inputs))
+
+    return ruled  # type: ignore[return-value]

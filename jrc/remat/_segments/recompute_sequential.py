@@ -1,0 +1,101 @@
+"""A chain of functions, cut into chunks that are re-run."""
+
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+from jrc._errors import speaking_as
+from jrc._validate import check_flag
+from jrc.remat._segments.recompute_call import recompute
+
+
+def recompute_sequential(
+    functions: Iterable[Callable[..., Any]],
+    *args: Any,
+    segments: int,
+    preserve_rng_state: bool = True,
+) -> Any:
+    """Call functions one after another; of each chunk of them only the input is kept.
+
+    The chain is cut into `segments` chunks of `len(functions) // segments` functions; the last
+    chunk takes what is over. Each chunk is one `jrc.recompute`, but the last, whose intermediates
+    the backward pass needs at once: it is not re-run.
+
+    Args:
+        functions: The functions, at least one, in the order of their calls. Each is called with
+            the result of the one before, as ONE argument, a tuple too: as in both sources below.
+        *args: The arguments of the first function: one or many, any pytrees, any batch size.
+        segments: Number of chunks, from 1 (nothing is re-run) to `len(functions)`.
+        preserve_rng_state: As for `jrc.recompute`, for each chunk that is re-run. `False` needs a
+            typed key in the input of each of them.
+
+    Returns:
+        The result of the last function.
+
+    Raises:
+        TypeError: If `functions` is no sequence of callables, `segments` no whole number, or
+            `preserve_rng_state` neither `True` nor `False`.
+        ValueError: If there is no function, or `segments` is below 1 or above their number.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss(w, x):
+        ...     layers = [lambda x: jnp.sin(x @ w)] * 4
+        ...     return jnp.sum(jrc.recompute_sequential(layers, x, segments=2))
+        >>> jax.grad(loss)(jnp.ones((3, 3)), jnp.ones((2, 3))).shape
+        (3, 3)
+
+    Source: Paddle `distributed/fleet/recompute/recompute.py`, `recompute_sequential`; PyTorch
+    `torch/utils/checkpoint.py`, `checkpoint_sequential`; Chen et al., arXiv 1604.06174.
+    """
+    chain = _checked(functions)
+    check_flag(preserve_rng_state, "preserve_rng_state", "jrc.recompute_sequential")
+    size = len(chain) // _checked_count(segments, len(chain))
+    for k in range(segments - 1):
+        chunk = chain[k * size : (k + 1) * size]
+        with speaking_as("jrc.recompute_sequential", "jrc.recompute"):
+            args = (recompute(_composed(chunk), *args, preserve_rng_state=preserve_rng_state),)
+    return _composed(chain[(segments - 1) * size :])(*args)
+
+
+def _composed(chunk: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """The functions of a chunk as one."""
+
+    def call(*args: Any) -> Any:
+        result = chunk[0](*args)
+        for function in chunk[1:]:
+            result = function(result)
+        return result
+
+    return call
+
+
+def _checked(functions: Any) -> list[Callable[..., Any]]:
+    """The functions as a list, each of them callable."""
+    rule = "jrc.recompute_sequential: functions is a list of functions to call in order"
+    if not isinstance(functions, Iterable):
+        raise TypeError(f"{rule}; got {type(functions).__name__}. Write [first, second].")
+    chain = list(functions)
+    if not chain:
+        raise ValueError(f"{rule}, at least one; got none. Return the arguments themselves.")
+    for i, function in enumerate(chain):
+        if not callable(function):
+            raise TypeError(
+                f"{rule}; got {type(function).__name__} at place {i}. Wrap it in a function."
+            )
+    return chain
+
+
+def _checked_count(segments: Any, functions: int) -> int:
+    if isinstance(segments, bool) or not isinstance(segments, Integral):
+        raise TypeError(
+            "jrc.recompute_sequential: segments is a whole number of chunks; got "
+            f"{segments!r}. Write segments=2."
+        )
+    segments = int(segments)
+    if not 1 <= segments <= functions:
+        raise ValueError(
+            "jrc.recompute_sequential: segments is from 1 to the number of functions, "
+            f"{functions}; got {segments}. segments={functions} makes each function a chunk."
+        )
+    return segments

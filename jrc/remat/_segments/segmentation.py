@@ -1,0 +1,190 @@
+"""What a cut looks like to a person: segments, what they hold, what they re-run."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
+from jrc._text import table_text
+from jrc.remat._policy.rules import Rule
+from jrc.remat._segments.boundaries import is_work
+from jrc.remat._segments.cut import Cut, Cuts, cut_program
+from jrc.remat._segments.cut_notices import kept_values
+from jrc.remat._segments.request import checked_request
+from jrc.remat._segments.rerun_equations import rerun_positions
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """One stretch of the program.
+
+    Attributes:
+        boundary: The marks of the boundaries that it makes.
+        recompute: Whether the backward pass runs it again.
+        equations: Every value it makes, in program order, by mark name or as
+            `primitive:shape@file:line`.
+        recomputed: What the rule re-runs: every value that is not held. Marks themselves and mere
+            broadcasts do not count.
+        rerun: What JAX really re-runs once it has dropped what no gradient needs.
+        crossing: Values that later segments use although they are no boundary; they are held too.
+        held_bytes: Bytes of all values that leave the segment.
+        rerun_flops: Floating-point operations of `rerun`.
+    """
+
+    boundary: tuple[str, ...]
+    recompute: bool
+    equations: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    rerun: tuple[str, ...]
+    crossing: tuple[str, ...]
+    held_bytes: int
+    rerun_flops: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Segmentation:
+    """How a function is cut; prints as a table.
+
+    Attributes:
+        segments: The segments in program order.
+        rest: What lies in no segment and runs once, as one `Segment`.
+        held: Names of all values kept for the backward pass at the segments' ends and inside
+            them, besides the function's inputs.
+        crossing: Held values that are no boundary; moving a boundary there saves bytes.
+        unused: Boundaries that cut nothing: the result does not depend on them, or they name an
+            input of the function; with the seeds' rules also names that nothing carries.
+        too_short: Pairs of neighbouring boundaries with a single equation or none between them,
+            which the seeds' rules do not re-run.
+    """
+
+    segments: tuple[Segment, ...]
+    rest: Segment
+    held: tuple[str, ...]
+    crossing: tuple[str, ...]
+    unused: tuple[str, ...]
+    too_short: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        """The segments as a table, and below it what did not become one."""
+        rows = [
+            (
+                str(i),
+                ", ".join(segment.boundary),
+                str(len(segment.equations)),
+                str(len(segment.recomputed)) if segment.recompute else "-",
+                str(len(segment.rerun)) if segment.recompute else "-",
+                f"{segment.rerun_flops:,}" if segment.recompute else "-",
+                f"{segment.held_bytes:,}",
+            )
+            for i, segment in enumerate(self.segments)
+        ]
+        rows.append(("", "(in no segment)", str(len(self.rest.equations)), "-", "-", "-", "-"))
+        heads = ("", "up to", "equations", "re-run (rule)", "re-run (JAX)", "FLOPs", "bytes held")
+        notes = [
+            ("crossing", self.crossing),
+            ("unused", self.unused),
+            ("too short to re-run", [" to ".join(pair) for pair in self.too_short]),
+        ]
+        lines = [f"{word}: {', '.join(names)}" for word, names in notes if names]
+        return "\n".join([table_text(heads, rows), *lines])
+
+
+def find_segments(
+    fn: Callable[..., Any],
+    checkpoints: Sequence[str],
+    *args: Any,
+    rule: str = "partition",
+    keep: Rule | None = None,
+    keep_patterns: Sequence[Mapping[str, Any]] = (),
+    no_recompute_segments: Sequence[int] = (),
+    recompute_collectives: bool = False,
+    **kwargs: Any,
+) -> Segmentation:
+    """Show how `recompute_segments` cuts a function, without running it.
+
+    All rules go over the equations that the result depends on, in program order; marks and mere
+    broadcasts do not count.
+
+    - `"partition"`: boundaries sorted by producer; segment i is everything after the producer of
+      boundary i-1 up to the producer of boundary i.
+    - `"fluid"` (Paddle's `RecomputeOptimizer`): from the first consumer of each boundary to the
+      producer of the next, if that is more than one equation; a prefix from the start if the
+      first such segment begins later. One boundary alone: from the start to its producer.
+      Unknown names are dropped, and random keys are kept.
+    - `"pass"` (Paddle's `RecomputePass`): the same, but the first boundary always gets the
+      segment from the start to its producer, and there is no other prefix.
+
+    Args:
+        fn: Any JAX-traceable function of pytrees.
+        checkpoints: Names of the boundaries, as given to `jrc.mark`.
+        *args: The function's arguments; arrays or `jax.ShapeDtypeStruct`s.
+        rule: How boundaries become segments.
+        keep: As for `jrc.recompute_segments`, like the next three.
+        keep_patterns: Runs of operators that stay held.
+        no_recompute_segments: Numbers of segments that are left alone.
+        recompute_collectives: Whether collectives are run again.
+        **kwargs: The function's keyword arguments.
+
+    Returns:
+        The cut as a frozen value.
+
+    Raises:
+        TypeError: If `fn` is no function, or `checkpoints` is a string or holds anything else
+            than strings.
+        ValueError: If a boundary is not marked, stands inside a loop or another construct, or
+            `rule` is unknown. The seeds' rules report a name that nothing carries in `.unused`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def loss(w, x):
+        ...     a = jrc.mark(x @ w, "a")
+        ...     b = jrc.mark(jnp.sin(a) @ w, "b")
+        ...     return jnp.sum(b)
+        >>> cut = jrc.find_segments(loss, ["b"], jnp.ones((3, 3)), jnp.ones((2, 3)))
+        >>> cut.segments[0].boundary, cut.segments[0].recomputed[0], cut.held
+        (('b',), 'a', ('b',))
+
+    Source: Paddle `backward.py`, `ProgramStats.get_recompute_segments`, and
+    `auto_parallel_recompute.py`, `RecomputeState.get_recompute_segments`.
+    """
+    who = "jrc.find_segments"
+    request = checked_request(
+        who, fn, checkpoints, rule, keep, keep_patterns, no_recompute_segments,
+        recompute_collectives,
+    )  # fmt: skip
+    traced = trace(fn, args, kwargs, request.opens)
+    cuts = cut_program(traced.program, request, who=who, fn=fn)
+    return describe(traced, cuts)
+
+
+def describe(traced: Traced, cuts: Cuts) -> Segmentation:
+    """The cut of a traced function as a value for a person."""
+    program = traced.program
+    pairs = list(zip(cuts.cuts, rerun_positions(traced, cuts), strict=True))
+    segments = tuple(_describe(program, cut, again) for cut, again in pairs if cut.is_segment)
+    outside = sorted(p for cut in cuts.cuts if not cut.is_segment for p in cut.positions)
+    rest = _describe(program, Cut((), False, False, tuple(outside), {}), ())
+    held = dict.fromkeys(
+        name for cut in cuts.cuts if cut.is_segment for name in kept_values(program, cut).values()
+    )
+    crossing = tuple(name for segment in segments for name in segment.crossing)
+    return Segmentation(segments, rest, tuple(held), crossing, cuts.unused, cuts.too_short)
+
+
+def _describe(program: Program, cut: Cut, again: Sequence[int]) -> Segment:
+    kept = kept_values(program, cut)
+    counted = [p for p in cut.positions if is_work(program, p)]
+    return Segment(
+        boundary=cut.boundary,
+        recompute=cut.recompute,
+        equations=tuple(program.name(p) for p in counted),
+        recomputed=tuple(
+            program.name(p)
+            for p in counted
+            if cut.recompute and not kept.keys() >= set(program.eqns[p].outvars)
+        ),
+        rerun=tuple(program.name(p) for p in again if is_work(program, p)),
+        crossing=tuple(n for n in kept.values() if cut.is_segment and n not in cut.boundary),
+        held_bytes=sum(nbytes(var.aval) for var in kept),
+        rerun_flops=sum(equation_flops(program.eqns[p]) for p in again),
+    )
