@@ -1,28 +1,53 @@
-"""A program without what no result needs, inside of loops and calls too.
+"""Dead-code elimination: the equations that some result, or an effect, depends on.
 
-A compiler drops dead equations at every depth; whoever counts operators must drop them as well.
+A compiler drops dead equations at every depth; a count of operators must drop them as well.
 
 >>> import jax, jax.numpy as jnp
 >>> half = jax.jit(lambda x: (jnp.sin(x), jnp.cos(x)))
 >>> program = jax.make_jaxpr(lambda x: half(x)[0])(1.0)
->>> [primitive_name(node.eqn) for node in alive(program)[0].inside[0]]
+>>> [node.eqn.primitive.name for node in live_equations(program)[0].inside[0]]
 ['sin']
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from jrc._jaxpr.control_flow import loop_parts
-from jrc._jaxpr.equations import inner_programs, primitive_name
-from jrc._jaxpr.program import acts
+from jrc._jaxpr.equations import has_effects, inner_programs
+from jrc._jaxpr.primitives import primitive_name
+
+
+def live_positions(
+    eqns: Sequence[JaxprEqn],
+    outvars: Iterable[Any],
+    reads: Callable[[int], Iterable[Any]] | None = None,
+    keep_effects: bool = True,
+) -> tuple[list[int], set[Var]]:
+    """Return the positions of live equations in order, and the variables that are read.
+
+    Args:
+        eqns: Equations in program order.
+        outvars: The atoms that are wanted.
+        reads: From the position of a live equation, the atoms that it reads; by default all its
+            operands.
+        keep_effects: Whether an equation with an effect (`jax.debug.print`) is live always.
+    """
+    used = set(_variables(outvars))
+    live = []
+    for i in range(len(eqns) - 1, -1, -1):
+        eqn = eqns[i]
+        if (keep_effects and has_effects(eqn)) or not used.isdisjoint(eqn.outvars):
+            live.append(i)
+            used.update(_variables(eqn.invars if reads is None else reads(i)))
+    return live[::-1], used
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Alive:
-    """An equation that some result depends on, and what is alive of the programs inside.
+class LiveEquation:
+    """A live equation, and the live part of the programs inside of it.
 
     Attributes:
         eqn: The equation.
@@ -30,52 +55,58 @@ class Alive:
     """
 
     eqn: JaxprEqn
-    inside: tuple[tuple["Alive", ...], ...] = ()
+    inside: tuple[tuple["LiveEquation", ...], ...] = ()
 
 
-def alive(jaxpr: Jaxpr, wanted: Sequence[bool] | None = None) -> tuple[Alive, ...]:
-    """The equations that the results, or those of them that are wanted, depend on."""
-    return _alive(jaxpr, [True] * len(jaxpr.outvars) if wanted is None else wanted)[0]
+def live_equations(jaxpr: Jaxpr) -> tuple[LiveEquation, ...]:
+    """Return the equations that the results depend on, dead code inside of them dropped too."""
+    return _live(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
-def _alive(jaxpr: Jaxpr, wanted: Sequence[bool]) -> tuple[tuple[Alive, ...], list[bool]]:
-    """The live equations, and which inputs they read."""
-    used = {v for v, want in zip(jaxpr.outvars, wanted, strict=True) if want and _is_var(v)}
-    found = []
-    for eqn in reversed(jaxpr.eqns):
-        outs = [var in used for var in eqn.outvars]
-        if not any(outs) and not acts(eqn):
-            continue
-        inside, reads = _within(eqn, outs)
-        found.append(Alive(eqn, inside))
-        used.update(v for v, read in zip(eqn.invars, reads, strict=True) if read and _is_var(v))
-    return tuple(found[::-1]), [var in used for var in jaxpr.invars]
+Inside = tuple[tuple[LiveEquation, ...], ...]
 
 
-def _within(
-    eqn: JaxprEqn, outs: Sequence[bool]
-) -> tuple[tuple[tuple[Alive, ...], ...], Sequence[bool]]:
+def _live(jaxpr: Jaxpr, wanted: Sequence[bool]) -> tuple[tuple[LiveEquation, ...], list[bool]]:
+    """The live equations for the wanted results, and which inputs they read."""
+    outvars = [v for v, want in zip(jaxpr.outvars, wanted, strict=True) if want]
+    inside: dict[int, Inside] = {}
+    used = set(_variables(outvars))
+
+    def reads(i: int) -> Iterable[Any]:
+        eqn = jaxpr.eqns[i]
+        inside[i], flags = _live_inside(eqn, [var in used for var in eqn.outvars])
+        read = [x for x, flag in zip(eqn.invars, flags, strict=True) if flag]
+        used.update(_variables(read))
+        return read
+
+    live, _ = live_positions(jaxpr.eqns, outvars, reads)
+    nodes = tuple(LiveEquation(jaxpr.eqns[i], inside[i]) for i in live)
+    return nodes, [var in used for var in jaxpr.invars]
+
+
+def _live_inside(eqn: JaxprEqn, outs: Sequence[bool]) -> tuple[Inside, Sequence[bool]]:
+    """The live part of the programs inside an equation, and which operands it reads."""
     programs, name = inner_programs(eqn), primitive_name(eqn)
     if name == "scan":
-        return _in_scan(eqn, programs[0], outs)
+        return _live_in_scan(eqn, programs[0], outs)
     if name == "cond":
-        parts = [_alive(branch, outs) for branch in programs]
+        parts = [_live(branch, outs) for branch in programs]
         reads = [any(each) for each in zip(*(part[1] for part in parts), strict=True)]
         return tuple(part[0] for part in parts), [True, *reads]
     if len(programs) == 1 and _corresponds(eqn, programs[0]):
-        inside, reads = _alive(programs[0], outs)
+        inside, reads = _live(programs[0], outs)
         return (inside,), reads
-    return tuple(alive(each) for each in programs), [True] * len(eqn.invars)
+    return tuple(live_equations(each) for each in programs), [True] * len(eqn.invars)
 
 
-def _in_scan(
+def _live_in_scan(
     eqn: JaxprEqn, body: Jaxpr, outs: Sequence[bool]
-) -> tuple[tuple[tuple[Alive, ...], ...], Sequence[bool]]:
-    """A carry is alive if a later step reads it: until nothing new comes to life."""
+) -> tuple[Inside, Sequence[bool]]:
+    """A carry is live if a later step reads it: iterate until no carry becomes live."""
     consts, carried = loop_parts(eqn)
     wanted = list(outs)
     while True:
-        inside, reads = _alive(body, wanted)
+        inside, reads = _live(body, wanted)
         more = [w or r for w, r in zip(wanted, reads[consts : consts + carried], strict=False)]
         more += wanted[carried:]
         if more == wanted:
@@ -89,5 +120,5 @@ def _corresponds(eqn: JaxprEqn, inner: Jaxpr) -> bool:
     return same_number and primitive_name(eqn) != "while"
 
 
-def _is_var(atom: Any) -> bool:
-    return isinstance(atom, Var)
+def _variables(atoms: Iterable[Any]) -> Iterable[Var]:
+    return (atom for atom in atoms if isinstance(atom, Var))

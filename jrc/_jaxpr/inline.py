@@ -1,6 +1,6 @@
 """Splicing one program into another, and opening nested `jit` calls that hold marks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Sharding
 from jrc._jaxpr.equations import inner_programs
 from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.op_tag import tag_of
+from jrc._jaxpr.substitute import substitute
 
 
 def inline_marked(jaxpr: Jaxpr, and_where: Callable[[JaxprEqn], bool] = lambda _: False) -> Jaxpr:
@@ -36,7 +37,7 @@ def _inline(jaxpr: Jaxpr, opens: Callable[[JaxprEqn], bool], keep_source: bool =
     renamed: dict[Var, Any] = {}
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
-        eqn = eqn.replace(invars=_rename(eqn.invars, renamed))
+        eqn = eqn.replace(invars=substitute(eqn.invars, renamed))
         if opens(eqn):
             (inner,) = inner_programs(eqn)
             more, results = _open(eqn, _inline(inner, opens, keep_source))
@@ -44,7 +45,7 @@ def _inline(jaxpr: Jaxpr, opens: Callable[[JaxprEqn], bool], keep_source: bool =
             renamed.update(zip(eqn.outvars, results, strict=True))
         else:
             eqns.append(eqn)
-    return jaxpr.replace(eqns=eqns, outvars=_rename(jaxpr.outvars, renamed))
+    return jaxpr.replace(eqns=eqns, outvars=substitute(jaxpr.outvars, renamed))
 
 
 def _source(call: JaxprEqn, inner: JaxprEqn, keep_source: bool) -> Any:
@@ -62,13 +63,9 @@ def splice(jaxpr: Jaxpr, atoms: Sequence[Any]) -> tuple[list[JaxprEqn], list[Any
     eqns = []
     for eqn in jaxpr.eqns:
         outvars = [var if type(var) is not Var else Var(var.aval) for var in eqn.outvars]
-        eqns.append(eqn.replace(invars=_rename(eqn.invars, new), outvars=outvars))
+        eqns.append(eqn.replace(invars=substitute(eqn.invars, new), outvars=outvars))
         new.update(zip(eqn.outvars, outvars, strict=True))
-    return eqns, _rename(jaxpr.outvars, new)
-
-
-def _rename(atoms: Sequence[Any], new: Mapping[Var, Any]) -> list[Any]:
-    return [atom if isinstance(atom, Literal) else new.get(atom, atom) for atom in atoms]
+    return eqns, substitute(jaxpr.outvars, new)
 
 
 def _is_jit(eqn: JaxprEqn) -> bool:

@@ -5,7 +5,9 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from jrc._jaxpr.dce import live_positions
 from jrc._jaxpr.inline import inline_all
+from jrc._jaxpr.substitute import substitute
 from jrc._jaxpr.varying_casts import casts_of, folded, is_cast, source_of
 
 
@@ -27,19 +29,13 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
         if is_relu(eqn) and eqn.outvars[0] in new and not _fixed(eqn.invars[0])
     }
     eqns = [
-        eqn.replace(
-            invars=[_of(x, positive if _is_above_zero(eqn, casts) else new) for x in eqn.invars]
-        )
+        eqn.replace(invars=substitute(eqn.invars, positive if _is_above_zero(eqn, casts) else new))
         for eqn in jaxpr.eqns
     ]
-    outvars = [_of(atom, new) for atom in wanted]
-    needed = {atom for atom in outvars if not _fixed(atom)}
-    live = []
-    for eqn in reversed(eqns):
-        if needed.intersection(eqn.outvars):
-            live.append(eqn)
-            needed.update(atom for atom in eqn.invars if not _fixed(atom))
-    return jaxpr.replace(eqns=live[::-1], outvars=outvars, invars=[*jaxpr.invars, *inputs])
+    outvars = substitute(wanted, new)
+    live, _ = live_positions(eqns, outvars, keep_effects=False)
+    eqns = [eqns[i] for i in live]
+    return jaxpr.replace(eqns=eqns, outvars=outvars, invars=[*jaxpr.invars, *inputs])
 
 
 def is_relu(eqn: JaxprEqn) -> bool:
@@ -65,7 +61,3 @@ def _is_zero(atom: Any, casts: Mapping[Any, JaxprEqn]) -> bool:
 
 def _fixed(atom: Any) -> bool:
     return isinstance(atom, Literal)
-
-
-def _of(atom: Any, new: dict[Any, Var]) -> Any:
-    return atom if _fixed(atom) else new.get(atom, atom)

@@ -1,9 +1,9 @@
 """A function as a program: equations in order, who makes and who uses each value, and slices.
 
->>> import jax.numpy as jnp
->>> traced = trace(lambda x: jnp.tanh(x) * 2, (jnp.ones(3),), {})
->>> [eqn.primitive.name for eqn in traced.program.eqns]
-['tanh', 'mul']
+>>> import jax, jax.numpy as jnp
+>>> program = Program(jax.make_jaxpr(lambda x: jnp.tanh(x) * 2)(jnp.ones(3)))
+>>> [eqn.primitive.name for eqn in program.eqns], program.producer[program.jaxpr.outvars[0]]
+(['tanh', 'mul'], 1)
 """
 
 import dataclasses
@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeGuard
 
-import jax
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-from jrc._jaxpr.equations import inner_programs, kind, label, place
-from jrc._jaxpr.inline import inline_marked
+from jrc._jaxpr.dce import live_positions
+from jrc._jaxpr.equations import construct_name, inner_programs
 from jrc._jaxpr.mark import mark_of
+from jrc._jaxpr.source_info import label, place
 from jrc._jaxpr.varying_casts import casts_of, is_cast, source_of
-from jrc._tree import Skeleton, split
 
 INPUT = -1
 """The producer of what the program is given."""
@@ -92,7 +90,11 @@ class Program:
     @cached_property
     def hidden_marks(self) -> Mapping[str, str]:
         """Marks that stand inside another construct, each with that construct in words."""
-        return {name: f"{kind(eqn)} at {place(eqn)}" for eqn in self.eqns for name in _deep(eqn)}
+        return {
+            name: f"{construct_name(eqn)} at {place(eqn)}"
+            for eqn in self.eqns
+            for name in _deep(eqn)
+        }
 
     def unmarked(self, var: Var) -> Var:
         """The variable before it was marked: a mark names a value, it does not make one."""
@@ -136,13 +138,13 @@ class Program:
         `given` are there already: what makes them does not count for their sake.
         """
         outvars = self.jaxpr.outvars if outvars is None else outvars
-        wanted, live = set(_variables(outvars)), [False] * len(self.eqns)
-        for i in range(len(self.eqns) - 1, -1, -1):
-            eqn = self.eqns[i]
-            live[i] = acts(eqn) or not wanted.isdisjoint(eqn.outvars)
-            if live[i] and (given is None or (mark_of(eqn) or [None])[0] != given):
-                wanted.update(_variables(eqn.invars))
-        return tuple(live)
+
+        def reads(i: int) -> Iterable[Any]:
+            is_given = given is not None and (mark_of(self.eqns[i]) or [None])[0] == given
+            return () if is_given else self.eqns[i].invars
+
+        live = set(live_positions(self.eqns, outvars, reads)[0])
+        return tuple(i in live for i in range(len(self.eqns)))
 
     def crossing(self, positions: Iterable[int]) -> tuple[Var, ...]:
         """What these equations make and others, or the result, use."""
@@ -196,55 +198,6 @@ class Program:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Traced:
-    """A function's program, the values to run it on, and how to rebuild its result.
-
-    What the function closes over, `closed` arrays, comes first among the inputs: gradients flow
-    there too.
-    """
-
-    program: Program
-    inputs: tuple[Any, ...]
-    result: Skeleton
-    closed: int
-
-    def run(self, call: Callable[..., Sequence[Any]]) -> Any:
-        """The function's own result, with `call` in the place of its program."""
-        # Constants come out of a program as JAX's literals, which are no arrays.
-        results = call(*self.inputs)
-        return self.result.fill(
-            [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in results]
-        )
-
-
-def trace(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    and_where: Callable[[JaxprEqn], bool] = lambda _: False,
-) -> Traced:
-    """Trace a function of pytrees; leaves that are no JAX arrays stay what they are.
-
-    Nested `jit` calls that hold marks are written inline, and those of which `and_where` is true.
-    """
-    # As pairs, because a dict would come back with its keys sorted.
-    leaves, skeleton = split((args, tuple(kwargs.items())))
-    results = []
-
-    def flat(*arrays: Any) -> list[Any]:
-        new_args, new_kwargs = skeleton.fill(arrays)
-        out, result = split(fn(*new_args, **dict(new_kwargs)))
-        results.append(result)
-        return out
-
-    jaxpr = jax.make_jaxpr(flat)(*leaves)
-    consts = tuple(jaxpr.consts)
-    jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    program = Program(inline_marked(jaxpr, and_where))
-    return Traced(program, (*consts, *leaves), results[-1], len(consts))
-
-
 def is_atom(x: Any) -> bool:
     """Whether this stands for a value in a program, and is not a value itself."""
     return isinstance(x, Var | Literal)
@@ -262,11 +215,6 @@ def evaluate(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
 
 def _variables(atoms: Iterable[Any]) -> Iterable[Var]:
     return (atom for atom in atoms if isinstance(atom, Var))
-
-
-def acts(eqn: JaxprEqn) -> bool:
-    """Whether an equation does something besides its results; naming an axis is no such thing."""
-    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
 def _deep(eqn: JaxprEqn) -> list[str]:

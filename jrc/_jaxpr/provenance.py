@@ -13,14 +13,14 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.cost import nbytes
-from jrc._jaxpr.equations import UNKNOWN, inner_programs, kind, place, primitive_name
+from jrc._jaxpr.equations import construct_name, inner_programs
 from jrc._jaxpr.mark import mark_of
+from jrc._jaxpr.primitives import View, facts_of, primitive_name
+from jrc._jaxpr.source_info import UNKNOWN, place
 
-# One input, one result, the same bytes: another view of a value.
-_VIEWS = frozenset(
-    "reduce_precision reshape squeeze expand_dims copy copy_p pvary pcast device_put".split()
-)
-_COPY = "reduce_precision"
+# What holds the same bytes as its operand.
+_VIEWS = (View.NAME, View.ANNOTATION, View.RESHAPE, View.COPY)
+_ROUNDED = "reduce_precision"
 # A value that is handed from step to step through this many loops is followed no further.
 _MOST_STEPS = 8
 
@@ -86,7 +86,7 @@ class Scope:
 
     def is_copy(self, var: Var) -> bool:
         """Whether a value is another one rounded, which takes room of its own."""
-        return var in self.producer and primitive_name(self.producer[var][0]) == _COPY
+        return var in self.producer and primitive_name(self.producer[var][0]) == _ROUNDED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Origin:
         found, scope = [], self.scope
         while scope.eqn is not None and scope.outside is not None:
             if primitive_name(scope.eqn) != "jit":
-                found.append(f"{kind(scope.eqn)} at {place(scope.eqn)}")
+                found.append(f"{construct_name(scope.eqn)} at {place(scope.eqn)}")
             scope = scope.outside
         return tuple(found[::-1])
 
@@ -209,12 +209,8 @@ def _from_outside(at: Origin) -> Origin:
 
 def _viewed(eqn: JaxprEqn, k: int) -> int | None:
     """Which operand this equation only names or shapes anew, as its result number `k`."""
-    name = primitive_name(eqn)
-    if name == "optimization_barrier":
-        return k
-    if mark_of(eqn) is not None or name in _VIEWS or name == "sharding_constraint":
-        return 0
-    return None
+    # Result k of `optimization_barrier` and `device_put` is operand k; other views have one result.
+    return k if facts_of(eqn).view in _VIEWS else None
 
 
 def _is_filling(scope: Scope, atom: Any) -> bool:

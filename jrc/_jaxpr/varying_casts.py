@@ -22,12 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-_CASTS = frozenset({"pvary", "pcast"})
+from jrc._jaxpr.primitives import facts_of
+from jrc._jaxpr.substitute import substitute
 
 
 def is_cast(eqn: JaxprEqn) -> bool:
     """Whether an equation only says that its operand varies over a mesh axis."""
-    return eqn.primitive.name in _CASTS
+    return facts_of(eqn).is_cast
 
 
 def casts_of(eqns: Iterable[JaxprEqn]) -> dict[Any, JaxprEqn]:
@@ -46,7 +47,7 @@ def folded(jaxpr: Jaxpr) -> Jaxpr:
     """The same program, in which numbers have the type that they would be converted to."""
     casts, numbers, eqns = casts_of(jaxpr.eqns), {}, []
     for eqn in jaxpr.eqns:
-        eqn = eqn.replace(invars=[_known(x, numbers) for x in eqn.invars])
+        eqn = eqn.replace(invars=substitute(eqn.invars, numbers))
         number = _converted(eqn, casts)
         if number is None:
             eqns.append(eqn)
@@ -56,11 +57,7 @@ def folded(jaxpr: Jaxpr) -> Jaxpr:
             # Converted first and cast then, so that the cast makes what the conversion made.
             cast = casts[eqn.invars[0]]
             eqns.append(cast.replace(invars=[number], outvars=eqn.outvars))
-    return jaxpr.replace(eqns=eqns, outvars=[_known(x, numbers) for x in jaxpr.outvars])
-
-
-def _known(atom: Any, numbers: Mapping[Any, Literal]) -> Any:
-    return atom if isinstance(atom, Literal) else numbers.get(atom, atom)
+    return jaxpr.replace(eqns=eqns, outvars=substitute(jaxpr.outvars, numbers))
 
 
 def _converted(eqn: JaxprEqn, casts: Mapping[Any, JaxprEqn]) -> Literal | None:

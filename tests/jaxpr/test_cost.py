@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from jrc._jaxpr import flops, nbytes
+from jrc._jaxpr import equation_flops, flops, inner_programs, nbytes, walk
 
 A, B = jnp.ones((8, 16)), jnp.ones((16, 32))
 DOT = 2 * 8 * 16 * 32
@@ -99,3 +99,57 @@ def test_bytes():
     assert nbytes(jax.typeof(A.astype(jnp.bfloat16))) == 8 * 16 * 2
     assert nbytes(jax.typeof(A > 0)) == 8 * 16
     assert nbytes(jax.typeof(jax.random.split(jax.random.key(0), 3))) == 3 * 8
+
+
+def ragged_dot(x, w):
+    return jax.lax.ragged_dot(x, w, jnp.array([16, 16, 16, 16]))
+
+
+def test_a_ragged_product_costs_one_matrix_a_row():
+    x, w = jnp.ones((64, 128)), jnp.ones((4, 128, 256))
+    once = 2 * 64 * 128 * 256
+    assert flops(jax.make_jaxpr(ragged_dot)(x, w)) == once == 4_194_304
+    gradient = jax.grad(lambda x, w: jnp.sum(ragged_dot(x, w)), argnums=(0, 1))
+    products = flops(jax.make_jaxpr(gradient)(x, w))
+    assert 2 * once <= products <= 2.02 * once
+
+
+def dearest_flops(function, *shapes):
+    """The operations of the dearest equation: JAX adds masks and the like around it."""
+    jaxpr = jax.make_jaxpr(function)(*(jnp.ones(shape) for shape in shapes))
+    return max(equation_flops(eqn) for eqn, _ in walk(jaxpr) if not inner_programs(eqn))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "count"),
+    [
+        (lambda a: jax.lax.linalg.cholesky(a, symmetrize_input=False), [(5, 12, 12)], 5 * 12**3 // 3),
+        (lambda a: jax.lax.linalg.lu(a)[0], [(12, 12)], 2 * 12**3 // 3),
+        (jax.lax.linalg.lu, [(24, 12)], 24 * 12**2 - 12**3 // 3),
+        (lambda a: jax.lax.linalg.qr(a, full_matrices=False), [(24, 12)],
+         2 * (2 * 24 * 12**2 - 2 * 12**3 // 3)),
+        (lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True), [(12, 12), (12, 7)],
+         12 * 12 * 7),
+        (lambda a: jax.lax.linalg.eigh(a, symmetrize_input=False), [(2, 12, 12)], 2 * 9 * 12**3),
+        (lambda a: jax.lax.linalg.svd(a, compute_uv=False), [(24, 12)],
+         4 * 24 * 12**2 - 4 * 12**3 // 3),
+        (lambda a: jax.lax.fft(a.astype(complex), "fft", (16,)), [(3, 16)], 3 * 5 * 16 * 4),
+        (lambda a: jax.lax.fft(a, "rfft", (16,)), [(3, 16)], 3 * 5 * 16 * 4 // 2),
+        (lambda a: jax.lax.top_k(a, 7), [(3, 16)], 3 * 16 * 3),
+    ],
+)  # fmt: skip
+def test_dense_algebra_has_the_textbook_counts(function, shapes, count):
+    assert dearest_flops(function, *shapes) == count
+
+
+def test_the_zeros_of_a_dilated_input_are_not_counted():
+    x, w = jnp.ones((1, 3, 16, 16)), jnp.ones((8, 3, 2, 2))
+
+    def strided(x):
+        return jnp.sum(jax.lax.conv(x, w, (2, 2), "VALID"))
+
+    forward = flops(jax.make_jaxpr(lambda x: jax.lax.conv(x, w, (2, 2), "VALID"))(x))
+    backward = flops(jax.make_jaxpr(jax.grad(strided))(x))
+    # The input's gradient is a convolution over a dilated cotangent; the products are the same.
+    assert forward == 2 * 8 * 8 * 8 * 3 * 4
+    assert forward <= backward <= 1.2 * forward

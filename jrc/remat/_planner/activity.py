@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, acts, inner_programs, is_variable, primitive_name
+from jrc._jaxpr import INPUT, Program, has_effects, inner_programs, is_variable, primitive_name
 from jrc._tree import is_floating
 from jrc.remat._planner.equation_kinds import is_fused
 
@@ -34,7 +34,7 @@ def scheduled(program: Program) -> list[int]:
     light: set[int] = set()
     for p, eqn in enumerate(program.eqns):
         made = [program.producer[v] for v in program.reads(p)]
-        plain = not inner_programs(eqn) and not acts(eqn) and is_fused(eqn)
+        plain = not inner_programs(eqn) and not has_effects(eqn) and is_fused(eqn)
         if live[p] and plain and all(q == INPUT or q in light for q in made):
             light.add(p)
     order, done = [], set()

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import INPUT, Program, acts, equation_flops, is_variable, nbytes
+from jrc._jaxpr import INPUT, Program, equation_flops, has_effects, is_variable, nbytes
 from jrc.remat._planner.activity import scheduled
 from jrc.remat._planner.cost_graph import Graph, Node
 from jrc.remat._planner.derivative_reads import Reads
@@ -47,7 +47,7 @@ def graph_of(program: Program, moves: set[Any], carried: Sequence[Any] = ()) -> 
                 opaque=opaque,
                 moves=differentiated,
                 stays=stays(eqn),
-                acts=acts(eqn),
+                acts=has_effects(eqn),
                 back=cotangents,
                 operands=tuple(
                     (v, _operand_bytes(program, made[v]))

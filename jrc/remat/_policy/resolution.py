@@ -13,6 +13,7 @@ from jrc._jaxpr import (
     Program,
     call_name,
     can_rebuild,
+    facts_of,
     inner_programs,
     mark_of,
     primitive_name,
@@ -33,11 +34,6 @@ OFFLOADED = "jrc.offloaded"
 KEPT = "kept"
 RERUN = "rerun"
 """Words that a tagged call carries: see `jrc.keep_op` and `jrc.recompute_op`."""
-
-COLLECTIVES = frozenset(
-    "psum psum_invariant pmax pmin all_gather all_gather_invariant all_gather_reduced all_to_all "
-    "ragged_all_to_all ppermute reduce_scatter unreduced_psum unreduced_reduce_scatter".split()
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Say:
             return HELD
         if names & named(self.keep, RecomputePrimitives):
             return RERUN
-        return HELD if self.collectives and primitive_name(eqn) in COLLECTIVES else None
+        return HELD if self.collectives and facts_of(eqn).is_collective else None
 
     def speaks_of(self, eqn) -> bool:
         """Whether a rule or a tag names this equation, or the mark that it is."""

@@ -13,12 +13,13 @@ import jax
 
 from jrc._jaxpr import (
     Program,
+    Reads,
     can_rebuild,
     evaluate,
+    facts_of,
     inline_marked,
     inner_programs,
     mark_of,
-    primitive_name,
     rebuild,
     tag_of,
     walk,
@@ -35,15 +36,6 @@ from jrc.remat._region.saved_results import (
 Run = Callable[..., Sequence[Any]]
 Region = Callable[[Run, Sequence[Any]], Sequence[Any]]
 Held = Mapping[Any, str]
-
-# Their derivative reads no result of theirs, so that a name alone holds one.
-_NAME_SUFFICES = frozenset(
-    "dot_general conv_general_dilated add sub mul neg transpose reshape broadcast_in_dim gather "
-    "reduce_sum convert_element_type concatenate slice dynamic_slice select_n squeeze mark name "
-    "psum psum_invariant all_gather all_gather_invariant all_to_all ppermute reduce_scatter".split()
-)
-_CLOSED = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr", "cond"})
-_CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated"})
 
 
 def rerun_region(body: Run, inputs: Sequence[Any], group: bool = False) -> Sequence[Any]:
@@ -184,7 +176,11 @@ class Stretch:
         eqn = self.program.eqns[p]
         names = [self._namer(how if var in self.held else None) for var in eqn.outvars]
         run = self._runner(p, Stretch.rerun)
-        if _reads_inside(eqn) or primitive_name(eqn) in _NAME_SUFFICES or not eqn.invars:
+        if (
+            _reads_inside(eqn)
+            or not facts_of(eqn).derivative_reads & Reads.RESULT
+            or not eqn.invars
+        ):
             return [name(x) for name, x in zip(names, run(*inputs), strict=True)]
         return hold_results(run, inputs, names)
 
@@ -199,7 +195,7 @@ class Stretch:
         run = self.program.run(p, within(jaxpr, Say(), Stretch.kept, self.name))
         if is_closed(eqn) or not is_differentiable_twice(run, inputs):
             return [name(x) for x in run(*inputs)]
-        if _CONTRACTIONS & {primitive_name(each) for each, _ in walk(jaxpr)}:
+        if any(facts_of(each).is_contraction for each, _ in walk(jaxpr)):
             # The arguments of a product are read by its derivative, whoever keeps its result.
             return hold_unit(run, inputs, name, lambda _: False)
         if not reads_inputs(run, inputs):
@@ -290,7 +286,7 @@ def is_closed(eqn: Any) -> bool:
     A `custom_vjp` has no `jvp`, and that of a `cond` has no transpose once it is batched.
     """
     inner = (each for jaxpr in inner_programs(eqn) for each, _ in walk(jaxpr))
-    return any(primitive_name(each) in _CLOSED for each in (eqn, *inner))
+    return any(facts_of(each).is_closed for each in (eqn, *inner))
 
 
 def _is_made(atom: Any, made: set[Any]) -> bool:

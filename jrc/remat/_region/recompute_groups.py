@@ -9,20 +9,10 @@ import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, mark_of, primitive_name
+from jrc._jaxpr import Program, Reads, View, facts_of
 
-# What only gives a value another shape or type is re-run with it: else that would be held instead.
-_VIEWS = frozenset(
-    "reshape squeeze expand_dims broadcast_in_dim transpose convert_element_type rev copy".split()
-)
-
-# Operators whose derivative reads none of their arguments.
-_READS_NOTHING = _VIEWS | frozenset(
-    "add sub neg add_any concatenate pad reduce_sum cumsum slice dynamic_update_slice split pvary "
-    "psum psum_invariant all_gather all_gather_invariant ppermute reduce_scatter all_to_all "
-    "sharding_constraint optimization_barrier real imag complex stop_gradient "
-    "tanh logistic exp exp2 sqrt cbrt".split()
-)
+# What is recomputed together with its operand: else the view would be saved in its place.
+_VIEWS = (View.NAME, View.RESHAPE, View.COPY, View.REORDER)
 
 
 def with_views(program: Program, positions: Sequence[int], rerun: Collection[int]) -> set[int]:
@@ -72,12 +62,12 @@ def groups(
 
 def is_view(eqn: Any) -> bool:
     """Whether an equation shows its argument under a name, or in another shape or type."""
-    return eqn.primitive.name in _VIEWS or mark_of(eqn) is not None
+    return facts_of(eqn).view in _VIEWS
 
 
 def needs_arguments(eqn: Any) -> bool:
     """Whether the derivative of an equation reads what it is given."""
-    return primitive_name(eqn) not in _READS_NOTHING and mark_of(eqn) is None
+    return bool(facts_of(eqn).derivative_reads & Reads.OPERANDS)
 
 
 def _ordered(

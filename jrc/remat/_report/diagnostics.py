@@ -13,8 +13,9 @@ from typing import Any
 from jrc._errors import listed
 from jrc._jaxpr import (
     UNKNOWN,
-    Alive,
+    LiveEquation,
     Scope,
+    facts_of,
     inner_programs,
     is_variable,
     mark_of,
@@ -26,7 +27,6 @@ from jrc._jaxpr import (
 )
 from jrc.remat._region.rerun_scope import is_again, is_planned
 
-_REGIONS = ("remat2", "checkpoint", "RematTraced")
 # Where JAX's policies, functions or values, hold the names that they let through.
 _NAME_FIELDS = frozenset(
     "names_which_can_be_saved names_which_can_be_offloaded saveable_names".split()
@@ -51,7 +51,9 @@ class RerunRegion:
     ignored: tuple[str, ...]
 
 
-def warnings_of(forward: Any, gradient: Any, program: Sequence[Alive], name: str) -> list[str]:
+def warnings_of(
+    forward: Any, gradient: Any, program: Sequence[LiveEquation], name: str
+) -> list[str]:
     """What has no effect, each with the way out.
 
     Args:
@@ -79,7 +81,9 @@ def warnings_of(forward: Any, gradient: Any, program: Sequence[Alive], name: str
     return found
 
 
-def _regions(program: Sequence[Alive], name: str, outermost: bool = True) -> Iterator[RerunRegion]:
+def _regions(
+    program: Sequence[LiveEquation], name: str, outermost: bool = True
+) -> Iterator[RerunRegion]:
     """Regions that are re-run, and are inside of no other."""
     for at, node in enumerate(program):
         if is_planned(node.eqn):
@@ -96,7 +100,7 @@ def _outermost(forward: Any) -> Iterator[Any]:
     for eqn in forward.eqns:
         if is_planned(eqn):
             continue
-        if primitive_name(eqn) in _REGIONS:
+        if facts_of(eqn).is_region:
             yield eqn
         else:
             for inner in inner_programs(eqn):
@@ -106,10 +110,10 @@ def _outermost(forward: Any) -> Iterator[Any]:
 def _is_region(eqn: Any) -> bool:
     name = primitive_name(eqn)
     wrapped = name == "RematTraced" and is_again(eqn)
-    return wrapped or (name in _REGIONS and bool(eqn.params.get("differentiated")))
+    return wrapped or (facts_of(eqn).is_region and bool(eqn.params.get("differentiated")))
 
 
-def _region(node: Alive, name: str, at: int | None) -> RerunRegion:
+def _region(node: LiveEquation, name: str, at: int | None) -> RerunRegion:
     inside = [each for part in node.inside for each in part]
     if primitive_name(node.eqn) == "RematTraced":
         kept, again = list(node.eqn.outvars), inside
@@ -127,7 +131,7 @@ def _where(eqn: Any, name: str) -> str:
     return f"in `{name}`" if place(eqn) == UNKNOWN else f"at {place(eqn)}"
 
 
-def _disobeyed(eqn: Any, again: Sequence[Alive]) -> tuple[str, ...]:
+def _disobeyed(eqn: Any, again: Sequence[LiveEquation]) -> tuple[str, ...]:
     """What a policy keeps, and `jax_remat3` runs again without asking it."""
     policy = getattr(eqn.params.get("_prim"), "policy", None)
     if policy is None:
@@ -144,7 +148,7 @@ def _keeps(policy: Any, eqn: Any) -> bool:
 
 
 def _useless(
-    regions: Sequence[RerunRegion], gradient: Any, program: Sequence[Alive]
+    regions: Sequence[RerunRegion], gradient: Any, program: Sequence[LiveEquation]
 ) -> Iterator[str]:
     """Regions that could be kept, all of them, without a higher peak."""
     free = [*_kept_for_nothing(regions, gradient, program), *(r for r in regions if not r.bytes)]
@@ -178,7 +182,7 @@ def _some(found: Sequence[int], total: int) -> str:
 
 
 def _kept_for_nothing(
-    regions: Sequence[RerunRegion], gradient: Any, program: Sequence[Alive]
+    regions: Sequence[RerunRegion], gradient: Any, program: Sequence[LiveEquation]
 ) -> list[RerunRegion]:
     """As many regions as can be kept together, by the sizes of what is kept and made again."""
     at = {each.at: each for each in regions if each.at is not None}
@@ -193,7 +197,7 @@ def _kept_for_nothing(
     return found
 
 
-def _levels(gradient: Any, program: Sequence[Alive]) -> list[int]:
+def _levels(gradient: Any, program: Sequence[LiveEquation]) -> list[int]:
     """Bytes of the forward pass's values that wait at each equation of the backward pass."""
     scope = Scope(gradient)
     made: dict[Any, int] = {}
@@ -220,7 +224,7 @@ def _unmatched(forward: Any, fn: str) -> Iterator[str]:
     """Names that a policy keeps and that nothing inside its region carries."""
     said = set()
     for eqn, _ in walk(forward):
-        if primitive_name(eqn) not in _REGIONS:
+        if not facts_of(eqn).is_region:
             continue
         policy = getattr(eqn.params.get("_prim"), "policy", None) or eqn.params.get("policy")
         names = {name for name in _names_of(policy) if not name.startswith("jrc.")}

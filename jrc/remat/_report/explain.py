@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import alive, flops, inline_marked
+from jrc._jaxpr import flops, inline_marked, live_equations
 from jrc._validate import check_flag
 from jrc.remat._gradient.compiled_memory import memory_of
 from jrc.remat._gradient.loss import loss_of
@@ -66,7 +66,7 @@ def explain(
     forward = loss.program.jaxpr
     traced = jax.make_jaxpr(loss.gradient)(loss.moving, loss.rest)
     gradient = inline_marked(traced, lambda _: True)
-    program = alive(gradient)
+    program = live_equations(gradient)
     compiled = loss.compiled()
     module = read(compiled.as_text())
     return Report(

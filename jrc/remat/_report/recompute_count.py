@@ -5,22 +5,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jrc._jaxpr import (
-    Alive,
+    LiveEquation,
+    View,
     equation_flops,
+    facts_of,
     is_variable,
     live_flops,
     place,
     primitive_name,
     repeats,
+    trace_id,
     walk,
-    written_at,
 )
 from jrc.remat._region.rerun_scope import is_again
 
-# What only names a value, or stands between two runs.
-_NO_WORK = frozenset(
-    "mark gate name CheckpointName optimization_barrier reduce_precision pvary pcast".split()
-)
+# What only names or annotates a value, or stands between two runs.
+_NO_WORK = (View.NAME, View.ANNOTATION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,21 +38,21 @@ class Rerun:
     flops: int
 
 
-def reruns(forward: Any, gradient: Sequence[Alive]) -> tuple[Rerun, ...]:
+def reruns(forward: Any, gradient: Sequence[LiveEquation]) -> tuple[Rerun, ...]:
     """What the live equations of a gradient run a second time, the dearest operators first.
 
     What a derivative adds (the cosine of a sine) runs once, late instead of early: only operators
     that the forward program has count.
     """
     known = [eqn for eqn, _ in walk(forward)]
-    moments = {written_at(eqn) for eqn in known}
-    first = {(written_at(eqn), *_kind(eqn)) for eqn in known}
+    moments = {trace_id(eqn) for eqn in known}
+    first = {(trace_id(eqn), *_kind(eqn)) for eqn in known}
     first |= {(place(eqn), *_kind(eqn)) for eqn in known}
     counts: dict[str, list[int]] = {}
     for node, times in _leaves(gradient, 1, False):
         # A derivative rule writes the operator anew: then the line must do.
-        at = written_at(node.eqn) if written_at(node.eqn) in moments else place(node.eqn)
-        if (at, *_kind(node.eqn)) in first and primitive_name(node.eqn) not in _NO_WORK:
+        at = trace_id(node.eqn) if trace_id(node.eqn) in moments else place(node.eqn)
+        if (at, *_kind(node.eqn)) in first and facts_of(node.eqn).view not in _NO_WORK:
             both = counts.setdefault(primitive_name(node.eqn), [0, 0])
             both[0] += times
             both[1] += times * equation_flops(node.eqn)
@@ -67,7 +67,9 @@ def _kind(eqn: Any) -> tuple[Any, ...]:
     return primitive_name(eqn), sizes, constants, str(eqn.params.get("y", ""))
 
 
-def _leaves(program: Sequence[Alive], times: int, again: bool) -> Iterator[tuple[Alive, int]]:
+def _leaves(
+    program: Sequence[LiveEquation], times: int, again: bool
+) -> Iterator[tuple[LiveEquation, int]]:
     """The equations without programs inside that run again, with how often they do."""
     for node in program:
         here = again or is_again(node.eqn)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, evaluate, mark_of, trace
+from jrc._jaxpr import Program, Reads, View, evaluate, facts_of, mark_of, trace
 from jrc.remat._policy.notices import notice
 from jrc.remat._policy.resolution import HELD, Say
 from jrc.remat._policy.rules import Rule
@@ -13,7 +13,6 @@ from jrc.remat._region.interpreter import Region, Stretch, rerun_region
 from jrc.remat._segments.cut import Cut, Cuts, cut_program
 from jrc.remat._segments.cut_notices import notices, without_effect
 from jrc.remat._segments.request import checked_request
-from jrc.remat._segments.residuals import OWN_RESULT, RESHAPES
 
 _logger = logging.getLogger("jrc")
 
@@ -145,8 +144,10 @@ def _trailing(program: Program, cut: Cut, own_inside: bool) -> list[int]:
     for p in reversed(cut.positions):
         eqn = program.eqns[p]
         readers = {c for var in eqn.outvars for c in program.consumers.get(var, ())}
-        shows = mark_of(eqn) is not None or eqn.primitive.name in RESHAPES
-        own = eqn.primitive.name in OWN_RESULT and cut.held.get(eqn.outvars[0]) == HELD
+        shows = mark_of(eqn) is not None or facts_of(eqn).view is View.RESHAPE
+        own = (
+            facts_of(eqn).derivative_reads == Reads.RESULT and cut.held.get(eqn.outvars[0]) == HELD
+        )
         own = own and not own_inside
         if (shows or own) and readers and not readers & inside:
             found.append(p)

@@ -3,18 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, is_relu, primitive_name
+from jrc._jaxpr import INPUT, Program, Reads, View, facts_of, is_relu
 from jrc._tree import is_typed_key
 from jrc.remat._policy.resolution import HELD
 from jrc.remat._region.recompute_groups import is_view, needs_arguments
 from jrc.remat._segments.boundaries import is_work, readers
 from jrc.remat._segments.keep_patterns import Pattern
 from jrc.remat._segments.request import Request
-
-# Operators whose derivative reads their own result and not their argument, and those that only give
-# a result another shape.
-OWN_RESULT = frozenset("tanh logistic exp exp2 sqrt cbrt".split())
-RESHAPES = frozenset("reshape squeeze".split())
 
 
 def held_in(
@@ -60,7 +55,7 @@ def _leaving(
 
 
 def _is_own_result(eqn: Any) -> bool:
-    return primitive_name(eqn) in OWN_RESULT or is_relu(eqn)
+    return facts_of(eqn).derivative_reads == Reads.RESULT or is_relu(eqn)
 
 
 def _is_needed(program: Program, var: Any, inside: Collection[int]) -> bool:
@@ -78,7 +73,7 @@ def _is_needed(program: Program, var: Any, inside: Collection[int]) -> bool:
 
 def _unshaped(program: Program, var: Any) -> Any:
     """The value before it was given another shape."""
-    while (p := program.producer[var]) != INPUT and program.eqns[p].primitive.name in RESHAPES:
+    while (p := program.producer[var]) != INPUT and facts_of(program.eqns[p]).view is View.RESHAPE:
         if not program.reads(p):
             break
         var = program.unmarked(program.reads(p)[0])

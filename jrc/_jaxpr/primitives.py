@@ -1,0 +1,207 @@
+"""The table of primitives: all that the project knows of each, one row each.
+
+A new primitive is one row here. What has no row is assumed to be dear: an elementwise pass of its
+own kernel, whose derivative reads both its operands and its results.
+
+>>> import jax, jax.numpy as jnp
+>>> (eqn,) = jax.make_jaxpr(jnp.tanh)(1.0).eqns
+>>> facts_of(eqn).derivative_reads
+<Reads.RESULT: 2>
+"""
+
+import dataclasses
+import enum
+
+from jax.extend.core import JaxprEqn
+
+from jrc._jaxpr import flop_rules as rules
+from jrc._jaxpr.flop_rules import FlopRule
+
+
+class Reads(enum.Flag):
+    """What the derivative of a primitive reads, of floating operands and of results.
+
+    `tests/jaxpr/test_primitives.py` compares every row that states it with JAX's own derivatives.
+    A scalar index does not count. Where a plan is made JAX is asked instead, for each equation.
+    """
+
+    NOTHING = 0
+    OPERANDS = 1
+    RESULT = 2
+    BOTH = 3
+
+
+class Fusion(enum.Enum):
+    """How XLA compiles a primitive.
+
+    INSIDE: in the kernel of whatever reads the result, as often as it is read.
+    LOOP: as a pass over its operands, which fuses with neighbours.
+    NONE: as a kernel of its own, whose result lies in memory.
+    """
+
+    INSIDE = enum.auto()
+    LOOP = enum.auto()
+    NONE = enum.auto()
+
+
+class View(enum.Enum):
+    """Whether a result is its operand in another form.
+
+    NONE: it is a new value.
+    NAME: the operand under a name.
+    ANNOTATION: the operand with another placement, sharding, precision or axis type.
+    RESHAPE: the operand's entries in order, under another shape.
+    COPY: a copy.
+    REORDER: the operand's entries in another order, type or number.
+    """
+
+    NONE = enum.auto()
+    NAME = enum.auto()
+    ANNOTATION = enum.auto()
+    RESHAPE = enum.auto()
+    COPY = enum.auto()
+    REORDER = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What is known of one primitive.
+
+    Attributes:
+        flops: Its floating-point operations, by equation.
+        derivative_reads: What its derivative reads.
+        fusion: How XLA compiles it.
+        view: Whether its result is its operand in another form.
+        is_collective: Whether devices exchange data in it.
+        is_contraction: Whether it is a product of matrices or a convolution.
+        is_cast: Whether it changes nothing but the mesh axes that a type varies over.
+        is_region: Whether it is a `jax.checkpoint` region.
+        hides_residuals: Whether its derivative saves values of a program inside, which have no
+            name outside.
+        is_closed: Whether no derivative can be put around its own: a `custom_vjp` has no `jvp`,
+            and that of a `cond` has no transpose once it is batched.
+        construct: What a user calls an equation with a program inside.
+    """
+
+    flops: FlopRule = rules.elementwise
+    derivative_reads: Reads = Reads.BOTH
+    fusion: Fusion = Fusion.NONE
+    view: View = View.NONE
+    is_collective: bool = False
+    is_contraction: bool = False
+    is_cast: bool = False
+    is_region: bool = False
+    hides_residuals: bool = False
+    is_closed: bool = False
+    construct: str = ""
+
+
+_TABLE: dict[str, Facts] = {}
+_UNKNOWN = Facts()
+
+
+def facts_of(eqn: JaxprEqn) -> Facts:
+    """Return the row of an equation's primitive, or what is assumed of an unknown one."""
+    return _TABLE.get(primitive_name(eqn), _UNKNOWN)
+
+
+def primitive_name(eqn: JaxprEqn) -> str:
+    """Return the name of an equation's primitive; the inner one where `jax_remat3` wraps it."""
+    inner = eqn.params.get("_prim")
+    return eqn.primitive.name if inner is None else type(inner).__name__
+
+
+def primitives_where(test) -> frozenset[str]:
+    """Return the names of all primitives whose row passes a test."""
+    return frozenset(name for name, facts in _TABLE.items() if test(facts))
+
+
+def _row(names: str, **facts) -> None:
+    """Add one row for each name."""
+    for name in names.split():
+        assert name not in _TABLE, name
+        _TABLE[name] = Facts(**facts)
+
+
+_free, _no_reads = {"flops": rules.no_flops}, {"derivative_reads": Reads.NOTHING}
+_inside, _loop = {"fusion": Fusion.INSIDE}, {"fusion": Fusion.LOOP}
+_operands, _result = {"derivative_reads": Reads.OPERANDS}, {"derivative_reads": Reads.RESULT}
+
+# Names: `mark` and `gate` are ours, `name` and `CheckpointName` JAX's (`jax_remat3` off and on).
+_row("mark gate name CheckpointName", **_free, **_no_reads, **_inside, view=View.NAME)
+
+# The same value, annotated.
+_row("pvary", **_free, **_no_reads, **_inside, view=View.ANNOTATION, is_cast=True)
+_row("reduce_precision", **_free, **_inside, view=View.ANNOTATION)
+_row("device_put", **_free, view=View.ANNOTATION)
+_row("sharding_constraint optimization_barrier", **_free, **_no_reads, view=View.ANNOTATION)
+
+# The same entries, moved.
+_row("reshape squeeze", **_free, **_no_reads, **_inside, view=View.RESHAPE)
+_row("copy", **_free, **_no_reads, **_inside, view=View.COPY)
+_row("broadcast_in_dim broadcast_to transpose convert_element_type rev", **_free, **_no_reads,
+     **_inside, view=View.REORDER)  # fmt: skip
+_row("slice pad real imag stop_gradient", **_free, **_no_reads, **_inside)
+_row("concatenate split complex stack unstack tile", **_free, **_no_reads)
+_row("dynamic_slice dynamic_update_slice", **_free, **_no_reads)
+_row("gather", **_free, **_operands)
+_row("bitcast_convert_type scatter get swap masked_load masked_swap reshard", **_free)
+
+# Made from nothing, or from a key.
+_row("iota", **_free, **_inside)
+_row("empty empty2 axis_index program_id create_token debug_callback debug_print", **_free)
+_row("random_wrap random_unwrap random_seed random_split random_fold_in random_clone", **_free)
+
+# Elementwise arithmetic that XLA computes inside whatever reads it.
+_row("add sub neg add_any", **_no_reads, **_inside)
+_row("mul select_n", **_operands, **_inside)
+_row("div sign abs floor ceil round max min clamp integer_pow square is_finite reciprocal conj "
+     "and or not xor eq ne lt le gt ge shift_left shift_right_logical shift_right_arithmetic "
+     "clz population_count", **_inside)  # fmt: skip
+
+# Elementwise functions and reductions: a pass over the operands.
+_row("tanh logistic exp exp2 sqrt cbrt", **_result, **_loop)
+_row("expm1 log log1p log2 sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc "
+     "erf_inv rsqrt pow rem atan2 nextafter lgamma digamma one_minus_square", **_loop)  # fmt: skip
+_row("reduce_sum cumsum", **_no_reads, **_loop)
+_row("reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin cumprod "
+     "cummax cummin cumlogsumexp", **_loop)  # fmt: skip
+
+# Kernels of their own.
+_row("dot_general", flops=rules.dot_general, **_operands, is_contraction=True)
+_row("ragged_dot_general", flops=rules.ragged_dot_general, **_operands, is_contraction=True)
+_row("conv_general_dilated", flops=rules.convolution, **_operands, is_contraction=True)
+_row("sort", flops=rules.sort)
+_row("top_k approx_top_k", flops=rules.top_k)
+_row("reduce_window reduce_window_max reduce_window_min reduce_window_sum",
+     flops=rules.reduce_window)  # fmt: skip
+_row("fft", flops=rules.fft)
+_row("cholesky", flops=rules.cholesky)
+_row("lu", flops=rules.lu)
+_row("qr", flops=rules.qr)
+_row("geqrf geqp3 householder_product", flops=rules.householder_product)
+_row("triangular_solve", flops=rules.triangular_solve)
+_row("tridiagonal_solve", flops=rules.tridiagonal_solve)
+_row("eigh", flops=rules.eigh)
+_row("eig schur", flops=rules.eig)
+_row("hessenberg tridiagonal", flops=rules.hessenberg)
+_row("svd", flops=rules.svd)
+
+# Collectives. Those that reduce count their additions.
+_row("psum psum_invariant reduce_scatter", **_no_reads, is_collective=True)
+_row("all_gather all_gather_invariant all_to_all ppermute", **_free, **_no_reads,
+     is_collective=True)  # fmt: skip
+_row("pmax pmin unreduced_pmax unreduced_pmin unreduced_psum unreduced_reduce_scatter",
+     is_collective=True)  # fmt: skip
+_row("all_gather_reduced ragged_all_to_all pbroadcast", **_free, is_collective=True)
+
+# Constructs with programs inside.
+_row("jit", construct="jax.jit")
+_row("custom_jvp_call", **_loop, construct="a custom_jvp function")
+_row("custom_vjp_call", hides_residuals=True, is_closed=True, construct="a custom_vjp function")
+_row("scan", hides_residuals=True, construct="lax.scan")
+_row("while", hides_residuals=True, construct="lax.while_loop")
+_row("cond", hides_residuals=True, is_closed=True, construct="lax.cond")
+_row("shard_map", hides_residuals=True, construct="jax.shard_map")
+_row("remat2 RematTraced", hides_residuals=True, is_region=True,
+     construct="a jax.checkpoint region")  # fmt: skip

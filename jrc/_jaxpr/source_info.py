@@ -1,0 +1,41 @@
+"""Where an equation was written: the user's source line, and the name scope around it."""
+
+import os
+import re
+
+from jax.extend.core import JaxprEqn
+from jax.extend.source_info_util import register_exclusion, summarize
+
+from jrc._jaxpr.primitives import primitive_name
+
+UNKNOWN = "unknown"
+"""The line of an equation that no line of the user's code made."""
+
+# JAX attributes a line to the innermost frame outside of these folders, which run user code.
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+for _folder in ("_jaxpr", "remat"):
+    register_exclusion(os.path.join(_PACKAGE, _folder) + os.sep)
+
+
+def place(eqn: JaxprEqn) -> str:
+    """Return the user's source line of an equation: `model.py:31`, or `UNKNOWN`."""
+    found = re.match(r"(.*?):(\d+)", summarize(eqn.source_info))
+    return f"{os.path.basename(found[1])}:{found[2]}" if found else UNKNOWN
+
+
+def trace_id(eqn: JaxprEqn) -> int:
+    """Return a number for the moment at which an equation was traced; its copies keep it."""
+    return id(eqn.source_info.traceback)
+
+
+def scope_of(eqn: JaxprEqn) -> str:
+    """Return the names and transforms around an equation: `transpose(jvp(net))/mlp`."""
+    return str(eqn.source_info.name_stack)
+
+
+def label(eqn: JaxprEqn) -> str:
+    """Return a name for an unmarked value: `dot_general:(4,256)@model.py:31`."""
+    if not eqn.outvars:
+        return f"{primitive_name(eqn)}:@{place(eqn)}"
+    shape = ",".join(str(n) for n in getattr(eqn.outvars[0].aval, "shape", ()))
+    return f"{primitive_name(eqn)}:({shape})@{place(eqn)}"
