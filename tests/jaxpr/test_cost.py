@@ -123,7 +123,8 @@ def dearest_flops(function, *shapes):
 @pytest.mark.parametrize(
     ("function", "shapes", "count"),
     [
-        (lambda a: jax.lax.linalg.cholesky(a, symmetrize_input=False), [(5, 12, 12)], 5 * 12**3 // 3),
+        (lambda a: jax.lax.linalg.cholesky(a, symmetrize_input=False), [(5, 12, 12)],
+         5 * 12**3 // 3),
         (lambda a: jax.lax.linalg.lu(a)[0], [(12, 12)], 2 * 12**3 // 3),
         (jax.lax.linalg.lu, [(24, 12)], 24 * 12**2 - 12**3 // 3),
         (lambda a: jax.lax.linalg.qr(a, full_matrices=False), [(24, 12)],
