@@ -118,7 +118,7 @@ class Program:
         """The values, before they were marked, that carry this mark."""
         return tuple(self.unmarked(self.eqns[i].outvars[0]) for i in self.marks[name])
 
-    def called(self, name: str) -> tuple[str, ...]:
+    def matching_marks(self, name: str) -> tuple[str, ...]:
         """The marks that a name means: with a number that one, a bare name all of them."""
         if "#" in name:
             return (name,) if name in self.marks else ()

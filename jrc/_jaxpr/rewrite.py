@@ -1,7 +1,7 @@
 """Running a program with some of its values changed on the way.
 
 >>> import jax.numpy as jnp
->>> from jrc._jaxpr.program import trace
+>>> from jrc._jaxpr.trace import trace
 >>> program = trace(lambda x: jnp.cos(jnp.sin(x)), (jnp.float32(0.5),), {}).program
 >>> sine, cosine = (eqn.outvars[0] for eqn in program.eqns)
 >>> (result,) = changed(program, {sine: lambda x: 0 * x})(jnp.float32(0.5))

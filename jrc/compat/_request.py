@@ -76,7 +76,7 @@ def resolve(
 
 def mark_pairs(program: Program, name: str) -> dict[str, Any]:
     """The marked values, by pair name: the mark's, with a number each if it marks several."""
-    return dict(pair for mark in program.called(name) for pair in _pairs_of(program, mark))
+    return dict(pair for mark in program.matching_marks(name) for pair in _pairs_of(program, mark))
 
 
 def _pairs_of(program: Program, mark: str) -> list[tuple[str, Any]]:

@@ -70,7 +70,7 @@ def test_a_program_is_cut_as_if_there_were_no_gate():
         ]
         assert parts[0] == parts[1] and one.held == two.held == ("h", "e")
     program = trace(loss, (X, ZEROS), {}).program
-    assert list(program.marks) == ["h", "e"] and program.called("h") == ("h",)
+    assert list(program.marks) == ["h", "e"] and program.matching_marks("h") == ("h",)
 
 
 def test_changes_reach_all_who_read_the_value():

@@ -16,7 +16,7 @@ BINARY = {"add": lax.add, "mul": lax.mul, "dot_general": lambda x, y: lax.dot(x,
 
 
 @dataclasses.dataclass(frozen=True)
-class Graph:
+class CostGraph:
     ops: tuple[tuple[str, tuple[int, ...]], ...]
     marked: frozenset[int]
 
@@ -50,4 +50,4 @@ def graphs(draw, mark_all=True, max_ops=12):
         pick = st.integers(max(0, i - 1), i + 1) | st.integers(0, i + 1)
         ops.append((op, tuple(draw(pick) for _ in range(1 if op in UNARY else 2))))
     marked = range(count) if mark_all else draw(st.sets(st.integers(0, count - 1)))
-    return Graph(tuple(ops), frozenset(marked))
+    return CostGraph(tuple(ops), frozenset(marked))

@@ -12,7 +12,7 @@ from jrc._jaxpr import call_name, primitive_name, walk
 BOOKKEEPING = {"add_any", "add_jaxvals", "optimization_barrier", "broadcast_in_dim", "pvary"}
 BOOKKEEPING |= {"name", "CheckpointName", "reduce_precision"}
 # The identity behind which a held value goes on.
-HELD = "held_result"
+SAVED = "held_result"
 
 
 def saved_bytes(fn, *args):
@@ -27,7 +27,7 @@ def operators(fn, *args):
     """How often each primitive stands in the program, inner programs times their length."""
     counts = Counter()
     for eqn, times in walk(jax.make_jaxpr(fn)(*args)):
-        if call_name(eqn) != HELD:
+        if call_name(eqn) != SAVED:
             counts[primitive_name(eqn)] += times
     return counts
 

@@ -364,7 +364,7 @@ def candidates_of(name):
     return Candidates.of(case.fn, case.args, case.argnums, case.has_aux, "test")
 
 
-def guess(name, rung=0):
+def guess(name, candidate=0):
     """A plan of a case, with a peak that nobody has compiled."""
     candidates = candidates_of(name)
-    return candidates.plan_of(candidates.rungs[rung], 1, 1000, 2)
+    return candidates.plan_of(candidates.ordered[candidate], 1, 1000, 2)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from jrc.remat._planner.cost_graph import Graph, Node
-from jrc.remat._planner.solver import Option
+from jrc.remat._planner.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.solver import InnerOption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,16 +21,18 @@ class Cost:
     flops: int
     saved: int
     kept: frozenset[int]
-    again: frozenset[int]
+    recomputed: frozenset[int]
 
 
-def every_choice(graph: Graph, options: Mapping[int, Sequence[Option]] | None = None, times=1):
+def every_choice(
+    graph: CostGraph, options: Mapping[int, Sequence[InnerOption]] | None = None, times=1
+):
     """What every set of values to keep costs, with every way of keeping the constructs."""
     options = options or {}
     makers = {v: node for node in graph.nodes for v in node.makes}
     free = [v for v in makers if graph.may_save[v] and not must_keep(graph, makers[v], v)]
     ways = [
-        [*([] if node.acts else [None]), *ways_outside(node, options)]
+        [*([] if node.has_effects else [None]), *ways_outside(node, options)]
         for node in graph.nodes
         if stands_outside(node)
     ]
@@ -44,18 +46,18 @@ def every_choice(graph: Graph, options: Mapping[int, Sequence[Option]] | None = 
 
 def stands_outside(node):
     """Whether an equation may, or must, stand outside of all stretches."""
-    return node.opaque is not None or node.acts
+    return node.inner_bytes is not None or node.has_effects
 
 
 def ways_outside(node, options):
-    return options.get(node.position) or [Option(node.opaque or 0, 0, 0)]
+    return options.get(node.position) or [InnerOption(node.inner_bytes or 0, 0, 0)]
 
 
 def must_keep(graph, node, v):
     """What must not be made again; a plan of a large program also keeps what is tiny."""
     total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
     tiny = 0 if all(graph.may_save) else total // 4000
-    return node.stays or graph.sizes[v] <= tiny
+    return node.runs_once or graph.sizes[v] <= tiny
 
 
 def cost_of(graph, keep, ways, times=1):
@@ -71,21 +73,21 @@ def cost_of(graph, keep, ways, times=1):
 
     # What is wanted, and until where: grown until nothing is added.
     until: dict[int, int] = {}
-    again: set[int] = {k for k in constructs if k not in outside and nodes[k].opaque}
+    recomputed: set[int] = {k for k in constructs if k not in outside and nodes[k].inner_bytes}
     kept: set[int] = set()
     while True:
-        wanted = {(v, k) for k, node in enumerate(nodes) for v in node.needs}
-        wanted |= {(v, k) for k in again for v in nodes[k].reads}
-        before = len(until), sum(until.values()), len(again), len(kept)
+        wanted = {(v, k) for k, node in enumerate(nodes) for v in node.derivative_reads}
+        wanted |= {(v, k) for k in recomputed for v in nodes[k].reads}
+        before = len(until), sum(until.values()), len(recomputed), len(kept)
         for v, k in wanted:
             if v in keep or must_keep(graph, nodes[maker[v]], v):
                 kept.add(v)
             else:
                 until[v] = max(until.get(v, -1), k)
-                again.add(maker[v])
-        if before == (len(until), sum(until.values()), len(again), len(kept)):
+                recomputed.add(maker[v])
+        if before == (len(until), sum(until.values()), len(recomputed), len(kept)):
             break
-    if any(nodes[k].stays for k in again) or again & outside.keys():
+    if any(nodes[k].runs_once for k in recomputed) or recomputed & outside.keys():
         return None
     if any(maker[v] < k <= last for v, last in until.items() for k in outside):
         return None
@@ -109,7 +111,7 @@ def cost_of(graph, keep, ways, times=1):
             return max(size, size - way.saved + way.peak)
         size += sum(graph.remade[v] for v in node.makes if v in until)
         size += sum(width for v, width in node.operands if v in until)
-        return size + (node.opaque or 0) * (k in again)
+        return size + (node.inner_bytes or 0) * (k in recomputed)
 
     total = sum(kept_at(k) for k in range(len(nodes)))
     peak = 0
@@ -117,11 +119,11 @@ def cost_of(graph, keep, ways, times=1):
         # The other turns of a loop have kept all that they keep.
         size = (times - 1) * total + sum(kept_at(j) for j in range(firsts[k]))
         size += sum(there_at(j) for j in range(firsts[k], k + 1))
-        size += node.back * node.moves
+        size += node.cotangent_bytes * node.active
         size += sum(graph.passing[v] for v in node.makes if v in until)
         peak = max(peak, size)
-    flops = sum(nodes[k].flops for k in again) + sum(way.flops for way in outside.values())
-    return Cost(peak, flops, times * total, frozenset(kept), frozenset(again))
+    flops = sum(nodes[k].flops for k in recomputed) + sum(way.flops for way in outside.values())
+    return Cost(peak, flops, times * total, frozenset(kept), frozenset(recomputed))
 
 
 def front(costs):
@@ -154,35 +156,35 @@ def node_tables(draw, least=1, most=9, constructs=True):
         results = draw(st.sampled_from([1, 1, 1, 2])) if constructs else 1
         makes = tuple(range(made, made + results))
         made += len(makes)
-        moves = draw(st.sampled_from([True, True, True, False]))
-        acts = constructs and draw(st.integers(0, 7)) == 0
-        opaque = None
-        if moves and constructs and draw(st.integers(0, 4)) == 0:
-            opaque = draw(st.sampled_from([0, 7, 40]))
-        if opaque is not None:
-            needs = frozenset(reads)
+        active = draw(st.sampled_from([True, True, True, False]))
+        has_effects = constructs and draw(st.integers(0, 7)) == 0
+        inner_bytes = None
+        if active and constructs and draw(st.integers(0, 4)) == 0:
+            inner_bytes = draw(st.sampled_from([0, 7, 40]))
+        if inner_bytes is not None:
+            derivative_reads = frozenset(reads)
         else:
             asked = st.lists(st.sampled_from([*reads, *makes]), unique=True)
-            needs = frozenset(draw(asked)) if moves else frozenset()
+            derivative_reads = frozenset(draw(asked)) if active else frozenset()
         nodes.append(
-            Node(
+            CostNode(
                 position=k,
                 reads=reads,
                 makes=makes,
-                needs=needs,
+                derivative_reads=derivative_reads,
                 flops=draw(st.integers(0, 30)),
-                opaque=opaque,
-                moves=moves,
-                stays=acts or draw(st.sampled_from([False] * 5 + [True])),
-                acts=acts,
-                back=draw(st.sampled_from([0, 5, 20])),
-                operands=tuple((v, draw(st.integers(1, 50))) for v in sorted(needs)),
+                inner_bytes=inner_bytes,
+                active=active,
+                runs_once=has_effects or draw(st.sampled_from([False] * 5 + [True])),
+                has_effects=has_effects,
+                cotangent_bytes=draw(st.sampled_from([0, 5, 20])),
+                operands=tuple((v, draw(st.integers(1, 50))) for v in sorted(derivative_reads)),
             )
         )
     sizes = tuple(draw(st.integers(1, 50)) for _ in range(made))
     kinds = [draw(st.sampled_from(["remade", "passing", "fused"])) for _ in range(made)]
     pairs = list(zip(sizes, kinds, strict=True))
-    return Graph(
+    return CostGraph(
         nodes=tuple(nodes),
         sizes=sizes,
         remade=tuple(size if kind == "remade" else 0 for size, kind in pairs),
@@ -197,10 +199,10 @@ def ways_of(draw, graph):
     """Ways to keep the inside of the constructs of a graph that hold something."""
     found = {}
     for node in graph.nodes:
-        if node.opaque is not None and draw(st.booleans()):
+        if node.inner_bytes is not None and draw(st.booleans()):
             saved = draw(st.lists(st.integers(0, 40), min_size=1, max_size=3))
             found[node.position] = [
-                Option(size, size + draw(st.integers(0, 20)), draw(st.integers(0, 20)), (k,))
+                InnerOption(size, size + draw(st.integers(0, 20)), draw(st.integers(0, 20)), (k,))
                 for k, size in enumerate(saved)
             ]
     return found
@@ -243,7 +245,7 @@ class _Rows:
         return None if found.status == 2 else found.mip_dual_bound
 
 
-def least_flops_anywhere(graph: Graph, budget: int, seconds: float = 60.0):
+def least_flops_anywhere(graph: CostGraph, budget: int, seconds: float = 60.0):
     """The fewest operations with which any schedule fits, which may run anything again anywhere.
 
     Every equation makes one value. There is a stage for every equation, the last first, in which
@@ -260,15 +262,15 @@ def least_flops_anywhere(graph: Graph, budget: int, seconds: float = 60.0):
         made = lambda v, t=t: rows.var("made", t, v)  # noqa: E731
         dropped = lambda v, by, t=t: rows.var("dropped", t, v, by)  # noqa: E731
         before = [(sizes[v], there(v)) for v in range(last + 1)]
-        room = budget - nodes[last].back * nodes[last].moves
+        room = budget - nodes[last].cotangent_bytes * nodes[last].active
         rows.at_most(room, *before)
         for k in range(last + 1):
             rows.at_most(1, (1, there(k)), (1, made(k)))
-            if nodes[k].stays:
+            if nodes[k].runs_once:
                 rows.at_most(0, (1, made(k)))
             for v in nodes[k].reads:
                 rows.at_most(0, (1, made(k)), (-1, made(v)), (-1, there(v)))
-            if k in nodes[last].needs:
+            if k in nodes[last].derivative_reads:
                 rows.at_most(-1, (-1, there(k)), (-1, made(k)))
             if k < last:
                 later = rows.var("there", t + 1, k)
@@ -276,7 +278,7 @@ def least_flops_anywhere(graph: Graph, budget: int, seconds: float = 60.0):
             before.append((sizes[k], made(k)))
             rows.at_most(room, *before)
             for v in (*nodes[k].reads, k):
-                if v in nodes[last].needs:
+                if v in nodes[last].derivative_reads:
                     continue
                 drop = dropped(v, k)
                 rows.at_most(0, (1, drop), (-1, made(k)))
@@ -301,21 +303,21 @@ def chain_like(rng, count, skips):
             reads.append(int(rng.integers(0, k - 1)))
         is_product = k % 2 == 0
         nodes.append(
-            Node(
+            CostNode(
                 position=k,
                 reads=tuple(reads),
                 makes=(k,),
-                needs=frozenset(reads if is_product else [k]),
+                derivative_reads=frozenset(reads if is_product else [k]),
                 flops=int(rng.integers(50, 150)) if is_product else int(rng.integers(1, 10)),
-                opaque=None,
-                moves=True,
-                stays=False,
-                acts=False,
-                back=int(rng.integers(5, 20)),
+                inner_bytes=None,
+                active=True,
+                runs_once=False,
+                has_effects=False,
+                cotangent_bytes=int(rng.integers(5, 20)),
                 operands=(),
             )
         )
     sizes = tuple(int(size) for size in rng.integers(10, 40, count))
     none = (0,) * count
     names = tuple((k, 0) for k in range(count))
-    return Graph(tuple(nodes), sizes, sizes, none, (True,) * count, names)
+    return CostGraph(tuple(nodes), sizes, sizes, none, (True,) * count, names)

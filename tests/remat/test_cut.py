@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jrc
-from jrc._jaxpr import trace, walk
-from jrc.remat._segments.residuals import OWN_RESULT
+from jrc._jaxpr import Reads, primitives_where, trace, walk
 from tests.remat.graphs import graphs
 from tests.remat.measure import bit_equal, rerun_operators
 
@@ -224,7 +223,9 @@ def test_paddle_s_unit_net(boundaries):
     assert bit_equal(*grads)
 
 
-@pytest.mark.parametrize("name", sorted(OWN_RESULT))
+@pytest.mark.parametrize(
+    "name", sorted(primitives_where(lambda facts: facts.derivative_reads == Reads.RESULT))
+)
 def test_own_result_operators_are_differentiated_without_their_argument(name):
     """JAX itself is asked: the argument must not be among what the derivative keeps."""
     operator = {"tanh": jnp.tanh, "logistic": jax.nn.sigmoid, "exp": jnp.exp, "exp2": jnp.exp2,

@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc._jaxpr import alive, inline_marked
+from jrc._jaxpr import inline_marked, live_equations
 from jrc.models import gpt
 from jrc.remat._gradient.compiled_memory import memory_of
 from jrc.remat._gradient.loss import loss_of
@@ -131,8 +131,10 @@ FUNCTIONS = {
 def report_parts(fn, *args, argnums=(0, 1)):
     """Saved values and re-run counts, without compiling anything."""
     loss = loss_of(fn, args, argnums, False, "here")
-    gradient = inline_marked(jax.make_jaxpr(loss.gradient)(loss.moving, loss.rest), lambda _: True)
-    return saved_values(loss), reruns(loss.program.jaxpr, alive(gradient))
+    gradient = inline_marked(
+        jax.make_jaxpr(loss.gradient)(loss.perturbed, loss.rest), lambda _: True
+    )
+    return saved_values(loss), reruns(loss.program.jaxpr, live_equations(gradient))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

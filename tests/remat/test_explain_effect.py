@@ -8,7 +8,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jrc
-from jrc._jaxpr import alive, inline_marked
+from jrc._jaxpr import inline_marked, live_equations
 from jrc.remat._gradient.compiled_memory import memory_of
 from jrc.remat._gradient.loss import loss_of
 from jrc.remat._report.diagnostics import warnings_of
@@ -31,8 +31,10 @@ def deep(w, x, layers=4, wrap=lambda block: block, head=True):
 def warnings(fn, *args):
     """The report's warnings, without compiling anything."""
     loss = loss_of(fn, args, 0, False, "here")
-    gradient = inline_marked(jax.make_jaxpr(loss.gradient)(loss.moving, loss.rest), lambda _: True)
-    return warnings_of(loss.program.jaxpr, gradient, alive(gradient), loss.name)
+    gradient = inline_marked(
+        jax.make_jaxpr(loss.gradient)(loss.perturbed, loss.rest), lambda _: True
+    )
+    return warnings_of(loss.program.jaxpr, gradient, live_equations(gradient), loss.name)
 
 
 def peak(fn):
@@ -115,9 +117,9 @@ def test_a_region_in_a_loop_is_known_by_what_it_makes():
 
 
 def test_a_name_that_a_policy_keeps_and_nothing_carries():
-    def loss(named, w, x):
+    def loss(names_in, w, x):
         def inner(w, x):
-            return jnp.sin(named(jnp.sin(x @ w)) @ w)
+            return jnp.sin(names_in(jnp.sin(x @ w)) @ w)
 
         run = jax.checkpoint(inner, policy=POLICIES.save_only_these_names("h"))
         for _ in range(2):

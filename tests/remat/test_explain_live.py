@@ -9,7 +9,7 @@ import pytest
 import jrc
 from jrc.models import gpt, resnet
 from jrc.remat._report.buffer_liveness import live_bytes
-from jrc.remat._report.hlo import read
+from jrc.remat._report.hlo import parse_hlo
 
 TEXT = """
 HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
@@ -56,10 +56,10 @@ backend_config={"known_trip_count":{"n":"4"}}
 
 
 def test_text_is_read():
-    module = read(TEXT)
+    module = parse_hlo(TEXT)
     loop = module.entry.by_name["loop"]
     assert (loop.opcode, loop.shape, loop.operands) == ("while", (4, 32, 128), ("in",))
-    assert loop.trips == 4 and {name for names in loop.called.values() for name in names} == {
+    assert loop.trips == 4 and {name for names in loop.call_checked.values() for name in names} == {
         "body", "condition",
     }  # fmt: skip
     both = module.entry.by_name["both"]
@@ -70,7 +70,9 @@ def test_text_is_read():
 
 def test_bytes_live_until_the_last_reader():
     """A loop's state stays where it is; an elementwise operator writes over what dies there."""
-    levels = dict(zip([i.name for i in read(TEXT).entry.instructions], live_bytes(read(TEXT))))  # noqa: B905
+    module = parse_hlo(TEXT)
+    names = [instruction.name for instruction in module.entry.instructions]
+    levels = dict(zip(names, live_bytes(module), strict=True))
     assert levels == {
         "x": 0, "zero": 0, "y": 32, "buffer": 32 + 128, "in": 160,
         # Inside the loop 400 bytes more; the carry and the counter are written where they lie.
@@ -86,7 +88,7 @@ def test_odd_types():
              "c64[2]{0}", "(f32[2]{0}, (u8[3]{0}, token[]))", "f32[<=4]{0}"]
         )
     ) + "}\n"  # fmt: skip
-    shapes = [each.shape for each in read(text).entry.instructions]
+    shapes = [each.shape for each in parse_hlo(text).entry.instructions]
     assert shapes == [6, 7, 3, 4, 0, 16, (8, (3, 0)), 16]
 
 
@@ -104,7 +106,7 @@ def test_the_highest_point_is_what_xla_assigns(scan, rerun):
     compiled = jax.jit(jax.value_and_grad(loss)).lower(params, batch).compile()
     memory = compiled.memory_analysis()
     assigned = memory.temp_size_in_bytes + memory.output_size_in_bytes
-    levels = live_bytes(read(compiled.as_text()))
+    levels = live_bytes(parse_hlo(compiled.as_text()))
     assert 0.9 < max(levels) / assigned < 1.05
     assert levels[-1] >= memory.output_size_in_bytes * 0.99
 

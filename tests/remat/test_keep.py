@@ -536,10 +536,10 @@ def test_odd_operators_under_every_say(name):
     xs = jnp.stack([X, -X])
     want = jax.grad(plain)(W, X)
     batched = jax.grad(lambda w: jnp.mean(jax.vmap(plain, (None, 0))(w, xs)))(W)
-    for say, lean in leans.items():
-        assert largest_error(jax.grad(lean)(W, X), want) < 1e-5, say
+    for policy, lean in leans.items():
+        assert largest_error(jax.grad(lean)(W, X), want) < 1e-5, policy
         got = jax.grad(lambda w, f=lean: jnp.mean(jax.vmap(f, (None, 0))(w, xs)))(W)
-        assert largest_error(got, batched) < 1e-5, say
+        assert largest_error(got, batched) < 1e-5, policy
 
 
 @pytest.mark.parametrize("name", ["top_k", "sort"])

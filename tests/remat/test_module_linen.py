@@ -143,21 +143,23 @@ def test_plain_python_needs_no_static_arguments():
 
     @jax.jit
     def run(x):
-        named, _ = apply(x, train=True, tag="named", scale=jnp.float32(2))
+        names_in, _ = apply(x, train=True, tag="named", scale=jnp.float32(2))
         placed, _ = apply(x, False)
-        assert named["rest"] == ("named", None) and placed["rest"] == ("t", None)
-        return named["out"], named["mask"], placed["out"]
+        assert names_in["rest"] == ("named", None) and placed["rest"] == ("t", None)
+        return names_in["out"], names_in["mask"], placed["out"]
 
     def plain(x):
         call = functools.partial(
             Full().apply, variables, mutable=["cache", "batch_stats"], rngs=KEYS
         )
-        named, placed = call(x, train=True, scale=jnp.float32(2))[0], call(x, train=False)[0]
-        return named["out"], named["mask"], placed["out"]
+        names_in, placed = call(x, train=True, scale=jnp.float32(2))[0], call(x, train=False)[0]
+        return names_in["out"], names_in["mask"], placed["out"]
 
-    (named, mask, placed), (a, b, c) = run(X), jax.jit(plain)(X)
+    (names_in, mask, placed), (a, b, c) = run(X), jax.jit(plain)(X)
     assert mask.dtype == bool and bit_equal(mask, b)
-    assert largest_error((named, placed), (a, c)) < 1e-6 and largest_error(named, placed) > 0.1
+    assert (
+        largest_error((names_in, placed), (a, c)) < 1e-6 and largest_error(names_in, placed) > 0.1
+    )
 
 
 def test_arrays_stay_concrete_on_demand():

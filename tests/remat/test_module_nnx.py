@@ -170,10 +170,10 @@ def test_plain_python_and_streams_as_arguments():
     )
 
     def run(model, rngs, x):
-        named = model(x, True, tag="named", rngs=rngs)
+        names_in = model(x, True, tag="named", rngs=rngs)
         placed = model(x, train=False)
-        assert named["rest"] == ("named", None) and placed["rest"] == ("t", None)
-        return named["out"], named["mask"], placed["out"]
+        assert names_in["rest"] == ("named", None) and placed["rest"] == ("t", None)
+        return names_in["out"], names_in["mask"], placed["out"]
 
     streams = [nnx.Rngs(7), nnx.Rngs(7)]
     got, want = (

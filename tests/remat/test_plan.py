@@ -41,25 +41,25 @@ from tests.remat.plan_cases import (
 
 def some_rungs(candidates):
     """The leanest, and one in the middle."""
-    count = len(candidates.rungs)
-    return [candidates.rungs[i] for i in sorted({0, count // 2})]
+    count = len(candidates.ordered)
+    return [candidates.ordered[i] for i in sorted({0, count // 2})]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_function(name):
     case, candidates = CASES[name], candidates_of(name)
-    lean, *_ = rungs = some_rungs(candidates)
-    assert lean.choice is not None
+    lean, *_ = ordered = some_rungs(candidates)
+    assert lean.decision is not None
     jitted = jax.jit(case.gradient(case.fn))(*case.args)
-    again = jax.jit(case.gradient(candidates.applied(lean, case.fn)))(*case.args)
-    assert jax.tree.structure(again) == jax.tree.structure(jitted)
-    assert largest_error(again, jitted) < case.tolerance
+    recomputed = jax.jit(case.gradient(candidates.applied(lean, case.fn)))(*case.args)
+    assert jax.tree.structure(recomputed) == jax.tree.structure(jitted)
+    assert largest_error(recomputed, jitted) < case.tolerance
     if case.exact:
         with jax.disable_jit():
             plain = case.gradient(case.fn)(*case.args)
-            for rung in rungs:
-                again = case.gradient(candidates.applied(rung, case.fn))(*case.args)
-                assert bit_equal(again, plain)
+            for candidate in ordered:
+                recomputed = case.gradient(candidates.applied(candidate, case.fn))(*case.args)
+                assert bit_equal(recomputed, plain)
 
 
 # By how much of all operations the count may be off, at these tiny sizes; elsewhere by nothing.
@@ -92,8 +92,8 @@ def test_flops_are_those_that_are_predicted(name):
     """What a plan says that it keeps is kept: else its makers would be counted again."""
     candidates = candidates_of(name)
     off = OFF | (OFF_IN_REMAT3 if jax.config.jax_remat3 else {})
-    for rung in some_rungs(candidates):
-        difference = candidates.counted(rung) - candidates.predicted(rung).flops
+    for candidate in some_rungs(candidates):
+        difference = candidates.counted(candidate) - candidates.predicted(candidate).flops
         assert abs(difference) <= off.get(name, 0) * candidates.flops
 
 
@@ -102,17 +102,17 @@ def test_matrix_products_of_the_compiled_program(name):
     """As many more as the plan says: XLA has merged none, and a name alone holds nothing."""
     case, candidates = CASES[name], candidates_of(name)
     fn = lambda *args: case.fn(*args)[0] if case.has_aux else case.fn(*args)  # noqa: E731
-    planned = lambda rung: candidates.applied(rung, case.fn)  # noqa: E731
-    rung = candidates.rungs[0]
-    lean = lambda *args: planned(rung)(*args)[0] if case.has_aux else planned(rung)(*args)  # noqa: E731
+    planned = lambda candidate: candidates.applied(candidate, case.fn)  # noqa: E731
+    candidate = candidates.ordered[0]
+    lean = lambda *args: planned(candidate)(*args)[0] if case.has_aux else planned(candidate)(*args)  # noqa: E731
     eqns = candidates.program.eqns
-    again = sum(
+    recomputed = sum(
         primitive_name(eqns[p]) == "dot_general"
-        for piece in rung.choice.pieces
-        for p in piece.again
+        for stage in candidate.decision.stages
+        for p in stage.recomputed
     )
-    assert again > 0
-    assert compiled_products(lean, *case.args) == compiled_products(fn, *case.args) + again
+    assert recomputed > 0
+    assert compiled_products(lean, *case.args) == compiled_products(fn, *case.args) + recomputed
 
 
 def test_kernels_run_again():
@@ -120,7 +120,7 @@ def test_kernels_run_again():
     case, candidates = CASES["kernels"], candidates_of("kernels")
     plain, lean = (
         operators(case.gradient(fn), *case.args)["pallas_call"]
-        for fn in (case.fn, candidates.applied(candidates.rungs[0], case.fn))
+        for fn in (case.fn, candidates.applied(candidates.ordered[0], case.fn))
     )
     assert plain == len(WS) < lean
 
@@ -131,25 +131,30 @@ def test_random_programs_rerun_what_the_plan_says(graph, data):
     """Gradients equal, and the operators that run twice are exactly those that are announced."""
     w, x = 0.3 * WS[0], 0.3 * X
     candidates = Candidates.of(graph, (w, x), (0, 1), False, "test")
-    rung = data.draw(st.sampled_from(candidates.rungs))
-    lean = candidates.applied(rung, graph)
-    plain, again = (jax.grad(f, argnums=(0, 1))(w, x) for f in (graph, lean))
+    candidate = data.draw(st.sampled_from(candidates.ordered))
+    lean = candidates.applied(candidate, graph)
+    plain, recomputed = (jax.grad(f, argnums=(0, 1))(w, x) for f in (graph, lean))
     if all(bool(jnp.isfinite(g).all()) for g in plain):
-        assert largest_error(again, plain) < 1e-5
+        assert largest_error(recomputed, plain) < 1e-5
     eqns = candidates.program.eqns
-    pieces = rung.choice.pieces if rung.choice else ()
-    names = [primitive_name(eqns[p]) for piece in pieces for p in piece.again]
+    stages = candidate.decision.stages if candidate.decision else ()
+    names = [primitive_name(eqns[p]) for stage in stages for p in stage.recomputed]
     predicted = Counter(name for name in names if name != "mark")
-    plain = functools.partial(graph, skip_dead=rung.choice is not None)
+    plain = functools.partial(graph, skip_dead=candidate.decision is not None)
     assert rerun_operators(lean, plain, w, x, argnums=(0, 1)) == predicted
 
 
 def test_saved_values_fall_with_the_rungs():
     """The derivative really keeps less, rung by rung, and never more than is predicted."""
     candidates = candidates_of("layers tanh")
-    sizes = [saved_bytes(candidates.applied(rung, layers), WS, X) for rung in candidates.rungs]
+    sizes = [
+        saved_bytes(candidates.applied(candidate, layers), WS, X)
+        for candidate in candidates.ordered
+    ]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
-    assert all(a <= rung.saved + 4 for a, rung in zip(sizes, candidates.rungs, strict=True))
+    assert all(
+        a <= candidate.saved + 4 for a, candidate in zip(sizes, candidates.ordered, strict=True)
+    )
 
 
 TRANSFORMS = {
@@ -173,7 +178,8 @@ def test_under_transforms(name):
     for case in ("layers sin", "scan of twelve"):
         fn, candidates = CASES[case].fn, candidates_of(case)
         plain, *planned = (
-            jax.jit(transform(f))(WS, X) for f in (fn, candidates.applied(candidates.rungs[0], fn))
+            jax.jit(transform(f))(WS, X)
+            for f in (fn, candidates.applied(candidates.ordered[0], fn))
         )
         assert all(largest_error(each, plain) < 2e-6 for each in planned)
 
@@ -183,7 +189,7 @@ def test_each_replica_under_vmap_draws_its_own_mask():
     keys = jax.random.split(KEY, 2)
     plain, planned = (
         jax.vmap(lambda key, f=f: f(WS, X, key)[1])(keys)
-        for f in (dropped, candidates.applied(candidates.rungs[0], dropped))
+        for f in (dropped, candidates.applied(candidates.ordered[0], dropped))
     )
     assert bit_equal(plain == 0, planned == 0) and not bit_equal(plain[0] == 0, plain[1] == 0)
 
@@ -226,9 +232,9 @@ def test_inside_of_shard_map(name):
         case, candidates = CASES[name], candidates_of(name)
         fn, rest, has_aux = case.fn, case.args[2:], case.has_aux
     args = WS, jnp.concatenate([X, 2 * X]), *rest
-    middle = candidates.rungs[len(candidates.rungs) // 2]
-    for rung, local in ((candidates.rungs[0], False), (middle, True)):
-        lean = candidates.applied(rung, fn)
+    middle = candidates.ordered[len(candidates.ordered) // 2]
+    for candidate, local in ((candidates.ordered[0], False), (middle, True)):
+        lean = candidates.applied(candidate, fn)
         plain, planned = (inside(f, local, has_aux) for f in (fn, lean))
         assert largest_error(planned(*args), plain(*args)) < 1e-6
         before, after = (operators(f, *args) for f in (plain, planned))
@@ -251,8 +257,8 @@ def test_a_value_that_is_cast_once_is_cast_once():
 
     vary = lambda w: jax.lax.pcast(w, "data", to="varying")  # noqa: E731
     candidates = Candidates.of(shared, (W, X), 0, False, "test")
-    lean = candidates.applied(candidates.rungs[0], functools.partial(shared, cast=vary))
-    assert len(candidates.rungs[0].choice.pieces) > 1
+    lean = candidates.applied(candidates.ordered[0], functools.partial(shared, cast=vary))
+    assert len(candidates.ordered[0].decision.stages) > 1
     args = W, jnp.concatenate([X, 2 * X])
     plain, planned = (inside(f, False) for f in (functools.partial(shared, cast=vary), lean))
     assert operators(planned, *args)["psum_invariant"] == 1
@@ -272,8 +278,8 @@ def around(ws, x):
 def test_a_plan_around_a_shard_map_goes_into_it():
     args = WS, jnp.concatenate([X, 2 * X])
     candidates = Candidates.of(around, args, 0, False, "test")
-    (lean, *_) = candidates.rungs
-    assert lean.again > 0 and any(piece.inside for piece in lean.choice.pieces)
+    (lean, *_) = candidates.ordered
+    assert lean.recomputed > 0 and any(stage.inside for stage in lean.decision.stages)
     lean = candidates.applied(lean, around)
     got, wanted = (jax.jit(jax.grad(f))(*args) for f in (lean, around))
     assert largest_error(got, wanted) < 1e-6
@@ -284,8 +290,8 @@ def test_a_plan_around_a_shard_map_goes_into_it():
 def test_collectives_and_what_a_tag_keeps_are_not_run_again():
     case, candidates = CASES["sharded"], candidates_of("sharded")
     plain = operators(jax.grad(case.fn), *case.args)
-    for rung in some_rungs(candidates):
-        lean = operators(jax.grad(candidates.applied(rung, case.fn)), *case.args)
+    for candidate in some_rungs(candidates):
+        lean = operators(jax.grad(candidates.applied(candidate, case.fn)), *case.args)
         sends = [name for name in plain | lean if name.startswith("psum")]
         assert sends and all(lean[name] == plain[name] for name in sends)
 
@@ -318,8 +324,8 @@ def test_what_acts_on_the_world_acts_once(capfd):
     for act in (show, ask):
         loss = looped_with(act)
         candidates = Candidates.of(loss, (WS[0], X), 0, False, "test")
-        lean = candidates.applied(candidates.rungs[0], loss)
-        assert candidates.rungs[0].again > 0
+        lean = candidates.applied(candidates.ordered[0], loss)
+        assert candidates.ordered[0].recomputed > 0
         grads = [jax.jit(jax.grad(f))(WS[0], X) for f in (loss, lean)]
         assert largest_error(*grads) < 1e-6
         jax.effects_barrier()
@@ -332,9 +338,9 @@ def test_applied_where_nothing_is_compiled():
     case, candidates = CASES["scan of twelve"], candidates_of("scan of twelve")
     with jax.disable_jit():
         plain = case.gradient(case.fn)(*case.args)
-        for rung in some_rungs(candidates):
-            again = case.gradient(candidates.applied(rung, case.fn))(*case.args)
-            assert largest_error(again, plain) < 1e-6
+        for candidate in some_rungs(candidates):
+            recomputed = case.gradient(candidates.applied(candidate, case.fn))(*case.args)
+            assert largest_error(recomputed, plain) < 1e-6
 
 
 @pytest.mark.parametrize("fn", [lambda ws, x: jnp.float32(3.0), lambda ws, x: ws[0][0, 0]])
@@ -352,8 +358,8 @@ def test_a_loss_that_is_an_argument():
 def shifted(ws, x):
     """Loops whose bodies do nothing but hand on."""
     before, rows = lax.scan(lambda c, row: (row, c), x[0], jnp.tanh(x @ ws[0]))
-    _, again = lax.scan(lambda c, _: (c, c), rows @ ws[1], None, length=3)
-    return jnp.sum(jnp.sin(again)) + jnp.sum(before)
+    _, recomputed = lax.scan(lambda c, _: (c, c), rows @ ws[1], None, length=3)
+    return jnp.sum(jnp.sin(recomputed)) + jnp.sum(before)
 
 
 def handed_on(ws, x):
@@ -377,14 +383,14 @@ def written_down(ws, x):
 @pytest.mark.parametrize("fn", [shifted, handed_on, written_down])
 def test_bodies_of_a_rare_kind(fn):
     candidates = Candidates.of(fn, (WS, X), 0, False, "test")
-    lean = candidates.applied(candidates.rungs[0], fn)
+    lean = candidates.applied(candidates.ordered[0], fn)
     assert largest_error(jax.jit(jax.grad(lean))(WS, X), jax.jit(jax.grad(fn))(WS, X)) < 1e-6
 
 
 def test_a_loop_of_no_turns():
     fn = functools.partial(scanned, length=0)
     candidates = Candidates.of(fn, (WS, X), 0, False, "test")
-    lean = candidates.applied(candidates.rungs[0], fn)
+    lean = candidates.applied(candidates.ordered[0], fn)
     assert largest_error(jax.jit(jax.grad(lean))(WS, X), jax.jit(jax.grad(fn))(WS, X)) < 1e-6
 
 
@@ -394,7 +400,7 @@ def test_a_loop_of_no_turns():
 @pytest.mark.parametrize("name", ["layers tanh", "scan of one", "dropout"])
 def test_no_tracer_outlives_its_trace(name):
     case, candidates = CASES[name], candidates_of(name)
-    lean = candidates.applied(candidates.rungs[0], case.fn)
+    lean = candidates.applied(candidates.ordered[0], case.fn)
     with jax.checking_leaks():
         jax.jit(case.gradient(lean)).lower(*case.args)
 
@@ -425,7 +431,7 @@ def test_a_rule_that_keeps_its_own_result_is_kept_rather_than_run_again():
 
     args = [jnp.eye(16) + 0.1 * i for i in range(4)], jnp.ones((64, 16))
     candidates = Candidates.of(fn, args, 0, False, "test")
-    for rung in candidates.rungs:
-        assert candidates.counted(rung) <= 1.1 * candidates.predicted(rung).flops
+    for candidate in candidates.ordered:
+        assert candidates.counted(candidate) <= 1.1 * candidates.predicted(candidate).flops
     # Attention stays, and what is made again is cheap.
-    assert candidates.predicted(candidates.rungs[-3]).flops_ratio < 1.02
+    assert candidates.predicted(candidates.ordered[-3]).flops_ratio < 1.02

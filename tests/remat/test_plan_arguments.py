@@ -114,8 +114,8 @@ def test_leaves_that_have_no_gradient():
     by_hand = lambda f: jax.grad(lambda ws: f({**state, "ws": ws}, x))(WS)  # noqa: E731
     assert lean.reruns and largest_error(by_hand(lean.apply(fn)), by_hand(fn)) < 1e-6
     state = {key: leaf for key, leaf in state.items() if key != "name"}
-    plain, again = (jax.grad(f, allow_int=True)(state, x)["ws"] for f in (fn, lean.apply(fn)))
-    assert largest_error(again, plain) < 1e-6
+    plain, recomputed = (jax.grad(f, allow_int=True)(state, x)["ws"] for f in (fn, lean.apply(fn)))
+    assert largest_error(recomputed, plain) < 1e-6
 
 
 class Counting(nnx.Module):
@@ -147,9 +147,9 @@ def test_what_a_function_changes_in_a_module_is_changed(transform):
     modules, fns = [Counting(), Counting()], [counted, lean.apply(counted)]
     assert lean.reruns
     for step in (1, 2):
-        plain, again = (transform(f)(m, x) for f, m in zip(fns, modules, strict=True))
+        plain, recomputed = (transform(f)(m, x) for f, m in zip(fns, modules, strict=True))
         # BatchNorm loses digits; another mask would be off by all of them.
-        assert largest_error(again, plain) < 1e-3
+        assert largest_error(recomputed, plain) < 1e-3
         assert [m.dropout.rngs.count[...] for m in modules] == [3 * step] * 2
         assert largest_error(*(m.norm.mean[...] for m in modules)) < 1e-6
 
@@ -162,10 +162,10 @@ def test_a_module_that_is_taken_apart_by_hand():
         module = nnx.merge(graph, params, rest, copy=True)
         return fn(module, x), nnx.state(module, nnx.BatchStat)
 
-    plain, again = (
+    plain, recomputed = (
         jax.jit(jax.grad(functools.partial(step, f), has_aux=True))(params) for f in (counted, lean)
     )
-    assert largest_error(again, plain) < 1e-5
+    assert largest_error(recomputed, plain) < 1e-5
 
 
 def test_modules_that_a_plan_cannot_change():

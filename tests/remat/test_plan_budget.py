@@ -33,16 +33,18 @@ def net():
 
 @functools.cache
 def compiled(i):
-    lean = jax.value_and_grad(net().applied(net().rungs[i], layers))
+    lean = jax.value_and_grad(net().applied(net().ordered[i], layers))
     return memory_of(jax.jit(lean).lower(*NET).compile())
 
 
 def planned(budget):
-    return choose(net(), budget, lambda rung: compiled(net().rungs.index(rung)), "jrc.plan")
+    return choose(
+        net(), budget, lambda candidate: compiled(net().ordered.index(candidate)), "jrc.plan"
+    )
 
 
 def test_every_budget_is_kept_and_more_never_costs_more():
-    least, most = compiled(0).peak, compiled(len(net().rungs) - 1).peak
+    least, most = compiled(0).peak, compiled(len(net().ordered) - 1).peak
     plans = [planned(int(budget)) for budget in np.linspace(least, most, 9)]
     assert all(plan.verified.peak_bytes <= plan.budget for plan in plans)
     assert all(plan.compilations <= 5 for plan in plans)
@@ -52,7 +54,7 @@ def test_every_budget_is_kept_and_more_never_costs_more():
 
 
 def test_a_plan_s_peak_is_that_of_the_compiled_program():
-    least, most = compiled(0).peak, compiled(len(net().rungs) - 1).peak
+    least, most = compiled(0).peak, compiled(len(net().ordered) - 1).peak
     plan = jrc.plan(layers, *NET, budget=(least + most) // 2)
     program = jax.jit(jax.value_and_grad(plan.apply(layers))).lower(*NET).compile()
     assert plan.verified.peak_bytes == memory_of(program).peak <= plan.budget
@@ -98,9 +100,9 @@ def test_fractions_lie_between_the_two_ends():
 @pytest.mark.parametrize("peaks", [(10, 40, 30, 50, 20), (30, 40, 10), (30, 20, 10), (5, 5, 5)])
 def test_fractions_where_more_memory_is_no_less_work(peaks):
     """Whatever XLA makes of the rungs: 1 is nothing re-run, and no fraction is refused."""
-    rungs = net().rungs[-len(peaks) :]
-    some = dataclasses.replace(net(), rungs=rungs)
-    memory = lambda rung: Memory(0, 0, peaks[rungs.index(rung)], 0)  # noqa: E731
+    ordered = net().ordered[-len(peaks) :]
+    some = dataclasses.replace(net(), ordered=ordered)
+    memory = lambda candidate: Memory(0, 0, peaks[ordered.index(candidate)], 0)  # noqa: E731
     plans = [choose(some, f / 8, memory, "jrc.plan") for f in range(9)]
     assert not plans[-1].reruns
     assert all(plan.verified.peak_bytes <= plan.budget for plan in plans)
@@ -110,7 +112,7 @@ def test_fractions_where_more_memory_is_no_less_work(peaks):
 
 @pytest.mark.parametrize("compilations", [1, 2, 3])
 def test_few_compilations_find_a_plan_that_fits(compilations):
-    budget = (compiled(0).peak + compiled(len(net().rungs) - 1).peak) // 2
+    budget = (compiled(0).peak + compiled(len(net().ordered) - 1).peak) // 2
     plan = jrc.plan(layers, *NET, budget=budget, compilations=compilations)
     assert plan.reruns and plan.verified.peak_bytes <= budget
     assert plan.compilations <= max(compilations, 2)
@@ -119,8 +121,8 @@ def test_few_compilations_find_a_plan_that_fits(compilations):
 
 
 def test_room_enough_takes_one_compilation():
-    top = len(net().rungs) - 1
-    room = max(compiled(top).peak, net().predicted(net().rungs[top]).peak_bytes)
+    top = len(net().ordered) - 1
+    room = max(compiled(top).peak, net().predicted(net().ordered[top]).peak_bytes)
     for budget in (room, 100 * room):
         plan = jrc.plan(layers, *NET, budget=budget)
         assert not plan.reruns and plan.compilations == 1
@@ -128,12 +130,12 @@ def test_room_enough_takes_one_compilation():
 
 def test_a_model_that_promised_too_much_costs_one_compilation():
     """Nothing re-run was said to fit and does not: the search goes on as it would have."""
-    rungs, top = net().rungs, len(net().rungs) - 1
-    budget = net().predicted(rungs[top]).peak_bytes
-    sizes = {rung: budget - 100 + 10 * i for i, rung in enumerate(rungs)}
-    sizes[rungs[top]] = budget + 1
-    sizes = {rung: min(size, budget + 1) for rung, size in sizes.items()}
-    plan = choose(net(), budget, lambda rung: Memory(0, 0, sizes[rung], 0), "jrc.plan")
+    ordered, top = net().ordered, len(net().ordered) - 1
+    budget = net().predicted(ordered[top]).peak_bytes
+    sizes = {candidate: budget - 100 + 10 * i for i, candidate in enumerate(ordered)}
+    sizes[ordered[top]] = budget + 1
+    sizes = {candidate: min(size, budget + 1) for candidate, size in sizes.items()}
+    plan = choose(net(), budget, lambda candidate: Memory(0, 0, sizes[candidate], 0), "jrc.plan")
     assert plan.reruns and plan.verified.peak_bytes <= budget
     assert plan.compilations <= 6
 
@@ -158,10 +160,10 @@ def test_a_budget_that_nothing_fits():
 
 def test_without_compiling():
     """Then a plan is a guess: it has no verified cost, and is found by the prediction."""
-    low, high = (net().predicted(net().rungs[i]).peak_bytes for i in (0, 3))
+    low, high = (net().predicted(net().ordered[i]).peak_bytes for i in (0, 3))
     plan = jrc.plan(layers, *NET, budget=high, verify=False)
     assert plan.verified is None and plan.compilations == 0
-    assert plan.predicted == net().predicted(net().rungs[3])
+    assert plan.predicted == net().predicted(net().ordered[3])
     assert "predicted" in str(plan)
     with pytest.raises(jrc.BudgetError, match="is at least"):
         jrc.plan(layers, *NET, budget=low - 1, verify=False)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jrc.remat._planner.activity import moved
-from jrc.remat._planner.build_graph import graph_of
-from jrc.remat._planner.cost_graph import Graph, Node
-from jrc.remat._planner.regions import choice_of
-from jrc.remat._planner.search import highest_that_fits
+from jrc.remat._planner.activity import active_variables
+from jrc.remat._planner.build_graph import build_cost_graph
+from jrc.remat._planner.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.regions import decision_of
+from jrc.remat._planner.search import highest_fitting
 from jrc.remat._planner.signature import traced_for_plan
-from jrc.remat._planner.solver import Point, solve, spread
+from jrc.remat._planner.solver import ParetoPoint, solve, spread_evenly
 from tests.remat.graphs import graphs
 from tests.remat.reference_plans import (
     chain_like,
@@ -47,7 +47,7 @@ def planned(fn, *args):
     """The graph of a function's program, differentiated by all of its inputs."""
     program = traced_for_plan(fn, args, {}, "test").program
     jaxpr = program.jaxpr
-    return graph_of(program, moved(program, jaxpr.invars, jaxpr.outvars[:1]))
+    return build_cost_graph(program, active_variables(program, jaxpr.invars, jaxpr.outvars[:1]))
 
 
 def chosen_ways(graph, options, point):
@@ -126,25 +126,29 @@ def test_what_is_run_again_is_what_the_choice_says():
     graph = planned(uneven, ws, jnp.ones((8, 4)))
     for point in solve(graph):
         cost = cost_of(graph, point.values, [])
-        choice = choice_of(graph, point)
-        again = {p for piece in choice.pieces for p in piece.again}
-        assert again == {graph.nodes[k].position for k in cost.again}
-        held = {place for piece in choice.pieces for place in piece.held}
+        decision = decision_of(graph, point)
+        recomputed = {p for stage in decision.stages for p in stage.recomputed}
+        assert recomputed == {graph.nodes[k].position for k in cost.recomputed}
+        held = {place for stage in decision.stages for place in stage.saved}
         assert held == {graph.names[v] for v in point.values}
-        run = [p for piece in choice.pieces for p in piece.positions]
+        run = [p for stage in decision.stages for p in stage.positions]
         assert sorted(run) == sorted(node.position for node in graph.nodes)
 
 
 def test_the_front_by_hand():
     """A chain of three: keep all, or one and make the other again, or none."""
-    node = Node(0, (), (0,), frozenset({0}), 10, None, True, False, False, 0, ())
+    node = CostNode(0, (), (0,), frozenset({0}), 10, None, True, False, False, 0, ())
     nodes = [
         node,
-        dataclasses.replace(node, position=1, reads=(0,), makes=(1,), needs=frozenset({1})),
-        dataclasses.replace(node, position=2, reads=(1,), makes=(2,), needs=frozenset({1})),
+        dataclasses.replace(
+            node, position=1, reads=(0,), makes=(1,), derivative_reads=frozenset({1})
+        ),
+        dataclasses.replace(
+            node, position=2, reads=(1,), makes=(2,), derivative_reads=frozenset({1})
+        ),
     ]
     sizes = (100, 40, 1)
-    graph = Graph(tuple(nodes), sizes, sizes, (0,) * 3, (True,) * 3, ((0, 0), (1, 0), (2, 0)))
+    graph = CostGraph(tuple(nodes), sizes, sizes, (0,) * 3, (True,) * 3, ((0, 0), (1, 0), (2, 0)))
     # Value 0 stands alone at the end of the backward pass: made again there, it still counts.
     assert [(p.peak, p.flops, sorted(p.values)) for p in solve(graph)] == [
         (100, 10, [1]),
@@ -179,7 +183,7 @@ def test_what_stands_before_a_collective_may_be_kept():
 
     graph = planned(loss, jnp.ones((4, 4)), jnp.ones((4, 4)))
     assert not all(graph.may_save)
-    (k,) = [k for k, node in enumerate(graph.nodes) if node.opaque and node.stays]
+    (k,) = [k for k, node in enumerate(graph.nodes) if node.inner_bytes and node.runs_once]
     points = solve(graph)
     for point in points:
         assert graph.nodes[k].position in point.bodies
@@ -215,11 +219,11 @@ def test_more_budget_never_gives_a_lower_rung(fits, data):
     def search(budget):
         asked = []
 
-        def is_enough(rung):
-            asked.append(rung)
-            return fits[rung] <= budget
+        def is_enough(candidate):
+            asked.append(candidate)
+            return fits[candidate] <= budget
 
-        found = highest_that_fits(is_enough, len(fits))
+        found = highest_fitting(is_enough, len(fits))
         assert len(asked) == len(set(asked)) <= COMPILATIONS
         assert found is None or fits[found] <= budget
         return -1 if found is None else found
@@ -233,10 +237,10 @@ def test_spread_keeps_both_ends_and_the_order(steps):
     peaks = 1 + np.cumsum([0, *(peak for peak, _ in steps)])
     flops = np.cumsum([0, *(done for _, done in steps)])
     points = [
-        Point(int(peak), int(flops[-1] - done), 0, frozenset(), {})
+        ParetoPoint(int(peak), int(flops[-1] - done), 0, frozenset(), {})
         for peak, done in zip(peaks, flops, strict=True)
     ]
-    some = spread(points, 1000, RUNGS - 1)
+    some = spread_evenly(points, 1000, RUNGS - 1)
     assert some[0] is points[0] and some[-1] is points[-1]
     assert [id(p) for p in points if p in some] == [id(p) for p in some]
     assert len(some) <= RUNGS - 1

@@ -26,33 +26,37 @@ from tests.remat.plan_cases import (
 
 @pytest.mark.parametrize("name", ["layers tanh", "nested_scans", "sharded", "dropout", "gpt"])
 def test_plans_survive_json(name):
-    for rung in (0, -1):
-        plan = guess(name, rung)
+    for candidate in (0, -1):
+        plan = guess(name, candidate)
         text = plan.to_json()
-        again = jrc.Plan.from_json(text)
-        assert again == plan and hash(again) == hash(plan)
-        assert again.to_json() == text and str(again) == str(plan) and repr(again) == repr(plan)
+        recomputed = jrc.Plan.from_json(text)
+        assert recomputed == plan and hash(recomputed) == hash(plan)
+        assert (
+            recomputed.to_json() == text
+            and str(recomputed) == str(plan)
+            and repr(recomputed) == repr(plan)
+        )
         json.loads(text, parse_constant=pytest.fail)
     assert guess(name, 0) != guess(name, -1)
 
 
 def test_a_plan_from_json_is_applied_as_the_plan_itself():
     case, plan = CASES["nested_scans"], guess("nested_scans")
-    again = jrc.Plan.from_json(plan.to_json())
+    recomputed = jrc.Plan.from_json(plan.to_json())
     texts = [
-        str(jax.make_jaxpr(case.gradient(p.apply(case.fn)))(*case.args)) for p in (plan, again)
+        str(jax.make_jaxpr(case.gradient(p.apply(case.fn)))(*case.args)) for p in (plan, recomputed)
     ]
     assert re.sub("0x[0-9a-f]+", "", texts[0]) == re.sub("0x[0-9a-f]+", "", texts[1])
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "plan", "{}", "[]", "3", "null", '{"format": 1}', '{"format": 2}', None, 7]
+    ["", "plan", "{}", "[]", "3", "null", '{"format": 1}', '{"format": 1}', None, 7]
     + [
         json.dumps(json.loads(guess("layers tanh").to_json()) | change)
         for change in (
-            {"choice": {"pieces": 3}},
-            {"choice": {"pieces": [{"equations": "0-x"}]}},
+            {"decision": {"stages": 3}},
+            {"decision": {"stages": [{"equations": "0-x"}]}},
             {"kept": [{"name": "x"}]},
             {"predicted": {"peak": 1}},
             {"format": 99},
@@ -61,43 +65,58 @@ def test_a_plan_from_json_is_applied_as_the_plan_itself():
     ],
 )
 def test_what_is_no_plan(text):
-    with pytest.raises(ValueError, match=r"jrc\.Plan\.from_json: this is no plan of format 1") as e:
+    with pytest.raises(ValueError, match=r"jrc\.Plan\.from_json: this is no plan of format 2") as e:
         jrc.Plan.from_json(text)
     assert str(e.value).endswith("Plan again with jrc.plan.")
 
 
 def edited(name, **changes):
-    """A plan's text with other pieces; a change is of the first piece, or of the plan."""
+    """A plan's text with other stages; a change is of the first stage, or of the plan."""
     data = json.loads(guess(name).to_json())
     for key, value in changes.items():
-        (data["choice"]["pieces"][0] if key in ("equations", "held", "again") else data)[key] = (
-            value
-        )
+        (data["decision"]["stages"][0] if key in ("equations", "saved", "recomputed") else data)[
+            key
+        ] = value
     return json.dumps(data)
 
 
-def of_pieces(pieces, **more):
+def of_stages(stages, **more):
     data = json.loads(guess("layers tanh").to_json())
-    return json.dumps(data | {"choice": {"pieces": pieces, **more}})
+    return json.dumps(data | {"decision": {"stages": stages, **more}})
 
 
 @pytest.mark.parametrize(
     "text, said",
     [
-        (of_pieces([{"equations": "0-99"}]), "choice, piece 0: there is no equation 99; the pro"),
-        (of_pieces([{"equations": "0-5"}, {"equations": "5-9"}]), "piece 1: equation 5 stands the"),
-        (of_pieces([{"equations": "1-9"}]), "its pieces leave out equations 0; those"),
-        (of_pieces([]), "its pieces leave out equations 0-9; those that no result needs are none"),
-        (of_pieces([{"equations": "5-0"}]), "'5-0' is no list of equations"),
-        (of_pieces([{"equations": "1,0,2-9"}]), "piece 0: its equations are not in order"),
-        (of_pieces([{"equations": "0-99999999999"}]), "'0-99999999999' is no list of equations"),
-        (edited("layers tanh", held=[[99, 0]]), "result 0 of equation 99 is held, but not made"),
-        (edited("layers tanh", held=[[0, -1]]), "result -1 of equation 0 is held, but not made"),
-        (edited("layers tanh", held=[["0", 0]]), "result 0 of equation '0' is held, but not made"),
-        (edited("layers tanh", again="99"), "equation 99 runs again, but is not in it"),
-        (of_pieces([{"equations": "0-9"}], chunks=-2), "chunks -2 is no whole number from 1"),
-        (of_pieces([{"equations": "0-9"}], chunks="2"), "chunks '2' is no whole number from 1"),
-        (of_pieces([{"equations": "0-9", "inside": None}]), "with an inside it is one equation"),
+        (
+            of_stages([{"equations": "0-99"}]),
+            "decision, stage 0: equation 99 does not exist; the pro",
+        ),
+        (
+            of_stages([{"equations": "0-5"}, {"equations": "5-9"}]),
+            "stage 1: equation 5 is listed tw",
+        ),
+        (of_stages([{"equations": "1-9"}]), "its stages leave out equations 0; those"),
+        (of_stages([]), "its stages leave out equations 0-9; those that no result needs are none"),
+        (of_stages([{"equations": "5-0"}]), "'5-0' is no list of equations"),
+        (of_stages([{"equations": "1,0,2-9"}]), "stage 0: its equations must be in pro"),
+        (of_stages([{"equations": "0-99999999999"}]), "'0-99999999999' is no list of equations"),
+        (edited("layers tanh", saved=[[99, 0]]), "result 0 of equation 99 is saved, but not made"),
+        (edited("layers tanh", saved=[[0, -1]]), "result -1 of equation 0 is saved, but not made"),
+        (
+            edited("layers tanh", saved=[["0", 0]]),
+            "result 0 of equation '0' is saved, but not made",
+        ),
+        (edited("layers tanh", recomputed="99"), "equation 99 is recomputed, but not in"),
+        (
+            of_stages([{"equations": "0-9"}], chunks=-2),
+            "chunks must be a whole number >= 0, got -2",
+        ),
+        (
+            of_stages([{"equations": "0-9"}], chunks="2"),
+            "chunks must be a whole number >= 0, got '2'",
+        ),
+        (of_stages([{"equations": "0-9", "inside": None}]), "a stage with an inner decision must"),
         (edited("layers tanh", budget=-1), "budget is -1, not a whole number from 0"),
         (edited("layers tanh", saved_bytes=1.5), "saved_bytes is 1.5, not a whole number from 0"),
         (edited("layers tanh", digest=3), "digest is 3, not text"),
@@ -105,20 +124,20 @@ def of_pieces(pieces, **more):
         (edited("layers tanh", closed=99), "closed is 99, of 5 inputs"),
         (edited("layers tanh", kept=[{"name": "a", "times": -1, "bytes": 0}]), "kept[0].times is"),
         (edited("layers tanh", verified={"peak_bytes": 1}), "verified.flops is missing"),
-        (edited("layers tanh", format=2), "format 2"),
+        (edited("layers tanh", format=1), "format 1"),
         ("[]", "list, not an object"),
     ],
 )
 def test_a_plan_that_was_edited(text, said):
     with pytest.raises(ValueError, match=re.escape(said)) as info:
         jrc.Plan.from_json(text)
-    assert str(info.value).startswith("jrc.Plan.from_json: this is no plan of format 1")
+    assert str(info.value).startswith("jrc.Plan.from_json: this is no plan of format 2")
 
 
 def edited_inside(edit):
     """The text of a plan of a loop, of which the inside was edited."""
     data = json.loads(guess("scan of twelve").to_json())
-    (body,) = (p["inside"] for p in data["choice"]["pieces"] if p.get("inside"))
+    (body,) = (p["inside"] for p in data["decision"]["stages"] if p.get("inside"))
     edit(body)
     return json.dumps(data)
 
@@ -126,24 +145,26 @@ def edited_inside(edit):
 @pytest.mark.parametrize(
     "edit, said",
     [
-        (lambda body: body.update(chunks=99), "99 chunks of a loop of 12 turns"),
-        (lambda body: body.update(pieces=[]), ", which the result needs, is missing"),
-        (lambda body: body.update(pieces=[{"equations": "0-99"}]), "there is no equation 99"),
-        (lambda body: body["pieces"][0].update(held=[[0, 7]]), "result 7 of equation 0 is held"),
+        (lambda body: body.update(chunks=99), "99 chunks of a loop of 12 steps"),
+        (lambda body: body.update(stages=[]), ", which the result needs, is missing"),
+        (lambda body: body.update(stages=[{"equations": "0-99"}]), "equation 99 does not exist"),
+        (lambda body: body["stages"][0].update(saved=[[0, 7]]), "result 7 of equation 0 is saved"),
     ],
 )
 def test_an_inside_that_was_edited(edit, said):
     plan = jrc.Plan.from_json(edited_inside(edit))
     with pytest.raises(ValueError, match=re.escape(said)) as info:
         plan.apply(CASES["scan of twelve"].fn)(WS, X)
-    assert str(info.value).startswith("jrc.Plan.apply: what this plan keeps is not of its program")
-    assert str(info.value).endswith("plan again with jrc.plan(fn, *args, budget=...).")
+    assert str(info.value).startswith(
+        "jrc.Plan.apply: the decision of this plan does not fit its program"
+    )
+    assert str(info.value).endswith("with jrc.plan(fn, *args, budget=...).")
 
 
-def test_pieces_in_an_order_that_does_not_work():
-    pieces = [{"equations": "5-9"}, {"equations": "0-4"}]
-    plan = jrc.Plan.from_json(of_pieces(pieces))
-    with pytest.raises(ValueError, match="piece 0: equation 5 runs before 4, which it needs"):
+def test_stages_in_an_order_that_does_not_work():
+    stages = [{"equations": "5-9"}, {"equations": "0-4"}]
+    plan = jrc.Plan.from_json(of_stages(stages))
+    with pytest.raises(ValueError, match="stage 0: equation 5 runs before equation 4, which makes"):
         plan.apply(layers)(WS, X)
 
 
@@ -202,7 +223,7 @@ def test_a_changed_program_is_refused(fn, args, text):
     with pytest.raises(ValueError, match=re.escape(text)) as info:
         plan.apply(fn)(*args)
     assert str(info.value).startswith("jrc.Plan.apply: this plan was made for another program than")
-    assert str(info.value).endswith("plan again with jrc.plan(fn, *args, budget=...).")
+    assert str(info.value).endswith("with jrc.plan(fn, *args, budget=...).")
     with pytest.raises(TypeError, match="the argument is a function; got str"):
         plan.apply("layers")
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._scan.schedule import Level, counts_of, levels_of
+from jrc.remat._scan.schedule import Level, levels_of, segment_counts
 from tests.remat.measure import bit_equal, largest_error, operators, saved_bytes
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
@@ -65,13 +65,13 @@ def gradient(scan):
     ],
 )
 def test_golden_levels(segments, length, levels):
-    assert levels_of(length, counts_of(segments, length)) == levels
+    assert levels_of(length, segment_counts(segments, length)) == levels
 
 
 def test_levels_hold_as_few_as_they_promise():
     for length in range(1, 1100):
         held = {
-            name: sum(x.rest + x.segments for x in levels_of(length, counts_of(name, length)))
+            name: sum(x.rest + x.segments for x in levels_of(length, segment_counts(name, length)))
             for name in ("sqrt", "log")
         }
         assert held["sqrt"] <= 2.3 * length**0.5 + 2
@@ -143,7 +143,7 @@ def requests(draw, n):
 @settings(deadline=None)
 @given(data=st.data(), n=st.integers(1, 2000))
 def test_levels_cover_every_step_once(data, n):
-    levels = levels_of(n, counts_of(requests(data.draw, n), n))
+    levels = levels_of(n, segment_counts(requests(data.draw, n), n))
     for level in levels:
         assert 0 <= level.rest < level.segments
         assert level.rest + level.segments * level.size == n

@@ -14,63 +14,63 @@ from flax.core import lift
 from flax.linen.transforms import lift_transform
 
 from jrc.remat._flax.module_region import (
-    Request,
+    ModuleOptions,
     call_region,
-    described,
-    face,
-    hold,
+    class_attributes,
     plain_class,
-    plain_face,
-    release,
+    unwrap_static,
+    view_as_class,
+    view_as_plain,
+    wrap_static,
 )
 
 Module = nn.Module
 
 
-def of_instance(module: Module, request: Request) -> Module:
+def of_instance(module: Module, options: ModuleOptions) -> Module:
     """The module with the same fields, name and parent, of the recomputed class."""
-    cls = of_class(type(module), request)
+    cls = of_class(type(module), options)
     if type(module) is cls:
         return module
     if module.scope is not None:
         # It has its place in the parameter tree already, which a new one would find taken. Its
         # submodules know it by a weak reference, so the attributes keep the first object alive.
         vars(module)["_jrc_first"] = module
-        return face(module, cls)
+        return view_as_class(module, cls)
     fields = [f.name for f in dataclasses.fields(module) if f.init and f.name != "parent"]
     return cls(parent=module.parent, **{name: getattr(module, name) for name in fields})
 
 
-def of_class(cls: type[Module], request: Request) -> type[Module]:
+def of_class(cls: type[Module], options: ModuleOptions) -> type[Module]:
     """The recomputed class, the same one for the same request."""
-    return _subclass(plain_class(cls), request)
+    return _subclass(plain_class(cls), options)
 
 
 @functools.cache
-def _subclass(cls: type[Module], request: Request) -> type[Module]:
-    methods = {name: _region_method(getattr(cls, name), request) for name in request.methods}
+def _subclass(cls: type[Module], options: ModuleOptions) -> type[Module]:
+    methods = {name: _region_method(getattr(cls, name), options) for name in options.methods}
     # The name is kept: flax derives the names of parameters from it.
-    return type(cls)(cls.__name__, (cls,), methods | described(cls))
+    return type(cls)(cls.__name__, (cls,), methods | class_attributes(cls))
 
 
-def _region_method(method: Callable[..., Any], request: Request) -> Callable[..., Any]:
+def _region_method(method: Callable[..., Any], options: ModuleOptions) -> Callable[..., Any]:
     @functools.wraps(method)
     def plainly(module: Module, *args: Any, **kwargs: Any) -> Any:
-        return method(plain_face(module), *args, **kwargs)
+        return method(view_as_plain(module), *args, **kwargs)
 
-    return lift_transform(functools.partial(_lifted, request=request), plainly)
+    return lift_transform(functools.partial(_lifted, options=options), plainly)
 
 
-def _lifted(fn: Callable[..., Any], request: Request) -> Callable[..., Any]:
+def _lifted(fn: Callable[..., Any], options: ModuleOptions) -> Callable[..., Any]:
     """A function of scopes as a region."""
 
     def inner(scope_fn: Any, repack_fn: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any):
         def pure(variables: Any, rngs: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
             scope = scope_fn(variables, rngs)
-            return fn(scope, *release(args), **dict(kwargs)), repack_fn(scope)
+            return fn(scope, *unwrap_static(args), **dict(kwargs)), repack_fn(scope)
 
         # As pairs, because a dict would come back with its keys sorted.
-        trees = (variables, rngs, hold(args, request), tuple(kwargs.items()))
-        return call_region(pure, trees, request)
+        trees = (variables, rngs, wrap_static(args, options), tuple(kwargs.items()))
+        return call_region(pure, trees, options)
 
     return lift.pack(inner, (True,), (True,), (True,), name="recompute", enable_kwargs=True)

@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, trace
-from jrc.remat._policy.resolution import Say
+from jrc.remat._policy.resolution import Policy
 from jrc.remat._policy.rules import Rule
-from jrc.remat._region.interpreter import opener
+from jrc.remat._region.interpreter import should_inline
 from jrc.remat._segments.cut import one_segment
-from jrc.remat._segments.recompute_segments import run_cuts
+from jrc.remat._segments.recompute_segments import run_sections
 
 _PLAIN = "_jrc_plain"
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class ModuleOptions:
     """How a module's methods are re-run; hashable, so that one request makes one class.
 
     Attributes:
@@ -36,40 +36,40 @@ class Request:
     methods: tuple[str, ...] = ("__call__",)
 
     @property
-    def say(self) -> Say:
+    def policy(self) -> Policy:
         """The rules, ready to be asked."""
-        return Say(self.keep, not self.recompute_collectives)
+        return Policy(self.keep, not self.recompute_collectives)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Held:
+class _Static:
     """An argument that stays what it is: to JAX this is one leaf that is no array."""
 
     value: Any
 
 
-def hold(args: Sequence[Any], request: Request) -> tuple[Any, ...]:
+def wrap_static(args: Sequence[Any], options: ModuleOptions) -> tuple[Any, ...]:
     """The arguments, with those that no region may trace wrapped up."""
-    return tuple(_Held(x) if i in request.static_argnums else x for i, x in enumerate(args))
+    return tuple(_Static(x) if i in options.static_argnums else x for i, x in enumerate(args))
 
 
-def release(args: Sequence[Any]) -> tuple[Any, ...]:
+def unwrap_static(args: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments as the user gave them."""
-    return tuple(x.value if isinstance(x, _Held) else x for x in args)
+    return tuple(x.value if isinstance(x, _Static) else x for x in args)
 
 
-def call_region(fn: Callable[..., Any], args: Sequence[Any], request: Request) -> Any:
+def call_region(fn: Callable[..., Any], args: Sequence[Any], options: ModuleOptions) -> Any:
     """Call a function of pytrees as one region; leaves that are no JAX arrays stay outside it.
 
     The function itself runs once, now: what is re-run is its program. A counter that it advances
     (the random streams of flax) is advanced once.
     """
-    traced = trace(fn, tuple(args), {}, opener(request.say))
-    request.say.check(traced.program, "jrc.recompute_module", "the module")
-    return traced.run(_changing(traced.program, request.say))
+    traced = trace(fn, tuple(args), {}, should_inline(options.policy))
+    options.policy.check(traced.program, "jrc.recompute_module", "the module")
+    return traced.run(_changing(traced.program, options.policy))
 
 
-def _changing(program: Program, say: Say) -> Callable[..., list[Any]]:
+def _changing(program: Program, policy: Policy) -> Callable[..., list[Any]]:
     """The program as a region that makes only what is new: inputs handed through go around it.
 
     A module's state comes out whole, its parameters too. As results of the region they would be
@@ -78,16 +78,16 @@ def _changing(program: Program, say: Say) -> Callable[..., list[Any]]:
     jaxpr = program.jaxpr
     given = {id(var): i for i, var in enumerate(jaxpr.invars)}
     made = Program(jaxpr.replace(outvars=[v for v in jaxpr.outvars if id(v) not in given]))
-    cuts = one_segment(made, say)
+    cuts = one_segment(made, policy)
 
     def run(*inputs: Any) -> list[Any]:
-        new = iter(run_cuts(made, cuts, inputs))
+        new = iter(run_sections(made, cuts, inputs))
         return [inputs[given[id(v)]] if id(v) in given else next(new) for v in jaxpr.outvars]
 
     return run
 
 
-def described(cls: type) -> dict[str, Any]:
+def class_attributes(cls: type) -> dict[str, Any]:
     """What a recomputed class says of itself: all names are the plain class's."""
     names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     return {**names, _PLAIN: cls}
@@ -98,7 +98,7 @@ def plain_class(cls: type) -> type:
     return vars(cls).get(_PLAIN, cls)
 
 
-def face(module: Any, cls: type) -> Any:
+def view_as_class(module: Any, cls: type) -> Any:
     """The same module as an object of another class: there is one set of attributes.
 
     With it a method can be called as a region from outside, and plainly inside the region.
@@ -108,7 +108,7 @@ def face(module: Any, cls: type) -> Any:
     return other
 
 
-def plain_face(module: Any) -> Any:
+def view_as_plain(module: Any) -> Any:
     """The module as its class was before recomputation, if it is of a recomputed class."""
     cls = plain_class(type(module))
-    return module if cls is type(module) else face(module, cls)
+    return module if cls is type(module) else view_as_class(module, cls)

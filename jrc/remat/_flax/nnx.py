@@ -12,50 +12,50 @@ import jax
 from flax import nnx
 
 from jrc.remat._flax.module_region import (
-    Request,
+    ModuleOptions,
     call_region,
-    described,
-    face,
-    hold,
+    class_attributes,
     plain_class,
-    plain_face,
-    release,
+    unwrap_static,
+    view_as_class,
+    view_as_plain,
+    wrap_static,
 )
 
 Module = nnx.Module
 _TAG = "jrc.recompute_module"
 
 
-def of_instance(module: Module, request: Request) -> Module:
+def of_instance(module: Module, options: ModuleOptions) -> Module:
     """The same module, its attributes and variables, seen as one of the recomputed class."""
-    cls = of_class(type(module), request)
-    return module if type(module) is cls else face(module, cls)
+    cls = of_class(type(module), options)
+    return module if type(module) is cls else view_as_class(module, cls)
 
 
-def of_class(cls: type[Module], request: Request) -> type[Module]:
+def of_class(cls: type[Module], options: ModuleOptions) -> type[Module]:
     """The recomputed class, the same one for the same request."""
-    return _subclass(plain_class(cls), request)
+    return _subclass(plain_class(cls), options)
 
 
 @functools.cache
-def _subclass(cls: type[Module], request: Request) -> type[Module]:
-    methods = {name: _region_method(getattr(cls, name), request) for name in request.methods}
+def _subclass(cls: type[Module], options: ModuleOptions) -> type[Module]:
+    methods = {name: _region_method(getattr(cls, name), options) for name in options.methods}
     # A class that opted out of being a pytree has to say so again, in every subclass.
-    options = {} if getattr(cls, "_pytree__is_pytree", True) else {"pytree": False}
-    return type(cls)(cls.__name__, (cls,), methods | described(cls), **options)
+    base = {} if getattr(cls, "_pytree__is_pytree", True) else {"pytree": False}
+    return type(cls)(cls.__name__, (cls,), methods | class_attributes(cls), **base)
 
 
-def _region_method(method: Callable[..., Any], request: Request) -> Callable[..., Any]:
+def _region_method(method: Callable[..., Any], options: ModuleOptions) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Module, *args: Any, **kwargs: Any) -> Any:
         # As pairs, because a dict would come back with its keys sorted.
-        given = (plain_face(self), hold(args, request), tuple(kwargs.items()))
-        return _call(method, given, request)
+        given = (view_as_plain(self), wrap_static(args, options), tuple(kwargs.items()))
+        return _call(method, given, options)
 
     return call
 
 
-def _call(method: Callable[..., Any], given: tuple[Any, ...], request: Request) -> Any:
+def _call(method: Callable[..., Any], given: tuple[Any, ...], options: ModuleOptions) -> Any:
     """The method's result; what it changed in the module and its arguments is changed there."""
     changed: list[bool] = []
 
@@ -63,12 +63,12 @@ def _call(method: Callable[..., Any], given: tuple[Any, ...], request: Request) 
         inside = nnx.from_tree(trees, ctxtag=_TAG, is_inner=True)
         before = _content(inside)
         module, args, kwargs = inside
-        out = method(module, *release(args), **dict(kwargs))
+        out = method(module, *unwrap_static(args), **dict(kwargs))
         changed.append(bool(_graphs(out)) or _differ(before, _content(inside)))
         return nnx.to_tree((inside, out), ctxtag=_TAG)
 
     with nnx.update_context(_TAG):
-        after = call_region(pure, nnx.to_tree(given, ctxtag=_TAG), request)
+        after = call_region(pure, nnx.to_tree(given, ctxtag=_TAG), options)
         # nnx forbids to write into a module from outside a trace, even what it holds already.
         if any(changed):
             after = nnx.from_tree(after, ctxtag=_TAG, is_inner=False)

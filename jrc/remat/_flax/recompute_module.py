@@ -8,7 +8,7 @@ from typing import Any
 
 from jrc._errors import close_to, listed
 from jrc._validate import check_flag
-from jrc.remat._flax.module_region import Request
+from jrc.remat._flax.module_region import ModuleOptions
 from jrc.remat._policy.rules import Rule, check_keep
 
 
@@ -80,11 +80,11 @@ def recompute_module[M](
     check_flag(recompute_collectives, "recompute_collectives", "jrc.recompute_module")
     cls = module if inspect.isclass(module) else type(module)
     flavour = _flavour(cls, module)
-    request = Request(
+    options = ModuleOptions(
         keep, recompute_collectives, _positions(static_argnums), _methods(cls, methods)
     )
     of = flavour.of_class if inspect.isclass(module) else flavour.of_instance
-    return of(module, request)
+    return of(module, options)
 
 
 def _flavour(cls: type, module: Any) -> ModuleType:

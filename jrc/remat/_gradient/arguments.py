@@ -43,7 +43,7 @@ class Arguments:
     leaves: tuple[Any, ...]
     treedef: Any
     arrays: tuple[int, ...]
-    moving: tuple[int, ...]
+    perturbed: tuple[int, ...]
     name: str
     who: str
 
@@ -69,12 +69,12 @@ class Arguments:
             values = dict(zip(self.arrays, arrays, strict=True))
 
             def at(moved: Sequence[Any]) -> tuple[Any, list[Any]]:
-                new = values | dict(zip(self.moving, moved, strict=True))
-                out = called(fn, self.filled(list(new.values()), list(new)), {}, self.who)
+                new = values | dict(zip(self.perturbed, moved, strict=True))
+                out = call_checked(fn, self.filled(list(new.values()), list(new)), {}, self.who)
                 value, more = self.result(out, has_aux)
                 return value, [x for x in more if is_number(x)]
 
-            return jax.value_and_grad(at, has_aux=True)([values[i] for i in self.moving])
+            return jax.value_and_grad(at, has_aux=True)([values[i] for i in self.perturbed])
 
         return run
 
@@ -106,15 +106,15 @@ def arguments_of(
     leaves = [leaf for _, leaf in paths]
     moves = [(chosen.index(path[0].idx), i) for i, (path, leaf) in enumerate(paths)
              if path[0].idx in chosen and _can_move(leaf)]  # fmt: skip
-    moving = tuple(i for _, i in sorted(moves))
+    perturbed = tuple(i for _, i in sorted(moves))
     is_given = is_input if not numbers else lambda leaf: is_input(leaf) or is_number(leaf)
-    arrays = tuple(i for i, x in enumerate(leaves) if i in moving or is_given(x))
+    arrays = tuple(i for i, x in enumerate(leaves) if i in perturbed or is_given(x))
     for i in arrays:
         leaves[i] = _as_input(leaves[i])
-    return Arguments(tuple(leaves), treedef, arrays, moving, name, who)
+    return Arguments(tuple(leaves), treedef, arrays, perturbed, name, who)
 
 
-def called(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: str) -> Any:
+def call_checked(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: str) -> Any:
     """Call a function; that it does not take these arguments is said in a user's words."""
     try:
         return fn(*args, **kwargs)

@@ -18,7 +18,7 @@ import jax
 
 from jrc._jaxpr import INPUT, Program, evaluate, inner_programs
 from jrc._jaxpr import trace as trace_program
-from jrc.remat._gradient.arguments import arguments_of, called
+from jrc.remat._gradient.arguments import arguments_of, call_checked
 
 _MARK_SCOPE = "jrc_mark_"
 _COMPILING = threading.Lock()
@@ -38,41 +38,41 @@ class Loss:
 
     program: Program
     constants: tuple[Any, ...]
-    moving: list[Any]
+    perturbed: list[Any]
     rest: list[Any]
     name: str
 
-    def value(self, moving: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def value(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, list[Any]]:
         """The scalar, and whatever else the function returns."""
-        return self._split(evaluate(self.program.jaxpr), moving, rest)
+        return self._split(evaluate(self.program.jaxpr), perturbed, rest)
 
-    def marked_value(self, moving: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def marked_value(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, list[Any]]:
         """The same; what makes a marked value runs under a name scope that says so."""
-        return self._split(self._under_marks, moving, rest)
+        return self._split(self._under_marks, perturbed, rest)
 
-    def pullback(self, moving: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+    def pullback(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
         """What the derivative keeps."""
-        _, pull, _ = jax.vjp(lambda *xs: self.value(xs, rest), *moving, has_aux=True)
+        _, pull, _ = jax.vjp(lambda *xs: self.value(xs, rest), *perturbed, has_aux=True)
         return jax.tree.leaves(pull)
 
-    def gradient(self, moving: Sequence[Any], rest: Sequence[Any]) -> Any:
+    def gradient(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> Any:
         """Value and gradients."""
-        return jax.value_and_grad(self.value, has_aux=True)(list(moving), rest)
+        return jax.value_and_grad(self.value, has_aux=True)(list(perturbed), rest)
 
     def compiled(self) -> Any:
         """The compiled program of value and gradients."""
 
-        def gradient(moving: Sequence[Any], rest: Sequence[Any]) -> Any:
-            return jax.value_and_grad(self.marked_value, has_aux=True)(list(moving), rest)
+        def gradient(perturbed: Sequence[Any], rest: Sequence[Any]) -> Any:
+            return jax.value_and_grad(self.marked_value, has_aux=True)(list(perturbed), rest)
 
-        lowered = jax.jit(gradient).lower(self.moving, self.rest)
+        lowered = jax.jit(gradient).lower(self.perturbed, self.rest)
         with _names_in_cache_keys():
             return lowered.compile()
 
     def _split(
-        self, run: Callable[..., Any], moving: Sequence[Any], rest: Sequence[Any]
+        self, run: Callable[..., Any], perturbed: Sequence[Any], rest: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        value, *more = run(*self.constants, *moving, *rest)
+        value, *more = run(*self.constants, *perturbed, *rest)
         return value, more
 
     def marks_in(self, path: str) -> list[tuple[str, bool]]:
@@ -131,19 +131,19 @@ def loss_of(
     inputs of the program; all else stays what it is.
     """
     apart = arguments_of(fn, args, argnums, who)
-    moving = apart.of(apart.moving)
-    others = [i for i in apart.arrays if i not in apart.moving]
-    order = [*apart.moving, *others]
+    perturbed = apart.of(apart.perturbed)
+    others = [i for i in apart.arrays if i not in apart.perturbed]
+    order = [*apart.perturbed, *others]
 
     def flat(*arrays: Any) -> list[Any]:
-        out = called(fn, apart.filled(arrays, order), {}, who)
+        out = call_checked(fn, apart.filled(arrays, order), {}, who)
         value, more = apart.result(out, has_aux)
         return [value, *more]
 
     rest = apart.of(others)
-    traced = trace_program(flat, (*moving, *rest), {})
+    traced = trace_program(flat, (*perturbed, *rest), {})
     constants = traced.inputs[: len(traced.inputs) - len(order)]
-    return Loss(traced.program, constants, moving, rest, apart.name)
+    return Loss(traced.program, constants, perturbed, rest, apart.name)
 
 
 @contextmanager

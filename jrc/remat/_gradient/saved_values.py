@@ -42,7 +42,7 @@ def saved_values(loss: Loss) -> tuple[SavedValue, ...]:
     A value that is kept under several names, or in several shapes, counts once. What the function
     is given, or closes over, is there anyway.
     """
-    jaxpr = jax.make_jaxpr(loss.pullback)(loss.moving, loss.rest)
+    jaxpr = jax.make_jaxpr(loss.pullback)(loss.perturbed, loss.rest)
     scope = Scope(jaxpr)
     found: dict[object, tuple[Origin, str]] = {}
     position = {var: i for i, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}

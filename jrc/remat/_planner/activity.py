@@ -8,24 +8,24 @@ from jrc._tree import is_floating
 from jrc.remat._planner.equation_kinds import is_fused
 
 
-def moved(program: Program, inputs: Iterable[Any], wanted: Iterable[Any]) -> set[Any]:
+def active_variables(program: Program, inputs: Iterable[Any], wanted: Iterable[Any]) -> set[Any]:
     """The variables on the way from these inputs to these results, as far as a derivative goes."""
-    moving, flowing = set(inputs), {x for x in wanted if is_variable(x)}
+    perturbed, flowing = set(inputs), {x for x in wanted if is_variable(x)}
     through = [eqn for eqn in program.eqns if not _stops(eqn)]
     for eqn in through:
-        if any(is_variable(x) and x in moving for x in eqn.invars):
-            moving.update(v for v in eqn.outvars if is_floating(v.aval))
+        if any(is_variable(x) and x in perturbed for x in eqn.invars):
+            perturbed.update(v for v in eqn.outvars if is_floating(v.aval))
     for eqn in reversed(through):
         if not flowing.isdisjoint(eqn.outvars):
             flowing.update(x for x in eqn.invars if is_variable(x))
-    return moving & flowing
+    return perturbed & flowing
 
 
 def _stops(eqn: Any) -> bool:
     return primitive_name(eqn) == "stop_gradient" or eqn.params.get("stop") is True
 
 
-def scheduled(program: Program) -> list[int]:
+def schedule(program: Program) -> list[int]:
     """The live equations in program order; what is made of inputs alone, just before it is read.
 
     A table or a cast of a parameter that stands far from its reader would be kept for long.

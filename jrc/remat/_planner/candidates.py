@@ -10,17 +10,17 @@ import jax
 from jrc._jaxpr import Program, evaluate, flops, label, loop_parts, nbytes, place, repeats
 from jrc._tree import is_traced
 from jrc._validate import check_flag
-from jrc.remat._gradient.arguments import Arguments, arguments_of, called
+from jrc.remat._gradient.arguments import Arguments, arguments_of, call_checked
 from jrc.remat._gradient.compiled_memory import bytes_on_device
-from jrc.remat._planner.decision import Choice
+from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.derivative_reads import residuals_of
-from jrc.remat._planner.execute import opened
+from jrc.remat._planner.execute import inlined_program
 from jrc.remat._planner.plan import Estimate, Kept, Plan
 from jrc.remat._planner.search import (
-    Rung,
-    asks_plain_first,
-    ladder_of,
-    widest,
+    Candidate,
+    candidate_plans,
+    should_try_plain_first,
+    widest_equation,
 )
 from jrc.remat._planner.signature import Signature, signature_of, traced_for_plan
 
@@ -44,12 +44,12 @@ class Candidates:
         plain_first: Whether nothing re-run is asked before all else.
     """
 
-    rungs: tuple[Rung, ...]
+    ordered: tuple[Candidate, ...]
     signature: Signature
     given: int
     returned: int
     flops: int
-    widest: str
+    widest_equation: str
     program: Program
     arguments: Arguments
     has_aux: bool
@@ -73,53 +73,53 @@ class Candidates:
         traced = traced_for_plan(_checked(fn, arguments, has_aux), args, {}, who)
         program = traced.program
         # What a function closes over comes first.
-        at = [traced.closed + arguments.arrays.index(i) for i in arguments.moving]
-        moving = [program.jaxpr.invars[i] for i in at]
+        at = [traced.closed + arguments.arrays.index(i) for i in arguments.perturbed]
+        perturbed = [program.jaxpr.invars[i] for i in at]
         run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
         residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
-        kept, solid = residuals.bytes, residuals.solid
-        graph, rungs = ladder_of(program, moving, kept, solid, compilations)
+        kept, unfusable_bytes = residuals.bytes, residuals.unfusable_bytes
+        graph, ordered = candidate_plans(program, perturbed, kept, unfusable_bytes, compilations)
         sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
-        most = widest(program, graph)
+        most = widest_equation(program, graph)
         return cls(
-            rungs=tuple(rungs),
+            ordered=tuple(ordered),
             signature=signature_of(program, traced.closed),
             given=sum(sizes.values()),
-            returned=results + sum(sizes[v] for v in moving),
+            returned=results + sum(sizes[v] for v in perturbed),
             flops=flops(arguments.traced(fn, has_aux)),
-            widest="nothing" if most is None else program.name(most),
+            widest_equation="nothing" if most is None else program.name(most),
             program=program,
             arguments=arguments,
             has_aux=has_aux,
             fn=fn,
             compilations=compilations,
-            plain_first=asks_plain_first(rungs[0].temporaries, solid),
+            plain_first=should_try_plain_first(ordered[0].temporaries, unfusable_bytes),
         )
 
-    def applied(self, rung: Rung, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def applied(self, candidate: Candidate, fn: Callable[..., Any]) -> Callable[..., Any]:
         """The function as this rung has it."""
-        return fn if rung.choice is None else self.plan_of(rung, 0, None, 0).apply(fn)
+        return fn if candidate.decision is None else self.plan_of(candidate, 0, None, 0).apply(fn)
 
-    def predicted(self, rung: Rung) -> Estimate:
+    def predicted(self, candidate: Candidate) -> Estimate:
         """What the model says of a rung."""
-        peak = self.given + self.returned + rung.temporaries
-        total = self.flops + rung.again
+        peak = self.given + self.returned + candidate.temporaries
+        total = self.flops + candidate.recomputed
         return Estimate(peak, total, total / max(self.flops, 1))
 
-    def counted(self, rung: Rung) -> int:
+    def counted(self, candidate: Candidate) -> int:
         """Operations of the gradient program with this rung's plan."""
-        if rung.choice is None:
+        if candidate.decision is None:
             return self.flops
-        return flops(self.arguments.traced(self.applied(rung, self.fn), self.has_aux))
+        return flops(self.arguments.traced(self.applied(candidate, self.fn), self.has_aux))
 
-    def lowered(self, rung: Rung) -> jax.stages.Lowered:
+    def lowered(self, candidate: Candidate) -> jax.stages.Lowered:
         """The gradient program with this rung's plan."""
-        return self.arguments.lowered(self.applied(rung, self.fn), self.has_aux)
+        return self.arguments.lowered(self.applied(candidate, self.fn), self.has_aux)
 
     def plan_of(
         self,
-        rung: Rung,
+        candidate: Candidate,
         budget: int,
         peak: int | None,
         compilations: int,
@@ -131,17 +131,17 @@ class Candidates:
         """
         verified = None
         if peak is not None:
-            total = self.counted(rung) if counted is None else counted
+            total = self.counted(candidate) if counted is None else counted
             verified = Estimate(peak, total, total / max(self.flops, 1))
         return Plan(
             budget=budget,
-            predicted=self.predicted(rung),
+            predicted=self.predicted(candidate),
             verified=verified,
             unplanned_flops=self.flops,
-            saved_bytes=rung.saved,
+            saved_bytes=candidate.saved,
             compilations=compilations,
-            kept=tuple(_kept(self.program, rung.choice)) if rung.choice else (),
-            choice=rung.choice,
+            kept=tuple(_kept(self.program, candidate.decision)) if candidate.decision else (),
+            decision=candidate.decision,
             signature=self.signature,
         )
 
@@ -151,7 +151,7 @@ def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Cal
 
     @functools.wraps(fn)
     def checked(*args: Any) -> Any:
-        out = called(fn, args, {}, arguments.who)
+        out = call_checked(fn, args, {}, arguments.who)
         arguments.result(out, has_aux)
         loss = out[0] if has_aux else out
         if not is_traced(loss):
@@ -164,29 +164,29 @@ def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Cal
     return checked
 
 
-def _kept(program: Program, choice: Choice, times: int = 1) -> Iterable[Kept]:
+def _kept(program: Program, decision: Decision, times: int = 1) -> Iterable[Kept]:
     """What a choice keeps, equal values together, the largest first."""
     found: dict[str, tuple[int, int]] = {}
-    for name, count, size in _each_kept(program, choice, times):
+    for name, count, size in _each_kept(program, decision, times):
         n, total = found.get(name, (0, 0))
         found[name] = (n + count, total + size)
     kept = [Kept(name, n, size) for name, (n, size) in found.items()]
     return sorted(kept, key=lambda each: (-each.bytes, each.name))
 
 
-def _each_kept(program: Program, choice: Choice, times: int) -> Iterable[tuple[str, int, int]]:
-    for piece in choice.pieces:
-        for p, i in piece.held:
+def _each_kept(program: Program, decision: Decision, times: int) -> Iterable[tuple[str, int, int]]:
+    for stage in decision.stages:
+        for p, i in stage.saved:
             var = program.unmarked(program.eqns[program.steps[p]].outvars[i])
             name = label(program.eqns[max(program.producer[var], 0)])
             yield name, times, times * nbytes(var.aval)
-        if piece.inside is not None:
-            eqn = program.eqns[program.steps[piece.positions[0]]]
-            (body,) = (opened(jaxpr) for jaxpr in [eqn.params["jaxpr"]])
-            if piece.inside.chunks:
+        if stage.inside is not None:
+            eqn = program.eqns[program.steps[stage.positions[0]]]
+            (body,) = (inlined_program(jaxpr) for jaxpr in [eqn.params["jaxpr"]])
+            if stage.inside.chunks:
                 start, count = loop_parts(eqn)
-                turns = times * piece.inside.chunks
+                turns = times * stage.inside.chunks
                 for var in body.jaxpr.invars[start : start + count]:
                     size = turns * nbytes(var.aval)
                     yield f"between chunks of the loop at {place(eqn)}", turns, size
-            yield from _each_kept(body, piece.inside, times * repeats(eqn))
+            yield from _each_kept(body, stage.inside, times * repeats(eqn))

@@ -4,7 +4,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Node:
+class CostNode:
     """One equation.
 
     Attributes:
@@ -26,18 +26,18 @@ class Node:
     position: int
     reads: tuple[int, ...]
     makes: tuple[int, ...]
-    needs: frozenset[int]
+    derivative_reads: frozenset[int]
     flops: int
-    opaque: int | None
-    moves: bool
-    stays: bool
-    acts: bool
-    back: int
+    inner_bytes: int | None
+    active: bool
+    runs_once: bool
+    has_effects: bool
+    cotangent_bytes: int
     operands: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Graph:
+class CostGraph:
     """A program's live equations in the order in which they are run.
 
     Attributes:
@@ -50,7 +50,7 @@ class Graph:
         names: Where every variable comes from: its equation and which result it is.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[CostNode, ...]
     sizes: tuple[int, ...]
     remade: tuple[int, ...]
     passing: tuple[int, ...]

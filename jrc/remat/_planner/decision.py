@@ -1,7 +1,10 @@
-"""What a plan says of a program: its stretches, and what each of them keeps.
+"""A decision: which values of a program are saved, and which equations run again.
 
->>> Choice((Piece((0, 1, 2), held=((1, 0),)),)).data()
-{'pieces': [{'equations': '0-2', 'held': [[1, 0]]}]}
+A decision is a sequence of stages. A stage is a range of equations that is recomputed as one
+region, or one construct (a loop, a `shard_map`) with a decision for the program inside of it.
+
+>>> Decision((Stage((0, 1, 2), saved=((1, 0),)),)).to_data()
+{'stages': [{'equations': '0-2', 'saved': [[1, 0]]}]}
 """
 
 import dataclasses
@@ -10,77 +13,79 @@ from collections.abc import Sequence
 from typing import Any
 
 Place = tuple[int, int]
-# Above all programs, so that a slip in a text does not fill the memory.
-_MOST = 10**7
+"""A value: the number of the equation that makes it, and which of its results it is."""
+
+# More equations than any program has, so that a mistyped range does not fill the memory.
+_MOST_EQUATIONS = 10**7
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Stage:
     """Equations that run together.
 
     Attributes:
-        positions: The equations, in program order, numbered without casts to vary over a mesh axis.
-        held: What they make and keep: equation and number of the result.
-        again: Those that the backward pass runs again.
-        region: Whether they are a region; else one construct that stands outside of all.
-        inside: For such a construct, what is kept of its inside; `None` is as JAX keeps it.
+        positions: The equations in program order, numbered without casts to vary over a mesh axis.
+        saved: The results that are saved for the backward pass.
+        recomputed: The equations that the backward pass runs again.
+        region: Whether they are one recomputed region; else one construct outside of all regions.
+        inside: For such a construct, the decision for its program; `None` leaves it to JAX.
     """
 
     positions: tuple[int, ...]
-    held: tuple[Place, ...] = ()
-    again: tuple[int, ...] = ()
+    saved: tuple[Place, ...] = ()
+    recomputed: tuple[int, ...] = ()
     region: bool = True
-    inside: "Choice | None" = None
+    inside: "Decision | None" = None
 
-    def data(self) -> dict[str, Any]:
-        """As plain data."""
-        found: dict[str, Any] = {"equations": ranges(self.positions)}
-        if self.held:
-            found["held"] = [list(place) for place in self.held]
-        if self.again:
-            found["again"] = ranges(self.again)
+    def to_data(self) -> dict[str, Any]:
+        """Return the stage as plain data for JSON."""
+        data: dict[str, Any] = {"equations": ranges_text(self.positions)}
+        if self.saved:
+            data["saved"] = [list(place) for place in self.saved]
+        if self.recomputed:
+            data["recomputed"] = ranges_text(self.recomputed)
         if not self.region:
-            found["inside"] = self.inside and self.inside.data()
-        return found
+            data["inside"] = self.inside and self.inside.to_data()
+        return data
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> "Piece":
-        """From plain data."""
+    def from_data(cls, data: dict[str, Any]) -> "Stage":
+        """Return the stage that `to_data` described."""
         return cls(
             positions=_numbers(data["equations"]),
-            held=tuple((p, i) for p, i in data.get("held", ())),
-            again=_numbers(data.get("again", "")),
+            saved=tuple((p, i) for p, i in data.get("saved", ())),
+            recomputed=_numbers(data.get("recomputed", "")),
             region="inside" not in data,
-            inside=None if data.get("inside") is None else Choice.of(data["inside"]),
+            inside=None if data.get("inside") is None else Decision.from_data(data["inside"]),
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """What is kept of a program.
+class Decision:
+    """What is saved of a program.
 
     Attributes:
-        pieces: Its equations, in the order in which they run.
-        chunks: For the body of a loop: into how many parts the loop is cut, of which only the
-            carries are kept and which are run again one after another; 0 is none.
+        stages: Its equations, in the order in which they run.
+        chunks: For the body of a loop: the number of parts that the loop is cut into. Only the
+            carries between parts are saved, and each part is recomputed in turn; 0 is no cut.
     """
 
-    pieces: tuple[Piece, ...]
+    stages: tuple[Stage, ...]
     chunks: int = 0
 
-    def data(self) -> dict[str, Any]:
-        """As plain data."""
-        found: dict[str, Any] = {"pieces": [piece.data() for piece in self.pieces]}
-        return found | ({"chunks": self.chunks} if self.chunks else {})
+    def to_data(self) -> dict[str, Any]:
+        """Return the decision as plain data for JSON."""
+        data: dict[str, Any] = {"stages": [stage.to_data() for stage in self.stages]}
+        return data | ({"chunks": self.chunks} if self.chunks else {})
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> "Choice":
-        """From plain data."""
-        return cls(tuple(Piece.of(each) for each in data["pieces"]), data.get("chunks", 0))
+    def from_data(cls, data: dict[str, Any]) -> "Decision":
+        """Return the decision that `to_data` described."""
+        return cls(tuple(Stage.from_data(each) for each in data["stages"]), data.get("chunks", 0))
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Whole numbers in short: `0-4,7`."""
+def ranges_text(numbers: Sequence[int]) -> str:
+    """Return whole numbers as ranges: `0-4,7`."""
     runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ends = [[n for _, n in run] for _, run in runs]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ends)
@@ -89,6 +94,6 @@ def ranges(numbers: Sequence[int]) -> str:
 def _numbers(text: str) -> tuple[int, ...]:
     parts = [part.partition("-") for part in text.split(",") if part]
     runs = [range(int(first), int(last or first) + 1) for first, _, last in parts]
-    if any(not 0 < len(run) < _MOST for run in runs):
+    if any(not 0 < len(run) < _MOST_EQUATIONS for run in runs):
         raise ValueError(f"{text!r} is no list of equations")
     return tuple(n for run in runs for n in run)

@@ -20,33 +20,35 @@ from jrc.remat._planner.equation_kinds import is_construct, is_heavy
 from jrc.remat._region.saved_results import derivative_reads
 
 
-class Reads:
+class DerivativeReads:
     """What derivatives read, asked once for each kind of equation."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[frozenset[int], frozenset[int], int | None]] = {}
 
-    def of(self, program: Program, p: int, moves: set[Any]) -> tuple[list[Any], int | None]:
+    def of(self, program: Program, p: int, active: set[Any]) -> tuple[list[Any], int | None]:
         """The variables that the derivative of equation `p` reads; bytes that it keeps inside."""
         eqn, given = program.eqns[p], program.reads(p)
-        moving = [i for i, v in enumerate(given) if v in moves]
-        key = _kind(eqn, given, moving)
+        perturbed = [i for i, v in enumerate(given) if v in active]
+        key = _kind(eqn, given, perturbed)
         if key not in self._known:
-            self._known[key] = _asked(program, p, moving)
-        inputs, results, opaque = self._known[key]
-        needs = [v for i, v in enumerate(given) if i in inputs]
-        return needs + [v for i, v in enumerate(eqn.outvars) if i in results], opaque
+            self._known[key] = _asked(program, p, perturbed)
+        inputs, results, inner_bytes = self._known[key]
+        derivative_reads = [v for i, v in enumerate(given) if i in inputs]
+        return derivative_reads + [
+            v for i, v in enumerate(eqn.outvars) if i in results
+        ], inner_bytes
 
 
-def _kind(eqn: Any, given: Sequence[Any], moving: Sequence[int]) -> Any:
+def _kind(eqn: Any, given: Sequence[Any], perturbed: Sequence[int]) -> Any:
     at = tuple(given.index(x) if is_variable(x) else repr(x.val) for x in eqn.invars)
     avals = tuple(str(x.aval) for x in (*eqn.invars, *eqn.outvars))
     inner = inner_programs(eqn)
     params = id(eqn) if inner else repr(sorted(eqn.params.items(), key=lambda item: item[0]))
-    return primitive_name(eqn), avals, at, tuple(moving), params
+    return primitive_name(eqn), avals, at, tuple(perturbed), params
 
 
-def _asked(program: Program, p: int, moving: Sequence[int]) -> Any:
+def _asked(program: Program, p: int, perturbed: Sequence[int]) -> Any:
     eqn, given = program.eqns[p], program.reads(p)
     run = evaluate(program.cut([p], eqn.outvars))
     avals = [v.aval for v in given]
@@ -55,9 +57,9 @@ def _asked(program: Program, p: int, moving: Sequence[int]) -> Any:
         # JAX does not differentiate what writes to a `Ref` on its own.
         return everything, frozenset(range(len(eqn.outvars))), 0 if is_construct(eqn) else None
     if is_construct(eqn):
-        return everything, frozenset(), residuals_of(run, avals, moving).bytes
+        return everything, frozenset(), residuals_of(run, avals, perturbed).bytes
     try:
-        return *derivative_reads(run, avals, moving), None
+        return *derivative_reads(run, avals, perturbed), None
     except (NotImplementedError, TypeError, ValueError):
         return everything, frozenset(range(len(eqn.outvars))), None
 
@@ -84,7 +86,7 @@ class Residuals:
         return sum(nbytes(x.aval) for x in self.kept)
 
     @property
-    def solid(self) -> int:
+    def unfusable_bytes(self) -> int:
         """Bytes of results of products and the like, from which all of them can be made.
 
         The rest XLA may make again of its own accord, fused with what reads it.
@@ -92,7 +94,7 @@ class Residuals:
         program = Program(inline_all(self.jaxpr))
         both = zip(program.jaxpr.outvars, self.jaxpr.outvars, strict=True)
         wanted = [x for x, old in both if is_variable(old) and old in self.kept]
-        seen, solid = set(), 0
+        seen, unfusable_bytes = set(), 0
         while wanted:
             var = wanted.pop()
             p = program.producer[var] if is_variable(var) else INPUT
@@ -100,21 +102,23 @@ class Residuals:
                 continue
             seen.add(var)
             if is_heavy(program.eqns[p]):
-                solid += nbytes(var.aval)
+                unfusable_bytes += nbytes(var.aval)
             else:
                 wanted += program.reads(p)
-        return solid
+        return unfusable_bytes
 
 
-def residuals_of(run: Callable[..., Any], avals: Sequence[Any], moving: Sequence[int]) -> Residuals:
+def residuals_of(
+    run: Callable[..., Any], avals: Sequence[Any], perturbed: Sequence[int]
+) -> Residuals:
     """What the derivative of a function keeps when these inputs move; JAX is asked."""
 
     def kept(*inputs: Any) -> Any:
-        def at(*moved: Any) -> Any:
-            new = dict(zip(moving, moved, strict=True))
+        def at(*active_variables: Any) -> Any:
+            new = dict(zip(perturbed, active_variables, strict=True))
             return list(run(*(new.get(i, x) for i, x in enumerate(inputs))))
 
-        return jax.tree.leaves(jax.vjp(at, *(inputs[i] for i in moving))[1])
+        return jax.tree.leaves(jax.vjp(at, *(inputs[i] for i in perturbed))[1])
 
     jaxpr = jax.make_jaxpr(kept)(*avals)
     given = {*jaxpr.constvars, *jaxpr.invars}

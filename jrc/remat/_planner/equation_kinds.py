@@ -3,7 +3,7 @@
 from typing import Any
 
 from jrc._jaxpr import Fusion, facts_of, has_effects, inner_programs, tag_of
-from jrc.remat._policy.resolution import KEPT
+from jrc.remat._policy.resolution import KEEP_TAG
 from jrc.remat._region.interpreter import is_closed
 
 
@@ -22,7 +22,7 @@ def is_fused(eqn: Any) -> bool:
     return facts_of(eqn).fusion is Fusion.INSIDE
 
 
-def stays(eqn: Any) -> bool:
+def runs_once(eqn: Any) -> bool:
     """Whether an equation must not be run twice.
 
     What acts inside is among its own effects, but for what never leaves it: a kernel that writes
@@ -34,5 +34,5 @@ def stays(eqn: Any) -> bool:
 def _sends(eqn: Any) -> bool:
     """Whether replicas talk in it, or a tag keeps it, at any depth."""
     inner = (each for jaxpr in inner_programs(eqn) for each in jaxpr.eqns)
-    sends = facts_of(eqn).is_collective or tag_of(eqn) == KEPT
+    sends = facts_of(eqn).is_collective or tag_of(eqn) == KEEP_TAG
     return sends or any(map(_sends, inner))

@@ -17,38 +17,40 @@ from jrc._jaxpr import (
     rebuild,
 )
 from jrc._tree import is_floating, is_typed_key
-from jrc.remat._planner.decision import Choice, Piece
-from jrc.remat._policy.resolution import HELD, Say, name_as
+from jrc.remat._planner.decision import Decision, Stage
+from jrc.remat._policy.resolution import SAVED, Policy, name_value
 from jrc.remat._region.barrier import barrier
-from jrc.remat._region.interpreter import rerun_region
-from jrc.remat._region.rerun_scope import planned
-from jrc.remat._segments.cut import Cut
-from jrc.remat._segments.recompute_segments import run_cut
+from jrc.remat._region.interpreter import recomputed_region
+from jrc.remat._region.rerun_scope import planned_scope
+from jrc.remat._segments.cut import Section
+from jrc.remat._segments.recompute_segments import run_section
 
 Run = Callable[..., Sequence[Any]]
 
 
-def opened(jaxpr: Any) -> Program:
+def inlined_program(jaxpr: Any) -> Program:
     """A program inside another, without `jit` calls."""
     return Program(folded(inline_marked(jaxpr, lambda _: True)))
 
 
-def run_choice(program: Program, choice: Choice) -> Run:
+def execute_decision(program: Program, decision: Decision) -> Run:
     """The program as a function of its inputs, of which the choice says what is kept."""
-    pieces = [[program.steps[k] for k in piece.positions] for piece in choice.pieces]
-    before, within = _casts(program, pieces)
+    stages = [[program.steps[k] for k in stage.positions] for stage in decision.stages]
+    before, inner_function = _casts(program, stages)
 
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
-        for n, piece in enumerate(choice.pieces):
+        for n, stage in enumerate(decision.stages):
             _run_plainly(program, before[n], values)
-            if piece.region:
-                with planned():
-                    _run_region(program, _cut(program, piece, pieces[n] + within[n]), values)
+            if stage.region:
+                with planned_scope():
+                    _run_region(
+                        program, _cut(program, stage, stages[n] + inner_function[n]), values
+                    )
             else:
-                _run_plainly(program, within[n], values)
-                _run_construct(program, pieces[n][0], piece.inside, values)
+                _run_plainly(program, inner_function[n], values)
+                _run_construct(program, stages[n][0], stage.inside, values)
         _run_plainly(program, before[-1], values)
         return program.results(values)
 
@@ -56,7 +58,7 @@ def run_choice(program: Program, choice: Choice) -> Run:
 
 
 def _casts(
-    program: Program, pieces: Sequence[Sequence[int]]
+    program: Program, stages: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
     """The casts that run before each piece, or the result, and those that run as part of it.
 
@@ -64,12 +66,12 @@ def _casts(
     read is cast once: where it is differentiated, that is a sum over devices.
     """
     readers: dict[Any, set[int]] = {}
-    for n, positions in enumerate([*pieces, []]):
+    for n, positions in enumerate([*stages, []]):
         atoms = [v for p in positions for v in program.reads(p)]
-        for v in atoms if n < len(pieces) else filter(is_variable, program.jaxpr.outvars):
+        for v in atoms if n < len(stages) else filter(is_variable, program.jaxpr.outvars):
             readers.setdefault(v, set()).add(n)
-    before: list[list[int]] = [[] for _ in range(len(pieces) + 1)]
-    within: list[list[int]] = [[] for _ in pieces]
+    before: list[list[int]] = [[] for _ in range(len(stages) + 1)]
+    inner_function: list[list[int]] = [[] for _ in stages]
     for p in range(len(program.eqns) - 1, -1, -1):
         eqn = program.eqns[p]
         if not is_cast(eqn) or eqn.outvars[0] not in readers:
@@ -77,9 +79,9 @@ def _casts(
         for v in program.reads(p):
             readers.setdefault(v, set()).update(readers[eqn.outvars[0]])
         (first, *more) = sorted(readers[eqn.outvars[0]])
-        alone = not more and first < len(pieces)
-        (within if alone else before)[first].insert(0, p)
-    return before, within
+        alone = not more and first < len(stages)
+        (inner_function if alone else before)[first].insert(0, p)
+    return before, inner_function
 
 
 def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, Any]) -> None:
@@ -88,17 +90,19 @@ def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, A
     values |= dict(zip(part.outvars, results, strict=True))
 
 
-def _cut(program: Program, piece: Piece, positions: Sequence[int]) -> Cut:
-    held = {program.eqns[program.steps[k]].outvars[i]: HELD for k, i in piece.held}
-    return Cut((), True, True, tuple(sorted(positions)), held)
+def _cut(program: Program, stage: Stage, positions: Sequence[int]) -> Section:
+    saved = {program.eqns[program.steps[k]].outvars[i]: SAVED for k, i in stage.saved}
+    return Section((), True, True, tuple(sorted(positions)), saved)
 
 
-def _run_construct(program: Program, p: int, inside: Choice | None, values: dict[Any, Any]) -> None:
+def _run_construct(
+    program: Program, p: int, inside: Decision | None, values: dict[Any, Any]
+) -> None:
     results = construct(program, p, inside)(*(values[v] for v in program.reads(p)))
     values |= dict(zip(program.eqns[p].outvars, results, strict=True))
 
 
-def _run_region(program: Program, cut: Cut, values: dict[Any, Any]) -> None:
+def _run_region(program: Program, cut: Section, values: dict[Any, Any]) -> None:
     """Run a region whose random draws wait for the data that they meet.
 
     Draws depend on keys alone: XLA begins those of all layers at once, and keeps what it began.
@@ -108,11 +112,13 @@ def _run_region(program: Program, cut: Cut, values: dict[Any, Any]) -> None:
     data = [values[v] for v in read if is_floating(v.aval) and _is_made(program, v)]
     waiting = dict(values)
     if keys and data:
-        held = barrier([*(values[v] for v in keys), jax.lax.stop_gradient(data[-1])])
-        waiting |= dict(zip(keys, held, strict=False))
+        saved = barrier([*(values[v] for v in keys), jax.lax.stop_gradient(data[-1])])
+        waiting |= dict(zip(keys, saved, strict=False))
     # With `jax_remat3` a result that is held inside and goes on is kept twice.
     own_inside = not getattr(jax.config, "jax_remat3", False)
-    run_cut(program, cut, Say(), waiting, rerun_region, own_inside=own_inside, name=_named)
+    run_section(
+        program, cut, Policy(), waiting, recomputed_region, own_inside=own_inside, name=_named
+    )
     values |= {
         v: waiting[v] for p in cut.positions for v in program.eqns[p].outvars if v in waiting
     }
@@ -128,20 +134,20 @@ def _named(x: Any, how: str) -> Any:
 
     Else XLA makes it anew, of all that it is the sum of, for whatever reads it, and keeps that.
     """
-    return name_as(barrier(x), how)
+    return name_value(barrier(x), how)
 
 
 def _is_raw_key(aval: Any) -> bool:
     return str(aval.dtype) == "uint32" and aval.ndim <= 2 and aval.size <= 64
 
 
-def construct(program: Program, p: int, inside: Choice | None) -> Run:
+def construct(program: Program, p: int, inside: Decision | None) -> Run:
     """A loop, or another equation with a program inside, as a function of what it reads."""
     eqn = program.eqns[p]
     if inside is None:
         return evaluate(program.cut([p], eqn.outvars))
     loop = functools.partial(_in_chunks, inside.chunks) if inside.chunks else jax.lax.scan
-    body = lambda jaxpr: run_choice(opened(jaxpr), inside)  # noqa: E731
+    body = lambda jaxpr: execute_decision(inlined_program(jaxpr), inside)  # noqa: E731
     return program.run(p, rebuild(eqn, body, loop))
 
 
@@ -168,7 +174,7 @@ def _in_chunks(
             return [*new, *ys]
 
         # Not `rerun_region`, which would keep what the regions inside hold.
-        with planned():
+        with planned_scope():
             results = jax.checkpoint(flat)(*carry, *xs)
         return results[: len(carry)], results[len(carry) :]
 

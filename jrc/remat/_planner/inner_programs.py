@@ -18,80 +18,86 @@ from jrc._jaxpr import (
     repeats,
 )
 from jrc._tree import is_floating
-from jrc.remat._planner.activity import moved
-from jrc.remat._planner.build_graph import graph_of
-from jrc.remat._planner.cost_graph import Graph
-from jrc.remat._planner.execute import opened
-from jrc.remat._planner.regions import choice_of
-from jrc.remat._planner.solver import Option, Point, solve, spread
+from jrc.remat._planner.activity import active_variables
+from jrc.remat._planner.build_graph import build_cost_graph
+from jrc.remat._planner.cost_graph import CostGraph
+from jrc.remat._planner.execute import inlined_program
+from jrc.remat._planner.regions import decision_of
+from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve, spread_evenly
 
 # Ways of one construct that the program around it chooses from.
 _WAYS = 64
 
 
-def options_of(program: Program, moves: set[Any]) -> dict[int, list[Option]]:
+def inner_options(program: Program, active: set[Any]) -> dict[int, list[InnerOption]]:
     """For each construct that can be planned inside, its ways, the leanest first."""
     found = {}
     for k, p in enumerate(program.steps):
         eqn = program.eqns[p]
         planned = primitive_name(eqn) in _PLANNED and repeats(eqn) > 0
-        if planned and not moves.isdisjoint(eqn.outvars):
-            found[k] = _PLANNED[primitive_name(eqn)](program, p, moves)
+        if planned and not active.isdisjoint(eqn.outvars):
+            found[k] = _PLANNED[primitive_name(eqn)](program, p, active)
     return found
 
 
-def front_of(
+def pareto_front(
     program: Program,
-    moving: Iterable[Any],
+    perturbed: Iterable[Any],
     wanted: Iterable[Any],
     times: int = 1,
     carried: Sequence[Any] = (),
-) -> tuple[Graph, list[Point]]:
+) -> tuple[CostGraph, list[ParetoPoint]]:
     """The graph of a program and the front of choices, those inside its constructs included."""
-    moves = moved(program, moving, wanted)
-    graph = graph_of(program, moves, carried)
-    return graph, solve(graph, options_of(program, moves), times)
+    active = active_variables(program, perturbed, wanted)
+    graph = build_cost_graph(program, active, carried)
+    return graph, solve(graph, inner_options(program, active), times)
 
 
-def _loop(program: Program, p: int, moves: set[Any]) -> list[Option]:
+def _loop(program: Program, p: int, active: set[Any]) -> list[InnerOption]:
     eqn = program.eqns[p]
-    body, length = opened(eqn.params["jaxpr"]), repeats(eqn)
+    body, length = inlined_program(eqn.params["jaxpr"]), repeats(eqn)
     start, count = loop_parts(eqn)
     end = start + count
     carried = body.jaxpr.invars[start:end]
-    moving = _moving_in_loop(body, eqn, moves, start, end)
+    perturbed = _moving_in_loop(body, eqn, active, start, end)
     wanted = [x for x in body.jaxpr.outvars if is_variable(x) and is_floating(x.aval)]
-    graph, points = front_of(body, moving, wanted, length, carried)
+    graph, points = pareto_front(body, perturbed, wanted, length, carried)
     ways = [
-        Option(point.saved, point.peak, point.flops * length, choice_of(graph, point))
-        for point in spread(points, _flops(graph), _WAYS)
+        InnerOption(point.saved, point.peak, point.flops * length, decision_of(graph, point))
+        for point in spread_evenly(points, _flops(graph), _WAYS)
     ]
-    if any(node.stays for node in graph.nodes if node.position >= 0):
+    if any(node.runs_once for node in graph.nodes if node.position >= 0):
         return _front(ways)
-    constants = sum(v.aval.size for v in moving.intersection(body.jaxpr.invars[:start]))
+    constants = sum(v.aval.size for v in perturbed.intersection(body.jaxpr.invars[:start]))
     return _front(ways + _chunked(ways, graph, length, carried, constants))
 
 
-def _moving_in_loop(body: Program, eqn: Any, moves: set[Any], start: int, end: int) -> set[Any]:
+def _moving_in_loop(body: Program, eqn: Any, active: set[Any], start: int, end: int) -> set[Any]:
     """The inputs of a loop's body that are differentiated in some turn."""
     inputs = body.jaxpr.invars
-    moving = {v for v, x in zip(inputs, eqn.invars, strict=True) if is_variable(x) and x in moves}
+    perturbed = {
+        v for v, x in zip(inputs, eqn.invars, strict=True) if is_variable(x) and x in active
+    }
     while True:
-        through = moved(body, moving, body.jaxpr.outvars) | moving
+        through = active_variables(body, perturbed, body.jaxpr.outvars) | perturbed
         outs = body.jaxpr.outvars[: end - start]
         more = {
             v
             for v, x in zip(inputs[start:end], outs, strict=True)
             if is_variable(x) and x in through
         }
-        if more <= moving:
-            return moving
-        moving |= more
+        if more <= perturbed:
+            return perturbed
+        perturbed |= more
 
 
 def _chunked(
-    ways: Sequence[Option], graph: Graph, length: int, carried: Sequence[Any], constants: int
-) -> list[Option]:
+    ways: Sequence[InnerOption],
+    graph: CostGraph,
+    length: int,
+    carried: Sequence[Any],
+    constants: int,
+) -> list[InnerOption]:
     """The same in chunks: the carries between them are kept, each chunk is run again.
 
     The gradients of what all turns read, so many `constants`, are added up chunk by chunk too.
@@ -112,11 +118,11 @@ def _chunked(
             peak = chunks * carry + max(size, rest) * each + work
             flops = way.flops + (once * size + constants) * chunks
             body = dataclasses.replace(way.body, chunks=chunks)
-            found.append(Option(saved, int(peak), flops, body))
+            found.append(InnerOption(saved, int(peak), flops, body))
     return found
 
 
-def _flops(graph: Graph) -> int:
+def _flops(graph: CostGraph) -> int:
     return max(1, sum(node.flops for node in graph.nodes))
 
 
@@ -128,34 +134,34 @@ def _divisor(length: int, target: float) -> int:
     return best if 0.5 < best / target < 2 else max(1, round(target))
 
 
-def _front(ways: Sequence[Option]) -> list[Option]:
+def _front(ways: Sequence[InnerOption]) -> list[InnerOption]:
     """The ways that no other beats in peak, kept bytes and operations; about `_WAYS` of them."""
     ways = sorted(ways, key=lambda way: (way.peak, way.flops, way.saved))
-    front: list[Option] = []
+    front: list[InnerOption] = []
     for way in ways:
         if all(other.flops > way.flops or other.saved > way.saved for other in front):
             front.append(way)
     return front
 
 
-def _sharded(program: Program, p: int, moves: set[Any]) -> list[Option]:
+def _sharded(program: Program, p: int, active: set[Any]) -> list[InnerOption]:
     """Ways inside of `shard_map`, where sizes are those of one device's part."""
     eqn = program.eqns[p]
-    found: list[Option] = []
+    found: list[InnerOption] = []
 
     def run(jaxpr: Any) -> Any:
         def call(*inputs: Any) -> Any:
             # In here the mesh axes have their names, without which collectives mean nothing.
-            body = opened(jaxpr)
-            moving = [
+            body = inlined_program(jaxpr)
+            perturbed = [
                 v
                 for v, x in zip(body.jaxpr.invars, eqn.invars, strict=True)
-                if is_variable(x) and x in moves
+                if is_variable(x) and x in active
             ]
-            graph, points = front_of(body, moving, body.jaxpr.outvars)
+            graph, points = pareto_front(body, perturbed, body.jaxpr.outvars)
             found[:] = [
-                Option(point.saved, point.peak, point.flops, choice_of(graph, point))
-                for point in spread(points, _flops(graph), 2 * _WAYS)
+                InnerOption(point.saved, point.peak, point.flops, decision_of(graph, point))
+                for point in spread_evenly(points, _flops(graph), 2 * _WAYS)
             ]
             return evaluate(jaxpr)(*inputs)
 

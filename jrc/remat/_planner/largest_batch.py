@@ -143,7 +143,7 @@ def largest_batch(
 
     def leanest(batch: int) -> int:
         candidates = Candidates.of(fn, arguments(batch), argnums, has_aux, who)
-        least = memory_needed(candidates.lowered(candidates.rungs[0])).peak
+        least = memory_needed(candidates.lowered(candidates.ordered[0])).peak
         return min(told(batch, "the leanest plan", least), known(batch))
 
     def told(batch: int, what: str, peak: int) -> int:

@@ -15,7 +15,7 @@ from jrc.remat._gradient.compiled_memory import Memory, memory_needed
 from jrc.remat._planner.budget import BudgetError, checked_budget
 from jrc.remat._planner.candidates import Candidates
 from jrc.remat._planner.plan import Plan
-from jrc.remat._planner.search import Rung, highest_that_fits
+from jrc.remat._planner.search import Candidate, highest_fitting
 
 _logger = logging.getLogger("jrc")
 
@@ -104,8 +104,8 @@ def plan(
     _check_compilations(compilations, who)
     candidates = Candidates.of(fn, args, argnums, has_aux, who, compilations)
 
-    def compiled(rung: Rung) -> Memory:
-        return memory_needed(candidates.lowered(rung))
+    def compiled(candidate: Candidate) -> Memory:
+        return memory_needed(candidates.lowered(candidate))
 
     return agreed(choose(candidates, budget, compiled if verify else None, who))
 
@@ -140,15 +140,15 @@ def plan_within(
 
     lower(recorded)
     (candidates,) = found
-    flops: dict[Rung, int] = {}
+    flops: dict[Candidate, int] = {}
 
-    def compiled(rung: Rung) -> Memory:
-        applied = candidates.applied(rung, fn)
+    def compiled(candidate: Candidate) -> Memory:
+        applied = candidates.applied(candidate, fn)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             # In here mesh axes have their names, as they had when the row was made.
-            if rung not in flops:
-                flops[rung] = candidates.counted(rung)
+            if candidate not in flops:
+                flops[candidate] = candidates.counted(candidate)
             return applied(*args, **kwargs)
 
         return memory_needed(lower(counted))
@@ -164,40 +164,40 @@ def _shape_of(leaf: Any) -> Any:
 def choose(
     candidates: Candidates,
     budget: int | float,
-    compiled: Callable[[Rung], Memory] | None,
+    compiled: Callable[[Candidate], Memory] | None,
     who: str,
-    flops: Mapping[Rung, int] | None = None,
+    flops: Mapping[Candidate, int] | None = None,
 ) -> Plan:
     """The plan of the row that fits: as compiled, or as predicted where nothing is compiled.
 
     `flops` has the operations of rungs that `compiled` counts; else they are counted here.
     """
-    rungs, memory = candidates.rungs, {}
+    ordered, memory = candidates.ordered, {}
 
     def peak(i: int) -> int:
         if compiled is None:
-            return candidates.predicted(rungs[i]).peak_bytes
+            return candidates.predicted(ordered[i]).peak_bytes
         if i not in memory:
-            place = f"plan {i + 1} of {len(rungs)}, the leanest first"
+            place = f"plan {i + 1} of {len(ordered)}, the leanest first"
             _logger.info("%s: compiling %s", who, place)
-            memory[i] = compiled(rungs[i])
+            memory[i] = compiled(ordered[i])
             _logger.info("%s: %s: a peak of %s", who, place, memory_text(memory[i].peak))
         return memory[i].peak
 
-    found, top, lean = None, len(rungs) - 1, range(min(_LEANEST, len(rungs)))
+    found, top, lean = None, len(ordered) - 1, range(min(_LEANEST, len(ordered)))
     if isinstance(budget, float):
         least, most = sorted((min(map(peak, lean)), peak(top)))
         budget = int(least + budget * (most - least))
         # Compiled by now: a rung on the way that needs more than the top must not hide it.
         found = top if peak(top) <= budget else None
-    elif compiled and candidates.predicted(rungs[top]).peak_bytes <= budget:
+    elif compiled and candidates.predicted(ordered[top]).peak_bytes <= budget:
         # Nobody waits for a search who has room enough.
         found = top if peak(top) <= budget else None
     if found is None:
         from_the_top = candidates.plain_first
-        more = math.ceil(math.log2(len(rungs) + 1)) < candidates.compilations
-        found = highest_that_fits(
-            lambda i: peak(i) <= budget, len(rungs), from_the_top, more and not from_the_top
+        more = math.ceil(math.log2(len(ordered) + 1)) < candidates.compilations
+        found = highest_fitting(
+            lambda i: peak(i) <= budget, len(ordered), from_the_top, more and not from_the_top
         )
     if found is None and memory:
         # Nobody is told that it cannot be who has not asked the two ends, the lean one first.
@@ -206,8 +206,8 @@ def choose(
     least = min(memory, key=lambda i: memory[i].peak) if memory else 0
     chosen = least if found is None else found
     verified = memory[chosen].peak if compiled else None
-    counted = (flops or {}).get(rungs[chosen])
-    plan = candidates.plan_of(rungs[chosen], budget, verified, len(memory), counted)
+    counted = (flops or {}).get(ordered[chosen])
+    plan = candidates.plan_of(ordered[chosen], budget, verified, len(memory), counted)
     if found is None:
         raise BudgetError(_too_small(candidates, plan, memory.get(least), who), peak(least), plan)
     return plan
@@ -224,8 +224,8 @@ def _too_small(candidates: Candidates, plan: Plan, memory: Memory | None, who: s
         f"{who}: the peak of {what} `{name_of(candidates.fn)}` is at least "
         f"{exact_memory_text(peak)}; the budget is {memory_text(plan.budget)}. Of the least, "
         f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
-        f"temporaries {memory_text(between)}, pinned most by {candidates.widest}. Raise the "
-        "budget, or make the batch smaller: jrc.largest_batch finds how small."
+        f"temporaries {memory_text(between)}, pinned most by {candidates.widest_equation}. "
+        "Raise the budget, or make the batch smaller: jrc.largest_batch finds how small."
     )
 
 

@@ -24,7 +24,7 @@ class Labels:
         return Labels(*(getattr(self, f.name)[which] for f in dataclasses.fields(self)))
 
 
-class Steps:
+class DecisionTree:
     """Decisions as a tree: each label points at its last one."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Steps:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sieve:
+class ParetoFilter:
     """Which labels remain at one place.
 
     Attributes:
@@ -75,7 +75,7 @@ class Sieve:
         labels = Labels(*(np.concatenate([getattr(p, f) for p in parts]) for f in fields))
         labels = labels.take(np.lexsort((labels.saved, labels.open, labels.flops, labels.rest)))
         if closed and self.times == 1:
-            return self._thinned(falling(labels), self.limit)
+            return self._thinned(falling_flops(labels), self.limit)
         return self._thinned(self._unbeaten(labels), self.limit // 2)
 
     def _unbeaten(self, labels: Labels) -> Labels:
@@ -103,7 +103,7 @@ class Sieve:
         return labels.take(np.unique(np.concatenate([[0], keep, [n - 1]])))
 
 
-def falling(labels: Labels) -> Labels:
+def falling_flops(labels: Labels) -> Labels:
     """Of labels sorted by `rest`, those with fewer operations than all before them."""
     best = np.minimum.accumulate(labels.flops)
     return labels.take(np.concatenate([[True], labels.flops[1:] < best[:-1]]))

@@ -10,12 +10,12 @@ from jrc._errors import name_of
 from jrc._text import memory_text, table_text
 from jrc._validate import check_json, check_json_fields
 from jrc.remat._gradient.variable_changes import write_changes
-from jrc.remat._planner.check_decision import check_choice, check_fits, left_out
-from jrc.remat._planner.decision import Choice
-from jrc.remat._planner.execute import run_choice
+from jrc.remat._planner.check_decision import check_decision, check_decision_fits, left_out
+from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.execute import execute_decision
 from jrc.remat._planner.signature import Signature, signature_of, traced_for_plan
 
-_FORMAT = 1
+_FORMAT = 2
 
 _COST = {"peak_bytes": int, "flops": int, "flops_ratio": float}
 _FIELDS = {
@@ -88,13 +88,13 @@ class Plan:
     saved_bytes: int
     compilations: int
     kept: tuple[Kept, ...]
-    choice: Choice | None = dataclasses.field(repr=False)
+    decision: Decision | None = dataclasses.field(repr=False)
     signature: Signature = dataclasses.field(repr=False)
 
     @property
     def reruns(self) -> bool:
         """Whether anything is re-run at all."""
-        return self.choice is not None
+        return self.decision is not None
 
     def apply[F: Callable[..., Any]](self, fn: F) -> F:
         """The function whose gradient keeps what this plan says.
@@ -133,10 +133,10 @@ class Plan:
                     f"{changed}. Shapes, types, operators and their order must be those that "
                     "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
                 )
-            if self.choice is None:
+            if self.decision is None:
                 return fn(*args, **kwargs)
-            check_fits(self.choice, program, who)
-            out, changes = traced.run(run_choice(program, self.choice))
+            check_decision_fits(self.decision, program, who)
+            out, changes = traced.run(execute_decision(program, self.decision))
             write_changes((args, kwargs), changes, name_of(fn), who)
             return out
 
@@ -153,8 +153,8 @@ class Plan:
             "saved_bytes": self.saved_bytes,
             "compilations": self.compilations,
             "kept": [dataclasses.asdict(kept) for kept in self.kept],
-            "choice": self.choice and self.choice.data(),
-            "left_out": left_out(self.choice, len(self.signature.equations)),
+            "decision": self.decision and self.decision.to_data(),
+            "left_out": left_out(self.decision, len(self.signature.equations)),
             "equations": list(self.signature.equations),
             "digest": self.signature.digest,
             "inputs": list(self.signature.inputs),
@@ -176,8 +176,8 @@ class Plan:
             data = json.loads(text)
             _check_json(data)
             equations = tuple(data["equations"])
-            choice = None if data["choice"] is None else Choice.of(data["choice"])
-            _check_choice(choice, len(equations), data["left_out"])
+            decision = data["decision"] and Decision.from_data(data["decision"])
+            _check_choice(decision, len(equations), data["left_out"])
             return cls(
                 budget=data["budget"],
                 predicted=Estimate(**data["predicted"]),
@@ -186,7 +186,7 @@ class Plan:
                 saved_bytes=data["saved_bytes"],
                 compilations=data["compilations"],
                 kept=tuple(Kept(**each) for each in data["kept"]),
-                choice=choice,
+                decision=decision,
                 signature=Signature(
                     equations, data["digest"], tuple(data["inputs"]), data["closed"]
                 ),
@@ -223,13 +223,13 @@ def _check_json(data: Any) -> None:
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 
 
-def _check_choice(choice: Choice | None, count: int, without: str) -> None:
+def _check_choice(decision: Decision | None, count: int, without: str) -> None:
     """Raise a `ValueError` where a choice is not one for so many equations."""
-    if choice is None:
+    if decision is None:
         return
-    check_choice(choice, count)
-    if left_out(choice, count) != without:
+    check_decision(decision, count)
+    if left_out(decision, count) != without:
         raise ValueError(
-            f"choice: its pieces leave out equations {left_out(choice, count) or 'none'}; those "
-            f"that no result needs are {without or 'none'}"
+            f"decision: its stages leave out equations {left_out(decision, count) or 'none'}; "
+            f"those that no result needs are {without or 'none'}"
         )

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from jrc.remat._planner.cost_graph import Node
+from jrc.remat._planner.cost_graph import CostNode
 
 SMALL = 24
 """Up to so many values every one of them may be kept."""
 
 
-def worth_saving(nodes: Sequence[Node], sizes: Sequence[int], fused: Sequence[bool]) -> list[bool]:
+def save_candidates(
+    nodes: Sequence[CostNode], sizes: Sequence[int], fused: Sequence[bool]
+) -> list[bool]:
     """Which values a plan may keep.
 
     In a small program all of them. In a large one, of a value and what is made of it by and by
@@ -16,7 +18,7 @@ def worth_saving(nodes: Sequence[Node], sizes: Sequence[int], fused: Sequence[bo
     """
     if len(sizes) <= SMALL:
         return [True] * len(sizes)
-    readers: dict[int, list[Node]] = {}
+    readers: dict[int, list[CostNode]] = {}
     for node in nodes:
         for v in node.reads:
             readers.setdefault(v, []).append(node)
@@ -24,39 +26,43 @@ def worth_saving(nodes: Sequence[Node], sizes: Sequence[int], fused: Sequence[bo
     def last(v: int) -> int:
         while len(readers.get(v, ())) == 1:
             (node,) = readers[v]
-            light = len(node.makes) == 1 and fused[node.makes[0]] and v not in node.needs
+            light = len(node.makes) == 1 and fused[node.makes[0]] and v not in node.derivative_reads
             if not light or sizes[node.makes[0]] > sizes[v]:
                 break
             (v,) = node.makes
         return v
 
-    worth = [False] * len(sizes)
+    is_candidate = [False] * len(sizes)
     roots: dict[int, frozenset[int]] = {}
     for node in nodes:
         made_of = frozenset().union(*(roots[v] for v in node.reads))
         for v in node.makes:
             if not fused[v]:
-                worth[last(v)] = True
-            elif not worth[v] and made_of:
-                worth[v] = last(v) == v and sizes[v] <= 0.75 * sum(sizes[r] for r in made_of)
-            roots[v] = frozenset({v}) if worth[v] or not fused[v] else made_of
+                is_candidate[last(v)] = True
+            elif not is_candidate[v] and made_of:
+                is_candidate[v] = last(v) == v and sizes[v] <= 0.75 * sum(sizes[r] for r in made_of)
+            roots[v] = frozenset({v}) if is_candidate[v] or not fused[v] else made_of
     for node in nodes:
-        if node.opaque is not None:
+        if node.inner_bytes is not None:
             # Outside of all regions its derivative needs them kept.
             for v in node.reads:
-                worth[v] = True
+                is_candidate[v] = True
     for v in _past_walls(nodes, readers):
-        worth[v] = True
-    return worth
+        is_candidate[v] = True
+    return is_candidate
 
 
-def _past_walls(nodes: Sequence[Node], readers: Mapping[int, Sequence[Node]]) -> set[int]:
+def _past_walls(nodes: Sequence[CostNode], readers: Mapping[int, Sequence[CostNode]]) -> set[int]:
     """What is read at or behind a construct that must not be run again, and is made before it.
 
     No stretch goes across such a construct, so that there is no making these again.
     """
     at = {v: k for k, node in enumerate(nodes) for v in node.makes}
-    walls = [k for k, node in enumerate(nodes) if node.acts or (node.opaque and node.stays)]
+    walls = [
+        k
+        for k, node in enumerate(nodes)
+        if node.has_effects or (node.inner_bytes and node.runs_once)
+    ]
     order = {id(node): k for k, node in enumerate(nodes)}
     return {
         v

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, is_variable, nbytes
-from jrc.remat._planner.cost_graph import Graph
-from jrc.remat._planner.decision import Choice
-from jrc.remat._planner.inner_programs import front_of
-from jrc.remat._planner.regions import choice_of
-from jrc.remat._planner.solver import Point, spread
+from jrc.remat._planner.cost_graph import CostGraph
+from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.inner_programs import pareto_front
+from jrc.remat._planner.regions import decision_of
+from jrc.remat._planner.solver import ParetoPoint, spread_evenly
 
 
 @dataclasses.dataclass(frozen=True)
-class Rung:
+class Candidate:
     """One plan of the row.
 
     Attributes:
@@ -29,44 +29,44 @@ class Rung:
         again: Operations that are done again.
     """
 
-    choice: Choice | None
+    decision: Decision | None
     temporaries: int
     saved: int
-    again: int
+    recomputed: int
 
 
-def ladder_of(
-    program: Program, moving: Iterable[Any], kept: int, solid: int, asked: int
-) -> tuple[Graph, list[Rung]]:
+def candidate_plans(
+    program: Program, perturbed: Iterable[Any], kept: int, unfusable_bytes: int, asked: int
+) -> tuple[CostGraph, list[Candidate]]:
     """The row of plans for a program, the leanest first.
 
     Args:
         program: The program; its first result is differentiated.
-        moving: Its inputs by which it is differentiated. Their cotangents are results.
+        perturbed: Its inputs by which it is differentiated. Their cotangents are results.
         kept: Bytes that JAX keeps where nothing is re-run.
-        solid: Those of them that XLA cannot but keep.
+        unfusable_bytes: Those of them that XLA cannot but keep.
         asked: How many rungs a search may ask; each more halves the steps.
     """
-    moving = list(moving)
-    results = sum(nbytes(v.aval) for v in moving)
-    graph, points = front_of(program, moving, program.jaxpr.outvars[:1])
+    perturbed = list(perturbed)
+    results = sum(nbytes(v.aval) for v in perturbed)
+    graph, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1])
     base = 3 * max(1, sum(node.flops for node in graph.nodes))
-    points = bargains([p for p in points if p.peak < kept or p is points[0]], base)
-    asked -= asks_plain_first(max(points[0].peak - results, 0), solid)
-    rungs = [
-        Rung(choice_of(graph, point), max(point.peak - results, 0), point.saved, point.flops)
-        for point in spread(points, base, max(1, 2**asked - 2))
+    points = worthwhile_points([p for p in points if p.peak < kept or p is points[0]], base)
+    asked -= should_try_plain_first(max(points[0].peak - results, 0), unfusable_bytes)
+    ordered = [
+        Candidate(decision_of(graph, point), max(point.peak - results, 0), point.saved, point.flops)
+        for point in spread_evenly(points, base, max(1, 2**asked - 2))
         if point.values or point.flops or point.bodies
     ]
-    return graph, [*rungs, Rung(None, kept, kept, 0)]
+    return graph, [*ordered, Candidate(None, kept, kept, 0)]
 
 
-def asks_plain_first(least: int, solid: int) -> bool:
+def should_try_plain_first(least: int, unfusable_bytes: int) -> bool:
     """Whether a plan may need more than nothing re-run does, so that this is to be asked first."""
-    return solid < 2 * least
+    return unfusable_bytes < 2 * least
 
 
-def bargains(points: Sequence[Point], base: int) -> list[Point]:
+def worthwhile_points(points: Sequence[ParetoPoint], base: int) -> list[ParetoPoint]:
     """The points without those that pay two per cent of operations for less than one of bytes.
 
     Nor is half a per cent of bytes worth a compilation: XLA's do not follow the prediction so
@@ -84,11 +84,11 @@ def bargains(points: Sequence[Point], base: int) -> list[Point]:
     return found[::-1]
 
 
-def _fewer_bytes(one: Point, other: Point) -> float:
+def _fewer_bytes(one: ParetoPoint, other: ParetoPoint) -> float:
     return math.log(max(one.peak, 1) / max(other.peak, 1))
 
 
-def highest_that_fits(
+def highest_fitting(
     fits: Callable[[int], bool], count: int, from_the_top: bool = False, more: bool = False
 ) -> int | None:
     """Of `count` rungs the highest that fits, found by halving; `None` if none does.
@@ -113,13 +113,13 @@ def highest_that_fits(
     return None if low < 0 else low
 
 
-def widest(program: Program, graph: Graph) -> int | None:
+def widest_equation(program: Program, graph: CostGraph) -> int | None:
     """The equation whose differentiation alone needs most bytes, by position; if there is one."""
 
     def width(node: Any) -> int:
         eqn = program.eqns[program.steps[node.position]]
         own = sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars) if is_variable(x))
-        return own * (node.moves and bool(node.flops))
+        return own * (node.active and bool(node.flops))
 
     nodes = [node for node in graph.nodes if node.position >= 0]
     return program.steps[max(nodes, key=width).position] if nodes else None

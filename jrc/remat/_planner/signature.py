@@ -22,9 +22,9 @@ from jrc._jaxpr import (
     trace,
 )
 from jrc._tree import is_number, is_traced
-from jrc.remat._gradient.arguments import called
+from jrc.remat._gradient.arguments import call_checked
 from jrc.remat._gradient.variable_changes import with_changes
-from jrc.remat._planner.execute import opened
+from jrc.remat._planner.execute import inlined_program
 
 # Settings that say of what type values are, which a cast to vary over a mesh axis changes.
 _TYPES = frozenset({"weak_type", "linear"})
@@ -38,11 +38,13 @@ def traced_for_plan(
     It returns what the function does, and besides what the function changes in its arguments.
     """
     args, kwargs = jax.tree.map(_as_array, (args, dict(kwargs)))
-    run = with_changes(lambda *args, **kwargs: called(fn, args, kwargs, who), name_of(fn), who)
+    run = with_changes(
+        lambda *args, **kwargs: call_checked(fn, args, kwargs, who), name_of(fn), who
+    )
     # Without `jit`, JAX writes loops out turn by turn: another program.
     with jax.disable_jit(False):
         traced = trace(run, args, kwargs, lambda _: True)
-    return dataclasses.replace(traced, program=opened(traced.program.jaxpr))
+    return dataclasses.replace(traced, program=inlined_program(traced.program.jaxpr))
 
 
 def _as_array(leaf: Any) -> Any:
@@ -82,10 +84,12 @@ class Signature:
         was, now = len(self.inputs) - self.closed, len(other.inputs) - other.closed
         if (was, self.closed) != (now, other.closed):
             more = " Arrays that a function closes over are no arguments: pass as arguments what "
-            moved = f".{more}jrc.plan was given as such" if self.closed != other.closed else ""
+            active_variables = (
+                f".{more}jrc.plan was given as such" if self.closed != other.closed else ""
+            )
             return (
                 f"it was made for {was} arrays as arguments and {self.closed} that the function "
-                f"closes over, now there are {now} and {other.closed}{moved}"
+                f"closes over, now there are {now} and {other.closed}{active_variables}"
             )
         pairs = enumerate(zip(self.inputs, other.inputs, strict=True))
         changed = [(i - self.closed, a, b) for i, (a, b) in pairs if a != b and i >= self.closed]
@@ -137,7 +141,7 @@ def _lines(program: Program, order: Sequence[int]) -> list[str]:
     for eqn in (program.eqns[p] for p in program.steps):
         for v in eqn.outvars:
             number[v] = len(number)
-        inner = [opened(jaxpr) for jaxpr in inner_programs(eqn)]
+        inner = [inlined_program(jaxpr) for jaxpr in inner_programs(eqn)]
         first, then = _order_inside(eqn, inner)
         reads = [*eqn.invars[:first], *(eqn.invars[first + i] for i in then)]
         made = " ".join(_type(v.aval) for v in eqn.outvars)

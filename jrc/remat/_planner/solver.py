@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from jrc.remat._planner.cost_graph import Graph, Node
-from jrc.remat._planner.pareto import Labels, Sieve, Steps, falling
+from jrc.remat._planner.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.pareto import DecisionTree, Labels, ParetoFilter, falling_flops
 
 Key = frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Option:
+class InnerOption:
     """One way to keep what a construct's derivative reads of its inside.
 
     Attributes:
@@ -41,7 +41,7 @@ class Option:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class ParetoPoint:
     """One choice.
 
     Attributes:
@@ -60,12 +60,12 @@ class Point:
 
 
 def solve(
-    graph: Graph,
-    options: Mapping[int, Sequence[Option]] | None = None,
+    graph: CostGraph,
+    options: Mapping[int, Sequence[InnerOption]] | None = None,
     times: int = 1,
     limit: int = 400,
     tiny: float = 1 / 4000,
-) -> list[Point]:
+) -> list[ParetoPoint]:
     """The front of choices for a graph, the leanest first.
 
     Args:
@@ -82,7 +82,7 @@ def solve(
     return _Solver(graph, options or {}, times, limit, tiny).front()
 
 
-def spread(points: Sequence[Point], base: int, count: int) -> list[Point]:
+def spread_evenly(points: Sequence[ParetoPoint], base: int, count: int) -> list[ParetoPoint]:
     """About `count` of the points, close where bytes or operations change fast; both ends stay.
 
     Of one it is the leanest.
@@ -107,19 +107,19 @@ def spread(points: Sequence[Point], base: int, count: int) -> list[Point]:
 class _Solver:
     def __init__(
         self,
-        graph: Graph,
-        options: Mapping[int, Sequence[Option]],
+        graph: CostGraph,
+        options: Mapping[int, Sequence[InnerOption]],
         times: int,
         limit: int,
         tiny: float,
     ):
         self.graph, self.options, self.times = graph, options, times
-        self.steps = Steps()
+        self.steps = DecisionTree()
         total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
         self.tiny = 0 if all(graph.may_save) else int(total * tiny)
-        self.sieve = Sieve(times, limit, max(total * times, 1))
+        self.sieve = ParetoFilter(times, limit, max(total * times, 1))
 
-    def front(self) -> list[Point]:
+    def front(self) -> list[ParetoPoint]:
         zero = np.zeros(1)
         states = {frozenset(): Labels(zero, zero, zero, zero, np.zeros(1, int))}
         for node in reversed(self.graph.nodes):
@@ -130,18 +130,18 @@ class _Solver:
             states = {key: self.sieve.of(labels, _is_closed(key)) for key, labels in found.items()}
             states = self._fewer(states)
         (labels,) = states.values()
-        labels = falling(labels.take(np.lexsort((labels.saved, labels.flops, labels.rest))))
+        labels = falling_flops(labels.take(np.lexsort((labels.saved, labels.flops, labels.rest))))
         decisions = self.steps.backs(labels.step.tolist())
         return [self._point(labels, i, decided) for i, decided in enumerate(decisions)]
 
-    def _point(self, labels: Labels, i: int, decided: Iterable[Any]) -> Point:
+    def _point(self, labels: Labels, i: int, decided: Iterable[Any]) -> ParetoPoint:
         values, bodies = set(), {}
         for decision in decided:
             if isinstance(decision, tuple):
                 bodies[decision[0]] = decision[1]
             else:
                 values.add(decision)
-        return Point(
+        return ParetoPoint(
             peak=int(labels.rest[i]),
             flops=int(labels.flops[i]),
             saved=int(labels.saved[i]) * self.times,
@@ -149,36 +149,36 @@ class _Solver:
             bodies=bodies,
         )
 
-    def _after(self, node: Node, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
+    def _after(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """All that may be said of what this equation makes and reads."""
-        own = [v for v in node.makes if v in node.needs]
+        own = [v for v in node.makes if v in node.derivative_reads]
         for new, decided in self._decided(key, labels, own):
             made = [v for v in node.makes if 2 * v in new]
-            if not node.acts:
+            if not node.has_effects:
                 yield from self._inside(node, new, decided, bool(made))
-            if (node.opaque is not None or node.acts) and not made:
+            if (node.inner_bytes is not None or node.has_effects) and not made:
                 yield from self._outside(node, new, decided)
 
     def _inside(
-        self, node: Node, key: Key, labels: Labels, made: bool
+        self, node: CostNode, key: Key, labels: Labels, made: bool
     ) -> Iterable[tuple[Key, Labels]]:
         """The equation as part of a stretch, run again if something that it makes is."""
-        again = made or bool(node.opaque)
-        if again and node.stays:
+        recomputed = made or bool(node.inner_bytes)
+        if recomputed and node.runs_once:
             return
-        needed = [v for v in node.reads if again or v in node.needs]
+        needed = [v for v in node.reads if recomputed or v in node.derivative_reads]
         for new, decided in self._decided(key, labels, needed):
-            opaque = (node.opaque or 0) if again else 0
+            inner_bytes = (node.inner_bytes or 0) if recomputed else 0
             operands = sum(size for v, size in node.operands if 2 * v in new)
             passing = sum(self.graph.passing[v] for v in node.makes if 2 * v in new)
             new, kept, remade = self._passed(node, new)
-            lasting = kept + remade + opaque + operands
-            yield self._closed(node, new, decided, kept, lasting, passing, again * node.flops)
+            lasting = kept + remade + inner_bytes + operands
+            yield self._closed(node, new, decided, kept, lasting, passing, recomputed * node.flops)
 
-    def _outside(self, node: Node, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
+    def _outside(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """The equation between two stretches, where what its derivative reads is kept."""
-        needed = [v for v in node.reads if v in node.needs]
-        ways = self.options.get(node.position) or [Option(node.opaque or 0, 0, 0)]
+        needed = [v for v in node.reads if v in node.derivative_reads]
+        ways = self.options.get(node.position) or [InnerOption(node.inner_bytes or 0, 0, 0)]
         for new, decided in self._decided(key, labels, needed):
             new, kept, _ = self._passed(node, new)
             if not _is_closed(new):
@@ -190,23 +190,37 @@ class _Solver:
                 peak = max(saved, kept + way.peak)
                 yield self._closed(node, new, each, saved, peak, 0, way.flops)
 
-    def _passed(self, node: Node, key: Key) -> tuple[Key, int, int]:
+    def _passed(self, node: CostNode, key: Key) -> tuple[Key, int, int]:
         """What is said further up, and the bytes that this equation's values take: kept, made."""
         kept = sum(self.graph.sizes[v] for v in node.makes if 2 * v + 1 in key)
         made = sum(self.graph.remade[v] for v in node.makes if 2 * v in key)
         return key.difference({2 * v + said for v in node.makes for said in (0, 1)}), kept, made
 
     def _closed(
-        self, node: Node, key: Key, labels: Labels, kept: int, here: int, passing: int, flops: int
+        self,
+        node: CostNode,
+        key: Key,
+        labels: Labels,
+        kept: int,
+        here: int,
+        passing: int,
+        flops: int,
     ) -> tuple[Key, Labels]:
-        back = (node.back if node.moves else 0) + passing
+        cotangent_bytes = (node.cotangent_bytes if node.active else 0) + passing
         # In a loop the other turns have kept as much, whatever is further up in this one.
         others = self.times - 1
-        opened = np.maximum(labels.open, back + others * labels.saved) + here + others * kept
+        inlined_program = (
+            np.maximum(labels.open, cotangent_bytes + others * labels.saved) + here + others * kept
+        )
         rest = labels.rest + self.times * kept
         if _is_closed(key):
-            opened, rest = np.zeros_like(opened), np.maximum(opened, rest)
-        return key, Labels(opened, rest, labels.flops + flops, labels.saved + kept, labels.step)
+            inlined_program, rest = (
+                np.zeros_like(inlined_program),
+                np.maximum(inlined_program, rest),
+            )
+        return key, Labels(
+            inlined_program, rest, labels.flops + flops, labels.saved + kept, labels.step
+        )
 
     def _decided(self, key: Key, labels: Labels, values: Sequence[int]) -> list[tuple[Key, Labels]]:
         """Every way to say of these values whether they are kept or made again."""
@@ -215,7 +229,7 @@ class _Solver:
             if 2 * v in key or 2 * v + 1 in key:
                 continue
             maker = self.makers[v]
-            must = maker.stays or self.graph.sizes[v] <= self.tiny
+            must = maker.runs_once or self.graph.sizes[v] <= self.tiny
             may = must or self.graph.may_save[v]
             more = []
             for each, some in ways:
@@ -228,7 +242,7 @@ class _Solver:
         return ways
 
     @functools.cached_property
-    def makers(self) -> dict[int, Node]:
+    def makers(self) -> dict[int, CostNode]:
         """The equation that makes each variable."""
         return {v: node for node in self.graph.nodes for v in node.makes}
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 _LISTENER: ContextVar[list[str] | None] = ContextVar("listener", default=None)
 
 
-def notice(text: str) -> None:
+def emit_notice(text: str) -> None:
     """Say something, if anybody listens."""
     words = _LISTENER.get()
     if words is not None and text not in words:
@@ -21,7 +21,7 @@ def notice(text: str) -> None:
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
+def collected_notices() -> Iterator[list[str]]:
     """What is noticed while this is open."""
     words: list[str] = []
     token = _LISTENER.set(words)

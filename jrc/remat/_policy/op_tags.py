@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jrc._jaxpr import evaluate, tagged, trace
-from jrc.remat._policy.resolution import KEPT, RERUN
+from jrc.remat._policy.resolution import KEEP_TAG, RECOMPUTE
 
 
 def keep_op[F: Callable[..., Any]](fn: F) -> F:
@@ -38,7 +38,7 @@ def keep_op[F: Callable[..., Any]](fn: F) -> F:
 
     Source: MindSpore `Primitive.recompute(False)`.
     """
-    return _tagging(fn, KEPT, "jrc.keep_op")
+    return _tagging(fn, KEEP_TAG, "jrc.keep_op")
 
 
 def recompute_op[F: Callable[..., Any]](fn: F) -> F:
@@ -66,7 +66,7 @@ def recompute_op[F: Callable[..., Any]](fn: F) -> F:
 
     Source: MindSpore `Primitive.recompute()`.
     """
-    return _tagging(fn, RERUN, "jrc.recompute_op")
+    return _tagging(fn, RECOMPUTE, "jrc.recompute_op")
 
 
 def _tagging[F: Callable[..., Any]](fn: F, tag: str, who: str) -> F:

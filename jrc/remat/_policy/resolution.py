@@ -19,25 +19,32 @@ from jrc._jaxpr import (
     primitive_name,
     tag_of,
 )
-from jrc.remat._policy.notices import notice
-from jrc.remat._policy.rules import Offload, RecomputePrimitives, Rule, Save, SavePrimitives, named
+from jrc.remat._policy.notices import emit_notice
+from jrc.remat._policy.rules import (
+    Offload,
+    RecomputePrimitives,
+    Rule,
+    Save,
+    SavePrimitives,
+    names_in,
+)
 
-HELD = "jrc.held"
+SAVED = "jrc.held"
 """The name under which values inside a re-run region are kept."""
 
-GROUP = "jrc.group"
+GROUP_SAVED = "jrc.group"
 """The same inside a group of single operators that are re-run: see `_groups`."""
 
 OFFLOADED = "jrc.offloaded"
 """The same in another memory; the memory kind follows a colon."""
 
-KEPT = "kept"
-RERUN = "rerun"
+KEEP_TAG = "kept"
+RECOMPUTE = "rerun"
 """Words that a tagged call carries: see `jrc.keep_op` and `jrc.recompute_op`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Say:
+class Policy:
     """The rules of one transform, ready to be asked.
 
     Attributes:
@@ -49,46 +56,46 @@ class Say:
     collectives: bool = True
 
     @property
-    def leaves_rest(self) -> bool:
+    def saves_by_default(self) -> bool:
         """Whether what no rule names is left as JAX keeps it, because no rule says what is kept."""
         parts = () if self.keep is None else self.keep.parts
         return bool(parts) and all(isinstance(rule, RecomputePrimitives) for rule in parts)
 
-    def of_mark(self, name: str) -> str | None:
+    def action_of_mark(self, name: str) -> str | None:
         """How a value with this mark is kept, if a rule names it."""
-        if name in named(self.keep, Save):
-            return HELD
-        return self._offloaded if name in named(self.keep, Offload) else None
+        if name in names_in(self.keep, Save):
+            return SAVED
+        return self._offloaded if name in names_in(self.keep, Offload) else None
 
-    def of_equation(self, eqn) -> str | None:
+    def action_of(self, eqn) -> str | None:
         """How an equation's results are kept, or `RERUN`, if a rule or a tag names it."""
         if tag := tag_of(eqn):
-            return HELD if tag == KEPT else RERUN
+            return SAVED if tag == KEEP_TAG else RECOMPUTE
         names = {primitive_name(eqn), call_name(eqn)}
-        if names & named(self.keep, SavePrimitives):
-            return HELD
-        if names & named(self.keep, RecomputePrimitives):
-            return RERUN
-        return HELD if self.collectives and facts_of(eqn).is_collective else None
+        if names & names_in(self.keep, SavePrimitives):
+            return SAVED
+        if names & names_in(self.keep, RecomputePrimitives):
+            return RECOMPUTE
+        return SAVED if self.collectives and facts_of(eqn).is_collective else None
 
-    def speaks_of(self, eqn) -> bool:
+    def applies_to(self, eqn) -> bool:
         """Whether a rule or a tag names this equation, or the mark that it is."""
         mark = mark_of(eqn)
-        return self.of_equation(eqn) is not None or bool(mark and self.of_mark(mark[0]))
+        return self.action_of(eqn) is not None or bool(mark and self.action_of_mark(mark[0]))
 
-    def speaks_in(self, eqn) -> bool:
+    def applies_inside(self, eqn) -> bool:
         """Whether a program inside this equation holds something it names, within its reach."""
         inner = inner_programs(eqn) if can_rebuild(eqn) else ()
-        return any(self.speaks_of(each) for jaxpr in inner for each in _reachable(jaxpr))
+        return any(self.applies_to(each) for jaxpr in inner for each in _reachable(jaxpr))
 
-    def held_values(self, program: Program, positions: Iterable[int]) -> dict:
+    def values_to_save(self, program: Program, positions: Iterable[int]) -> dict:
         """The values that these equations make, or name, and that are kept, with how."""
         found = {}
         for p in positions:
             eqn = program.eqns[p]
             mark = mark_of(eqn)
-            how = self.of_equation(eqn) if mark is None else self.of_mark(mark[0])
-            if how not in (None, RERUN):
+            how = self.action_of(eqn) if mark is None else self.action_of_mark(mark[0])
+            if how not in (None, RECOMPUTE):
                 found |= {program.unmarked(var): how for var in eqn.outvars}
         return found
 
@@ -97,7 +104,7 @@ class Say:
         eqns = list(_reachable(program.jaxpr))
         marks = {mark[0] for eqn in eqns if (mark := mark_of(eqn))}
         for kind in (Save, Offload):
-            for name in sorted(named(self.keep, kind) - marks):
+            for name in sorted(names_in(self.keep, kind) - marks):
                 where = program.hidden_marks.get(name)
                 inside = f", which stands inside {where}" if where else close_to(name, marks)
                 raise ValueError(
@@ -107,7 +114,7 @@ class Say:
                 )
         known = {n for eqn in eqns for n in (primitive_name(eqn), call_name(eqn)) if n}
         for kind in (SavePrimitives, RecomputePrimitives):
-            names = named(self.keep, kind)
+            names = names_in(self.keep, kind)
             if names and not names & known:
                 raise ValueError(
                     f"{who}: keep={kind.__name__}({listed(sorted(names))}) names no operator of "
@@ -116,7 +123,7 @@ class Say:
                 )
             if names - known:
                 missing = sorted(names - known)
-                notice(
+                emit_notice(
                     f"{who}: keep={kind.__name__}(...) names {listed(missing)}, and `{fn}` has no "
                     f"such operator{close_to(missing[0], known)}. Remove the name, or reach what "
                     "JAX writes inline with jrc.keep_op and jrc.recompute_op."
@@ -159,7 +166,7 @@ def check_memory(kind: str, who: str) -> None:
         )
 
 
-def policy_for(names: Iterable[str]):
+def checkpoint_policy(names: Iterable[str]):
     """The policy of `jax.checkpoint` that keeps values under these names, and no others."""
     saved = [name for name in names if not name.startswith(OFFLOADED)]
     offloaded = sorted(name for name in names if name.startswith(OFFLOADED))
@@ -173,7 +180,7 @@ def policy_for(names: Iterable[str]):
     )
 
 
-def name_as(x, how: str):
+def name_value(x, how: str):
     """The value under the name that the policy looks for; a complex one in its two parts."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         # `jax.checkpoint` rounds what it keeps with an operator that knows no complex numbers.

@@ -135,7 +135,7 @@ class Rules(Rule):
         return " | ".join(map(repr, self.rules))
 
     def _check(self, one: type, other: type, what: str) -> None:
-        both = named(self, one) & named(self, other)
+        both = names_in(self, one) & names_in(self, other)
         if both:
             raise ValueError(
                 f"jrc.{one.__name__} | jrc.{other.__name__}: {listed(sorted(both))} would be "
@@ -143,7 +143,7 @@ class Rules(Rule):
             )
 
 
-def named(keep: Rule | None, kind: type) -> frozenset[str]:
+def names_in(keep: Rule | None, kind: type) -> frozenset[str]:
     """All names that rules of this kind carry."""
     parts = () if keep is None else keep.parts
     return frozenset(name for rule in parts if isinstance(rule, kind) for name in rule.names)

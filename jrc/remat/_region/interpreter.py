@@ -24,13 +24,21 @@ from jrc._jaxpr import (
     tag_of,
     walk,
 )
-from jrc.remat._policy.resolution import GROUP, HELD, KEPT, RERUN, Say, name_as, policy_for
+from jrc.remat._policy.resolution import (
+    GROUP_SAVED,
+    KEEP_TAG,
+    RECOMPUTE,
+    SAVED,
+    Policy,
+    checkpoint_policy,
+    name_value,
+)
 from jrc.remat._region.recompute_groups import groups, with_views
 from jrc.remat._region.saved_results import (
-    hold_results,
-    hold_unit,
     is_differentiable_twice,
     reads_inputs,
+    save_function,
+    save_results,
 )
 
 Run = Callable[..., Sequence[Any]]
@@ -38,7 +46,7 @@ Region = Callable[[Run, Sequence[Any]], Sequence[Any]]
 Held = Mapping[Any, str]
 
 
-def rerun_region(body: Run, inputs: Sequence[Any], group: bool = False) -> Sequence[Any]:
+def recomputed_region(body: Run, inputs: Sequence[Any], group: bool = False) -> Sequence[Any]:
     """Run a body whose values are re-run in the backward pass, but for those it holds by name.
 
     What a `group` holds for itself is re-run by the region around it.
@@ -46,23 +54,23 @@ def rerun_region(body: Run, inputs: Sequence[Any], group: bool = False) -> Seque
     jaxpr = jax.make_jaxpr(body)(*inputs)
     marks = (mark_of(eqn) for eqn, _ in walk(jaxpr))
     names = {mark[0] for mark in marks if mark and mark[0].startswith("jrc.")}
-    names -= set() if group else {GROUP}
-    policy = policy_for(sorted(names)) if names else None
+    names -= set() if group else {GROUP_SAVED}
+    policy = checkpoint_policy(sorted(names)) if names else None
     return jax.checkpoint(evaluate(jaxpr), policy=policy)(*inputs)
 
 
-def opened(jaxpr: Any, say: Say) -> Program:
+def inlined_program(jaxpr: Any, policy: Policy) -> Program:
     """The program, every `jit` call that the rules speak of written inline."""
-    return Program(inline_marked(jaxpr, opener(say)))
+    return Program(inline_marked(jaxpr, should_inline(policy)))
 
 
-def opener(say: Say) -> Callable[[Any], bool]:
+def should_inline(policy: Policy) -> Callable[[Any], bool]:
     """Which `jit` calls the rules look into; one that a rule names itself stays closed."""
-    return lambda eqn: say.of_equation(eqn) is None and say.speaks_in(eqn)
+    return lambda eqn: policy.action_of(eqn) is None and policy.applies_inside(eqn)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stretch:
+class EquationRange:
     """Equations of a program that run together.
 
     Attributes:
@@ -78,9 +86,9 @@ class Stretch:
     program: Program
     positions: Sequence[int]
     outvars: Sequence[Any]
-    say: Say
+    policy: Policy
     held: Held = dataclasses.field(default_factory=dict)
-    name: Callable[[Any, str], Any] = name_as
+    name: Callable[[Any, str], Any] = name_value
     scope: Callable[[int], AbstractContextManager[Any]] | None = None
 
     @property
@@ -88,7 +96,7 @@ class Stretch:
         """What they read and do not make."""
         return self.program.cut(self.positions, self.outvars).invars
 
-    def rerun(self, *inputs: Any) -> list[Any]:
+    def run_recomputed(self, *inputs: Any) -> list[Any]:
         """Run it as the body of a region that is re-run."""
         values: dict[Any, Any] = dict(zip(self.invars, inputs, strict=True))
         for var in self.invars:
@@ -97,7 +105,7 @@ class Stretch:
         self._run_parts(values, {id(x) for x in inputs})
         return [values[var] for var in self.outvars]
 
-    def kept(self, *inputs: Any) -> list[Any]:
+    def run_saved(self, *inputs: Any) -> list[Any]:
         """Run it so that JAX keeps what it likes, but for what a rule or a tag says is re-run."""
         values: dict[Any, Any] = dict(zip(self.invars, inputs, strict=True))
         self._run_parts(values, None)
@@ -129,37 +137,37 @@ class Stretch:
         """Whether a tag says so, or a rule and no other rule that names the value."""
         eqn = self.program.eqns[p]
         is_held = not self.held.keys().isdisjoint(eqn.outvars)
-        return self._says(p) == RERUN and (tag_of(eqn) is not None or not is_held)
+        return self._says(p) == RECOMPUTE and (tag_of(eqn) is not None or not is_held)
 
     def _says(self, p: int) -> str | None:
-        return self.say.of_equation(self.program.eqns[p])
+        return self.policy.action_of(self.program.eqns[p])
 
     def _is_special(self, p: int) -> bool:
         if self.scope is not None:
             return True
         eqn = self.program.eqns[p]
-        if not self.held.keys().isdisjoint(eqn.outvars) or tag_of(eqn) == KEPT:
+        if not self.held.keys().isdisjoint(eqn.outvars) or tag_of(eqn) == KEEP_TAG:
             return True
         return self._has_other_body(p)
 
     def _has_other_body(self, p: int) -> bool:
         eqn = self.program.eqns[p]
-        if tag_of(eqn) == RERUN:
-            return Say().speaks_in(eqn)
-        return can_rebuild(eqn) and self._says(p) is None and self.say.speaks_in(eqn)
+        if tag_of(eqn) == RECOMPUTE:
+            return Policy().applies_inside(eqn)
+        return can_rebuild(eqn) and self._says(p) is None and self.policy.applies_inside(eqn)
 
     def _run_special(self, p: int, values: dict[Any, Any], given: set[int]) -> None:
         eqn = self.program.eqns[p]
         inputs = [values[var] for var in self.program.reads(p)]
         how = next((self.held[var] for var in eqn.outvars if var in self.held), None)
         with self.scope(p) if self.scope else nullcontext():
-            if tag_of(eqn) == KEPT:
+            if tag_of(eqn) == KEEP_TAG:
                 results = self._hold_call(p, inputs, given)
             elif how is None:
-                results = self._runner(p, Stretch.rerun)(*inputs)
+                results = self._runner(p, EquationRange.run_recomputed)(*inputs)
             else:
                 results = self._hold(p, inputs, how)
-        if how is not None or tag_of(eqn) == KEPT:
+        if how is not None or tag_of(eqn) == KEEP_TAG:
             given |= {id(x) for x in results}
         values |= dict(zip(eqn.outvars, results, strict=True))
 
@@ -168,21 +176,25 @@ class Stretch:
         eqn = self.program.eqns[p]
         if not self._has_other_body(p):
             return evaluate(self.program.cut([p], eqn.outvars))
-        say, mode = (Say(), Stretch.rerun) if tag_of(eqn) == RERUN else (self.say, mode)
-        inner = lambda jaxpr: within(jaxpr, say, mode, self.name)  # noqa: E731
+        policy, mode = (
+            (Policy(), EquationRange.run_recomputed)
+            if tag_of(eqn) == RECOMPUTE
+            else (self.policy, mode)
+        )
+        inner = lambda jaxpr: inner_function(jaxpr, policy, mode, self.name)  # noqa: E731
         return self.program.run(p, rebuild(eqn, inner))
 
     def _hold(self, p: int, inputs: Sequence[Any], how: str) -> list[Any]:
         eqn = self.program.eqns[p]
         names = [self._namer(how if var in self.held else None) for var in eqn.outvars]
-        run = self._runner(p, Stretch.rerun)
+        run = self._runner(p, EquationRange.run_recomputed)
         if (
             _reads_inside(eqn)
             or not facts_of(eqn).derivative_reads & Reads.RESULT
             or not eqn.invars
         ):
             return [name(x) for name, x in zip(names, run(*inputs), strict=True)]
-        return hold_results(run, inputs, names)
+        return save_results(run, inputs, names)
 
     def _namer(self, how: str | None) -> Callable[[Any], Any]:
         return (lambda x: x) if how is None else lambda x: self.name(x, how)
@@ -190,29 +202,33 @@ class Stretch:
     def _hold_call(self, p: int, inputs: Sequence[Any], given: set[int]) -> list[Any]:
         """A call that is kept whole: its results, and what its derivative reads."""
         eqn = self.program.eqns[p]
-        jaxpr, name = eqn.params["jaxpr"], self._namer(HELD)
+        jaxpr, name = eqn.params["jaxpr"], self._namer(SAVED)
         names = [name] * len(eqn.outvars)
-        run = self.program.run(p, within(jaxpr, Say(), Stretch.kept, self.name))
+        run = self.program.run(
+            p, inner_function(jaxpr, Policy(), EquationRange.run_saved, self.name)
+        )
         if is_closed(eqn) or not is_differentiable_twice(run, inputs):
             return [name(x) for x in run(*inputs)]
         if any(facts_of(each).is_contraction for each, _ in walk(jaxpr)):
             # The arguments of a product are read by its derivative, whoever keeps its result.
-            return hold_unit(run, inputs, name, lambda _: False)
+            return save_function(run, inputs, name, lambda _: False)
         if not reads_inputs(run, inputs):
-            return hold_results(run, inputs, names)
-        return hold_unit(run, inputs, name, lambda x: id(x) not in given)
+            return save_results(run, inputs, names)
+        return save_function(run, inputs, name, lambda x: id(x) not in given)
 
     def _run_outside(self, part: Sequence[int], values: dict[Any, Any]) -> None:
-        other = lambda p: self._has_other_body(p) or tag_of(self.program.eqns[p]) == KEPT  # noqa: E731
+        other = lambda p: self._has_other_body(p) or tag_of(self.program.eqns[p]) == KEEP_TAG  # noqa: E731
         for some, special in _alternating(part, other):
             if not special:
                 _run(self.program.cut(some), values)
                 continue
             (p,) = some
             eqn = self.program.eqns[p]
-            run = self._runner(p, Stretch.kept)
-            if tag_of(eqn) == KEPT:
-                inner = within(eqn.params["jaxpr"], Say(), Stretch.kept, self.name)
+            run = self._runner(p, EquationRange.run_saved)
+            if tag_of(eqn) == KEEP_TAG:
+                inner = inner_function(
+                    eqn.params["jaxpr"], Policy(), EquationRange.run_saved, self.name
+                )
                 run = self.program.run(p, inner)
             results = run(*(values[var] for var in self.program.reads(p)))
             values |= dict(zip(eqn.outvars, results, strict=True))
@@ -221,15 +237,15 @@ class Stretch:
         """Operators to be re-run and their readers, of which all that is not re-run is held."""
         again = set(again)
         eqns = self.program.eqns
-        held = {var: GROUP for p in part if p not in again for var in eqns[p].outvars}
+        held = {var: GROUP_SAVED for p in part if p not in again for var in eqns[p].outvars}
         held |= {var: how for var, how in self.held.items() if var in held}
         outvars = self.program.crossing(part)
-        group = Group(self.program, part, outvars, self.say, held, self.name, self.scope)
-        results = rerun_region(group.run, [values[var] for var in group.invars], group=True)
+        group = Group(self.program, part, outvars, self.policy, held, self.name, self.scope)
+        results = recomputed_region(group.run, [values[var] for var in group.invars], group=True)
         values |= dict(zip(group.outvars, results, strict=True))
 
 
-class Group(Stretch):
+class Group(EquationRange):
     """A stretch of which a few operators are re-run; whatever else it makes is held."""
 
     def run(self, *inputs: Any) -> list[Any]:
@@ -242,23 +258,23 @@ class Group(Stretch):
         eqn = self.program.eqns[p]
         if not can_rebuild(eqn) or is_closed(eqn):
             return super()._hold(p, inputs, how)
-        run = self._runner(p, Stretch.kept)
+        run = self._runner(p, EquationRange.run_saved)
         if not is_differentiable_twice(run, inputs):
             return super()._hold(p, inputs, how)
         # A loop that reads what is re-run keeps the rest of what it needs.
-        return hold_unit(run, inputs, self._namer(how), lambda _: False)
+        return save_function(run, inputs, self._namer(how), lambda _: False)
 
 
-def within(
+def inner_function(
     jaxpr: Any,
-    say: Say,
+    policy: Policy,
     mode: Callable[..., Any],
-    name: Callable[[Any, str], Any] = name_as,
+    name: Callable[[Any, str], Any] = name_value,
 ) -> Run:
     """A program inside another as a function, run in this mode under the same rules."""
     consts = list(jaxpr.consts)
     jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    program = opened(jaxpr, say)
+    program = inlined_program(jaxpr, policy)
     live = program.live()
     positions = [p for p in range(len(program.eqns)) if live[p]]
     made = {var for p in positions for var in program.eqns[p].outvars}
@@ -266,8 +282,8 @@ def within(
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, [*consts, *inputs], strict=True))
         outvars = list(dict.fromkeys(v for v in program.jaxpr.outvars if _is_made(v, made)))
-        held = say.held_values(program, positions)
-        stretch = Stretch(program, positions, outvars, say, held, name)
+        held = policy.values_to_save(program, positions)
+        stretch = EquationRange(program, positions, outvars, policy, held, name)
         results = mode(stretch, *(values[var] for var in stretch.invars))
         values |= dict(zip(outvars, results, strict=True))
         return program.results(values)

@@ -18,7 +18,7 @@ from jrc._tree import is_floating
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Moving:
+class Perturbed:
     """Those of a list of arrays that are differentiated; no array itself, though it stands by them.
 
     Attributes:
@@ -36,21 +36,21 @@ class Moving:
         new = iter(new)
         return [next(new) if moves else x for x, moves in zip(arrays, self.flags, strict=True)]
 
-    def spread(self, cotangents: Iterable[Any]) -> list[Any]:
+    def spread_evenly(self, cotangents: Iterable[Any]) -> list[Any]:
         """A cotangent for each array, `None` for what is not differentiated."""
         return self.fill([None] * len(self.flags), cotangents)
 
 
-def values_of(primals: Sequence[Any]) -> tuple[list[Any], Moving]:
+def primal_values(primals: Sequence[Any]) -> tuple[list[Any], Perturbed]:
     """The values that a forward rule is given, and which of them are differentiated."""
     values = [primal.value for primal in primals]
     moves = [primal.perturbed and is_floating(primal.value) for primal in primals]
-    return values, Moving(tuple(moves))
+    return values, Perturbed(tuple(moves))
 
 
-def read_of(cotangents: Sequence[Any]) -> Moving:
+def read_results(cotangents: Sequence[Any]) -> Perturbed:
     """Of which results somebody reads a derivative."""
-    return Moving(tuple(not isinstance(c, SymbolicZero) and _is_number(c) for c in cotangents))
+    return Perturbed(tuple(not isinstance(c, SymbolicZero) and _is_number(c) for c in cotangents))
 
 
 def dense(cotangent: Any) -> Any:

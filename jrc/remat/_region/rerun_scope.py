@@ -22,14 +22,14 @@ _AGAIN = re.compile(rf"(?<!transpose\(jvp\(){_SCOPE}")
 
 
 @contextmanager
-def again() -> Iterator[None]:
+def rerun_scope() -> Iterator[None]:
     """What is written here runs again, inside of a function that is being differentiated."""
     with jax.named_scope(_SCOPE):
         yield
 
 
 @contextmanager
-def again_apart() -> Iterator[None]:
+def separate_rerun_scope() -> Iterator[None]:
     """What is written here runs again, in a backward pass and not differentiated any more."""
     # The transforms around take the first name to themselves, so that the second stands alone.
     with jax.named_scope("again"), jax.named_scope(_SCOPE):
@@ -37,7 +37,7 @@ def again_apart() -> Iterator[None]:
 
 
 @contextmanager
-def planned() -> Iterator[None]:
+def planned_scope() -> Iterator[None]:
     """What is written here was weighed by a plan."""
     with jax.named_scope(_PLANNED):
         yield
@@ -48,7 +48,7 @@ def is_planned(eqn: Any) -> bool:
     return _PLANNED in scope_of(eqn)
 
 
-def is_again(eqn: Any) -> bool:
+def is_rerun(eqn: Any) -> bool:
     """Whether this equation of a gradient runs something a second time."""
     scope = scope_of(eqn)
     if _JAX_SCOPE in scope and (primitive_name(eqn) == _REGION or not _is_transposed(scope)):
@@ -56,7 +56,7 @@ def is_again(eqn: Any) -> bool:
     return bool(_AGAIN.search(scope))
 
 
-def is_path_again(path: str) -> bool:
+def is_rerun_path(path: str) -> bool:
     """The same of an operator of the compiled program, from the path that it was made under."""
     return _JAX_SCOPE in path or bool(_AGAIN.search(path))
 

@@ -18,22 +18,24 @@ Run = Callable[..., Sequence[Any]]
 Name = Callable[[Any], Any]
 
 
-def hold_results(run: Run, inputs: Sequence[Any], names: Sequence[Name]) -> list[Any]:
+def save_results(run: Run, inputs: Sequence[Any], names: Sequence[Name]) -> list[Any]:
     """The results of one operator, each under its name; the derivative reads them as named."""
-    named = [name(x) for name, x in zip(names, run(*inputs), strict=True)]
-    values, others = _apart(named)
-    count, is_value = len(named), [is_floating(x) for x in named]
+    names_in = [name(x) for name, x in zip(names, run(*inputs), strict=True)]
+    values, others = _apart(names_in)
+    count, is_value = len(names_in), [is_floating(x) for x in names_in]
 
     # The rule outlives the trace: it takes no tracer along, as `named` would be.
-    def tangents(inputs: Any, values: Any, others: Any, moving: Sequence[int], moves: Any) -> Any:
-        program = _tangent_program(run, inputs, moving, moves, count)
+    def tangents(
+        inputs: Any, values: Any, others: Any, perturbed: Sequence[int], moves: Any
+    ) -> Any:
+        program = _tangent_program(run, inputs, perturbed, moves, count)
         known = _together(is_value, values, others)
         return evaluate(program)(*inputs, *moves, *known)
 
     return _together(is_value, _through(values, inputs, others, tangents), others)
 
 
-def hold_unit(
+def save_function(
     run: Run, inputs: Sequence[Any], name: Name, is_held: Callable[[Any], bool]
 ) -> list[Any]:
     """The results of a function, held together with all that its derivative reads.
@@ -58,10 +60,10 @@ def hold_unit(
     given = {id(x) for x in inputs if not is_held(x)}
     reads = [x if id(x) in given else name(x) for x in reads]
 
-    def tangents(inputs: Any, _: Any, reads: Any, moving: Sequence[int], moves: Any) -> Any:
+    def tangents(inputs: Any, _: Any, reads: Any, perturbed: Sequence[int], moves: Any) -> Any:
         linear = structure.unflatten(reads)
         zeros = [jnp.zeros_like(inputs[i]) for i in floats]
-        at = [floats.index(i) for i in moving]
+        at = [floats.index(i) for i in perturbed]
         # A linear function is its own derivative; what does not move is left out of that.
         return jax.jvp(lambda *ds: linear(*_merged(zeros, at, ds)), [zeros[i] for i in at], moves)[
             1
@@ -86,13 +88,15 @@ def _through(
     def rule(primals: Any, moves: Any) -> Any:
         inputs, values, reads = primals
         still = jax.custom_derivatives.SymbolicZero
-        moving = [
+        perturbed = [
             i for i, (x, d) in enumerate(zip(inputs, moves[0], strict=True))
             if is_floating(x) and not isinstance(d, still)
         ]  # fmt: skip
-        if not moving:
+        if not perturbed:
             return values, [jnp.zeros_like(x) for x in values]
-        return values, list(tangents(inputs, values, reads, moving, [moves[0][i] for i in moving]))
+        return values, list(
+            tangents(inputs, values, reads, perturbed, [moves[0][i] for i in perturbed])
+        )
 
     held_result.defjvp(rule, symbolic_zeros=True)
     return held_result(list(inputs), list(values), list(reads))
@@ -123,14 +127,14 @@ def reads_inputs(run: Run, inputs: Sequence[Any]) -> bool:
 
 
 def derivative_reads(
-    run: Run, inputs: Sequence[Any], moving: Sequence[int]
+    run: Run, inputs: Sequence[Any], perturbed: Sequence[int]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Which inputs and which results the derivative reads when these inputs move.
 
     A result that is read in the place of what it was made from counts as a result.
     """
     count = len(jax.eval_shape(run, *inputs))
-    program = _tangent_program(run, inputs, moving, [inputs[i] for i in moving], count)
+    program = _tangent_program(run, inputs, perturbed, [inputs[i] for i in perturbed], count)
     read = {id(atom) for eqn in program.eqns for atom in eqn.invars}
     flags = [id(var) in read for var in program.invars]
     results = flags[len(flags) - count :]
@@ -141,23 +145,23 @@ def derivative_reads(
 
 
 def _tangent_program(
-    run: Run, inputs: Sequence[Any], moving: Sequence[int], moves: Sequence[Any], count: int
+    run: Run, inputs: Sequence[Any], perturbed: Sequence[int], moves: Sequence[Any], count: int
 ) -> Any:
     """Tangents of the floating results, from inputs, their tangents, and all `count` results."""
-    both = jax.make_jaxpr(lambda xs, ds: _jvp(run, xs, moving, ds))(list(inputs), list(moves))
+    both = jax.make_jaxpr(lambda xs, ds: _jvp(run, xs, perturbed, ds))(list(inputs), list(moves))
     return with_results_given(inline_all(both), count)
 
 
-def _jvp(run: Run, inputs: Sequence[Any], moving: Sequence[int], moves: Sequence[Any]) -> Any:
+def _jvp(run: Run, inputs: Sequence[Any], perturbed: Sequence[int], moves: Sequence[Any]) -> Any:
     """All results of `run`, and the tangents of the floating ones when these inputs move."""
     is_value: list[bool] = []
 
     def at(*moved: Any) -> Any:
-        results = run(*_merged(inputs, moving, moved))
+        results = run(*_merged(inputs, perturbed, moved))
         is_value[:] = map(is_floating, results)
         return _apart(results)
 
-    values, tangents, rest = jax.jvp(at, [inputs[i] for i in moving], list(moves), has_aux=True)
+    values, tangents, rest = jax.jvp(at, [inputs[i] for i in perturbed], list(moves), has_aux=True)
     return _together(is_value, values, rest), tangents
 
 

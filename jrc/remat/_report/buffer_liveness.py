@@ -83,7 +83,7 @@ class _Schedule:
 
     def _inside(self, each: Instruction) -> int:
         """The most that an instruction's own computations need at once."""
-        names = each.called.values() if each.opcode in _WITH_INSIDE else ()
+        names = each.call_checked.values() if each.opcode in _WITH_INSIDE else ()
         known = (n for group in names for n in group if n in self.module.computations)
         return max((self._peak(name, each.opcode) for name in known), default=0)
 
@@ -171,7 +171,7 @@ def _write_over(
 
 def _may_write(module: Module, each: Instruction, k: int) -> bool:
     if each.opcode == "fusion":
-        fused = [module.computations[name] for name in each.called.get("calls", ())]
+        fused = [module.computations[name] for name in each.call_checked.get("calls", ())]
         return bool(fused) and _is_elementwise(fused[0], k)
     if each.opcode in _IN_PLACE:
         return k == 0

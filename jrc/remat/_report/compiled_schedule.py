@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jrc.remat._gradient.loss import Loss
-from jrc.remat._region.rerun_scope import is_path_again
+from jrc.remat._region.rerun_scope import is_rerun_path
 from jrc.remat._report.buffer_liveness import live_bytes
 from jrc.remat._report.hlo import Instruction, Module
 
@@ -92,7 +92,7 @@ def collectives(module: Module) -> tuple[Collective, ...]:
             counts = found.setdefault(kind, [0, 0, 0])
             counts[0] += times
             counts[1] += times * _result_bytes(each)
-            counts[2] += times * is_path_again(each.path)
+            counts[2] += times * is_rerun_path(each.path)
     kinds = (Collective(kind, *counts) for kind, counts in found.items())
     return tuple(sorted(kinds, key=lambda each: -each.bytes))
 
@@ -104,14 +104,14 @@ def _is_backward(path: str) -> bool:
 def _all_instructions(module: Module) -> Iterator[tuple[Instruction, int]]:
     """Every instruction that runs, with how often it does."""
 
-    def within(computation: Any, times: int) -> Iterator[tuple[Instruction, int]]:
+    def inner_function(computation: Any, times: int) -> Iterator[tuple[Instruction, int]]:
         for each in computation.instructions:
             yield each, times
             if each.opcode in ("while", "conditional", "call", "async-start"):
-                for inner in module.called(each):
-                    yield from within(inner, times * each.trips)
+                for inner in module.call_checked(each):
+                    yield from inner_function(inner, times * each.trips)
 
-    return within(module.entry, 1)
+    return inner_function(module.entry, 1)
 
 
 def _result_bytes(each: Instruction) -> int:

@@ -25,7 +25,7 @@ from jrc._jaxpr import (
     scope_of,
     walk,
 )
-from jrc.remat._region.rerun_scope import is_again, is_planned
+from jrc.remat._region.rerun_scope import is_planned, is_rerun
 
 # Where JAX's policies, functions or values, hold the names that they let through.
 _NAME_FIELDS = frozenset(
@@ -109,7 +109,7 @@ def _outermost(forward: Any) -> Iterator[Any]:
 
 def _is_region(eqn: Any) -> bool:
     name = primitive_name(eqn)
-    wrapped = name == "RematTraced" and is_again(eqn)
+    wrapped = name == "RematTraced" and is_rerun(eqn)
     return wrapped or (facts_of(eqn).is_region and bool(eqn.params.get("differentiated")))
 
 
@@ -118,8 +118,8 @@ def _region(node: LiveEquation, name: str, at: int | None) -> RerunRegion:
     if primitive_name(node.eqn) == "RematTraced":
         kept, again = list(node.eqn.outvars), inside
     else:
-        again = [each for each in inside if is_again(each.eqn)]
-        read = {v for each in inside if not is_again(each.eqn) for v in each.eqn.invars
+        again = [each for each in inside if is_rerun(each.eqn)]
+        read = {v for each in inside if not is_rerun(each.eqn) for v in each.eqn.invars
                 if is_variable(v)}  # fmt: skip
         kept = [v for each in again for v in each.eqn.outvars if v in read]
     size = sum(nbytes(v.aval) for v in dict.fromkeys(kept))

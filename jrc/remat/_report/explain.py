@@ -10,10 +10,10 @@ from jrc._validate import check_flag
 from jrc.remat._gradient.compiled_memory import memory_of
 from jrc.remat._gradient.loss import loss_of
 from jrc.remat._gradient.saved_values import saved_values
-from jrc.remat._policy.notices import heard
+from jrc.remat._policy.notices import collected_notices
 from jrc.remat._report.compiled_schedule import collectives, live_points
 from jrc.remat._report.diagnostics import warnings_of
-from jrc.remat._report.hlo import read
+from jrc.remat._report.hlo import parse_hlo
 from jrc.remat._report.recompute_count import reruns
 from jrc.remat._report.report import Report
 
@@ -61,14 +61,14 @@ def explain(
     Source: JAX's `print_saved_residuals`, with what the compiled program says beside it.
     """
     check_flag(has_aux, "has_aux", "jrc.explain")
-    with heard() as words:
+    with collected_notices() as words:
         loss = loss_of(fn, args, argnums, has_aux, "jrc.explain")
     forward = loss.program.jaxpr
-    traced = jax.make_jaxpr(loss.gradient)(loss.moving, loss.rest)
+    traced = jax.make_jaxpr(loss.gradient)(loss.perturbed, loss.rest)
     gradient = inline_marked(traced, lambda _: True)
     program = live_equations(gradient)
     compiled = loss.compiled()
-    module = read(compiled.as_text())
+    module = parse_hlo(compiled.as_text())
     return Report(
         name=loss.name,
         saved=saved_values(loss),

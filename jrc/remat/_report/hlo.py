@@ -50,7 +50,7 @@ class Instruction:
     shape: Shape
     operands: tuple[str, ...]
     inside: str
-    called: Mapping[str, tuple[str, ...]]
+    call_checked: Mapping[str, tuple[str, ...]]
     path: str
     attributes: str
     is_root: bool
@@ -91,21 +91,21 @@ class Module:
     computations: Mapping[str, Computation]
     entry: Computation
 
-    def called(self, instruction: Instruction) -> Iterator[Computation]:
+    def call_checked(self, instruction: Instruction) -> Iterator[Computation]:
         """The computations that an instruction runs."""
-        for names in instruction.called.values():
+        for names in instruction.call_checked.values():
             yield from (self.computations[name] for name in names if name in self.computations)
 
     def paths(self, instruction: Instruction) -> Iterator[str]:
         """Where the instruction, and all that was fused into it, came from."""
         yield instruction.path
         if instruction.opcode in ("fusion", "call"):
-            for computation in self.called(instruction):
+            for computation in self.call_checked(instruction):
                 for each in computation.instructions:
                     yield from self.paths(each)
 
 
-def read(text: str) -> Module:
+def parse_hlo(text: str) -> Module:
     """The program that `compiled.as_text()` prints."""
     computations: dict[str, Computation] = {}
     entry, name, lines = "", "", []
@@ -128,7 +128,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
     end = _closing("(" + rest) - 1
     inside, attributes = rest[:end], rest[end + 1 :]
     path = re.search(r'op_name="((?:[^"\\]|\\.)*)"', attributes)
-    called = {
+    call_checked = {
         role: tuple(re.findall(r"[\w.\-]+", names)) for role, names in _CALLED.findall(attributes)
     }
     return Instruction(
@@ -137,7 +137,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
         shape=_shape(shape),
         operands=tuple(re.findall(r"%([\w.\-]+)", inside)),
         inside=inside,
-        called=called,
+        call_checked=call_checked,
         path=path[1] if path else "",
         attributes=attributes,
         is_root=is_root,

@@ -179,8 +179,8 @@ def _name_marks(axes: Any, curve: Curve) -> None:
     """The first report's marks at the foot of the picture, with as many names as there is room."""
     for x, y, _ in curve.marks:
         axes.plot([x, x], [0, y], color=_GREY, linewidth=0.4, linestyle=":", zorder=1)
-    widest = max((len(name) for *_, name in curve.marks), default=1)
-    stride = -(-len(curve.marks) * widest // _ROOM) or 1
-    named = curve.marks[::stride]
-    axes.set_xticks([x for x, *_ in named], [name for *_, name in named], fontsize=6.5)
+    widest_equation = max((len(name) for *_, name in curve.marks), default=1)
+    stride = -(-len(curve.marks) * widest_equation // _ROOM) or 1
+    names_in = curve.marks[::stride]
+    axes.set_xticks([x for x, *_ in names_in], [name for *_, name in names_in], fontsize=6.5)
     axes.tick_params(axis="x", length=2.5, color=_GREY, labelcolor=_GREY)

@@ -17,7 +17,7 @@ from jrc._jaxpr import (
     trace_id,
     walk,
 )
-from jrc.remat._region.rerun_scope import is_again
+from jrc.remat._region.rerun_scope import is_rerun
 
 # What only names or annotates a value, or stands between two runs.
 _NO_WORK = (View.NAME, View.ANNOTATION)
@@ -72,7 +72,7 @@ def _leaves(
 ) -> Iterator[tuple[LiveEquation, int]]:
     """The equations without programs inside that run again, with how often they do."""
     for node in program:
-        here = again or is_again(node.eqn)
+        here = again or is_rerun(node.eqn)
         parts = node.inside
         if primitive_name(node.eqn) == "cond":
             parts = (max(parts, key=live_flops, default=()),)

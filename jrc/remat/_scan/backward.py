@@ -14,15 +14,15 @@ import jax.numpy as jnp
 
 from jrc._tree import is_floating
 from jrc.remat._region.barrier import barrier
-from jrc.remat._region.perturbed import Moving, dense, read_of, values_of
-from jrc.remat._region.rerun_scope import again, again_apart
+from jrc.remat._region.perturbed import Perturbed, dense, primal_values, read_results
+from jrc.remat._region.rerun_scope import rerun_scope, separate_rerun_scope
 from jrc.remat._scan.loop import Arrays, Loop, put, take
 from jrc.remat._scan.schedule import Level
 
 Levels = tuple[Level, ...]
 
 
-def with_few_carries(loop: Loop, levels: Levels) -> Callable[..., Any]:
+def scan_with_saved_carries(loop: Loop, levels: Levels) -> Callable[..., Any]:
     """The loop as a function of `(constants, carry, xs)`, differentiated level by level."""
 
     @jax.custom_vjp
@@ -30,29 +30,29 @@ def with_few_carries(loop: Loop, levels: Levels) -> Callable[..., Any]:
         return loop.run(constants, carry, xs, 0, loop.length)
 
     def forward(*primals: Arrays) -> Any:
-        groups, moving = zip(*map(values_of, primals), strict=True)
+        groups, perturbed = zip(*map(primal_values, primals), strict=True)
         last, ys, starts = loop.run_level(levels[0], *groups)
-        return (last, ys), (*groups, starts, _with_carry(loop, groups, moving))
+        return (last, ys), (*groups, starts, _with_carry(loop, groups, perturbed))
 
     def backward(residuals: Any, cotangents: Any) -> Any:
-        moving, read = residuals[-1], read_of(cotangents[1])
+        perturbed, read = residuals[-1], read_results(cotangents[1])
         # A `y` that nobody reads has no cotangent, which would be as long as the loop.
-        arriving = moving[1].pick(map(dense, cotangents[0])), read.pick(cotangents[1])
+        arriving = perturbed[1].pick(map(dense, cotangents[0])), read.pick(cotangents[1])
         (*groups, starts, _), (from_carry, from_ys) = barrier((residuals, arriving))
         constants, carry, xs = groups
-        pull = Pull(loop, constants, xs, from_ys, moving, read)
-        zeros = [[jnp.zeros_like(x) for x in moving[i].pick(groups[i])] for i in (0, 2)]
+        pull = BackwardPass(loop, constants, xs, from_ys, perturbed, read)
+        zeros = [[jnp.zeros_like(x) for x in perturbed[i].pick(groups[i])] for i in (0, 2)]
         state = pull.segments(levels, starts, carry, 0, (from_carry, *zeros))
         to_carry, to_constants, to_xs = state
         to = to_constants, to_carry, to_xs
-        return tuple(m.spread(arrays) for m, arrays in zip(moving, to, strict=True))
+        return tuple(m.spread_evenly(arrays) for m, arrays in zip(perturbed, to, strict=True))
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pull:
+class BackwardPass:
     """Takes cotangents from the last step to the first.
 
     The state is `(to_carry, to_constants, to_xs)`: what has come so far of those that carry a
@@ -71,8 +71,8 @@ class Pull:
     constants: Arrays
     xs: Arrays
     from_ys: Arrays
-    moving: tuple[Moving, Moving, Moving]
-    read: Moving
+    perturbed: tuple[Perturbed, Perturbed, Perturbed]
+    read: Perturbed
 
     def stretch(self, levels: Levels, carry: Arrays, first: Any, state: Any) -> Any:
         """Through a stretch of which only the first carry is known."""
@@ -116,7 +116,7 @@ class Pull:
 
     def skip(self, carry: Arrays, first: Any, count: int) -> Arrays:
         """The carry after `count` steps."""
-        with again_apart():
+        with separate_rerun_scope():
             return self.loop.skip(self.constants, carry, self.xs, first, count)
 
     def step(self, carry: Arrays, first: Any, state: Any) -> Any:
@@ -126,12 +126,12 @@ class Pull:
         groups = (self.constants, carry, take(self.xs, at))
 
         def floats(*parts: Arrays) -> Any:
-            filled = [m.fill(*both) for m, *both in zip(self.moving, groups, parts, strict=True)]
-            with again():
+            filled = [m.fill(*both) for m, *both in zip(self.perturbed, groups, parts, strict=True)]
+            with rerun_scope():
                 carry, y = self.loop.step(*filled)
-            return self.moving[1].pick(carry), self.read.pick(y)
+            return self.perturbed[1].pick(carry), self.read.pick(y)
 
-        parts = [m.pick(group) for m, group in zip(self.moving, groups, strict=True)]
+        parts = [m.pick(group) for m, group in zip(self.perturbed, groups, strict=True)]
         _, pull = jax.vjp(floats, *parts)
         more, to_carry, to_x = pull((from_carry, take(self.from_ys, at)))
         added = [a + b for a, b in zip(to_constants, more, strict=True)]
@@ -139,19 +139,19 @@ class Pull:
 
 
 def _with_carry(
-    loop: Loop, groups: Sequence[Arrays], moving: Sequence[Moving]
-) -> tuple[Moving, ...]:
+    loop: Loop, groups: Sequence[Arrays], perturbed: Sequence[Perturbed]
+) -> tuple[Perturbed, ...]:
     """What is differentiated, with the carries that come to depend on it, as in `lax.scan`."""
-    constants, carry, xs = moving
+    constants, carry, xs = perturbed
     while True:
         reached = _reached(loop, groups, (constants, carry, xs))
-        more = Moving(tuple(a or b for a, b in zip(carry.flags, reached, strict=True)))
+        more = Perturbed(tuple(a or b for a, b in zip(carry.flags, reached, strict=True)))
         if more == carry:
             return constants, carry, xs
         carry = more
 
 
-def _reached(loop: Loop, groups: Sequence[Arrays], moving: Sequence[Moving]) -> list[bool]:
+def _reached(loop: Loop, groups: Sequence[Arrays], perturbed: Sequence[Perturbed]) -> list[bool]:
     """The carries behind one step that depend on what is differentiated, asked of JAX itself.
 
     It calls the forward rule of an identity if, and only if, a derivative flows through it.
@@ -159,12 +159,12 @@ def _reached(loop: Loop, groups: Sequence[Arrays], moving: Sequence[Moving]) -> 
     reached = [False] * len(groups[1])
 
     def step(*parts: Arrays) -> list[Any]:
-        filled = [m.fill(*both) for m, *both in zip(moving, groups, parts, strict=True)]
+        filled = [m.fill(*both) for m, *both in zip(perturbed, groups, parts, strict=True)]
         constants, carry, xs = filled
         after, _ = loop.step(constants, carry, take(xs, 0))
         return [_watch(reached, i)(x) for i, x in enumerate(after) if is_floating(x)]
 
-    parts = [m.pick(group) for m, group in zip(moving, groups, strict=True)]
+    parts = [m.pick(group) for m, group in zip(perturbed, groups, strict=True)]
     jax.eval_shape(lambda *parts: jax.vjp(step, *parts)[0], *parts)
     return reached
 

@@ -13,9 +13,9 @@ from jrc._errors import listed
 from jrc._jaxpr import evaluate, trace
 from jrc._tree import named_leaves
 from jrc._validate import check_flag
-from jrc.remat._scan.backward import with_few_carries
+from jrc.remat._scan.backward import scan_with_saved_carries
 from jrc.remat._scan.loop import Loop
-from jrc.remat._scan.schedule import counts_of, levels_of
+from jrc.remat._scan.schedule import levels_of, segment_counts
 
 
 def recompute_scan(
@@ -93,7 +93,7 @@ def recompute_scan(
     check_flag(reverse, "reverse", "jrc.recompute_scan")
     _check_unroll(unroll)
     steps = _length(xs, length)
-    counts = counts_of(segments, steps)
+    counts = segment_counts(segments, steps)
     options = {"length": steps, "reverse": reverse, "unroll": unroll}
     if steps == 0:
         return jax.lax.scan(body, carry, xs, **options)
@@ -104,7 +104,7 @@ def recompute_scan(
         _as_type(*both) for both in zip(*map(jax.tree.leaves, (carry, shapes[0])), strict=True)
     ]
     loop = Loop(_step(run, len(first)), steps, reverse, unroll)
-    last, ys = with_few_carries(loop, levels_of(steps, counts))(constants, first, rows)
+    last, ys = scan_with_saved_carries(loop, levels_of(steps, counts))(constants, first, rows)
     trees = [jax.tree.structure(x) for x in shapes]
     return trees[0].unflatten(last), trees[1].unflatten(ys)
 

@@ -43,7 +43,7 @@ def levels_of(length: int, counts: Sequence[int]) -> tuple[Level, ...]:
     return tuple(levels) if levels and length == 1 else (*levels, Level(0, length, 1))
 
 
-def counts_of(segments: Any, length: int) -> tuple[int, ...]:
+def segment_counts(segments: Any, length: int) -> tuple[int, ...]:
     """The number of segments at each level that `segments=` asks for.
 
     Raises:

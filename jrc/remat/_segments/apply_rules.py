@@ -7,11 +7,11 @@ from typing import Any
 from jrc._errors import name_of
 from jrc._jaxpr import tagged, trace
 from jrc._validate import check_flag
-from jrc.remat._policy.resolution import KEPT, Say
+from jrc.remat._policy.resolution import KEEP_TAG, Policy
 from jrc.remat._policy.rules import Rule, check_keep
-from jrc.remat._region.interpreter import Stretch, opener, within
+from jrc.remat._region.interpreter import EquationRange, inner_function, should_inline
 from jrc.remat._segments.cut import one_segment
-from jrc.remat._segments.recompute_segments import run_cuts
+from jrc.remat._segments.recompute_segments import run_sections
 
 
 def apply_rules[F: Callable[..., Any]](
@@ -57,15 +57,19 @@ def apply_rules[F: Callable[..., Any]](
         )
     check_keep(keep, who)
     check_flag(recompute_collectives, "recompute_collectives", who)
-    say = Say(keep, not recompute_collectives)
+    policy = Policy(keep, not recompute_collectives)
 
     @functools.wraps(fn)
     def ruled(*args: Any, **kwargs: Any) -> Any:
-        traced = trace(fn, args, kwargs, opener(say))
-        say.check(traced.program, who, name_of(fn))
+        traced = trace(fn, args, kwargs, should_inline(policy))
+        policy.check(traced.program, who, name_of(fn))
         program = traced.program
-        if keep is None or say.leaves_rest:
-            return traced.run(tagged(within(program.jaxpr, say, Stretch.kept), KEPT))
-        return traced.run(lambda *inputs: run_cuts(program, one_segment(program, say), inputs))
+        if keep is None or policy.saves_by_default:
+            return traced.run(
+                tagged(inner_function(program.jaxpr, policy, EquationRange.run_saved), KEEP_TAG)
+            )
+        return traced.run(
+            lambda *inputs: run_sections(program, one_segment(program, policy), inputs)
+        )
 
     return ruled  # type: ignore[return-value]

@@ -9,7 +9,7 @@ from jrc._jaxpr import INPUT, Program, mark_of
 from jrc.remat._segments.cut_rules import Boundary
 
 
-def resolve(
+def resolve_boundaries(
     program: Program, checkpoints: Sequence[str], rule: str, who: str, fn: str
 ) -> tuple[list[str], list[str]]:
     """The marks that are asked for, each once, and the names that mark nothing.
@@ -19,7 +19,7 @@ def resolve(
     found: dict[str, None] = {}
     unused = []
     for name in checkpoints:
-        same = program.called(name)
+        same = program.matching_marks(name)
         if not same:
             if rule == "partition" or name.partition("#")[0] in program.hidden_marks:
                 raise ValueError(_unknown(program, name, who, fn))
@@ -42,13 +42,13 @@ def _unknown(program: Program, name: str, who: str, fn: str) -> str:
     )
 
 
-def is_work(program: Program, p: int) -> bool:
+def counts_as_work(program: Program, p: int) -> bool:
     """Whether an equation counts: marks and mere broadcasts do not."""
     eqn = program.eqns[p]
     return mark_of(eqn) is None and eqn.primitive.name != "broadcast_in_dim"
 
 
-def locate(program: Program, name: str, work: Sequence[int]) -> Boundary:
+def locate_boundary(program: Program, name: str, work: Sequence[int]) -> Boundary:
     """A boundary in counted positions; of a pytree the last value made and the first one read."""
     producer = bisect.bisect_right(work, last_producer(program, name)) - 1
     read = [
@@ -72,14 +72,14 @@ def readers(program: Program, value: Any) -> list[int]:
     """The counted equations that read a value, through marks and broadcasts."""
     found = []
     for p in program.consumers.get(value, ()):
-        if p == len(program.eqns) or is_work(program, p):
+        if p == len(program.eqns) or counts_as_work(program, p):
             found.append(p)
         else:
             found += readers(program, program.eqns[p].outvars[0])
     return found
 
 
-def once_each(program: Program, boundaries: Sequence[Boundary]) -> list[Boundary]:
+def unique_boundaries(program: Program, boundaries: Sequence[Boundary]) -> list[Boundary]:
     """Boundaries sorted by producer, one for each value."""
     values = {program.marked(b.name): b for b in reversed(boundaries)}
     return sorted(values.values(), key=lambda b: b.producer)

@@ -7,23 +7,23 @@ from typing import Any
 
 from jrc._errors import name_of
 from jrc._jaxpr import INPUT, Program, mark_of
-from jrc.remat._policy.resolution import Say
+from jrc.remat._policy.resolution import Policy
 from jrc.remat._segments.boundaries import (
-    is_work,
+    counts_as_work,
     last_producer,
     live_parts,
-    locate,
-    once_each,
+    locate_boundary,
     readers,
-    resolve,
+    resolve_boundaries,
+    unique_boundaries,
 )
 from jrc.remat._segments.cut_rules import RULES
 from jrc.remat._segments.request import Request, checked_numbers
-from jrc.remat._segments.residuals import held_in
+from jrc.remat._segments.residuals import saved_in_segment
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Cut:
+class Section:
     """One stretch of a program, as positions in it: a segment, or what lies between segments.
 
     Attributes:
@@ -43,50 +43,52 @@ class Cut:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Cuts:
+class SectionedProgram:
     """The whole program in order, the boundaries that cut nothing, and pairs too close to cut.
 
     `say` is what the transform's rules say of values, for whoever runs the cuts.
     """
 
-    cuts: tuple[Cut, ...]
+    cuts: tuple[Section, ...]
     unused: tuple[str, ...]
     too_short: tuple[tuple[str, str], ...]
-    say: Say
+    policy: Policy
 
 
-def cut_program(program: Program, request: Request, *, who: str, fn: Callable[..., Any]) -> Cuts:
+def cut_program(
+    program: Program, request: Request, *, who: str, fn: Callable[..., Any]
+) -> SectionedProgram:
     """Cut a program at named boundaries; errors speak for `who` about `fn`."""
-    rule, say = request.rule, request.say
-    names, unused = resolve(program, request.checkpoints, rule, who, name_of(fn))
-    say.check(program, who, name_of(fn))
+    rule, policy = request.rule, request.policy
+    names, unused = resolve_boundaries(program, request.checkpoints, rule, who, name_of(fn))
+    policy.check(program, who, name_of(fn))
     live = program.live()
-    work = [p for p in range(len(program.eqns)) if live[p] and is_work(program, p)]
-    boundaries = {name: locate(program, name, work) for name in names}
+    work = [p for p in range(len(program.eqns)) if live[p] and counts_as_work(program, p)]
+    boundaries = {name: locate_boundary(program, name, work) for name in names}
     cutting = [n for n in names if live_parts(program, n)]
     if rule == "partition":
         cutting = [n for n in cutting if boundaries[n].producer != INPUT]
     unused += [n for n in names if n not in cutting]
-    ranges = RULES[rule](once_each(program, [boundaries[n] for n in cutting]))
+    ranges = RULES[rule](unique_boundaries(program, [boundaries[n] for n in cutting]))
     skipped = checked_numbers(request.no_recompute_segments, len(ranges.segments), who)
     stretches = _stretches(program, ranges.segments, work, live)
-    ruled = say.held_values(program, range(len(program.eqns)))
+    ruled = policy.values_to_save(program, range(len(program.eqns)))
     cuts, number = [], 0
     for positions, is_segment in stretches:
-        recompute = is_segment and number not in skipped and not say.leaves_rest
+        recompute = is_segment and number not in skipped and not policy.saves_by_default
         number += is_segment
         cuts.append(_cut(program, positions, cutting, is_segment, recompute, request, ruled))
-    return Cuts(tuple(cuts), tuple(unused), ranges.too_short, say)
+    return SectionedProgram(tuple(cuts), tuple(unused), ranges.too_short, policy)
 
 
-def one_segment(program: Program, say: Say) -> Cuts:
+def one_segment(program: Program, policy: Policy) -> SectionedProgram:
     """The whole program as one segment, which the rules re-run or keep."""
     live = program.live()
     positions = [p for p in range(len(program.eqns)) if live[p]]
-    request = Request((), "partition", say, (), ())
-    ruled = say.held_values(program, positions)
-    cut = _cut(program, positions, (), True, not say.leaves_rest, request, ruled)
-    return Cuts((cut,), (), (), say)
+    request = Request((), "partition", policy, (), ())
+    ruled = policy.values_to_save(program, positions)
+    cut = _cut(program, positions, (), True, not policy.saves_by_default, request, ruled)
+    return SectionedProgram((cut,), (), (), policy)
 
 
 def _stretches(
@@ -127,8 +129,8 @@ def _cut(
     recompute: bool,
     request: Request,
     ruled: Mapping[Any, str],
-) -> Cut:
+) -> Section:
     inside = set(positions)
     boundary = tuple(n for n in names if is_segment and last_producer(program, n) in inside)
-    held = held_in(program, positions, boundary, request, ruled) if recompute else {}
-    return Cut(boundary, is_segment, recompute, tuple(positions), held)
+    held = saved_in_segment(program, positions, boundary, request, ruled) if recompute else {}
+    return Section(boundary, is_segment, recompute, tuple(positions), held)

@@ -3,39 +3,39 @@
 from typing import Any
 
 from jrc._jaxpr import INPUT, Program
-from jrc.remat._segments.cut import Cut, Cuts
+from jrc.remat._segments.cut import Section, SectionedProgram
 
 
-def kept_values(program: Program, cut: Cut) -> dict[Any, str]:
+def segment_residuals(program: Program, cut: Section) -> dict[Any, str]:
     """The values that a segment leaves or keeps, a marked value once, with their names.
 
     A value with several marks has the name of the boundary, if one of them is that.
     """
-    named = {var: name for name in reversed(cut.boundary) for var in program.marked(name)}
+    names_in = {var: name for name in reversed(cut.boundary) for var in program.marked(name)}
     crossing = (program.unmarked(var) for var in program.crossing(cut.positions))
-    made = dict.fromkeys((*cut.held, *crossing, *named))
+    made = dict.fromkeys((*cut.held, *crossing, *names_in))
     return {
-        var: named.get(var) or program.names.get(var) or program.name(program.producer[var])
+        var: names_in.get(var) or program.names.get(var) or program.name(program.producer[var])
         for var in sorted(made, key=program.producer.__getitem__)
         if program.producer[var] != INPUT
     }
 
 
-def notices(program: Program, cuts: Cuts) -> list[str]:
+def notices(program: Program, cuts: SectionedProgram) -> list[str]:
     """What is not as the user may think, each with the way out."""
     found = []
     for cut in cuts.cuts:
-        names = kept_values(program, cut).values()
+        names = segment_residuals(program, cut).values()
         crossing = [name for name in names if name not in cut.boundary]
         if cut.recompute and crossing:
             found.append(
                 f"{', '.join(crossing)} made before {', '.join(cut.boundary)} and used after it: "
                 "kept too. Move a boundary there, or make the value where it is used."
             )
-    return found + without_effect(cuts)
+    return found + cuts_without_effect(cuts)
 
 
-def without_effect(cuts: Cuts) -> list[str]:
+def cuts_without_effect(cuts: SectionedProgram) -> list[str]:
     """What was asked for and does nothing, each with the way out."""
     found = [
         f"boundary {name!r} cuts nothing: the result does not depend on it, it names an input, "

@@ -48,8 +48,8 @@ def mark[T](x: T, name: str) -> T:
             f"got {name!r}. Choose another name."
         )
     leaves, treedef = jax.tree.flatten(x)
-    named, count = [], 0
+    names_in, count = [], 0
     for leaf in leaves:
-        named.append(bind_mark(leaf, name, count) if is_traced(leaf) else leaf)
+        names_in.append(bind_mark(leaf, name, count) if is_traced(leaf) else leaf)
         count += is_traced(leaf)
-    return treedef.unflatten(named)
+    return treedef.unflatten(names_in)

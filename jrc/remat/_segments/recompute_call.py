@@ -9,13 +9,13 @@ from jrc._jaxpr import evaluate, trace
 from jrc._rng import other_key
 from jrc._tree import is_floating, is_typed_key
 from jrc._validate import check_flag
-from jrc.remat._policy.resolution import Say
+from jrc.remat._policy.resolution import Policy
 from jrc.remat._region.barrier import barrier
-from jrc.remat._region.interpreter import opener, rerun_region
-from jrc.remat._region.perturbed import Moving, dense, values_of
-from jrc.remat._region.rerun_scope import again
+from jrc.remat._region.interpreter import recomputed_region, should_inline
+from jrc.remat._region.perturbed import Perturbed, dense, primal_values
+from jrc.remat._region.rerun_scope import rerun_scope
 from jrc.remat._segments.cut import one_segment
-from jrc.remat._segments.recompute_segments import run_cuts
+from jrc.remat._segments.recompute_segments import run_sections
 
 
 def recompute(
@@ -73,15 +73,15 @@ def recompute(
             "jrc.recompute: preserve_rng_state=False needs use_reentrant=True, because "
             "jax.checkpoint re-runs with the keys it has. Keep one of the two at its default."
         )
-    say = Say()
-    traced = trace(function, args, kwargs, opener(say))
+    policy = Policy()
+    traced = trace(function, args, kwargs, should_inline(policy))
     program = traced.program
     if not preserve_rng_state:
         run = evaluate(program.jaxpr)
         return traced.run(_custom_vjp(run, _with_other_keys(run, traced.inputs)))
-    region = _reentrant if use_reentrant else rerun_region
-    cuts = one_segment(program, say)
-    return traced.run(lambda *inputs: run_cuts(program, cuts, inputs, region))
+    region = _reentrant if use_reentrant else recomputed_region
+    cuts = one_segment(program, policy)
+    return traced.run(lambda *inputs: run_sections(program, cuts, inputs, region))
 
 
 def _reentrant(body: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Sequence[Any]:
@@ -92,13 +92,13 @@ def _reentrant(body: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Seq
         return body(*inputs)
 
     def forward(*primals: Any) -> tuple[Sequence[Any], Any]:
-        inputs, moving = values_of(primals)
-        pull, results = _pull(lambda *inputs: rerun_region(body, inputs), inputs, moving)
-        return results, (pull, moving)
+        inputs, perturbed = primal_values(primals)
+        pull, results = _pull(lambda *inputs: recomputed_region(body, inputs), inputs, perturbed)
+        return results, (pull, perturbed)
 
     def backward(residuals: Any, cotangents: Sequence[Any]) -> Any:
-        pull, moving = residuals
-        return moving.spread(pull(_of_floats(cotangents)))
+        pull, perturbed = residuals
+        return perturbed.spread_evenly(pull(_of_floats(cotangents)))
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call(*inputs)
@@ -114,29 +114,29 @@ def _custom_vjp(
         return run(*inputs)
 
     def forward(*primals: Any) -> tuple[Sequence[Any], Any]:
-        inputs, moving = values_of(primals)
-        return run(*inputs), (inputs, moving)
+        inputs, perturbed = primal_values(primals)
+        return run(*inputs), (inputs, perturbed)
 
     def backward(residuals: Any, cotangents: Sequence[Any]) -> Any:
         # Without the barrier XLA would see one computation twice and keep its first result, or
         # start the re-run before the backward pass arrives here.
-        (inputs, moving), cotangents = barrier((residuals, _of_floats(cotangents)))
-        return moving.spread(_pull(run_again, inputs, moving)[0](cotangents))
+        (inputs, perturbed), cotangents = barrier((residuals, _of_floats(cotangents)))
+        return perturbed.spread_evenly(_pull(run_again, inputs, perturbed)[0](cotangents))
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call
 
 
 def _pull(
-    run: Callable[..., Sequence[Any]], inputs: Sequence[Any], moving: Moving
+    run: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Perturbed
 ) -> tuple[Callable[..., Any], Sequence[Any]]:
     """From the cotangents of the floating results to those of what is differentiated."""
 
     def floats(*moved: Any) -> tuple[list[Any], Sequence[Any]]:
-        results = run(*moving.fill(inputs, moved))
+        results = run(*perturbed.fill(inputs, moved))
         return [x for x in results if is_floating(x)], results
 
-    _, pull, results = jax.vjp(floats, *moving.pick(inputs), has_aux=True)
+    _, pull, results = jax.vjp(floats, *perturbed.pick(inputs), has_aux=True)
     return pull, results
 
 
@@ -154,7 +154,7 @@ def _with_other_keys(
         )
 
     def run_again(*args: Any) -> Sequence[Any]:
-        with again():
+        with rerun_scope():
             return run(*(other_key(x) for x in args))
 
     return run_again

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, Reads, View, evaluate, facts_of, mark_of, trace
-from jrc.remat._policy.notices import notice
-from jrc.remat._policy.resolution import HELD, Say
+from jrc.remat._policy.notices import emit_notice
+from jrc.remat._policy.resolution import SAVED, Policy
 from jrc.remat._policy.rules import Rule
-from jrc.remat._region.interpreter import Region, Stretch, rerun_region
-from jrc.remat._segments.cut import Cut, Cuts, cut_program
-from jrc.remat._segments.cut_notices import notices, without_effect
+from jrc.remat._region.interpreter import EquationRange, Region, recomputed_region
+from jrc.remat._segments.cut import Section, SectionedProgram, cut_program
+from jrc.remat._segments.cut_notices import cuts_without_effect, notices
 from jrc.remat._segments.request import checked_request
 
 _logger = logging.getLogger("jrc")
@@ -87,31 +87,34 @@ def recompute_segments[F: Callable[..., Any]](
     def segmented(*args: Any, **kwargs: Any) -> Any:
         traced = trace(fn, args, kwargs, request.opens)
         cuts = cut_program(traced.program, request, who=who, fn=fn)
-        for text in without_effect(cuts):
-            notice(f"{who}: {text}")
+        for text in cuts_without_effect(cuts):
+            emit_notice(f"{who}: {text}")
         for text in notices(traced.program, cuts):
             if text not in said:
                 said.add(text)
                 _logger.info("%s: %s", who, text)
-        return traced.run(lambda *inputs: run_cuts(traced.program, cuts, inputs))
+        return traced.run(lambda *inputs: run_sections(traced.program, cuts, inputs))
 
     return segmented  # type: ignore[return-value]
 
 
-def run_cuts(
-    program: Program, cuts: Cuts, inputs: Sequence[Any], region: Region = rerun_region
+def run_sections(
+    program: Program,
+    cuts: SectionedProgram,
+    inputs: Sequence[Any],
+    region: Region = recomputed_region,
 ) -> list[Any]:
     """Run a cut program on its inputs; the results are the program's own."""
     values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
     for cut in cuts.cuts:
-        run_cut(program, cut, cuts.say, values, region)
+        run_section(program, cut, cuts.policy, values, region)
     return program.results(values)
 
 
-def run_cut(
+def run_section(
     program: Program,
-    cut: Cut,
-    say: Say,
+    cut: Section,
+    policy: Policy,
     values: dict[Any, Any],
     region: Region,
     own_inside: bool = False,
@@ -125,16 +128,18 @@ def run_cut(
     outside = _trailing(program, cut, own_inside)
     positions = [p for p in cut.positions if p not in outside]
     outvars = program.crossing(positions)
-    stretch = Stretch(program, positions, outvars, say, cut.held, **options)
+    stretch = EquationRange(program, positions, outvars, policy, cut.held, **options)
     inputs = [values[var] for var in stretch.invars]
-    results = region(stretch.rerun, inputs) if cut.recompute else stretch.kept(*inputs)
+    results = (
+        region(stretch.run_recomputed, inputs) if cut.recompute else stretch.run_saved(*inputs)
+    )
     values |= dict(zip(stretch.outvars, results, strict=True))
     tail = program.cut(outside)
     results = evaluate(tail)(*(values[var] for var in tail.invars))
     values |= dict(zip(tail.outvars, results, strict=True))
 
 
-def _trailing(program: Program, cut: Cut, own_inside: bool) -> list[int]:
+def _trailing(program: Program, cut: Section, own_inside: bool) -> list[int]:
     """What ends a stretch and may run outside of it, because nothing else inside reads it.
 
     Marks, which another transform sees there; reshapes; and an operator whose held result serves
@@ -146,7 +151,7 @@ def _trailing(program: Program, cut: Cut, own_inside: bool) -> list[int]:
         readers = {c for var in eqn.outvars for c in program.consumers.get(var, ())}
         shows = mark_of(eqn) is not None or facts_of(eqn).view is View.RESHAPE
         own = (
-            facts_of(eqn).derivative_reads == Reads.RESULT and cut.held.get(eqn.outvars[0]) == HELD
+            facts_of(eqn).derivative_reads == Reads.RESULT and cut.held.get(eqn.outvars[0]) == SAVED
         )
         own = own and not own_inside
         if (shows or own) and readers and not readers & inside:

@@ -7,9 +7,9 @@ from typing import Any
 from jrc._errors import listed
 from jrc._jaxpr import call_name
 from jrc._validate import check_flag
-from jrc.remat._policy.resolution import Say
+from jrc.remat._policy.resolution import Policy
 from jrc.remat._policy.rules import Rule, check_keep
-from jrc.remat._region.interpreter import opener
+from jrc.remat._region.interpreter import should_inline
 from jrc.remat._segments.cut_rules import RULES
 from jrc.remat._segments.keep_patterns import Pattern, checked_patterns
 
@@ -28,7 +28,7 @@ class Request:
 
     checkpoints: tuple[str, ...]
     rule: str
-    say: Say
+    policy: Policy
     patterns: tuple[Pattern, ...]
     no_recompute_segments: tuple[Any, ...]
 
@@ -36,7 +36,7 @@ class Request:
         """Whether a `jit` call is written inline; one that is named itself stays closed."""
         if any(call_name(eqn) in pattern.all for pattern in self.patterns):
             return False
-        return bool(self.patterns) or opener(self.say)(eqn)
+        return bool(self.patterns) or should_inline(self.policy)(eqn)
 
 
 def checked_request(
@@ -61,7 +61,7 @@ def checked_request(
     return Request(
         tuple(checkpoints),
         rule,
-        Say(keep, not recompute_collectives),
+        Policy(keep, not recompute_collectives),
         checked_patterns(keep_patterns, who),
         tuple(no_recompute_segments),
     )

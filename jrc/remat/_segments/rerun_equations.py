@@ -23,14 +23,14 @@ from jrc._jaxpr import (
     primitive_name,
     trace,
 )
-from jrc.remat._policy.resolution import HELD
-from jrc.remat._segments.cut import Cuts
-from jrc.remat._segments.recompute_segments import run_cut
+from jrc.remat._policy.resolution import SAVED
+from jrc.remat._segments.cut import SectionedProgram
+from jrc.remat._segments.recompute_segments import run_section
 
 _SCOPE = "jrc_equation_"
 
 
-def rerun_positions(traced: Traced, cuts: Cuts) -> list[tuple[int, ...]]:
+def rerun_positions(traced: Traced, cuts: SectionedProgram) -> list[tuple[int, ...]]:
     """For each segment, the equations that the backward pass runs again, in program order."""
     program = traced.program
     probe = trace(lambda *inputs: _residuals(program, cuts, inputs), traced.inputs, {})
@@ -44,7 +44,7 @@ def rerun_positions(traced: Traced, cuts: Cuts) -> list[tuple[int, ...]]:
     found, start = [], 0
     for cut, residuals in zip(cuts.cuts, kept, strict=True):
         stop = start + len(residuals)
-        live = flat.live(flat.jaxpr.outvars[start:stop], given=HELD) if cut.recompute else ()
+        live = flat.live(flat.jaxpr.outvars[start:stop], given=SAVED) if cut.recompute else ()
         found.append(tuple(p for p in cut.positions if live and _again(program, p, flat, at, live)))
         start = stop
     return found
@@ -72,7 +72,7 @@ def _again(
     return next((live[i] for i in mine if primitive_name(probe.eqns[i]) == name), False)
 
 
-def _residuals(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[list[Any]]:
+def _residuals(program: Program, cuts: SectionedProgram, inputs: Sequence[Any]) -> list[list[Any]]:
     """What the derivative of each segment's body keeps, in order of segments."""
     values = dict(zip(program.jaxpr.invars, inputs, strict=True))
     kept: list[list[Any]] = []
@@ -85,8 +85,8 @@ def _residuals(program: Program, cuts: Cuts, inputs: Sequence[Any]) -> list[list
     for cut in cuts.cuts:
         kept.append([])
         # Held values carry a mark in the place of JAX's name: see `rerun_positions`.
-        options: dict[str, Any] = {"name": lambda x, _: bind_mark(x, HELD, 0), "scope": _scope}
-        run_cut(program, cut, cuts.say, values, region, **(options if cut.recompute else {}))
+        options: dict[str, Any] = {"name": lambda x, _: bind_mark(x, SAVED, 0), "scope": _scope}
+        run_section(program, cut, cuts.policy, values, region, **(options if cut.recompute else {}))
     return kept
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 from jrc._jaxpr import INPUT, Program, Reads, View, facts_of, is_relu
 from jrc._tree import is_typed_key
-from jrc.remat._policy.resolution import HELD
+from jrc.remat._policy.resolution import SAVED
 from jrc.remat._region.recompute_groups import is_view, needs_arguments
-from jrc.remat._segments.boundaries import is_work, readers
+from jrc.remat._segments.boundaries import counts_as_work, readers
 from jrc.remat._segments.keep_patterns import Pattern
 from jrc.remat._segments.request import Request
 
 
-def held_in(
+def saved_in_segment(
     program: Program,
     positions: Sequence[int],
     boundary: Sequence[str],
@@ -24,7 +24,7 @@ def held_in(
     `ruled` has what the rules say of all values of the program.
     """
     leaving = _leaving(program, positions, boundary, request.rule != "partition")
-    held = {var: HELD for var in leaving if ruled.get(var, HELD) == HELD}
+    held = {var: SAVED for var in leaving if ruled.get(var, SAVED) == SAVED}
     held |= _held_by_pattern(program, positions, request.patterns)
     return held | _held_by_rule(program, positions, ruled)
 
@@ -90,11 +90,11 @@ def _held_by_rule(
     inside = set(positions)
     held = {}
     for var in (var for p in positions for var in program.eqns[p].outvars if var in ruled):
-        if ruled[var] == HELD or inside.intersection(readers(program, var)):
+        if ruled[var] == SAVED or inside.intersection(readers(program, var)):
             held[var] = ruled[var]
     for var in dict.fromkeys(var for p in positions for var in program.reads(p)):
-        how = ruled.get(program.unmarked(var), HELD)
-        if how != HELD and program.producer[program.unmarked(var)] not in inside:
+        how = ruled.get(program.unmarked(var), SAVED)
+        if how != SAVED and program.producer[program.unmarked(var)] not in inside:
             held[var] = how
     return held
 
@@ -102,6 +102,6 @@ def _held_by_rule(
 def _held_by_pattern(
     program: Program, positions: Sequence[int], patterns: Sequence[Pattern]
 ) -> dict[Any, str]:
-    work = [p for p in positions if is_work(program, p)]
+    work = [p for p in positions if counts_as_work(program, p)]
     found = (p for pattern in patterns for p in pattern.matches(program, work))
-    return {var: HELD for p in found for var in program.eqns[p].outvars}
+    return {var: SAVED for p in found for var in program.eqns[p].outvars}

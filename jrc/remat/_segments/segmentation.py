@@ -7,9 +7,9 @@ from typing import Any
 from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
 from jrc._text import table_text
 from jrc.remat._policy.rules import Rule
-from jrc.remat._segments.boundaries import is_work
-from jrc.remat._segments.cut import Cut, Cuts, cut_program
-from jrc.remat._segments.cut_notices import kept_values
+from jrc.remat._segments.boundaries import counts_as_work
+from jrc.remat._segments.cut import Section, SectionedProgram, cut_program
+from jrc.remat._segments.cut_notices import segment_residuals
 from jrc.remat._segments.request import checked_request
 from jrc.remat._segments.rerun_equations import rerun_positions
 
@@ -154,26 +154,29 @@ def find_segments(
     )  # fmt: skip
     traced = trace(fn, args, kwargs, request.opens)
     cuts = cut_program(traced.program, request, who=who, fn=fn)
-    return describe(traced, cuts)
+    return segmentation_of(traced, cuts)
 
 
-def describe(traced: Traced, cuts: Cuts) -> Segmentation:
+def segmentation_of(traced: Traced, cuts: SectionedProgram) -> Segmentation:
     """The cut of a traced function as a value for a person."""
     program = traced.program
     pairs = list(zip(cuts.cuts, rerun_positions(traced, cuts), strict=True))
     segments = tuple(_describe(program, cut, again) for cut, again in pairs if cut.is_segment)
     outside = sorted(p for cut in cuts.cuts if not cut.is_segment for p in cut.positions)
-    rest = _describe(program, Cut((), False, False, tuple(outside), {}), ())
+    rest = _describe(program, Section((), False, False, tuple(outside), {}), ())
     held = dict.fromkeys(
-        name for cut in cuts.cuts if cut.is_segment for name in kept_values(program, cut).values()
+        name
+        for cut in cuts.cuts
+        if cut.is_segment
+        for name in segment_residuals(program, cut).values()
     )
     crossing = tuple(name for segment in segments for name in segment.crossing)
     return Segmentation(segments, rest, tuple(held), crossing, cuts.unused, cuts.too_short)
 
 
-def _describe(program: Program, cut: Cut, again: Sequence[int]) -> Segment:
-    kept = kept_values(program, cut)
-    counted = [p for p in cut.positions if is_work(program, p)]
+def _describe(program: Program, cut: Section, again: Sequence[int]) -> Segment:
+    kept = segment_residuals(program, cut)
+    counted = [p for p in cut.positions if counts_as_work(program, p)]
     return Segment(
         boundary=cut.boundary,
         recompute=cut.recompute,
@@ -183,7 +186,7 @@ def _describe(program: Program, cut: Cut, again: Sequence[int]) -> Segment:
             for p in counted
             if cut.recompute and not kept.keys() >= set(program.eqns[p].outvars)
         ),
-        rerun=tuple(program.name(p) for p in again if is_work(program, p)),
+        rerun=tuple(program.name(p) for p in again if counts_as_work(program, p)),
         crossing=tuple(n for n in kept.values() if cut.is_segment and n not in cut.boundary),
         held_bytes=sum(nbytes(var.aval) for var in kept),
         rerun_flops=sum(equation_flops(program.eqns[p]) for p in again),
