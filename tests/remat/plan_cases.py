@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._planner.candidates import Candidates
+from jrc.remat._gradient.compiled_memory import Memory
+from jrc.remat._planner.problem import PlanningProblem
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
 X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)
@@ -358,13 +359,14 @@ CASES["gpt, scanned"] = _gpt(True, 0.0)
 
 
 @functools.cache
-def candidates_of(name):
-    """The row of plans of a case."""
+def problem_of(name):
+    """The planning problem of a case."""
     case = CASES[name]
-    return Candidates.of(case.fn, case.args, case.argnums, case.has_aux, "test")
+    return PlanningProblem.of(case.fn, case.args, case.argnums, case.has_aux, "test")
 
 
 def guess(name, candidate=0):
-    """A plan of a case, with a peak that nobody has compiled."""
-    candidates = candidates_of(name)
-    return candidates.plan_of(candidates.ordered[candidate], 1, 1000, 2)
+    """A plan of a case, with a made-up peak in the place of a compiled one."""
+    problem = problem_of(name)
+    memory = {candidate: Memory(0, 0, 1000, 0)}
+    return problem.plan_of(problem.candidates[candidate], 1, memory)

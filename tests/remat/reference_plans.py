@@ -109,7 +109,7 @@ def cost_of(graph, keep, ways, times=1):
         if k in outside:
             way = outside[k]
             return max(size, size - way.saved + way.peak)
-        size += sum(graph.remade[v] for v in node.makes if v in until)
+        size += sum(graph.recomputed_bytes[v] for v in node.makes if v in until)
         size += sum(width for v, width in node.operands if v in until)
         return size + (node.inner_bytes or 0) * (k in recomputed)
 
@@ -120,7 +120,7 @@ def cost_of(graph, keep, ways, times=1):
         size = (times - 1) * total + sum(kept_at(j) for j in range(firsts[k]))
         size += sum(there_at(j) for j in range(firsts[k], k + 1))
         size += node.cotangent_bytes * node.active
-        size += sum(graph.passing[v] for v in node.makes if v in until)
+        size += sum(graph.passing_bytes[v] for v in node.makes if v in until)
         peak = max(peak, size)
     flops = sum(nodes[k].flops for k in recomputed) + sum(way.flops for way in outside.values())
     return Cost(peak, flops, times * total, frozenset(kept), frozenset(recomputed))
@@ -187,8 +187,8 @@ def node_tables(draw, least=1, most=9, constructs=True):
     return CostGraph(
         nodes=tuple(nodes),
         sizes=sizes,
-        remade=tuple(size if kind == "remade" else 0 for size, kind in pairs),
-        passing=tuple(size if kind == "passing" else 0 for size, kind in pairs),
+        recomputed_bytes=tuple(size if kind == "remade" else 0 for size, kind in pairs),
+        passing_bytes=tuple(size if kind == "passing" else 0 for size, kind in pairs),
         may_save=(True,) * made,
         names=tuple((k, node.makes.index(v)) for k, node in enumerate(nodes) for v in node.makes),
     )

@@ -45,19 +45,23 @@ def test_limits():
 
 
 def test_errors():
-    with pytest.raises(TypeError, match="make_args is a function; got int"):
+    with pytest.raises(TypeError, match="make_args must be a function, got int"):
         jrc.largest_batch(3, loss, 1000)
-    with pytest.raises(TypeError, match="fn is a function; got NoneType"):
+    with pytest.raises(TypeError, match="fn must be a function, got NoneType"):
         jrc.largest_batch(make_args, None, 1000)
-    with pytest.raises(TypeError, match="a fraction has no meaning before the batch is known"):
+    with pytest.raises(TypeError, match="A fraction has no meaning before the batch is known"):
         jrc.largest_batch(make_args, loss, 0.5)
-    with pytest.raises(ValueError, match="multiple_of is a whole number from 1; got 0"):
+    with pytest.raises(ValueError, match="multiple_of must be a whole number >= 1, got 0"):
         jrc.largest_batch(make_args, loss, 1000, multiple_of=0)
-    with pytest.raises(TypeError, match="returns the arguments of fn as a tuple; got ShapeDtype"):
+    with pytest.raises(
+        TypeError, match="must return the arguments of fn as a tuple, got ShapeDtype"
+    ):
         jrc.largest_batch(lambda n: jax.ShapeDtypeStruct((n,), jnp.float32), loss, 1000)
-    with pytest.raises(ValueError, match="most is at least multiple_of, .* got most=4, multiple_o"):
+    with pytest.raises(ValueError, match="most must be >= multiple_of, .* got most=4, multiple_o"):
         jrc.largest_batch(make_args, loss, 1000, most=4, multiple_of=8)
-    with pytest.raises(ValueError, match="`<lambda>` gives arguments of the same shapes for 1 and"):
+    with pytest.raises(
+        ValueError, match="`<lambda>` must return arguments that grow with the batch"
+    ):
         jrc.largest_batch(lambda n: make_args(8), loss, "1MB", most=16)
     with pytest.raises(ValueError, match="names one of the 0 arguments that `loss` is given"):
         jrc.largest_batch(lambda n: (), loss, 1000)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jrc
 from jrc._jaxpr import primitive_name
-from jrc.remat._planner.candidates import Candidates
+from jrc.remat._planner.problem import PlanningProblem
 from tests.remat.graphs import graphs
 from tests.remat.measure import (
     bit_equal,
@@ -31,34 +31,34 @@ from tests.remat.plan_cases import (
     WS,
     W,
     X,
-    candidates_of,
     dropped,
     layers,
     mesh_of,
+    problem_of,
     scanned,
 )
 
 
-def some_rungs(candidates):
+def some_candidates(problem):
     """The leanest, and one in the middle."""
-    count = len(candidates.ordered)
-    return [candidates.ordered[i] for i in sorted({0, count // 2})]
+    count = len(problem.candidates)
+    return [problem.candidates[i] for i in sorted({0, count // 2})]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_function(name):
-    case, candidates = CASES[name], candidates_of(name)
-    lean, *_ = ordered = some_rungs(candidates)
+    case, problem = CASES[name], problem_of(name)
+    lean, *_ = ordered = some_candidates(problem)
     assert lean.decision is not None
     jitted = jax.jit(case.gradient(case.fn))(*case.args)
-    recomputed = jax.jit(case.gradient(candidates.applied(lean, case.fn)))(*case.args)
+    recomputed = jax.jit(case.gradient(problem.applied(lean, case.fn)))(*case.args)
     assert jax.tree.structure(recomputed) == jax.tree.structure(jitted)
     assert largest_error(recomputed, jitted) < case.tolerance
     if case.exact:
         with jax.disable_jit():
             plain = case.gradient(case.fn)(*case.args)
             for candidate in ordered:
-                recomputed = case.gradient(candidates.applied(candidate, case.fn))(*case.args)
+                recomputed = case.gradient(problem.applied(candidate, case.fn))(*case.args)
                 assert bit_equal(recomputed, plain)
 
 
@@ -90,22 +90,22 @@ OFF_IN_REMAT3 = {
 @pytest.mark.parametrize("name", CASES)
 def test_flops_are_those_that_are_predicted(name):
     """What a plan says that it keeps is kept: else its makers would be counted again."""
-    candidates = candidates_of(name)
+    problem = problem_of(name)
     off = OFF | (OFF_IN_REMAT3 if jax.config.jax_remat3 else {})
-    for candidate in some_rungs(candidates):
-        difference = candidates.counted(candidate) - candidates.predicted(candidate).flops
-        assert abs(difference) <= off.get(name, 0) * candidates.flops
+    for candidate in some_candidates(problem):
+        difference = problem.counted(candidate) - problem.predicted(candidate).flops
+        assert abs(difference) <= off.get(name, 0) * problem.flops
 
 
 @pytest.mark.parametrize("name", ["wide batch", "skips", "custom_vjp", "dropout", "flax linen"])
 def test_matrix_products_of_the_compiled_program(name):
     """As many more as the plan says: XLA has merged none, and a name alone holds nothing."""
-    case, candidates = CASES[name], candidates_of(name)
+    case, problem = CASES[name], problem_of(name)
     fn = lambda *args: case.fn(*args)[0] if case.has_aux else case.fn(*args)  # noqa: E731
-    planned = lambda candidate: candidates.applied(candidate, case.fn)  # noqa: E731
-    candidate = candidates.ordered[0]
+    planned = lambda candidate: problem.applied(candidate, case.fn)  # noqa: E731
+    candidate = problem.candidates[0]
     lean = lambda *args: planned(candidate)(*args)[0] if case.has_aux else planned(candidate)(*args)  # noqa: E731
-    eqns = candidates.program.eqns
+    eqns = problem.program.eqns
     recomputed = sum(
         primitive_name(eqns[p]) == "dot_general"
         for stage in candidate.decision.stages
@@ -117,10 +117,10 @@ def test_matrix_products_of_the_compiled_program(name):
 
 def test_kernels_run_again():
     """That a kernel writes its results is nothing that the world sees."""
-    case, candidates = CASES["kernels"], candidates_of("kernels")
+    case, problem = CASES["kernels"], problem_of("kernels")
     plain, lean = (
         operators(case.gradient(fn), *case.args)["pallas_call"]
-        for fn in (case.fn, candidates.applied(candidates.ordered[0], case.fn))
+        for fn in (case.fn, problem.applied(problem.candidates[0], case.fn))
     )
     assert plain == len(WS) < lean
 
@@ -130,13 +130,13 @@ def test_kernels_run_again():
 def test_random_programs_rerun_what_the_plan_says(graph, data):
     """Gradients equal, and the operators that run twice are exactly those that are announced."""
     w, x = 0.3 * WS[0], 0.3 * X
-    candidates = Candidates.of(graph, (w, x), (0, 1), False, "test")
-    candidate = data.draw(st.sampled_from(candidates.ordered))
-    lean = candidates.applied(candidate, graph)
+    problem = PlanningProblem.of(graph, (w, x), (0, 1), False, "test")
+    candidate = data.draw(st.sampled_from(problem.candidates))
+    lean = problem.applied(candidate, graph)
     plain, recomputed = (jax.grad(f, argnums=(0, 1))(w, x) for f in (graph, lean))
     if all(bool(jnp.isfinite(g).all()) for g in plain):
         assert largest_error(recomputed, plain) < 1e-5
-    eqns = candidates.program.eqns
+    eqns = problem.program.eqns
     stages = candidate.decision.stages if candidate.decision else ()
     names = [primitive_name(eqns[p]) for stage in stages for p in stage.recomputed]
     predicted = Counter(name for name in names if name != "mark")
@@ -146,14 +146,13 @@ def test_random_programs_rerun_what_the_plan_says(graph, data):
 
 def test_saved_values_fall_with_the_rungs():
     """The derivative really keeps less, rung by rung, and never more than is predicted."""
-    candidates = candidates_of("layers tanh")
+    problem = problem_of("layers tanh")
     sizes = [
-        saved_bytes(candidates.applied(candidate, layers), WS, X)
-        for candidate in candidates.ordered
+        saved_bytes(problem.applied(candidate, layers), WS, X) for candidate in problem.candidates
     ]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
     assert all(
-        a <= candidate.saved + 4 for a, candidate in zip(sizes, candidates.ordered, strict=True)
+        a <= candidate.saved + 4 for a, candidate in zip(sizes, problem.candidates, strict=True)
     )
 
 
@@ -176,20 +175,19 @@ TRANSFORMS = {
 def test_under_transforms(name):
     transform = TRANSFORMS[name]
     for case in ("layers sin", "scan of twelve"):
-        fn, candidates = CASES[case].fn, candidates_of(case)
+        fn, problem = CASES[case].fn, problem_of(case)
         plain, *planned = (
-            jax.jit(transform(f))(WS, X)
-            for f in (fn, candidates.applied(candidates.ordered[0], fn))
+            jax.jit(transform(f))(WS, X) for f in (fn, problem.applied(problem.candidates[0], fn))
         )
         assert all(largest_error(each, plain) < 2e-6 for each in planned)
 
 
 def test_each_replica_under_vmap_draws_its_own_mask():
-    candidates = candidates_of("dropout")
+    problem = problem_of("dropout")
     keys = jax.random.split(KEY, 2)
     plain, planned = (
         jax.vmap(lambda key, f=f: f(WS, X, key)[1])(keys)
-        for f in (dropped, candidates.applied(candidates.ordered[0], dropped))
+        for f in (dropped, problem.applied(problem.candidates[0], dropped))
     )
     assert bit_equal(plain == 0, planned == 0) and not bit_equal(plain[0] == 0, plain[1] == 0)
 
@@ -227,14 +225,14 @@ def test_inside_of_shard_map(name):
     """A plan that was made outside, for one device's part, whether gradients are local or not."""
     if name == "closing":
         fn, rest, has_aux = closing, (), False
-        candidates = Candidates.of(fn, (WS, X), 0, False, "test")
+        problem = PlanningProblem.of(fn, (WS, X), 0, False, "test")
     else:
-        case, candidates = CASES[name], candidates_of(name)
+        case, problem = CASES[name], problem_of(name)
         fn, rest, has_aux = case.fn, case.args[2:], case.has_aux
     args = WS, jnp.concatenate([X, 2 * X]), *rest
-    middle = candidates.ordered[len(candidates.ordered) // 2]
-    for candidate, local in ((candidates.ordered[0], False), (middle, True)):
-        lean = candidates.applied(candidate, fn)
+    middle = problem.candidates[len(problem.candidates) // 2]
+    for candidate, local in ((problem.candidates[0], False), (middle, True)):
+        lean = problem.applied(candidate, fn)
         plain, planned = (inside(f, local, has_aux) for f in (fn, lean))
         assert largest_error(planned(*args), plain(*args)) < 1e-6
         before, after = (operators(f, *args) for f in (plain, planned))
@@ -256,9 +254,9 @@ def test_a_value_that_is_cast_once_is_cast_once():
         return jnp.sum(x)
 
     vary = lambda w: jax.lax.pcast(w, "data", to="varying")  # noqa: E731
-    candidates = Candidates.of(shared, (W, X), 0, False, "test")
-    lean = candidates.applied(candidates.ordered[0], functools.partial(shared, cast=vary))
-    assert len(candidates.ordered[0].decision.stages) > 1
+    problem = PlanningProblem.of(shared, (W, X), 0, False, "test")
+    lean = problem.applied(problem.candidates[0], functools.partial(shared, cast=vary))
+    assert len(problem.candidates[0].decision.stages) > 1
     args = W, jnp.concatenate([X, 2 * X])
     plain, planned = (inside(f, False) for f in (functools.partial(shared, cast=vary), lean))
     assert operators(planned, *args)["psum_invariant"] == 1
@@ -277,10 +275,10 @@ def around(ws, x):
 
 def test_a_plan_around_a_shard_map_goes_into_it():
     args = WS, jnp.concatenate([X, 2 * X])
-    candidates = Candidates.of(around, args, 0, False, "test")
-    (lean, *_) = candidates.ordered
+    problem = PlanningProblem.of(around, args, 0, False, "test")
+    (lean, *_) = problem.candidates
     assert lean.recomputed > 0 and any(stage.inside for stage in lean.decision.stages)
-    lean = candidates.applied(lean, around)
+    lean = problem.applied(lean, around)
     got, wanted = (jax.jit(jax.grad(f))(*args) for f in (lean, around))
     assert largest_error(got, wanted) < 1e-6
     before, after = (operators(jax.grad(f), *args) for f in (around, lean))
@@ -288,10 +286,10 @@ def test_a_plan_around_a_shard_map_goes_into_it():
 
 
 def test_collectives_and_what_a_tag_keeps_are_not_run_again():
-    case, candidates = CASES["sharded"], candidates_of("sharded")
+    case, problem = CASES["sharded"], problem_of("sharded")
     plain = operators(jax.grad(case.fn), *case.args)
-    for candidate in some_rungs(candidates):
-        lean = operators(jax.grad(candidates.applied(candidate, case.fn)), *case.args)
+    for candidate in some_candidates(problem):
+        lean = operators(jax.grad(problem.applied(candidate, case.fn)), *case.args)
         sends = [name for name in plain | lean if name.startswith("psum")]
         assert sends and all(lean[name] == plain[name] for name in sends)
 
@@ -323,9 +321,9 @@ def test_what_acts_on_the_world_acts_once(capfd):
 
     for act in (show, ask):
         loss = looped_with(act)
-        candidates = Candidates.of(loss, (WS[0], X), 0, False, "test")
-        lean = candidates.applied(candidates.ordered[0], loss)
-        assert candidates.ordered[0].recomputed > 0
+        problem = PlanningProblem.of(loss, (WS[0], X), 0, False, "test")
+        lean = problem.applied(problem.candidates[0], loss)
+        assert problem.candidates[0].recomputed > 0
         grads = [jax.jit(jax.grad(f))(WS[0], X) for f in (loss, lean)]
         assert largest_error(*grads) < 1e-6
         jax.effects_barrier()
@@ -335,18 +333,18 @@ def test_what_acts_on_the_world_acts_once(capfd):
 
 def test_applied_where_nothing_is_compiled():
     """Loops too: under `disable_jit` JAX would trace them turn by turn, as another program."""
-    case, candidates = CASES["scan of twelve"], candidates_of("scan of twelve")
+    case, problem = CASES["scan of twelve"], problem_of("scan of twelve")
     with jax.disable_jit():
         plain = case.gradient(case.fn)(*case.args)
-        for candidate in some_rungs(candidates):
-            recomputed = case.gradient(candidates.applied(candidate, case.fn))(*case.args)
+        for candidate in some_candidates(problem):
+            recomputed = case.gradient(problem.applied(candidate, case.fn))(*case.args)
             assert largest_error(recomputed, plain) < 1e-6
 
 
 @pytest.mark.parametrize("fn", [lambda ws, x: jnp.float32(3.0), lambda ws, x: ws[0][0, 0]])
 def test_functions_that_have_nothing_to_run_again(fn):
     plan = jrc.plan(fn, WS, X, budget="1MiB")
-    assert not plan.reruns and "nothing is re-run" in str(plan)
+    assert not plan.reruns and "nothing is recomputed" in str(plan)
     assert bit_equal(jax.grad(plan.apply(fn))(WS, X), jax.grad(fn)(WS, X))
 
 
@@ -382,15 +380,15 @@ def written_down(ws, x):
 
 @pytest.mark.parametrize("fn", [shifted, handed_on, written_down])
 def test_bodies_of_a_rare_kind(fn):
-    candidates = Candidates.of(fn, (WS, X), 0, False, "test")
-    lean = candidates.applied(candidates.ordered[0], fn)
+    problem = PlanningProblem.of(fn, (WS, X), 0, False, "test")
+    lean = problem.applied(problem.candidates[0], fn)
     assert largest_error(jax.jit(jax.grad(lean))(WS, X), jax.jit(jax.grad(fn))(WS, X)) < 1e-6
 
 
 def test_a_loop_of_no_turns():
     fn = functools.partial(scanned, length=0)
-    candidates = Candidates.of(fn, (WS, X), 0, False, "test")
-    lean = candidates.applied(candidates.ordered[0], fn)
+    problem = PlanningProblem.of(fn, (WS, X), 0, False, "test")
+    lean = problem.applied(problem.candidates[0], fn)
     assert largest_error(jax.jit(jax.grad(lean))(WS, X), jax.jit(jax.grad(fn))(WS, X)) < 1e-6
 
 
@@ -399,8 +397,8 @@ def test_a_loop_of_no_turns():
 )
 @pytest.mark.parametrize("name", ["layers tanh", "scan of one", "dropout"])
 def test_no_tracer_outlives_its_trace(name):
-    case, candidates = CASES[name], candidates_of(name)
-    lean = candidates.applied(candidates.ordered[0], case.fn)
+    case, problem = CASES[name], problem_of(name)
+    lean = problem.applied(problem.candidates[0], case.fn)
     with jax.checking_leaks():
         jax.jit(case.gradient(lean)).lower(*case.args)
 
@@ -430,8 +428,8 @@ def test_a_rule_that_keeps_its_own_result_is_kept_rather_than_run_again():
         return jnp.sum(x**3)
 
     args = [jnp.eye(16) + 0.1 * i for i in range(4)], jnp.ones((64, 16))
-    candidates = Candidates.of(fn, args, 0, False, "test")
-    for candidate in candidates.ordered:
-        assert candidates.counted(candidate) <= 1.1 * candidates.predicted(candidate).flops
+    problem = PlanningProblem.of(fn, args, 0, False, "test")
+    for candidate in problem.candidates:
+        assert problem.counted(candidate) <= 1.1 * problem.predicted(candidate).flops
     # Attention stays, and what is made again is cheap.
-    assert candidates.predicted(candidates.ordered[-3]).flops_ratio < 1.02
+    assert problem.predicted(problem.candidates[-3]).flops_ratio < 1.02

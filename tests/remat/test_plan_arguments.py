@@ -71,7 +71,7 @@ def test_what_is_no_loss(fn, options, text):
 
 
 def test_a_loss_that_is_a_number_of_python():
-    with pytest.raises(TypeError, match=r"as an array of JAX; got float, .*jnp\.asarray\(loss\)"):
+    with pytest.raises(TypeError, match=r"as a JAX array, got float, .*jnp\.asarray\(loss\)"):
         jrc.plan(lambda ws, x: 1.5, WS, X, budget=1.0)
 
 

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import jrc
 from jrc.remat._gradient.compiled_memory import Memory, memory_needed, memory_of
-from jrc.remat._planner.candidates import Candidates
-from jrc.remat._planner.make_plan import choose
+from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.search import choose
 from tests.remat.plan_cases import (
     WS,
     X,
@@ -28,23 +28,23 @@ NET = ([jnp.full((8, 8), 0.1 + 0.01 * i) for i in range(8)], jnp.ones((64, 8)))
 
 @functools.cache
 def net():
-    return Candidates.of(layers, NET, 0, False, "test")
+    return PlanningProblem.of(layers, NET, 0, False, "test")
 
 
 @functools.cache
 def compiled(i):
-    lean = jax.value_and_grad(net().applied(net().ordered[i], layers))
+    lean = jax.value_and_grad(net().applied(net().candidates[i], layers))
     return memory_of(jax.jit(lean).lower(*NET).compile())
 
 
 def planned(budget):
     return choose(
-        net(), budget, lambda candidate: compiled(net().ordered.index(candidate)), "jrc.plan"
+        net(), budget, lambda candidate: compiled(net().candidates.index(candidate)), "jrc.plan"
     )
 
 
 def test_every_budget_is_kept_and_more_never_costs_more():
-    least, most = compiled(0).peak, compiled(len(net().ordered) - 1).peak
+    least, most = compiled(0).peak, compiled(len(net().candidates) - 1).peak
     plans = [planned(int(budget)) for budget in np.linspace(least, most, 9)]
     assert all(plan.verified.peak_bytes <= plan.budget for plan in plans)
     assert all(plan.compilations <= 5 for plan in plans)
@@ -54,7 +54,7 @@ def test_every_budget_is_kept_and_more_never_costs_more():
 
 
 def test_a_plan_s_peak_is_that_of_the_compiled_program():
-    least, most = compiled(0).peak, compiled(len(net().ordered) - 1).peak
+    least, most = compiled(0).peak, compiled(len(net().candidates) - 1).peak
     plan = jrc.plan(layers, *NET, budget=(least + most) // 2)
     program = jax.jit(jax.value_and_grad(plan.apply(layers))).lower(*NET).compile()
     assert plan.verified.peak_bytes == memory_of(program).peak <= plan.budget
@@ -73,11 +73,11 @@ def test_bytes_are_those_of_one_device():
     shapes = shapes, jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows)
     weights, batch = (sum(a.nbytes for a in jax.tree.leaves(tree)) for tree in NET)
     for each in (args, shapes):
-        candidates = Candidates.of(layers, each, 0, False, "test")
-        assert candidates.given == (weights + batch) // 4
-        assert candidates.returned == weights // 4 + 4
+        problem = PlanningProblem.of(layers, each, 0, False, "test")
+        assert problem.given == (weights + batch) // 4
+        assert problem.returned == weights // 4 + 4
     assert net().given == weights + batch and net().returned == weights + 4
-    mixed = Candidates.of(layers, (jax.device_put(ws, NamedSharding(mesh, P())), args[1]), 0,
+    mixed = PlanningProblem.of(layers, (jax.device_put(ws, NamedSharding(mesh, P())), args[1]), 0,
                           False, "test")  # fmt: skip
     assert mixed.given == weights + batch // 4 and mixed.returned == weights + 4
     plan = jrc.plan(layers, *args, budget=0.5)
@@ -99,9 +99,9 @@ def test_fractions_lie_between_the_two_ends():
 
 @pytest.mark.parametrize("peaks", [(10, 40, 30, 50, 20), (30, 40, 10), (30, 20, 10), (5, 5, 5)])
 def test_fractions_where_more_memory_is_no_less_work(peaks):
-    """Whatever XLA makes of the rungs: 1 is nothing re-run, and no fraction is refused."""
-    ordered = net().ordered[-len(peaks) :]
-    some = dataclasses.replace(net(), ordered=ordered)
+    """Whatever the compiled peaks: 1 is nothing recomputed, and no fraction is refused."""
+    ordered = net().candidates[-len(peaks) :]
+    some = dataclasses.replace(net(), candidates=ordered)
     memory = lambda candidate: Memory(0, 0, peaks[ordered.index(candidate)], 0)  # noqa: E731
     plans = [choose(some, f / 8, memory, "jrc.plan") for f in range(9)]
     assert not plans[-1].reruns
@@ -112,7 +112,7 @@ def test_fractions_where_more_memory_is_no_less_work(peaks):
 
 @pytest.mark.parametrize("compilations", [1, 2, 3])
 def test_few_compilations_find_a_plan_that_fits(compilations):
-    budget = (compiled(0).peak + compiled(len(net().ordered) - 1).peak) // 2
+    budget = (compiled(0).peak + compiled(len(net().candidates) - 1).peak) // 2
     plan = jrc.plan(layers, *NET, budget=budget, compilations=compilations)
     assert plan.reruns and plan.verified.peak_bytes <= budget
     assert plan.compilations <= max(compilations, 2)
@@ -121,8 +121,8 @@ def test_few_compilations_find_a_plan_that_fits(compilations):
 
 
 def test_room_enough_takes_one_compilation():
-    top = len(net().ordered) - 1
-    room = max(compiled(top).peak, net().predicted(net().ordered[top]).peak_bytes)
+    top = len(net().candidates) - 1
+    room = max(compiled(top).peak, net().predicted(net().candidates[top]).peak_bytes)
     for budget in (room, 100 * room):
         plan = jrc.plan(layers, *NET, budget=budget)
         assert not plan.reruns and plan.compilations == 1
@@ -130,7 +130,7 @@ def test_room_enough_takes_one_compilation():
 
 def test_a_model_that_promised_too_much_costs_one_compilation():
     """Nothing re-run was said to fit and does not: the search goes on as it would have."""
-    ordered, top = net().ordered, len(net().ordered) - 1
+    ordered, top = net().candidates, len(net().candidates) - 1
     budget = net().predicted(ordered[top]).peak_bytes
     sizes = {candidate: budget - 100 + 10 * i for i, candidate in enumerate(ordered)}
     sizes[ordered[top]] = budget + 1
@@ -160,10 +160,10 @@ def test_a_budget_that_nothing_fits():
 
 def test_without_compiling():
     """Then a plan is a guess: it has no verified cost, and is found by the prediction."""
-    low, high = (net().predicted(net().ordered[i]).peak_bytes for i in (0, 3))
+    low, high = (net().predicted(net().candidates[i]).peak_bytes for i in (0, 3))
     plan = jrc.plan(layers, *NET, budget=high, verify=False)
     assert plan.verified is None and plan.compilations == 0
-    assert plan.predicted == net().predicted(net().ordered[3])
+    assert plan.predicted == net().predicted(net().candidates[3])
     assert "predicted" in str(plan)
     with pytest.raises(jrc.BudgetError, match="is at least"):
         jrc.plan(layers, *NET, budget=low - 1, verify=False)

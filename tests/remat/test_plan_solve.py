@@ -12,12 +12,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jrc.remat._planner.activity import active_variables
-from jrc.remat._planner.build_graph import build_cost_graph
+from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
-from jrc.remat._planner.regions import decision_of
 from jrc.remat._planner.search import highest_fitting
-from jrc.remat._planner.signature import traced_for_plan
+from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import ParetoPoint, solve, spread_evenly
+from jrc.remat._planner.stages import decision_of
+from jrc.remat._planner.trace import traced_for_plan
 from tests.remat.graphs import graphs
 from tests.remat.reference_plans import (
     chain_like,
@@ -158,7 +159,7 @@ def test_the_front_by_hand():
 
 def test_few_labels_still_reach_both_ends():
     graph = chain_like(np.random.default_rng(0), 16, 0.4)
-    full, thin = solve(graph), solve(graph, limit=4)
+    full, thin = solve(graph), solve(graph, settings=dataclasses.replace(SETTINGS, labels=4))
     assert len(thin) < len(full)
     assert thin[-1].flops == full[-1].flops == 0
     assert full[0].peak <= thin[0].peak < full[-1].peak

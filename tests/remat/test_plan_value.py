@@ -224,7 +224,7 @@ def test_a_changed_program_is_refused(fn, args, text):
         plan.apply(fn)(*args)
     assert str(info.value).startswith("jrc.Plan.apply: this plan was made for another program than")
     assert str(info.value).endswith("with jrc.plan(fn, *args, budget=...).")
-    with pytest.raises(TypeError, match="the argument is a function; got str"):
+    with pytest.raises(TypeError, match="the argument must be a function, got str"):
         plan.apply("layers")
 
 
@@ -260,10 +260,47 @@ def test_a_plan_prints_as_a_table():
     text = str(guess("gpt"))
     head, *rows = text.splitlines()
     assert re.fullmatch(
-        r"peak 1,000 B \(compiled; budget 1 B\), FLOPs 1\.\d{3} x those with nothing re-run", head
+        r"peak 1,000 B \(compiled; budget 1 B\), FLOPs 1\.\d{3} x those with nothing recomputed",
+        head,
     )
-    assert rows[0].split() == ["kept", "values", "bytes"]
-    assert "choice=" not in repr(guess("gpt"))
+    assert rows[0].split() == ["saved", "values", "bytes"]
+    assert "decision=" not in repr(guess("gpt"))
+
+
+def marked_layers(ws, x):
+    for i, w in enumerate(ws):
+        x = jrc.mark(jnp.tanh(x @ w), f"layer_{i}")
+    return jnp.sum(x)
+
+
+def test_a_plan_names_what_it_saves_by_mark():
+    ws, x = [jnp.ones((16, 16))] * 6, jnp.ones((64, 16))
+    plan = jrc.plan(marked_layers, ws, x, budget=0.5, verify=False)
+    names = {each.name for each in plan.kept}
+    assert plan.reruns and names and names <= {f"layer_{i}" for i in range(6)}
+    assert any(name in str(plan) for name in names)
+
+
+def test_the_candidates_say_why_this_plan():
+    """A row from the leanest to nothing recomputed; the plan is the first to the left that fits."""
+    ws, x = [jnp.ones((16, 16))] * 6, jnp.ones((64, 16))
+    plan = jrc.plan(marked_layers, ws, x, budget=0.6)
+    row = plan.candidates
+    (chosen,) = [i for i, each in enumerate(row) if each.is_chosen]
+    assert row[chosen].predicted == plan.predicted
+    assert row[chosen].compiled_peak_bytes == plan.verified.peak_bytes <= plan.budget
+    flops = [each.predicted.flops for each in row]
+    assert flops == sorted(flops, reverse=True) and row[-1].predicted.flops_ratio == 1
+    assert sum(each.compiled_peak_bytes is not None for each in row) == plan.compilations
+    assert all(
+        each.compiled_peak_bytes is None or each.compiled_peak_bytes > plan.budget
+        for each in row[chosen + 1 :]
+    )
+    assert row[-1].change == "nothing is recomputed" and "layer_" in row[chosen].change
+    assert jrc.Plan.from_json(plan.to_json()).candidates == row
+    shown = str(plan).splitlines()
+    (line,) = [line for line in shown if line.strip().startswith(">")]
+    assert f"> {chosen + 1} of {len(row)}" in line and "(compiled)" in line
 
 
 SCRIPT = """

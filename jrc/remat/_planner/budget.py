@@ -27,18 +27,23 @@ class BudgetError(ValueError):
         self.plan = plan
 
     def __reduce__(self) -> Any:
-        """Go to another process whole."""
+        """Pickle with all attributes."""
         return type(self), (str(self), self.least_bytes, self.plan)
 
 
 def checked_budget(budget: object, who: str) -> int | float:
-    """Bytes as an `int`, or a fraction as a `float` in [0, 1]."""
+    """Return a budget as bytes (`int`), or as a fraction (`float` in [0, 1]).
+
+    Raises:
+        TypeError: If it is neither a number nor text, or is traced.
+        ValueError: If it is no size.
+    """
     if isinstance(budget, str):
         return _of_text(budget, who)
     if isinstance(budget, jax.core.Tracer):
         raise TypeError(
-            f"{who}: a budget is known before anything is traced; got {budget.aval}. Ask for the "
-            "plan outside of jax.jit."
+            f"{who}: budget must be known before anything is traced, got {budget.aval}. Ask for "
+            "the plan outside of jax.jit."
         )
     if isinstance(budget, np.generic | np.ndarray | jax.Array) and np.ndim(budget) == 0:
         budget = budget.item()
@@ -46,8 +51,8 @@ def checked_budget(budget: object, who: str) -> int | float:
         if 0.0 <= budget <= 1.0:
             return budget
         raise ValueError(
-            f"{who}: a budget that is a float is a fraction in [0, 1] between the least peak (0) "
-            f"and that with nothing re-run (1); got {budget!r}. Write bytes as an int or as text: "
+            f"{who}: budget as a float must be a fraction in [0, 1] between the least peak (0) and "
+            f"that with nothing recomputed (1), got {budget!r}. Write bytes as an int or as text: "
             "int(2e9), '2GiB'."
         )
     try:
@@ -56,13 +61,13 @@ def checked_budget(budget: object, who: str) -> int | float:
         size = None
     if size is None:
         raise TypeError(
-            f"{who}: a budget is bytes (an int), text ('1.5GiB') or a fraction (a float in "
-            f"[0, 1]); got {type(budget).__name__} {budget!r}. Write '1.5GiB' or 0.5."
+            f"{who}: budget must be bytes (an int), text ('1.5GiB') or a fraction (a float in "
+            f"[0, 1]), got {type(budget).__name__} {budget!r}. Write '1.5GiB' or 0.5."
         )
     if size <= 0:
         raise ValueError(
-            f"{who}: a budget in bytes is positive; got {size}. Write '1.5GiB', or a fraction as a "
-            "float: 0.5."
+            f"{who}: budget in bytes must be positive, got {size}. Write '1.5GiB', or a fraction "
+            "as a float: 0.5."
         )
     return size
 
@@ -74,14 +79,14 @@ def _of_text(text: str, who: str) -> int:
         size = Fraction(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2]]
     if size < 1:
         raise ValueError(
-            f"{who}: a budget as text is a number and a unit, such as '1.5GiB', '800MB' or "
-            f"'123456 B'; got {text!r}. A fraction is no text: write 0.5."
+            f"{who}: budget as text must be a number and a unit, such as '1.5GiB', '800MB' or "
+            f"'123456 B', got {text!r}. A fraction is no text: write 0.5."
         )
     return int(size)
 
 
 def _is_size(number: str, unit: str, binary: str, _: str) -> bool:
-    """Without a unit only whole numbers are, and those that are written so."""
-    # "1.5" was meant as gigabytes or as a fraction, and never as a byte and a half.
+    """Whether a text is a size: without a unit it must be written as a whole number."""
+    # "1.5" may mean gigabytes or a fraction, but not one and a half bytes.
     whole = Fraction(number).denominator == 1 and ("e" in number or "." not in number)
     return bool(unit) or (whole and not binary)

@@ -1,192 +1,125 @@
-"""The row of plans for a function, from the leanest to nothing re-run."""
+"""The candidates: a fixed row of plans, from the leanest to nothing recomputed.
+
+The row depends on the function alone, never on a budget.
+"""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
-
-from jrc._jaxpr import Program, evaluate, flops, label, loop_parts, nbytes, place, repeats
-from jrc._tree import is_traced
-from jrc._validate import check_flag
-from jrc.remat._gradient.arguments import Arguments, arguments_of, call_checked
-from jrc.remat._gradient.compiled_memory import bytes_on_device
+from jrc._jaxpr import Program, is_variable, nbytes
+from jrc.remat._gradient.residuals import Residuals
+from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.decision import Decision
-from jrc.remat._planner.derivative_reads import residuals_of
-from jrc.remat._planner.execute import inlined_program
-from jrc.remat._planner.plan import Estimate, Kept, Plan
-from jrc.remat._planner.search import (
-    Candidate,
-    candidate_plans,
-    should_try_plain_first,
-    widest_equation,
-)
-from jrc.remat._planner.signature import Signature, signature_of, traced_for_plan
+from jrc.remat._planner.inner_programs import pareto_front
+from jrc.remat._planner.memory_model import should_try_plain_first, unfusable_bytes
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver import ParetoPoint, spread_evenly
+from jrc.remat._planner.stages import decision_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidates:
-    """The row of plans for a function, with what the search needs to know.
+class Candidate:
+    """One plan of the row.
 
     Attributes:
-        rungs: The plans, the leanest first, nothing re-run last.
-        signature: Of the function's program.
-        given: Bytes of arguments on one device.
-        returned: Bytes of results: the function's and the gradients, which lie as arguments do.
-        flops: Operations of the gradient program with nothing re-run.
-        widest: The equation that needs most at once, for a person.
-        program: The function's program.
-        arguments: The arguments, or their shapes, and which leaves are differentiated.
-        has_aux: Whether the function returns more than a loss.
-        fn: The function.
-        compilations: How many rungs a search may ask.
-        plain_first: Whether nothing re-run is asked before all else.
+        decision: What is saved; `None` leaves it to JAX, and nothing is recomputed.
+        temporaries: Predicted bytes besides arguments and results.
+        saved: Predicted bytes that are saved after the forward pass.
+        recomputed: FLOPs that are recomputed.
     """
 
-    ordered: tuple[Candidate, ...]
-    signature: Signature
-    given: int
-    returned: int
-    flops: int
-    widest_equation: str
-    program: Program
-    arguments: Arguments
-    has_aux: bool
-    fn: Callable[..., Any]
-    compilations: int
+    decision: Decision | None
+    temporaries: int
+    saved: int
+    recomputed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CandidateRow:
+    """The candidates of a program.
+
+    Attributes:
+        candidates: The leanest first; nothing recomputed last.
+        plain_first: Whether the last may need less than the first, and is compiled before it.
+        widest: The equation whose differentiation alone needs most bytes, by position.
+    """
+
+    candidates: tuple[Candidate, ...]
     plain_first: bool
-
-    @classmethod
-    def of(
-        cls,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        argnums: int | Sequence[int],
-        has_aux: bool,
-        who: str,
-        compilations: int = 5,
-    ) -> "Candidates":
-        """Trace the function, and weigh all that it makes."""
-        check_flag(has_aux, "has_aux", who)
-        arguments = arguments_of(fn, args, argnums, who, numbers=True)
-        traced = traced_for_plan(_checked(fn, arguments, has_aux), args, {}, who)
-        program = traced.program
-        # What a function closes over comes first.
-        at = [traced.closed + arguments.arrays.index(i) for i in arguments.perturbed]
-        perturbed = [program.jaxpr.invars[i] for i in at]
-        run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
-        residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
-        kept, unfusable_bytes = residuals.bytes, residuals.unfusable_bytes
-        graph, ordered = candidate_plans(program, perturbed, kept, unfusable_bytes, compilations)
-        sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
-        results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
-        most = widest_equation(program, graph)
-        return cls(
-            ordered=tuple(ordered),
-            signature=signature_of(program, traced.closed),
-            given=sum(sizes.values()),
-            returned=results + sum(sizes[v] for v in perturbed),
-            flops=flops(arguments.traced(fn, has_aux)),
-            widest_equation="nothing" if most is None else program.name(most),
-            program=program,
-            arguments=arguments,
-            has_aux=has_aux,
-            fn=fn,
-            compilations=compilations,
-            plain_first=should_try_plain_first(ordered[0].temporaries, unfusable_bytes),
-        )
-
-    def applied(self, candidate: Candidate, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as this rung has it."""
-        return fn if candidate.decision is None else self.plan_of(candidate, 0, None, 0).apply(fn)
-
-    def predicted(self, candidate: Candidate) -> Estimate:
-        """What the model says of a rung."""
-        peak = self.given + self.returned + candidate.temporaries
-        total = self.flops + candidate.recomputed
-        return Estimate(peak, total, total / max(self.flops, 1))
-
-    def counted(self, candidate: Candidate) -> int:
-        """Operations of the gradient program with this rung's plan."""
-        if candidate.decision is None:
-            return self.flops
-        return flops(self.arguments.traced(self.applied(candidate, self.fn), self.has_aux))
-
-    def lowered(self, candidate: Candidate) -> jax.stages.Lowered:
-        """The gradient program with this rung's plan."""
-        return self.arguments.lowered(self.applied(candidate, self.fn), self.has_aux)
-
-    def plan_of(
-        self,
-        candidate: Candidate,
-        budget: int,
-        peak: int | None,
-        compilations: int,
-        counted: int | None = None,
-    ) -> Plan:
-        """The rung as a plan; with the peak of its compiled program, if there is one.
-
-        `counted` are its operations, where they were counted before.
-        """
-        verified = None
-        if peak is not None:
-            total = self.counted(candidate) if counted is None else counted
-            verified = Estimate(peak, total, total / max(self.flops, 1))
-        return Plan(
-            budget=budget,
-            predicted=self.predicted(candidate),
-            verified=verified,
-            unplanned_flops=self.flops,
-            saved_bytes=candidate.saved,
-            compilations=compilations,
-            kept=tuple(_kept(self.program, candidate.decision)) if candidate.decision else (),
-            decision=candidate.decision,
-            signature=self.signature,
-        )
+    widest: int | None
 
 
-def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Callable[..., Any]:
-    """The function, which complains if it does not return a loss."""
+def candidate_row(
+    program: Program, perturbed: Iterable[Any], residuals: Residuals, compilations: int
+) -> CandidateRow:
+    """Return the candidates of a program.
 
-    @functools.wraps(fn)
-    def checked(*args: Any) -> Any:
-        out = call_checked(fn, args, {}, arguments.who)
-        arguments.result(out, has_aux)
-        loss = out[0] if has_aux else out
-        if not is_traced(loss):
-            raise TypeError(
-                f"{arguments.who}: `{arguments.name}` returns its loss as an array of JAX; got "
-                f"{type(loss).__name__}, which depends on nothing. Return jnp.asarray(loss)."
-            )
-        return out
+    Args:
+        program: The program; its first result is differentiated.
+        perturbed: Its inputs that it is differentiated by. Their cotangents are results.
+        residuals: What JAX saves where nothing is recomputed.
+        compilations: How many candidates a search may compile; each more doubles their number.
+    """
+    perturbed = list(perturbed)
+    results = sum(nbytes(v.aval) for v in perturbed)
+    plain = Candidate(None, residuals.bytes, residuals.bytes, 0)
+    graph, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1])
+    if not points:
+        return CandidateRow((plain,), False, _widest_equation(program, graph))
+    base = 3 * graph.flops
+    points = worthwhile_points(
+        [point for point in points if point.peak < plain.temporaries or point is points[0]], base
+    )
+    solid = unfusable_bytes(residuals)
+    compilations -= should_try_plain_first(max(points[0].peak - results, 0), solid)
+    lean = [
+        Candidate(decision_of(graph, point), max(point.peak - results, 0), point.saved, point.flops)
+        for point in spread_evenly(points, base, max(1, 2**compilations - 2))
+        if point.values or point.flops or point.bodies
+    ]
+    row = (*lean, plain)
+    plain_first = should_try_plain_first(row[0].temporaries, solid)
+    return CandidateRow(row, plain_first, _widest_equation(program, graph))
 
-    return checked
+
+def worthwhile_points(points: Sequence[ParetoPoint], base: int) -> list[ParetoPoint]:
+    """Return the points that are worth their price in FLOPs; the leanest stays.
+
+    Dropped are points that pay more than `highest_price` for what they gain, and points closer
+    than `least_gain`, because XLA's bytes do not follow the prediction so closely. Where bytes cost
+    next to nothing, several steps are merged into one.
+
+    Args:
+        points: The front, the leanest first.
+        base: FLOPs of the gradient, which a price is a share of.
+    """
+    found = last = [points[-1]]
+    for point in reversed(points[:-1]):
+        gain = _relative_gain(found[-1], point)
+        price = (point.flops - found[-1].flops) / base
+        merges = _relative_gain(last[0], point) < SETTINGS.merged_gain
+        if price <= SETTINGS.low_price * gain and merges:
+            found = [*found[:-1], point]
+        elif point is points[0] or (
+            price <= SETTINGS.highest_price * gain and gain > SETTINGS.least_gain
+        ):
+            last = found[-1:]
+            found = [*found, point]
+    return found[::-1]
 
 
-def _kept(program: Program, decision: Decision, times: int = 1) -> Iterable[Kept]:
-    """What a choice keeps, equal values together, the largest first."""
-    found: dict[str, tuple[int, int]] = {}
-    for name, count, size in _each_kept(program, decision, times):
-        n, total = found.get(name, (0, 0))
-        found[name] = (n + count, total + size)
-    kept = [Kept(name, n, size) for name, (n, size) in found.items()]
-    return sorted(kept, key=lambda each: (-each.bytes, each.name))
+def _relative_gain(one: ParetoPoint, other: ParetoPoint) -> float:
+    """The logarithm of the ratio of peaks."""
+    return math.log(max(one.peak, 1) / max(other.peak, 1))
 
 
-def _each_kept(program: Program, decision: Decision, times: int) -> Iterable[tuple[str, int, int]]:
-    for stage in decision.stages:
-        for p, i in stage.saved:
-            var = program.unmarked(program.eqns[program.steps[p]].outvars[i])
-            name = label(program.eqns[max(program.producer[var], 0)])
-            yield name, times, times * nbytes(var.aval)
-        if stage.inside is not None:
-            eqn = program.eqns[program.steps[stage.positions[0]]]
-            (body,) = (inlined_program(jaxpr) for jaxpr in [eqn.params["jaxpr"]])
-            if stage.inside.chunks:
-                start, count = loop_parts(eqn)
-                turns = times * stage.inside.chunks
-                for var in body.jaxpr.invars[start : start + count]:
-                    size = turns * nbytes(var.aval)
-                    yield f"between chunks of the loop at {place(eqn)}", turns, size
-            yield from _each_kept(body, stage.inside, times * repeats(eqn))
+def _widest_equation(program: Program, graph: CostGraph) -> int | None:
+    def width(node: CostNode) -> int:
+        eqn = program.eqns[program.steps[node.position]]
+        own = sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars) if is_variable(x))
+        return own * (node.active and bool(node.flops))
+
+    nodes = [node for node in graph.nodes if node.position >= 0]
+    return program.steps[max(nodes, key=width).position] if nodes else None

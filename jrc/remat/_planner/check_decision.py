@@ -12,7 +12,7 @@ from typing import Any
 from jrc._jaxpr import Program, can_rebuild, inner_programs, primitive_name, repeats
 from jrc._validate import is_whole
 from jrc.remat._planner.decision import Decision, Stage, ranges_text
-from jrc.remat._planner.execute import inlined_program
+from jrc.remat._planner.trace import inlined_program
 
 
 def check_decision(decision: Decision, count: int | None, where: str = "decision") -> set[int]:

@@ -1,26 +1,29 @@
-"""A program as a planner sees it: equations with what they cost and what they need."""
+"""The cost graph: each equation of a program with what it costs, in bytes and FLOPs.
+
+The solver sees this graph and nothing else of the program; `build_cost_graph` makes it.
+"""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class CostNode:
-    """One equation.
+    """One equation. Variables are numbers, indices into the tuples of `CostGraph`.
 
     Attributes:
-        position: Its position in the program.
-        reads: The variables that it is given and that equations make, as numbers.
-        makes: The variables that it makes, as numbers.
-        needs: Those of both that its derivative reads.
+        position: Its number in the program.
+        reads: Its operands, but for inputs of the program.
+        makes: Its results.
+        derivative_reads: Those of both that its derivative reads.
         flops: Floating-point operations of one run.
-        opaque: Bytes that its derivative keeps of what happens inside, which have no name; 0 if
-            nothing does, `None` if it is not differentiated from the inside.
-        moves: Whether it is differentiated.
-        stays: Whether it must not be run again: it acts on the world, or sends over the network.
-        acts: Whether it acts on the world, so that no region may hold it.
-        back: Bytes of cotangents that are there while it is differentiated.
-        operands: What its derivative reads and XLA would otherwise fuse away, as numbers, each
-            with the bytes that it then takes.
+        inner_bytes: Bytes of residuals of programs inside, which have no name outside; 0 if there
+            are none, `None` if it carries no program.
+        active: Whether it is differentiated.
+        runs_once: Whether it must not be recomputed: it has an effect, or is a collective.
+        has_effects: Whether it has an effect, so that no region may hold it.
+        cotangent_bytes: Bytes of cotangents while it is differentiated.
+        operands: What its derivative reads and XLA would fuse away elsewhere, each with the bytes
+            that it then takes.
     """
 
     position: int
@@ -38,21 +41,26 @@ class CostNode:
 
 @dataclasses.dataclass(frozen=True)
 class CostGraph:
-    """A program's live equations in the order in which they are run.
+    """The live equations of a program in the order in which they run.
 
     Attributes:
         nodes: The equations.
-        sizes: Bytes of every variable that an equation makes.
-        remade: Bytes that it takes when it is made again, until the equation that makes it has
-            been differentiated; none if XLA fuses it away, or if only re-running reads it.
-        passing: Bytes that it takes for a moment when it is made again.
-        may_save: Whether a plan may keep it; what something next to it stands for is left out.
-        names: Where every variable comes from: its equation and which result it is.
+        sizes: Bytes of every variable.
+        recomputed_bytes: Bytes of a variable from its recomputation until its maker has been
+            differentiated; 0 if XLA fuses it away, or if only the recomputation reads it.
+        passing_bytes: Bytes that it takes for a moment when it is recomputed.
+        may_save: Whether a plan may save it.
+        names: Where every variable comes from: its equation, and which result it is.
     """
 
     nodes: tuple[CostNode, ...]
     sizes: tuple[int, ...]
-    remade: tuple[int, ...]
-    passing: tuple[int, ...]
+    recomputed_bytes: tuple[int, ...]
+    passing_bytes: tuple[int, ...]
     may_save: tuple[bool, ...]
     names: tuple[tuple[int, int], ...]
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of one forward pass, at least 1."""
+        return max(1, sum(node.flops for node in self.nodes))

@@ -1,4 +1,4 @@
-"""Running a program as a choice says."""
+"""Running a program under a decision: regions are recomputed, named values are saved."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from jrc._jaxpr import (
     INPUT,
     Program,
     evaluate,
-    folded,
-    inline_marked,
     is_cast,
     is_variable,
     rebuild,
 )
 from jrc._tree import is_floating, is_typed_key
 from jrc.remat._planner.decision import Decision, Stage
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.trace import inlined_program
 from jrc.remat._policy.resolution import SAVED, Policy, name_value
 from jrc.remat._region.barrier import barrier
 from jrc.remat._region.interpreter import recomputed_region
@@ -28,15 +28,10 @@ from jrc.remat._segments.recompute_segments import run_section
 Run = Callable[..., Sequence[Any]]
 
 
-def inlined_program(jaxpr: Any) -> Program:
-    """A program inside another, without `jit` calls."""
-    return Program(folded(inline_marked(jaxpr, lambda _: True)))
-
-
 def execute_decision(program: Program, decision: Decision) -> Run:
-    """The program as a function of its inputs, of which the choice says what is kept."""
+    """Return the program as a function of its inputs whose gradient saves what is decided."""
     stages = [[program.steps[k] for k in stage.positions] for stage in decision.stages]
-    before, inner_function = _casts(program, stages)
+    before, within = _casts(program, stages)
 
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
@@ -45,11 +40,9 @@ def execute_decision(program: Program, decision: Decision) -> Run:
             _run_plainly(program, before[n], values)
             if stage.region:
                 with planned_scope():
-                    _run_region(
-                        program, _cut(program, stage, stages[n] + inner_function[n]), values
-                    )
+                    _run_region(program, _section(program, stage, stages[n] + within[n]), values)
             else:
-                _run_plainly(program, inner_function[n], values)
+                _run_plainly(program, within[n], values)
                 _run_construct(program, stages[n][0], stage.inside, values)
         _run_plainly(program, before[-1], values)
         return program.results(values)
@@ -60,10 +53,10 @@ def execute_decision(program: Program, decision: Decision) -> Run:
 def _casts(
     program: Program, stages: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The casts that run before each piece, or the result, and those that run as part of it.
+    """The casts that run before each stage, or the result, and those that run as part of it.
 
-    What one piece alone reads is cast there, so that the cast value need not be kept. What several
-    read is cast once: where it is differentiated, that is a sum over devices.
+    What one stage alone reads is cast there, so that the cast value need not be saved. What several
+    read is cast once: the derivative of a cast is a sum over devices.
     """
     readers: dict[Any, set[int]] = {}
     for n, positions in enumerate([*stages, []]):
@@ -71,7 +64,7 @@ def _casts(
         for v in atoms if n < len(stages) else filter(is_variable, program.jaxpr.outvars):
             readers.setdefault(v, set()).add(n)
     before: list[list[int]] = [[] for _ in range(len(stages) + 1)]
-    inner_function: list[list[int]] = [[] for _ in stages]
+    within: list[list[int]] = [[] for _ in stages]
     for p in range(len(program.eqns) - 1, -1, -1):
         eqn = program.eqns[p]
         if not is_cast(eqn) or eqn.outvars[0] not in readers:
@@ -80,8 +73,8 @@ def _casts(
             readers.setdefault(v, set()).update(readers[eqn.outvars[0]])
         (first, *more) = sorted(readers[eqn.outvars[0]])
         alone = not more and first < len(stages)
-        (inner_function if alone else before)[first].insert(0, p)
-    return before, inner_function
+        (within if alone else before)[first].insert(0, p)
+    return before, within
 
 
 def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, Any]) -> None:
@@ -90,7 +83,7 @@ def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, A
     values |= dict(zip(part.outvars, results, strict=True))
 
 
-def _cut(program: Program, stage: Stage, positions: Sequence[int]) -> Section:
+def _section(program: Program, stage: Stage, positions: Sequence[int]) -> Section:
     saved = {program.eqns[program.steps[k]].outvars[i]: SAVED for k, i in stage.saved}
     return Section((), True, True, tuple(sorted(positions)), saved)
 
@@ -102,25 +95,34 @@ def _run_construct(
     values |= dict(zip(program.eqns[p].outvars, results, strict=True))
 
 
-def _run_region(program: Program, cut: Section, values: dict[Any, Any]) -> None:
-    """Run a region whose random draws wait for the data that they meet.
+def _run_region(program: Program, section: Section, values: dict[Any, Any]) -> None:
+    """Run a region whose random draws depend on the data that they are combined with.
 
-    Draws depend on keys alone: XLA begins those of all layers at once, and keeps what it began.
+    Draws depend on keys alone: XLA would start those of all layers early, and keep the results.
     """
-    read = program.cut(cut.positions).invars
+    read = program.cut(section.positions).invars
     keys = [v for v in read if is_typed_key(v.aval) or _is_raw_key(v.aval)]
     data = [values[v] for v in read if is_floating(v.aval) and _is_made(program, v)]
-    waiting = dict(values)
+    depending = dict(values)
     if keys and data:
         saved = barrier([*(values[v] for v in keys), jax.lax.stop_gradient(data[-1])])
-        waiting |= dict(zip(keys, saved, strict=False))
-    # With `jax_remat3` a result that is held inside and goes on is kept twice.
+        depending |= dict(zip(keys, saved, strict=False))
+    # With `jax_remat3` a result that is saved inside and returned would be saved twice.
     own_inside = not getattr(jax.config, "jax_remat3", False)
     run_section(
-        program, cut, Policy(), waiting, recomputed_region, own_inside=own_inside, name=_named
+        program,
+        section,
+        Policy(),
+        depending,
+        recomputed_region,
+        own_inside=own_inside,
+        name=_name_behind_barrier,
     )
     values |= {
-        v: waiting[v] for p in cut.positions for v in program.eqns[p].outvars if v in waiting
+        v: depending[v]
+        for p in section.positions
+        for v in program.eqns[p].outvars
+        if v in depending
     }
 
 
@@ -129,20 +131,20 @@ def _is_made(program: Program, var: Any) -> bool:
     return is_variable(source) and program.producer[source] != INPUT
 
 
-def _named(x: Any, how: str) -> Any:
-    """A held value, from which everything goes on.
+def _name_behind_barrier(x: Any, how: str) -> Any:
+    """Name a saved value behind a barrier.
 
-    Else XLA makes it anew, of all that it is the sum of, for whatever reads it, and keeps that.
+    Else XLA recomputes it in its readers, from all that it is the sum of, and keeps those.
     """
     return name_value(barrier(x), how)
 
 
 def _is_raw_key(aval: Any) -> bool:
-    return str(aval.dtype) == "uint32" and aval.ndim <= 2 and aval.size <= 64
+    return str(aval.dtype) == "uint32" and aval.ndim <= 2 and aval.size <= SETTINGS.raw_key_words
 
 
 def construct(program: Program, p: int, inside: Decision | None) -> Run:
-    """A loop, or another equation with a program inside, as a function of what it reads."""
+    """Return a construct as a function of what it reads, its program run under a decision."""
     eqn = program.eqns[p]
     if inside is None:
         return evaluate(program.cut([p], eqn.outvars))
@@ -161,7 +163,7 @@ def _in_chunks(
     reverse: bool,
     unroll: int,
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """`lax.scan` in equal parts that are run again one by one; what is left over runs last."""
+    """Run `lax.scan` in equal chunks, each recomputed; steps that are left over run last."""
     size = length // chunks
     scan = functools.partial(jax.lax.scan, body, reverse=reverse, unroll=unroll)
     rest = length - size * chunks
@@ -173,7 +175,7 @@ def _in_chunks(
             new, ys = scan(list(inputs[: len(carry)]), list(inputs[len(carry) :]), length=size)
             return [*new, *ys]
 
-        # Not `rerun_region`, which would keep what the regions inside hold.
+        # Not `recomputed_region`, which would save what the regions inside save.
         with planned_scope():
             results = jax.checkpoint(flat)(*carry, *xs)
         return results[: len(carry)], results[len(carry) :]

@@ -10,13 +10,13 @@ import numpy as np
 
 from jrc._errors import name_of
 from jrc._text import memory_text
-from jrc._validate import check_flag
+from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.budget import checked_budget
-from jrc.remat._planner.candidates import Candidates
 from jrc.remat._planner.make_plan import plan
 from jrc.remat._planner.plan import Plan
+from jrc.remat._planner.problem import PlanningProblem
 
 _logger = logging.getLogger("jrc")
 
@@ -25,7 +25,7 @@ class LargestBatch(NamedTuple):
     """How many examples fit.
 
     Attributes:
-        plain: The largest batch with nothing re-run; 0 if none fits.
+        plain: The largest batch with nothing recomputed; 0 if none fits.
         recomputed: The largest batch that some plan fits; 0 if none does.
         plan: The cheapest plan for `recomputed` examples; `None` if none fits.
         most: The bound of the search, a multiple of `multiple_of`: where a size is this, more may
@@ -43,8 +43,8 @@ class LargestBatch(NamedTuple):
             return "None fits, not even with the leanest plan: raise the budget."
         more = " (more may: `most` ends there)" if self.recomputed == self.most else ""
         return (
-            f"{self.plain:,} fit with nothing re-run, {self.recomputed:,} with this plan{more}:\n"
-            f"{self.plan}"
+            f"{self.plain:,} fit with nothing recomputed, {self.recomputed:,} with this plan"
+            f"{more}:\n{self.plan}"
         )
 
 
@@ -58,7 +58,7 @@ def largest_batch(
     multiple_of: int = 1,
     most: int = 2**20,
 ) -> LargestBatch:
-    """The largest batch whose gradient fits a budget, with and without recomputation.
+    """Return the largest batch whose gradient fits a budget, with and without recomputation.
 
     Bytes grow nearly in proportion to the batch, so that a few compilations find it. Nothing is
     run.
@@ -101,26 +101,22 @@ def largest_batch(
     if not callable(make_args) or not callable(fn):
         which, given = ("make_args", make_args) if not callable(make_args) else ("fn", fn)
         raise TypeError(
-            f"{who}: {which} is a function; got {type(given).__name__}. Write "
+            f"{who}: {which} must be a function, got {type(given).__name__}. Write "
             f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
         )
     check_flag(has_aux, "has_aux", who)
     limit = checked_budget(budget, who)
     if isinstance(limit, float):
         raise TypeError(
-            f"{who}: the budget is bytes (an int) or text ('16GiB'); a fraction has no meaning "
-            f"before the batch is known; got {budget!r}. Write bytes: '16GiB'."
+            f"{who}: budget must be bytes (an int) or text ('16GiB'), got {budget!r}. A fraction "
+            "has no meaning before the batch is known. Write bytes: '16GiB'."
         )
     for name, number in (("multiple_of", multiple_of), ("most", most)):
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-            raise ValueError(
-                f"{who}: {name} is a whole number from 1; got {number!r}. Leave it out to look at "
-                f"{'every batch' if name == 'multiple_of' else 'all up to a million'}."
-            )
-
+        all_of_them = "every batch" if name == "multiple_of" else "all up to a million"
+        whole_number(number, name, who, least=1, remedy=f"Leave it out to try {all_of_them}.")
     if most < multiple_of:
         raise ValueError(
-            f"{who}: most is at least multiple_of, the smallest batch that is looked at; got "
+            f"{who}: most must be >= multiple_of, the smallest batch that is tried, got "
             f"most={most}, multiple_of={multiple_of}. Raise most."
         )
 
@@ -132,21 +128,21 @@ def largest_batch(
             raise
         if not isinstance(args, tuple | list):
             raise TypeError(
-                f"{who}: `{name_of(make_args)}` returns the arguments of fn as a tuple; got "
+                f"{who}: `{name_of(make_args)}` must return the arguments of fn as a tuple, got "
                 f"{type(args).__name__}. For one argument write `return (x,)`."
             )
         return tuple(args)
 
     def plain(batch: int) -> int:
         args = arguments_of(fn, arguments(batch), argnums, who, numbers=True)
-        return told(batch, "nothing re-run", memory_needed(args.lowered(fn, has_aux)).peak)
+        return logged(batch, "nothing recomputed", memory_needed(args.lowered(fn, has_aux)).peak)
 
     def leanest(batch: int) -> int:
-        candidates = Candidates.of(fn, arguments(batch), argnums, has_aux, who)
-        least = memory_needed(candidates.lowered(candidates.ordered[0])).peak
-        return min(told(batch, "the leanest plan", least), known(batch))
+        problem = PlanningProblem.of(fn, arguments(batch), argnums, has_aux, who)
+        least = memory_needed(problem.lowered(problem.candidates[0])).peak
+        return min(logged(batch, "the leanest plan", least), known(batch))
 
-    def told(batch: int, what: str, peak: int) -> int:
+    def logged(batch: int, what: str, peak: int) -> int:
         _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))
         return peak
 
@@ -180,8 +176,8 @@ def _check_growth(
     shapes = [[np.shape(x) for x in jax.tree.leaves(args)] for args in (small, large)]
     if shapes[0] == shapes[1]:
         raise ValueError(
-            f"jrc.largest_batch: `{name}` gives arguments of the same shapes for {least} and for "
-            f"{most}; some must have the batch as a size."
+            f"jrc.largest_batch: `{name}` must return arguments that grow with the batch, got the "
+            f"same shapes for {least} and for {most}. Use the batch as a size of some of them."
         )
 
 

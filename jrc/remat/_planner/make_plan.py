@@ -1,26 +1,19 @@
-"""Finding a plan: a row of candidates, of which compiled programs show the one that fits."""
+"""`jrc.plan`: the cheapest recomputation that fits a budget."""
 
-import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import name_of
-from jrc._text import exact_memory_text, memory_text
-from jrc._validate import check_flag
+from jrc._multihost import all_or_none
+from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.compiled_memory import Memory, memory_needed
-from jrc.remat._planner.budget import BudgetError, checked_budget
-from jrc.remat._planner.candidates import Candidates
+from jrc.remat._planner.budget import checked_budget
+from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.plan import Plan
-from jrc.remat._planner.search import Candidate, highest_fitting
-
-_logger = logging.getLogger("jrc")
-
-# Rungs at the lean end that lie so close that XLA may need less for the second or the third.
-_LEANEST = 3
+from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.search import choose
 
 
 def plan(
@@ -32,13 +25,18 @@ def plan(
     verify: bool = True,
     compilations: int = 5,
 ) -> Plan:
-    """The cheapest recomputation whose compiled gradient program fits a budget.
+    """Return the cheapest recomputation whose compiled gradient program fits a budget.
 
-    The function is traced once. For every intermediate value the planner weighs keeping it against
-    making it again, in FLOPs and in bytes at each position of the backward pass: what is kept so
-    far, what is made again there, cotangents. It works inside of loops and `shard_map` too, and
-    cuts loops into chunks where that pays. The result is a fixed row of plans from the leanest to
-    nothing re-run; the budget picks one of them by compiling a few. Nothing is run.
+    For every intermediate value the planner weighs saving it against recomputing it, in FLOPs and
+    in bytes at each position of the backward pass: what is saved so far, what is recomputed there,
+    cotangents. It plans inside of `lax.scan` and `shard_map` too, and cuts loops into chunks where
+    that pays. The result is a fixed row of candidates from the leanest to nothing recomputed; the
+    budget picks one of them by compiling a few. Nothing is run. The function is traced three times
+    for the row, and once more for each candidate that is compiled or counted.
+
+    Opaque to the planner are `lax.cond`, `lax.while_loop`, functions with a `custom_vjp`,
+    and regions under a `jax.checkpoint` of your own (flax's `nn.remat` and `nnx.remat` too): their
+    residuals count, and stay as JAX saves them. Leave a `jax.checkpoint` out to have it planned.
 
     The peak is that of `jax.jit(jax.value_and_grad(fn, argnums, has_aux))` as XLA states it for
     one device: arguments + outputs + temporaries - aliased. Integers, keys and the like in a
@@ -60,16 +58,16 @@ def plan(
             what they are, and are passed to the planned function in the same way. Others are
             bound before: `functools.partial(fn, train=True)` is what is planned and applied to.
         budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), or a fraction (`float` in [0, 1])
-            between the least peak that is reached (0) and that with nothing re-run (1). A fraction
-            costs up to four more compilations, for the two ends.
+            between the least peak that is reached (0) and that with nothing recomputed (1). A
+            fraction costs up to four more compilations, for the two ends.
         argnums: The arguments that are differentiated.
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
         compilations: How many programs may be compiled (two, if one is asked for: the leanest and
             the plain one); each more halves the steps of the row of plans. One is enough where
-            nothing need be re-run, one more is compiled where only the model thought so, and up to
-            four more before a budget is refused, for the two ends.
+            nothing need be recomputed, one more is compiled where only the model thought so, and up
+            to four more before a budget is refused, for the two ends.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never one with
@@ -99,15 +97,20 @@ def plan(
     position as in Beaumont et al., "Rockmate", ICML 2023.
     """
     who = "jrc.plan"
-    budget = checked_budget(budget, who)
+    limit = checked_budget(budget, who)
     check_flag(verify, "verify", who)
-    _check_compilations(compilations, who)
-    candidates = Candidates.of(fn, args, argnums, has_aux, who, compilations)
+    remedy = "Five find one of about thirty plans, each more doubles their number."
+    compilations = whole_number(compilations, "compilations", who, least=1, most=10, remedy=remedy)
 
-    def compiled(candidate: Candidate) -> Memory:
-        return memory_needed(candidates.lowered(candidate))
+    def found() -> Plan:
+        problem = PlanningProblem.of(fn, args, argnums, has_aux, who, compilations)
 
-    return agreed(choose(candidates, budget, compiled if verify else None, who))
+        def compiled(candidate: Candidate) -> Memory:
+            return memory_needed(problem.lowered(candidate))
+
+        return choose(problem, limit, compiled if verify else None, who)
+
+    return plan_of_process_0(found, who)
 
 
 def plan_within(
@@ -115,135 +118,78 @@ def plan_within(
     lower: Callable[[Callable[..., Any]], jax.stages.Lowered],
     budget: int | str | float,
     who: str,
+    has_aux: bool | None = None,
 ) -> Plan:
-    """The plan for a function inside of a larger program, whose whole peak is to fit.
+    """Return the plan for a function inside of a larger program, whose whole peak is to fit.
 
     Args:
         fn: A function that the program differentiates by its first argument.
         lower: The program, lowered, with another function in the place of this one.
         budget: As for `plan`.
-        who: The name under which errors speak.
+        who: The public function, for errors.
+        has_aux: Whether `fn` returns `(loss, aux)`; `None` asks the type of its result.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
     """
     limit = checked_budget(budget, who)
-    found: list[Candidates] = []
 
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        out = fn(*args, **kwargs)
+    def found() -> Plan:
+        problem = _problem_within(fn, lower, who, has_aux)
+        flops: dict[Candidate, int] = {}
+
+        def compiled(candidate: Candidate) -> Memory:
+            applied = problem.applied(candidate, fn)
+
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                # Only while the larger program is traced do its mesh axes have names.
+                if candidate not in flops:
+                    flops[candidate] = problem.counted(candidate)
+                return applied(*args, **kwargs)
+
+            return memory_needed(lower(counted))
+
+        return choose(problem, limit, compiled, who, flops)
+
+    return plan_of_process_0(found, who)
+
+
+def _problem_within(
+    fn: Callable[..., Any],
+    lower: Callable[[Callable[..., Any]], jax.stages.Lowered],
+    who: str,
+    has_aux: bool | None,
+) -> PlanningProblem:
+    """The planning problem of a function, for the arguments that a larger program calls it with."""
+    found: list[PlanningProblem] = []
+
+    def recorded(*args: Any) -> Any:
+        out = fn(*args)
         if not found:
-            shapes = jax.tree.map(_shape_of, args)
-            with_aux = isinstance(out, tuple | list)
-            found.append(Candidates.of(fn, shapes, 0, with_aux, who))
+            with_aux = isinstance(out, tuple | list) if has_aux is None else has_aux
+            found.append(PlanningProblem.of(fn, jax.tree.map(_shape_of, args), 0, with_aux, who))
         return out
 
     lower(recorded)
-    (candidates,) = found
-    flops: dict[Candidate, int] = {}
-
-    def compiled(candidate: Candidate) -> Memory:
-        applied = candidates.applied(candidate, fn)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            # In here mesh axes have their names, as they had when the row was made.
-            if candidate not in flops:
-                flops[candidate] = candidates.counted(candidate)
-            return applied(*args, **kwargs)
-
-        return memory_needed(lower(counted))
-
-    return agreed(choose(candidates, limit, compiled, who, flops))
+    (problem,) = found
+    return problem
 
 
 def _shape_of(leaf: Any) -> Any:
-    traced = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if traced else leaf
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        return leaf
+    weak_type = getattr(getattr(leaf, "aval", leaf), "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak_type)
 
 
-def choose(
-    candidates: Candidates,
-    budget: int | float,
-    compiled: Callable[[Candidate], Memory] | None,
-    who: str,
-    flops: Mapping[Candidate, int] | None = None,
-) -> Plan:
-    """The plan of the row that fits: as compiled, or as predicted where nothing is compiled.
-
-    `flops` has the operations of rungs that `compiled` counts; else they are counted here.
-    """
-    ordered, memory = candidates.ordered, {}
-
-    def peak(i: int) -> int:
-        if compiled is None:
-            return candidates.predicted(ordered[i]).peak_bytes
-        if i not in memory:
-            place = f"plan {i + 1} of {len(ordered)}, the leanest first"
-            _logger.info("%s: compiling %s", who, place)
-            memory[i] = compiled(ordered[i])
-            _logger.info("%s: %s: a peak of %s", who, place, memory_text(memory[i].peak))
-        return memory[i].peak
-
-    found, top, lean = None, len(ordered) - 1, range(min(_LEANEST, len(ordered)))
-    if isinstance(budget, float):
-        least, most = sorted((min(map(peak, lean)), peak(top)))
-        budget = int(least + budget * (most - least))
-        # Compiled by now: a rung on the way that needs more than the top must not hide it.
-        found = top if peak(top) <= budget else None
-    elif compiled and candidates.predicted(ordered[top]).peak_bytes <= budget:
-        # Nobody waits for a search who has room enough.
-        found = top if peak(top) <= budget else None
-    if found is None:
-        from_the_top = candidates.plain_first
-        more = math.ceil(math.log2(len(ordered) + 1)) < candidates.compilations
-        found = highest_fitting(
-            lambda i: peak(i) <= budget, len(ordered), from_the_top, more and not from_the_top
-        )
-    if found is None and memory:
-        # Nobody is told that it cannot be who has not asked the two ends, the lean one first.
-        found = max((i for i in (*memory, *lean) if peak(i) <= budget), default=None)
-        found = top if found is None and peak(top) <= budget else found
-    least = min(memory, key=lambda i: memory[i].peak) if memory else 0
-    chosen = least if found is None else found
-    verified = memory[chosen].peak if compiled else None
-    counted = (flops or {}).get(ordered[chosen])
-    plan = candidates.plan_of(ordered[chosen], budget, verified, len(memory), counted)
-    if found is None:
-        raise BudgetError(_too_small(candidates, plan, memory.get(least), who), peak(least), plan)
-    return plan
-
-
-def _too_small(candidates: Candidates, plan: Plan, memory: Memory | None, who: str) -> str:
-    what = "the gradient of" if who == "jrc.plan" else "the whole step around"
-    peak = (plan.verified or plan.predicted).peak_bytes
-    given, returned = candidates.given, candidates.returned
-    between = max(peak - given - returned, 0)
-    if memory is not None:
-        given, returned, between = memory.arguments, memory.outputs, memory.temporaries
-    return (
-        f"{who}: the peak of {what} `{name_of(candidates.fn)}` is at least "
-        f"{exact_memory_text(peak)}; the budget is {memory_text(plan.budget)}. Of the least, "
-        f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
-        f"temporaries {memory_text(between)}, pinned most by {candidates.widest_equation}. "
-        "Raise the budget, or make the batch smaller: jrc.largest_batch finds how small."
-    )
-
-
-def _check_compilations(number: object, who: str) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 10:
-        raise ValueError(
-            f"{who}: compilations is a whole number from 1 to 10; got {number!r}. Five find one of "
-            "about thirty plans, each more doubles their number."
-        )
-
-
-def agreed(plan: Plan) -> Plan:
-    """Process 0's plan, in all processes."""
+def plan_of_process_0(find: Callable[[], Plan], who: str) -> Plan:
+    """Return the plan that process 0 finds, in all processes; where one fails, all fail."""
+    found = all_or_none(find, who)
     if jax.process_count() == 1:
-        return plan
+        return found
     from jax.experimental import multihost_utils
 
-    text = plan.to_json().encode()
+    text = found.to_json().encode()
     size = int(multihost_utils.broadcast_one_to_all(jnp.int32(len(text))))
     padded = jnp.frombuffer(text.ljust(size)[:size], dtype=jnp.uint8)
     return Plan.from_json(bytes(multihost_utils.broadcast_one_to_all(padded)).decode())

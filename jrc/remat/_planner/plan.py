@@ -1,9 +1,9 @@
-"""A plan: a frozen decision of what a function's gradient keeps, and what it makes again."""
+"""A plan: what a function's gradient saves and what it recomputes, as a frozen value."""
 
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrc._errors import name_of
@@ -13,11 +13,14 @@ from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.check_decision import check_decision, check_decision_fits, left_out
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.execute import execute_decision
-from jrc.remat._planner.signature import Signature, signature_of, traced_for_plan
+from jrc.remat._planner.saved_by_plan import Kept
+from jrc.remat._planner.signature import Signature, signature_of
+from jrc.remat._planner.trace import traced_for_plan
 
 _FORMAT = 2
 
 _COST = {"peak_bytes": int, "flops": int, "flops_ratio": float}
+_CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str}
 _FIELDS = {
     "budget": int,
     "predicted": _COST,
@@ -25,12 +28,16 @@ _FIELDS = {
     "saved_bytes": int,
     "compilations": int,
     "kept": [{"name": str, "times": int, "bytes": int}],
+    "candidates": [_CANDIDATE],
     "equations": [str],
     "inputs": [str],
     "closed": int,
     "digest": str,
     "left_out": str,
 }
+# Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
+_KEPT_ROWS = 12
+_CANDIDATES_BESIDE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Estimate:
         peak_bytes: Arguments, outputs and temporaries of the compiled program on one device, less
             what is aliased.
         flops: Floating-point operations of the whole program, loops times their length.
-        flops_ratio: The same over those with nothing re-run.
+        flops_ratio: The same over those with nothing recomputed.
     """
 
     peak_bytes: int
@@ -50,18 +57,28 @@ class Estimate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """Values that a plan keeps, equal ones together.
+class PlanCandidate:
+    """A candidate that was weighed for a plan.
 
     Attributes:
-        name: Their mark, or operator, shape and source line.
-        times: How many there are, turns of a loop included.
-        bytes: What all of them take; on all devices together, where XLA shards them by itself.
+        predicted: Its cost as the model has it.
+        compiled_peak_bytes: Peak bytes of its compiled program; `None` if it was not compiled.
+        saved_bytes: Predicted bytes that are saved after the forward pass.
+        change: What it saves more and less than the leaner candidate before it.
+        is_chosen: Whether it is the plan.
     """
 
-    name: str
-    times: int
-    bytes: int
+    predicted: Estimate
+    compiled_peak_bytes: int | None
+    saved_bytes: int
+    change: str
+    is_chosen: bool
+
+    @property
+    def peak_bytes(self) -> int:
+        """The compiled peak, or the predicted one."""
+        compiled = self.compiled_peak_bytes
+        return self.predicted.peak_bytes if compiled is None else compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +88,16 @@ class Plan:
     Attributes:
         budget: What was asked for, in bytes.
         predicted: The cost as the planner's model has it.
-        verified: The cost as the compiled program has it; `None` if that was not asked for.
-        unplanned_flops: Operations of the gradient program with nothing re-run.
-        saved_bytes: Bytes kept after the forward pass besides the arguments, as predicted; on all
-            devices together, where XLA shards them by itself.
+        verified: The cost of the compiled program; `None` if that was not asked for.
+        unplanned_flops: FLOPs of the gradient program with nothing recomputed.
+        saved_bytes: Predicted bytes that are saved after the forward pass besides the arguments;
+            on all devices together, where XLA shards them by itself.
         compilations: How many programs were compiled to find it.
-        kept: What stays, the largest first; empty if nothing is re-run.
-        choice: What runs again and what is kept, equation by equation; `None` if nothing is re-run.
+        kept: What is saved, the largest first; empty if nothing is recomputed.
+        candidates: Every candidate, the leanest first, with its cost and what changes from one to
+            the next: the plan is the one of fewest FLOPs that fits.
+        decision: What is saved and recomputed, equation by equation; `None` if nothing is
+            recomputed.
         signature: The program that the plan is for.
     """
 
@@ -88,16 +108,17 @@ class Plan:
     saved_bytes: int
     compilations: int
     kept: tuple[Kept, ...]
+    candidates: tuple[PlanCandidate, ...] = dataclasses.field(repr=False)
     decision: Decision | None = dataclasses.field(repr=False)
     signature: Signature = dataclasses.field(repr=False)
 
     @property
     def reruns(self) -> bool:
-        """Whether anything is re-run at all."""
+        """Whether anything is recomputed at all."""
         return self.decision is not None
 
     def apply[F: Callable[..., Any]](self, fn: F) -> F:
-        """The function whose gradient keeps what this plan says.
+        """Return the function whose gradient saves what this plan decides.
 
         Args:
             fn: The function that the plan was made for, or one with the same program.
@@ -107,43 +128,18 @@ class Plan:
             `vmap`, inside of `shard_map` and of a train step, with `nnx.grad` and
             `jax.grad(..., allow_int=True)` too (whose results for integers, a byte an element, no
             budget counts). What `fn` changes in flax nnx modules that it is given is changed
-            there. No solver is needed.
+            there.
 
         Raises:
             TypeError: If `fn` is no function; when called, if it does not take the arguments.
             ValueError: When called, if its program is another one than the plan's: other shapes,
                 types, operators, axes, lengths of loops. Numbers in it may change, and what a
-                `custom_vjp` or a `jax.checkpoint` policy keeps is not looked at.
+                `custom_vjp` or a `jax.checkpoint` policy saves is not compared.
         """
-        who = "jrc.Plan.apply"
-        if not callable(fn):
-            raise TypeError(
-                f"{who}: the argument is a function; got {type(fn).__name__}. Pass the function "
-                "that the plan was made for, and call what comes back."
-            )
-
-        @functools.wraps(fn)
-        def planned(*args: Any, **kwargs: Any) -> Any:
-            traced = traced_for_plan(fn, args, kwargs, who)
-            program = traced.program
-            changed = self.signature.difference(signature_of(program, traced.closed))
-            if changed:
-                raise ValueError(
-                    f"{who}: this plan was made for another program than that of `{name_of(fn)}`: "
-                    f"{changed}. Shapes, types, operators and their order must be those that "
-                    "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
-                )
-            if self.decision is None:
-                return fn(*args, **kwargs)
-            check_decision_fits(self.decision, program, who)
-            out, changes = traced.run(execute_decision(program, self.decision))
-            write_changes((args, kwargs), changes, name_of(fn), who)
-            return out
-
-        return planned  # type: ignore[return-value]
+        return apply_decision(fn, self.decision, self.signature)
 
     def to_json(self) -> str:
-        """The plan as text that `Plan.from_json` reads, on any host."""
+        """Return the plan as text that `Plan.from_json` reads, on any host."""
         data = {
             "format": _FORMAT,
             "budget": self.budget,
@@ -153,6 +149,7 @@ class Plan:
             "saved_bytes": self.saved_bytes,
             "compilations": self.compilations,
             "kept": [dataclasses.asdict(kept) for kept in self.kept],
+            "candidates": [dataclasses.asdict(each) for each in self.candidates],
             "decision": self.decision and self.decision.to_data(),
             "left_out": left_out(self.decision, len(self.signature.equations)),
             "equations": list(self.signature.equations),
@@ -164,20 +161,20 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Read a plan from the text of `to_json`.
+        """Return the plan that `to_json` wrote.
 
-        What is kept inside of loops is compared with their bodies when the plan is applied.
+        What is saved inside of loops is compared with their bodies when the plan is applied.
 
         Raises:
-            ValueError: If the text is no plan, one of another format, or was changed so that it
+            ValueError: If the text is no plan, one of another format, or was edited so that it
                 is none any more.
         """
         try:
             data = json.loads(text)
             _check_json(data)
             equations = tuple(data["equations"])
-            decision = data["decision"] and Decision.from_data(data["decision"])
-            _check_choice(decision, len(equations), data["left_out"])
+            decision = None if data["decision"] is None else Decision.from_data(data["decision"])
+            _check_decision(decision, len(equations), data["left_out"])
             return cls(
                 budget=data["budget"],
                 predicted=Estimate(**data["predicted"]),
@@ -186,6 +183,7 @@ class Plan:
                 saved_bytes=data["saved_bytes"],
                 compilations=data["compilations"],
                 kept=tuple(Kept(**each) for each in data["kept"]),
+                candidates=tuple(_candidate(each) for each in data["candidates"]),
                 decision=decision,
                 signature=Signature(
                     equations, data["digest"], tuple(data["inputs"]), data["closed"]
@@ -198,33 +196,98 @@ class Plan:
             ) from error
 
     def __str__(self) -> str:
+        """The cost, what is saved, and the candidates beside the plan."""
         cost = self.verified or self.predicted
         source = "compiled" if self.verified else "predicted"
-        head = (
+        lines = [
             f"peak {memory_text(cost.peak_bytes)} ({source}; budget {memory_text(self.budget)}), "
-            f"FLOPs {cost.flops_ratio:.3f} x those with nothing re-run"
+            f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
+        ]
+        lines.append(_kept_table(self.kept) if self.reruns else "nothing is recomputed")
+        if len(self.candidates) > 1:
+            lines.append(_candidates_table(self.candidates))
+        return "\n".join(lines)
+
+
+def apply_decision[F: Callable[..., Any]](
+    fn: F, decision: Decision | None, signature: Signature
+) -> F:
+    """Return a function whose gradient saves what is decided; see `Plan.apply`."""
+    who = "jrc.Plan.apply"
+    if not callable(fn):
+        raise TypeError(
+            f"{who}: the argument must be a function, got {type(fn).__name__}. Pass the function "
+            "that the plan was made for, and call what comes back."
         )
-        if not self.reruns:
-            return f"{head}\nnothing is re-run"
-        rows = [(each.name, f"{each.times:,}", memory_text(each.bytes)) for each in self.kept[:12]]
-        rest = self.kept[12:]
-        if rest:
-            times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
-            rows.append((f"{len(rest)} more", f"{times:,}", memory_text(size)))
-        return f"{head}\n{table_text(('kept', 'values', 'bytes'), rows)}"
+
+    @functools.wraps(fn)
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        traced = traced_for_plan(fn, args, kwargs, who)
+        program = traced.program
+        difference = signature.difference(signature_of(program, traced.closed))
+        if difference:
+            raise ValueError(
+                f"{who}: this plan was made for another program than that of `{name_of(fn)}`: "
+                f"{difference}. Shapes, types, operators and their order must be those that "
+                "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
+            )
+        if decision is None:
+            return fn(*args, **kwargs)
+        check_decision_fits(decision, program, who)
+        out, changes = traced.run(execute_decision(program, decision))
+        write_changes((args, kwargs), changes, name_of(fn), who)
+        return out
+
+    return planned  # type: ignore[return-value]
+
+
+def _kept_table(kept: Sequence[Kept]) -> str:
+    rows = [(each.name, f"{each.times:,}", memory_text(each.bytes)) for each in kept[:_KEPT_ROWS]]
+    if rest := kept[_KEPT_ROWS:]:
+        times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
+        rows.append((f"{len(rest)} more", f"{times:,}", memory_text(size)))
+    return table_text(("saved", "values", "bytes"), rows)
+
+
+def _candidates_table(candidates: Sequence[PlanCandidate]) -> str:
+    """The chosen candidate, its neighbours, and both ends of the row."""
+    chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
+    beside = range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1)
+    shown = sorted({0, *beside, len(candidates) - 1} & set(range(len(candidates))))
+    rows = []
+    for i in shown:
+        each = candidates[i]
+        source = "" if each.compiled_peak_bytes is None else " (compiled)"
+        rows.append(
+            (
+                f"{'> ' if each.is_chosen else ''}{i + 1} of {len(candidates)}",
+                each.change,
+                f"{memory_text(each.peak_bytes)}{source}",
+                f"{each.predicted.flops_ratio:.3f} x",
+            )
+        )
+    return table_text(("candidate", "change from the leaner one", "peak", "FLOPs"), rows)
+
+
+def _candidate(data: dict[str, Any]) -> PlanCandidate:
+    return PlanCandidate(**data | {"predicted": Estimate(**data["predicted"])})
 
 
 def _check_json(data: Any) -> None:
-    """Raise a `ValueError` that says which entry of a plan's data is not of its kind."""
+    """Raise a `ValueError` that names the first entry of a plan's data that is not of its kind."""
     check_json(data, _FORMAT, _FIELDS)
     if data.get("verified") is not None:
         check_json_fields({"verified": data["verified"]}, {"verified": _COST})
+    for i, each in enumerate(data["candidates"]):
+        peak = {"compiled_peak_bytes": each.get("compiled_peak_bytes")}
+        if peak["compiled_peak_bytes"] is not None:
+            check_json_fields(peak, {"compiled_peak_bytes": int}, f"candidates[{i}]")
     if data["closed"] > len(data["inputs"]):
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 
 
-def _check_choice(decision: Decision | None, count: int, without: str) -> None:
-    """Raise a `ValueError` where a choice is not one for so many equations."""
+def _check_decision(decision: Decision | None, count: int, without: str) -> None:
+    """Raise a `ValueError` if a decision cannot belong to a program of so many equations."""
     if decision is None:
         return
     check_decision(decision, count)

@@ -1,64 +1,71 @@
-"""Which values are worth a decision."""
+"""Which values a plan may save: the decisions that the solver has to take."""
 
 from collections.abc import Mapping, Sequence
 
 from jrc.remat._planner.cost_graph import CostNode
-
-SMALL = 24
-"""Up to so many values every one of them may be kept."""
+from jrc.remat._planner.settings import SETTINGS
 
 
 def save_candidates(
     nodes: Sequence[CostNode], sizes: Sequence[int], fused: Sequence[bool]
 ) -> list[bool]:
-    """Which values a plan may keep.
+    """Return, for each value, whether a plan may save it.
 
-    In a small program all of them. In a large one, of a value and what is made of it by and by
-    without any work, the last; and what is smaller than all that it is made of.
+    In a small program every value may be saved. In a large one: of a value and the fused values
+    that are computed from it one after another, the last; a value that is smaller than all that
+    it is computed from; and what a construct outside of all regions reads.
+
+    Args:
+        nodes: The equations in order.
+        sizes: Bytes of every value.
+        fused: Whether XLA fuses each value into its readers.
     """
-    if len(sizes) <= SMALL:
+    if len(sizes) <= SETTINGS.decide_every_value:
         return [True] * len(sizes)
     readers: dict[int, list[CostNode]] = {}
     for node in nodes:
         for v in node.reads:
             readers.setdefault(v, []).append(node)
 
-    def last(v: int) -> int:
+    def last_of_chain(v: int) -> int:
         while len(readers.get(v, ())) == 1:
             (node,) = readers[v]
-            light = len(node.makes) == 1 and fused[node.makes[0]] and v not in node.derivative_reads
-            if not light or sizes[node.makes[0]] > sizes[v]:
+            is_light = len(node.makes) == 1 and fused[node.makes[0]]
+            if not is_light or v in node.derivative_reads or sizes[node.makes[0]] > sizes[v]:
                 break
             (v,) = node.makes
         return v
 
-    is_candidate = [False] * len(sizes)
-    roots: dict[int, frozenset[int]] = {}
+    may_save = [False] * len(sizes)
+    sources: dict[int, frozenset[int]] = {}
     for node in nodes:
-        made_of = frozenset().union(*(roots[v] for v in node.reads))
+        made_of = frozenset().union(*(sources[v] for v in node.reads))
         for v in node.makes:
             if not fused[v]:
-                is_candidate[last(v)] = True
-            elif not is_candidate[v] and made_of:
-                is_candidate[v] = last(v) == v and sizes[v] <= 0.75 * sum(sizes[r] for r in made_of)
-            roots[v] = frozenset({v}) if is_candidate[v] or not fused[v] else made_of
+                may_save[last_of_chain(v)] = True
+            elif not may_save[v] and made_of:
+                share = SETTINGS.smaller_than_sources * sum(sizes[each] for each in made_of)
+                may_save[v] = last_of_chain(v) == v and sizes[v] <= share
+            sources[v] = frozenset({v}) if may_save[v] or not fused[v] else made_of
     for node in nodes:
         if node.inner_bytes is not None:
-            # Outside of all regions its derivative needs them kept.
+            # Outside of all regions its derivative needs them saved.
             for v in node.reads:
-                is_candidate[v] = True
-    for v in _past_walls(nodes, readers):
-        is_candidate[v] = True
-    return is_candidate
+                may_save[v] = True
+    for v in _read_past_barriers(nodes, readers):
+        may_save[v] = True
+    return may_save
 
 
-def _past_walls(nodes: Sequence[CostNode], readers: Mapping[int, Sequence[CostNode]]) -> set[int]:
-    """What is read at or behind a construct that must not be run again, and is made before it.
+def _read_past_barriers(
+    nodes: Sequence[CostNode], readers: Mapping[int, Sequence[CostNode]]
+) -> set[int]:
+    """Return values that are made before, and read at or behind, what no region may contain.
 
-    No stretch goes across such a construct, so that there is no making these again.
+    They cannot be recomputed where they are read: a region does not reach across.
     """
     at = {v: k for k, node in enumerate(nodes) for v in node.makes}
-    walls = [
+    barriers = [
         k
         for k, node in enumerate(nodes)
         if node.has_effects or (node.inner_bytes and node.runs_once)
@@ -67,5 +74,5 @@ def _past_walls(nodes: Sequence[CostNode], readers: Mapping[int, Sequence[CostNo
     return {
         v
         for v, reading in readers.items()
-        if any(at[v] < k <= max(order[id(node)] for node in reading) for k in walls)
+        if any(at[v] < k <= max(order[id(node)] for node in reading) for k in barriers)
     }

@@ -1,101 +1,116 @@
-"""A fixed row of plans from the leanest to nothing re-run, and finding the one that fits.
+"""The search: which candidate fits a budget, found by compiling a few of them.
 
-The row depends on the function alone, never on a budget, and the search asks the same rungs in
-the same order for every budget until their answers differ. So more budget never leads to
-more predicted operations, even where XLA's bytes do not follow the prediction.
+The search compiles the same candidates in the same order for every budget until their answers
+differ. So a larger budget never leads to more predicted FLOPs, even where XLA's bytes do not
+follow the prediction.
 """
 
-import dataclasses
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from jrc._jaxpr import Program, is_variable, nbytes
-from jrc.remat._planner.cost_graph import CostGraph
-from jrc.remat._planner.decision import Decision
-from jrc.remat._planner.inner_programs import pareto_front
-from jrc.remat._planner.regions import decision_of
-from jrc.remat._planner.solver import ParetoPoint, spread_evenly
+from jrc._errors import name_of
+from jrc._text import exact_memory_text, memory_text
+from jrc.remat._gradient.compiled_memory import Memory
+from jrc.remat._planner.budget import BudgetError
+from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.plan import Plan
+from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.settings import SETTINGS
 
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """One plan of the row.
-
-    Attributes:
-        choice: What is kept; `None` is as JAX keeps it.
-        temporaries: Bytes besides arguments and results, as predicted.
-        saved: Bytes kept after the forward pass, as predicted.
-        again: Operations that are done again.
-    """
-
-    decision: Decision | None
-    temporaries: int
-    saved: int
-    recomputed: int
+_logger = logging.getLogger("jrc")
 
 
-def candidate_plans(
-    program: Program, perturbed: Iterable[Any], kept: int, unfusable_bytes: int, asked: int
-) -> tuple[CostGraph, list[Candidate]]:
-    """The row of plans for a program, the leanest first.
+def choose(
+    problem: PlanningProblem,
+    budget: int | float,
+    compiled: Callable[[Candidate], Memory] | None,
+    who: str,
+    flops: Mapping[Candidate, int] | None = None,
+) -> Plan:
+    """Return the plan of the candidate that fits.
 
     Args:
-        program: The program; its first result is differentiated.
-        perturbed: Its inputs by which it is differentiated. Their cotangents are results.
-        kept: Bytes that JAX keeps where nothing is re-run.
-        unfusable_bytes: Those of them that XLA cannot but keep.
-        asked: How many rungs a search may ask; each more halves the steps.
+        problem: The function and its candidates.
+        budget: Bytes, or a fraction between the least peak and that with nothing recomputed.
+        compiled: Compiles a candidate; `None` where the prediction decides.
+        who: The public function, for errors and log lines.
+        flops: FLOPs of candidates as `compiled` counted them; others are counted here.
+
+    Raises:
+        BudgetError: If no candidate fits.
     """
-    perturbed = list(perturbed)
-    results = sum(nbytes(v.aval) for v in perturbed)
-    graph, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1])
-    base = 3 * max(1, sum(node.flops for node in graph.nodes))
-    points = worthwhile_points([p for p in points if p.peak < kept or p is points[0]], base)
-    asked -= should_try_plain_first(max(points[0].peak - results, 0), unfusable_bytes)
-    ordered = [
-        Candidate(decision_of(graph, point), max(point.peak - results, 0), point.saved, point.flops)
-        for point in spread_evenly(points, base, max(1, 2**asked - 2))
-        if point.values or point.flops or point.bodies
-    ]
-    return graph, [*ordered, Candidate(None, kept, kept, 0)]
+    row = problem.candidates
+    peaks = _Peaks(problem, compiled, who)
+    top, lean = len(row) - 1, range(min(SETTINGS.leanest_compiled, len(row)))
+    found = None
+    if isinstance(budget, float):
+        least, most = sorted((min(map(peaks.of, lean)), peaks.of(top)))
+        budget = int(least + budget * (most - least))
+        # Both ends are compiled; one in between that needs more than the top must not hide it.
+        found = top if peaks.of(top) <= budget else None
+    elif compiled and problem.predicted(row[top]).peak_bytes <= budget:
+        found = top if peaks.of(top) <= budget else None
+    if found is None:
+        more = math.ceil(math.log2(len(row) + 1)) < problem.compilations
+        found = highest_fitting(
+            lambda i: peaks.of(i) <= budget,
+            len(row),
+            problem.plain_first,
+            more and not problem.plain_first,
+        )
+    if found is None and peaks.memory:
+        # Before a budget is refused, both ends are compiled, the lean one first.
+        found = max((i for i in (*peaks.memory, *lean) if peaks.of(i) <= budget), default=None)
+        found = top if found is None and peaks.of(top) <= budget else found
+    leanest = min(peaks.memory, key=peaks.of) if peaks.memory else 0
+    chosen = leanest if found is None else found
+    plan = problem.plan_of(row[chosen], budget, peaks.memory, (flops or {}).get(row[chosen]))
+    if found is None:
+        text = _refusal(problem, plan, peaks.memory.get(leanest), who)
+        raise BudgetError(text, peaks.of(leanest), plan)
+    return plan
 
 
-def should_try_plain_first(least: int, unfusable_bytes: int) -> bool:
-    """Whether a plan may need more than nothing re-run does, so that this is to be asked first."""
-    return unfusable_bytes < 2 * least
+class _Peaks:
+    """The peak of each candidate, compiled once or predicted."""
 
+    def __init__(
+        self,
+        problem: PlanningProblem,
+        compiled: Callable[[Candidate], Memory] | None,
+        who: str,
+    ):
+        self.problem, self.compiled, self.who = problem, compiled, who
+        self.memory: dict[int, Memory] = {}
 
-def worthwhile_points(points: Sequence[ParetoPoint], base: int) -> list[ParetoPoint]:
-    """The points without those that pay two per cent of operations for less than one of bytes.
-
-    Nor is half a per cent of bytes worth a compilation: XLA's do not follow the prediction so
-    closely. Where bytes cost next to nothing a tenth of them is one step. The leanest stays.
-    """
-    found = last = [points[-1]]
-    for point in reversed(points[:-1]):
-        memory = _fewer_bytes(found[-1], point)
-        price = (point.flops - found[-1].flops) / base
-        if price <= 0.05 * memory and _fewer_bytes(last[0], point) < 0.1:
-            found = [*found[:-1], point]
-        elif point is points[0] or (price <= 2 * memory and memory > 0.005):
-            last = found[-1:]
-            found = [*found, point]
-    return found[::-1]
-
-
-def _fewer_bytes(one: ParetoPoint, other: ParetoPoint) -> float:
-    return math.log(max(one.peak, 1) / max(other.peak, 1))
+    def of(self, i: int) -> int:
+        """Return the peak of a candidate in bytes."""
+        row = self.problem.candidates
+        if self.compiled is None:
+            return self.problem.predicted(row[i]).peak_bytes
+        if i not in self.memory:
+            place = f"plan {i + 1} of {len(row)}, the leanest first"
+            _logger.info("%s: compiling %s", self.who, place)
+            self.memory[i] = self.compiled(row[i])
+            peak = memory_text(self.memory[i].peak)
+            _logger.info("%s: %s: a peak of %s", self.who, place, peak)
+        return self.memory[i].peak
 
 
 def highest_fitting(
     fits: Callable[[int], bool], count: int, from_the_top: bool = False, more: bool = False
 ) -> int | None:
-    """Of `count` rungs the highest that fits, found by halving; `None` if none does.
+    """Return the highest of `count` candidates that fits, by bisection; `None` if none does.
 
-    What is asked next depends on answers alone, so that more room never leads further down. With
-    `more` one rung is asked besides: that above the one which did not fit. It leads no further up
-    than more room does, as whoever has it knows the answer there.
+    Which is asked next depends on answers alone.
+
+    Args:
+        fits: Whether a candidate fits.
+        count: How many candidates there are.
+        from_the_top: Whether the last is asked first.
+        more: Whether one more is asked at the end: that above the one which did not fit. A larger
+            budget knows the answer there.
     """
     low, high = -1, count
     if from_the_top:
@@ -113,13 +128,17 @@ def highest_fitting(
     return None if low < 0 else low
 
 
-def widest_equation(program: Program, graph: CostGraph) -> int | None:
-    """The equation whose differentiation alone needs most bytes, by position; if there is one."""
-
-    def width(node: Any) -> int:
-        eqn = program.eqns[program.steps[node.position]]
-        own = sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars) if is_variable(x))
-        return own * (node.active and bool(node.flops))
-
-    nodes = [node for node in graph.nodes if node.position >= 0]
-    return program.steps[max(nodes, key=width).position] if nodes else None
+def _refusal(problem: PlanningProblem, plan: Plan, memory: Memory | None, who: str) -> str:
+    what = "the gradient of" if who == "jrc.plan" else "the whole step around"
+    peak = (plan.verified or plan.predicted).peak_bytes
+    given, returned = problem.given, problem.returned
+    temporaries = max(peak - given - returned, 0)
+    if memory is not None:
+        given, returned, temporaries = memory.arguments, memory.outputs, memory.temporaries
+    return (
+        f"{who}: the peak of {what} `{name_of(problem.fn)}` is at least "
+        f"{exact_memory_text(peak)}; the budget is {memory_text(plan.budget)}. Of the least, "
+        f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
+        f"temporaries {memory_text(temporaries)}, pinned most by {problem.widest}. Raise the "
+        "budget, or make the batch smaller: jrc.largest_batch finds how small."
+    )

@@ -1,68 +1,37 @@
-"""The program that a plan is made for, and how it is known again."""
+"""Fingerprints of programs: whether a plan belongs to the program that it is applied to."""
 
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from jrc._errors import name_of
 from jrc._jaxpr import (
     Program,
-    Traced,
     inner_programs,
     is_variable,
     label,
     loop_parts,
     primitive_name,
     tag_of,
-    trace,
 )
-from jrc._tree import is_number, is_traced
-from jrc.remat._gradient.arguments import call_checked
-from jrc.remat._gradient.variable_changes import with_changes
-from jrc.remat._planner.execute import inlined_program
+from jrc.remat._planner.trace import inlined_program
 
-# Settings that say of what type values are, which a cast to vary over a mesh axis changes.
+# Parameters that describe the types of values, which a cast to vary over a mesh axis changes.
 _TYPES = frozenset({"weak_type", "linear"})
-
-
-def traced_for_plan(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], who: str
-) -> Traced:
-    """The function's program without `jit` calls; numbers are inputs, as under `jax.jit`.
-
-    It returns what the function does, and besides what the function changes in its arguments.
-    """
-    args, kwargs = jax.tree.map(_as_array, (args, dict(kwargs)))
-    run = with_changes(
-        lambda *args, **kwargs: call_checked(fn, args, kwargs, who), name_of(fn), who
-    )
-    # Without `jit`, JAX writes loops out turn by turn: another program.
-    with jax.disable_jit(False):
-        traced = trace(run, args, kwargs, lambda _: True)
-    return dataclasses.replace(traced, program=inlined_program(traced.program.jaxpr))
-
-
-def _as_array(leaf: Any) -> Any:
-    """A leaf as `jax.jit` takes it: numbers and NumPy arrays are arrays."""
-    return jnp.asarray(leaf) if is_number(leaf) and not is_traced(leaf) else leaf
 
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """What a program is known by: its equations in words, and a hash of how they hang together.
+    """The fingerprint of a program: its equations in words, and a hash of its dataflow.
 
     Attributes:
         equations: Every equation as `dot_general:float32(4,8)`, in program order.
         digest: A hash of operators, their axes and the like, types and dataflow; neither source
-            lines nor numbers of the program enter.
+            lines nor constants of the program enter.
         inputs: Types of the arrays that it is given, those that the function closes over first.
-        closed: How many of them the function closes over. Only told, as `inputs` are, and not
-            compared: where an array comes from does not change a program.
+        closed: How many of them the function closes over. Neither this nor `inputs` is compared:
+            where an array comes from does not change a program.
     """
 
     equations: tuple[str, ...]
@@ -71,7 +40,7 @@ class Signature:
     closed: int = dataclasses.field(compare=False)
 
     def difference(self, other: "Signature") -> str | None:
-        """In words, how another program differs from this one, if it does."""
+        """Return in words how another program differs from this one; `None` if it does not."""
         if self == other:
             return None
         words = (self._other_inputs(other), self._other_equations(other))
@@ -80,16 +49,14 @@ class Signature:
         )
 
     def _other_inputs(self, other: "Signature") -> str | None:
-        """In words, how what the programs are given differs."""
+        """How the inputs of the programs differ, in words."""
         was, now = len(self.inputs) - self.closed, len(other.inputs) - other.closed
         if (was, self.closed) != (now, other.closed):
             more = " Arrays that a function closes over are no arguments: pass as arguments what "
-            active_variables = (
-                f".{more}jrc.plan was given as such" if self.closed != other.closed else ""
-            )
+            advice = f".{more}jrc.plan was given as such" if self.closed != other.closed else ""
             return (
                 f"it was made for {was} arrays as arguments and {self.closed} that the function "
-                f"closes over, now there are {now} and {other.closed}{active_variables}"
+                f"closes over, now there are {now} and {other.closed}{advice}"
             )
         pairs = enumerate(zip(self.inputs, other.inputs, strict=True))
         changed = [(i - self.closed, a, b) for i, (a, b) in pairs if a != b and i >= self.closed]
@@ -100,7 +67,7 @@ class Signature:
         return f"array {i} of the arguments was {a}, now it is {b}{more}"
 
     def _other_equations(self, other: "Signature") -> str | None:
-        """In words, where the equations differ first."""
+        """Where the equations differ first, in words."""
         matcher = difflib.SequenceMatcher(None, self.equations, other.equations, autojunk=False)
         changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
         if not changes:
@@ -113,7 +80,7 @@ class Signature:
 
 
 def signature_of(program: Program, closed: int) -> Signature:
-    """How a program is known again, in any process and after its source has moved.
+    """Return the fingerprint of a program, the same in any process and at any source line.
 
     Casts do not count, so that it is the same inside of `shard_map`.
     """
@@ -134,7 +101,7 @@ def _lines(program: Program, order: Sequence[int]) -> list[str]:
     number = {v: k for k, v in enumerate((*program.jaxpr.constvars, *given))}
     lines = [" ".join(_type(v.aval) for v in number)]
 
-    def said(x: Any) -> str:
+    def text(x: Any) -> str:
         x = program.source(x)
         return str(number[x]) if is_variable(x) else _type(x.aval)
 
@@ -146,15 +113,15 @@ def _lines(program: Program, order: Sequence[int]) -> list[str]:
         reads = [*eqn.invars[:first], *(eqn.invars[first + i] for i in then)]
         made = " ".join(_type(v.aval) for v in eqn.outvars)
         name = f"{primitive_name(eqn)} {tag_of(eqn) or ''}{_settings(eqn)}"
-        lines.append(f"{name} {' '.join(map(said, reads))} -> {made}")
+        lines.append(f"{name} {' '.join(map(text, reads))} -> {made}")
         for each in inner:
             more = _lines(each, then or range(len(each.jaxpr.invars)))
             lines += [f"  {line}" for line in more]
-    return [*lines, " ".join(map(said, program.jaxpr.outvars))]
+    return [*lines, " ".join(map(text, program.jaxpr.outvars))]
 
 
 def _settings(eqn: Any) -> str:
-    """Which axes, how often, in which direction: the whole numbers among an operator's settings."""
+    """The whole numbers among an operator's parameters: axes, lengths, directions."""
     settings = {key: _numbers_of(x) for key, x in eqn.params.items() if key not in _TYPES}
     return "".join(f" {key}={settings[key]}" for key in sorted(settings) if settings[key])
 
@@ -168,7 +135,7 @@ def _numbers_of(setting: Any) -> str:
 def _order_inside(eqn: Any, inner: Sequence[Program]) -> tuple[int, Sequence[int]]:
     """How many inputs of an equation come before those of the programs inside; these in order.
 
-    What goes around a loop or is sliced there keeps its place.
+    Carries and sliced inputs of a loop keep their place.
     """
     counts = {len(each.jaxpr.invars) for each in inner}
     if len(counts) != 1 or primitive_name(eqn) == "while":
@@ -181,7 +148,7 @@ def _order_inside(eqn: Any, inner: Sequence[Program]) -> tuple[int, Sequence[int
 def _by_first_use(programs: Sequence[Program], count: int) -> list[int]:
     """The first inputs of these programs in the order in which they are read.
 
-    What a function closes over comes as it is traced, and casts are traced first.
+    Closed-over arrays come in the order of tracing, and casts are traced first.
     """
     found: dict[int, None] = {}
     for program in programs:

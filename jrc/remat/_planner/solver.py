@@ -1,12 +1,20 @@
-"""What to keep: the whole front of choices between bytes and operations, in one pass.
+"""The solver: the whole Pareto front of save sets between peak bytes and FLOPs, in one pass.
 
-A choice is a set of values to keep. Every other value that the backward pass reads is made again,
-from what is kept, when the backward pass reaches the stretch that it stands in; a stretch ends
-wherever nothing that is to be made again crosses over to a later one.
+A save set is a set of values to save. Every other value that the backward pass reads is recomputed
+from saved ones, when the backward pass reaches the region that it lies in. A region ends wherever
+no recomputed value is live.
 
-The program is gone through backwards. At each equation every value that has readers further on is
-one of three things: kept, made again, or not needed. Behind this lie labels (bytes needed from
-here on, operations), of which those remain that no other beats in both.
+The program is gone through backwards. At each equation, every value that has readers further on is
+in one of three states: saved, recomputed, or not needed. For each combination of states the solver
+holds labels, ways to get there, of which those remain that no other dominates (`pareto`):
+
+    peak of an open region   open = max(open, cotangents + passing) + saved + recomputed + inner
+    peak of all behind       rest = rest + saved, and max(rest, open) where a region closes
+    FLOPs                    flops = flops + FLOPs of the equation, if it is recomputed
+
+where `saved` are the bytes of the equation's results that are saved, `recomputed` those that lie in
+memory once recomputed, `inner` the residuals inside of it. In a loop of n steps the other n - 1
+steps have saved as much, so that `saved` counts n times.
 """
 
 import dataclasses
@@ -19,19 +27,21 @@ import numpy as np
 
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.pareto import DecisionTree, Labels, ParetoFilter, falling_flops
+from jrc.remat._planner.settings import SETTINGS, PlannerSettings
 
 Key = frozenset[int]
+"""States of values that are live: 2 v + 1 where value v is saved, 2 v where it is recomputed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InnerOption:
-    """One way to keep what a construct's derivative reads of its inside.
+    """One way to treat a construct outside of all regions: a loop, a `shard_map`.
 
     Attributes:
-        saved: Bytes that are kept.
-        peak: Bytes that are there while it is differentiated, the kept ones included.
-        flops: Operations that are done again.
-        body: What says so.
+        saved: Bytes that are saved of its inside.
+        peak: Peak bytes while it is differentiated, the saved ones included.
+        flops: FLOPs that are recomputed.
+        body: The decision for the program inside; `None` leaves it to JAX.
     """
 
     saved: int
@@ -42,14 +52,14 @@ class InnerOption:
 
 @dataclasses.dataclass(frozen=True)
 class ParetoPoint:
-    """One choice.
+    """One save set.
 
     Attributes:
-        peak: Bytes needed besides arguments and results, as predicted.
-        flops: Operations that are done again.
-        saved: Bytes that are kept after the forward pass.
-        values: The variables that are kept.
-        bodies: For constructs that stand outside of all regions, by position: what is kept inside.
+        peak: Predicted bytes besides arguments and results.
+        flops: FLOPs that are recomputed.
+        saved: Bytes that are saved after the forward pass.
+        values: The variables that are saved.
+        bodies: For constructs outside of all regions, by position: the decision for the inside.
     """
 
     peak: int
@@ -63,42 +73,42 @@ def solve(
     graph: CostGraph,
     options: Mapping[int, Sequence[InnerOption]] | None = None,
     times: int = 1,
-    limit: int = 400,
-    tiny: float = 1 / 4000,
+    settings: PlannerSettings = SETTINGS,
 ) -> list[ParetoPoint]:
-    """The front of choices for a graph, the leanest first.
+    """Return the Pareto front of a graph, the leanest point first.
 
     Args:
         graph: The program.
-        options: By position: how constructs may be kept that stand outside of all regions.
-        times: How often the program runs, every time keeping its values (the body of a loop).
-        limit: About how many labels remain at one place.
-        tiny: Values of a large program that are at most this share of all are kept if they are
-            needed, without a look at the other way.
+        options: By position, the options of constructs that may stand outside of all regions.
+        times: How often the program runs, each time saving its values (the body of a loop).
+        settings: How many labels and states remain.
 
     Returns:
-        Choices with rising peak and falling operations.
+        Points with rising peak and falling FLOPs; none if no save set is possible.
     """
-    return _Solver(graph, options or {}, times, limit, tiny).front()
+    return _Solver(graph, options or {}, times, settings).front()
 
 
 def spread_evenly(points: Sequence[ParetoPoint], base: int, count: int) -> list[ParetoPoint]:
-    """About `count` of the points, close where bytes or operations change fast; both ends stay.
+    """Return about `count` points, close where bytes or FLOPs change fast; both ends stay.
 
-    Of one it is the leanest.
+    Args:
+        points: The front, the leanest first.
+        base: FLOPs that a change of FLOPs is compared with.
+        count: How many points; of one it is the leanest.
     """
     if len(points) <= count:
         return list(points)
     if count == 1:
         return [points[0]]
-    # Along the curve: a tenth of the bytes counts as much as one hundredth of the operations.
-    way = [0.0]
+    length = [0.0]
     for one, other in zip(points, points[1:], strict=False):
-        memory = math.log(max(other.peak, 1) / max(one.peak, 1))
-        way.append(way[-1] + abs(memory) + 10 * abs(one.flops - other.flops) / base)
+        memory = abs(math.log(max(other.peak, 1) / max(one.peak, 1)))
+        flops = abs(one.flops - other.flops) / base
+        length.append(length[-1] + memory + SETTINGS.flops_weight * flops)
     found, k = [], 0
     for i in range(count):
-        while way[k] < way[-1] * i / (count - 1) - 1e-12:
+        while length[k] < length[-1] * i / (count - 1) - 1e-12:
             k += 1
         found.append(points[k])
     return list({id(point): point for point in [*found, points[-1]]}.values())
@@ -110,14 +120,13 @@ class _Solver:
         graph: CostGraph,
         options: Mapping[int, Sequence[InnerOption]],
         times: int,
-        limit: int,
-        tiny: float,
+        settings: PlannerSettings,
     ):
         self.graph, self.options, self.times = graph, options, times
-        self.steps = DecisionTree()
+        self.settings, self.tree = settings, DecisionTree()
         total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
-        self.tiny = 0 if all(graph.may_save) else int(total * tiny)
-        self.sieve = ParetoFilter(times, limit, max(total * times, 1))
+        self.tiny = 0 if all(graph.may_save) else int(total * settings.tiny_share)
+        self.filter = ParetoFilter(times, settings.labels, max(total * times, 1))
 
     def front(self) -> list[ParetoPoint]:
         zero = np.zeros(1)
@@ -125,18 +134,22 @@ class _Solver:
         for node in reversed(self.graph.nodes):
             found: dict[Key, list[Labels]] = {}
             for key, labels in states.items():
-                for new, made in self._after(node, key, labels):
+                for new, made in self._before(node, key, labels):
                     found.setdefault(new, []).append(made)
-            states = {key: self.sieve.of(labels, _is_closed(key)) for key, labels in found.items()}
+            states = {
+                key: self.filter.filtered(labels, _is_closed(key)) for key, labels in found.items()
+            }
             states = self._fewer(states)
+        if not states:
+            return []
         (labels,) = states.values()
         labels = falling_flops(labels.take(np.lexsort((labels.saved, labels.flops, labels.rest))))
-        decisions = self.steps.backs(labels.step.tolist())
-        return [self._point(labels, i, decided) for i, decided in enumerate(decisions)]
+        histories = self.tree.histories(labels.step.tolist())
+        return [self._point(labels, i, history) for i, history in enumerate(histories)]
 
-    def _point(self, labels: Labels, i: int, decided: Iterable[Any]) -> ParetoPoint:
+    def _point(self, labels: Labels, i: int, history: Iterable[Any]) -> ParetoPoint:
         values, bodies = set(), {}
-        for decision in decided:
+        for decision in history:
             if isinstance(decision, tuple):
                 bodies[decision[0]] = decision[1]
             else:
@@ -149,93 +162,87 @@ class _Solver:
             bodies=bodies,
         )
 
-    def _after(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
-        """All that may be said of what this equation makes and reads."""
+    def _before(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
+        """The states before an equation, from those behind it."""
         own = [v for v in node.makes if v in node.derivative_reads]
         for new, decided in self._decided(key, labels, own):
-            made = [v for v in node.makes if 2 * v in new]
+            recomputes = any(2 * v in new for v in node.makes)
             if not node.has_effects:
-                yield from self._inside(node, new, decided, bool(made))
-            if (node.inner_bytes is not None or node.has_effects) and not made:
+                yield from self._in_region(node, new, decided, recomputes)
+            if (node.inner_bytes is not None or node.has_effects) and not recomputes:
                 yield from self._outside(node, new, decided)
 
-    def _inside(
-        self, node: CostNode, key: Key, labels: Labels, made: bool
+    def _in_region(
+        self, node: CostNode, key: Key, labels: Labels, makes_recomputed: bool
     ) -> Iterable[tuple[Key, Labels]]:
-        """The equation as part of a stretch, run again if something that it makes is."""
-        recomputed = made or bool(node.inner_bytes)
-        if recomputed and node.runs_once:
+        """The equation inside of a region; it is recomputed if one of its results is."""
+        is_recomputed = makes_recomputed or bool(node.inner_bytes)
+        if is_recomputed and node.runs_once:
             return
-        needed = [v for v in node.reads if recomputed or v in node.derivative_reads]
+        needed = [v for v in node.reads if is_recomputed or v in node.derivative_reads]
+        passing_bytes = self.graph.passing_bytes
         for new, decided in self._decided(key, labels, needed):
-            inner_bytes = (node.inner_bytes or 0) if recomputed else 0
+            inner = (node.inner_bytes or 0) if is_recomputed else 0
             operands = sum(size for v, size in node.operands if 2 * v in new)
-            passing = sum(self.graph.passing[v] for v in node.makes if 2 * v in new)
-            new, kept, remade = self._passed(node, new)
-            lasting = kept + remade + inner_bytes + operands
-            yield self._closed(node, new, decided, kept, lasting, passing, recomputed * node.flops)
+            passing = sum(passing_bytes[v] for v in node.makes if 2 * v in new)
+            new, saved, recomputed = self._without_results(node, new)
+            here = saved + recomputed + inner + operands
+            flops = is_recomputed * node.flops
+            yield self._step(node, new, decided, saved, here, passing, flops)
 
     def _outside(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
-        """The equation between two stretches, where what its derivative reads is kept."""
+        """The equation between two regions, where all that its derivative reads is saved."""
         needed = [v for v in node.reads if v in node.derivative_reads]
-        ways = self.options.get(node.position) or [InnerOption(node.inner_bytes or 0, 0, 0)]
+        options = self.options.get(node.position) or [InnerOption(node.inner_bytes or 0, 0, 0)]
         for new, decided in self._decided(key, labels, needed):
-            new, kept, _ = self._passed(node, new)
+            new, results, _ = self._without_results(node, new)
             if not _is_closed(new):
                 continue
-            for way in ways:
-                step = self.steps.add(decided.step, (node.position, way.body))
+            for option in options:
+                step = self.tree.add(decided.step, (node.position, option.body))
                 each = dataclasses.replace(decided, step=step)
-                saved = kept + way.saved
-                peak = max(saved, kept + way.peak)
-                yield self._closed(node, new, each, saved, peak, 0, way.flops)
+                saved = results + option.saved
+                peak = max(saved, results + option.peak)
+                yield self._step(node, new, each, saved, peak, 0, option.flops)
 
-    def _passed(self, node: CostNode, key: Key) -> tuple[Key, int, int]:
-        """What is said further up, and the bytes that this equation's values take: kept, made."""
-        kept = sum(self.graph.sizes[v] for v in node.makes if 2 * v + 1 in key)
-        made = sum(self.graph.remade[v] for v in node.makes if 2 * v in key)
-        return key.difference({2 * v + said for v in node.makes for said in (0, 1)}), kept, made
+    def _without_results(self, node: CostNode, key: Key) -> tuple[Key, int, int]:
+        """The states before the equation, and bytes of its results: saved, and recomputed."""
+        saved = sum(self.graph.sizes[v] for v in node.makes if 2 * v + 1 in key)
+        recomputed = sum(self.graph.recomputed_bytes[v] for v in node.makes if 2 * v in key)
+        states = {2 * v + is_saved for v in node.makes for is_saved in (0, 1)}
+        return key.difference(states), saved, recomputed
 
-    def _closed(
+    def _step(
         self,
         node: CostNode,
         key: Key,
         labels: Labels,
-        kept: int,
+        saved: int,
         here: int,
         passing: int,
         flops: int,
     ) -> tuple[Key, Labels]:
-        cotangent_bytes = (node.cotangent_bytes if node.active else 0) + passing
-        # In a loop the other turns have kept as much, whatever is further up in this one.
+        """The labels before the equation: the recurrence at the head of this file."""
+        momentary = (node.cotangent_bytes if node.active else 0) + passing
         others = self.times - 1
-        inlined_program = (
-            np.maximum(labels.open, cotangent_bytes + others * labels.saved) + here + others * kept
-        )
-        rest = labels.rest + self.times * kept
+        open_ = np.maximum(labels.open, momentary + others * labels.saved) + here + others * saved
+        rest = labels.rest + self.times * saved
         if _is_closed(key):
-            inlined_program, rest = (
-                np.zeros_like(inlined_program),
-                np.maximum(inlined_program, rest),
-            )
-        return key, Labels(
-            inlined_program, rest, labels.flops + flops, labels.saved + kept, labels.step
-        )
+            open_, rest = np.zeros_like(open_), np.maximum(open_, rest)
+        return key, Labels(open_, rest, labels.flops + flops, labels.saved + saved, labels.step)
 
     def _decided(self, key: Key, labels: Labels, values: Sequence[int]) -> list[tuple[Key, Labels]]:
-        """Every way to say of these values whether they are kept or made again."""
+        """Every way to save or to recompute these values, where that is not decided yet."""
         ways = [(key, labels)]
         for v in dict.fromkeys(values):
             if 2 * v in key or 2 * v + 1 in key:
                 continue
-            maker = self.makers[v]
-            must = maker.runs_once or self.graph.sizes[v] <= self.tiny
-            may = must or self.graph.may_save[v]
+            must = self.makers[v].runs_once or self.graph.sizes[v] <= self.tiny
             more = []
             for each, some in ways:
-                if may:
-                    kept = dataclasses.replace(some, step=self.steps.add(some.step, v))
-                    more.append((each | {2 * v + 1}, kept))
+                if must or self.graph.may_save[v]:
+                    saved = dataclasses.replace(some, step=self.tree.add(some.step, v))
+                    more.append((each | {2 * v + 1}, saved))
                 if not must:
                     more.append((each | {2 * v}, some))
             ways = more
@@ -246,21 +253,22 @@ class _Solver:
         """The equation that makes each variable."""
         return {v: node for node in self.graph.nodes for v in node.makes}
 
-    def _fewer(self, states: dict[Key, Labels], most: int = 64) -> dict[Key, Labels]:
+    def _fewer(self, states: dict[Key, Labels]) -> dict[Key, Labels]:
+        """The most promising states; those in which no region is open come first."""
+        most = self.settings.states
         if len(states) <= most:
             return states
-        total = max(1, sum(node.flops for node in self.graph.nodes))
 
         def score(item: tuple[Key, Labels]) -> float:
             labels = item[1]
             peak = np.maximum(labels.open, labels.rest)
-            return float(np.min(peak / self.sieve.scale + labels.flops / total))
+            return float(np.min(peak / self.filter.scale + labels.flops / self.graph.flops))
 
         closed = [item for item in states.items() if _is_closed(item[0])]
-        rest = sorted((item for item in states.items() if item not in closed), key=score)
-        return dict(closed + rest[: max(most - len(closed), most // 2)])
+        open_ = sorted((item for item in states.items() if not _is_closed(item[0])), key=score)
+        return dict(closed + open_[: max(most - len(closed), most // 2)])
 
 
 def _is_closed(key: Key) -> bool:
-    """Whether nothing that is made again crosses."""
+    """Whether no recomputed value is live."""
     return all(v % 2 for v in key)

@@ -1,0 +1,57 @@
+"""Residuals: what the derivative of a function saves besides its inputs. JAX is asked."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jrc._jaxpr import Program, inline_all, is_variable, nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Residuals:
+    """What the derivative of a function saves besides its inputs.
+
+    Attributes:
+        jaxpr: The program whose results are all that the derivative saves.
+        variables: Those results that are no inputs.
+    """
+
+    jaxpr: Any
+    variables: frozenset[Any]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the residuals."""
+        return sum(nbytes(x.aval) for x in self.variables)
+
+    def inlined(self) -> tuple[Program, list[Any]]:
+        """Return the program without `jit` calls, and the residuals in it."""
+        program = Program(inline_all(self.jaxpr))
+        pairs = zip(program.jaxpr.outvars, self.jaxpr.outvars, strict=True)
+        return program, [x for x, old in pairs if is_variable(old) and old in self.variables]
+
+
+def residuals_of(
+    run: Callable[..., Any], avals: Sequence[Any], perturbed: Sequence[int]
+) -> Residuals:
+    """Return the residuals of a function.
+
+    Args:
+        run: A function of arrays that returns arrays.
+        avals: The types of its inputs.
+        perturbed: The inputs that it is differentiated by.
+    """
+
+    def saved(*inputs: Any) -> Any:
+        def at(*primals: Any) -> Any:
+            new = dict(zip(perturbed, primals, strict=True))
+            return list(run(*(new.get(i, x) for i, x in enumerate(inputs))))
+
+        return jax.tree.leaves(jax.vjp(at, *(inputs[i] for i in perturbed))[1])
+
+    jaxpr = jax.make_jaxpr(saved)(*avals)
+    given = {*jaxpr.constvars, *jaxpr.invars}
+    made = (x for x in jaxpr.outvars if is_variable(x) and x not in given)
+    return Residuals(jaxpr, frozenset(made))

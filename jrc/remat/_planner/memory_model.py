@@ -1,0 +1,133 @@
+"""All that the planner assumes of XLA: what is fused, what lies in memory, and for how long.
+
+The model has four assumptions. Compiled programs are the judge: a plan is verified by XLA's own
+bytes, and the model only ranks candidates.
+
+1. **Fusion.** A result of a `Fusion.INSIDE` primitive takes no memory of its own: XLA computes it
+   inside of whatever reads it. Where a kernel of its own (a product) reads it, it does take memory
+   while that kernel is differentiated; on CPU twice, if it was broadcast for it.
+2. **Recomputed values** lie in memory from the moment at which their region is recomputed until
+   the equation that makes them has been differentiated, if a derivative reads them; else only for
+   a moment.
+3. **Cotangents.** The cotangent of a value lies in memory from its last reader to its maker, if a
+   kernel of its own stands between them. That of an input stays to the end.
+4. **Results** that are not computed yet lend their memory to temporaries.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jrc._jaxpr import INPUT, Fusion, Program, facts_of, is_variable, nbytes
+from jrc.remat._gradient.residuals import Residuals
+from jrc.remat._planner.settings import SETTINGS
+
+
+def is_fused(eqn: Any) -> bool:
+    """Return whether XLA computes what an equation makes inside of whatever reads it."""
+    return facts_of(eqn).fusion is Fusion.INSIDE
+
+
+def has_own_kernel(eqn: Any) -> bool:
+    """Return whether XLA compiles an equation apart from its neighbours, as it does a product."""
+    return facts_of(eqn).fusion is Fusion.NONE
+
+
+def is_fused_variable(program: Program, var: Any) -> bool:
+    """Return whether a variable is made by an equation that XLA fuses into its readers."""
+    p = program.producer[var]
+    return p != INPUT and is_fused(program.eqns[p])
+
+
+def operand_bytes(program: Program, var: Any) -> int:
+    """Return the bytes of a fused value that XLA writes for a kernel of its own."""
+    eqn = program.eqns[program.producer[var]]
+    size = nbytes(var.aval)
+    shapes = (getattr(x.aval, "shape", ()) for x in eqn.invars)
+    is_broadcast = any(shape and math.prod(shape) < math.prod(var.aval.shape) for shape in shapes)
+    return size * (2 if is_broadcast and jax.default_backend() == "cpu" else 1)
+
+
+def values_read_late(
+    derivative_reads: Sequence[Sequence[int]],
+    reads: Sequence[Sequence[int]],
+    makes: Sequence[Sequence[int]],
+    fused: Sequence[bool],
+) -> list[bool]:
+    """Return which values a derivative reads, directly or through what XLA fuses with it.
+
+    Args:
+        derivative_reads: For each equation in order, the values that its derivative reads.
+        reads: For each equation its operands.
+        makes: For each equation its results.
+        fused: For each value whether XLA fuses it into its readers.
+    """
+    late = [False] * len(fused)
+    for needed, operands, results in reversed(
+        list(zip(derivative_reads, reads, makes, strict=True))
+    ):
+        for v in needed:
+            late[v] = True
+        if any(late[v] and fused[v] for v in results):
+            for v in operands:
+                late[v] = True
+    return late
+
+
+def cotangent_bytes(program: Program, order: Sequence[int], active: set[Any]) -> list[int]:
+    """Return, for each equation in order, the bytes of cotangents while it is differentiated."""
+    at = {p: k for k, p in enumerate(order)}
+    readers: dict[Any, list[int]] = {}
+    for p in order:
+        for var in program.sources(p):
+            readers.setdefault(var, []).append(at[p])
+    kernels = list(
+        itertools.accumulate((has_own_kernel(program.eqns[p]) for p in order), initial=0)
+    )
+    change = [0] * (len(order) + 1)
+    for var in active.intersection(program.jaxpr.invars):
+        last = max(readers.get(var, []), default=0)
+        change[0] += nbytes(var.aval)
+        change[min(last + 1, len(order))] -= nbytes(var.aval)
+    for p in order:
+        for var in program.eqns[p].outvars:
+            reading = readers.get(var, [])
+            # A kernel of its own reads the value, or stands between two readers.
+            if var in active and reading and kernels[max(reading) + 1] > kernels[min(reading)]:
+                change[at[p]] += nbytes(var.aval)
+                change[max(reading) + 1] -= nbytes(var.aval)
+    return list(itertools.accumulate(change))[:-1]
+
+
+def should_try_plain_first(least: int, unfusable_bytes: int) -> bool:
+    """Return whether nothing recomputed may need less than the leanest candidate.
+
+    Args:
+        least: Predicted temporaries of the leanest candidate, in bytes.
+        unfusable_bytes: Residuals of kernels of their own, which XLA cannot but keep. The others
+            it may recompute of its own accord, fused into what reads them.
+    """
+    return unfusable_bytes < SETTINGS.plain_first_ratio * least
+
+
+def unfusable_bytes(residuals: Residuals) -> int:
+    """Return the bytes of results of kernels of their own, from which all residuals follow.
+
+    XLA may recompute the other residuals of its own accord, fused into what reads them.
+    """
+    program, wanted = residuals.inlined()
+    seen, total = set(), 0
+    while wanted:
+        var = wanted.pop()
+        p = program.producer[var] if is_variable(var) else INPUT
+        if p == INPUT or var in seen:
+            continue
+        seen.add(var)
+        if has_own_kernel(program.eqns[p]):
+            total += nbytes(var.aval)
+        else:
+            wanted += program.reads(p)
+    return total

@@ -1,0 +1,185 @@
+"""A planning problem: a function with its arguments, its program and its candidates."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jrc._jaxpr import Program, evaluate, flops, nbytes
+from jrc._tree import is_traced
+from jrc._validate import check_flag
+from jrc.remat._gradient.arguments import Arguments, arguments_of, call_checked
+from jrc.remat._gradient.compiled_memory import Memory, bytes_on_device
+from jrc.remat._gradient.residuals import residuals_of
+from jrc.remat._planner.candidates import Candidate, candidate_row
+from jrc.remat._planner.plan import Estimate, Plan, PlanCandidate, apply_decision
+from jrc.remat._planner.saved_by_plan import change_text, saved_by
+from jrc.remat._planner.signature import Signature, signature_of
+from jrc.remat._planner.trace import traced_for_plan
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanningProblem:
+    """A function whose gradient is to fit a budget, and the candidates for it.
+
+    Attributes:
+        candidates: The candidates, the leanest first, nothing recomputed last.
+        plain_first: Whether nothing recomputed is compiled before all else.
+        signature: Of the function's program.
+        given: Bytes of arguments on one device.
+        returned: Bytes of results: the function's and the gradients, which lie as arguments do.
+        flops: FLOPs of the gradient program with nothing recomputed.
+        widest: The equation whose differentiation needs most bytes, as a label.
+        program: The function's program.
+        arguments: The arguments, or their shapes, and which leaves are differentiated.
+        has_aux: Whether the function returns more than a loss.
+        fn: The function.
+        compilations: How many candidates a search may compile.
+    """
+
+    candidates: tuple[Candidate, ...]
+    plain_first: bool
+    signature: Signature
+    given: int
+    returned: int
+    flops: int
+    widest: str
+    program: Program
+    arguments: Arguments
+    has_aux: bool
+    fn: Callable[..., Any]
+    compilations: int
+
+    @classmethod
+    def of(
+        cls,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        argnums: int | Sequence[int],
+        has_aux: bool,
+        who: str,
+        compilations: int = 5,
+    ) -> "PlanningProblem":
+        """Trace a function, and find its candidates."""
+        check_flag(has_aux, "has_aux", who)
+        arguments = arguments_of(fn, args, argnums, who, numbers=True)
+        traced = traced_for_plan(_checked(fn, arguments, has_aux), args, {}, who)
+        program = traced.program
+        # What a function closes over comes first among the inputs of its program.
+        at = [traced.closed + arguments.arrays.index(i) for i in arguments.perturbed]
+        perturbed = [program.jaxpr.invars[i] for i in at]
+        run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
+        residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
+        row = candidate_row(program, perturbed, residuals, compilations)
+        sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
+        results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
+        return cls(
+            candidates=row.candidates,
+            plain_first=row.plain_first,
+            signature=signature_of(program, traced.closed),
+            given=sum(sizes.values()),
+            returned=results + sum(sizes[v] for v in perturbed),
+            flops=flops(arguments.traced(fn, has_aux)),
+            widest="nothing" if row.widest is None else program.name(row.widest),
+            program=program,
+            arguments=arguments,
+            has_aux=has_aux,
+            fn=fn,
+            compilations=compilations,
+        )
+
+    def applied(self, candidate: Candidate, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function under a candidate's decision."""
+        if candidate.decision is None:
+            return fn
+        return apply_decision(fn, candidate.decision, self.signature)
+
+    def predicted(self, candidate: Candidate) -> Estimate:
+        """Return the cost of a candidate as the model has it."""
+        peak = self.given + self.returned + candidate.temporaries
+        return self._estimate(peak, self.flops + candidate.recomputed)
+
+    def counted(self, candidate: Candidate) -> int:
+        """Return the FLOPs of the gradient program under a candidate's decision."""
+        if candidate.decision is None:
+            return self.flops
+        return flops(self.arguments.traced(self.applied(candidate, self.fn), self.has_aux))
+
+    def lowered(self, candidate: Candidate) -> jax.stages.Lowered:
+        """Return the gradient program under a candidate's decision, lowered."""
+        return self.arguments.lowered(self.applied(candidate, self.fn), self.has_aux)
+
+    def plan_of(
+        self,
+        candidate: Candidate,
+        budget: int,
+        memory: Mapping[int, Memory],
+        counted: int | None = None,
+    ) -> Plan:
+        """Return a candidate as a plan.
+
+        Args:
+            candidate: The candidate.
+            budget: Bytes that were asked for.
+            memory: Of the candidates that were compiled, by number, the compiled bytes.
+            counted: FLOPs of the candidate, where they were counted before.
+        """
+        i = self.candidates.index(candidate)
+        verified = None
+        if i in memory:
+            total = self.counted(candidate) if counted is None else counted
+            verified = self._estimate(memory[i].peak, total)
+        decision = candidate.decision
+        return Plan(
+            budget=budget,
+            predicted=self.predicted(candidate),
+            verified=verified,
+            unplanned_flops=self.flops,
+            saved_bytes=candidate.saved,
+            compilations=len(memory),
+            kept=saved_by(self.program, decision) if decision else (),
+            candidates=self._weighed(i, memory),
+            decision=decision,
+            signature=self.signature,
+        )
+
+    def _weighed(self, chosen: int, memory: Mapping[int, Memory]) -> tuple[PlanCandidate, ...]:
+        """Every candidate with its cost, and what changes from the one before it."""
+        found, before = [], None
+        for i, candidate in enumerate(self.candidates):
+            decision = candidate.decision
+            saved = saved_by(self.program, decision) if decision else None
+            found.append(
+                PlanCandidate(
+                    predicted=self.predicted(candidate),
+                    compiled_peak_bytes=memory[i].peak if i in memory else None,
+                    saved_bytes=candidate.saved,
+                    change=change_text(before, saved),
+                    is_chosen=i == chosen,
+                )
+            )
+            before = saved
+        return tuple(found)
+
+    def _estimate(self, peak: int, total: int) -> Estimate:
+        return Estimate(peak, total, total / self.flops if self.flops else 1.0)
+
+
+def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Callable[..., Any]:
+    """The function, which raises if it does not return a loss."""
+
+    @functools.wraps(fn)
+    def checked(*args: Any) -> Any:
+        out = call_checked(fn, args, {}, arguments.who)
+        arguments.result(out, has_aux)
+        loss = out[0] if has_aux else out
+        if not is_traced(loss):
+            raise TypeError(
+                f"{arguments.who}: `{arguments.name}` must return its loss as a JAX array, got "
+                f"{type(loss).__name__}, which depends on nothing. Return jnp.asarray(loss)."
+            )
+        return out
+
+    return checked

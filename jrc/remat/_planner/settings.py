@@ -1,0 +1,61 @@
+"""Every threshold of the planner, in one frozen value.
+
+Bytes and FLOPs are compared as shares, so that no threshold depends on the size of a program.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannerSettings:
+    """The thresholds, in the order in which a program meets them.
+
+    Attributes:
+        decide_every_value: A program of at most this many values may save any of them.
+        smaller_than_sources: In a larger program a fused value is a save candidate if it takes at
+            most this share of the bytes that it is computed from.
+        tiny_share: In a larger program a value of at most this share of all bytes is saved if it
+            is needed, without looking at the other way.
+        labels: How many labels the solver keeps at one place, about.
+        states: How many states of undecided values the solver keeps between two equations.
+        coarse_rest: Cells into which closed bytes are divided when there are too many labels.
+        coarse_open: The same for the bytes of the open region.
+        inner_options: How many options of a loop or a `shard_map` the outer program chooses from.
+        chunk_scales: Numbers of chunks of a loop that are tried, in multiples of the number that
+            balances carries between chunks against saved values inside of them.
+        flops_weight: How many times a change of FLOPs counts as much as the same relative change
+            of bytes when points are spread along the Pareto front.
+        least_gain: Two candidates differ by at least this relative change of bytes.
+        highest_price: A candidate may pay at most this many times the relative gain in bytes, as a
+            share of the FLOPs of the gradient.
+        low_price: Below this price several steps are merged into one candidate.
+        merged_gain: A merged candidate gains at most this relative change of bytes.
+        leanest_compiled: How many of the leanest candidates are compiled before a budget is
+            refused: XLA may need less for the second than for the first.
+        plain_first_ratio: The gradient with nothing recomputed is compiled first if what XLA must
+            keep of it is less than this many times the peak of the leanest candidate.
+        raw_key_words: An unsigned array of at most this many entries and two axes may be a raw
+            random key.
+    """
+
+    decide_every_value: int = 24
+    smaller_than_sources: float = 0.75
+    tiny_share: float = 1 / 4000
+    labels: int = 400
+    states: int = 64
+    coarse_rest: int = 400
+    coarse_open: int = 100
+    inner_options: int = 64
+    chunk_scales: tuple[float, ...] = (0.5, 1.0, 2.0)
+    flops_weight: float = 10.0
+    least_gain: float = 0.005
+    highest_price: float = 2.0
+    low_price: float = 0.05
+    merged_gain: float = 0.1
+    leanest_compiled: int = 3
+    plain_first_ratio: int = 2
+    raw_key_words: int = 64
+
+
+SETTINGS = PlannerSettings()
+"""The settings in use."""

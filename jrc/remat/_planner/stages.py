@@ -1,0 +1,71 @@
+"""From the values that are saved to the stages of a decision."""
+
+from collections.abc import Mapping, Sequence
+
+from jrc.remat._planner.cost_graph import CostGraph
+from jrc.remat._planner.decision import Decision, Stage
+from jrc.remat._planner.solver import ParetoPoint
+
+
+def decision_of(graph: CostGraph, point: ParetoPoint) -> Decision:
+    """Return the decision of a point: a region ends where no recomputed value is live."""
+    last_reader, recomputed = _recomputation(graph, point)
+    parts: list[tuple[list[int], bool]] = []
+    start, reach = 0, -1
+    for k, node in enumerate(graph.nodes):
+        reach = max([reach, *(last_reader.get(v, -1) for v in node.makes)])
+        is_construct = node.position in point.bodies
+        if is_construct or reach <= k:
+            parts = _appended(parts, list(range(start, k + 1)), not is_construct, recomputed)
+            start = k + 1
+    return Decision(tuple(_stage(graph, point, part, recomputed, region) for part, region in parts))
+
+
+def _appended(
+    parts: list[tuple[list[int], bool]],
+    new: list[int],
+    is_region: bool,
+    recomputed: Sequence[bool],
+) -> list[tuple[list[int], bool]]:
+    """The parts with one more; one that recomputes nothing is merged with the one before it."""
+    if parts and parts[-1][1] and is_region:
+        before = parts[-1][0]
+        if not (any(recomputed[k] for k in before) and any(recomputed[k] for k in new)):
+            return [*parts[:-1], (before + new, True)]
+    return [*parts, (new, is_region)]
+
+
+def _stage(
+    graph: CostGraph,
+    point: ParetoPoint,
+    part: Sequence[int],
+    recomputed: Sequence[bool],
+    region: bool,
+) -> Stage:
+    nodes = [graph.nodes[k] for k in part]
+    real = [node for node in nodes if node.position >= 0]
+    saved = (graph.names[v] for node in real for v in node.makes if v in point.values and region)
+    return Stage(
+        positions=tuple(sorted(node.position for node in real)),
+        saved=tuple(sorted(saved)),
+        recomputed=tuple(sorted(graph.nodes[k].position for k in part if recomputed[k])),
+        region=region,
+        inside=None if region else point.bodies[nodes[0].position],
+    )
+
+
+def _recomputation(graph: CostGraph, point: ParetoPoint) -> tuple[Mapping[int, int], list[bool]]:
+    """Return the last reader of every recomputed value, and which equations run again."""
+    last_reader: dict[int, int] = {}
+    recomputed = [False] * len(graph.nodes)
+    for k in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[k]
+        for v in node.derivative_reads.intersection(node.makes) - point.values:
+            last_reader.setdefault(v, k)
+        is_construct = node.position in point.bodies
+        is_needed = bool(node.inner_bytes) or any(v in last_reader for v in node.makes)
+        recomputed[k] = not is_construct and is_needed
+        for v in node.reads:
+            if (recomputed[k] or v in node.derivative_reads) and v not in point.values:
+                last_reader.setdefault(v, k)
+    return last_reader, recomputed

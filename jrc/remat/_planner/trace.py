@@ -1,0 +1,41 @@
+"""The program that a plan is made for, and applied to."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrc._errors import name_of
+from jrc._jaxpr import Program, Traced, folded, inline_marked, trace
+from jrc._tree import is_number, is_traced
+from jrc.remat._gradient.arguments import call_checked
+from jrc.remat._gradient.variable_changes import with_changes
+
+
+def traced_for_plan(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], who: str
+) -> Traced:
+    """Return a function's program without `jit` calls; numbers are inputs, as under `jax.jit`.
+
+    Its results are those of the function, and what the function changes in its arguments.
+    """
+    args, kwargs = jax.tree.map(_as_array, (args, dict(kwargs)))
+    run = with_changes(
+        lambda *args, **kwargs: call_checked(fn, args, kwargs, who), name_of(fn), who
+    )
+    # With `jax.disable_jit`, JAX unrolls loops: another program.
+    with jax.disable_jit(False):
+        traced = trace(run, args, kwargs, lambda _: True)
+    return dataclasses.replace(traced, program=inlined_program(traced.program.jaxpr))
+
+
+def inlined_program(jaxpr: Any) -> Program:
+    """Return a program without `jit` calls, and with numbers in the type that they are cast to."""
+    return Program(folded(inline_marked(jaxpr, lambda _: True)))
+
+
+def _as_array(leaf: Any) -> Any:
+    """A leaf as `jax.jit` takes it: numbers and NumPy arrays are arrays."""
+    return jnp.asarray(leaf) if is_number(leaf) and not is_traced(leaf) else leaf
