@@ -3,6 +3,7 @@
 from jrc._jaxpr.control_flow import can_rebuild as can_rebuild
 from jrc._jaxpr.control_flow import loop_parts as loop_parts
 from jrc._jaxpr.control_flow import rebuild as rebuild
+from jrc._jaxpr.copy_for_readers import copy_for_readers as copy_for_readers
 from jrc._jaxpr.cost import equation_flops as equation_flops
 from jrc._jaxpr.cost import flops as flops
 from jrc._jaxpr.cost import live_flops as live_flops

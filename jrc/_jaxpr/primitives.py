@@ -95,6 +95,11 @@ class Facts:
     is_closed: bool = False
     construct: str = ""
 
+    @property
+    def moves_data(self) -> bool:
+        """Whether it computes nothing: it moves data, names it, or makes it from nothing."""
+        return self.flops is rules.no_flops
+
 
 _TABLE: dict[str, Facts] = {}
 _UNKNOWN = Facts()

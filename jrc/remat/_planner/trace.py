@@ -12,6 +12,7 @@ from jrc._jaxpr import Program, Traced, folded, inline_marked, trace
 from jrc._tree import is_number, is_traced
 from jrc.remat._gradient.arguments import call_checked
 from jrc.remat._gradient.variable_changes import with_changes
+from jrc.remat._planner.unshare import unshared
 
 
 def traced_for_plan(
@@ -32,8 +33,11 @@ def traced_for_plan(
 
 
 def inlined_program(jaxpr: Any) -> Program:
-    """Return a program without `jit` calls, and with numbers in the type that they are cast to."""
-    return Program(folded(inline_marked(jaxpr, lambda _: True)))
+    """Return a program without `jit` calls, and with copies of cheap values that are shared.
+
+    Numbers have the type that they are cast to.
+    """
+    return unshared(Program(folded(inline_marked(jaxpr, lambda _: True))))
 
 
 def _as_array(leaf: Any) -> Any:
