@@ -12,8 +12,10 @@ from jrc._jaxpr import Program, is_variable, nbytes
 from jrc.remat._gradient.residuals import Residuals
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.hand_made import hand_made_points
 from jrc.remat._planner.inner_programs import pareto_front
 from jrc.remat._planner.memory_model import should_try_plain_first, unfusable_bytes
+from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import ParetoPoint, spread_evenly
 from jrc.remat._planner.stages import decision_of
@@ -28,12 +30,14 @@ class Candidate:
         temporaries: Predicted bytes besides arguments and results.
         saved: Predicted bytes that are saved after the forward pass.
         recomputed: FLOPs that are recomputed.
+        name: What it is called if a person would try it by hand.
     """
 
     decision: Decision | None
     temporaries: int
     saved: int
     recomputed: int
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +46,13 @@ class CandidateRow:
 
     Attributes:
         candidates: The leanest first; nothing recomputed last.
+        by_hand: What a person would try by hand and the model finds dominated, the leanest first.
         plain_first: Whether the last may need less than the first, and is compiled before it.
         widest: The equation whose differentiation alone needs most bytes, by position.
     """
 
     candidates: tuple[Candidate, ...]
+    by_hand: tuple[Candidate, ...]
     plain_first: bool
     widest: int | None
 
@@ -64,10 +70,10 @@ def candidate_row(
     """
     perturbed = list(perturbed)
     results = sum(nbytes(v.aval) for v in perturbed)
-    plain = Candidate(None, residuals.bytes, residuals.bytes, 0)
-    graph, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1])
+    plain = Candidate(None, residuals.bytes, residuals.bytes, 0, NOTHING_RECOMPUTED)
+    graph, options, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1])
     if not points:
-        return CandidateRow((plain,), False, _widest_equation(program, graph))
+        return CandidateRow((plain,), (), False, _widest_equation(program, graph))
     base = 3 * graph.flops
     points = worthwhile_points(
         [point for point in points if point.peak < plain.temporaries or point is points[0]], base
@@ -79,9 +85,17 @@ def candidate_row(
         for point in spread_evenly(points, base, max(1, 2**compilations - 2))
         if point.values or point.flops or point.bodies
     ]
+    by_hand = [
+        Candidate(
+            decision_of(graph, point), max(point.peak - results, 0), point.saved, point.flops, name
+        )
+        for name, front in hand_made_points(program, graph, options).items()
+        for point in front[:1]
+    ]
+    by_hand = sorted(by_hand, key=lambda each: (each.temporaries, each.recomputed))
     row = (*lean, plain)
     plain_first = should_try_plain_first(row[0].temporaries, solid)
-    return CandidateRow(row, plain_first, _widest_equation(program, graph))
+    return CandidateRow(row, tuple(by_hand), plain_first, _widest_equation(program, graph))
 
 
 def worthwhile_points(points: Sequence[ParetoPoint], base: int) -> list[ParetoPoint]:

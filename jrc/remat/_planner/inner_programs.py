@@ -33,8 +33,8 @@ def pareto_front(
     wanted: Iterable[Any],
     times: int = 1,
     carried: Sequence[Any] = (),
-) -> tuple[CostGraph, list[ParetoPoint]]:
-    """Return the cost graph of a program and its Pareto front, inner programs included.
+) -> tuple[CostGraph, dict[int, list[InnerOption]], list[ParetoPoint]]:
+    """Return the cost graph of a program, options of its constructs, and the Pareto front.
 
     Args:
         program: The program.
@@ -45,7 +45,8 @@ def pareto_front(
     """
     active = active_variables(program, perturbed, wanted)
     graph = build_cost_graph(program, active, carried)
-    return graph, solve(graph, _inner_options(program, active), times)
+    options = _inner_options(program, active)
+    return graph, options, solve(graph, options, times)
 
 
 def _inner_options(program: Program, active: set[Any]) -> dict[int, list[InnerOption]]:
@@ -68,7 +69,7 @@ def _loop_options(program: Program, p: int, active: set[Any]) -> list[InnerOptio
     carried = body.jaxpr.invars[start:end]
     perturbed = _perturbed_in_loop(body, eqn, active, start, end)
     wanted = [x for x in body.jaxpr.outvars if is_variable(x) and is_floating(x.aval)]
-    graph, points = pareto_front(body, perturbed, wanted, length, carried)
+    graph, _, points = pareto_front(body, perturbed, wanted, length, carried)
     options = [
         InnerOption(point.saved, point.peak, point.flops * length, decision_of(graph, point))
         for point in spread_evenly(points, graph.flops, SETTINGS.inner_options)
@@ -152,7 +153,7 @@ def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[Inner
             body = inlined_program(jaxpr)
             pairs = zip(body.jaxpr.invars, eqn.invars, strict=True)
             perturbed = [v for v, x in pairs if is_variable(x) and x in active]
-            graph, points = pareto_front(body, perturbed, body.jaxpr.outvars)
+            graph, _, points = pareto_front(body, perturbed, body.jaxpr.outvars)
             found[:] = [
                 InnerOption(point.saved, point.peak, point.flops, decision_of(graph, point))
                 for point in spread_evenly(points, graph.flops, 2 * SETTINGS.inner_options)

@@ -13,14 +13,14 @@ from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.check_decision import check_decision, check_decision_fits, left_out
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.execute import execute_decision
-from jrc.remat._planner.saved_by_plan import Kept
+from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED, Kept
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import traced_for_plan
 
 _FORMAT = 2
 
 _COST = {"peak_bytes": int, "flops": int, "flops_ratio": float}
-_CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str}
+_CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str, "name": str}
 _FIELDS = {
     "budget": int,
     "predicted": _COST,
@@ -66,6 +66,7 @@ class PlanCandidate:
         saved_bytes: Predicted bytes that are saved after the forward pass.
         change: What it saves more and less than the leaner candidate before it.
         is_chosen: Whether it is the plan.
+        name: What it is called, if a person would try it by hand.
     """
 
     predicted: Estimate
@@ -73,6 +74,7 @@ class PlanCandidate:
     saved_bytes: int
     change: str
     is_chosen: bool
+    name: str = ""
 
     @property
     def peak_bytes(self) -> int:
@@ -95,7 +97,8 @@ class Plan:
         compilations: How many programs were compiled to find it.
         kept: What is saved, the largest first; empty if nothing is recomputed.
         candidates: Every candidate, the leanest first, with its cost and what changes from one to
-            the next: the plan is the one of fewest FLOPs that fits.
+            the next: the plan is the one of fewest FLOPs that fits. Behind nothing recomputed
+            stands what a person would try by hand and the model finds dominated, by name.
         decision: What is saved and recomputed, equation by equation; `None` if nothing is
             recomputed.
         signature: The program that the plan is for.
@@ -250,18 +253,20 @@ def _kept_table(kept: Sequence[Kept]) -> str:
 
 
 def _candidates_table(candidates: Sequence[PlanCandidate]) -> str:
-    """The chosen candidate, its neighbours, and both ends of the row."""
+    """The chosen candidate, its neighbours, both ends of the row, and what is done by hand."""
+    count = 1 + next(i for i, each in enumerate(candidates) if each.name == NOTHING_RECOMPUTED)
     chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
-    beside = range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1)
-    shown = sorted({0, *beside, len(candidates) - 1} & set(range(len(candidates))))
+    beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
+    shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
     rows = []
     for i in shown:
         each = candidates[i]
         source = "" if each.compiled_peak_bytes is None else " (compiled)"
+        place = f"{i + 1} of {count}" if i < count else "by hand"
         rows.append(
             (
-                f"{'> ' if each.is_chosen else ''}{i + 1} of {len(candidates)}",
-                each.change,
+                f"{'> ' if each.is_chosen else ''}{place}",
+                each.name or each.change,
                 f"{memory_text(each.peak_bytes)}{source}",
                 f"{each.predicted.flops_ratio:.3f} x",
             )

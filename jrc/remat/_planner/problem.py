@@ -26,6 +26,7 @@ class PlanningProblem:
 
     Attributes:
         candidates: The candidates, the leanest first, nothing recomputed last.
+        by_hand: What a person would try by hand and the model finds dominated, the leanest first.
         plain_first: Whether nothing recomputed is compiled before all else.
         signature: Of the function's program.
         given: Bytes of arguments on one device.
@@ -40,6 +41,7 @@ class PlanningProblem:
     """
 
     candidates: tuple[Candidate, ...]
+    by_hand: tuple[Candidate, ...]
     plain_first: bool
     signature: Signature
     given: int
@@ -77,6 +79,7 @@ class PlanningProblem:
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
         return cls(
             candidates=row.candidates,
+            by_hand=row.by_hand,
             plain_first=row.plain_first,
             signature=signature_of(program, traced.closed),
             given=sum(sizes.values()),
@@ -89,6 +92,11 @@ class PlanningProblem:
             fn=fn,
             compilations=compilations,
         )
+
+    @property
+    def all(self) -> tuple[Candidate, ...]:
+        """The candidates, and behind them those by hand."""
+        return (*self.candidates, *self.by_hand)
 
     def applied(self, candidate: Candidate, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function under a candidate's decision."""
@@ -123,10 +131,10 @@ class PlanningProblem:
         Args:
             candidate: The candidate.
             budget: Bytes that were asked for.
-            memory: Of the candidates that were compiled, by number, the compiled bytes.
+            memory: Of the candidates that were compiled, by number in `all`, the compiled bytes.
             counted: FLOPs of the candidate, where they were counted before.
         """
-        i = self.candidates.index(candidate)
+        i = self.all.index(candidate)
         verified = None
         if i in memory:
             total = self.counted(candidate) if counted is None else counted
@@ -148,9 +156,11 @@ class PlanningProblem:
     def _weighed(self, chosen: int, memory: Mapping[int, Memory]) -> tuple[PlanCandidate, ...]:
         """Every candidate with its cost, and what changes from the one before it."""
         found, before = [], None
-        for i, candidate in enumerate(self.candidates):
+        for i, candidate in enumerate(self.all):
             decision = candidate.decision
             saved = saved_by(self.program, decision) if decision else None
+            if i >= len(self.candidates):
+                before = None
             found.append(
                 PlanCandidate(
                     predicted=self.predicted(candidate),
@@ -158,6 +168,7 @@ class PlanningProblem:
                     saved_bytes=candidate.saved,
                     change=change_text(before, saved),
                     is_chosen=i == chosen,
+                    name=candidate.name,
                 )
             )
             before = saved

@@ -8,6 +8,9 @@ from jrc._text import memory_text
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.trace import inlined_program
 
+NOTHING_RECOMPUTED = "nothing recomputed"
+"""The name of the last candidate of a row."""
+
 # Values that a change between two candidates names, for each direction.
 _NAMED = 2
 
@@ -45,7 +48,7 @@ def change_text(before: Sequence[Kept] | None, after: Sequence[Kept] | None) -> 
         after: What this one saves; `None` where nothing is recomputed.
     """
     if after is None:
-        return "nothing is recomputed"
+        return NOTHING_RECOMPUTED
     if before is None:
         return f"saves {_sum_text(after)}" if after else "saves nothing"
     old, new = ({each.name: each for each in kept} for kept in (before, after))

@@ -42,7 +42,9 @@ def choose(
     """
     row = problem.candidates
     peaks = _Peaks(problem, compiled, who)
-    top, lean = len(row) - 1, range(min(SETTINGS.leanest_compiled, len(row)))
+    top, lean = len(row) - 1, [*range(min(SETTINGS.leanest_compiled, len(row)))]
+    # The leanest way by hand: where the model is wrong, it needs less than the leanest candidate.
+    lean += [len(row)] if problem.by_hand else []
     found = None
     if isinstance(budget, float):
         least, most = sorted((min(map(peaks.of, lean)), peaks.of(top)))
@@ -65,7 +67,8 @@ def choose(
         found = top if found is None and peaks.of(top) <= budget else found
     leanest = min(peaks.memory, key=peaks.of) if peaks.memory else 0
     chosen = leanest if found is None else found
-    plan = problem.plan_of(row[chosen], budget, peaks.memory, (flops or {}).get(row[chosen]))
+    candidate = problem.all[chosen]
+    plan = problem.plan_of(candidate, budget, peaks.memory, (flops or {}).get(candidate))
     if found is None:
         text = _refusal(problem, plan, peaks.memory.get(leanest), who)
         raise BudgetError(text, peaks.of(leanest), plan)
@@ -86,13 +89,14 @@ class _Peaks:
 
     def of(self, i: int) -> int:
         """Return the peak of a candidate in bytes."""
-        row = self.problem.candidates
+        candidate = self.problem.all[i]
         if self.compiled is None:
-            return self.problem.predicted(row[i]).peak_bytes
+            return self.problem.predicted(candidate).peak_bytes
         if i not in self.memory:
-            place = f"plan {i + 1} of {len(row)}, the leanest first"
+            count = len(self.problem.candidates)
+            place = f"plan {i + 1} of {count}, the leanest first" if i < count else candidate.name
             _logger.info("%s: compiling %s", self.who, place)
-            self.memory[i] = self.compiled(row[i])
+            self.memory[i] = self.compiled(candidate)
             peak = memory_text(self.memory[i].peak)
             _logger.info("%s: %s: a peak of %s", self.who, place, peak)
         return self.memory[i].peak

@@ -74,6 +74,7 @@ def solve(
     options: Mapping[int, Sequence[InnerOption]] | None = None,
     times: int = 1,
     settings: PlannerSettings = SETTINGS,
+    saved: frozenset[int] | None = None,
 ) -> list[ParetoPoint]:
     """Return the Pareto front of a graph, the leanest point first.
 
@@ -82,11 +83,13 @@ def solve(
         options: By position, the options of constructs that may stand outside of all regions.
         times: How often the program runs, each time saving its values (the body of a loop).
         settings: How many labels and states remain.
+        saved: The values to save; only what is left open, the options of constructs, is solved.
+            `None` leaves every value to the solver.
 
     Returns:
         Points with rising peak and falling FLOPs; none if no save set is possible.
     """
-    return _Solver(graph, options or {}, times, settings).front()
+    return _Solver(graph, options or {}, times, settings, saved).front()
 
 
 def spread_evenly(points: Sequence[ParetoPoint], base: int, count: int) -> list[ParetoPoint]:
@@ -121,9 +124,10 @@ class _Solver:
         options: Mapping[int, Sequence[InnerOption]],
         times: int,
         settings: PlannerSettings,
+        saved: frozenset[int] | None,
     ):
         self.graph, self.options, self.times = graph, options, times
-        self.settings, self.tree = settings, DecisionTree()
+        self.settings, self.tree, self.saved = settings, DecisionTree(), saved
         total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
         self.tiny = 0 if all(graph.may_save) else int(total * settings.tiny_share)
         self.filter = ParetoFilter(times, settings.labels, max(total * times, 1))
@@ -237,16 +241,25 @@ class _Solver:
         for v in dict.fromkeys(values):
             if 2 * v in key or 2 * v + 1 in key:
                 continue
-            must = self.makers[v].runs_once or self.graph.sizes[v] <= self.tiny
+            must, may = self._choices(v)
             more = []
             for each, some in ways:
-                if must or self.graph.may_save[v]:
+                if may:
                     saved = dataclasses.replace(some, step=self.tree.add(some.step, v))
                     more.append((each | {2 * v + 1}, saved))
                 if not must:
                     more.append((each | {2 * v}, some))
             ways = more
         return ways
+
+    def _choices(self, v: int) -> tuple[bool, bool]:
+        """Whether a value must be saved, and whether it may be."""
+        must = self.makers[v].runs_once
+        if self.saved is not None:
+            must = must or v in self.saved
+            return must, must
+        must = must or self.graph.sizes[v] <= self.tiny
+        return must, must or self.graph.may_save[v]
 
     @functools.cached_property
     def makers(self) -> dict[int, CostNode]:
