@@ -9,12 +9,12 @@ import optax
 
 from jrc._errors import speaking_as
 from jrc._typing import Array, PyTree
-from jrc.dgc._axis import AxisName
-from jrc.dgc._options import check_rate
+from jrc.dgc._collectives import AxisName
+from jrc.dgc._config import check_rate
 from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState
 from jrc.dgc._transform import DGCTransformation, scale_by_dgc
-from jrc.dgc._wire import Wire
+from jrc.dgc._wires import Wire
 
 _WHO = "jrc.dgc_momentum"
 

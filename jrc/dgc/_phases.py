@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 
 from jrc._typing import Array, Count
-from jrc.dgc._options import Options
-from jrc.dgc._payload import Space
+from jrc.dgc._config import Options
+from jrc.dgc._entries import Space
+from jrc.dgc._exchanges.sharded import owners_of, sharded_words
 from jrc.dgc._schedule import active_levels, entries_to_send
 from jrc.dgc._selectors import Blocked
-from jrc.dgc._sharded import owners_of, sharded_words
 
 BYTES_PER_WORD = 4
 """A float32 in a dense all-reduce, and a word of a payload."""

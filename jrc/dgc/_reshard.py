@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._typing import Array, PyTree
-from jrc.dgc._axis import AxisName, replica_axis
+from jrc.dgc._collectives import AxisName, replica_axis
 from jrc.dgc._state import dgc_specs, dgc_states
 from jrc.dgc._units import checked_whole
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from jrc._tree import is_number, is_traced
 from jrc._typing import Array, Count, Leaf, PyTree, Scalar
-from jrc.dgc import _axis
+from jrc.dgc import _collectives
 
 
 class DGCState(NamedTuple):
@@ -66,7 +66,7 @@ def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
     def row(leaf: Leaf) -> Array | optax.MaskedNode:
         if not is_compressed(leaf):
             return optax.MaskedNode()
-        return _axis.as_local(jnp.zeros((1, jnp.size(leaf)), jnp.float32), axis)
+        return _collectives.as_local(jnp.zeros((1, jnp.size(leaf)), jnp.float32), axis)
 
     def shaped(leaf: Leaf) -> Array | optax.MaskedNode:
         if is_compressed(leaf) or not is_floating(leaf):
@@ -101,7 +101,7 @@ def is_floating(leaf: Leaf) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def dgc_specs(state: PyTree, axis_name: _axis.AxisName) -> PyTree:
+def dgc_specs(state: PyTree, axis_name: _collectives.AxisName) -> PyTree:
     """The `PartitionSpec`s with which a state goes into and comes out of `jax.shard_map`.
 
     `P(axis_name)` for what each replica has of its own: u and v of every `DGCState`, and the
@@ -126,7 +126,7 @@ def dgc_specs(state: PyTree, axis_name: _axis.AxisName) -> PyTree:
         >>> specs[0].u["w"] == PartitionSpec("data"), specs[0].step == PartitionSpec()
         (True, True)
     """
-    own = _axis.replica_axis(axis_name, "jrc.dgc_specs")
+    own = _collectives.replica_axis(axis_name, "jrc.dgc_specs")
 
     def specs_of(node: Any) -> Any:
         if not _holds_local_fields(node):

@@ -6,17 +6,17 @@ from typing import Any, cast
 import optax
 
 from jrc._typing import Array, PyTree
-from jrc.dgc import _options
-from jrc.dgc._accumulate import Decay
-from jrc.dgc._axis import AxisName
+from jrc.dgc import _config
 from jrc.dgc._clip import CLIP_SCALINGS
-from jrc.dgc._options import Options
+from jrc.dgc._collectives import AxisName
+from jrc.dgc._config import Options
+from jrc.dgc._momentum import Decay
 from jrc.dgc._regularize import check_stateless
 from jrc.dgc._schedule import COUNT_DTYPES
 from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState, initial_state
-from jrc.dgc._step import apply_step, take_step
-from jrc.dgc._wire import Wire
+from jrc.dgc._update import apply_step, take_step
+from jrc.dgc._wires import Wire
 
 
 class DGCTransformation(optax.GradientTransformation):
@@ -150,27 +150,27 @@ def scale_by_dgc(
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3 and algorithms 1-4.
     """
-    inner, outer = _options.checked_axes(axis_name)
+    inner, outer = _config.checked_axes(axis_name)
     options = Options(
         decay=Decay(
-            _options.checked_momentum(momentum), _options.checked_flag("use_nesterov", use_nesterov)
+            _config.checked_momentum(momentum), _config.checked_flag("use_nesterov", use_nesterov)
         ),
-        sparsity=_options.checked_sparsity(sparsity),
-        rampup_begin_step=_options.checked_int("rampup_begin_step", rampup_begin_step, 0),
-        rampup_step=_options.checked_int("rampup_step", rampup_step, 1),
-        local_grad_clip_norm=_options.checked_clip_norm(local_grad_clip_norm),
+        sparsity=_config.checked_sparsity(sparsity),
+        rampup_begin_step=_config.checked_int("rampup_begin_step", rampup_begin_step, 0),
+        rampup_step=_config.checked_int("rampup_step", rampup_step, 1),
+        local_grad_clip_norm=_config.checked_clip_norm(local_grad_clip_norm),
         axis_name=outer,
         inner_axis=inner,
-        num_trainers=_options.checked_trainers(num_trainers, outer),
-        min_size=_options.checked_int("min_size", min_size, 0),
-        factor_masking=_options.checked_flag("factor_masking", factor_masking),
-        regularization=_options.checked_regularization(regularization),
-        selector=_options.checked_selector(selector, exchange),
-        wire=_options.checked_wire(wire),
-        exchange=_options.checked_choice("exchange", exchange, _options.EXCHANGES),
-        clip_scaling=_options.checked_choice("clip_scaling", clip_scaling, CLIP_SCALINGS),
-        clip_before_rampup=_options.checked_flag("clip_before_rampup", clip_before_rampup),
-        count_dtype=_options.checked_choice("count_dtype", count_dtype, COUNT_DTYPES),
+        num_trainers=_config.checked_trainers(num_trainers, outer),
+        min_size=_config.checked_int("min_size", min_size, 0),
+        factor_masking=_config.checked_flag("factor_masking", factor_masking),
+        regularization=_config.checked_regularization(regularization),
+        selector=_config.checked_selector(selector, exchange),
+        wire=_config.checked_wire(wire),
+        exchange=_config.checked_choice("exchange", exchange, _config.EXCHANGES),
+        clip_scaling=_config.checked_choice("clip_scaling", clip_scaling, CLIP_SCALINGS),
+        clip_before_rampup=_config.checked_flag("clip_before_rampup", clip_before_rampup),
+        count_dtype=_config.checked_choice("count_dtype", count_dtype, COUNT_DTYPES),
     )
 
     def init_fn(params: PyTree) -> DGCState:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jrc._jaxpr import walk
 from jrc.dgc import dgc_momentum, dgc_specs, scale_by_dgc
-from jrc.dgc._wire import WIRES
+from jrc.dgc._wires import WIRES
 from tests.dgc.replicas import AXIS, mesh
 from tests.dgc.test_exchange import collectives
 

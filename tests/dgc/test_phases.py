@@ -1,20 +1,20 @@
 import jax.numpy as jnp
 import pytest
 
-from jrc.dgc import _options
-from jrc.dgc._accumulate import Decay
+from jrc.dgc import _config
+from jrc.dgc._momentum import Decay
 from jrc.dgc._phases import (
     phase_at,
     plan_phases,
     ring_all_reduce_bytes,
 )
-from jrc.dgc._wire import WIRES
+from jrc.dgc._wires import WIRES
 
 FIVE = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 
 
 def options(sparsity=FIVE, begin=0, ramp=100, exchange="auto"):
-    return _options.Options(
+    return _config.Options(
         decay=Decay(0.9, False),
         sparsity=sparsity,
         rampup_begin_step=begin,

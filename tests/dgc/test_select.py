@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jrc.dgc import _select
-from jrc.dgc._select import largest
-from jrc.dgc._threshold import kth_largest, largest_mask, magnitude_bits
+from jrc.dgc._selectors import top_k
+from jrc.dgc._selectors.threshold import kth_largest, largest_mask, magnitude_bits
+from jrc.dgc._selectors.top_k import largest
 
 KINDS = ("normal", "tied", "zeros", "few", "ascending", "denormal", "infinite")
 
@@ -39,7 +39,7 @@ def expected(values, k):
 
 @pytest.fixture
 def in_two_stages(monkeypatch):
-    monkeypatch.setattr(_select, "SMALL", 0)
+    monkeypatch.setattr(top_k, "SMALL", 0)
 
 
 @settings(max_examples=12, deadline=None)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jrc.dgc._blocked import blocks_of, largest_in_blocks
-from jrc.dgc._payload import BLOCK, Space
-from jrc.dgc._select import GROUP
+from jrc.dgc._entries import BLOCK, Space
 from jrc.dgc._selectors import SELECTORS, Blocked, Exact, Global, Sampled, TwoStage
-from jrc.dgc._threshold import largest_masks
+from jrc.dgc._selectors.blocks import blocks_of, largest_in_blocks
+from jrc.dgc._selectors.threshold import largest_masks
+from jrc.dgc._selectors.top_k import GROUP
 
 SIZES = (1, 17, 70_001, 3000, 2 * BLOCK)
 COUNTS = (1, 17, 70, 2999, 100)

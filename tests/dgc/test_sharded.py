@@ -10,12 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jrc.dgc import scale_by_dgc
-from jrc.dgc._blocked import blocks_of
-from jrc.dgc._payload import BLOCK, Space
-from jrc.dgc._select import GROUP
+from jrc.dgc._entries import BLOCK, Space
+from jrc.dgc._exchanges.sharded import owners_of, sharded_words
 from jrc.dgc._selectors import Blocked
-from jrc.dgc._sharded import owners_of, sharded_words
-from jrc.dgc._wire import WIRES
+from jrc.dgc._selectors.blocks import blocks_of
+from jrc.dgc._selectors.top_k import GROUP
+from jrc.dgc._wires import WIRES
 from tests.dgc.replicas import AXIS, stepper
 from tests.dgc.test_exchange import collectives, compiled
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jrc.dgc import scale_by_dgc
-from jrc.dgc._exchange import gather_entries
-from jrc.dgc._payload import BLOCK, NOWHERE, Entries, Space, moved
-from jrc.dgc._wire import WIRES, EightBits
+from jrc.dgc._entries import BLOCK, NOWHERE, Entries, Space, moved
+from jrc.dgc._exchanges.allgather import gather_entries
+from jrc.dgc._wires import WIRES, EightBits
 
 SPACES = {
     "one entry": ((1,), 1, 0),

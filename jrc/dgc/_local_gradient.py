@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jrc._tree import sum_dtype
 from jrc._typing import Count, PyTree
 from jrc.dgc._clip import clip_factor
-from jrc.dgc._options import Options
-from jrc.dgc._slots import Slots, only, pick, put
+from jrc.dgc._config import Options
+from jrc.dgc._leaves import Slots, only, pick, put
 
 
 def local_gradients(

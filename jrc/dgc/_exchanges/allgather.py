@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jrc._typing import Array, Float, Int
-from jrc.dgc import _axis
-from jrc.dgc._payload import Entries, Space, moved
-from jrc.dgc._wire import Wire
+from jrc.dgc import _collectives
+from jrc.dgc._entries import Entries, Space, moved
+from jrc.dgc._wires import Wire
 
 
 class Arrived(NamedTuple):
@@ -61,7 +61,7 @@ def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:
     if not tensors or axis is None:
         return list(tensors)
     flat = jnp.concatenate([tensor.reshape(-1) for tensor in tensors])
-    mean = _axis.total(flat, axis) / _axis.num_replicas(axis)
+    mean = _collectives.total(flat, axis) / _collectives.num_replicas(axis)
     means, start = [], 0
     for tensor in tensors:
         means.append(mean[start : start + tensor.size].reshape(tensor.shape))
@@ -93,7 +93,7 @@ def gather_entries(
     count = entries.values.size
     entries = wire.ordered(entries)
     words = wire.encode(entries, space.blocks)
-    rows = _axis.gather(words, axis)
+    rows = _collectives.gather(words, axis)
     arrived = Arrived(rows, count, space.blocks, (0,) * rows.shape[0], counts)
     read = wire.decode(words, count, space.blocks).values
     left = Entries(not_read(entries.values, read), entries.positions)

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrc.dgc import _axis
-from jrc.dgc._blocked import blocks_of
-from jrc.dgc._exchange import Arrived, Sent, not_read
-from jrc.dgc._payload import BLOCK, NOWHERE, Entries, Space, moved
-from jrc.dgc._select import GROUP
-from jrc.dgc._wire import Wire
+from jrc.dgc import _collectives
+from jrc.dgc._entries import BLOCK, NOWHERE, Entries, Space, moved
+from jrc.dgc._exchanges.allgather import Arrived, Sent, not_read
+from jrc.dgc._selectors.blocks import blocks_of
+from jrc.dgc._selectors.top_k import GROUP
+from jrc.dgc._wires import Wire
 
 
 class Owners(NamedTuple):
@@ -97,7 +97,7 @@ def shard_entries(
     there = moved(parts.positions, starts[:, None], blocks)
     left = Entries(not_read(parts.values, read).reshape(-1), there.reshape(-1))
 
-    received = _axis.swap(rows, axis)
+    received = _collectives.swap(rows, axis)
     sums = _summed(jax.vmap(lambda row: wire.decode(row, most, blocks))(received))
     inside = sums.positions < np.uint32(blocks * BLOCK)
     largest = lax.top_k(jnp.where(inside, jnp.abs(sums.values), -1.0), most)[1]
@@ -106,9 +106,9 @@ def shard_entries(
     best = Entries(sums.values[chosen], sums.positions[chosen])
     words = wire.encode(best, blocks)
     lost = not_read(best.values, wire.decode(words, most, blocks).values)
-    mine = starts[_axis.rank(axis)]
+    mine = starts[_collectives.rank(axis)]
     kept = Entries(sums.values.at[chosen].set(lost), moved(sums.positions, mine, blocks))
-    gathered = _axis.gather(words, axis)
+    gathered = _collectives.gather(words, axis)
     return Arrived(gathered, most, blocks, owners.starts, None), Sent(left, None, kept)
 
 

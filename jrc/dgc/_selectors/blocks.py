@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from jrc._typing import Array, Float, Int
-from jrc.dgc._select import GROUP, group_maxima, magnitudes, members
+from jrc.dgc._selectors.top_k import GROUP, group_maxima, magnitudes, members
 
 
 class Blocks(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 
 from jrc._typing import Array, Float, Int
-from jrc.dgc._blocked import blocks_of, largest_in_blocks
-from jrc.dgc._payload import Entries, Space
-from jrc.dgc._select import largest, largest_of_maxima, largest_sampled
+from jrc.dgc._entries import Entries, Space
+from jrc.dgc._selectors.blocks import blocks_of, largest_in_blocks
+from jrc.dgc._selectors.top_k import largest, largest_of_maxima, largest_sampled
 
 Flats = Sequence[Float[Array, " n"]]
 """One flat float32 array for each compressed leaf."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrc._typing import Array, Float, Int
-from jrc.dgc._threshold import largest_mask, sample_of
+from jrc.dgc._selectors.threshold import largest_mask, sample_of
 
 GROUP = 16
 """Neighbours that compete in the first of two stages."""

@@ -7,14 +7,14 @@ import optax
 
 from jrc._tree import sum_dtype
 from jrc._typing import Array, Leaf, PyTree
-from jrc.dgc import _axis
-from jrc.dgc._accumulate import momentum_step
-from jrc.dgc._exchange import dense_mean
-from jrc.dgc._forms import Work, run_phase
-from jrc.dgc._local import local_gradients
-from jrc.dgc._options import Options
+from jrc.dgc import _collectives
+from jrc.dgc._compressed import Work, run_phase
+from jrc.dgc._config import Options
+from jrc.dgc._exchanges.allgather import dense_mean
+from jrc.dgc._leaves import Places, Slots, align, pick, put, zero_update
+from jrc.dgc._local_gradient import local_gradients
+from jrc.dgc._momentum import momentum_step
 from jrc.dgc._phases import entry_at, phase_at, plan_phases, ring_all_reduce_bytes
-from jrc.dgc._slots import Places, Slots, align, pick, put, zero_update
 from jrc.dgc._state import DGCState, is_slot
 
 
@@ -97,7 +97,7 @@ def _step(
     """What lands on the targets, the directions of the dense path, and the new state."""
     axis = options.axis_name
     replicas = _checked_replicas(options)
-    _axis.num_replicas(options.inner_axis)
+    _collectives.num_replicas(options.inner_axis)
     _check_local(pick(gradients, slots.floating), options)
     sizes, rest = ([jnp.size(g) for g in pick(gradients, places)] for places in slots)
     phases = plan_phases(sizes, sum(rest), replicas, options)
@@ -108,11 +108,11 @@ def _step(
         gradients = put(gradients, slots.floating, means)
     # Asked of all replicas before anything changes: they skip a step together or not at all.
     local = local_gradients(gradients, params, slots, state.step, replicas, options)
-    ok = _axis.all_finite(pick(local, slots.floating), axis)
+    ok = _collectives.all_finite(pick(local, slots.floating), axis)
     work = Work(
         gradients=[gradient.reshape(1, -1) for gradient in pick(local, slots.compressed)],
-        u=[_axis.as_local(u, axis) for u in pick(state.u, slots.compressed)],
-        v=[_axis.as_local(v, axis) for v in pick(state.v, slots.compressed)],
+        u=[_collectives.as_local(u, axis) for u in pick(state.u, slots.compressed)],
+        v=[_collectives.as_local(v, axis) for v in pick(state.v, slots.compressed)],
         targets=targets,
         scale=jnp.asarray(scale, jnp.float32),
         counts=entry_at([phase.counts for phase in phases], now, jnp.int32),
@@ -180,7 +180,7 @@ def _put_updates(
 
 def _checked_replicas(options: Options) -> int:
     """The axis size, if it is what the user said it is."""
-    replicas = _axis.num_replicas(options.axis_name)
+    replicas = _collectives.num_replicas(options.axis_name)
     if options.num_trainers not in (None, replicas):
         raise ValueError(
             f"jrc.scale_by_dgc: num_trainers={options.num_trainers} must be the size of axis "
@@ -231,7 +231,7 @@ def _has_places(params: PyTree, gradients: PyTree) -> bool:
 def _check_local(gradients: list[Leaf], options: Options) -> None:
     """That nobody has summed the gradients over an axis yet."""
     for axis in (options.axis_name, options.inner_axis):
-        if any(_axis.is_already_reduced(gradient, axis) for gradient in gradients):
+        if any(_collectives.is_already_reduced(gradient, axis) for gradient in gradients):
             raise ValueError(
                 "jrc.scale_by_dgc: gradients must be local to each replica, got ones that are "
                 f"equal along axis {axis!r}: jax.grad with respect to replicated parameters has "

@@ -13,11 +13,11 @@ import optax
 from jrc._errors import listed
 from jrc._typing import Array
 from jrc._validate import check_flag
-from jrc.dgc._accumulate import Decay
-from jrc.dgc._axis import AxisName, is_pair
+from jrc.dgc._collectives import AxisName, is_pair
+from jrc.dgc._momentum import Decay
 from jrc.dgc._regularize import l2_penalty
 from jrc.dgc._selectors import DEFAULT_SELECTOR, SELECTORS, Blocked, Selector
-from jrc.dgc._wire import WIRES, Wire
+from jrc.dgc._wires import WIRES, Wire
 
 EXCHANGES = ("allgather", "sharded", "dense", "auto")
 

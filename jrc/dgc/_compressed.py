@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrc._typing import Array, Count, Float, Int
-from jrc.dgc._accumulate import corrected_step, momentum_step, velocity_behind
-from jrc.dgc._exchange import AT, dense_mean, gather_entries, mean_onto
-from jrc.dgc._options import Options
-from jrc.dgc._payload import NOWHERE, Entries, Space
+from jrc.dgc._config import Options
+from jrc.dgc._entries import NOWHERE, Entries, Space
+from jrc.dgc._exchanges.allgather import AT, dense_mean, gather_entries, mean_onto
+from jrc.dgc._exchanges.sharded import owners_of, shard_entries
+from jrc.dgc._momentum import corrected_step, momentum_step, velocity_behind
 from jrc.dgc._phases import Form, Phase, entry_at
 from jrc.dgc._selectors import Blocked
-from jrc.dgc._sharded import owners_of, shard_entries
-from jrc.dgc._threshold import largest_masks
+from jrc.dgc._selectors.threshold import largest_masks
 
 Rows = list[Float[Array, "1 n"]]
 """One float32 row for each compressed leaf, as the state keeps it.

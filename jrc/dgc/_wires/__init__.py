@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrc._typing import Array, Float, Int
-from jrc.dgc._payload import BLOCK, BLOCK_BITS, Entries
+from jrc.dgc._entries import BLOCK, BLOCK_BITS, Entries
 
 Words = Int[Array, " words"]
 

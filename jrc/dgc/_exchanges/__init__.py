@@ -1,0 +1,1 @@
+"""Exchanges: how the entries that each replica sends reach the others."""
