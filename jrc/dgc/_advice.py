@@ -1,7 +1,7 @@
-"""Advice as text: a table, and what it comes to in a sentence."""
+"""What `jrc.dgc_advice` returns, and its text."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -9,12 +9,59 @@ from rich.table import Table
 
 from jrc._text import bandwidth_text, network_text, seconds_text
 
-if TYPE_CHECKING:
-    from jrc.dgc._cost_model import DGCAdvice
+
+class ExchangeCost(NamedTuple):
+    """The cost of one exchange of gradients.
+
+    Attributes:
+        bytes: Bytes that one replica sends in a step.
+        seconds: Time of the whole step.
+    """
+
+    bytes: float
+    seconds: float
 
 
-def advice_text(advice: "DGCAdvice") -> str:
-    """The whole advice for a terminal."""
+class DGCAdvice(NamedTuple):
+    """The prediction of `jrc.dgc_advice`; prints as a table and a sentence.
+
+    Attributes:
+        uncompressed: Momentum with a dense all-reduce.
+        allgather: Compression with `exchange="allgather"`.
+        sharded: Compression with `exchange="sharded"`.
+        dense: Compression with `exchange="dense"`.
+        best: Name of the fastest of these three, for `exchange=`.
+        speedup: Time of a step without compression over that with the best exchange.
+        pays: Whether compression makes the step faster.
+        break_even: Bandwidth in bytes per second below which it does: 0 if at none, infinite if
+            at any.
+        replicas: N.
+        entries: Entries of the compressed leaves.
+        sent: Those of them that each replica sends.
+        bandwidth: Bytes per second that a replica can send.
+        overhead: Seconds that compression itself adds to a step.
+    """
+
+    uncompressed: ExchangeCost
+    allgather: ExchangeCost
+    sharded: ExchangeCost
+    dense: ExchangeCost
+    best: str
+    speedup: float
+    pays: bool
+    break_even: float
+    replicas: int
+    entries: int
+    sent: int
+    bandwidth: float
+    overhead: float
+
+    def __str__(self) -> str:
+        return _text(self)
+
+
+def _text(advice: DGCAdvice) -> str:
+    """Return the table and the sentences below it."""
     replicas = f"{advice.replicas} replica{'s' if advice.replicas > 1 else ''}"
     head = (
         f"{advice.entries:,} entries on {replicas} at "
@@ -24,7 +71,7 @@ def advice_text(advice: "DGCAdvice") -> str:
     return "\n".join([head, _table(advice), overhead, *_sentences(advice)])
 
 
-def _table(advice: "DGCAdvice") -> str:
+def _table(advice: DGCAdvice) -> str:
     ways = {"no compression": advice.uncompressed, "allgather": advice.allgather}
     ways |= {"sharded": advice.sharded, "dense": advice.dense}
     out = Table(box=box.SIMPLE_HEAD)
@@ -39,8 +86,8 @@ def _table(advice: "DGCAdvice") -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())
 
 
-def _sentences(advice: "DGCAdvice") -> tuple[str, str]:
-    """Whether it pays, by how much, and where that would change."""
+def _sentences(advice: DGCAdvice) -> tuple[str, str]:
+    """Return whether compression pays, and below which bandwidth."""
     if not advice.entries:
         return "Nothing is compressed: every tensor is below min_size.", "Lower min_size."
     if advice.pays:

@@ -1,4 +1,4 @@
-"""The forms of a step over the compressed leaves, and the switch between them."""
+"""The compressed leaves in one step: accumulate, choose, exchange, clear; the switch of phases."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,27 +8,30 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrc._typing import Array, Count, Float, Int
-from jrc.dgc._config import Options
-from jrc.dgc._entries import NOWHERE, Entries, Space
-from jrc.dgc._exchanges.allgather import AT, dense_mean, gather_entries, mean_onto
-from jrc.dgc._exchanges.sharded import owners_of, shard_entries
-from jrc.dgc._momentum import corrected_step, momentum_step, velocity_behind
-from jrc.dgc._phases import Form, Phase, entry_at
-from jrc.dgc._selectors import Blocked
-from jrc.dgc._selectors.threshold import largest_masks
+from jrc.dgc._collectives import dense_mean
+from jrc.dgc._config import DGCConfig
+from jrc.dgc._entries import NOWHERE, Entries, shifted
+from jrc.dgc._exchanges import Arrived, EntryExchange, Exchange, Sent, TensorExchange, Transfer
+from jrc.dgc._momentum import (
+    AT,
+    corrected_step,
+    factor_masked,
+    factor_masked_at,
+    momentum_step,
+    velocity_of_direction,
+)
+from jrc.dgc._phases import Phase, entry_at, transfers_of
+from jrc.dgc._selectors import largest_masks
 
 Rows = list[Float[Array, "1 n"]]
 """One float32 row for each compressed leaf, as the state keeps it.
 
-What is reshaped first XLA does not write over in place, and copies.
+XLA copies what is reshaped first, and does not write over it in place.
 """
-
-_SPARSE = ("gather", "sharded")
-"""The forms that send entries with their positions."""
 
 
 class Work(NamedTuple):
-    """What a form works on: local gradients and the replica's own state, leaf by leaf.
+    """What a step works on: local gradients and the replica's own state, leaf by leaf.
 
     Attributes:
         gradients: Local ones.
@@ -36,8 +39,8 @@ class Work(NamedTuple):
         v: Accumulated gradients.
         targets: What the direction is added to, flat; zeros are made where there is `None`.
         scale: What the direction is multiplied by, `float32[]`.
-        counts: How many entries the running phase sends of each leaf, `int32[leaves]`.
-        ok: Whether all gradients of all replicas are finite.
+        counts: Entries that the running phase sends of each leaf, `int32[leaves]`.
+        ok: Whether the step is taken: all gradients of all replicas are finite, `bool[]`.
     """
 
     gradients: Rows
@@ -52,133 +55,185 @@ class Work(NamedTuple):
 class Outcome(NamedTuple):
     """The targets with the direction added, equal on every replica, and the replica's new state."""
 
-    updates: list[Array]
+    targets: list[Array]
     u: Rows
     v: Rows
 
 
 def run_phase(
-    work: Work, phases: Sequence[Phase], now: Count, replicas: int, options: Options
+    work: Work, phases: Sequence[Phase], now: Count, replicas: int, config: DGCConfig
 ) -> Outcome:
-    """Takes the step in the form of the running phase.
+    """Take the step of the running phase.
 
-    Every replica is in the same phase, so that the collectives may stand inside the branches.
+    Every replica is in the same phase, so that collectives may stand inside the branches.
 
     Args:
         work: Gradients and state.
         phases: All phases of the run.
         now: Index of the running one.
         replicas: N.
-        options: Momentum, masking, axis, and how entries are chosen and exchanged.
+        config: Momentum, masking, axis, and how entries are chosen and written.
 
     Returns:
         Targets and state; unchanged where not `ok`.
     """
-    keys = [(phase.form, phase.counts if phase.form in _SPARSE else ()) for phase in phases]
+    keys = [(phase.exchange, _static_counts(phase)) for phase in phases]
     branches = list(dict.fromkeys(keys))
-    run = [_program(form, counts, replicas, options) for form, counts in branches]
+    run = [_program(exchange, counts, replicas, config) for exchange, counts in branches]
     if len(run) == 1:
         return run[0](work)
     branch = entry_at([branches.index(key) for key in keys], now, jnp.int32)
     return lax.switch(branch, run, work)
 
 
+def _static_counts(phase: Phase) -> tuple[int, ...]:
+    """Return the counts if the program depends on them: only an exchange of entries does."""
+    return phase.counts if isinstance(phase.exchange, EntryExchange) else ()
+
+
 def _program(
-    form: Form, counts: tuple[int, ...], replicas: int, options: Options
+    exchange: Exchange | None, counts: tuple[int, ...], replicas: int, config: DGCConfig
 ) -> Callable[[Work], Outcome]:
-    """The function for one branch; only the sparse ones differ by their counts."""
-    if form in _SPARSE:
-        return partial(sparse_form, form=form, counts=counts, replicas=replicas, options=options)
-    return partial(dense_form if form == "dense" else masked_form, options=options)
+    """Return the function for one branch."""
+    if exchange is None:
+        return partial(uncompressed_step, config=config)
+    if isinstance(exchange, EntryExchange):
+        return partial(
+            entries_step, exchange=exchange, counts=counts, replicas=replicas, config=config
+        )
+    return partial(tensors_step, exchange=exchange, config=config)
 
 
-def dense_form(work: Work, options: Options) -> Outcome:
-    """Ordinary momentum of the mean gradient; u is its velocity, v waits."""
+def uncompressed_step(work: Work, config: DGCConfig) -> Outcome:
+    """Take a step of ordinary momentum of the mean gradient; u is its velocity, v stays."""
     steps = [
-        momentum_step(u, gradient, options.decay)
+        momentum_step(u, gradient, config.decay)
         for u, gradient in zip(work.u, work.gradients, strict=True)
     ]
-    means = dense_mean([direction for _, direction in steps], options.axis_name)
+    means = dense_mean([direction for _, direction in steps], config.axis)
     us = [
-        jnp.where(work.ok, velocity_behind(u, mean, options.decay), u)
+        jnp.where(work.ok, velocity_of_direction(u, mean, config.decay), u)
         for u, mean in zip(work.u, means, strict=True)
     ]
-    return Outcome(_landed(work, means), us, work.v)
+    return Outcome(_add_means(work, means), us, work.v)
 
 
-def masked_form(work: Work, options: Options) -> Outcome:
-    """A dense mean of the largest entries, zeros elsewhere; any counts, in one program."""
-    us, vs = _accumulate(work, options)
+def tensors_step(work: Work, exchange: TensorExchange, config: DGCConfig) -> Outcome:
+    """Exchange tensors with zeros where nothing is sent; any counts, in one program."""
+    us, vs = _accumulate(work, config)
     masks = [mask & work.ok for mask in largest_masks(vs, work.counts)]
     sent = [jnp.where(mask, v, 0.0) for mask, v in zip(masks, vs, strict=True)]
-    means = dense_mean(sent, options.axis_name)
+    means = exchange.mean(sent, config.axis)
     vs = [jnp.where(mask, 0.0, v) for mask, v in zip(masks, vs, strict=True)]
-    if options.factor_masking:
-        us = [jnp.where(mask, 0.0, u) for mask, u in zip(masks, us, strict=True)]
-    return Outcome(_landed(work, means), us, vs)
+    if config.factor_masking:
+        us = [factor_masked(u, mask) for mask, u in zip(masks, us, strict=True)]
+    return Outcome(_add_means(work, means), us, vs)
 
 
-def sparse_form(
-    work: Work, form: Form, counts: tuple[int, ...], replicas: int, options: Options
+def entries_step(
+    work: Work,
+    exchange: EntryExchange,
+    counts: tuple[int, ...],
+    replicas: int,
+    config: DGCConfig,
 ) -> Outcome:
-    """An exchange of the largest entries, with their positions.
+    """Exchange the chosen entries with their positions.
 
     Only entries that are sent or that arrive are touched in the state and in the targets.
     """
-    us, vs = _accumulate(work, options)
-    space = Space(tuple(v.size for v in vs))
-    selector, wire, axis = options.selector_for(form), options.wire, options.axis_name
+    us, vs = _accumulate(work, config)
+    transfers = transfers_of(exchange, [v.size for v in vs], counts, replicas, config)
     # What follows is not made part of the accumulation, which would take longer to compile.
     us, vs = lax.optimization_barrier((us, vs))
-    entries = selector.choose([v.reshape(-1) for v in vs], counts, space)
+    chosen = [_chosen(vs[part], transfer) for part, transfer in transfers]
     # All that is read of v is read before v is written over; XLA would copy it otherwise.
-    us, vs, entries = lax.optimization_barrier((us, vs, entries))
-    known = counts if selector.by_leaf else None
-    if form == "sharded":
-        assert isinstance(selector, Blocked)
-        owners = owners_of(space, counts, selector.size, replicas)
-        arrived, sent = shard_entries(_if(work.ok, entries), owners, wire, axis)
-    else:
-        arrived, sent = gather_entries(_if(work.ok, entries), space, known, wire, axis)
-    left = space.leaves(_nowhere_unless(work.ok, sent.left), sent.counts)
-    vs = [v.at[0, leaf.indices].set(leaf.values, **AT) for v, leaf in zip(vs, left, strict=True)]
-    if options.factor_masking:
-        us = [u.at[0, leaf.indices].set(0.0, **AT) for u, leaf in zip(us, left, strict=True)]
-    if sent.kept is not None:
-        back = space.leaves(sent.kept, None)
-        vs = [v.at[0, x.indices].add(x.values, **AT) for v, x in zip(vs, back, strict=True)]
-    targets = [
-        # Not like v, which differs between replicas in its type.
-        jnp.zeros(v.size, jnp.float32) if target is None else target
-        for v, target in zip(vs, work.targets, strict=True)
-    ]
-    return Outcome(mean_onto(targets, arrived, space, wire, work.scale, replicas), us, vs)
+    us, vs, chosen = lax.optimization_barrier((us, vs, chosen))
+    out = Outcome([], [], [])
+    for (part, transfer), entries in zip(transfers, chosen, strict=True):
+        entries = Entries(jnp.where(work.ok, entries.values, 0.0), entries.positions)
+        arrived, sent = exchange.exchange(entries, transfer)
+        new_us, new_vs = _clear(us[part], vs[part], sent, transfer, work.ok, config)
+        targets = [
+            # Not like v, which differs between replicas in its type.
+            jnp.zeros(v.size, jnp.float32) if target is None else target
+            for v, target in zip(new_vs, work.targets[part], strict=True)
+        ]
+        new = Outcome(_add_arrived(targets, arrived, transfer, work.scale), new_us, new_vs)
+        out = Outcome(*(old + more for old, more in zip(out, new, strict=True)))
+    return out
 
 
-def _accumulate(work: Work, options: Options) -> tuple[Rows, Rows]:
-    """Momentum correction of every leaf."""
-    moved = [
-        corrected_step(u, v, gradient, options.decay, work.ok)
+def _accumulate(work: Work, config: DGCConfig) -> tuple[Rows, Rows]:
+    """Return u and v of every leaf after momentum correction."""
+    new = [
+        corrected_step(u, v, gradient, config.decay, work.ok)
         for u, v, gradient in zip(work.u, work.v, work.gradients, strict=True)
     ]
-    return [u for u, _ in moved], [v for _, v in moved]
+    return [u for u, _ in new], [v for _, v in new]
 
 
-def _landed(work: Work, means: Rows) -> list[Array]:
-    """The targets with a dense mean added."""
+def _chosen(vs: Rows, transfer: Transfer) -> Entries:
+    """Return the entries that the selector chooses, after a check of a user's own."""
+    flat = [v.reshape(-1) for v in vs]
+    entries = transfer.selector.choose(flat, transfer.counts, transfer.space)
+    shape = (sum(transfer.counts),)
+    for name, array, dtype in zip(Entries._fields, entries, ("float32", "uint32"), strict=True):
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(
+                f"jrc.scale_by_dgc: the selector's {name} must be {dtype}{list(shape)}, as many "
+                f"entries as the sum of counts, got {array.dtype}{list(array.shape)} from "
+                f"{transfer.selector!r}. Build them with jrc.dgc.choose_each."
+            )
+    return entries
+
+
+def _clear(
+    us: Rows, vs: Rows, sent: Sent, transfer: Transfer, ok: Array, config: DGCConfig
+) -> tuple[Rows, Rows]:
+    """Return u and v without what was sent, and with what came back."""
+    nowhere_unless_ok = jnp.where(ok, sent.left.positions, NOWHERE)
+    left = transfer.space.leaves(Entries(sent.left.values, nowhere_unless_ok), sent.counts)
+    vs = [v.at[0, leaf.indices].set(leaf.values, **AT) for v, leaf in zip(vs, left, strict=True)]
+    if config.factor_masking:
+        us = [factor_masked_at(u, leaf.indices) for u, leaf in zip(us, left, strict=True)]
+    if sent.returned is not None:
+        back = transfer.space.leaves(sent.returned, None)
+        vs = [v.at[0, x.indices].add(x.values, **AT) for v, x in zip(vs, back, strict=True)]
+    return us, vs
+
+
+def _add_arrived(
+    targets: Sequence[Array], arrived: Arrived, transfer: Transfer, scale: Array
+) -> list[Array]:
+    """Add the mean of what arrived, times a scale, to the leaves.
+
+    Row after row, in rank order: within one row positions are unique, so no two additions race and
+    the order of the sums is the same everywhere. Only entries that arrived are touched.
+    """
+    starts = jnp.asarray(arrived.starts, jnp.uint32)
+
+    def add(row: Array, totals: list[Array]) -> list[Array]:
+        words = lax.dynamic_index_in_dim(arrived.words, row, keepdims=False)
+        entries = transfer.wire.decode(words, arrived.count, arrived.blocks)
+        entries = Entries(
+            # A mean of few entries costs less than a division of the whole tensor.
+            scale * (entries.values / transfer.replicas),
+            shifted(entries.positions, starts[row], arrived.blocks),
+        )
+        found = transfer.space.leaves(entries, arrived.counts)
+        return [
+            total.at[leaf.indices].add(leaf.values, **AT)
+            for total, leaf in zip(totals, found, strict=True)
+        ]
+
+    return lax.fori_loop(0, arrived.words.shape[0], add, list(targets))
+
+
+def _add_means(work: Work, means: Sequence[Array]) -> list[Array]:
+    """Return the targets with dense means added."""
     return [
         jnp.where(work.ok, work.scale * mean.reshape(-1), 0.0)
         if target is None
         else jnp.where(work.ok, target + work.scale * mean.reshape(-1), target)
         for target, mean in zip(work.targets, means, strict=True)
     ]
-
-
-def _if(ok: Array, entries: Entries) -> Entries:
-    """The entries, or zeros in their places."""
-    return Entries(jnp.where(ok, entries.values, 0.0), entries.positions)
-
-
-def _nowhere_unless(ok: Array, entries: Entries) -> Entries:
-    """The entries, or none."""
-    return Entries(entries.values, jnp.where(ok, entries.positions, NOWHERE))

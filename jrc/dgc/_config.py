@@ -1,9 +1,8 @@
-"""What a user may ask of the compression, checked once."""
+"""The configuration of the compression, one frozen value that checks itself."""
 
-import math
-import operator
-from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,228 +11,227 @@ import optax
 
 from jrc._errors import listed
 from jrc._typing import Array
-from jrc._validate import check_flag
+from jrc._validate import check_flag, is_real, one_of, scalar, whole_number
+from jrc.dgc._clip import CLIP_SCALINGS
 from jrc.dgc._collectives import AxisName, is_pair
-from jrc.dgc._momentum import Decay
+from jrc.dgc._exchanges import (
+    EXCHANGES,
+    Auto,
+    EntryExchange,
+    Exchange,
+    Sharded,
+    TensorExchange,
+)
+from jrc.dgc._momentum import Momentum
 from jrc.dgc._regularize import l2_penalty
-from jrc.dgc._selectors import DEFAULT_SELECTOR, SELECTORS, Blocked, Selector
+from jrc.dgc._schedule import COUNT_DTYPES
+from jrc.dgc._selectors import SELECTORS, Blocked, Selector
 from jrc.dgc._wires import WIRES, Wire
 
-EXCHANGES = ("allgather", "sharded", "dense", "auto")
-
-_REAL = (int, float, np.integer, np.floating)
-
 _WHO = "jrc.scale_by_dgc"
-
-_HINTS = {
-    "rampup_begin_step": "0 compresses from the first step on",
-    "rampup_step": "1 begins with the last level",
-    "num_trainers": "leave it out to take the axis's size",
-    "min_size": "0 compresses every floating leaf",
-}
 
 Number = float | Array
 """A Python number, or a scalar array such as a hyperparameter that a schedule injects."""
 
 
-class Options(NamedTuple):
-    """Checked arguments of `scale_by_dgc`; `regularization` is always a transform."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class DGCConfig:
+    """The arguments of `jrc.scale_by_dgc`, which describes them, checked and in one form.
 
-    decay: Decay
-    sparsity: tuple[float, ...]
-    rampup_begin_step: int
-    rampup_step: int
-    local_grad_clip_norm: Number | None
-    num_trainers: int | None
-    axis_name: str | None
-    inner_axis: str | None
-    min_size: int
-    factor_masking: bool
-    regularization: optax.GradientTransformation | None
-    selector: Selector | None
-    wire: Wire
-    exchange: str
+    After construction `sparsity` is a tuple, `regularization` a transform or `None`, `wire` and
+    `exchange` are values, and `selector` is a value or `"auto"`.
+    """
+
+    momentum: Number = 0.9
+    sparsity: Any = (0.999,)
+    rampup_begin_step: int = 0
+    rampup_step: int = 1
+    use_nesterov: bool = False
+    local_grad_clip_norm: Number | None = None
+    num_trainers: int | None = None
+    axis_name: AxisName | None = None
+    min_size: int = 16384
+    factor_masking: bool = True
+    regularization: Any = None
+    selector: Any = "auto"
+    wire: Any = "f32"
+    exchange: Any = "auto"
     clip_scaling: str = "sqrt"
     clip_before_rampup: bool = False
     count_dtype: str = "float64"
 
-    def selector_for(self, form: str) -> Selector:
-        """The selector that was asked for, or what suits a form."""
-        if self.selector is not None:
-            return self.selector
-        return SELECTORS["blocked" if form == "sharded" else DEFAULT_SELECTOR]
+    def __post_init__(self) -> None:
+        """Check every field and bring it into its form."""
+        _check_axis(self.axis_name)
+        for name in ("use_nesterov", "factor_masking", "clip_before_rampup"):
+            check_flag(getattr(self, name), name, _WHO)
+        one_of(self.clip_scaling, "clip_scaling", CLIP_SCALINGS, _WHO)
+        one_of(self.count_dtype, "count_dtype", COUNT_DTYPES, _WHO)
+        exchange = self.exchange
+        if not isinstance(exchange, Auto):
+            exchange = _named(exchange, "exchange", EXCHANGES, (EntryExchange, TensorExchange))
+        checked = {
+            "momentum": _momentum(self.momentum),
+            "sparsity": checked_sparsity(self.sparsity),
+            "rampup_begin_step": _static("rampup_begin_step", self.rampup_begin_step, 0),
+            "rampup_step": _static("rampup_step", self.rampup_step, 1),
+            "local_grad_clip_norm": _clip_norm(self.local_grad_clip_norm),
+            "num_trainers": _trainers(self.num_trainers, self.axis_name),
+            "min_size": _static("min_size", self.min_size, 0),
+            "regularization": _regularization(self.regularization),
+            "selector": _selector(self.selector, exchange),
+            "wire": _named(self.wire, "wire", WIRES, (Wire,)),
+            "exchange": exchange,
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def decay(self) -> Momentum:
+        """The momentum and its form."""
+        return Momentum(self.momentum, self.use_nesterov)
+
+    @property
+    def axis(self) -> str | None:
+        """The axis along which replicas differ; of a pair the outer one."""
+        return self.axis_name if isinstance(self.axis_name, str | None) else self.axis_name[1]
+
+    @property
+    def inner_axis(self) -> str | None:
+        """The axis along which gradients are averaged first."""
+        return None if isinstance(self.axis_name, str | None) else self.axis_name[0]
+
+    def selector_for(self, exchange: Exchange) -> Selector:
+        """Return the selector that was given, or for `"auto"` the one that suits an exchange."""
+        if isinstance(self.selector, str):
+            return SELECTORS["blocked" if isinstance(exchange, Sharded) else "exact"]
+        return self.selector
 
 
-def checked_momentum(momentum: Number) -> Number:
-    """The momentum, in [0, 1) as far as its value is known."""
-    momentum = _checked_number("momentum", momentum, lambda m: 0 <= m < 1, "lie in [0, 1)", "0.9")
-    # A float64 one would make the state float64.
-    return momentum.astype(jnp.float32) if isinstance(momentum, jax.Array) else float(momentum)
-
-
-def checked_clip_norm(norm: Number | None) -> Number | None:
-    """The bound of a gradient's norm, positive as far as its value is known."""
-    if norm is None:
-        return None
-    hint = "None, for no clipping"
-    return _checked_number("local_grad_clip_norm", norm, lambda c: c > 0, "be positive", hint)
-
-
-def checked_sparsity(sparsity: float | Sequence[float]) -> tuple[float, ...]:
-    """The levels as a tuple; one number is one level."""
+def checked_sparsity(sparsity: Any) -> tuple[float, ...]:
+    """Return the sparsity levels as a tuple; one number is one level."""
     if isinstance(sparsity, np.ndarray | jax.Array) and not isinstance(sparsity, jax.core.Tracer):
         sparsity = sparsity.tolist()
-    if not isinstance(sparsity, (*_REAL, Sequence)) or isinstance(sparsity, str):
+    remedy = "sparsity=(0.999,) sends one entry in a thousand."
+    single = is_real(sparsity)
+    if not single and (not isinstance(sparsity, Sequence) or isinstance(sparsity, str)):
         raise TypeError(
-            "jrc.scale_by_dgc: sparsity must be a number or a sequence of numbers, got "
-            f"{sparsity!r}; sparsity=(0.999,) sends one entry in a thousand"
+            f"{_WHO}: sparsity must be a number or a sequence of numbers, got {sparsity!r}. "
+            f"{remedy}"
         )
-    levels = (sparsity,) if isinstance(sparsity, _REAL) else tuple(sparsity)
+    levels: tuple[Any, ...] = (sparsity,) if single else tuple(sparsity)
     if not levels:
-        raise ValueError(
-            "jrc.scale_by_dgc: sparsity must hold at least one level, got none; "
-            "sparsity=(0.999,) sends one entry in a thousand"
-        )
+        raise ValueError(f"{_WHO}: sparsity must have at least one level, got none. {remedy}")
     for level in levels:
-        if not isinstance(level, _REAL) or not 0 <= level < 1:
+        if not is_real(level) or not 0 <= level < 1:
             raise ValueError(
-                f"jrc.scale_by_dgc: every sparsity must lie in [0, 1), got {level!r} in "
-                f"{levels!r}; it is the share kept back, so 0.999 sends one entry in a thousand"
+                f"{_WHO}: every sparsity must be a number in [0, 1), got {level!r} in {levels!r}. "
+                "It is the share that is kept back: 0.999 sends one entry in a thousand."
             )
     return tuple(float(level) for level in levels)
 
 
-def checked_int(name: str, value: int, least: int) -> int:
-    """An integer known while tracing, not below its least value."""
-    wrong = (
-        f"jrc.scale_by_dgc: {name} must be a Python int, known while tracing, got {value!r}; "
-        f"under optax.inject_hyperparams name {name!r} in static_args"
+_REMEDIES = {
+    "rampup_begin_step": "0 compresses from the first step on",
+    "rampup_step": "1 begins with the last level",
+    "num_trainers": "Leave it out to take the size of the axis",
+    "min_size": "0 compresses every floating leaf",
+}
+
+
+def _static(name: str, value: Any, least: int) -> int:
+    """Return an integer that is known while tracing."""
+    remedy = f"{_REMEDIES[name]}; under optax.inject_hyperparams name {name!r} in static_args."
+    return whole_number(value, name, _WHO, least=least, remedy=remedy)
+
+
+def _momentum(momentum: Number) -> Number:
+    momentum = scalar(
+        momentum,
+        "momentum",
+        _WHO,
+        rule="in [0, 1)",
+        holds=lambda m: 0 <= m < 1,
+        remedy="Pass 0.9.",
     )
-    if isinstance(value, bool):
-        raise TypeError(wrong)
-    try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise TypeError(wrong) from error
-    if number < least:
+    # A float64 one would make the state float64.
+    return momentum.astype(jnp.float32) if isinstance(momentum, jax.Array) else float(momentum)
+
+
+def _clip_norm(norm: Number | None) -> Number | None:
+    if norm is None:
+        return None
+    remedy = "Pass None for no clipping."
+    return scalar(
+        norm, "local_grad_clip_norm", _WHO, rule="> 0", holds=lambda c: c > 0, remedy=remedy
+    )
+
+
+def _check_axis(axis_name: Any) -> None:
+    if axis_name is None or isinstance(axis_name, str) or is_pair(axis_name):
+        return
+    raise ValueError(
+        f"{_WHO}: axis_name must be the name of one axis, a pair (inner, outer), or None, got "
+        f"{axis_name!r}. Name the mesh axis over which the replicas differ."
+    )
+
+
+def _trainers(num_trainers: int | None, axis_name: AxisName | None) -> int | None:
+    if num_trainers is None:
+        return None
+    number = _static("num_trainers", num_trainers, 1)
+    if axis_name is None and number != 1:
         raise ValueError(
-            f"jrc.scale_by_dgc: {name} must be at least {least}, got {number}; {_HINTS[name]}"
+            f"{_WHO}: num_trainers must be 1 or left out where axis_name is None, which means one "
+            f"replica, got num_trainers={number}. Pass axis_name='data', the mesh axis with the "
+            f"{number} replicas, and run the step under jax.shard_map over that mesh."
         )
     return number
 
 
-def checked_flag(name: str, value: bool) -> bool:
-    """A switch; NumPy's counts too."""
-    check_flag(value := bool(value) if isinstance(value, np.bool_) else value, name, _WHO)
-    return value
-
-
-def check_rate(rate: Any, who: str) -> None:
-    """Refuse a learning rate that is neither a number nor a schedule, which optax finds late."""
-    if callable(rate) or isinstance(rate, jax.core.Tracer):
-        return
-    kinds = (*_REAL, jax.Array, np.ndarray)
-    if isinstance(rate, bool) or not isinstance(rate, kinds) or jnp.ndim(rate):
-        raise TypeError(
-            f"{who}: learning_rate must be a number or an optax schedule, got {rate!r}; pass 0.1"
+def _regularization(value: Any) -> optax.GradientTransformation | None:
+    """Return the transform of local gradients; a number is the factor of an L2 penalty."""
+    if value is None or isinstance(value, optax.GradientTransformation):
+        return value
+    if is_real(value) or isinstance(value, jax.Array):
+        remedy = "Pass 1e-4, or None."
+        holds = lambda factor: factor >= 0  # noqa: E731
+        return l2_penalty(
+            scalar(value, "regularization", _WHO, rule=">= 0", holds=holds, remedy=remedy)
         )
-    if not math.isfinite(rate):
-        raise ValueError(f"{who}: learning_rate must be finite, got {rate!r}; pass 0.1")
+    raise TypeError(
+        f"{_WHO}: regularization must be a number (the L2 factor), an optax transform or None, got "
+        f"{value!r}. Pass 1e-4, or jrc.l1_penalty(1e-4)."
+    )
 
 
-def checked_selector(selector: Selector | str, exchange: str) -> Selector | None:
-    """A selector, by value or name; `None` for `"auto"`."""
-    if selector == "auto":
-        return None
-    found = _checked_value("selector", selector, SELECTORS, Selector, ("auto",))
-    if exchange == "sharded" and not isinstance(found, Blocked):
+def _selector(value: Any, exchange: Exchange | Auto) -> Selector | str:
+    if isinstance(value, str) and value == "auto":
+        return value
+    found = _named(value, "selector", SELECTORS, (Selector,), ("auto",))
+    if isinstance(exchange, Sharded) and not isinstance(found, Blocked):
         raise ValueError(
-            "jrc.scale_by_dgc: exchange='sharded' needs as many entries of each block on every "
-            f"replica, which only selector='blocked' gives; got selector={selector!r}. Leave "
-            "selector out, or take exchange='allgather'"
+            f"{_WHO}: selector must be 'blocked' for exchange='sharded', which needs as many "
+            f"entries of each block on every replica, got {value!r}. Leave selector out, or pass "
+            "exchange='allgather'."
         )
     return found
 
 
-def checked_wire(wire: Wire | str) -> Wire:
-    """A wire format, by value or name."""
-    return _checked_value("wire", wire, WIRES, Wire)
-
-
-def checked_choice(name: str, value: str, allowed: Collection[str]) -> str:
-    """A name out of a list."""
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(
-            f"jrc.scale_by_dgc: {name} must be one of {listed(allowed)}, got {value!r}"
-        )
-    return value
-
-
-def _checked_value(
-    name: str, value: Any, known: dict[str, Any], kind: Any, more: tuple[str, ...] = ()
+def _named(
+    value: Any,
+    name: str,
+    known: dict[str, Any],
+    protocols: tuple[type, ...],
+    more: tuple[str, ...] = (),
 ) -> Any:
-    """A frozen value of some kind, or the one of that name."""
-    if isinstance(value, kind):
+    """Return the value of that name, or `value` if it is one of its own."""
+    if isinstance(value, str) and value in known:
+        return known[value]
+    if not isinstance(value, str | type) and isinstance(value, protocols):
         return value
-    if not isinstance(value, str) or value not in known:
-        names = listed([*known, *more])
-        raise ValueError(
-            f"jrc.scale_by_dgc: {name} must be one of {names} or such a value of jrc.dgc, got "
-            f"{value!r}"
-        )
-    return known[value]
-
-
-def checked_axes(axis_name: AxisName | None) -> tuple[str | None, str | None]:
-    """The axis inside of which gradients are averaged, and that of the replicas."""
-    if axis_name is None or isinstance(axis_name, str):
-        return None, axis_name
-    if is_pair(axis_name):
-        inner, outer = axis_name
-        return inner, outer
+    kinds = " or ".join(f"jrc.dgc.{protocol.__name__}" for protocol in protocols)
     raise ValueError(
-        "jrc.scale_by_dgc: axis_name must be the name of one axis, a pair (inner, outer), or "
-        f"None, got {axis_name!r}; name the axis over which the replicas differ"
+        f"{_WHO}: {name} must be one of {listed([*known, *more])} or an object with the methods of "
+        f"{kinds}, got {value!r}. Leave {name} out for the default."
     )
-
-
-def checked_trainers(num_trainers: int | None, axis_name: str | None) -> int | None:
-    """The number of replicas, if said; one without an axis."""
-    if num_trainers is None:
-        return None
-    number = checked_int("num_trainers", num_trainers, 1)
-    if axis_name is None and number != 1:
-        raise ValueError(
-            f"jrc.scale_by_dgc: num_trainers={number} needs an axis over which the replicas "
-            "differ, and axis_name=None is one replica; pass axis_name"
-        )
-    return number
-
-
-def checked_regularization(
-    regularization: Number | optax.GradientTransformation | None,
-) -> optax.GradientTransformation | None:
-    """The transform of local gradients, if any; a number is the factor of an L2 penalty."""
-    if regularization is None or isinstance(regularization, optax.GradientTransformation):
-        return regularization
-    if isinstance(regularization, (*_REAL, jax.Array)):
-        hint = "1e-4, or None"
-        return l2_penalty(
-            _checked_number("regularization", regularization, lambda f: f >= 0, "be >= 0", hint)
-        )
-    raise TypeError(
-        "jrc.scale_by_dgc: regularization must be a number (the L2 factor), an optax transform or "
-        f"None, got {regularization!r}; pass 1e-4, or jrc.l1_penalty(1e-4)"
-    )
-
-
-def _checked_number(name, value: Number, holds, rule: str, hint: str) -> Number:
-    """A number that holds to its rule; the value of a tracer is not known yet."""
-    if isinstance(value, jax.core.Tracer):
-        return value
-    known = isinstance(value, (*_REAL, jax.Array)) and not isinstance(value, bool)
-    if not known or jnp.ndim(value):
-        raise TypeError(f"jrc.scale_by_dgc: {name} must be a number, got {value!r}; pass {hint}")
-    if not (math.isfinite(value) and holds(value)):
-        raise ValueError(f"jrc.scale_by_dgc: {name} must {rule}, got {value!r}; pass {hint}")
-    return value

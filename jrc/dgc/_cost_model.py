@@ -1,4 +1,4 @@
-"""Whether compression pays: a model of a step's time, dense and compressed."""
+"""The cost model: the time of a step, dense and compressed, and whether compression pays."""
 
 import math
 from collections.abc import Sequence
@@ -8,80 +8,32 @@ import jax
 
 from jrc._errors import speaking_as
 from jrc._typing import PyTree
-from jrc.dgc._advice import advice_text
-from jrc.dgc._config import checked_choice, checked_sparsity
-from jrc.dgc._phases import ring_all_reduce_bytes
+from jrc._validate import finite_number, one_of, whole_number
+from jrc.dgc._advice import DGCAdvice, ExchangeCost
+from jrc.dgc._bandwidth import bytes_per_second
+from jrc.dgc._collectives import ring_all_reduce_bytes
+from jrc.dgc._config import checked_sparsity
 from jrc.dgc._schedule import entries_to_send
 from jrc.dgc._state import is_floating
 from jrc.dgc._transform import scale_by_dgc
-from jrc.dgc._units import bytes_per_second, checked_number, checked_whole
 
 _WHO = "jrc.dgc_advice"
 
 BYTES_OF_ENTRY = {"f32": 8, "bf16": 4, "fp8": 3, "int8": 3}
-"""Bytes of a value and its place, in each wire format."""
+"""Bytes of a value and its position, in each wire format."""
 
 EXTRA_PASSES = 4
 """Passes over the compressed entries, in float32, that compression adds to a step of momentum.
 
 A whole step with exact selection takes the time of nine passes (`benchmarks/dgc.py`): one of the
-guard, five of the accumulation, and selection; parameters are written only where entries arrive.
-Momentum takes five at least: it reads g, u and the parameters, and writes u and the parameters.
+check for finite gradients, five of the accumulation, and selection; parameters are written only
+where entries arrive. Momentum takes five at least: it reads g, u and the parameters, and writes u
+and the parameters.
 """
 
 
-class ExchangeCost(NamedTuple):
-    """What one way of exchanging gradients costs.
-
-    Attributes:
-        bytes: Bytes that one replica sends in a step.
-        seconds: Time of the whole step.
-    """
-
-    bytes: float
-    seconds: float
-
-
-class DGCAdvice(NamedTuple):
-    """What `jrc.dgc_advice` predicts; prints as a table and a sentence.
-
-    Attributes:
-        uncompressed: Momentum with a dense all-reduce.
-        allgather: Compression, every replica gathers what all send.
-        sharded: Compression, entries go to their owners, who choose again and share.
-        dense: Compression, a dense sum of the tensors with zeros where nothing is sent.
-        best: Name of the quickest of these three, for `exchange=`.
-        speedup: Time of a step without compression over that with the best exchange.
-        pays: Whether compression makes the step quicker.
-        break_even: Bandwidth in bytes per second below which it does: 0 if at none, infinite if
-            at any.
-        replicas: N.
-        entries: Entries of the compressed leaves.
-        sent: Those of them that each replica sends.
-        bandwidth: Bytes per second that a replica can send.
-        overhead: Seconds that compression itself adds to a step.
-    """
-
-    uncompressed: ExchangeCost
-    allgather: ExchangeCost
-    sharded: ExchangeCost
-    dense: ExchangeCost
-    best: str
-    speedup: float
-    pays: bool
-    break_even: float
-    replicas: int
-    entries: int
-    sent: int
-    bandwidth: float
-    overhead: float
-
-    def __str__(self) -> str:
-        return advice_text(self)
-
-
 class _Way(NamedTuple):
-    """Bytes that a replica sends, and collectives, in one way of exchanging."""
+    """Bytes that a replica sends in one exchange, and its collectives."""
 
     bytes: float
     collectives: int
@@ -101,7 +53,7 @@ def dgc_advice(
     latency: float = 0.0,
     overlap: float = 0.0,
 ) -> DGCAdvice:
-    r"""Predicts the time of a step, dense and compressed, and says whether compression pays.
+    r"""Predict the time of a step, dense and compressed, and whether compression pays.
 
     $$T = T_{\text{step}} + T_{\text{overhead}} + \frac{\text{bytes}}{\text{bandwidth}} +
     \text{latency} \cdot \text{collectives}$$
@@ -111,11 +63,11 @@ def dgc_advice(
     `(N - 1) b k` in a gather of entries, `2 (N - 1) / N * b k` in a sharded exchange (to the
     owners and back), and to each of these two `2 (N - 1) / N * 4 d`. Without compression there is
     no overhead, and the share `overlap` of the all-reduce is hidden behind the backward pass,
-    though never more than the time of the step; compression exchanges when all is known.
+    though never more than the time of the step; compression exchanges after the backward pass.
 
-    It is a model: the scales of 8-bit formats, the guard's scalar, the time that adding up N
-    payloads takes and passes that a compiler adds are left out. Where it is close, measure a step
-    with and without compression on one replica, and pass the difference as `overhead`.
+    The model leaves out the scales of 8-bit formats, the scalar of the check for finite gradients,
+    the time to add N payloads, and passes that a compiler adds. Where the result is close, measure
+    a step with and without compression on one replica, and pass the difference as `overhead`.
 
     Args:
         params: A tree of arrays or `jax.ShapeDtypeStruct`s.
@@ -138,7 +90,7 @@ def dgc_advice(
         The prediction.
 
     Raises:
-        TypeError: When a number is none, or a leaf no array.
+        TypeError: When an argument is no number, or a leaf no array.
         ValueError: When a number is out of its range, a unit or a format is not known, or nothing
             floating is in `params`.
 
@@ -161,24 +113,24 @@ def dgc_advice(
 
     Source: Agarwal, Wang, Venkataraman and Papailiopoulos, "On the Utility of Gradient
     Compression in Distributed Training Systems", MLSys 2022, arXiv:2103.00543: in the data centre
-    few of some two hundred set-ups gained, and a model like this one says which.
+    few of some two hundred set-ups gained, and a model like this one predicts which.
     """
-    replicas = checked_whole(replicas, "replicas", _WHO)
+    replicas = whole_number(replicas, "replicas", _WHO, least=1, remedy="Pass mesh.shape['data'].")
     rate = bytes_per_second(bandwidth, "bandwidth", _WHO)
-    step_time = checked_number(step_time, "step_time", _WHO, "seconds, such as 0.1")
-    latency = checked_number(latency, "latency", _WHO, "seconds, such as 50e-6")
-    overlap = checked_number(overlap, "overlap", _WHO, "a share, such as 0.5")
+    step_time = finite_number(step_time, "step_time", _WHO, remedy="Pass seconds, such as 0.1.")
+    latency = finite_number(latency, "latency", _WHO, remedy="Pass seconds, such as 50e-6.")
+    overlap = finite_number(overlap, "overlap", _WHO, remedy="Pass a share, such as 0.5.")
     if overlap > 1:
         raise ValueError(
-            f"{_WHO}: overlap is a share in [0, 1], got {overlap!r}; pass 0.5 for a half"
+            f"{_WHO}: overlap must be a share in [0, 1], got {overlap!r}. Pass 0.5 for a half."
         )
+    wire = one_of(wire, "wire", BYTES_OF_ENTRY, _WHO)
     with speaking_as(_WHO, "jrc.scale_by_dgc"):
-        wire = checked_choice("wire", wire, BYTES_OF_ENTRY)
         entries, sent, rest = _counts(params, checked_sparsity(sparsity)[-1], min_size)
     if overhead is None:
         memory = bytes_per_second(memory_bandwidth, "memory_bandwidth", _WHO)
         overhead = EXTRA_PASSES * 4 * entries / memory
-    overhead = checked_number(overhead, "overhead", _WHO, "seconds, such as 0.01")
+    overhead = finite_number(overhead, "overhead", _WHO, remedy="Pass seconds, such as 0.01.")
 
     ways = _ways(entries, BYTES_OF_ENTRY[wire] * sent, rest, replicas)
     plain = ways.pop("uncompressed")
@@ -206,11 +158,11 @@ def dgc_advice(
 
 
 def _counts(params: PyTree, sparsity: float, min_size: int) -> tuple[int, int, int]:
-    """Entries of the compressed leaves, those that are sent, and entries of the other leaves."""
+    """Return the entries of the compressed leaves, of those sent, and of the other leaves."""
     if not any([is_floating(leaf) for leaf in jax.tree.leaves(params)]):
         raise ValueError(
-            f"{_WHO}: params must hold a floating array, got none in {type(params).__name__}; pass "
-            "the parameters, or their shapes from jax.eval_shape"
+            f"{_WHO}: params must have a floating array in it, got none in "
+            f"{type(params).__name__}. Pass the parameters, or their shapes from jax.eval_shape."
         )
     state = jax.eval_shape(scale_by_dgc(min_size=min_size).init, params)
     sizes = [leaf.size for leaf in jax.tree.leaves(state.u)]
@@ -219,10 +171,10 @@ def _counts(params: PyTree, sparsity: float, min_size: int) -> tuple[int, int, i
 
 
 def _ways(entries: int, payload: int, rest: int, replicas: int) -> dict[str, _Way]:
-    """Every way to exchange; what is not compressed needs a collective of its own."""
+    """Return bytes and collectives of every exchange; leaves on the dense path take one more."""
     everything = ring_all_reduce_bytes(entries + rest, replicas)
     beside = ring_all_reduce_bytes(rest, replicas)
-    more = 1 + (rest > 0)  # the guard's scalar, and the leaves that stay dense
+    more = 1 + (rest > 0)  # the check for finite gradients, and the leaves on the dense path
     found = {
         "uncompressed": _Way(everything, 1),
         "allgather": _Way((replicas - 1) * payload + beside, 1 + more),
@@ -235,9 +187,9 @@ def _ways(entries: int, payload: int, rest: int, replicas: int) -> dict[str, _Wa
 def _break_even(
     plain: _Way, way: _Way, step_time: float, overhead: float, latency: float, overlap: float
 ) -> float:
-    """The bandwidth below which a step with `way` is quicker than one with `plain`, bytes/s.
+    """Return the bandwidth below which a step with `way` is faster than with `plain`, bytes/s.
 
-    In x = 1 / bandwidth the time gained is the larger of two straight lines: one where `overlap`
+    In x = 1 / bandwidth the time saved is the larger of two straight lines: one where `overlap`
     hides its share of the all-reduce, one where the step is too short for that.
     """
     cost = overhead + latency * way.collectives

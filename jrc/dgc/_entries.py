@@ -1,4 +1,4 @@
-"""What crosses the wire: values, and where in the tree they belong."""
+"""Gradient entries as values with positions, and the numbering of positions over many leaves."""
 
 import functools
 import itertools
@@ -12,29 +12,44 @@ from jrc._typing import Array, Float, Int
 
 BLOCK_BITS = 16
 BLOCK = 1 << BLOCK_BITS
-"""Positions within a block fit into 16 bits."""
+"""Entries of a block of positions: an offset within a block fits into 16 bits."""
 
+MOST_BLOCKS = 1 << (31 - BLOCK_BITS)
+"""Blocks of one space: positions are below 2**31, so that those of no leaf lie apart."""
+
+MOST_ENTRIES = 2**31 - 1
+"""Entries of one leaf: its size and its indices are int32."""
 
 NOWHERE = np.uint32(2**32 - 1)
-"""A position that belongs to no leaf; so do those below it that no leaf reaches."""
+"""A position of no leaf. Every position at or above the space's last block is one too."""
 
 
 class Entries(NamedTuple):
-    """Some entries of a tree: `values: float32[k]` at unique `positions: uint32[k]` of a space."""
+    """Some entries of several leaves.
+
+    Attributes:
+        values: float32[k].
+        positions: uint32[k], unique positions in a `Space`.
+    """
 
     values: Float[Array, " k"]
     positions: Int[Array, " k"]
 
 
 class LeafEntries(NamedTuple):
-    """Some entries of one leaf; an index outside of it, negative ones too, stands for no entry."""
+    """Some entries of one leaf.
+
+    Attributes:
+        values: float32[k].
+        indices: int32[k]; an index outside of the leaf, a negative one too, stands for no entry.
+    """
 
     values: Float[Array, " k"]
     indices: Int[Array, " k"]
 
 
 class Space(NamedTuple):
-    """The positions of all entries of some flat leaves, of which each begins with a new block.
+    """The numbering of all entries of some flat leaves; each leaf begins with a new block.
 
     Attributes:
         sizes: Entries of each leaf.
@@ -44,7 +59,7 @@ class Space(NamedTuple):
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The position of each leaf's first entry, and the first that belongs to none."""
+        """The position of each leaf's first entry, and the first position behind the last leaf."""
         return _starts(self.sizes)
 
     @property
@@ -53,19 +68,19 @@ class Space(NamedTuple):
         return self.starts[-1] // BLOCK
 
     def positions(self, place: int, indices: Int[Array, " k"]) -> Int[Array, " k"]:
-        """The positions of a leaf's entries."""
+        """Return the positions of entries of the leaf number `place`."""
         return indices.astype(jnp.uint32) + np.uint32(self.starts[place])
 
     def leaves(self, entries: Entries, counts: Sequence[int] | None) -> list[LeafEntries]:
-        """The entries leaf by leaf.
+        """Return the entries leaf by leaf.
 
         Args:
             entries: In the order of the leaves where `counts` are given.
-            counts: How many belong to each leaf; if that is not known, every leaf is given all of
-                them, with indices behind its end for those of other leaves.
+            counts: How many belong to each leaf. If that is `None`, every leaf gets all entries,
+                with indices behind its end for those of other leaves.
 
         Returns:
-            One for each leaf.
+            One `LeafEntries` for each leaf.
         """
         if counts is None:
             return [
@@ -82,19 +97,6 @@ class Space(NamedTuple):
             for place, part in enumerate(parts)
         ]
 
-    def check(self) -> None:
-        """That positions are 31-bit numbers, so that those that are nowhere lie apart.
-
-        Raises:
-            ValueError: When there are more.
-        """
-        if self.blocks > BLOCK // 2:
-            raise ValueError(
-                "jrc.scale_by_dgc: one transform compresses at most 2**31 entries, got "
-                f"{sum(self.sizes):,}; give parts of the tree to transforms of their own with "
-                "optax.multi_transform"
-            )
-
     def _index(self, place: int, positions: Int[Array, " k"]) -> Int[Array, " k"]:
         return (positions - np.uint32(self.starts[place])).astype(jnp.int32)
 
@@ -110,16 +112,51 @@ def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(BLOCK * before for before in itertools.accumulate(blocks, initial=0))
 
 
-def moved(positions: Array, start: Array | int, blocks: int) -> Int[Array, "..."]:
-    """Positions that count from `start` on, in the space of all leaves.
+def shifted(positions: Array, start: Array | int, blocks: int) -> Int[Array, "..."]:
+    """Return positions of a part of a space as positions of the whole space.
 
     Args:
-        positions: uint32; those behind the blocks are nowhere.
-        start: Where the first block begins.
-        blocks: How many blocks there are.
+        positions: uint32, counted from the first block of the part.
+        start: The position of that block in the whole space.
+        blocks: Blocks of the part.
 
     Returns:
-        The positions, or `NOWHERE`.
+        uint32 positions, `NOWHERE` for those behind the part's last block.
     """
     there = positions + jnp.uint32(start)
     return jnp.where(positions < np.uint32(blocks * BLOCK), there, NOWHERE)
+
+
+def fits(size: int) -> bool:
+    """Whether entries of a leaf of this size can be sent with their positions."""
+    return size <= MOST_ENTRIES
+
+
+def buckets_of(sizes: Sequence[int]) -> tuple[slice, ...]:
+    """Return runs of leaves whose entries can share one space.
+
+    Args:
+        sizes: Entries of each leaf.
+
+    Returns:
+        Slices of the leaves, in their order: one where all fit into 2**31 positions.
+
+    Raises:
+        ValueError: When a leaf alone is too large.
+
+    >>> buckets_of([2**30, 2**30, 5])
+    (slice(0, 2, None), slice(2, 3, None))
+    """
+    buckets, start, blocks = [], 0, 0
+    for place, size in enumerate(sizes):
+        if not fits(size):
+            raise ValueError(
+                f"jrc.scale_by_dgc: a leaf that is sent with positions must have at most "
+                f"{MOST_ENTRIES:,} entries, got {size:,}. Split the leaf, or pass exchange='dense'."
+            )
+        own = -(-size // BLOCK)
+        if place > start and blocks + own > MOST_BLOCKS:
+            buckets.append(slice(start, place))
+            start, blocks = place, 0
+        blocks += own
+    return (*buckets, slice(start, len(sizes)))

@@ -10,7 +10,7 @@ import pytest
 
 import jrc
 from jrc._text import bandwidth_text, network_text, seconds_text
-from jrc.dgc._units import bytes_per_second
+from jrc.dgc._bandwidth import bytes_per_second
 from tests.dgc.replicas import AXIS, stepper
 
 # A million entries to compress, a thousand that stay dense, one byte a microsecond: times that

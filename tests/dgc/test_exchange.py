@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jrc.dgc import dgc_specs, dgc_stats, scale_by_dgc
-from jrc.dgc._exchanges.allgather import dense_mean
+from jrc.dgc._collectives import dense_mean
 from tests.dgc.replicas import AXIS, assert_bit_equal, mesh, normal, stepper
 
 WIDTHS = {"u32": 4, "f32": 4, "s32": 4, "pred": 1}

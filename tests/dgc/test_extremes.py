@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jrc.dgc import dgc_specs, scale_by_dgc
-from jrc.dgc._selectors import Blocked
+from jrc.dgc import Blocked
 from tests.dgc.replicas import (
     AXIS,
     assert_bit_equal,

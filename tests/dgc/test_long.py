@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jrc.dgc import dgc_momentum
-from jrc.dgc._selectors import Blocked
+from jrc.dgc import Blocked
 from tests.dgc.replicas import AXIS, normal, trajectory
 
 RATE = 0.05

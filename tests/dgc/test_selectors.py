@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jrc.dgc._entries import BLOCK, Space
 from jrc.dgc._selectors import SELECTORS, Blocked, Exact, Global, Sampled, TwoStage
-from jrc.dgc._selectors.blocks import blocks_of, largest_in_blocks
+from jrc.dgc._selectors.blocked import blocks_of, largest_in_blocks
 from jrc.dgc._selectors.threshold import largest_masks
 from jrc.dgc._selectors.top_k import GROUP
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jrc.dgc import scale_by_dgc
 from jrc.dgc._entries import BLOCK, Space
 from jrc.dgc._exchanges.sharded import owners_of, sharded_words
-from jrc.dgc._selectors import Blocked
-from jrc.dgc._selectors.blocks import blocks_of
+from jrc.dgc import Blocked
+from jrc.dgc._selectors.blocked import blocks_of
 from jrc.dgc._selectors.top_k import GROUP
 from jrc.dgc._wires import WIRES
 from tests.dgc.replicas import AXIS, stepper

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jrc.dgc import scale_by_dgc
-from jrc.dgc._entries import BLOCK, NOWHERE, Entries, Space, moved
-from jrc.dgc._exchanges.allgather import gather_entries
-from jrc.dgc._wires import WIRES, EightBits
+from jrc.dgc._entries import BLOCK, NOWHERE, Entries, Space, shifted
+from jrc.dgc._exchanges import AllGather, Transfer
+from jrc.dgc import EightBits
+from jrc.dgc._wires import WIRES
 
 SPACES = {
     "one entry": ((1,), 1, 0),
@@ -125,7 +126,7 @@ def test_what_fills_up_lands_nowhere(name):
     values, positions = drawn(space, count, room, 0, "near")
     for wire in WIRES:
         _, found = both_ways(wire, count, space.blocks)(values, positions)
-        places = moved(found.positions, 0, space.blocks)
+        places = shifted(found.positions, 0, space.blocks)
         assert (places == NOWHERE).sum() == room
         leaves = space.leaves(Entries(found.values, places), None)
         inside = [leaf.indices < size for leaf, size in zip(leaves, sizes, strict=True)]

@@ -1,6 +1,8 @@
-"""The largest entries of each block: counts known while tracing, and one top-k for all blocks."""
+"""The selector `"blocked"`: the largest entries of each block, one top-k for all blocks."""
 
+import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -8,7 +10,36 @@ import numpy as np
 from jax import lax
 
 from jrc._typing import Array, Float, Int
+from jrc._validate import whole_number
+from jrc.dgc._entries import Entries, Space
+from jrc.dgc._selectors.protocol import Leaves, choose_each
 from jrc.dgc._selectors.top_k import GROUP, group_maxima, magnitudes, members
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocked:
+    """The largest entries of each block of a leaf, in proportion to the block's size.
+
+    Attributes:
+        size: Entries of a block, rounded down to groups of 16, at least one group. With 16,384 a
+            sparsity of 0.999 takes 16 entries of each, the most that XLA's fast top-k on GPUs
+            takes.
+    """
+
+    size: int = 16384
+    by_leaf = True
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        whole_number(self.size, "size", "jrc.dgc.Blocked", least=1, remedy="Blocked() takes 16384.")
+
+    def choose(self, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
+        """Return the entries to send, block by block, `counts[i]` of leaf i."""
+
+        def choose(leaf: Array, k: int) -> Array:
+            return largest_in_blocks(leaf, blocks_of(leaf.size, k, self.size))
+
+        return choose_each(choose, leaves, counts, space)
 
 
 class Blocks(NamedTuple):
