@@ -31,7 +31,7 @@ XLA copies what is reshaped first, and does not write over it in place.
 
 
 class Work(NamedTuple):
-    """What a step works on: local gradients and the replica's own state, leaf by leaf.
+    """The inputs of a step: local gradients and the replica's own state, leaf by leaf.
 
     Attributes:
         gradients: Local ones.
@@ -65,7 +65,7 @@ def run_phase(
 ) -> Outcome:
     """Take the step of the running phase.
 
-    Every replica is in the same phase, so that collectives may stand inside the branches.
+    Every replica is in the same phase, so collectives may be inside the branches.
 
     Args:
         work: Gradients and state.

@@ -41,7 +41,7 @@ class LeafEntries(NamedTuple):
 
     Attributes:
         values: float32[k].
-        indices: int32[k]; an index outside of the leaf, a negative one too, stands for no entry.
+        indices: int32[k]; an index outside of the leaf, a negative one too, means no entry.
     """
 
     values: Float[Array, " k"]
@@ -133,7 +133,7 @@ def fits(size: int) -> bool:
 
 
 def buckets_of(sizes: Sequence[int]) -> tuple[slice, ...]:
-    """Return runs of leaves whose entries can share one space.
+    """Return ranges of leaves whose entries can share one space.
 
     Args:
         sizes: Entries of each leaf.

@@ -23,7 +23,7 @@ class Phase(NamedTuple):
 
     Attributes:
         start: The first step.
-        exchange: How the entries are exchanged. `None` stands for the steps before
+        exchange: How the entries are exchanged. `None` means the steps before
             `rampup_begin_step`: ordinary momentum of the mean gradient, nothing compressed.
         counts: Entries that are sent of each compressed leaf.
         density: Share of the compressed leaves' entries that are sent.

@@ -74,7 +74,7 @@ def scale_by_dgc(
 
     where G is the local gradient, clipped and regularized. Entries that are sent are cleared from
     u and v; the others stay in v, and are sent when they have grown. The transform replaces the
-    all-reduce and the momentum, and so stands first in a chain: local gradients in, a direction
+    all-reduce and the momentum, and so comes first in a chain: local gradients in, a direction
     that is equal on every replica out. Before `rampup_begin_step`, and for leaves below
     `min_size`, the direction is the ordinary momentum of the mean gradient.
 

@@ -180,8 +180,8 @@ def test_bandwidths(text, rate):
 @pytest.mark.parametrize("text", ["", "fast", "1", "1Gb/s", "1GB", "0Gbit/s", "-1GB/s", "1iB/s"])
 def test_bandwidths_that_are_none(text):
     message = (
-        "bandwidth as text is a positive number and a unit, such as '1Gbit/s', '100Mbit/s' or "
-        f"'25GB/s'; got {text!r}"
+        "bandwidth as text must be a positive number and a unit of bits or bytes per second, got "
+        f"{text!r}. Write '1Gbit/s', '100Mbit/s' or '25GB/s'."
     )
     with pytest.raises(ValueError, match=re.escape(f"jrc.dgc_advice: {message}")):
         jrc.dgc_advice(PARAMS, 4, text, 1.0)
@@ -190,17 +190,17 @@ def test_bandwidths_that_are_none(text):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"bandwidth": 0}, ValueError, "bandwidth must be finite and positive, got 0"),
-        ({"bandwidth": None}, TypeError, "bandwidth must be a number, got None"),
-        ({"replicas": 0}, ValueError, "replicas must be at least 1, got 0"),
-        ({"replicas": 2.0}, TypeError, "replicas must be an int, got 2.0"),
-        ({"step_time": -1.0}, ValueError, "step_time must be finite and >= 0, got -1.0"),
-        ({"step_time": "1s"}, TypeError, "step_time must be a number, got '1s'"),
-        ({"overhead": float("nan")}, ValueError, "overhead must be finite and >= 0, got nan"),
-        ({"latency": True}, TypeError, "latency must be a number, got True"),
-        ({"overlap": 1.5}, ValueError, "overlap is a share in [0, 1], got 1.5"),
+        ({"bandwidth": 0}, ValueError, "bandwidth must be a finite number > 0, got 0"),
+        ({"bandwidth": None}, TypeError, "bandwidth must be a finite number > 0, got None"),
+        ({"replicas": 0}, ValueError, "replicas must be a whole number >= 1, got 0"),
+        ({"replicas": 2.0}, TypeError, "replicas must be a whole number >= 1, got 2.0"),
+        ({"step_time": -1.0}, ValueError, "step_time must be a finite number >= 0, got -1.0"),
+        ({"step_time": "1s"}, TypeError, "step_time must be a finite number >= 0, got '1s'"),
+        ({"overhead": float("nan")}, ValueError, "overhead must be a finite number >= 0, got nan"),
+        ({"latency": True}, TypeError, "latency must be a finite number >= 0, got True"),
+        ({"overlap": 1.5}, ValueError, "overlap must be a share in [0, 1], got 1.5"),
         ({"wire": "f16"}, ValueError, "wire must be one of 'f32', 'bf16', 'fp8', 'int8', got"),
-        ({"sparsity": 1.0}, ValueError, "every sparsity must lie in [0, 1), got 1.0"),
+        ({"sparsity": 1.0}, ValueError, "every sparsity must be a number in [0, 1), got 1.0"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, error, message):

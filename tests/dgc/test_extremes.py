@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jrc.dgc import dgc_specs, scale_by_dgc
-from jrc.dgc import Blocked
+from jrc.dgc import Blocked, dgc_specs, scale_by_dgc
 from tests.dgc.replicas import (
     AXIS,
     assert_bit_equal,

@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrc.dgc import dgc_momentum
-from jrc.dgc import Blocked
+from jrc.dgc import Blocked, dgc_momentum
 from tests.dgc.replicas import AXIS, normal, trajectory
 
 RATE = 0.05

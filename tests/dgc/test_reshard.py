@@ -212,27 +212,32 @@ GOOD = jrc.scale_by_dgc(min_size=10).init(PARAMS)
 @pytest.mark.parametrize(
     ("state", "replicas", "error", "message"),
     [
-        (optax.EmptyState(), 2, ValueError, "must hold a DGCState, got none in EmptyState; pass"),
-        (GOOD, 0, ValueError, "num_replicas must be at least 1, got 0"),
-        (GOOD, 2.0, TypeError, "num_replicas must be an int, got 2.0; pass mesh.shape['data']"),
-        (GOOD, True, TypeError, "num_replicas must be an int, got True"),
+        (
+            optax.EmptyState(),
+            2,
+            ValueError,
+            "must have a DGCState in it, got none in EmptyState",
+        ),
+        (GOOD, 0, ValueError, "num_replicas must be a whole number >= 1, got 0"),
+        (GOOD, 2.0, TypeError, "num_replicas must be a whole number >= 1, got 2.0. Pass mesh"),
+        (GOOD, True, TypeError, "num_replicas must be a whole number >= 1, got True"),
         (
             (GOOD, GOOD._replace(v={**GOOD.v, "w": jnp.zeros((4, 24))})),
             2,
             ValueError,
-            "u and v of all leaves must have one row a replica, got 1 and 4 rows; pass a state",
+            "u and v of all leaves must have one row for each replica, got 1 and 4 rows. Pass",
         ),
         (
             state_of(optax.MultiSteps(wrapped("plain"), 2), 4)._replace(acc_grads=PARAMS),
             2,
             ValueError,
-            "the first axis of .acc_grads['b'] must be a multiple of 4, got shape (3,)",
+            "the first axis of .acc_grads['b'] must be a multiple of 4, the rows of u and v, got",
         ),
         (
             optax.MultiSteps(jrc.scale_by_dgc(), 2).init(PARAMS),
             2,
             ValueError,
-            "no leaf is compressed, while .acc_grads['b'] differs between replicas; build",
+            "got none, while .acc_grads['b'] differs between replicas. Build",
         ),
     ],
 )
@@ -243,7 +248,7 @@ def test_what_cannot_be_resharded(state, replicas, error, message):
 
 
 def test_meshes_that_do_not_fit():
-    with pytest.raises(ValueError, match="the mesh has the axes 'data', none named 'x'"):
+    with pytest.raises(ValueError, match="must be an axis of the mesh, one of 'data', got 'x'"):
         jrc.reshard_dgc(GOOD, 2, mesh=on(2), axis_name="x")
-    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh or None, got 2; pass"):
+    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh or None, got 2. Pass"):
         jrc.reshard_dgc(GOOD, 2, mesh=2)

@@ -165,17 +165,17 @@ def test_blocked_is_the_largest_of_each_block(size, k, block):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Blocked(size=0), "Blocked: size must be an int of at least 1, got 0; Blocked() t"),
-        (lambda: Blocked(size=1.5), "Blocked: size must be an int of at least 1, got 1.5"),
-        (lambda: Blocked(size=True), "Blocked: size must be an int of at least 1, got True"),
-        (lambda: TwoStage(blocks=0), "TwoStage: blocks must be an int of at least 1, got 0"),
-        (lambda: TwoStage(blocks=-8), "TwoStage: blocks must be an int of at least 1, got -8"),
-        (lambda: Sampled(share=0), "Sampled: share must lie in (0, 1], got 0; 0.01 looks at one"),
-        (lambda: Sampled(share=1.01), "Sampled: share must lie in (0, 1], got 1.01"),
-        (lambda: Sampled(share="1"), "Sampled: share must lie in (0, 1], got '1'"),
-        (lambda: Sampled(share=float("nan")), "Sampled: share must lie in (0, 1], got nan"),
+        (lambda: Blocked(size=0), "Blocked: size must be a whole number >= 1, got 0. Blocked() t"),
+        (lambda: Blocked(size=1.5), "Blocked: size must be a whole number >= 1, got 1.5"),
+        (lambda: Blocked(size=True), "Blocked: size must be a whole number >= 1, got True"),
+        (lambda: TwoStage(blocks=0), "TwoStage: blocks must be a whole number >= 1, got 0"),
+        (lambda: TwoStage(blocks=-8), "TwoStage: blocks must be a whole number >= 1, got -8"),
+        (lambda: Sampled(share=0), "Sampled: share must be a number in (0, 1], got 0. Write 0.01"),
+        (lambda: Sampled(share=1.01), "Sampled: share must be a number in (0, 1], got 1.01"),
+        (lambda: Sampled(share="1"), "Sampled: share must be a number in (0, 1], got '1'"),
+        (lambda: Sampled(share=float("nan")), "Sampled: share must be a number in (0, 1], got nan"),
     ],
 )
 def test_values_that_choose_nothing(make, message):
-    with pytest.raises(ValueError, match=re.escape(f"jrc.dgc.{message}")):
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"jrc.dgc.{message}")):
         make()

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jrc.dgc import scale_by_dgc
+from jrc.dgc import Blocked, Sharded, Transfer, scale_by_dgc
 from jrc.dgc._entries import BLOCK, Space
-from jrc.dgc._exchanges.sharded import owners_of, sharded_words
-from jrc.dgc import Blocked
+from jrc.dgc._exchanges.sharded import owners_of
 from jrc.dgc._selectors.blocked import blocks_of
 from jrc.dgc._selectors.top_k import GROUP
 from jrc.dgc._wires import WIRES
@@ -135,8 +134,8 @@ def bytes_sent(replicas, wire):
     # A row for each replica, its own included, which does not travel; likewise what is gathered.
     sent = (there + back) * (replicas - 1) / replicas
     assert sent == float(state.bytes_sent)
-    owners = owners_of(Space((params.size,)), (819,), 64, replicas)
-    assert sent == 4 * (replicas - 1) * sharded_words(owners, WIRES[wire])
+    transfer = Transfer(Space((params.size,)), (819,), Blocked(64), WIRES[wire], replicas, AXIS)
+    assert sent == 4 * (replicas - 1) * Sharded().words(transfer)
     return sent
 
 

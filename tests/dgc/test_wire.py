@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jrc.dgc import scale_by_dgc
+from jrc.dgc import EightBits, Global, scale_by_dgc
 from jrc.dgc._entries import BLOCK, NOWHERE, Entries, Space, shifted
 from jrc.dgc._exchanges import AllGather, Transfer
-from jrc.dgc import EightBits
 from jrc.dgc._wires import WIRES
 
 SPACES = {
@@ -137,7 +136,8 @@ def test_what_fills_up_lands_nowhere(name):
 def test_what_is_left_and_what_others_read_are_what_was_sent(wire):
     space = Space((300, 40))
     values, positions = drawn(space, 17, 0, 1, "near")
-    arrived, sent = gather_entries(Entries(values, positions), space, None, WIRES[wire], None)
+    transfer = Transfer(space, (17, 0), Global(), WIRES[wire], 1, None)
+    arrived, sent = AllGather().exchange(Entries(values, positions), transfer)
     assert arrived.words.shape == (1, WIRES[wire].words(17, 2))
     read = WIRES[wire].decode(arrived.words[0], 17, 2)
     np.testing.assert_array_equal(sent.left.positions, read.positions)
@@ -161,6 +161,6 @@ def test_what_a_format_loses_is_kept(wire):
 
 @pytest.mark.parametrize("kind", ["x", "", None])
 def test_a_byte_of_no_kind(kind):
-    message = f"jrc.dgc.EightBits: kind must be one of 'fp8', 'int8', got {kind!r}; take wire='f3"
+    message = f"jrc.dgc.EightBits: kind must be one of 'fp8', 'int8', got {kind!r}."
     with pytest.raises(ValueError, match=re.escape(message)):
         EightBits(kind)

@@ -74,7 +74,7 @@ class EntryExchange(Protocol):
     """An exchange of entries with their positions. Any object with these methods works.
 
     The object must be hashable and its methods traceable. Every replica calls `exchange` in the
-    same step, so that collectives may stand in it.
+    same step, so it may use collectives.
     """
 
     def words(self, transfer: Transfer) -> float:

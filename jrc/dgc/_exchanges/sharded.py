@@ -27,7 +27,7 @@ class Sharded:
     """An all-to-all to the owners, and an all-gather of as many sums as one replica sent.
 
     Needs `selector=Blocked(...)`: every replica must send as many entries of each block. Sums that
-    an owner does not hand on stay in its v.
+    an owner does not send back stay in its v.
     """
 
     def words(self, transfer: Transfer) -> float:

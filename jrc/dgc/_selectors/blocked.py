@@ -43,10 +43,10 @@ class Blocked:
 
 
 class Blocks(NamedTuple):
-    """How a leaf is cut into blocks.
+    """The blocks of a leaf.
 
     Attributes:
-        width: Groups of `GROUP` neighbours in a block; the last block may be short.
+        width: Groups of `GROUP` entries in a block; the last block may be short.
         counts: Entries to send of each block.
     """
 
@@ -55,16 +55,16 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(size: int, k: int, block: int) -> Blocks:
-    """Cut a leaf: every block sends something, and all of them k entries together.
+    """Return the blocks of a leaf, each with at least one entry to send, k in all.
 
     Args:
         size: Entries of the leaf.
         k: Entries to send, in [1, size].
-        block: Entries of a block, at most; blocks are larger where there are fewer than one entry
-            to send for each.
+        block: Entries of a block; blocks are larger if there would be less than one entry to send
+            for each.
 
     Returns:
-        The blocks, each with a count of at most its entries, in proportion to them.
+        The blocks, each with a count in proportion to its entries.
 
     >>> blocks_of(100, 5, 32)
     Blocks(width=2, counts=(1, 2, 1, 1))
@@ -72,7 +72,7 @@ def blocks_of(size: int, k: int, block: int) -> Blocks:
     groups = -(-size // GROUP)
     width = -(-groups // min(k, -(-groups // max(1, block // GROUP))))
     starts = np.arange(0, groups, width) * GROUP
-    # Whole numbers, for float64 rounds products of large sizes.
+    # Python integers, because float64 rounds products of large sizes.
     upto = [k * int(edge) // size for edge in (*starts, size)]
     counts = [end - start for start, end in itertools.pairwise(upto)]
     for place, count in enumerate(counts):
@@ -83,7 +83,7 @@ def blocks_of(size: int, k: int, block: int) -> Blocks:
 
 
 def largest_in_blocks(values: Float[Array, " n"], blocks: Blocks) -> Int[Array, " k"]:
-    """Indices of the largest entries of each block.
+    """Return the indices of the largest entries of each block.
 
     Args:
         values: float32.

@@ -14,7 +14,7 @@ from jrc.dgc._selectors.threshold import sample_of
 from jrc.dgc._selectors.top_k import RARE, SMALL, group_maxima, largest, largest_within
 
 HITS = 32
-"""Of the k largest, so many at least should be in a sample: fewer say little about the k-th."""
+"""Of the k largest entries, the number that a sample should have at least for an estimate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +42,15 @@ class Sampled:
 
 
 def largest_sampled(values: Float[Array, " n"], k: int, share: float) -> Int[Array, " k"]:
-    """About the k largest entries: those that exceed a threshold taken from a sample.
+    """Return about the k largest entries: those above a threshold that a sample gives.
 
-    Groups of `GROUP` neighbours whose maximum reaches the threshold are looked through, 2k of them
-    at most; where fewer than k reach it, others fill up.
+    Candidates are the entries of groups of `GROUP` neighbours whose maximum is at or above the
+    threshold, at most 2k groups; other groups fill up if there are fewer than k.
 
     Args:
         values: float32.
         k: Entries to select, in [1, n]; static.
-        share: Of the entries, that are sampled; more where k is small.
+        share: Share of the entries that is sampled; more where k is small.
 
     Returns:
         Unique int32 indices, in no promised order.
@@ -62,9 +62,9 @@ def largest_sampled(values: Float[Array, " n"], k: int, share: float) -> Int[Arr
     if n <= SMALL or k * RARE > n:
         return largest(values, k)
     sample = jnp.abs(sample_of(values, max(1, min(int(1 / share), k // HITS))))
-    # A little below k, so that the threshold is seldom too high.
+    # A rank of 1.25 k, so that the threshold is seldom too high.
     reached = lax.top_k(sample, max(1, min(sample.size, int(1.25 * k * sample.size / n) + 1)))[0]
-    # Where most entries are zero, so may be the threshold, which every one would reach.
+    # Where most entries are zero the threshold may be zero, which every entry would pass.
     maxima = group_maxima(values)
     above = (maxima >= reached[-1]) & (maxima > 0)
     size = min(above.size, 2 * k)

@@ -1,4 +1,4 @@
-"""The k largest for a traced k: the k-th largest magnitude by bisection, and no sort."""
+"""The k largest for a traced k: the k-th largest magnitude by bisection, without a sort."""
 
 from collections.abc import Sequence
 
@@ -12,21 +12,21 @@ MAGNITUDE_BITS = 31
 """Bits of a float32 without its sign: their order is the order of magnitudes."""
 
 SAMPLE = 1 << 16
-"""From twice so many entries on, a threshold is taken from a sample of so many or more."""
+"""Entries of a sample. A leaf with twice as many gets its threshold from a sample."""
 
 
 def magnitude_bits(values: Float[Array, " n"]) -> Int[Array, " n"]:
-    """Integers in the order of `|values|`; infinity is the largest number."""
+    """Return integers in the order of `|values|`; infinity is the largest number."""
     return lax.bitcast_convert_type(jnp.abs(values), jnp.int32)
 
 
 def kth_largest(
     rows: Sequence[Int[Array, " n"]], counts: Int[Array, " rows"]
 ) -> Int[Array, " rows"]:
-    """Of each row the largest t that at least `count` of its integers reach, found bit by bit.
+    """Return for each row the largest t that at least `count` of its integers are >= t.
 
-    31 counting passes over all rows, in one loop whatever their number. Rows of like length are
-    counted together: XLA would compile a kernel for each.
+    Found bit by bit in 31 counting passes over all rows, in one loop. Rows of similar length are
+    counted together, because XLA would compile a kernel for each.
 
     Args:
         rows: Non-negative int32, of any lengths.
@@ -55,26 +55,29 @@ def kth_largest(
 
 
 def _side_by_side(rows: Sequence[Int[Array, " n"]]) -> Int[Array, "rows n"]:
-    """The rows as one array, short ones filled up with what no threshold reaches."""
+    """Return the rows as one array, short ones filled up with -1, below every threshold."""
     width = max(row.size for row in rows)
     return jnp.stack([jnp.pad(row, (0, width - row.size), constant_values=-1) for row in rows])
 
 
 def _how_many(mask: Array) -> Int[Array, " rows"]:
-    """How many are true in each row: as float32 where that is exact, which compiles quicker."""
+    """Return the number of true entries of each row, counted in float32 where that is exact.
+
+    A sum of float32 compiles faster.
+    """
     if mask.shape[1] < 2**24:
         return jnp.sum(mask.astype(jnp.float32), axis=1).astype(jnp.int32)
     return jnp.sum(mask, axis=1, dtype=jnp.int32)
 
 
 def sample_of(values: Float[Array, " n"], stride: int) -> Float[Array, " m"]:
-    """One entry out of every so many neighbours, now this one and now that.
+    """Return one entry of each group of `stride` neighbours, at a pseudo-random place in the group.
 
-    Even distances would meet few of the columns of a matrix, and columns differ.
+    A constant place would sample few of the columns of a matrix, and columns differ.
 
     Args:
         values: Of any length from 1 on.
-        stride: Neighbours of which one is taken; static.
+        stride: Entries of a group; static.
 
     Returns:
         `ceil(n / stride)` entries in their order; all of them where the stride is 1.
@@ -90,10 +93,11 @@ def sample_of(values: Float[Array, " n"], stride: int) -> Float[Array, " m"]:
 def largest_masks(
     values: Sequence[Float[Array, "..."]], counts: Int[Array, " leaves"]
 ) -> list[Array]:
-    """Where the largest entries of each leaf are; what ties with the last of them is among them.
+    """Return masks of the largest entries of each leaf, all that tie with the last one included.
 
-    Exact for leaves of fewer than twice `SAMPLE` entries. Of a larger one, one entry out of so
-    many is looked at: k is met to about `1 / sqrt(k * SAMPLE / n)`.
+    Exact for leaves of fewer than twice `SAMPLE` entries. For a larger one the threshold comes from
+    a sample, and the number of entries is k up to a relative error of about
+    `1 / sqrt(k * SAMPLE / n)`.
 
     Args:
         values: float32, one for each leaf, of any shape.
@@ -109,14 +113,14 @@ def largest_masks(
     ]
     shares = np.asarray([s.size / x.size for s, x in zip(samples, values, strict=True)], np.float32)
     sampled = jnp.ceil(counts.astype(jnp.float32) * shares).astype(jnp.int32)
-    # Where all is looked at, counts are those that were given, which float32 might round.
+    # Without a sample the counts are those that were given, which float32 might round.
     wanted = jnp.where(np.asarray(strides) == 1, counts, jnp.maximum(sampled, 1))
     found = kth_largest(samples, wanted)
     return [magnitude_bits(x) >= found[i] for i, x in enumerate(values)]
 
 
 def largest_mask(values: Float[Array, " n"], count: int | Count) -> Array:
-    """Where the `count` entries of largest magnitude are; ties go to the lowest index.
+    """Return a mask of the `count` entries of largest magnitude; ties go to the lowest index.
 
     Args:
         values: float32.
@@ -132,5 +136,5 @@ def largest_mask(values: Float[Array, " n"], count: int | Count) -> Array:
     (threshold,) = kth_largest([bits], jnp.asarray([count], jnp.int32))
     above = bits > threshold
     tied = bits == threshold
-    room = count - jnp.sum(above, dtype=jnp.int32)
-    return above | (tied & (jnp.cumsum(tied, dtype=jnp.int32) <= room))
+    missing = count - jnp.sum(above, dtype=jnp.int32)
+    return above | (tied & (jnp.cumsum(tied, dtype=jnp.int32) <= missing))

@@ -45,12 +45,12 @@ class TwoStage:
 
 
 def largest_of_maxima(values: Float[Array, " n"], k: int, blocks: int) -> Int[Array, " k"]:
-    """The largest entry of each of the k blocks whose largest entries are largest.
+    """Return the largest entry of each of the k blocks with the largest maxima.
 
     Args:
         values: float32.
         k: Entries to select, in [1, n]; static.
-        blocks: Blocks for each entry that is selected, at least.
+        blocks: Blocks for each entry that is selected.
 
     Returns:
         Unique int32 indices, in no promised order; exactly the largest where a block would be a
@@ -58,7 +58,7 @@ def largest_of_maxima(values: Float[Array, " n"], k: int, blocks: int) -> Int[Ar
     """
     n = values.size
     groups = -(-n // GROUP)
-    # No more than a group has neighbours, or the maximum would unroll into a long program.
+    # At most `GROUP`, or the maximum would unroll into a long program.
     each = min(groups // (k * blocks), GROUP)
     if n <= SMALL or each < 2:
         return largest(values, k)
@@ -69,7 +69,7 @@ def largest_of_maxima(values: Float[Array, " n"], k: int, blocks: int) -> Int[Ar
 
 
 def _first_largest(values: Float[Array, " n"], groups: Int[Array, " m"], each: int) -> Array:
-    """The index of the largest entry of each of some groups."""
+    """Return the index of the largest entry of each of some groups."""
     candidates = members(groups, each)
     best = jnp.argmax(magnitudes(values, candidates), axis=1, keepdims=True)
     return jnp.take_along_axis(candidates, best, axis=1)[:, 0]

@@ -14,8 +14,8 @@ class Wire(Protocol):
     accumulated gradient v of the sender. A collective moves words and converts nothing: on CPUs
     half-precision numbers would travel as float32.
 
-    A payload may hold entries of no leaf, which only fill it up: their values are zero and their
-    positions lie at or above `blocks * 65536`. They must come back as such.
+    A payload may contain entries of no leaf, which fill it up: their values are zero and their
+    positions are at or above `blocks * 65536`. `decode` must return them as such.
     """
 
     def words(self, entries: int, blocks: int) -> int:
