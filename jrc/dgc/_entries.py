@@ -18,7 +18,7 @@ MOST_BLOCKS = 1 << (31 - BLOCK_BITS)
 """Blocks of one space: positions are below 2**31, so that those of no leaf lie apart."""
 
 MOST_ENTRIES = 2**31 - 1
-"""Entries of one leaf: its size and its indices are int32."""
+"""Entries of an array that is indexed: its size and its indices are int32."""
 
 NOWHERE = np.uint32(2**32 - 1)
 """A position of no leaf. Every position at or above the space's last block is one too."""
@@ -128,7 +128,7 @@ def shifted(positions: Array, start: Array | int, blocks: int) -> Int[Array, "..
 
 
 def fits(size: int) -> bool:
-    """Whether entries of a leaf of this size can be sent with their positions."""
+    """Whether entries of a flat array of this size can be indexed, and so sent with positions."""
     return size <= MOST_ENTRIES
 
 
@@ -139,15 +139,15 @@ def buckets_of(sizes: Sequence[int]) -> tuple[slice, ...]:
         sizes: Entries of each leaf.
 
     Returns:
-        Slices of the leaves, in their order: one where all fit into 2**31 positions.
+        Slices of the leaves, in their order: one where all have fewer than 2**31 entries together.
 
     Raises:
         ValueError: When a leaf alone is too large.
 
     >>> buckets_of([2**30, 2**30, 5])
-    (slice(0, 2, None), slice(2, 3, None))
+    (slice(0, 1, None), slice(1, 3, None))
     """
-    buckets, start, blocks = [], 0, 0
+    buckets, start, blocks, entries = [], 0, 0, 0
     for place, size in enumerate(sizes):
         if not fits(size):
             raise ValueError(
@@ -155,8 +155,9 @@ def buckets_of(sizes: Sequence[int]) -> tuple[slice, ...]:
                 f"{MOST_ENTRIES:,} entries, got {size:,}. Split the leaf, or pass exchange='dense'."
             )
         own = -(-size // BLOCK)
-        if place > start and blocks + own > MOST_BLOCKS:
+        full = blocks + own > MOST_BLOCKS or not fits(entries + size)
+        if place > start and full:
             buckets.append(slice(start, place))
-            start, blocks = place, 0
-        blocks += own
+            start, blocks, entries = place, 0, 0
+        blocks, entries = blocks + own, entries + size
     return (*buckets, slice(start, len(sizes)))

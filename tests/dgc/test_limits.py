@@ -6,7 +6,8 @@ import pytest
 
 from jrc.dgc import _entries, scale_by_dgc
 from jrc.dgc._entries import MOST_ENTRIES, Space, buckets_of
-from tests.dgc.replicas import AXIS, assert_bit_equal, normal, stepper
+from jrc.dgc._selectors.threshold import sample_of
+from tests.dgc.replicas import AXIS, assert_bit_equal, assert_trees_close, normal, stepper
 
 WAYS = {
     "allgather": {"exchange": "allgather"},
@@ -47,8 +48,8 @@ def test_a_leaf_too_large_for_positions(exchange):
     ("sizes", "buckets"),
     [
         ((5,), [(0, 1)]),
-        ((2**30, 2**30), [(0, 2)]),
-        ((2**30, 2**30, 1), [(0, 2), (2, 3)]),
+        ((2**30, 2**30 - 1), [(0, 2)]),
+        ((2**30, 2**30, 1), [(0, 1), (1, 3)]),
         ((1, MOST_ENTRIES, 1, 1), [(0, 1), (1, 2), (2, 4)]),
     ],
 )
@@ -59,8 +60,7 @@ def test_buckets_golden(sizes, buckets):
 
 
 @pytest.mark.parametrize("way", ["allgather", "sharded"])
-def test_buckets_change_no_bit(way, monkeypatch):
-    """A leaf in each bucket is one bucket of all leaves, if the selector looks at each leaf."""
+def test_buckets_send_what_one_bucket_sends(way, monkeypatch):
     params = {"a": jnp.zeros(300), "b": jnp.zeros((20, 10)), "c": jnp.zeros(70), "d": jnp.zeros(3)}
     gradients = jax.tree.map(lambda g: g[0], normal(0, params, 1, 4))
     options = WAYS[way] | {"sparsity": 0.9, "axis_name": AXIS, "min_size": 10}
@@ -68,13 +68,24 @@ def test_buckets_change_no_bit(way, monkeypatch):
     for most in (_entries.MOST_BLOCKS, 1):
         monkeypatch.setattr(_entries, "MOST_BLOCKS", most)
         state, step = stepper(scale_by_dgc(0.9, **options), params)
-        for _ in range(2):
-            updates, state = jax.block_until_ready(step(gradients, state, params))
+        updates, state = jax.block_until_ready(step(gradients, state, params))
         found.append((updates, state.u, state.v))
     if way == "allgather":
         assert_bit_equal(*found)
-    else:
-        # The owners of a bucket's entries are others, and so are the sums that stay in v.
-        for updates, _, v in found:
-            sent = sum(jnp.count_nonzero(updates[name]) for name in "abc")
-            assert 0 < sent <= 57 and all(jnp.isfinite(leaf).all() for leaf in v.values())
+        return
+    # Other owners get a bucket's entries, and other sums stay in v: together they are the same.
+    totals = [
+        {name: updates[name].reshape(-1) + v[name].mean(0) for name in "abc"}
+        for updates, _, v in found
+    ]
+    assert_trees_close(*totals, 1e-6)
+    assert all(jnp.count_nonzero(updates[name]) for updates, _, _ in found for name in "abc")
+
+
+def test_a_sample_without_flat_indices_is_the_same_sample(monkeypatch):
+    values = jnp.arange(1003.0)
+    whole = sample_of(values, 10)
+    monkeypatch.setattr(_entries, "MOST_ENTRIES", 1000)
+    parts = sample_of(values, 10)
+    assert (whole.size, parts.size) == (101, 100)
+    assert_bit_equal(parts, whole[:100])

@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from jrc._typing import Array, Count, Float, Int
+from jrc.dgc._entries import fits
 
 MAGNITUDE_BITS = 31
 """Bits of a float32 without its sign: their order is the order of magnitudes."""
@@ -80,13 +81,20 @@ def sample_of(values: Float[Array, " n"], stride: int) -> Float[Array, " m"]:
         stride: Entries of a group; static.
 
     Returns:
-        `ceil(n / stride)` entries in their order; all of them where the stride is 1.
+        `ceil(n / stride)` entries in their order; all of them where the stride is 1. Of 2**31
+        entries or more `floor(n / stride)`.
     """
     if stride == 1:
         return values
-    groups = jnp.arange(-(-values.size // stride), dtype=jnp.uint32)
+    fitting = fits(values.size)
+    count = -(-values.size // stride) if fitting else values.size // stride
+    groups = jnp.arange(count, dtype=jnp.uint32)
     # A multiplicative hash (Knuth, The Art of Computer Programming, volume 3, section 6.4).
     turn = (groups * np.uint32(2654435761) >> 16) % np.uint32(stride)
+    if not fitting:
+        # No int32 indexes the flat array; the last, short group is left out.
+        rows = values[: count * stride].reshape(count, stride)
+        return jnp.take_along_axis(rows, turn[:, None].astype(jnp.int32), axis=1)[:, 0]
     return values[jnp.minimum(groups * np.uint32(stride) + turn, np.uint32(values.size - 1))]
 
 
