@@ -95,7 +95,7 @@ def test_state_keeps_its_type_so_that_steps_can_be_scanned(name):
 
 
 @table
-def test_jit_changes_nothing_and_update_is_pure(name):
+def test_jit_gives_the_same_and_update_is_pure(name):
     tx = TRANSFORMS[name]
     plain, jitted = run(tx, 6), run(tx, 6, jax.jit(tx.update))
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(jitted), strict=True):

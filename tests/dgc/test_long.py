@@ -1,4 +1,4 @@
-"""A thousand steps: replicas whose parameters drift apart would never meet again."""
+"""A thousand steps, after which the parameters of all replicas are bit-equal."""
 
 import jax.numpy as jnp
 import numpy as np

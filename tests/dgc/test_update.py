@@ -1,4 +1,4 @@
-"""The guard, and what a step leaves alone."""
+"""One update: skipped steps, leaves without state, dtypes."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_bad_gradient_on_one_replica_stops_all(form):
+def test_a_gradient_that_is_not_finite_on_one_replica_skips_the_step_on_all(form):
     params = some_params()
     gradients = normal(0, params, 3, 4)
     first, second, third = (jax.tree.map(lambda g, i=i: g[i], gradients) for i in range(3))
@@ -36,7 +36,7 @@ def test_bad_gradient_on_one_replica_stops_all(form):
             assert_bit_equal(getattr(after, field), getattr(before, field))
         assert int(after.skipped) == 1 and int(before.skipped) == 0
 
-        # The next clean step is the step that would have come without the bad one.
+        # The next step is the one that would have come without the skipped one.
         proceeded = jax.block_until_ready(step(third, after, params))
         assert_bit_equal(proceeded[0], undisturbed[0])
         assert_bit_equal(proceeded[1]._replace(skipped=0), undisturbed[1]._replace(skipped=0))

@@ -1,4 +1,4 @@
-"""Predicted times against numbers worked out by hand."""
+"""The cost model against numbers computed by hand."""
 
 import math
 import re
@@ -13,8 +13,7 @@ from jrc._text import bandwidth_text, network_text, seconds_text
 from jrc.dgc._bandwidth import bytes_per_second
 from tests.dgc.replicas import AXIS, stepper
 
-# A million entries to compress, a thousand that stay dense, one byte a microsecond: times that
-# need no calculator.
+# A million entries to compress, a thousand on the dense path, one byte a microsecond.
 PARAMS = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32"), "b": np.zeros(1000, np.float32)}
 ARGS = {"params": PARAMS, "replicas": 4, "bandwidth": 1e6, "step_time": 1.0, "overhead": 0.5}
 
@@ -109,14 +108,14 @@ def test_it_pays_below_the_break_even_and_not_above(overlap, overhead, latency):
     assert ask(1e3).break_even == ask(1e9).break_even
 
 
-def test_where_compression_cannot_pay():
+def test_cases_in_which_compression_cannot_pay():
     alone = jrc.dgc_advice(**{**ARGS, "replicas": 1})
     assert not alone.pays and alone.break_even == 0 and alone.uncompressed == (0.0, 1.0)
     assert "It would pay at no bandwidth." in str(alone)
     small = jrc.dgc_advice(**{**ARGS, "params": {"b": jnp.ones(100)}})
     assert small.entries == 0 and not small.pays and small.break_even == 0
     many = jrc.dgc_advice(**{**ARGS, "replicas": 512}, sparsity=0.75)
-    # Sixty-fold bytes: of what compression offers the gather is now the worst.
+    # With sixty times the bytes, the gather is the slowest of the compressed exchanges.
     assert many.allgather.seconds > many.dense.seconds and many.best == "sharded"
 
 
@@ -178,7 +177,7 @@ def test_bandwidths(text, rate):
 
 
 @pytest.mark.parametrize("text", ["", "fast", "1", "1Gb/s", "1GB", "0Gbit/s", "-1GB/s", "1iB/s"])
-def test_bandwidths_that_are_none(text):
+def test_text_that_is_no_bandwidth(text):
     message = (
         "bandwidth as text must be a positive number and a unit of bits or bytes per second, got "
         f"{text!r}. Write '1Gbit/s', '100Mbit/s' or '25GB/s'."
@@ -208,7 +207,7 @@ def test_arguments_that_do_not_fit(arguments, error, message):
         jrc.dgc_advice(**ARGS | arguments)
 
 
-def test_numbers_for_people():
+def test_units_in_text():
     assert [network_text(n) for n in (0, 999, 1000, 2_500_000)] == [
         "0 B",
         "999 B",

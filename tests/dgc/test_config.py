@@ -1,4 +1,4 @@
-"""What cannot be asked, and what the answer says."""
+"""Arguments, gradients and states that are refused, and the texts of the errors."""
 
 import functools
 import re
@@ -148,7 +148,7 @@ def test_gradients_that_were_reduced_before():
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_the_way_out_keeps_gradients_local(check_vma):
+def test_pcast_keeps_gradients_local(check_vma):
     tx = scale_by_dgc(axis_name=AXIS, min_size=100, sparsity=0.0)
 
     def local(x, params):
@@ -194,7 +194,7 @@ def test_gradients_that_do_not_fit(gradients, message):
         tx.update(gradients, tx.init(PARAMS))
 
 
-def test_stats_want_one_state():
+def test_stats_need_exactly_one_state():
     state = scale_by_dgc().init(PARAMS)
     with pytest.raises(ValueError, match="exactly one DGCState in it, got 0 in EmptyState"):
         dgc_stats(optax.EmptyState())
@@ -206,7 +206,7 @@ def test_stats_want_one_state():
     "arguments",
     [{"sparsity": "0.9"}, {"sparsity": None}, {"momentum": "0.9"}, {"local_grad_clip_norm": "1"}],
 )
-def test_what_is_no_number_is_named(arguments):
+def test_an_argument_that_is_no_number_is_named(arguments):
     (name,) = arguments
     with pytest.raises(TypeError, match=f"jrc.scale_by_dgc: {name} must be a (finite )?number"):
         jrc.scale_by_dgc(**arguments)

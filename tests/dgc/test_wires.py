@@ -1,4 +1,4 @@
-"""Wire formats: what is written, how long it is, and what is read."""
+"""Wire formats: words written, their number, and the values read."""
 
 import functools
 import re
@@ -42,7 +42,7 @@ def both_ways(wire, count, blocks):
     return jax.jit(run)
 
 
-def drawn(space, count, room, seed, kind):
+def drawn(space, count, filling, seed, kind):
     """Values, and unique positions in any order, those at the edges of blocks and leaves first."""
     rng = np.random.default_rng(seed)
     edges, rest = set(), set()
@@ -53,14 +53,14 @@ def drawn(space, count, room, seed, kind):
         rest |= {start + int(i) for i in rng.integers(0, size, 40)}
     first = rng.permutation(sorted(edges))
     last = rng.permutation(sorted(rest - edges))
-    positions = rng.permutation(np.concatenate([first, last]).astype(np.int64)[: count - room])
-    positions = np.concatenate([positions, NOWHERE - np.arange(room)]).astype(np.uint32)
+    positions = rng.permutation(np.concatenate([first, last]).astype(np.int64)[: count - filling])
+    positions = np.concatenate([positions, NOWHERE - np.arange(filling)]).astype(np.uint32)
     values = (10.0 ** rng.uniform(-30, 30, count) * rng.choice([-1, 1], count)).astype(np.float32)
     if kind == "near":
         values = rng.standard_normal(count).astype(np.float32)
     if kind == "odd":
         values = rng.choice(np.asarray(ODD, np.float32), count)
-    values[count - room :] = 0.0
+    values[count - filling :] = 0.0
     return values, positions
 
 
@@ -69,9 +69,9 @@ def drawn(space, count, room, seed, kind):
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["far", "near", "odd"]))
 def test_round_trip(wire, name, seed, kind):
-    sizes, count, room = SPACES[name]
+    sizes, count, filling = SPACES[name]
     space = Space(sizes)
-    values, positions = drawn(space, count, room, seed, kind)
+    values, positions = drawn(space, count, filling, seed, kind)
     words, found = both_ways(wire, count, space.blocks)(values, positions)
     assert words.dtype == jnp.uint32
     assert words.shape == (WIRES[wire].words(count, space.blocks),)
@@ -92,7 +92,7 @@ def same_bits(read, values, block, wire):
 
 
 def rounded(read, values, block, wire):
-    """The nearest bfloat16; what is larger than all of them is the largest."""
+    """The nearest bfloat16, saturating at the largest."""
     del block, wire
     most = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
     want = np.clip(values, -most, most).astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -119,21 +119,21 @@ def within_a_step(read, values, block, wire):
 
 
 @pytest.mark.parametrize("name", ["edges", "nothing"])
-def test_what_fills_up_lands_nowhere(name):
-    sizes, count, room = SPACES[name]
+def test_filling_entries_decode_to_no_position(name):
+    sizes, count, filling = SPACES[name]
     space = Space(sizes)
-    values, positions = drawn(space, count, room, 0, "near")
+    values, positions = drawn(space, count, filling, 0, "near")
     for wire in WIRES:
         _, found = both_ways(wire, count, space.blocks)(values, positions)
         places = shifted(found.positions, 0, space.blocks)
-        assert (places == NOWHERE).sum() == room
+        assert (places == NOWHERE).sum() == filling
         leaves = space.leaves(Entries(found.values, places), None)
         inside = [leaf.indices < size for leaf, size in zip(leaves, sizes, strict=True)]
-        assert sum(int(here.sum()) for here in inside) == count - room
+        assert sum(int(here.sum()) for here in inside) == count - filling
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_what_is_left_and_what_others_read_are_what_was_sent(wire):
+def test_the_rest_and_what_receivers_read_add_up_to_what_was_sent(wire):
     space = Space((300, 40))
     values, positions = drawn(space, 17, 0, 1, "near")
     transfer = Transfer(space, (17, 0), Global(), WIRES[wire], 1, None)
@@ -148,7 +148,7 @@ def test_what_is_left_and_what_others_read_are_what_was_sent(wire):
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_what_a_format_loses_is_kept(wire):
+def test_what_a_format_rounds_away_stays_in_v(wire):
     gradient = jax.random.normal(jax.random.key(0), (500,))
     tx = scale_by_dgc(0.0, sparsity=0.75, min_size=0, wire=wire, exchange="allgather")
     updates, state = jax.jit(tx.update)(gradient, tx.init(gradient))
@@ -160,7 +160,7 @@ def test_what_a_format_loses_is_kept(wire):
 
 
 @pytest.mark.parametrize("kind", ["x", "", None])
-def test_a_byte_of_no_kind(kind):
+def test_an_unknown_kind_of_eight_bits(kind):
     message = f"jrc.dgc.EightBits: kind must be one of 'fp8', 'int8', got {kind!r}."
     with pytest.raises(ValueError, match=re.escape(message)):
         EightBits(kind)

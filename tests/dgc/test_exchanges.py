@@ -1,4 +1,4 @@
-"""The payload, its decoding, and what the compiled program really sends."""
+"""Collectives of the compiled program, their bytes, and the number of branches."""
 
 import functools
 import math
@@ -56,7 +56,7 @@ def test_one_gather_of_the_predicted_bytes_and_no_large_sum():
     program, state = compiled(tx, PARAMS, gradients)
     text = program.as_text()
     payload = 8 * (30 + 20)
-    # The result holds the payload of every replica.
+    # The result contains the payload of every replica.
     assert collectives(text, "all-gather") == [(4 * 2 * 50, 4 * payload)]
     assert sorted(collectives(text, "all-reduce")) == [(1, 4), (50, 200)]
     for kind in ("all-to-all", "collective-permute", "reduce-scatter"):
@@ -85,7 +85,7 @@ def test_dense_exchange_gathers_nothing():
         ({"sparsity": (0.75, 0.9, 0.99), "rampup_step": 9}, 2),
         ({"sparsity": (0.75, 0.9, 0.99), "rampup_step": 9, "exchange": "allgather"}, 3),
         ({"rampup_begin_step": 5}, 2),
-        # With one step to ramp up in, the levels in the middle never run.
+        # With a ramp of one step the levels in the middle never run.
         ({"sparsity": (0.75, 0.9, 0.99), "exchange": "dense", "rampup_begin_step": 1}, 2),
         ({"sparsity": (0.8, 0.9, 0.95, 0.99), "exchange": "allgather"}, 2),
     ],
