@@ -86,8 +86,8 @@ def corrected_step(
     return new, jnp.where(ok, v + direction, v)
 
 
-def factor_masked(u: Float[Array, "1 n"], sent: Float[Array, "1 n"]) -> Float[Array, "1 n"]:
-    """Return the velocity with zeros where the mask `sent` is true: factor masking."""
+def factor_masked(u: Float[Array, "1 n"], sent: Array) -> Float[Array, "1 n"]:
+    """Return the velocity with zeros where the mask `sent: bool[1, n]` is true: factor masking."""
     return jnp.where(sent, 0.0, u)
 
 

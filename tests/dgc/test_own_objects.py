@@ -187,3 +187,13 @@ def test_a_selector_that_returns_another_number_of_entries():
     tx = scale_by_dgc(sparsity=0.75, min_size=10, selector=Short(), exchange="allgather")
     with pytest.raises(ValueError, match=r"values must be float32\[70\], .* got float32\[68\]"):
         tx.update(PARAMS, tx.init(PARAMS))
+
+
+def test_a_wire_that_writes_another_number_of_words():
+    class Long(Half):
+        def words(self, entries, blocks):
+            return entries
+
+    tx = scale_by_dgc(sparsity=0.75, min_size=10, wire=Long(), exchange="allgather")
+    with pytest.raises(ValueError, match=r"must write uint32\[70\], .* got uint32\[140\]"):
+        tx.update(PARAMS, tx.init(PARAMS))

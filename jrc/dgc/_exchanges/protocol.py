@@ -126,10 +126,20 @@ def encoded(entries: Entries, transfer: Transfer) -> tuple[Int[Array, " words"],
 
     Returns:
         uint32 words that `transfer.wire` decodes, and the `Sent` of an exchange that delivers all.
+
+    Raises:
+        ValueError: When a wire format writes another number of words than its `words` returns.
     """
     wire, blocks = transfer.wire, transfer.space.blocks
     entries = wire.ordered(entries)
     words = wire.encode(entries, blocks)
+    expected = wire.words(entries.values.size, blocks)
+    if words.shape != (expected,) or words.dtype != jnp.uint32:
+        raise ValueError(
+            f"jrc.scale_by_dgc: the wire format must write uint32[{expected}], as many words as "
+            f"its method words returns, got {words.dtype}{list(words.shape)} from {wire!r}. "
+            "Return the length of encode(entries, blocks) from words(entries, blocks)."
+        )
     read = wire.decode(words, entries.values.size, blocks).values
     left = Entries(rounded_away(entries.values, read), entries.positions)
     return words, Sent(left, transfer.counts_by_leaf, None)
