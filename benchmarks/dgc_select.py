@@ -14,10 +14,10 @@ import optax
 from dgc_models import MOMENTUM, SPARSITY, one_leaf, optimizer, residual
 
 import jrc
-from jrc.dgc._payload import Space
+from jrc.dgc._entries import Space
 from jrc.dgc._schedule import entries_to_send
 from jrc.dgc._selectors import SELECTORS
-from jrc.dgc._threshold import largest_masks
+from jrc.dgc._selectors.threshold import largest_masks
 from jrc.models import gpt
 
 # The default of `jrc.dgc_momentum`: what is smaller stays dense, and is not chosen from.

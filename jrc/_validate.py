@@ -9,9 +9,11 @@ ValueError: jrc.make_train_step: accumulate must be a whole number >= 1, got 0. 
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrc._errors import listed
@@ -99,6 +101,44 @@ def finite_number(
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
         raise ValueError(_sentence(f"{rule}, got {value!r}", remedy))
     return float(value)
+
+
+def scalar(
+    value: Any,
+    name: str,
+    who: str,
+    *,
+    rule: str = "",
+    holds: Callable[[Any], bool] = lambda number: True,
+    remedy: str = "",
+) -> Any:
+    """Return `value` if it is a finite number or a scalar array in a range; a tracer passes.
+
+    Args:
+        value: What a user passed: a real number, or a scalar array such as a hyperparameter that a
+            schedule injects.
+        name: The argument, for the error.
+        who: The public function, for the error.
+        rule: The range, for the error: `in [0, 1)`.
+        holds: Whether a number is in the range.
+        remedy: The way out, a sentence.
+
+    Returns:
+        The value as it is.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is known and out of range or not finite.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return value
+    rule = f"a finite number {rule}".rstrip()
+    text = _sentence(f"{who}: {name} must be {rule}, got {value!r}", remedy)
+    if not (is_real(value) or isinstance(value, jax.Array | np.ndarray)) or jnp.ndim(value):
+        raise TypeError(text)
+    if not (math.isfinite(value) and holds(value)):
+        raise ValueError(text)
+    return value
 
 
 def one_of(value: Any, name: str, choices: Iterable[str], who: str) -> str:

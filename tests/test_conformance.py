@@ -1,6 +1,7 @@
-"""One table for all of our optax transforms: what optax and its users take for granted."""
+"""One table for all optax transforms of this library: what optax and its users rely on."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +95,7 @@ def test_state_keeps_its_type_so_that_steps_can_be_scanned(name):
 
 
 @table
-def test_jit_changes_nothing_and_update_is_pure(name):
+def test_jit_gives_the_same_and_update_is_pure(name):
     tx = TRANSFORMS[name]
     plain, jitted = run(tx, 6), run(tx, 6, jax.jit(tx.update))
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(jitted), strict=True):
@@ -117,7 +118,7 @@ def test_init_works_on_shapes_alone(name):
 
 
 @table
-def test_it_saves_and_restores(name, tmp_path):
+def test_state_saves_and_restores(name, tmp_path):
     _, state = run(TRANSFORMS[name], 2)
     jrc.save(tmp_path, state)
     found = jrc.restore(tmp_path, TRANSFORMS[name].init(PARAMS))
@@ -126,10 +127,88 @@ def test_it_saves_and_restores(name, tmp_path):
 
 
 @table
-def test_a_gradient_of_zero_moves_nothing_at_first(name):
+def test_a_zero_gradient_gives_zero_updates_at_first(name):
     tx = TRANSFORMS[name]
     if name in ("clip and L2", "chained"):
-        pytest.skip("it moves by its weight decay")
+        pytest.skip("weight decay moves the parameters")
     zeros = jax.tree.map(jnp.zeros_like, PARAMS)
     updates, _ = tx.update(zeros, tx.init(PARAMS), PARAMS)
     assert all(bool((u == 0).all()) for u in jax.tree.leaves(updates))
+
+
+# What follows mirrors optax's conformance tests for contributed optimizers
+# (`optax/contrib/_common_test.py`), whose lists of optimizers are fixed.
+
+
+@table
+def test_update_ignores_extra_arguments(name):
+    tx = TRANSFORMS[name]
+    state = tx.init(PARAMS)
+    assert name == "every second" or isinstance(tx, optax.GradientTransformationExtraArgs)
+    plain = tx.update(gradients(0), state, PARAMS)
+    extra = tx.update(gradients(0), state, PARAMS, value=jnp.float32(1.0), not_expected=1)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), plain, extra))
+
+
+def test_update_compiles_once():
+    tx = TRANSFORMS["dgc_momentum"]
+    step = jax.jit(lambda g, s, p: tx.update(g, s, p, value=jnp.float32(1.0)))
+    state = tx.init(PARAMS)
+    for t in range(3):
+        _, state = step(gradients(t), state, PARAMS)
+    assert step._cache_size() == 1
+
+
+@table
+def test_tree_map_params(name):
+    if name == "every second":
+        pytest.skip("optax.MultiSteps is no transform")
+    tx = TRANSFORMS[name]
+    state = tx.init(PARAMS)
+    mapped = optax.tree.map_params(tx, lambda v: v, state)
+    assert jax.tree.structure(mapped) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize("min_size", [0, 10**9])
+@pytest.mark.parametrize("shape", [(3,), (2, 2)])
+def test_it_converges_on_a_parabola(shape, min_size):
+    tx = jrc.dgc_momentum(1e-2, 0.9, 0, sparsity=0.5, min_size=min_size)
+    final = jnp.linspace(1.0, -1.0, math.prod(shape)).reshape(shape)
+
+    def body(carry, _):
+        params, state = carry
+        slope = jax.grad(lambda x: jnp.sum((x - final) ** 2))(params)
+        updates, state = tx.update(slope, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    start = jnp.full(shape, 10.0)
+    (params, _), _ = jax.lax.scan(body, (start, tx.init(start)), length=3000)
+    np.testing.assert_allclose(params, final, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_dtypes_are_stable_under_cond(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        tx = jrc.dgc_momentum(1e-2, 0.9, 0, min_size=0)
+        params = jnp.array([-1.0, 10.0, 1.0], dtype)
+
+        @jax.jit
+        def step(params, state, taken):
+            updates, state = jax.lax.cond(
+                taken, lambda: tx.update(params, state, params), lambda: (params, state)
+            )
+            return optax.apply_updates(params, updates), state
+
+        state = tx.init(params)
+        for taken in (True, False):
+            params, state = step(params, state, taken)
+        assert params.dtype == dtype
+
+
+def test_a_schedule_in_the_place_of_a_number():
+    found = []
+    for rate in (1e-3, optax.constant_schedule(1e-3)):
+        params, _ = run(jrc.dgc_momentum(rate, 0.9, 0, min_size=8), 5)
+        found.append(jax.tree.leaves(params))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), rtol=1e-6)

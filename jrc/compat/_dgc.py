@@ -1,8 +1,8 @@
-"""The seed's DGC optimizer."""
+"""Paddle's DGC optimizer."""
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import optax
 
 from jrc._errors import close_to, listed, speaking_as
 from jrc._typing import Array, PyTree
+from jrc._validate import is_real, whole_number
 from jrc.compat._optimizer import Optimizer
 from jrc.compat._request import checked_names
 from jrc.dgc import dgc_momentum, l1_penalty, l2_penalty
@@ -17,23 +18,28 @@ from jrc.persist import restore
 
 _WHO = "jrc.compat.DGCMomentumOptimizer"
 
-_OPTIONS = (
-    "min_size",
-    "factor_masking",
-    "selector",
-    "wire",
-    "exchange",
-    "clip_scaling",
-    "clip_before_rampup",
-    "count_dtype",
+_ONLY_HERE = ("axis_name",)
+"""Keyword-only arguments of `jrc.dgc_momentum` that the optimizer has by name."""
+
+_OPTIONS = tuple(
+    name
+    for name, argument in inspect.signature(dgc_momentum).parameters.items()
+    if argument.kind is argument.KEYWORD_ONLY and name not in _ONLY_HERE
 )
+"""The other keyword-only arguments of `jrc.dgc_momentum`, which pass through."""
 
 
 class DGCMomentumOptimizer(Optimizer):
-    """Momentum SGD whose gradients are compressed: `jrc.dgc_momentum` with the seed's methods.
+    """Momentum SGD with compressed gradients: `jrc.dgc_momentum` with Paddle's methods.
 
-    Under `jax.shard_map` over `axis_name` it takes care that gradients stay local to each
-    replica until they are compressed; loss and pairs that `minimize` returns are local too.
+    Under `jax.shard_map` over `axis_name` it keeps gradients local to each replica until they are
+    compressed; the loss and the pairs that `minimize` returns are local too.
+
+    In Paddle the trainers find each other through the program, and `num_trainers` is their number.
+    Here `axis_name` is the mesh axis along which the trainers differ: N trainers are
+    `num_trainers=N, axis_name="data"` under `jax.shard_map` over a mesh whose axis `"data"` has
+    size N, which is checked. Without `axis_name` there is one trainer and `num_trainers` is 1 or
+    left out.
 
     Args:
         learning_rate: A number or an optax schedule.
@@ -41,22 +47,24 @@ class DGCMomentumOptimizer(Optimizer):
         rampup_begin_step: The first compressed step.
         rampup_step: Steps over which the sparsity levels are spread.
         sparsity: Share of the entries that is kept back, one for each level.
-        parameter_list: Names of the parameters to update, where a method is not given others.
-        use_nesterov: Looks ahead.
-        num_trainers: Number of replicas; must be given with `grad_clip`.
+        use_nesterov: Look ahead.
+        local_grad_clip_norm: Bound of each compressed tensor's gradient; needs `num_trainers`.
+        num_trainers: Number of replicas, the size of `axis_name`.
         regularization: L2 factor; an optax transform of local gradients without state, such as
-            `jrc.l1_penalty(1e-4)`; or the seed's `L1Decay` or `L2Decay`.
-        grad_clip: Bound of each compressed tensor's gradient: a number, or an object with a
-            `clip_norm`, as the seed's `ClipGradByNorm`.
-        name: Kept, and used for nothing.
-        axis_name: The axis over which the replicas differ; `None` is one replica.
+            `jrc.l1_penalty(1e-4)`; or Paddle's `L1Decay` or `L2Decay`.
+        name: Stored, without effect.
+        parameter_list: Names of the parameters to update, where a method is not given others. A
+            later Paddle has it.
+        grad_clip: `local_grad_clip_norm` as a later Paddle has it: a number, or an object with a
+            `clip_norm`, as Paddle's `ClipGradByNorm`.
+        axis_name: The mesh axis along which the replicas differ; `None` is one replica.
         **options: More of `jrc.dgc_momentum`: `min_size`, `factor_masking`, `selector`, `wire`,
             `exchange`, `clip_scaling`, `clip_before_rampup`, `count_dtype`.
 
     Raises:
-        TypeError: If `grad_clip`, `num_trainers` or `parameter_list` is of another kind, for an
+        TypeError: If the bound, `num_trainers` or `parameter_list` is of another kind, for an
             unknown option, and as `jrc.dgc_momentum`.
-        ValueError: As `jrc.dgc_momentum`.
+        ValueError: If both bounds are given, and as `jrc.dgc_momentum`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -78,19 +86,19 @@ class DGCMomentumOptimizer(Optimizer):
         rampup_begin_step: int,
         rampup_step: int = 1,
         sparsity: float | Sequence[float] = (0.999,),
-        parameter_list: Sequence[str] | None = None,
         use_nesterov: bool = False,
+        local_grad_clip_norm: float | Array | None = None,
         num_trainers: int | None = None,
         regularization: float | Array | optax.GradientTransformation | None = None,
-        grad_clip: Any = None,
         name: str | None = None,
+        parameter_list: Sequence[str] | None = None,
+        grad_clip: Any = None,
         *,
         axis_name: str | None = None,
         **options: Any,
     ) -> None:
         checked_names(_WHO, "parameter_list", parameter_list, ordered=True)
         _check_options(options)
-        whole = isinstance(num_trainers, Integral) and not isinstance(num_trainers, bool)
         with speaking_as(_WHO, "jrc.dgc_momentum"):
             tx = dgc_momentum(
                 learning_rate,
@@ -99,9 +107,9 @@ class DGCMomentumOptimizer(Optimizer):
                 rampup_step,
                 sparsity,
                 use_nesterov,
-                local_grad_clip_norm=_clip_norm(grad_clip, num_trainers),
-                num_trainers=int(num_trainers) if whole else num_trainers,
-                regularization=_penalty(regularization),
+                _clip_norm(local_grad_clip_norm, grad_clip, num_trainers),
+                num_trainers,
+                _penalty(regularization),
                 axis_name=axis_name,
                 **options,
             )
@@ -126,17 +134,19 @@ class DGCMomentumOptimizer(Optimizer):
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuse what neither the seed's optimizer nor `jrc.dgc_momentum` takes."""
+    """Raise for a name that neither Paddle's optimizer nor `jrc.dgc_momentum` has."""
+    known = (*_OPTIONS, *inspect.signature(DGCMomentumOptimizer).parameters)
     for name in options:
         if name not in _OPTIONS:
             raise TypeError(
-                f"{_WHO}: besides the seed's arguments there are {listed(_OPTIONS)}; got {name!r}"
-                f"{close_to(name, (*_OPTIONS, 'grad_clip'))}. The bound of a gradient is grad_clip."
+                f"{_WHO}: an option besides Paddle's arguments must be one of {listed(_OPTIONS)}, "
+                f"got {name!r}{close_to(name, known)}. The bound of a gradient "
+                "is local_grad_clip_norm, or grad_clip."
             )
 
 
 def _penalty(regularization: Any) -> Any:
-    """The seed's regularizer, known by its class and coefficient, as a transform."""
+    """Return Paddle's regularizer, known by its class and coefficient, as a transform."""
     factor = getattr(regularization, "_regularization_coeff", None)
     kind = type(regularization).__name__[:2]
     if factor is None or kind not in ("L1", "L2"):
@@ -144,22 +154,27 @@ def _penalty(regularization: Any) -> Any:
     return (l1_penalty if kind == "L1" else l2_penalty)(factor)
 
 
-def _clip_norm(grad_clip: Any, num_trainers: int | None) -> float | Array | None:
-    """The seed's two arguments as the bound of `jrc.dgc_momentum`."""
-    if grad_clip is None:
+def _clip_norm(norm: Any, grad_clip: Any, num_trainers: Any) -> Any:
+    """Return the bound of `jrc.dgc_momentum`, given by either of Paddle's two names."""
+    if norm is not None and grad_clip is not None:
+        raise ValueError(
+            f"{_WHO}: local_grad_clip_norm must be left out where there is a grad_clip, got "
+            f"{norm!r} and {grad_clip!r}. Pass one of them: both bound each tensor's gradient."
+        )
+    name = "grad_clip" if norm is None else "local_grad_clip_norm"
+    bound = getattr(grad_clip, "clip_norm", grad_clip) if norm is None else norm
+    if bound is None:
         return None
-    norm = getattr(grad_clip, "clip_norm", grad_clip)
-    if isinstance(norm, bool) or not isinstance(norm, Real | jax.Array):
+    if not (is_real(bound) or isinstance(bound, jax.Array)):
+        kind = type(norm if norm is not None else grad_clip).__name__
         raise TypeError(
-            f"{_WHO}: grad_clip is the bound of each tensor's norm, a number or an object with a "
-            f"clip_norm; got {type(grad_clip).__name__}. Write grad_clip=1.0."
+            f"{_WHO}: {name} must be the bound of each tensor's norm, a number or an object with a "
+            f"clip_norm, got {kind}. Write {name}=1.0."
         )
-    whole = isinstance(num_trainers, Integral) and not isinstance(num_trainers, bool)
-    if not whole or num_trainers < 1:
-        error = ValueError if whole else TypeError
-        raise error(
-            f"{_WHO}: num_trainers should be int and greater than zero where there is a "
-            f"grad_clip, which grows with its square root; got {num_trainers!r}. Write "
-            "num_trainers=4 for four replicas."
-        )
-    return norm if isinstance(norm, jax.Array) else float(norm)
+    remedy = (
+        "The bound grows with its square root: write num_trainers=4, axis_name='data' for four "
+        "replicas, num_trainers=1 for one."
+    )
+    text = f"num_trainers, where there is a {name},"
+    whole_number(num_trainers, text, _WHO, least=1, remedy=remedy)
+    return bound

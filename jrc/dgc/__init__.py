@@ -1,17 +1,32 @@
-"""Deep gradient compression: each step sends the few gradient entries that matter.
+"""Deep gradient compression: each step sends the few gradient entries of largest magnitude.
 
 `scale_by_dgc` takes the place of the all-reduce: it turns local gradients into the aggregated
-direction and keeps what it did not send. `dgc_momentum` is the whole optimizer.
+direction and keeps what it did not send. `dgc_momentum` is the whole optimizer. Selectors, wire
+formats and exchanges are small values; an object of your own with the methods of `Selector`,
+`Wire`, `EntryExchange` or `TensorExchange` works as well.
 """
 
 from jrc.dgc._advice import DGCAdvice as DGCAdvice
 from jrc.dgc._advice import ExchangeCost as ExchangeCost
-from jrc.dgc._advice import dgc_advice as dgc_advice
-from jrc.dgc._axis import AxisName as AxisName
-from jrc.dgc._axis import as_local as as_local
-from jrc.dgc._axis import replica_axis as replica_axis
+from jrc.dgc._collectives import AxisName as AxisName
+from jrc.dgc._collectives import as_local as as_local
+from jrc.dgc._collectives import replica_axis as replica_axis
+from jrc.dgc._collectives import ring_all_reduce_bytes as ring_all_reduce_bytes
+from jrc.dgc._cost_model import dgc_advice as dgc_advice
+from jrc.dgc._entries import Entries as Entries
+from jrc.dgc._entries import Space as Space
+from jrc.dgc._exchanges import AllGather as AllGather
+from jrc.dgc._exchanges import Arrived as Arrived
+from jrc.dgc._exchanges import Auto as Auto
+from jrc.dgc._exchanges import DenseSum as DenseSum
+from jrc.dgc._exchanges import EntryExchange as EntryExchange
+from jrc.dgc._exchanges import Sent as Sent
+from jrc.dgc._exchanges import Sharded as Sharded
+from jrc.dgc._exchanges import TensorExchange as TensorExchange
+from jrc.dgc._exchanges import Transfer as Transfer
+from jrc.dgc._exchanges import encoded as encoded
+from jrc.dgc._leaves import served as served
 from jrc.dgc._optimizer import dgc_momentum as dgc_momentum
-from jrc.dgc._phases import ring_all_reduce_bytes as ring_all_reduce_bytes
 from jrc.dgc._regularize import l1_penalty as l1_penalty
 from jrc.dgc._regularize import l2_penalty as l2_penalty
 from jrc.dgc._reshard import reshard_dgc as reshard_dgc
@@ -19,8 +34,9 @@ from jrc.dgc._selectors import Blocked as Blocked
 from jrc.dgc._selectors import Exact as Exact
 from jrc.dgc._selectors import Global as Global
 from jrc.dgc._selectors import Sampled as Sampled
+from jrc.dgc._selectors import Selector as Selector
 from jrc.dgc._selectors import TwoStage as TwoStage
-from jrc.dgc._slots import served as served
+from jrc.dgc._selectors import choose_each as choose_each
 from jrc.dgc._state import DGCState as DGCState
 from jrc.dgc._state import dgc_specs as dgc_specs
 from jrc.dgc._state import dgc_states as dgc_states
@@ -28,6 +44,7 @@ from jrc.dgc._stats import DGCStats as DGCStats
 from jrc.dgc._stats import dgc_stats as dgc_stats
 from jrc.dgc._transform import DGCTransformation as DGCTransformation
 from jrc.dgc._transform import scale_by_dgc as scale_by_dgc
-from jrc.dgc._wire import BFloat16 as BFloat16
-from jrc.dgc._wire import EightBits as EightBits
-from jrc.dgc._wire import Float32 as Float32
+from jrc.dgc._wires import BFloat16 as BFloat16
+from jrc.dgc._wires import EightBits as EightBits
+from jrc.dgc._wires import Float32 as Float32
+from jrc.dgc._wires import Wire as Wire

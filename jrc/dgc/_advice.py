@@ -1,37 +1,17 @@
-"""Whether compression pays: a model of a step's time, dense and compressed."""
+"""What `jrc.dgc_advice` returns, and its text."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from jrc._errors import speaking_as
-from jrc._typing import PyTree
-from jrc.dgc._advice_text import advice_text
-from jrc.dgc._options import checked_choice, checked_sparsity
-from jrc.dgc._phases import ring_all_reduce_bytes
-from jrc.dgc._schedule import entries_to_send
-from jrc.dgc._state import is_floating
-from jrc.dgc._transform import scale_by_dgc
-from jrc.dgc._units import bytes_per_second, checked_number, checked_whole
-
-_WHO = "jrc.dgc_advice"
-
-BYTES_OF_ENTRY = {"f32": 8, "bf16": 4, "fp8": 3, "int8": 3}
-"""Bytes of a value and its place, in each wire format."""
-
-EXTRA_PASSES = 4
-"""Passes over the compressed entries, in float32, that compression adds to a step of momentum.
-
-A whole step with exact selection takes the time of nine passes (`benchmarks/dgc.py`): one of the
-guard, five of the accumulation, and selection; parameters are written only where entries arrive.
-Momentum takes five at least: it reads g, u and the parameters, and writes u and the parameters.
-"""
+from jrc._text import bandwidth_text, network_text, seconds_text
 
 
 class ExchangeCost(NamedTuple):
-    """What one way of exchanging gradients costs.
+    """The cost of one exchange of gradients.
 
     Attributes:
         bytes: Bytes that one replica sends in a step.
@@ -43,16 +23,16 @@ class ExchangeCost(NamedTuple):
 
 
 class DGCAdvice(NamedTuple):
-    """What `jrc.dgc_advice` predicts; prints as a table and a sentence.
+    """The prediction of `jrc.dgc_advice`; prints as a table and a sentence.
 
     Attributes:
         uncompressed: Momentum with a dense all-reduce.
-        allgather: Compression, every replica gathers what all send.
-        sharded: Compression, entries go to their owners, who choose again and share.
-        dense: Compression, a dense sum of the tensors with zeros where nothing is sent.
-        best: Name of the quickest of these three, for `exchange=`.
+        allgather: Compression with `exchange="allgather"`.
+        sharded: Compression with `exchange="sharded"`.
+        dense: Compression with `exchange="dense"`.
+        best: Name of the fastest of these three, for `exchange=`.
         speedup: Time of a step without compression over that with the best exchange.
-        pays: Whether compression makes the step quicker.
+        pays: Whether compression makes the step faster.
         break_even: Bandwidth in bytes per second below which it does: 0 if at none, infinite if
             at any.
         replicas: N.
@@ -77,176 +57,50 @@ class DGCAdvice(NamedTuple):
     overhead: float
 
     def __str__(self) -> str:
-        return advice_text(self)
+        return _text(self)
 
 
-class _Way(NamedTuple):
-    """Bytes that a replica sends, and collectives, in one way of exchanging."""
-
-    bytes: float
-    collectives: int
-
-
-def dgc_advice(
-    params: PyTree,
-    replicas: int,
-    bandwidth: float | str,
-    step_time: float,
-    *,
-    sparsity: float | Sequence[float] = 0.999,
-    wire: str = "f32",
-    min_size: int = 16384,
-    overhead: float | None = None,
-    memory_bandwidth: float | str = "15GB/s",
-    latency: float = 0.0,
-    overlap: float = 0.0,
-) -> DGCAdvice:
-    r"""Predicts the time of a step, dense and compressed, and says whether compression pays.
-
-    $$T = T_{\text{step}} + T_{\text{overhead}} + \frac{\text{bytes}}{\text{bandwidth}} +
-    \text{latency} \cdot \text{collectives}$$
-
-    With n entries in compressed leaves, k of them sent at b bytes each, and d entries in the
-    others, one of N replicas sends `2 (N - 1) / N * 4 (n + d)` bytes in a ring all-reduce,
-    `(N - 1) b k` in a gather of entries, `2 (N - 1) / N * b k` in a sharded exchange (to the
-    owners and back), and to each of these two `2 (N - 1) / N * 4 d`. Without compression there is
-    no overhead, and the share `overlap` of the all-reduce is hidden behind the backward pass,
-    though never more than the time of the step; compression exchanges when all is known.
-
-    It is a model: the scales of 8-bit formats, the guard's scalar, the time that adding up N
-    payloads takes and passes that a compiler adds are left out. Where it is close, measure a step
-    with and without compression on one replica, and pass the difference as `overhead`.
-
-    Args:
-        params: A tree of arrays or `jax.ShapeDtypeStruct`s.
-        replicas: N.
-        bandwidth: What one replica can send, bytes per second or text: `"1Gbit/s"`,
-            `"100Mbit/s"`, `"25GB/s"`.
-        step_time: Seconds of one step with momentum and without exchange.
-        sparsity: Share of the entries that is kept back; of several levels, the last counts.
-        wire: `"f32"` (8 bytes an entry), `"bf16"` (4), `"fp8"` or `"int8"` (3).
-        min_size: Entries from which on a leaf is compressed.
-        overhead: Seconds that compression itself adds to a step. By default 4 passes more over
-            4 bytes of each compressed entry than momentum needs, at `memory_bandwidth`. That is
-            cautious: on a CPU XLA copies arrays in momentum SGD, and compression took less time.
-        memory_bandwidth: Of one device, like `bandwidth`. The default is what two CPU cores were
-            measured to read (25 million float32 in 6.6 ms); give a GPU's own.
-        latency: Seconds that each collective takes besides its bytes.
-        overlap: Share of the dense all-reduce that is hidden behind the backward pass, in [0, 1].
-
-    Returns:
-        The prediction.
-
-    Raises:
-        TypeError: When a number is none, or a leaf no array.
-        ValueError: When a number is out of its range, a unit or a format is not known, or nothing
-            floating is in `params`.
-
-    Example:
-        >>> params = jax.ShapeDtypeStruct((25_000_000,), "float32")
-        >>> slow = dgc_advice(params, 4, "1Gbit/s", step_time=0.1)
-        >>> slow.best, slow.pays, round(slow.speedup, 1)
-        ('sharded', True, 10.1)
-        >>> print(dgc_advice(params, 4, "100Gbit/s", step_time=0.1))
-        25,000,000 entries on 4 replicas at 100 Gbit/s, each sends 25,000 entries
-                           bytes sent       step
-         ────────────────────────────────────────
-          no compression       150 MB     112 ms
-          allgather            600 kB   126.7 ms
-          sharded              300 kB   126.7 ms
-          dense                150 MB   138.7 ms
-        Compression itself costs 26.67 ms a step.
-        Compression does not pay: a step takes 1.13 x the time of one without.
-        It would pay below 44.91 Gbit/s.
-
-    Source: Agarwal, Wang, Venkataraman and Papailiopoulos, "On the Utility of Gradient
-    Compression in Distributed Training Systems", MLSys 2022, arXiv:2103.00543: in the data centre
-    few of some two hundred set-ups gained, and a model like this one says which.
-    """
-    replicas = checked_whole(replicas, "replicas", _WHO)
-    rate = bytes_per_second(bandwidth, "bandwidth", _WHO)
-    step_time = checked_number(step_time, "step_time", _WHO, "seconds, such as 0.1")
-    latency = checked_number(latency, "latency", _WHO, "seconds, such as 50e-6")
-    overlap = checked_number(overlap, "overlap", _WHO, "a share, such as 0.5")
-    if overlap > 1:
-        raise ValueError(
-            f"{_WHO}: overlap is a share in [0, 1], got {overlap!r}; pass 0.5 for a half"
-        )
-    with speaking_as(_WHO, "jrc.scale_by_dgc"):
-        wire = checked_choice("wire", wire, BYTES_OF_ENTRY)
-        entries, sent, rest = _counts(params, checked_sparsity(sparsity)[-1], min_size)
-    if overhead is None:
-        memory = bytes_per_second(memory_bandwidth, "memory_bandwidth", _WHO)
-        overhead = EXTRA_PASSES * 4 * entries / memory
-    overhead = checked_number(overhead, "overhead", _WHO, "seconds, such as 0.01")
-
-    ways = _ways(entries, BYTES_OF_ENTRY[wire] * sent, rest, replicas)
-    plain = ways.pop("uncompressed")
-    seconds = {
-        name: step_time + overhead + way.bytes / rate + latency * way.collectives
-        for name, way in ways.items()
-    }
-    wait = plain.bytes / rate + latency * plain.collectives
-    before = step_time + wait - min(overlap * wait, step_time)
-    best = min(ways, key=lambda name: (seconds[name], ways[name].bytes))
-    times = (step_time, overhead, latency, overlap)
-    return DGCAdvice(
-        uncompressed=ExchangeCost(plain.bytes, before),
-        **{name: ExchangeCost(way.bytes, seconds[name]) for name, way in ways.items()},
-        best=best,
-        speedup=before / seconds[best] if seconds[best] else 1.0,
-        pays=before > seconds[best],
-        break_even=max(_break_even(plain, way, *times) for way in ways.values()),
-        replicas=replicas,
-        entries=entries,
-        sent=sent,
-        bandwidth=rate,
-        overhead=overhead,
+def _text(advice: DGCAdvice) -> str:
+    """Return the table and the sentences below it."""
+    replicas = f"{advice.replicas} replica{'s' if advice.replicas > 1 else ''}"
+    head = (
+        f"{advice.entries:,} entries on {replicas} at "
+        f"{bandwidth_text(advice.bandwidth)}, each sends {advice.sent:,} entries"
     )
+    overhead = f"Compression itself costs {seconds_text(advice.overhead)} a step."
+    return "\n".join([head, _table(advice), overhead, *_sentences(advice)])
 
 
-def _counts(params: PyTree, sparsity: float, min_size: int) -> tuple[int, int, int]:
-    """Entries of the compressed leaves, those that are sent, and entries of the other leaves."""
-    if not any([is_floating(leaf) for leaf in jax.tree.leaves(params)]):
-        raise ValueError(
-            f"{_WHO}: params must hold a floating array, got none in {type(params).__name__}; pass "
-            "the parameters, or their shapes from jax.eval_shape"
-        )
-    state = jax.eval_shape(scale_by_dgc(min_size=min_size).init, params)
-    sizes = [leaf.size for leaf in jax.tree.leaves(state.u)]
-    rest = sum(leaf.size for leaf in jax.tree.leaves(state.velocity))
-    return sum(sizes), sum(entries_to_send(size, sparsity) for size in sizes), rest
+def _table(advice: DGCAdvice) -> str:
+    ways = {"no compression": advice.uncompressed, "allgather": advice.allgather}
+    ways |= {"sharded": advice.sharded, "dense": advice.dense}
+    out = Table(box=box.SIMPLE_HEAD)
+    out.add_column("")
+    out.add_column("bytes sent", justify="right")
+    out.add_column("step", justify="right")
+    for name, cost in ways.items():
+        out.add_row(name, network_text(cost.bytes), seconds_text(cost.seconds))
+    console = Console(width=110, color_system=None)
+    with console.capture() as capture:
+        console.print(out)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())
 
 
-def _ways(entries: int, payload: int, rest: int, replicas: int) -> dict[str, _Way]:
-    """Every way to exchange; what is not compressed needs a collective of its own."""
-    everything = ring_all_reduce_bytes(entries + rest, replicas)
-    beside = ring_all_reduce_bytes(rest, replicas)
-    more = 1 + (rest > 0)  # the guard's scalar, and the leaves that stay dense
-    found = {
-        "uncompressed": _Way(everything, 1),
-        "allgather": _Way((replicas - 1) * payload + beside, 1 + more),
-        "sharded": _Way(2 * (replicas - 1) / replicas * payload + beside, 2 + more),
-        "dense": _Way(everything, 1 + more),
-    }
-    return found if replicas > 1 else {name: _Way(0.0, 0) for name in found}
+def _sentences(advice: DGCAdvice) -> tuple[str, str]:
+    """Return whether compression pays, and below which bandwidth."""
+    if not advice.entries:
+        return "Nothing is compressed: every tensor is below min_size.", "Lower min_size."
+    if advice.pays:
+        where = _where(advice.break_even, "It pays at any bandwidth", "It pays below")
+        gained = f"with exchange='{advice.best}' a step is {advice.speedup:.3g} x as quick"
+        return f"Compression pays: {gained} as without.", f"{where}."
+    longer = f"{1 / advice.speedup:.3g} x" if advice.speedup else "many times"
+    where = _where(advice.break_even, "It would pay at any bandwidth", "It would pay below")
+    lost = f"a step takes {longer} the time of one without"
+    return f"Compression does not pay: {lost}.", f"{where}."
 
 
-def _break_even(
-    plain: _Way, way: _Way, step_time: float, overhead: float, latency: float, overlap: float
-) -> float:
-    """The bandwidth below which a step with `way` is quicker than one with `plain`, bytes/s.
-
-    In x = 1 / bandwidth the time gained is the larger of two straight lines: one where `overlap`
-    hides its share of the all-reduce, one where the step is too short for that.
-    """
-    cost = overhead + latency * way.collectives
-    wait = latency * plain.collectives
-    lines = (
-        ((1 - overlap) * plain.bytes - way.bytes, (1 - overlap) * wait - cost),
-        (plain.bytes - way.bytes, wait - step_time - cost),
-    )
-    crossings = [max(0.0, -gain / slope) for slope, gain in lines if slope > 0]
-    if not crossings:
-        return 0.0
-    return 1 / min(crossings) if min(crossings) > 0 else math.inf
+def _where(bandwidth: float, always: str, below: str) -> str:
+    if bandwidth == 0:
+        return "It would pay at no bandwidth"
+    return always if bandwidth == math.inf else f"{below} {bandwidth_text(bandwidth)}"

@@ -11,7 +11,7 @@ CLIP_SCALINGS = ("sqrt", "rsqrt")
 
 
 def clip_bound(max_norm: float | Array, replicas: int, scaling: str = "sqrt") -> float | Array:
-    """The bound of one replica's gradient, for a bound C of the aggregated one.
+    """Return the bound of one replica's gradient, for a bound C of the aggregated one.
 
     The sum of N independent gradients has about sqrt(N) times the norm of one. Where the loss was
     divided by N and gradients are summed, each is bounded to `C / sqrt(N)` (`"rsqrt"`); mean
@@ -35,7 +35,7 @@ def clip_bound(max_norm: float | Array, replicas: int, scaling: str = "sqrt") ->
 def clip_factor(
     gradient: Float[Array, "..."], max_norm: float | Array, replicas: int, scaling: str = "sqrt"
 ) -> Array:
-    r"""The factor that bounds a local gradient: `min(1, C sqrt(N) / ||g||)`.
+    r"""Return the factor that bounds a local gradient: `min(1, C sqrt(N) / ||g||)`.
 
     Args:
         gradient: One tensor's local gradient, float32.

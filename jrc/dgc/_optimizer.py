@@ -1,7 +1,7 @@
-"""Momentum SGD with compressed gradients: the transform, the learning rate, and both at once."""
+"""Momentum SGD with compressed gradients: the transform, then the learning rate."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,13 @@ import optax
 
 from jrc._errors import speaking_as
 from jrc._typing import Array, PyTree
-from jrc.dgc._axis import AxisName
-from jrc.dgc._options import check_rate
+from jrc._validate import scalar
+from jrc.dgc._collectives import AxisName
+from jrc.dgc._exchanges import Auto, Exchange
 from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState
 from jrc.dgc._transform import DGCTransformation, scale_by_dgc
-from jrc.dgc._wire import Wire
+from jrc.dgc._wires import Wire
 
 _WHO = "jrc.dgc_momentum"
 
@@ -35,12 +36,12 @@ def dgc_momentum(
     factor_masking: bool = True,
     selector: Selector | str = "auto",
     wire: Wire | str = "f32",
-    exchange: str = "auto",
+    exchange: Exchange | Auto | str = "auto",
     clip_scaling: str = "sqrt",
     clip_before_rampup: bool = False,
     count_dtype: str = "float64",
 ) -> DGCTransformation:
-    r"""Momentum SGD whose gradients are compressed: `scale_by_dgc`, then the learning rate.
+    r"""Return momentum SGD with compressed gradients: `scale_by_dgc`, then the learning rate.
 
     $$w \leftarrow w - \eta \, \Delta$$
 
@@ -50,24 +51,24 @@ def dgc_momentum(
         rampup_begin_step: The first compressed step.
         rampup_step: Steps over which the sparsity levels are spread.
         sparsity: Share of the entries that is kept back, one or one per level.
-        use_nesterov: Looks ahead.
+        use_nesterov: Look ahead.
         local_grad_clip_norm: Bound of each compressed tensor's local gradient.
-        num_trainers: Number of replicas, if it is to be checked.
+        num_trainers: Number of replicas, to be checked against the size of `axis_name`.
         regularization: L2 factor, or a transform of local gradients without state.
         axis_name: The axis over which the replicas differ.
         min_size: Entries from which on a leaf is compressed.
-        factor_masking: Clears the velocity too where an entry was sent.
+        factor_masking: Clear the velocity too where an entry was sent.
         selector: How entries are chosen.
         wire: How an entry is written.
         exchange: How entries reach the other replicas.
         clip_scaling: How the bound of a gradient grows with the number of replicas.
-        clip_before_rampup: Clips before the first compressed step too.
-        count_dtype: What the number of entries is computed in.
+        clip_before_rampup: Clip before the first compressed step too.
+        count_dtype: The dtype in which the number of entries is computed.
 
     Returns:
         An optax optimizer. Besides `init` and `update` it has `apply(gradients, state, params) ->
         (params, state)`, which does what `update` and `optax.apply_updates` do without an array of
-        updates; there, a step that is skipped leaves the learning rate's schedule where it is.
+        updates. A step that is skipped does not advance the learning rate's schedule.
 
     Raises:
         ValueError: As `scale_by_dgc`, and for a learning rate that is not finite.
@@ -85,53 +86,54 @@ def dgc_momentum(
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3.
     """
-    check_rate(learning_rate, _WHO)
+    options = dict(locals())
+    _check_rate(options.pop("learning_rate"))
     with speaking_as(_WHO, "jrc.scale_by_dgc"):
-        direction = scale_by_dgc(
-            momentum,
-            sparsity=sparsity,
-            rampup_begin_step=rampup_begin_step,
-            rampup_step=rampup_step,
-            use_nesterov=use_nesterov,
-            local_grad_clip_norm=local_grad_clip_norm,
-            num_trainers=num_trainers,
-            axis_name=axis_name,
-            min_size=min_size,
-            factor_masking=factor_masking,
-            regularization=regularization,
-            selector=selector,
-            wire=wire,
-            exchange=exchange,
-            clip_scaling=clip_scaling,
-            clip_before_rampup=clip_before_rampup,
-            count_dtype=count_dtype,
-        )
+        direction = scale_by_dgc(**options)
     rate = optax.scale_by_learning_rate(learning_rate)
-    chained = optax.chain(direction, rate)
+
+    def init(params: PyTree) -> optax.OptState:
+        return direction.init(params), rate.init(params)
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        _check_state(state)
-        return chained.update(updates, state, params)
+        del extra_args
+        compression, schedule = _parts(state)
+        updates, new = direction.update(updates, compression, params)
+        updates, after = rate.update(updates, schedule, params)
+        return updates, (new, _unless_skipped(compression, new, schedule, after))
 
     def apply(gradients: PyTree, state: optax.OptState, params: PyTree) -> tuple[PyTree, PyTree]:
-        _check_state(state)
-        compression, schedule = cast(tuple[DGCState, optax.OptState], state)
-        # Whatever the rate is, and of whatever schedule: what it makes of a one.
+        compression, schedule = _parts(state)
+        # Whatever the rate is, and of whatever schedule: its update of a one is the scale.
         scale, after = rate.update(jnp.ones(()), schedule)
         params, new = direction.apply(gradients, compression, params, scale)
-        waits = new.skipped != compression.skipped
-        after = jax.tree.map(lambda x, y: jnp.where(waits, x, y), schedule, after)
-        return params, (new, after)
+        return params, (new, _unless_skipped(compression, new, schedule, after))
 
-    return DGCTransformation(chained.init, update, apply)
+    return DGCTransformation(init, update, apply)
 
 
-def _check_state(state: object) -> None:
-    """Refuse the state of another optimizer, which would fail somewhere inside of optax."""
-    if not (isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], DGCState)):
-        raise TypeError(
-            f"{_WHO}: the state must be what init(params) returns, got {type(state).__name__}; "
-            "start with state = tx.init(params)"
-        )
+def _unless_skipped(before: DGCState, after: Any, old: PyTree, new: PyTree) -> PyTree:
+    """Return the new state of the schedule, or the old one if the step was skipped."""
+    skipped = after.skipped != before.skipped
+    return jax.tree.map(lambda x, y: jnp.where(skipped, x, y), old, new)
+
+
+def _check_rate(rate: Any) -> None:
+    """Raise if a learning rate is neither a number nor a schedule; optax finds that late."""
+    if not callable(rate):
+        scalar(rate, "learning_rate", _WHO, remedy="Pass 0.1, or an optax schedule.")
+
+
+def _parts(state: object) -> tuple[DGCState, optax.OptState]:
+    """Return the compression's state and the schedule's."""
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], DGCState):
+        return cast(tuple[DGCState, optax.OptState], state)
+    raise TypeError(
+        f"{_WHO}: state must be the one that init(params) returns, got {type(state).__name__}. "
+        "Start with state = tx.init(params)."
+    )

@@ -1,17 +1,17 @@
-"""Regularisation of local gradients, before they are accumulated."""
+"""Regularization of local gradients, before they are accumulated."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jrc._typing import Array, PyTree
+from jrc._validate import scalar
 
 
 def l2_penalty(factor: float | Array) -> optax.GradientTransformation:
-    r"""The gradient of an L2 penalty, added to local gradients.
+    r"""Return a transform that adds the gradient of an L2 penalty to local gradients.
 
     $$G = g + \lambda w$$
 
@@ -39,7 +39,7 @@ def l2_penalty(factor: float | Array) -> optax.GradientTransformation:
 
 
 def l1_penalty(factor: float | Array) -> optax.GradientTransformation:
-    r"""The gradient of an L1 penalty, added to local gradients.
+    r"""Return a transform that adds the gradient of an L1 penalty to local gradients.
 
     $$G = g + \lambda \operatorname{sign}(w)$$
 
@@ -68,15 +68,15 @@ def l1_penalty(factor: float | Array) -> optax.GradientTransformation:
 def _penalty(
     factor: float | Array, slope: Callable[[Array], Array]
 ) -> optax.GradientTransformation:
-    """`G = g + factor * slope(w)`."""
+    """Return the transform `G = g + factor * slope(w)`."""
 
     def update_fn(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
         if params is None:
             raise ValueError(
-                "jrc.scale_by_dgc: regularization needs the parameters, and update got none; "
-                "call update(gradients, state, params)"
+                "jrc.scale_by_dgc: params must be given where there is a regularization, got None. "
+                "Call update(gradients, state, params)."
             )
         added = jax.tree.map(lambda g, w: g + factor * slope(w.astype(g.dtype)), updates, params)
         return added, state
@@ -85,23 +85,15 @@ def _penalty(
 
 
 def _checked(who: str, factor: float | Array) -> float | Array:
-    """The factor; the value of a tracer is not known yet."""
-    if isinstance(factor, jax.core.Tracer):
-        return factor
-    number = isinstance(factor, int | float | np.integer | np.floating | jax.Array)
-    if not number or isinstance(factor, bool) or jnp.ndim(factor):
-        raise TypeError(f"{who}: the factor must be a number, got {factor!r}; pass 1e-4")
-    if not 0 <= float(factor) < float("inf"):
-        raise ValueError(f"{who}: the factor must be finite and >= 0, got {factor!r}; pass 1e-4")
-    return factor
+    return scalar(factor, "factor", who, rule=">= 0", holds=lambda x: x >= 0, remedy="Pass 1e-4.")
 
 
 def check_stateless(regularization: optax.GradientTransformation, params: PyTree) -> None:
-    """That a regularisation has nothing to remember, for there is no place to keep it.
+    """Raise if a regularization has state: `DGCState` has no field to keep it in.
 
     Args:
         regularization: Any optax transform.
-        params: What init is called with.
+        params: The parameters that `init` gets.
 
     Raises:
         TypeError: When its state holds arrays.
@@ -109,7 +101,7 @@ def check_stateless(regularization: optax.GradientTransformation, params: PyTree
     kept = jax.eval_shape(regularization.init, params)
     if jax.tree.leaves(kept):
         raise TypeError(
-            "jrc.scale_by_dgc: regularization must be a transform without state, got one that "
-            f"keeps {type(kept).__name__}; chain it before: "
-            "optax.chain(regularization, scale_by_dgc(...))"
+            "jrc.scale_by_dgc: regularization must be a transform without state, got one with the "
+            f"state {type(kept).__name__}. Chain it in front: "
+            "optax.chain(regularization, jrc.scale_by_dgc(...))."
         )

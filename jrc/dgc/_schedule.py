@@ -1,4 +1,4 @@
-"""When each sparsity level begins, and how many entries it sends of a tensor."""
+"""The warm-up: when each sparsity level begins, and how many entries it sends of a tensor."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ COUNT_DTYPES = ("float64", "float32")
 
 
 def entries_to_send(size: int, sparsity: float, dtype: str = "float64") -> int:
-    """Entries sent of a tensor: `k = max(1, int(size * (1 - sparsity)))`.
+    """Return the entries sent of a tensor: `k = max(1, int(size * (1 - sparsity)))`.
 
     Args:
         size: Entries of the tensor.
@@ -32,10 +32,10 @@ def entries_to_send(size: int, sparsity: float, dtype: str = "float64") -> int:
 
 
 def level_starts(rampup_begin_step: int, rampup_step: int, levels: int) -> tuple[int, ...]:
-    """First step of each level: the least t with `(t - b) * L >= i * R`, for level i of L.
+    """Return the first step of each level i of L: the least t with `(t - b) * L >= i * R`.
 
-    The level index `int((t - b) * L / R)` never needs a division in the traced step then, and a
-    large step cannot overflow.
+    With these the traced step needs no division for the level `int((t - b) * L / R)`, and a large
+    step cannot overflow.
 
     Args:
         rampup_begin_step: b, the first compressed step.
@@ -54,7 +54,7 @@ def level_starts(rampup_begin_step: int, rampup_step: int, levels: int) -> tuple
 def active_levels(
     rampup_begin_step: int, rampup_step: int, sparsity: Sequence[float]
 ) -> tuple[tuple[int, float], ...]:
-    """The levels that get a step, as pairs of first step and sparsity.
+    """Return the levels that get a step, as pairs of first step and sparsity.
 
     Args:
         rampup_begin_step: b, the first compressed step.

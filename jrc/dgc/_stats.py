@@ -1,4 +1,4 @@
-"""What the compression did, read from the state."""
+"""What the compression did in the last step, read from the state."""
 
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ class DGCStats(NamedTuple):
     Attributes:
         density: Share of the compressed leaves' entries that was sent, `float32[]`.
         bytes_sent: Bytes that one replica sent, `float32[]`.
-        bytes_dense: Bytes that a dense all-reduce would have sent, `float32[]`.
-        norm_kept: L2 norm of all accumulated gradients that are still unsent, `float32[]`.
+        bytes_dense: Bytes that a dense all-reduce of float32 would have sent, `float32[]`.
+        norm_kept: L2 norm of all accumulated gradients that are not sent yet, `float32[]`.
         skipped: Steps skipped so far for a gradient that was not finite, `int32[]`.
         bytes_received: Bytes that one replica received, `float32[]`: in ring algorithms as many
             as it sent.
@@ -31,21 +31,21 @@ class DGCStats(NamedTuple):
 
 
 def dgc_stats(state: PyTree) -> DGCStats:
-    """Density, bytes and the norm kept back, of the last step.
+    """Return density, bytes and the norm of what was not sent, of the last step.
 
-    Bytes count float32 in ring algorithms: `2 (N - 1) / N * 4 n` for an all-reduce of n entries,
-    `(N - 1) * 8 k` for an all-gather of k; one replica sends none. Around a ring each replica
-    sends to the next what it has from the one before, so as much arrives as leaves.
+    Bytes are those of ring algorithms: `2 (N - 1) / N * 4 n` for an all-reduce of n float32
+    entries, `(N - 1) * 8 k` for an all-gather of k float32 entries with their positions; one
+    replica sends none. In a ring every replica receives as much as it sends.
 
     Args:
         state: Any tree with one `DGCState` in it, such as the state of a chain.
 
     Returns:
-        The report. `norm_kept` covers the v it is given: one replica's inside `shard_map`, those
-        of all replicas for a whole state outside.
+        The report. `norm_kept` is that of one replica's v inside `shard_map`, and of the v of all
+        replicas outside.
 
     Raises:
-        ValueError: When the tree holds no `DGCState`, or several.
+        ValueError: When the tree has no `DGCState`, or several.
 
     Example:
         >>> from jrc.dgc import scale_by_dgc
@@ -58,8 +58,8 @@ def dgc_stats(state: PyTree) -> DGCStats:
     found = dgc_states(state)
     if len(found) != 1:
         raise ValueError(
-            f"jrc.dgc_stats: the state must hold exactly one DGCState, got {len(found)} in "
-            f"{type(state).__name__}; pass the state of one optimizer made with scale_by_dgc"
+            f"jrc.dgc_stats: state must have exactly one DGCState in it, got {len(found)} in "
+            f"{type(state).__name__}. Pass the state of one optimizer made with jrc.scale_by_dgc."
         )
     (only,) = found
     squares = [jnp.sum(kept * kept) for kept in jax.tree.leaves(only.v)]

@@ -24,7 +24,7 @@ class StepInfo(NamedTuple):
             and booleans) added up over parts and replicas.
         grad_norm: Mean over replicas of the L2 norm of the local gradient.
         density: Share of the compressed entries that was sent; 1 without compression.
-        bytes_sent: Bytes that each replica sent for gradients, counted as float32.
+        bytes_sent: Bytes that each replica sent for gradients.
         skipped: Whether parameters, optimizer and model state were left as they were because a
             gradient was not finite (only with a `DGCState`).
         bytes_received: Bytes that each replica received for gradients: in ring algorithms as many
@@ -67,8 +67,8 @@ def replica_step(
         model_state = _unless(skipped, state.model_state, model_state)
     density, sent = _books(compression, opt_state, skipped)
     pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True)
-    dense = sum(g.size for g, alone in pairs if not alone)
-    sent += ring_all_reduce_bytes(dense, replicas)
+    dense = sum(g.size * g.dtype.itemsize for g, alone in pairs if not alone)
+    sent += ring_all_reduce_bytes(dense, replicas, itemsize=1)
     # One reduction for the three: the mean of the squares over what differs, times their number.
     unsent = optax.tree.norm([state.v for state in dgc_states(opt_state)], squared=True)
     loss, norm, kept = over.mean((local.loss, _norm(local.grads), jnp.float32(unsent)))
@@ -81,48 +81,45 @@ def replica_step(
 def _moved(
     tx: optax.GradientTransformation, state: TrainState, grads: PyTree, over: "_Replicas"
 ) -> tuple[PyTree, PyTree, Array]:
-    """Parameters and optimizer state after the update, and whether it was left out."""
+    """Return parameters and optimizer state after the update, and whether it was skipped."""
     if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` forgets it
-        # Skips by itself, and touches no parameter that nobody sent an entry for.
+        # Skips by itself, and touches only parameters for which entries arrived.
         params, opt_state = tx.apply(grads, state.opt_state, state.params)
         ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
         return params, opt_state, new.skipped != old.skipped
-    skipped = jnp.zeros((), bool)
-    compression = dgc_states(state.opt_state)
-    if compression:
-        # Known before anything changes, so that all of a chain, and not the compression alone,
-        # leaves the step out; and on all replicas together, so that no transform branches on it.
-        skipped = over.total(_has_bad(grads).astype(jnp.int32)) > 0
-        grads = jax.tree.map(lambda g: jnp.where(skipped, jnp.nan, g).astype(g.dtype), grads)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    if compression:
-        # A compression that sees the gradients first has skipped by itself, in place.
-        trusted = isinstance(_first(state.opt_state), DGCState)
-        old = state.params, state.opt_state
-        params, opt_state = _unless(skipped, old, (params, opt_state), trusted)
+    if not dgc_states(state.opt_state):
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        return optax.apply_updates(state.params, updates), opt_state, jnp.zeros((), bool)
+    # Known on all replicas before anything changes, so that all of a chain, and not the compression
+    # alone, leaves the step out. All take the same branch: collectives may stand in it.
+    skipped = over.total(_has_bad(grads).astype(jnp.int32)) > 0
+
+    def wait() -> tuple[PyTree, PyTree]:
+        return state.params, _count_skipped(state.opt_state)
+
+    def move() -> tuple[PyTree, PyTree]:
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        return optax.apply_updates(state.params, updates), opt_state
+
+    params, opt_state = jax.lax.cond(skipped, wait, move)
     return params, opt_state, skipped
 
 
-def _unless(skipped: Array, old: PyTree, new: PyTree, trusted: bool = True) -> PyTree:
-    """The new tree, or the old one, of which compressions that are not trusted count the skip."""
-
-    def chosen(old: Any, new: Any) -> Any:
-        if not isinstance(new, DGCState):
-            return jnp.where(skipped, old, new)
-        if trusted:
-            return new
-        # What stood before it may have taken the mark out of the gradients.
-        books = {name: getattr(new, name) for name in ("density", "bytes_sent", "bytes_dense")}
-        waits = old._replace(skipped=optax.safe_increment(old.skipped), **books)
-        return jax.tree.map(lambda x, y: jnp.where(skipped, x, y), waits, new)
-
-    return jax.tree.map(chosen, old, new, is_leaf=lambda node: isinstance(node, DGCState))
+def _count_skipped(opt_state: PyTree) -> PyTree:
+    """Return the optimizer's state with one more skipped step in each compression."""
+    compression = lambda node: isinstance(node, DGCState)  # noqa: E731
+    return jax.tree.map(
+        lambda node: (
+            node._replace(skipped=optax.safe_increment(node.skipped)) if compression(node) else node
+        ),
+        opt_state,
+        is_leaf=compression,
+    )
 
 
-def _first(opt_state: PyTree) -> Any:
-    """The state of the transform that sees the gradients first."""
-    return _first(opt_state[0]) if type(opt_state) is tuple and opt_state else opt_state
+def _unless(skipped: Array, old: PyTree, new: PyTree) -> PyTree:
+    """Return the new tree, or the old one if the step was skipped."""
+    return jax.tree.map(lambda x, y: jnp.where(skipped, x, y), old, new)
 
 
 def _gathering(opt_state: PyTree) -> list[Any]:

@@ -1,6 +1,7 @@
 """The training state: what goes from step to step, and how it lies on the mesh."""
 
 import functools
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import jax
@@ -201,7 +202,7 @@ def mesh_or_all(mesh: Mesh | None, axis_name: AxisName, who: str) -> Mesh:
 def _check_first(opt_state: PyTree) -> None:
     """What stands before the compression sees local gradients and may not remember them."""
     chains = jax.tree.leaves(opt_state, is_leaf=_is_chain)
-    for chain in filter(_is_chain, chains):
+    for chain in map(_parts_of_chain, filter(_is_chain, chains)):
         at = next(i for i, part in enumerate(chain) if dgc_states(part))
         for part in chain[:at]:
             if _remembers(part):
@@ -228,7 +229,14 @@ def _is_injected(node: Any) -> bool:
 
 
 def _is_chain(node: Any) -> bool:
-    return type(node) is tuple and any(dgc_states(part) for part in node)
+    return any(dgc_states(part) for part in _parts_of_chain(node))
+
+
+def _parts_of_chain(node: Any) -> tuple[Any, ...]:
+    """Return the states of an `optax.chain` or an `optax.named_chain` in call order."""
+    if isinstance(node, OrderedDict):
+        return tuple(node.values())
+    return node if type(node) is tuple else ()
 
 
 def shape_of(tree: PyTree) -> Any:

@@ -1,6 +1,7 @@
-"""The seed's DGC optimizer: `jrc.dgc_momentum` under the seed's names, alone and on replicas."""
+"""Paddle's DGC optimizer: `jrc.dgc_momentum` under Paddle's names, alone and on replicas."""
 
 import functools
+import inspect
 import types
 
 import jax
@@ -44,9 +45,7 @@ def trained():
 
 def test_it_is_dgc_momentum():
     rate = optax.linear_schedule(0.3, 0.1, 6)
-    opt = DGCMomentumOptimizer(
-        rate, 0.9, 1, 2, [0.5, 0.9], None, True, 1, 1e-3, 0.5, "dgc", min_size=20
-    )
+    opt = DGCMomentumOptimizer(rate, 0.9, 1, 2, [0.5, 0.9], True, 0.5, 1, 1e-3, "dgc", min_size=20)
     tx = jrc.dgc_momentum(rate, 0.9, 1, 2, (0.5, 0.9), True, 0.5, 1, 1e-3, min_size=20)
     params, state = PARAMS, tx.init(PARAMS)
 
@@ -62,17 +61,45 @@ def test_it_is_dgc_momentum():
     assert opt.name == "dgc" and 0 < float(state[0].density) < 0.2
 
 
-def test_the_defaults_are_the_seed_s():
+DOCUMENTED = (
+    "learning_rate momentum rampup_begin_step rampup_step sparsity use_nesterov "
+    "local_grad_clip_norm num_trainers regularization name"
+).split()
+
+
+def test_the_documented_signature_comes_first_and_later_arguments_behind():
+    names = list(inspect.signature(DGCMomentumOptimizer).parameters)
+    assert names[: len(DOCUMENTED)] == DOCUMENTED
+    assert names[len(DOCUMENTED) :] == ["parameter_list", "grad_clip", "axis_name", "options"]
+
+
+def test_the_bound_has_two_names():
+    one, two = (
+        DGCMomentumOptimizer(0.3, 0.9, 0, min_size=0, num_trainers=1, **{name: 0.25})
+        for name in ("local_grad_clip_norm", "grad_clip")
+    )
+    assert bit_equal(train(one, 1), train(two, 1))
+
+
+def test_trainers_and_axis_belong_together():
+    for words in ({"num_trainers": 4, "axis_name": AXIS}, {"num_trainers": 1}, {}):
+        DGCMomentumOptimizer(0.1, 0.9, 0, **words)
+    message = "got num_trainers=4. Pass axis_name='data', the mesh axis with the 4 replicas"
+    with pytest.raises(ValueError, match=message):
+        DGCMomentumOptimizer(0.1, 0.9, 0, local_grad_clip_norm=1.0, num_trainers=4)
+
+
+def test_the_defaults_are_paddle_s():
     opt = DGCMomentumOptimizer(0.1, 0.9, 0)
     params = {"w": jnp.ones(16384), "b": jnp.ones(16383)}
     updates, state = opt.update(params, opt.init(params), params)
-    assert int(jnp.count_nonzero(updates["w"])) == 16  # 99.9 % are kept back
+    assert int(jnp.count_nonzero(updates["w"])) == 16  # a sparsity of 99.9 %
     assert int(jnp.count_nonzero(updates["b"])) == 16383 and isinstance(state[0], jrc.DGCState)
 
 
 @pytest.mark.parametrize(("check_vma", "recompute"), [(True, True), (False, False)])
 def test_on_replicas(check_vma, recompute):
-    """Gradients stay local, the result is the same everywhere and that of the whole batch."""
+    """Gradients stay local; the result is that of the whole batch and equal on every replica."""
     replicas = 4
     opt = DGCMomentumOptimizer(0.3, 0.9, **RAMP, num_trainers=replicas, axis_name=AXIS)
     if recompute:
@@ -108,7 +135,7 @@ def test_on_replicas(check_vma, recompute):
     assert sent[-1] < sent[0] and int(state[0].skipped) == 0
 
 
-def test_load_brings_back_what_was_not_sent(tmp_path):
+def test_load_restores_what_was_not_sent(tmp_path):
     opt = DGCMomentumOptimizer(0.3, 0.9, **RAMP, regularization=0.1)
     params, state = trained()
     assert float(optax.tree.norm(state[0].v)) > 0
@@ -121,7 +148,7 @@ def test_load_brings_back_what_was_not_sent(tmp_path):
         opt.load(tmp_path, (PARAMS, optax.adam(0.1).init(PARAMS)))
 
 
-def test_a_parameter_that_is_not_listed_keeps_what_it_has_not_sent():
+def test_a_parameter_that_is_not_listed_keeps_its_unsent_gradient():
     params, state = trained()
     few = DGCMomentumOptimizer(0.3, 0.9, **RAMP, regularization=0.1, parameter_list=["pred/w"])
     new, after, _, pairs = few.minimize(LOSS, params, state, batch(5))
@@ -131,13 +158,13 @@ def test_a_parameter_that_is_not_listed_keeps_what_it_has_not_sent():
         old, now = getattr(state[0], field), getattr(after[0], field)
         assert bit_equal(now["fc_1"], old["fc_1"]) and bit_equal(now["pred"]["b"], old["pred"]["b"])
     assert not bit_equal(after[0].v["pred"]["w"], state[0].v["pred"]["w"])
-    # Nothing of the others counts as sent.
+    # Leaves that are not listed do not count as sent.
     assert float(after[0].bytes_dense) < float(state[0].bytes_dense) or (
         float(after[0].bytes_dense) == 0
     )
 
 
-def test_grad_clip_takes_a_number_or_the_seed_s_object():
+def test_grad_clip_takes_a_number_or_paddle_s_object():
     clip = types.SimpleNamespace(clip_norm=0.01)
     one, two, none = (
         train(DGCMomentumOptimizer(0.3, 0.9, 0, min_size=0, num_trainers=1, grad_clip=c), 2)
@@ -147,19 +174,19 @@ def test_grad_clip_takes_a_number_or_the_seed_s_object():
 
 
 @pytest.mark.parametrize(("kind", "penalty"), [("L1", jrc.l1_penalty), ("L2", jrc.l2_penalty)])
-def test_regularization_takes_the_seed_s_object(kind, penalty):
+def test_regularization_takes_paddle_s_object(kind, penalty):
     for suffix in ("Decay", "DecayRegularizer"):
-        seed = type(kind + suffix, (), {"_regularization_coeff": 0.1})()
+        paddle = type(kind + suffix, (), {"_regularization_coeff": 0.1})()
         one, two = (
             train(DGCMomentumOptimizer(0.3, 0.9, **RAMP, regularization=how), 2)
-            for how in (seed, penalty(0.1))
+            for how in (paddle, penalty(0.1))
         )
         assert bit_equal(one, two)
     none = train(DGCMomentumOptimizer(0.3, 0.9, **RAMP), 2)
     assert largest_error(one[0], none[0]) > 1e-3
 
 
-def test_the_options_of_the_formulas_go_through():
+def test_other_options_pass_through():
     clip = {"grad_clip": 0.01, "num_trainers": 1}
     opt = DGCMomentumOptimizer(
         0.3, 0.9, 5, **clip, min_size=0, clip_before_rampup=True, count_dtype="float32"
@@ -182,18 +209,34 @@ def test_numbers_may_be_numpy_s():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"grad_clip": 1.0}, TypeError, "num_trainers should be int and greater than zero"),
-        ({"grad_clip": 1.0, "num_trainers": 2.0}, TypeError, "greater than zero where .* got 2.0"),
-        ({"grad_clip": True, "num_trainers": 1}, TypeError, "with a clip_norm; got bool"),
-        ({"grad_clip": 1.0, "num_trainers": True}, TypeError, "greater than zero .* got True"),
-        ({"grad_clip": 1.0, "num_trainers": 0}, ValueError, "greater than zero where .* got 0"),
+        (
+            {"grad_clip": 1.0},
+            TypeError,
+            "num_trainers, where there is a grad_clip, must be a whole number >= 1",
+        ),
+        (
+            {"grad_clip": 1.0, "num_trainers": 2.0},
+            TypeError,
+            "whole number >= 1, got 2.0",
+        ),
+        ({"grad_clip": True, "num_trainers": 1}, TypeError, "with a clip_norm, got bool"),
+        (
+            {"grad_clip": 1.0, "num_trainers": True},
+            TypeError,
+            "whole number >= 1, got True",
+        ),
+        ({"grad_clip": 1.0, "num_trainers": 0}, ValueError, "must be a whole number >= 1, got 0"),
         (
             {"grad_clip": optax.clip(1.0), "num_trainers": 1},
             TypeError,
-            "a number or an object with a clip_norm; got GradientTransformation.*grad_clip=1.0",
+            "a number or an object with a clip_norm, got GradientTransformation.*grad_clip=1.0",
         ),
-        ({"num_trainers": 2}, ValueError, "num_trainers=2 needs an axis over which the replicas"),
-        ({"sparsity": [1.0]}, ValueError, r"every sparsity must lie in \[0, 1\), got 1.0"),
+        (
+            {"num_trainers": 2},
+            ValueError,
+            "must be 1 or left out .* Pass axis_name='data'",
+        ),
+        ({"sparsity": [1.0]}, ValueError, r"every sparsity must be a number in \[0, 1\), got 1.0"),
         ({"regularization": "l2"}, TypeError, "regularization must be a number"),
     ],
 )
@@ -204,11 +247,11 @@ def test_arguments_that_do_not_fit(options, error, words):
 
 def test_an_axis_that_nothing_binds():
     opt = DGCMomentumOptimizer(0.1, 0.9, 0, axis_name=AXIS)
-    with pytest.raises(ValueError, match="axis_name='data' must be bound where update runs"):
+    with pytest.raises(ValueError, match="must be an axis that is bound .* got axis_name='data'"):
         opt.minimize(LOSS, PARAMS, opt.init(PARAMS), batch(0))
 
 
-def test_misuse_speaks_of_this_optimizer():
+def test_errors_name_this_optimizer():
     opt = DGCMomentumOptimizer(0.1, 0.9, 0)
     with pytest.raises(TypeError, match="jrc.compat.DGCMomentumOptimizer.minimize: the loss is a"):
         opt.minimize(jnp.float32(1), PARAMS, opt.init(PARAMS))

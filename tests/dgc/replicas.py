@@ -1,4 +1,4 @@
-"""Runs a transform on several replicas, in each of the ways JAX has for it."""
+"""Run a transform on several replicas, under shard_map and pmap."""
 
 import functools
 
@@ -33,7 +33,7 @@ def normal(key, params, steps, replicas):
 
 
 def descend(tx, params, gradients):
-    """Parameters after every step, and the last state, on the replica that runs this."""
+    """Return parameters after every step, and the last state, of one replica."""
 
     def body(carry, gradient):
         params, state = carry

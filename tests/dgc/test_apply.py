@@ -1,4 +1,4 @@
-"""`tx.apply`: what `update` and `optax.apply_updates` do, written into the parameters."""
+"""`tx.apply` against `update` and `optax.apply_updates`."""
 
 import copy
 import functools
@@ -78,7 +78,7 @@ def test_apply_is_update_and_apply_updates(form):
     for seed in range(6):
         gradients = some_gradients(seed, (4,))
         if seed == 4:
-            # Nothing moves, the schedule of the rate included.
+            # Nothing changes, the schedule of the learning rate included.
             broken = gradients | {"bias": gradients["bias"].at[2, 0].set(np.nan)}
             _, (params, state) = jax.block_until_ready(step(broken, first, second))
             assert_bit_equal(params, second[0])
@@ -88,7 +88,7 @@ def test_apply_is_update_and_apply_updates(form):
             assert int(state[0].skipped) == 1
         first, second = jax.block_until_ready(step(gradients, first, second))
         assert_same(second, first)
-        # From here on together: a rounding may choose another entry later.
+        # Both go on from one state: rounding may choose another entry later.
         second = first
     assert_bit_equal(first[0]["count"], PARAMS["count"])
     assert first[0]["none"] is None
@@ -137,7 +137,7 @@ def test_parameters_that_are_python_numbers():
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("min_size", [0, 100])
-def test_eight_bits_are_widened_for_the_sum(dtype, min_size):
+def test_eight_bit_parameters_are_widened_for_the_sum(dtype, min_size):
     tx = dgc_momentum(0.5, 0.9, 0, sparsity=0.75, min_size=min_size)
     params, gradients = jnp.ones(4, dtype), jnp.array([1.0, -4.0, 2.0, 3.0])
     new, _ = tx.apply(gradients, tx.init(params), params)
@@ -146,7 +146,7 @@ def test_eight_bits_are_widened_for_the_sum(dtype, min_size):
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_eight_bits_go_as_far_as_they_go(dtype):
+def test_eight_bit_parameters_saturate(dtype):
     tx = dgc_momentum(1.0, 0.9, 0, sparsity=0.75, min_size=0)
     most = jnp.finfo(dtype).max
     params, gradients = jnp.full(4, most), jnp.array([0.0, -(2.0**17), 0.0, 0.0])
@@ -154,7 +154,7 @@ def test_eight_bits_go_as_far_as_they_go(dtype):
     assert (new == most).all() and new.dtype == dtype
 
 
-def test_eight_bits_under_regularisation():
+def test_eight_bit_parameters_under_regularization():
     decayed = optax.add_decayed_weights(0.5)
     tx = dgc_momentum(1.0, 0.9, 0, sparsity=0.75, min_size=0, regularization=decayed)
     params = jnp.full(4, 2.0, "float8_e4m3fn")

@@ -1,4 +1,4 @@
-"""The compiled program: what each branch sends, what is written over, and what is copied."""
+"""The compiled program: what each branch sends, what is written in place, what is copied."""
 
 import functools
 import math
@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from jrc._jaxpr import walk
 from jrc.dgc import dgc_momentum, dgc_specs, scale_by_dgc
-from jrc.dgc._wire import WIRES
+from jrc.dgc._wires import WIRES
 from tests.dgc.replicas import AXIS, mesh
-from tests.dgc.test_exchange import collectives
+from tests.dgc.test_exchanges import collectives
 
 PARAMS = {"w": jnp.ones((60, 50)), "x": jnp.ones(2000), "b": jnp.ones(30)}
 LARGE = {"w": jnp.ones((400, 200)), "x": jnp.ones(100_000), "b": jnp.ones(30)}
@@ -22,7 +22,7 @@ FIVE = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 
 
 def program(tx, params, how="update", check_vma=True):
-    """A whole step on four replicas; parameters and state come in the order in which they go."""
+    """Return a whole step on four replicas; parameters and state in the order of the results."""
     specs = dgc_specs(jax.eval_shape(tx.init, params), AXIS)
 
     def one(gradients, params, state):
@@ -45,7 +45,7 @@ def compiled(tx, params, how="update"):
 
 
 def branches(text):
-    """The text of each branch of the one conditional, with all that it calls."""
+    """Return the text of each branch of the only conditional, with all computations it calls."""
     bodies = {
         found[1]: found[2]
         for found in re.finditer(r"^(?:ENTRY )?(%[\w.-]+) [^\n]*\{\n(.*?)^\}", text, re.M | re.S)
@@ -61,14 +61,14 @@ def branches(text):
 
 
 def copies(text, least):
-    """Entries of every array that is copied, from so many on."""
+    """Return the entries of every copied array that has at least `least`."""
     shapes = re.findall(r" = \w+\[([\d,]*)\]\S* copy\(", text)
     sizes = [math.prod(int(n) for n in shape.split(",") if n) for shape in shapes]
     return [size for size in sizes if size >= least]
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_each_branch_sends_what_it_says(wire):
+def test_each_branch_sends_the_words_of_its_format(wire):
     tx = dgc_momentum(
         0.1, 0.9, 5, 9, (0.5, 0.99), axis_name=AXIS, min_size=1000, wire=wire, selector="blocked"
     )
@@ -84,7 +84,7 @@ def test_each_branch_sends_what_it_says(wire):
     assert collectives(sparse, "all-reduce") == []
     for kind in ("all-to-all", "collective-permute", "reduce-scatter"):
         assert collectives(text, kind) == []
-    # Outside of all branches: the leaf that is too small, and whether all is finite.
+    # Outside of all branches: the leaf that is not compressed, and the check for finite values.
     outside = sorted(collectives(text, "all-reduce"))
     for branch in (before, masked, sparse):
         for found in collectives(branch, "all-reduce"):
@@ -100,18 +100,18 @@ FIXED = {
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_apply_writes_over_what_it_was_given(name):
+def test_apply_writes_into_the_donated_arrays(name):
     tx = dgc_momentum(0.1, 0.9, 0, sparsity=0.999, axis_name=AXIS, **FIXED[name])
     step = compiled(tx, LARGE, "apply")
     memory = step.memory_analysis()
     assert copies(step.as_text(), 80_000) == []
     # Parameters, u and v, all of them.
     assert memory.alias_size_in_bytes >= 3 * 4 * 180_000
-    # Measured 45 kB: less than any tensor, for nothing dense is made.
+    # Measured 45 kB, less than any tensor: no dense array is allocated.
     assert memory.temp_size_in_bytes < 4 * 80_000 / 3
 
 
-def test_update_makes_updates_and_copies_nothing():
+def test_update_allocates_the_updates_and_copies_nothing():
     tx = dgc_momentum(0.1, 0.9, 0, sparsity=0.999, axis_name=AXIS)
     step = compiled(tx, LARGE)
     memory = step.memory_analysis()
@@ -128,14 +128,14 @@ def test_update_under_a_ramp_copies_nothing():
 
 
 def equations(traced):
-    """Equations of a program and of all programs within, and the branches of its switch."""
+    """Return the number of equations of a program and its sub-programs, and of its branches."""
     every = [equation for equation, _ in walk(traced.jaxpr)]
     switches = [e for e in every if e.primitive.name == "cond"]
     return len(every), [len(e.params["branches"]) for e in switches]
 
 
-def test_a_ramp_is_few_branches():
-    """All levels before the last share a branch: little more to compile than one."""
+def test_a_ramp_compiles_few_branches():
+    """All levels before the last share a branch, so there is little more to compile."""
     params = {"w": jnp.zeros((300, 400)), "x": jnp.zeros(102_400), "b": jnp.zeros(30)}
     late = {"rampup_step": 100, "rampup_begin_step": 50}
     found = {}

@@ -1,4 +1,4 @@
-"""Inside what optax has: chains, masks, hyperparameters, schedules, accumulation."""
+"""Inside optax chains, masks, injected hyperparameters, schedules and accumulation."""
 
 import jax
 import jax.numpy as jnp
@@ -64,11 +64,11 @@ def test_regularization_by_a_transform_is_the_number():
     assert_trees_close(trajectory(chained, FLOATS, gradients)[0], number, 1e-6)
 
 
-def test_masked_leaves_stay_as_they_are():
+def test_masked_leaves_do_not_change():
     mask = {"w": True, "b": False}
     tx = optax.masked(scale_by_dgc(0.9, **ARGS), mask)
     frozen = optax.chain(tx, optax.masked(optax.set_to_zero(), {"w": False, "b": True}))
-    # optax hands a masked leaf's own, local gradient on, so types are not tracked here.
+    # optax.masked returns a masked leaf's local gradient, so varying types are not checked here.
     path, state = trajectory(frozen, FLOATS, normal(3, FLOATS, 4, 4), "unchecked")
     assert (path["b"] == 1).all() and not (path["w"] == 1).all()
     assert isinstance(dgc_stats_state(state).u["b"], optax.MaskedNode)
@@ -110,7 +110,7 @@ def test_bfloat16_parameters_under_a_ramp(sparsity):
     assert {leaf.dtype for leaf in jax.tree.leaves(path)} == {jnp.dtype("bfloat16")}
 
 
-def test_apply_if_finite_around_it():
+def test_inside_apply_if_finite():
     tx = optax.apply_if_finite(dgc_momentum(0.1, 0.9, 0, sparsity=0.9, min_size=100), 3)
     updates, state = tx.update(FLOATS | {"b": FLOATS["b"] * np.nan}, tx.init(FLOATS), FLOATS)
     assert not jnp.any(updates["w"]) and int(state.total_notfinite) == 1
@@ -143,7 +143,7 @@ def test_specs_have_the_tree_of_any_state(wrap):
     assert jax.tree.leaves(dgc_specs(jax.eval_shape(lambda: state), AXIS)) == jax.tree.leaves(specs)
 
 
-def test_specs_of_gradients_that_multi_steps_gathers():
+def test_specs_of_gradients_that_multi_steps_accumulates():
     tx = optax.MultiSteps(dgc_momentum(0.1, 0.9, 0, **ARGS), 2)
     params = PARAMS | {"scalar": jnp.float32(1)}
     specs = dgc_specs(tx.init(params), AXIS)

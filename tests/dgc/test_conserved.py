@@ -1,4 +1,4 @@
-"""Nothing is lost: what was sent and what is kept are what was accumulated, on every step."""
+"""Conservation: what was sent and what is kept add up to what was accumulated, every step."""
 
 import functools
 
@@ -38,7 +38,7 @@ CASES = [
 
 
 def tree(seed):
-    """A few leaves of odd sizes; those below 30 entries are not compressed."""
+    """Return leaves of odd sizes; those below 30 entries are not compressed."""
     rng = np.random.default_rng(seed)
     sizes = [1, 7, *rng.integers(30, 3000, 2)]
     return {f"leaf{i}": jnp.zeros(int(size)) for i, size in enumerate(sizes)}
@@ -79,7 +79,7 @@ def some_gradients(params, replicas, dtype, whole):
     CASES,
     ids=lambda x: str(x.get("sparsity")) if isinstance(x, dict) else str(x),
 )
-def test_sent_and_kept_is_accumulated(exchange, selector, wire, replicas, schedule, dtype):
+def test_sent_plus_kept_is_accumulated(exchange, selector, wire, replicas, schedule, dtype):
     begin = schedule.get("rampup_begin_step", 0)
     params = tree(len(exchange) + len(selector))
     tx = scale_by_dgc(
@@ -103,7 +103,7 @@ def test_sent_and_kept_is_accumulated(exchange, selector, wire, replicas, schedu
         for step in range(STEPS):
             u = MOMENTUM * u + np.asarray(gradients[name], np.float64)[step]
             v = v + u * (step >= begin)
-            # Before the begin, u is the velocity of the mean, which is sent as it is.
+            # Before `begin`, u is the velocity of the mean gradient, and all of it is sent.
             there = v.mean(0) if step >= begin else u.mean(0)
             kept = vs[name][step].mean(0)
             close = {"rtol": 0, "atol": tolerance * (np.abs(v).max() + np.abs(u).max())}
@@ -115,7 +115,7 @@ def test_sent_and_kept_is_accumulated(exchange, selector, wire, replicas, schedu
 
 @pytest.mark.parametrize("wire", ["f32", "bf16", "fp8", "int8"])
 @pytest.mark.parametrize("selector", ["exact", "two_stage", "blocked", "global", "sampled"])
-def test_a_dense_sum_knows_neither_selector_nor_format(selector, wire):
+def test_a_dense_sum_ignores_selector_and_wire(selector, wire):
     params = tree(0)
     programs = [
         jax.make_jaxpr(tx.update)(params, tx.init(params))

@@ -1,4 +1,4 @@
-"""Sizes, numbers and surroundings at the edge of what can be asked."""
+"""Extreme sizes and numbers; x64, vmap and donation around an update."""
 
 import functools
 
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jrc.dgc import dgc_specs, scale_by_dgc
-from jrc.dgc._selectors import Blocked
+from jrc.dgc import Blocked, dgc_specs, scale_by_dgc
 from tests.dgc.replicas import (
     AXIS,
     assert_bit_equal,
@@ -44,7 +43,7 @@ def test_huge_tied_and_vanishing_gradients(way):
         for kept in (state.u, state.v):
             assert not any(np.isnan(leaf).any() for leaf in kept.values())
         kept = np.concatenate([np.asarray(v, np.float64).mean(0) for v in state.v.values()])
-        # Sums at the owner, of four such numbers, are no float32 any more.
+        # The sum of four such numbers at an owner overflows float32.
         if abs(value) <= 1 or "allgather" in WAYS[way].values():
             np.testing.assert_allclose(flat(updates) + kept, value, rtol=1e-5, atol=1e-36)
         if value == 1.0:
@@ -77,7 +76,7 @@ def one_step(tx, gradients):
     return over(one, out_specs=(P(), specs))(gradients)
 
 
-def test_every_way_to_run_is_the_same():
+def test_shard_map_and_pmap_give_the_same():
     tx = scale_by_dgc(0.9, sparsity=0.9, axis_name=AXIS, min_size=10, **WAYS["byte"])
     params = {"w": PARAMS["w"], "one": PARAMS["one"]}
     gradients = normal(1, params, 4, 4)
@@ -99,7 +98,7 @@ def test_many_runs_at_once_by_vmap(wire):
         assert_bit_equal(jax.tree.map(lambda x, i=i: x[i], (updates, after)), alone)
 
 
-def test_state_that_is_given_away_and_comes_back():
+def test_a_donated_state_gives_the_same_steps():
     tx = scale_by_dgc(0.9, sparsity=0.9, axis_name=AXIS, min_size=10, exchange="sharded")
     specs = dgc_specs(jax.eval_shape(tx.init, PARAMS), AXIS)
     over = functools.partial(jax.shard_map, mesh=mesh())

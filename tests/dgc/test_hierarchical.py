@@ -61,7 +61,7 @@ def test_a_host_is_one_replica_with_the_mean_gradient(check_vma):
     assert dgc_stats(state).bytes_sent == dgc_stats(last).bytes_sent
 
 
-def test_a_bad_gradient_on_one_chip_stops_all_hosts():
+def test_a_gradient_that_is_not_finite_on_one_chip_skips_the_step_on_all_hosts():
     gradients = normal(1, PARAMS, 2, HOSTS * DEVICES)
     gradients["b"] = gradients["b"].at[1, 5, 2].set(jnp.nan)
     tx = dgc_momentum(0.1, 0.9, axis_name=("chip", "host"), **ARGS)
@@ -70,7 +70,7 @@ def test_a_bad_gradient_on_one_chip_stops_all_hosts():
     assert int(state[0].skipped) == 1 and int(state[0].step) == 1
 
 
-def test_gradients_that_were_summed_inside_of_a_host():
+def test_gradients_that_were_summed_within_a_host():
     tx = dgc_momentum(0.1, 0.9, axis_name=("chip", "host"), **ARGS)
 
     def one(params, batch):

@@ -1,11 +1,10 @@
-"""A thousand steps: replicas whose parameters drift apart would never meet again."""
+"""A thousand steps, after which the parameters of all replicas are bit-equal."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrc.dgc import dgc_momentum
-from jrc.dgc._selectors import Blocked
+from jrc.dgc import Blocked, dgc_momentum
 from tests.dgc.replicas import AXIS, normal, trajectory
 
 RATE = 0.05

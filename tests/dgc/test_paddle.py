@@ -1,4 +1,4 @@
-"""Paddle's own unit cases of the momentum operator, against its formulas written by hand."""
+"""Unit cases of Paddle's momentum operator, against its formulas in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ def test_step_15_is_sgd_on_what_was_sent(options, count):
         np.testing.assert_allclose(state.v[rank], u, rtol=0, atol=1e-5)
     want = param - RATE * total.reshape(SHAPE) / TRAINERS
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
-    # Larger than the tolerance, so that it matters which entries were sent.
+    # Larger than the tolerance, so the test depends on which entries were sent.
     assert np.abs(want - param).max() > 4e-4
 
 

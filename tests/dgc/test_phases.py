@@ -1,44 +1,33 @@
+"""The phases of a run: which exchange from which step on, its counts and its bytes."""
+
 import jax.numpy as jnp
 import pytest
 
-from jrc.dgc import _options
-from jrc.dgc._accumulate import Decay
-from jrc.dgc._phases import (
-    phase_at,
-    plan_phases,
-    ring_all_reduce_bytes,
-)
-from jrc.dgc._wire import WIRES
+from jrc.dgc import AllGather, DenseSum, ring_all_reduce_bytes
+from jrc.dgc._config import DGCConfig
+from jrc.dgc._phases import phase_at, plan_phases
 
 FIVE = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 
 
 def options(sparsity=FIVE, begin=0, ramp=100, exchange="auto"):
-    return _options.Options(
-        decay=Decay(0.9, False),
+    return DGCConfig(
         sparsity=sparsity,
         rampup_begin_step=begin,
         rampup_step=ramp,
-        local_grad_clip_norm=None,
-        num_trainers=None,
-        axis_name="data",
-        inner_axis=None,
-        min_size=0,
-        factor_masking=True,
-        regularization=None,
-        selector=None,
-        wire=WIRES["f32"],
         exchange=exchange,
+        axis_name="data",
+        min_size=0,
     )
 
 
-def forms(phases):
-    return tuple((phase.start, phase.form) for phase in phases)
+def exchanges(phases):
+    return tuple((phase.start, phase.exchange) for phase in phases)
 
 
 def test_auto_is_sparse_only_where_it_sends_less_and_at_the_last_level():
-    dense, last = "masked", "gather"
-    assert forms(plan_phases([6400], 0, 4, options())) == (
+    dense, last = DenseSum(), AllGather()
+    assert exchanges(plan_phases([6400], 0, 4, options())) == (
         (0, dense),
         (20, dense),
         (40, dense),
@@ -46,10 +35,10 @@ def test_auto_is_sparse_only_where_it_sends_less_and_at_the_last_level():
         (80, last),
     )
     # 75 % breaks even at 4 replicas, 93.75 % at 16.
-    for level, replicas, form in [(0.75, 3, last), (0.75, 4, dense), (0.9375, 15, last)]:
-        assert forms(plan_phases([6400], 0, replicas, options((level,)))) == ((0, form),)
+    for level, replicas, best in [(0.75, 3, last), (0.75, 4, dense), (0.9375, 15, last)]:
+        assert exchanges(plan_phases([6400], 0, replicas, options((level,)))) == ((0, best),)
     every = plan_phases([6400], 0, 4, options(exchange="allgather"))
-    assert [form for _, form in forms(every)] == ["gather"] * 5
+    assert [exchange for _, exchange in exchanges(every)] == [last] * 5
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 8, 64])
@@ -58,18 +47,21 @@ def test_auto_never_sends_more_than_a_dense_sum(replicas):
         assert phase.bytes_sent <= ring_all_reduce_bytes(5867, replicas) * (1 + 1e-9)
 
 
-def test_forced_exchanges():
-    assert {p.form for p in plan_phases([64], 0, 64, options(exchange="allgather"))} == {"gather"}
-    assert {p.form for p in plan_phases([64], 0, 2, options(exchange="dense"))} == {"masked"}
+@pytest.mark.parametrize(("name", "value"), [("allgather", AllGather()), ("dense", DenseSum())])
+def test_an_exchange_by_name_is_its_value_at_every_level(name, value):
+    for exchange in (name, value):
+        phases = plan_phases([64], 0, 64, options(exchange=exchange))
+        assert {phase.exchange for phase in phases} == {value}
 
 
-def test_dense_phase_stands_first_only_before_a_late_begin():
+def test_the_uncompressed_phase_stands_first_only_before_a_late_begin():
     late = plan_phases([6400], 10, 4, options((0.999,), begin=5, ramp=1))
-    assert forms(late) == ((0, "dense"), (5, "gather"))
+    assert exchanges(late) == ((0, None), (5, AllGather()))
     assert late[0].density == 1.0 and late[0].bytes_sent == ring_all_reduce_bytes(6410, 4)
     assert late[1].counts == (6,) and late[1].density == 6 / 6400
-    assert forms(plan_phases([6400], 10, 4, options((0.999,), ramp=1))) == ((0, "gather"),)
-    assert forms(plan_phases([], 10, 4, options())) == ((0, "dense"),)
+    at_once = plan_phases([6400], 10, 4, options((0.999,), ramp=1))
+    assert exchanges(at_once) == ((0, AllGather()),)
+    assert exchanges(plan_phases([], 10, 4, options())) == ((0, None),)
 
 
 def test_bytes_of_the_rings():

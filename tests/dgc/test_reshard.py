@@ -1,4 +1,4 @@
-"""Another number of replicas: means, layouts, placements, and what cannot be asked."""
+"""Another number of replicas: means, layouts, placements, and errors."""
 
 import re
 
@@ -24,7 +24,7 @@ def on(devices, kind=AxisType.Auto):
 
 
 def state_of(tx, replicas, params=PARAMS, seed=0):
-    """A whole state as of `replicas`, in NumPy, with small integers in all that is local."""
+    """Return a whole state of `replicas`, in NumPy, with small integers in all local leaves."""
     rng = np.random.default_rng(seed)
     state = tx.init(params)
     specs = jrc.dgc_specs(state, AXIS)
@@ -39,7 +39,7 @@ def state_of(tx, replicas, params=PARAMS, seed=0):
 
 
 def means(state, replicas):
-    """The mean over replicas of every leaf that they have of their own, in float64."""
+    """Return the mean over replicas of every leaf that differs between them, in float64."""
     specs = jax.tree.leaves(jrc.dgc_specs(state, AXIS))
     return [
         np.asarray(x, np.float64).reshape(replicas, -1).mean(0)
@@ -64,7 +64,7 @@ def test_shares_golden(old, new, shares):
 
 @pytest.mark.parametrize("old", range(1, 10))
 @pytest.mark.parametrize("new", range(1, 10))
-def test_every_old_row_is_used_alike(old, new):
+def test_every_old_row_has_the_same_total_weight(old, new):
     shares = shares_of(old, new)
     used = np.zeros(old)
     for parts in shares:
@@ -81,7 +81,7 @@ def test_every_old_row_is_used_alike(old, new):
     rows=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5),
     seed=st.integers(0, 2**16),
 )
-def test_means_stay(old, new, rows, seed):
+def test_the_mean_over_replicas_stays(old, new, rows, seed):
     rng = np.random.default_rng(seed)
     v = (np.float32(rows) * rng.normal(size=(old, len(rows)))).astype(np.float32)
     state = jrc.scale_by_dgc(min_size=0).init(jnp.zeros(len(rows)))
@@ -119,13 +119,13 @@ WRAPS = ("plain", "chain", "masked", "injected", "if finite", "every second")
 
 @pytest.mark.parametrize("wrap", [*WRAPS, "every second, masked"])
 @pytest.mark.parametrize("new", [8, 2, 3])
-def test_every_state_that_holds_one(wrap, new):
+def test_every_state_with_a_dgc_state_in_it(wrap, new):
     tx = wrapped(wrap)
     state = {"opt": state_of(tx, 4), "params": PARAMS, "none": None, "step": 7}
     after = jrc.reshard_dgc(state, new)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for kept, moved in zip(means(state, 4), means(after, new), strict=True):
-        # What MultiSteps gathers of an integer is an integer again.
+        # MultiSteps accumulates the gradient of an integer leaf as an integer.
         np.testing.assert_allclose(moved, kept, rtol=1e-6, atol=1 if "every" in wrap else 1e-5)
     specs = jrc.dgc_specs(state, AXIS)
     shared = jax.tree.map(
@@ -141,7 +141,7 @@ def test_every_state_that_holds_one(wrap, new):
         assert got.shape == ((new * want.shape[0], *want.shape[1:]) if mine else want.shape)
 
 
-def test_gradients_that_multi_steps_gathers_keep_their_mean():
+def test_gradients_that_multi_steps_accumulates_keep_their_mean():
     state = state_of(optax.MultiSteps(wrapped("plain"), 2), 4, {"w": jnp.ones((6, 4))})
     after = jrc.reshard_dgc(state, 2)
     gathered = state.acc_grads["w"].reshape(4, 6, 4)
@@ -191,7 +191,7 @@ def test_placed_on_a_mesh(devices, kind):
     np.testing.assert_allclose(v.mean(0), np.asarray(rows).mean(0), rtol=1e-6)
 
 
-def test_what_the_axis_does_not_divide_is_split_elsewhere_or_not():
+def test_rows_that_the_axis_does_not_divide_are_split_along_another_dimension():
     state = jrc.scale_by_dgc(min_size=0).init({"w": jnp.ones(24), "x": jnp.ones(5)})
     shapes = jax.eval_shape(lambda: state)
     for tree in (state, shapes):
@@ -201,7 +201,7 @@ def test_what_the_axis_does_not_divide_is_split_elsewhere_or_not():
     assert jrc.reshard_dgc(shapes, 4, mesh=on(2)).u["x"].sharding == NamedSharding(on(2), P(AXIS))
 
 
-def test_nothing_compressed_is_nothing_to_do():
+def test_a_state_without_compressed_leaves_stays():
     state = jrc.scale_by_dgc(min_size=1000).init(PARAMS)
     assert_bit_equal(jrc.reshard_dgc(state, 3), state)
 
@@ -212,38 +212,43 @@ GOOD = jrc.scale_by_dgc(min_size=10).init(PARAMS)
 @pytest.mark.parametrize(
     ("state", "replicas", "error", "message"),
     [
-        (optax.EmptyState(), 2, ValueError, "must hold a DGCState, got none in EmptyState; pass"),
-        (GOOD, 0, ValueError, "num_replicas must be at least 1, got 0"),
-        (GOOD, 2.0, TypeError, "num_replicas must be an int, got 2.0; pass mesh.shape['data']"),
-        (GOOD, True, TypeError, "num_replicas must be an int, got True"),
+        (
+            optax.EmptyState(),
+            2,
+            ValueError,
+            "must have a DGCState in it, got none in EmptyState",
+        ),
+        (GOOD, 0, ValueError, "num_replicas must be a whole number >= 1, got 0"),
+        (GOOD, 2.0, TypeError, "num_replicas must be a whole number >= 1, got 2.0. Pass mesh"),
+        (GOOD, True, TypeError, "num_replicas must be a whole number >= 1, got True"),
         (
             (GOOD, GOOD._replace(v={**GOOD.v, "w": jnp.zeros((4, 24))})),
             2,
             ValueError,
-            "u and v of all leaves must have one row a replica, got 1 and 4 rows; pass a state",
+            "u and v of all leaves must have one row for each replica, got 1 and 4 rows. Pass",
         ),
         (
             state_of(optax.MultiSteps(wrapped("plain"), 2), 4)._replace(acc_grads=PARAMS),
             2,
             ValueError,
-            "the first axis of .acc_grads['b'] must be a multiple of 4, got shape (3,)",
+            "the first axis of .acc_grads['b'] must be a multiple of 4, the rows of u and v, got",
         ),
         (
             optax.MultiSteps(jrc.scale_by_dgc(), 2).init(PARAMS),
             2,
             ValueError,
-            "no leaf is compressed, while .acc_grads['b'] differs between replicas; build",
+            "got none, while .acc_grads['b'] differs between replicas. Build",
         ),
     ],
 )
-def test_what_cannot_be_resharded(state, replicas, error, message):
+def test_states_that_cannot_be_resharded(state, replicas, error, message):
     with pytest.raises(error, match=re.escape(message)) as raised:
         jrc.reshard_dgc(state, replicas)
     assert str(raised.value).startswith("jrc.reshard_dgc: ")
 
 
 def test_meshes_that_do_not_fit():
-    with pytest.raises(ValueError, match="the mesh has the axes 'data', none named 'x'"):
+    with pytest.raises(ValueError, match="must be an axis of the mesh, one of 'data', got 'x'"):
         jrc.reshard_dgc(GOOD, 2, mesh=on(2), axis_name="x")
-    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh or None, got 2; pass"):
+    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh or None, got 2. Pass"):
         jrc.reshard_dgc(GOOD, 2, mesh=2)

@@ -49,7 +49,7 @@ def test_entries_golden(size, counts):
     assert tuple(entries_to_send(size, level) for level in FIVE) == counts
 
 
-def test_nothing_kept_back_sends_all():
+def test_sparsity_zero_sends_all_entries():
     assert entries_to_send(1234, 0.0) == 1234
 
 

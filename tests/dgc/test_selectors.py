@@ -1,4 +1,4 @@
-"""The selectors: how many entries they choose, which, and how much of the gradient that is."""
+"""Selectors: the number of entries they choose, which ones, and their share of the norm."""
 
 import functools
 import re
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jrc.dgc._blocked import blocks_of, largest_in_blocks
-from jrc.dgc._payload import BLOCK, Space
-from jrc.dgc._select import GROUP
+from jrc.dgc._entries import BLOCK, Space
 from jrc.dgc._selectors import SELECTORS, Blocked, Exact, Global, Sampled, TwoStage
-from jrc.dgc._threshold import largest_masks
+from jrc.dgc._selectors.blocked import blocks_of, largest_in_blocks
+from jrc.dgc._selectors.threshold import largest_masks
+from jrc.dgc._selectors.top_k import GROUP
 
 SIZES = (1, 17, 70_001, 3000, 2 * BLOCK)
 COUNTS = (1, 17, 70, 2999, 100)
@@ -43,7 +43,7 @@ def chooser(selector):
 
 
 def chosen(selector, leaves):
-    """Values and indices by leaf, after a check that they are what they say."""
+    """Return indices by leaf, after a check that the values are those at the indices."""
     entries = chooser(selector)(leaves)
     positions = np.asarray(entries.positions)
     assert positions.shape == (sum(COUNTS),) and np.unique(positions).size == sum(COUNTS)
@@ -57,7 +57,7 @@ def chosen(selector, leaves):
 
 
 @pytest.mark.parametrize("selector", ALL, ids=str)
-def test_as_many_entries_as_were_asked_for(selector):
+def test_the_number_of_entries_is_the_sum_of_counts(selector):
     for kind in KINDS:
         leaves = [data(kind, size, seed) for seed, size in enumerate(SIZES)]
         found = chosen(selector, leaves)
@@ -81,8 +81,8 @@ def test_exact_and_global_are_argsort(kind):
 
 
 # Measured with k = 200 of 200,000, least of three: two_stage .998, 1, .99, .97, .57; sampled 1 on
-# all; blocked .997, 1, .99, .97, .34. Where neighbours are alike, few are the largest of a block.
-FLOORS = {
+# all; blocked .997, 1, .99, .97, .34. Among similar neighbours few are the largest of a block.
+LEAST_SHARES = {
     "two_stage": {"normal": 0.99, "uniform": 0.999, "heavy": 0.97, "few": 0.94, "ascending": 0.5},
     "sampled": {"normal": 0.99, "uniform": 0.99, "heavy": 0.98, "few": 0.98, "ascending": 0.98},
     "blocked": {"normal": 0.99, "uniform": 0.999, "heavy": 0.97, "few": 0.94, "ascending": 0.3},
@@ -95,18 +95,18 @@ def alone(name, size, k):
     return jax.jit(lambda x: SELECTORS[name].choose([x], (k,), space).values)
 
 
-@pytest.mark.parametrize("name", FLOORS)
+@pytest.mark.parametrize("name", LEAST_SHARES)
 def test_share_of_the_exact_mass(name):
     size, k = 200_000, 200
     shares = {}
-    for kind in (*FLOORS[name], "constant"):
+    for kind in (*LEAST_SHARES[name], "constant"):
         for seed in range(3):
             leaf = data(kind, size, seed)
             best = np.sort(np.abs(leaf))[-k:].sum()
             mass = np.abs(alone(name, size, k)(leaf)).sum() / best
             shares[kind] = min(mass, shares.get(kind, np.inf))
-    for kind, floor in FLOORS[name].items():
-        assert floor <= shares[kind] <= 1.00001, shares
+    for kind, least in LEAST_SHARES[name].items():
+        assert least <= shares[kind] <= 1.00001, shares
     np.testing.assert_allclose(shares["constant"], 1.0, rtol=1e-5)
 
 
@@ -136,10 +136,10 @@ def test_every_block_sends_its_share(size, share, block):
     counts = np.asarray(blocks.counts)
     assert counts.sum() == k
     assert (counts >= 1).all() and (counts <= sizes).all()
-    # As large as was asked for, unless there is less than one entry to send for each.
+    # Of the given size, unless there would be less than one entry to send for each.
     if k >= -(-size // max(GROUP, block)) * 2:
         assert blocks.width * GROUP <= max(GROUP, block)
-    # A share in proportion, but for one entry that a block without any was given.
+    # In proportion, up to one entry that is moved to a block without any.
     assert np.abs(counts - k * sizes / size).max() <= 2
 
 
@@ -165,17 +165,17 @@ def test_blocked_is_the_largest_of_each_block(size, k, block):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Blocked(size=0), "Blocked: size must be an int of at least 1, got 0; Blocked() t"),
-        (lambda: Blocked(size=1.5), "Blocked: size must be an int of at least 1, got 1.5"),
-        (lambda: Blocked(size=True), "Blocked: size must be an int of at least 1, got True"),
-        (lambda: TwoStage(blocks=0), "TwoStage: blocks must be an int of at least 1, got 0"),
-        (lambda: TwoStage(blocks=-8), "TwoStage: blocks must be an int of at least 1, got -8"),
-        (lambda: Sampled(share=0), "Sampled: share must lie in (0, 1], got 0; 0.01 looks at one"),
-        (lambda: Sampled(share=1.01), "Sampled: share must lie in (0, 1], got 1.01"),
-        (lambda: Sampled(share="1"), "Sampled: share must lie in (0, 1], got '1'"),
-        (lambda: Sampled(share=float("nan")), "Sampled: share must lie in (0, 1], got nan"),
+        (lambda: Blocked(size=0), "Blocked: size must be a whole number >= 1, got 0. Blocked() t"),
+        (lambda: Blocked(size=1.5), "Blocked: size must be a whole number >= 1, got 1.5"),
+        (lambda: Blocked(size=True), "Blocked: size must be a whole number >= 1, got True"),
+        (lambda: TwoStage(blocks=0), "TwoStage: blocks must be a whole number >= 1, got 0"),
+        (lambda: TwoStage(blocks=-8), "TwoStage: blocks must be a whole number >= 1, got -8"),
+        (lambda: Sampled(share=0), "Sampled: share must be a number in (0, 1], got 0. Write 0.01"),
+        (lambda: Sampled(share=1.01), "Sampled: share must be a number in (0, 1], got 1.01"),
+        (lambda: Sampled(share="1"), "Sampled: share must be a number in (0, 1], got '1'"),
+        (lambda: Sampled(share=float("nan")), "Sampled: share must be a number in (0, 1], got nan"),
     ],
 )
-def test_values_that_choose_nothing(make, message):
-    with pytest.raises(ValueError, match=re.escape(f"jrc.dgc.{message}")):
+def test_selectors_with_arguments_out_of_range(make, message):
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"jrc.dgc.{message}")):
         make()

@@ -1,4 +1,4 @@
-"""The sharded exchange: whose entries are whose, what is added up, and what comes back."""
+"""The sharded exchange: owners of entries, their sums, and what is returned to v."""
 
 import itertools
 
@@ -9,15 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jrc.dgc import scale_by_dgc
-from jrc.dgc._blocked import blocks_of
-from jrc.dgc._payload import BLOCK, Space
-from jrc.dgc._select import GROUP
-from jrc.dgc._selectors import Blocked
-from jrc.dgc._sharded import owners_of, sharded_words
-from jrc.dgc._wire import WIRES
+from jrc.dgc import Blocked, Sharded, Transfer, scale_by_dgc
+from jrc.dgc._entries import BLOCK, Space
+from jrc.dgc._exchanges.sharded import owners_of
+from jrc.dgc._selectors.blocked import blocks_of
+from jrc.dgc._selectors.top_k import GROUP
+from jrc.dgc._wires import WIRES
 from tests.dgc.replicas import AXIS, stepper
-from tests.dgc.test_exchange import collectives, compiled
+from tests.dgc.test_exchanges import collectives, compiled
 
 
 @settings(max_examples=150, deadline=None)
@@ -44,13 +43,13 @@ def test_every_entry_has_one_owner(leaves, size, replicas):
             first = i * blocks.width * GROUP
             last = min(first + blocks.width * GROUP, leaf) - 1
             begins += [(start + first, start + last)] * count
-    # All that an owner gets lies in its part, and within the blocks that a row can say.
+    # All entries of an owner lie in its part, and within the blocks that a row covers.
     ends = [*owners.starts[1:], space.starts[-1]]
     for place, (begin, end) in enumerate(itertools.pairwise(owners.edges)):
         for first, last in (begins[begin], begins[end - 1]) if end > begin else ():
             assert owners.starts[place] <= first and last < ends[place]
             assert last - owners.starts[place] < owners.blocks * BLOCK
-    # Nobody owns more than its share but for one block of the selector.
+    # No owner has more than its share plus one block of the selector.
     assert owners.most <= sum(counts) / replicas + max(
         max(blocks_of(leaf, k, size).counts) for leaf, k in zip(space.sizes, counts, strict=True)
     )
@@ -80,7 +79,7 @@ def two_choices(v, k, block, replicas):
 
 
 @pytest.mark.parametrize(("replicas", "size", "block"), [(4, 1000, 64), (8, 40, 16), (3, 777, 16)])
-def test_owners_add_up_and_choose_again(replicas, size, block):
+def test_owners_add_up_and_select_the_largest_sums(replicas, size, block):
     tx = scale_by_dgc(
         0.0,
         sparsity=0.75,
@@ -93,14 +92,14 @@ def test_owners_add_up_and_choose_again(replicas, size, block):
     state, step = stepper(tx, params, replicas)
     rng = np.random.default_rng(size)
     own = rng.standard_normal((replicas, size)).astype(np.float32)
-    # The replicas agree in part; nothing else makes them send the same entries.
+    # In part equal on all replicas, so that some send the same entries.
     common = rng.standard_cauchy(size).astype(np.float32)
     for gradients in (own, common + 0.01 * own, np.tile(common, (replicas, 1))):
         updates, after = jax.block_until_ready(step(gradients, state, params))
         want, kept = two_choices(gradients, size // 4, block, replicas)
         np.testing.assert_allclose(updates, want, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(after.v, kept, rtol=1e-5, atol=1e-6)
-    # What all of them sent nobody had to drop, and it is the mean of equal numbers.
+    # All replicas sent the same entries, so no sum was dropped.
     np.testing.assert_allclose(np.asarray(updates) + after.v.mean(0), common, rtol=1e-5)
     assert np.count_nonzero(updates) == size // 4
 
@@ -132,18 +131,18 @@ def bytes_sent(replicas, wire):
     there = sum(size for _, size in collectives(text, "all-to-all"))
     ((_, back),) = collectives(text, "all-gather")
     _, state = jax.block_until_ready(program(gradients, state, params))
-    # A row for each replica, its own included, which does not travel; likewise what is gathered.
+    # The results include a replica's own row, which it does not send.
     sent = (there + back) * (replicas - 1) / replicas
     assert sent == float(state.bytes_sent)
-    owners = owners_of(Space((params.size,)), (819,), 64, replicas)
-    assert sent == 4 * (replicas - 1) * sharded_words(owners, WIRES[wire])
+    transfer = Transfer(Space((params.size,)), (819,), Blocked(64), WIRES[wire], replicas, AXIS)
+    assert sent == 4 * (replicas - 1) * Sharded().words(transfer)
     return sent
 
 
 def test_bytes_do_not_grow_with_the_replicas():
     sent = {replicas: bytes_sent(replicas, "f32") for replicas in (2, 4, 8)}
     for replicas, size in sent.items():
-        # Twice the payload at most, less the own share; blocks are not cut in two.
+        # At most twice the payload, less the own share; blocks are not split.
         exact = 2 * (replicas - 1) / replicas * 8 * 819
         assert exact <= size <= 1.06 * exact, sent
 
@@ -152,7 +151,7 @@ def test_infinite_sums_leave_no_nan():
     tx = scale_by_dgc(0.0, sparsity=0.9, axis_name=AXIS, min_size=0, exchange="sharded")
     params = jnp.zeros(40)
     state, step = stepper(tx, params, 4)
-    # Finite, so that the guard lets them pass; four of them are not.
+    # Each is finite, so the step is taken; the sum of four is not.
     _, state = jax.block_until_ready(step(jnp.full((4, 40), 1e38), state, params))
     assert not np.isnan(state.v).any() and not np.isnan(state.u).any()
     assert np.isfinite(state.v).all()

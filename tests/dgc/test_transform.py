@@ -1,4 +1,4 @@
-"""The whole transform against plain NumPy, against optax, and replica against replica."""
+"""The whole transform against plain NumPy and optax, and replicas against each other."""
 
 import functools
 
@@ -51,7 +51,7 @@ SETTINGS = {
 
 
 def followed(params, gradients, **settings):
-    """The parameters along the reference's way."""
+    """Return the parameters after each step of the reference, and the reference."""
     reference = Reference(replicas=4, min_size=1000, **settings)
     params = {name: np.asarray(leaf, np.float64) for name, leaf in params.items()}
     path = []
@@ -87,7 +87,7 @@ def test_four_replicas_follow_the_published_formulas(name, exchange):
             np.testing.assert_allclose(getattr(state[0], field)[leaf], ranks, rtol=1e-5, atol=1e-5)
 
 
-def test_every_way_to_run_gives_the_same():
+def test_shard_map_and_pmap_give_the_same():
     params = some_params()
     gradients = normal(2, params, 20, 4)
     tx = dgc_momentum(
@@ -111,7 +111,7 @@ def test_replicas_stay_bit_equal_over_a_thousand_steps(via):
         assert np.isfinite(leaf).all()
         for rank in range(1, 4):
             np.testing.assert_array_equal(leaf[:, rank], leaf[:, 0])
-    # The replicas did have something to disagree about.
+    # The local state does differ between the replicas.
     ranks = state[0].v["w"]
     assert (ranks[0] != ranks[1]).any()
 
@@ -167,8 +167,8 @@ def test_paddle_case_of_five_levels():
 
 @pytest.mark.parametrize("exchange", ["allgather", "dense"])
 @pytest.mark.parametrize("sparsity", [0.5, 0.99])
-def test_nothing_is_lost(exchange, sparsity):
-    # Momentum 0 accumulates gradients as they are: sent so far + kept = all there were.
+def test_all_sent_and_kept_is_the_sum_of_all_gradients(exchange, sparsity):
+    # With momentum 0, sent so far + kept = the sum of all gradients.
     params = {"w": jnp.zeros((30, 20)), "x": jnp.zeros(150)}
     gradients = jax.tree.map(jnp.round, jax.tree.map(lambda g: 8 * g, normal(6, params, 12, 4)))
     tx = dgc_momentum(
@@ -183,7 +183,7 @@ def test_nothing_is_lost(exchange, sparsity):
         np.testing.assert_array_equal(sent + kept, everything)
 
 
-def test_clip_waits_for_the_rampup():
+def test_clipping_begins_with_the_rampup():
     params = jnp.zeros(200)
     gradient = jnp.full(200, 10.0)
     for begin, norm in ((0, 3.0), (1, float(jnp.linalg.norm(gradient)))):
@@ -203,8 +203,8 @@ def test_clip_before_the_rampup_if_asked():
     np.testing.assert_allclose(np.linalg.norm(updates), 3.0, rtol=1e-6)
 
 
-def test_the_two_bounds_are_one_for_a_loss_that_was_divided():
-    """`C / sqrt(N)` on gradients divided by N cuts as `C sqrt(N)` on mean gradients."""
+def test_rsqrt_on_divided_gradients_is_sqrt_on_mean_gradients():
+    """`C / sqrt(N)` on gradients divided by N clips like `C sqrt(N)` on mean gradients."""
     params = {"w": jnp.zeros(200)}
     gradients = normal(7, params, 3, 4)
     args = {"sparsity": 0.9, "axis_name": AXIS, "min_size": 0, "local_grad_clip_norm": 4.0}
@@ -212,7 +212,7 @@ def test_the_two_bounds_are_one_for_a_loss_that_was_divided():
     divided = jax.tree.map(lambda g: g / 4, gradients)
     tx = scale_by_dgc(0.9, clip_scaling="rsqrt", **args)
     _, summed = trajectory(tx, params, divided)
-    # A power of two: nothing is rounded.
+    # A division by a power of two is exact.
     np.testing.assert_array_equal(4 * summed.u["w"], mean.u["w"])
     _, tight = trajectory(tx, params, gradients)
     assert np.abs(tight.u["w"]).max() < 0.3 * np.abs(mean.u["w"]).max()
@@ -226,8 +226,8 @@ def test_zero_gradients_are_clipped_to_zero():
 
 
 @pytest.mark.parametrize("turns", [1, 2, 10, 100])
-def test_masking_costs_an_entry_that_is_sent_often_most_of_its_momentum(turns):
-    # Equal gradients: each entry is sent when its turn comes, every so many steps.
+def test_factor_masking_takes_a_known_share_of_momentum(turns):
+    # Equal gradients: each entry is sent every `turns` steps.
     m, params, gradients = 0.9, {"w": jnp.zeros(turns)}, {"w": jnp.ones(turns)}
     moved = {}
     for masked in (True, False):

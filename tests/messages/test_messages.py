@@ -17,7 +17,9 @@ TAKES_ANYTHING = {
     "what jrc makes and hands out": """DGCState DGCStats DGCAdvice DGCTransformation ExchangeCost
         LargestBatch BudgetError Segment Segmentation Estimate Memory StepInfo TrainState Block
         Operator ParamGrad""",
-    "no arguments": "Exact Global Float32 BFloat16",
+    "no arguments": "Exact Global Float32 BFloat16 AllGather Sharded DenseSum Auto",
+    "what a user's own selector, wire format or exchange is made of": """Selector Wire EntryExchange
+        TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",
     "a base class": "Rule",
     "for jrc's own packages, behind a function with rows": """as_local ring_all_reduce_bytes served
         dgc_states checked_budget check_picture check_writable plan_within memory_needed""",

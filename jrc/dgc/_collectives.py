@@ -1,0 +1,162 @@
+"""Collectives over the replica axis, its size, and what differs along it. `None` is one replica."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jrc._typing import Array
+
+AxisName = str | tuple[str, str]
+"""One mesh axis, or a pair `(inner, outer)`: means along inner, compression along outer."""
+
+
+def is_pair(axis_name: object) -> bool:
+    """Whether this is a pair of two axis names, `(inner, outer)`."""
+    pair = isinstance(axis_name, tuple) and len(axis_name) == 2
+    return pair and all(isinstance(name, str) for name in axis_name) and len(set(axis_name)) == 2
+
+
+def replica_axis(axis_name: AxisName, who: str = "jrc.dgc.replica_axis") -> str:
+    """Return the axis along which u and v differ: of a pair the outer one.
+
+    Args:
+        axis_name: One axis name, or a pair `(inner, outer)`.
+        who: The public function, for the error.
+
+    Returns:
+        The axis name.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if isinstance(axis_name, str):
+        return axis_name
+    if is_pair(axis_name):
+        return axis_name[1]
+    raise ValueError(
+        f"{who}: axis_name must be the name of one axis or a pair (inner, outer), got "
+        f"{axis_name!r}. Pass the axis_name of the compression."
+    )
+
+
+def is_bound(axis: str | None) -> bool:
+    """Whether the trace runs under a `shard_map` or `pmap` that names this axis."""
+    try:
+        axis is None or lax.axis_size(axis)
+    except NameError:
+        return False
+    return True
+
+
+def num_replicas(axis: str | None) -> int:
+    """Return the number of replicas along the axis.
+
+    Args:
+        axis: Name of the replica axis, `None` for one replica.
+
+    Returns:
+        The axis size, 1 for `None`.
+
+    Raises:
+        ValueError: When nothing binds the axis.
+    """
+    if not is_bound(axis):
+        raise ValueError(
+            f"jrc.scale_by_dgc: axis_name must be an axis that is bound where update runs, got "
+            f"axis_name={axis!r}. Call update inside jax.shard_map over a mesh with axis {axis!r} "
+            f"or inside jax.pmap(..., axis_name={axis!r}), or pass axis_name=None for one replica."
+        )
+    return 1 if axis is None else lax.axis_size(axis)
+
+
+def varies(x: Array, axis: str) -> bool:
+    """Whether the type of `x` is varying: its value differs between the replicas."""
+    return axis in jax.typeof(x).mat.varying
+
+
+def is_already_reduced(gradient: Array, axis: str | None) -> bool:
+    """Whether types are tracked along the axis and the gradient is equal on every replica."""
+    if axis is None or not varies(lax.axis_index(axis), axis):
+        return False
+    return not varies(gradient, axis)
+
+
+def as_local(x: Array, axis: str | None) -> Array:
+    """Return `x` typed as varying, so that loop carries and branches keep one type."""
+    if axis is None or not is_bound(axis) or varies(x, axis):
+        return x
+    return lax.pcast(x, axis, to="varying")
+
+
+def total(x: Array, axis: str | None) -> Array:
+    """Return the sum of `x` over the replicas, equal on each of them."""
+    return x if axis is None else lax.psum(x, axis)
+
+
+def gather(x: Array, axis: str | None) -> Array:
+    """Return the `x` of every replica, stacked in rank order, equal on each of them."""
+    # An ordinary all_gather is typed as varying, and shard_map would refuse it as replicated.
+    return x[None] if axis is None else lax.all_gather(x, axis, to="invarying")
+
+
+def exchange_rows(rows: Array, axis: str | None) -> Array:
+    """Send row r to replica r; return the rows that this replica received, in rank order."""
+    return rows if axis is None else lax.all_to_all(rows, axis, 0, 0)
+
+
+def rank(axis: str | None) -> Array:
+    """Return the number of this replica, `int32[]`."""
+    return jnp.int32(0) if axis is None else lax.axis_index(axis)
+
+
+def all_finite(gradients: list[Array], axis: str | None) -> Array:
+    """Whether every entry of every gradient is finite on every replica, `bool[]`.
+
+    One scalar all-reduce: the replicas take a step together or not at all.
+    """
+    if not gradients:
+        return jnp.bool_(True)
+    # A maximum keeps NaN, and XLA makes it in one pass without an array of booleans.
+    tops = [jnp.max(jnp.abs(gradient), initial=0.0) for gradient in gradients]
+    finite = jnp.isfinite(jnp.stack(tops)).all()
+    return total((~finite).astype(jnp.int32), axis) == 0
+
+
+def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:
+    """Return means of float32 tensors over the replicas, in one all-reduce.
+
+    Args:
+        tensors: Local ones, of any shapes.
+        axis: The replica axis.
+
+    Returns:
+        The means, equal on every replica.
+    """
+    if not tensors or axis is None:
+        return list(tensors)
+    flat = jnp.concatenate([tensor.reshape(-1) for tensor in tensors])
+    mean = total(flat, axis) / num_replicas(axis)
+    means, start = [], 0
+    for tensor in tensors:
+        means.append(mean[start : start + tensor.size].reshape(tensor.shape))
+        start += tensor.size
+    return means
+
+
+def ring_all_reduce_bytes(entries: float, replicas: int, itemsize: int = 4) -> float:
+    """Return the bytes that one replica sends in a ring all-reduce: `2 (N - 1) / N * n` entries.
+
+    Args:
+        entries: n.
+        replicas: N.
+        itemsize: Bytes of an entry.
+
+    Returns:
+        The bytes.
+
+    >>> ring_all_reduce_bytes(1000, 4), ring_all_reduce_bytes(1000, 4, itemsize=2)
+    (6000.0, 3000.0)
+    """
+    return 2 * (replicas - 1) / replicas * itemsize * entries

@@ -1,0 +1,237 @@
+"""The configuration of the compression, one frozen value that checks itself."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jrc._errors import listed
+from jrc._typing import Array
+from jrc._validate import check_flag, is_real, one_of, scalar, whole_number
+from jrc.dgc._clip import CLIP_SCALINGS
+from jrc.dgc._collectives import AxisName, is_pair
+from jrc.dgc._exchanges import (
+    EXCHANGES,
+    Auto,
+    EntryExchange,
+    Exchange,
+    Sharded,
+    TensorExchange,
+)
+from jrc.dgc._momentum import Momentum
+from jrc.dgc._regularize import l2_penalty
+from jrc.dgc._schedule import COUNT_DTYPES
+from jrc.dgc._selectors import SELECTORS, Blocked, Selector
+from jrc.dgc._wires import WIRES, Wire
+
+_WHO = "jrc.scale_by_dgc"
+
+Number = float | Array
+"""A Python number, or a scalar array such as a hyperparameter that a schedule injects."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class DGCConfig:
+    """The arguments of `jrc.scale_by_dgc`, which describes them, checked and in one form.
+
+    After construction `sparsity` is a tuple, `regularization` a transform or `None`, `wire` and
+    `exchange` are values, and `selector` is a value or `"auto"`.
+    """
+
+    momentum: Number = 0.9
+    sparsity: Any = (0.999,)
+    rampup_begin_step: int = 0
+    rampup_step: int = 1
+    use_nesterov: bool = False
+    local_grad_clip_norm: Number | None = None
+    num_trainers: int | None = None
+    axis_name: AxisName | None = None
+    min_size: int = 16384
+    factor_masking: bool = True
+    regularization: Any = None
+    selector: Any = "auto"
+    wire: Any = "f32"
+    exchange: Any = "auto"
+    clip_scaling: str = "sqrt"
+    clip_before_rampup: bool = False
+    count_dtype: str = "float64"
+
+    def __post_init__(self) -> None:
+        """Check every field and bring it into its form."""
+        _check_axis(self.axis_name)
+        for name in ("use_nesterov", "factor_masking", "clip_before_rampup"):
+            check_flag(getattr(self, name), name, _WHO)
+        one_of(self.clip_scaling, "clip_scaling", CLIP_SCALINGS, _WHO)
+        one_of(self.count_dtype, "count_dtype", COUNT_DTYPES, _WHO)
+        exchange = self.exchange
+        if not isinstance(exchange, Auto):
+            exchange = _named(exchange, "exchange", EXCHANGES, (EntryExchange, TensorExchange))
+        checked = {
+            "momentum": _momentum(self.momentum),
+            "sparsity": checked_sparsity(self.sparsity),
+            "rampup_begin_step": _static("rampup_begin_step", self.rampup_begin_step, 0),
+            "rampup_step": _static("rampup_step", self.rampup_step, 1),
+            "local_grad_clip_norm": _clip_norm(self.local_grad_clip_norm),
+            "num_trainers": _trainers(self.num_trainers, self.axis_name),
+            "min_size": _static("min_size", self.min_size, 0),
+            "regularization": _regularization(self.regularization),
+            "selector": _selector(self.selector, exchange),
+            "wire": _named(self.wire, "wire", WIRES, (Wire,)),
+            "exchange": exchange,
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def decay(self) -> Momentum:
+        """The momentum and its form."""
+        return Momentum(self.momentum, self.use_nesterov)
+
+    @property
+    def axis(self) -> str | None:
+        """The axis along which replicas differ; of a pair the outer one."""
+        return self.axis_name if isinstance(self.axis_name, str | None) else self.axis_name[1]
+
+    @property
+    def inner_axis(self) -> str | None:
+        """The axis along which gradients are averaged first."""
+        return None if isinstance(self.axis_name, str | None) else self.axis_name[0]
+
+    def selector_for(self, exchange: Exchange) -> Selector:
+        """Return the selector that was given, or for `"auto"` the one that suits an exchange."""
+        if isinstance(self.selector, str):
+            return SELECTORS["blocked" if isinstance(exchange, Sharded) else "exact"]
+        return self.selector
+
+
+def checked_sparsity(sparsity: Any) -> tuple[float, ...]:
+    """Return the sparsity levels as a tuple; one number is one level."""
+    if isinstance(sparsity, np.ndarray | jax.Array) and not isinstance(sparsity, jax.core.Tracer):
+        sparsity = sparsity.tolist()
+    remedy = "sparsity=(0.999,) sends one entry in a thousand."
+    single = is_real(sparsity)
+    if not single and (not isinstance(sparsity, Sequence) or isinstance(sparsity, str)):
+        raise TypeError(
+            f"{_WHO}: sparsity must be a number or a sequence of numbers, got {sparsity!r}. "
+            f"{remedy}"
+        )
+    levels: tuple[Any, ...] = (sparsity,) if single else tuple(sparsity)
+    if not levels:
+        raise ValueError(f"{_WHO}: sparsity must have at least one level, got none. {remedy}")
+    for level in levels:
+        if not is_real(level) or not 0 <= level < 1:
+            raise ValueError(
+                f"{_WHO}: every sparsity must be a number in [0, 1), got {level!r} in {levels!r}. "
+                "It is the share that is kept back: 0.999 sends one entry in a thousand."
+            )
+    return tuple(float(level) for level in levels)
+
+
+_REMEDIES = {
+    "rampup_begin_step": "0 compresses from the first step on",
+    "rampup_step": "1 begins with the last level",
+    "num_trainers": "Leave it out to take the size of the axis",
+    "min_size": "0 compresses every floating leaf",
+}
+
+
+def _static(name: str, value: Any, least: int) -> int:
+    """Return an integer that is known while tracing."""
+    remedy = f"{_REMEDIES[name]}; under optax.inject_hyperparams name {name!r} in static_args."
+    return whole_number(value, name, _WHO, least=least, remedy=remedy)
+
+
+def _momentum(momentum: Number) -> Number:
+    momentum = scalar(
+        momentum,
+        "momentum",
+        _WHO,
+        rule="in [0, 1)",
+        holds=lambda m: 0 <= m < 1,
+        remedy="Pass 0.9.",
+    )
+    # A float64 one would make the state float64.
+    return momentum.astype(jnp.float32) if isinstance(momentum, jax.Array) else float(momentum)
+
+
+def _clip_norm(norm: Number | None) -> Number | None:
+    if norm is None:
+        return None
+    remedy = "Pass None for no clipping."
+    return scalar(
+        norm, "local_grad_clip_norm", _WHO, rule="> 0", holds=lambda c: c > 0, remedy=remedy
+    )
+
+
+def _check_axis(axis_name: Any) -> None:
+    if axis_name is None or isinstance(axis_name, str) or is_pair(axis_name):
+        return
+    raise ValueError(
+        f"{_WHO}: axis_name must be the name of one axis, a pair (inner, outer), or None, got "
+        f"{axis_name!r}. Name the mesh axis over which the replicas differ."
+    )
+
+
+def _trainers(num_trainers: int | None, axis_name: AxisName | None) -> int | None:
+    if num_trainers is None:
+        return None
+    number = _static("num_trainers", num_trainers, 1)
+    if axis_name is None and number != 1:
+        raise ValueError(
+            f"{_WHO}: num_trainers must be 1 or left out where axis_name is None, which means one "
+            f"replica, got num_trainers={number}. Pass axis_name='data', the mesh axis with the "
+            f"{number} replicas, and run the step under jax.shard_map over that mesh."
+        )
+    return number
+
+
+def _regularization(value: Any) -> optax.GradientTransformation | None:
+    """Return the transform of local gradients; a number is the factor of an L2 penalty."""
+    if value is None or isinstance(value, optax.GradientTransformation):
+        return value
+    if is_real(value) or isinstance(value, jax.Array):
+        remedy = "Pass 1e-4, or None."
+        holds = lambda factor: factor >= 0  # noqa: E731
+        return l2_penalty(
+            scalar(value, "regularization", _WHO, rule=">= 0", holds=holds, remedy=remedy)
+        )
+    raise TypeError(
+        f"{_WHO}: regularization must be a number (the L2 factor), an optax transform or None, got "
+        f"{value!r}. Pass 1e-4, or jrc.l1_penalty(1e-4)."
+    )
+
+
+def _selector(value: Any, exchange: Exchange | Auto) -> Selector | str:
+    if isinstance(value, str) and value == "auto":
+        return value
+    found = _named(value, "selector", SELECTORS, (Selector,), ("auto",))
+    if isinstance(exchange, Sharded) and not isinstance(found, Blocked):
+        raise ValueError(
+            f"{_WHO}: selector must be 'blocked' for exchange='sharded', which needs as many "
+            f"entries of each block on every replica, got {value!r}. Leave selector out, or pass "
+            "exchange='allgather'."
+        )
+    return found
+
+
+def _named(
+    value: Any,
+    name: str,
+    known: dict[str, Any],
+    protocols: tuple[type, ...],
+    more: tuple[str, ...] = (),
+) -> Any:
+    """Return the value of that name, or `value` if it is one of its own."""
+    if isinstance(value, str) and value in known:
+        return known[value]
+    if not isinstance(value, str | type) and isinstance(value, protocols):
+        return value
+    kinds = " or ".join(f"jrc.dgc.{protocol.__name__}" for protocol in protocols)
+    raise ValueError(
+        f"{_WHO}: {name} must be one of {listed([*known, *more])} or an object with the methods of "
+        f"{kinds}, got {value!r}. Leave {name} out for the default."
+    )

@@ -1,0 +1,96 @@
+"""The formulas of momentum, momentum correction and factor masking.
+
+Source: Lin et al., "Deep Gradient Compression", arXiv:1712.01887, sections 3.1 and 3.2 and
+appendix B.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jrc._typing import Array, Float, Int
+
+AT: dict[str, Any] = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
+"""How entries are written: each index once, indices outside of the leaf not at all."""
+
+
+class Momentum(NamedTuple):
+    """The factor m, and whether the step looks ahead (Nesterov)."""
+
+    factor: float | Array
+    use_nesterov: bool
+
+
+def momentum_step(velocity: Array, gradient: Array, momentum: Momentum) -> tuple[Array, Array]:
+    """Return one step of momentum: `u <- m u + G`; Nesterov: `u <- m (u + G)`, moving by `u + G`.
+
+    Args:
+        velocity: u, float32.
+        gradient: G, float32, of the same shape.
+        momentum: m and its form.
+
+    Returns:
+        The new velocity and the direction to move in.
+    """
+    if momentum.use_nesterov:
+        velocity = momentum.factor * (velocity + gradient)
+        return velocity, velocity + gradient
+    velocity = momentum.factor * velocity + gradient
+    return velocity, velocity
+
+
+def velocity_of_direction(velocity: Array, direction: Array, momentum: Momentum) -> Array:
+    """Return the new velocity, from the old one and the direction of `momentum_step`.
+
+    Momentum is linear, so this holds for the mean direction of replicas that share a velocity.
+    Only the direction then has to cross the network, and it is equal on every replica.
+
+    Args:
+        velocity: u before the step, float32.
+        direction: `u'` for `u' = m u + G`; Nesterov: `u' + G` for `u' = m (u + G)`.
+        momentum: m and its form.
+
+    Returns:
+        The velocity after the step; Nesterov: `m (u + direction) / (1 + m)`, with G eliminated.
+    """
+    if momentum.use_nesterov:
+        return momentum.factor * (velocity + direction) / (1 + momentum.factor)
+    return direction
+
+
+def corrected_step(
+    u: Float[Array, "1 n"],
+    v: Float[Array, "1 n"],
+    gradient: Float[Array, "1 n"],
+    momentum: Momentum,
+    ok: Array,
+) -> tuple[Float[Array, "1 n"], Float[Array, "1 n"]]:
+    """Return one step of momentum correction: `v <- v + u` (Nesterov: `v <- v + u + G`).
+
+    The direction of momentum is accumulated in v, and not the gradient.
+
+    Args:
+        u: Local velocity, float32, as the state keeps it: a row.
+        v: Accumulated, unsent gradient, float32.
+        gradient: G, local, float32.
+        momentum: m and its form.
+        ok: Whether the step is taken, `bool[]`.
+
+    Returns:
+        The new u and v; the old ones where not `ok`.
+    """
+    # Selects and not products: 0 * NaN is NaN. Both are written over the old ones as long as v is
+    # made from the new u: from the old one, XLA would copy it first.
+    new = jnp.where(ok, momentum_step(u, gradient, momentum)[0], u)
+    direction = new + gradient if momentum.use_nesterov else new
+    return new, jnp.where(ok, v + direction, v)
+
+
+def factor_masked(u: Float[Array, "1 n"], sent: Array) -> Float[Array, "1 n"]:
+    """Return the velocity with zeros where the mask `sent: bool[1, n]` is true: factor masking."""
+    return jnp.where(sent, 0.0, u)
+
+
+def factor_masked_at(u: Float[Array, "1 n"], indices: Int[Array, " k"]) -> Float[Array, "1 n"]:
+    """Return the velocity with zeros at the indices that were sent: factor masking."""
+    return u.at[0, indices].set(0.0, **AT)

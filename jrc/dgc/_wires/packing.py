@@ -1,0 +1,64 @@
+"""Bits, block offsets and packed integers, from which the wire formats are built.
+
+The short formats write the offset of an entry within its block of 65,536 positions in 16 bits. One
+word for each block says where its entries end.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jrc._typing import Array, Float, Int
+from jrc.dgc._entries import BLOCK, BLOCK_BITS, Entries
+
+Words = Int[Array, " words"]
+"""uint32."""
+
+
+def as_bits(x: Array, dtype: jax.typing.DTypeLike) -> Array:
+    """Return the same bits as another dtype."""
+    return lax.bitcast_convert_type(x, dtype)
+
+
+def finite(values: Float[Array, " k"]) -> Float[Array, " k"]:
+    """Return values clipped to the range of a short format; error feedback keeps the rest."""
+    most = float(jnp.finfo(jnp.bfloat16).max)
+    return jnp.clip(values, -most, most)
+
+
+def by_position(entries: Entries) -> Entries:
+    """Return the entries sorted by position."""
+    positions, values = lax.sort((entries.positions, entries.values), num_keys=1)
+    return Entries(values, positions)
+
+
+def addresses(
+    positions: Int[Array, " k"], blocks: int
+) -> tuple[Int[Array, " blocks"], Int[Array, " k"]]:
+    """Return where each block's entries end among sorted positions, and offsets in the blocks."""
+    firsts = jnp.arange(1, blocks + 1, dtype=jnp.uint32)
+    ends = jnp.searchsorted(positions >> BLOCK_BITS, firsts, side="left")
+    return ends.astype(jnp.uint32), positions & (BLOCK - 1)
+
+
+def block_of(ends: Int[Array, " blocks"], count: int) -> Int[Array, " k"]:
+    """Return the block of each entry, behind the last block for entries of no leaf."""
+    places = jnp.arange(count, dtype=jnp.uint32)
+    return jnp.searchsorted(ends, places, side="right").astype(jnp.uint32)
+
+
+def positions_of(ends: Int[Array, " blocks"], offsets: Int[Array, " k"]) -> Int[Array, " k"]:
+    """Return positions from where the blocks end and from the offsets in them."""
+    return block_of(ends, offsets.size) << BLOCK_BITS | offsets
+
+
+def packed(parts: Int[Array, " k"]) -> Words:
+    """Return short integers packed into words."""
+    each = 4 // parts.dtype.itemsize
+    filled = jnp.pad(parts, (0, -parts.size % each))
+    return as_bits(filled.reshape(-1, each), jnp.uint32)
+
+
+def unpacked(words: Words, dtype: jax.typing.DTypeLike, count: int) -> Int[Array, " k"]:
+    """Return the first `count` short integers of some words."""
+    return as_bits(words, dtype).reshape(-1)[:count]
