@@ -14,7 +14,7 @@ from jrc._rng import check_key
 from jrc._tree import is_array, is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import PyTree, Scalar
 from jrc.dgc import AxisName, dgc_specs, dgc_states
-from jrc.train._drift import check_axis
+from jrc.train._check_axis import check_axis
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of, shape_of
 
 _WHO = "jrc.make_train_step"

@@ -27,7 +27,7 @@ from jrc.train._check import (
 )
 from jrc.train._replica import StepInfo, replica_step
 from jrc.train._state import TrainState, check_transform, mesh_or_all, names_of
-from jrc.train._via import RUNNERS
+from jrc.train._runners import RUNNERS
 
 # Virtual CPU devices that run ahead of one another end in a deadlock of their collectives.
 _BLOCK_EVERY = 8

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jrc
-from jrc.train._drift import check_axis
+from jrc.train._check_axis import check_axis
 
 PARAMS = {"w": jnp.ones((8, 8)), "b": jnp.ones(8)}
 SHAPES = jax.eval_shape(lambda: PARAMS)
