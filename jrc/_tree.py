@@ -58,6 +58,38 @@ def is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
 
 
+def aval_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return the abstract value of a leaf: what `jax.jit` traces in its place.
+
+    Args:
+        leaf: An array of JAX or NumPy, a tracer, a `jax.ShapeDtypeStruct`, or a Python number.
+
+    Returns:
+        Shape, dtype and `weak_type` as JAX traces them (a Python float is a weak float32), and the
+        sharding where one is prescribed: that of a committed array, of a `jax.ShapeDtypeStruct`,
+        or of a tracer with explicit mesh axes. Anything else may be placed anywhere.
+
+    Raises:
+        TypeError: If JAX takes the leaf for no array.
+
+    >>> aval_of(2.0)
+    ShapeDtypeStruct(shape=(), dtype=float32, weak_type=True)
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    aval = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=_sharding_of(leaf, aval)
+    )
+
+
+def _sharding_of(leaf: Any, aval: Any) -> Any:
+    if isinstance(leaf, jax.core.Tracer):
+        # For automatic and manual mesh axes the type of a tracer names no axis.
+        return aval.sharding if any(aval.sharding.spec) else None
+    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+
+
 def is_floating(leaf: Any) -> bool:
     """Whether a value has a derivative: real or complex floating."""
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
