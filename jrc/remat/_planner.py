@@ -1,5 +1,6 @@
 """Finding a plan: a row of candidates, of which compiled programs show the one that fits."""
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jrc._errors import name_of
+from jrc._multihost import all_or_none
 from jrc._text import exact_memory_text, memory_text
+from jrc._tree import aval_of
 from jrc._validate import check_flag
 from jrc.remat._budget import BudgetError, checked_budget
 from jrc.remat._candidates import Candidates
@@ -107,7 +110,7 @@ def plan(
     def compiled(rung: Rung) -> Memory:
         return memory_needed(candidates.lowered(rung))
 
-    return agreed(choose(candidates, budget, compiled if verify else None, who))
+    return agreed(lambda: choose(candidates, budget, compiled if verify else None, who), who)
 
 
 def plan_within(
@@ -115,50 +118,52 @@ def plan_within(
     lower: Callable[[Callable[..., Any]], jax.stages.Lowered],
     budget: int | str | float,
     who: str,
+    has_aux: Callable[[Any], bool],
 ) -> Plan:
     """The plan for a function inside of a larger program, whose whole peak is to fit.
 
     Args:
-        fn: A function that the program differentiates by its first argument.
+        fn: A function that the program calls by position and differentiates by its first argument.
         lower: The program, lowered, with another function in the place of this one.
         budget: As for `plan`.
         who: The name under which errors speak.
+        has_aux: Of what `fn` returned, whether it is `(loss, aux)`.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
     """
     limit = checked_budget(budget, who)
-    found: list[Candidates] = []
 
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        out = fn(*args, **kwargs)
-        if not found:
-            shapes = jax.tree.map(_shape_of, args)
-            with_aux = isinstance(out, tuple | list)
-            found.append(Candidates.of(fn, shapes, 0, with_aux, who))
-        return out
+    def find() -> Plan:
+        found: list[Candidates] = []
 
-    lower(recorded)
-    (candidates,) = found
-    flops: dict[Rung, int] = {}
+        @functools.wraps(fn)
+        def recorded(*args: Any) -> Any:
+            out = fn(*args)
+            if not found:
+                avals = jax.tree.map(aval_of, args)
+                found.append(Candidates.of(fn, avals, 0, has_aux(out), who))
+            return out
 
-    def compiled(rung: Rung) -> Memory:
-        applied = candidates.applied(rung, fn)
+        lower(recorded)
+        (candidates,) = found
+        flops: dict[Rung, int] = {}
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            # In here mesh axes have their names, as they had when the row was made.
-            if rung not in flops:
-                flops[rung] = candidates.counted(rung)
-            return applied(*args, **kwargs)
+        def compiled(rung: Rung) -> Memory:
+            applied = candidates.applied(rung, fn)
 
-        return memory_needed(lower(counted))
+            @functools.wraps(fn)
+            def counted(*args: Any) -> Any:
+                # In here mesh axes have their names, as they had when the row was made.
+                if rung not in flops:
+                    flops[rung] = candidates.counted(rung)
+                return applied(*args)
 
-    return agreed(choose(candidates, limit, compiled, who, flops))
+            return memory_needed(lower(counted))
 
+        return choose(candidates, limit, compiled, who, flops)
 
-def _shape_of(leaf: Any) -> Any:
-    traced = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if traced else leaf
+    return agreed(find, who)
 
 
 def choose(
@@ -237,13 +242,14 @@ def _check_compilations(number: object, who: str) -> None:
         )
 
 
-def agreed(plan: Plan) -> Plan:
-    """Process 0's plan, in all processes."""
+def agreed(find: Callable[[], Plan], who: str) -> Plan:
+    """Find a plan on every process and return process 0's; an error on one is an error on all."""
     if jax.process_count() == 1:
-        return plan
+        return find()
     from jax.experimental import multihost_utils
 
-    text = plan.to_json().encode()
+    # A process that raised would never come to the broadcast, where the others wait.
+    text = all_or_none(find, who).to_json().encode()
     size = int(multihost_utils.broadcast_one_to_all(jnp.int32(len(text))))
     padded = jnp.frombuffer(text.ljust(size)[:size], dtype=jnp.uint8)
     return Plan.from_json(bytes(multihost_utils.broadcast_one_to_all(padded)).decode())
