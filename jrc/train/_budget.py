@@ -1,12 +1,16 @@
 """A train step that fits a memory budget: planned when its shapes are known, at the first call."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from jrc._errors import name_of
+from jrc._tree import aval_of
 from jrc._typing import PyTree
 from jrc.remat import Plan, plan_within
+from jrc.train._gradient import result_of
 from jrc.train._state import TrainState
 
 
@@ -38,14 +42,22 @@ class Budgeted:
 
     def _planned(self, state: TrainState, batch: PyTree) -> Any:
         leaves, treedef = jax.tree.flatten((state, batch))
-        key = treedef, tuple((x.shape, str(x.dtype)) for x in leaves)
+        avals = map(aval_of, leaves)
+        key = treedef, tuple((x.shape, str(x.dtype), x.weak_type) for x in avals)
         if key not in self._known:
             plan = plan_within(
                 self._loss_fn,
                 lambda loss_fn: self._build(loss_fn).lower(state, batch),
                 self._budget,
                 self._who,
+                functools.partial(_has_aux, self._loss_fn, state.model_state),
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
         self.plan, call = self._known[key]
         return call
+
+
+def _has_aux(loss_fn: Callable[..., Any], model_state: PyTree, out: Any) -> bool:
+    """Whether the loss function returned `(loss, ...)`, after a check of what it returned."""
+    result_of(out, model_state, name_of(loss_fn))
+    return isinstance(out, tuple)

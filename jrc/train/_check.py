@@ -11,11 +11,11 @@ from jax.sharding import Mesh, PartitionSpec
 from jrc._errors import listed
 from jrc._multihost import differing
 from jrc._rng import check_key
-from jrc._tree import is_array, is_number, is_traced, is_typed_key, named_leaves
+from jrc._tree import aval_of, is_array, is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import PyTree, Scalar
 from jrc.dgc import AxisName, dgc_specs, dgc_states
 from jrc.train._check_axis import check_axis
-from jrc.train._state import TrainState, check_arrays, kind_of, names_of, shape_of
+from jrc.train._state import TrainState, check_arrays, kind_of, names_of
 
 _WHO = "jrc.make_train_step"
 
@@ -91,7 +91,7 @@ def check_state(
                 f"jrc.make_train_step: parameters are floating arrays, for they are "
                 f"differentiated; leaf {name!r} is {kind_of(leaf)}. Keep it in the model state."
             )
-    params = shape_of(state.params)
+    params = jax.tree.map(aval_of, state.params)
     expected = jax.eval_shape(tx.init, params)
     if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
         raise ValueError(

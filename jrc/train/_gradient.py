@@ -78,6 +78,33 @@ def _over_parts(leaf: Array) -> Array:
     return mean_or_sum(leaf, lambda x: jnp.mean(x, 0), lambda x: jnp.sum(x, 0, x.dtype))
 
 
+class Result(NamedTuple):
+    """What a loss function returned, in one form.
+
+    Attributes:
+        loss: The mean loss over the batch, a floating scalar.
+        model_state: The new model state; `None` without one.
+        aux: Everything else; `None` without.
+    """
+
+    loss: Scalar
+    model_state: PyTree
+    aux: PyTree
+
+
+def result_of(out: Any, model_state: PyTree, name: str) -> Result:
+    """Check what the loss function `name` returned, given this model state, and take it apart."""
+    if model_state is None:
+        loss, aux = pair_of(out, name) if isinstance(out, tuple | list) else (out, None)
+        new_state = None
+    else:
+        loss, rest = pair_of(out, name, stateful=True)
+        new_state, aux = pair_of(rest, name, stateful=True)
+        check_model_state(model_state, new_state, name)
+    check_aux(aux, name)
+    return Result(checked_loss(loss, name), new_state, aux)
+
+
 def _of_part(
     loss_fn: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, key: RandomKey
 ) -> Gradient:
@@ -86,16 +113,8 @@ def _of_part(
     def loss_and_rest(params: PyTree) -> tuple[Scalar, tuple[PyTree, PyTree]]:
         given = (params, batch, key) if model_state is None else (params, model_state, batch, key)
         check_call(loss_fn, given, name)
-        if model_state is None:
-            out = loss_fn(*given)
-            loss, aux = pair_of(out, name) if isinstance(out, tuple | list) else (out, None)
-            rest = (None, aux)
-        else:
-            loss, more = pair_of(loss_fn(*given), name, stateful=True)
-            rest = pair_of(more, name, stateful=True)
-            check_model_state(model_state, rest[0], name)
-        check_aux(rest[1], name)
-        return checked_loss(loss, name), rest
+        loss, *rest = result_of(loss_fn(*given), model_state, name)
+        return loss, tuple(rest)
 
     (loss, (model_state, aux)), grads = jax.value_and_grad(loss_and_rest, has_aux=True)(params)
     return Gradient(loss, grads, model_state, aux)

@@ -229,8 +229,3 @@ def _is_injected(node: Any) -> bool:
 
 def _is_chain(node: Any) -> bool:
     return type(node) is tuple and any(dgc_states(part) for part in node)
-
-
-def shape_of(tree: PyTree) -> Any:
-    """The shapes and dtypes of a tree."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)

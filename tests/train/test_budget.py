@@ -150,6 +150,73 @@ def test_a_plan_for_another_batch_is_refused():
         step(state, batch())
 
 
+def weak_loss(params, batch, key):
+    del key
+    x, scale = batch
+    for w in params:
+        x = jnp.tanh(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)) * scale
+    return jnp.mean(x.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("via", ["jit", "shard_map"])
+def test_a_weakly_typed_batch_leaf_is_planned_as_it_is_traced(via):
+    """`jnp.full(shape, 2.0)` is weak: times bfloat16 it stays bfloat16."""
+    state, _ = start(via)
+    step = jrc.make_train_step(
+        weak_loss, TX, mesh=mesh(via), via=via, memory_budget=0.0, donate=False
+    )
+    weak = batch(), jnp.full((BATCH, 1), 2.0)
+    strong = batch(), jnp.full((BATCH, 1), 2.0, jnp.float32)
+    assert jax.typeof(weak[1]).weak_type and not jax.typeof(strong[1]).weak_type
+    step(state, weak)
+    first = step.plan
+    step(state, strong)
+    assert step.plan is not first
+    step(state, weak)
+    assert step.plan is first
+
+
+def stateful_loss(params, model_state, batch, key):
+    loss, aux = loss_fn(params, batch, key)
+    return loss, ({"largest": aux["largest"], "count": model_state["count"] + 1}, None)
+
+
+def with_model_state(fn):
+    state, _ = start("jit")
+    model_state = {"largest": jnp.zeros(()), "count": jnp.zeros((), jnp.int32)}
+    state = jrc.init_state(
+        state.params, TX, state.key, mesh=mesh("jit"), model_state=model_state
+    )
+    step = jrc.make_train_step(fn, TX, mesh=mesh("jit"), via="jit", memory_budget=0.0)
+    return step, state
+
+
+def test_a_model_state_is_updated_under_a_budget():
+    step, state = with_model_state(stateful_loss)
+    state, _ = step(state, batch())
+    assert int(state.model_state["count"]) == 1 and step.plan.reruns
+
+
+def test_a_wrong_result_under_a_budget_names_the_user_s_function():
+    def bare_state(*args):
+        loss, (model_state, _) = stateful_loss(*args)
+        return loss, model_state
+
+    step, state = with_model_state(bare_state)
+    with pytest.raises(ValueError, match="`bare_state` returned dict"):
+        step(state, batch())
+
+
+def test_a_loss_that_is_no_scalar_is_reported_by_the_step():
+    state, _ = start("jit")
+    step = jrc.make_train_step(
+        lambda params, batch, key: batch @ params[0],
+        TX, mesh=mesh("jit"), via="jit", memory_budget=0.0,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="jrc.make_train_step: the loss .*float32"):
+        step(state, batch())
+
+
 def test_errors():
     with pytest.raises(TypeError, match="plan is what jrc.plan returns; got str"):
         start(plan="lean")

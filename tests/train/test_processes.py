@@ -136,6 +136,7 @@ ERRORS = {
     "these differ: 'params/in', 'params/out'. Draw them from the same key on every process.",
     "pmap": "via='pmap' is for one process; the mesh has devices of 2. Use via='shard_map'.",
     "jit": "via='jit' is for one device; the run has 2 processes.",
+    "budget": "BudgetError: jrc.make_train_step: the peak of the whole step around `loss` is at",
     "array of one process": "'x' lies on process {rank} alone. Place it on the mesh",
     "no array here": "'x' is str 'text'",
     "other trees": "ValueError: jrc.save: every process saves the same tree",
@@ -154,7 +155,7 @@ def test_what_is_wrong_anywhere_is_an_error_everywhere():
         for name, words in ERRORS.items():
             assert words.format(rank=rank) in said[name], (rank, name, said[name])
     # Where one process alone is wrong, the other says whose error it tells.
-    for name in ("ragged", "no array here", "folders apart", "missing here", "other save"):
+    for name in ("ragged", "budget", "no array here", "folders apart", "missing here", "other save"):
         assert "process 1 failed, and so all stop. " in every[0][name]
         assert "and so all stop" not in every[1][name]
     name = "no device here"

@@ -142,6 +142,11 @@ def errors(mesh, folder):
     attempt("pmap", jrc.make_train_step, loss, tx, via="pmap")
     attempt("jit", jrc.make_train_step, loss, tx, via="jit")
 
+    def plan(budget):
+        jrc.make_train_step(loss, tx, mesh=mesh, memory_budget=budget)(state, own(mesh, 0))
+
+    attempt("budget", plan, "1kB" if rank else "1GiB")
+
     g, path = state.opt_state[0].u, folder / "errors"
     attempt("array of one process", jrc.save, path, {"g": g, "x": jnp.ones(2)})
     attempt("no array here", jrc.save, path, {"g": g, "x": "text" if rank else np.ones(2)})
