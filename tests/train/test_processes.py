@@ -185,4 +185,4 @@ def test_killed_processes_leave_the_last_whole_save(tmp_path):
     for leaf, want in zip(*map(jax.tree.leaves, (found.params, state.params)), strict=True):
         assert np.abs(np.asarray(leaf) - want).max() <= 1e-5
     jrc.save(tmp_path, state)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.glob("jrc_*"))) == 1
