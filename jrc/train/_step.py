@@ -25,6 +25,7 @@ from jrc.train._check import (
     check_form,
     check_state,
 )
+from jrc.train._op_tags import with_op_tags
 from jrc.train._replica import StepInfo, replica_step
 from jrc.train._state import TrainState, check_transform, mesh_or_all, names_of
 from jrc.train._runners import RUNNERS
@@ -221,7 +222,7 @@ def make_train_step(
     if memory_budget is not None:
         call = Budgeted(build, loss_fn, memory_budget, who)
     else:
-        call = build(loss_fn if plan is None else plan.apply(loss_fn))
+        call = build(with_op_tags(loss_fn) if plan is None else plan.apply(loss_fn))
 
     def check(state: TrainState, batch: PyTree, first: bool, runs: bool) -> None:
         def here() -> None:
