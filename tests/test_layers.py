@@ -13,6 +13,7 @@ LAYERS = (
     {"remat", "dgc"},
     {"train", "models"},
     {"compat"},
+    {"_cli_target"},
     {"cli"},
     {"__main__"},
 )

@@ -61,7 +61,9 @@ def _checked_for_restore(path: Any, leaves: list[Leaf]) -> str:
     folder = checked_folder(path, "jrc.restore", make=False)
     for leaf in leaves:
         if not isinstance(leaf.value, jax.ShapeDtypeStruct):
-            check_type(leaf, "jrc.restore", "every leaf of like must be an array or a jax.ShapeDtypeStruct")
+            check_type(
+                leaf, "jrc.restore", "every leaf of like must be an array or a jax.ShapeDtypeStruct"
+            )
     return folder
 
 
