@@ -50,5 +50,6 @@ def recompute_sequential(
                 f"{_WHO}: ctx must have no keys but {listed(_SETTINGS)}, got {key!r}"
                 f"{close_to(str(key), _SETTINGS)}. Leave it out."
             )
+    settings: dict[str, Any] = {"segments": 1, **ctx}
     with speaking_as(_WHO, "jrc.recompute_sequential"):
-        return sequential(functions, *args, **{"segments": 1} | dict(ctx))
+        return sequential(functions, *args, **settings)

@@ -71,7 +71,8 @@ def _checked_name(path: Any, who: str) -> str:
     if _URL.match(name):
         raise ValueError(
             f"{who}: path must be a folder on a local or mounted file system, got the URL "
-            f"{name!r}. Mount the bucket (gcsfuse, s3fs), or use orbax.checkpoint, which takes URLs."
+            f"{name!r}. Mount the bucket (gcsfuse, s3fs), or use orbax.checkpoint, which takes "
+            "URLs."
         )
     return name
 

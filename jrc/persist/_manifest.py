@@ -68,9 +68,9 @@ def check_same(saved: list[list[Any]], wanted: list[list[Any]], folder: str) -> 
         if missing:
             where = missing[0] or "the top"
             raise ValueError(
-                f"jrc.restore: like must have the tree that was saved, got one that differs from "
-                f"{folder}: leaf {left[missing[0]][0]!r}, at {where}, {fact} ({len(missing)} such). "
-                "Build like with the model and the optimizer that were saved."
+                "jrc.restore: like must have the tree that was saved, got one that differs from "
+                f"{folder}: leaf {left[missing[0]][0]!r}, at {where}, {fact} ({len(missing)} "
+                "such). Build like with the model and the optimizer that were saved."
             )
     for place, (name, shape, dtype) in new.items():
         if old[place][1:] != (shape, dtype):

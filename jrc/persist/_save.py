@@ -7,7 +7,7 @@ import orbax.checkpoint as ocp
 
 from jrc._multihost import all_or_none, differing, of_all
 from jrc.persist._folder import PREFIX, checked_folder, only_writer
-from jrc.persist._leaves import Leaf, check_place, check_not_donated, check_type, leaves_of
+from jrc.persist._leaves import Leaf, check_not_donated, check_place, check_type, leaves_of
 from jrc.persist._manifest import FORMAT, kind_of, manifest_of, stored
 
 

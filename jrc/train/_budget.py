@@ -1,4 +1,4 @@
-"""A train step that fits a memory budget: planned when its shapes are known, at the first call."""
+"""A train step that fits a memory budget, planned at its first call, when shapes are known."""
 
 import functools
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from jrc.train._state import TrainState
 
 
 class Budgeted:
-    """A compiled step for which a plan is made at the first call with arguments of new shapes.
+    """A compiled step with a plan for each combination of argument shapes and dtypes.
 
     Attributes:
-        plan: The plan of the last call; `None` before the first.
+        plan: The plan of the last call; `None` before the first call.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Budgeted:
         return self._planned(state, batch)(state, batch)
 
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
-        """The lowered program of the planned step."""
+        """Return the lowered program of the planned step."""
         return self._planned(state, batch).lower(state, batch)
 
     def _planned(self, state: TrainState, batch: PyTree) -> Any:

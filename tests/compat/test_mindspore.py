@@ -69,8 +69,7 @@ def test_a_primitive_is_recomputed_or_kept():
     def tanhs(mode):
         tanh = compat.recompute_primitive(jnp.tanh, mode)
         block = lambda w, x: jnp.sin(tanh(x @ w) @ w)  # noqa: E731
-        return operators(
-            jax.grad(lambda w, x: jrc.recompute(block, w, x).sum()), jnp.ones((3, 3)), jnp.ones((2, 3))
-        )["tanh"]  # fmt: skip
+        loss = lambda w, x: jrc.recompute(block, w, x).sum()  # noqa: E731
+        return operators(jax.grad(loss), jnp.ones((3, 3)), jnp.ones((2, 3)))["tanh"]
 
     assert tanhs(False) == 1 and tanhs(True) > 1
