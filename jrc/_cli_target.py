@@ -125,7 +125,7 @@ def _from_file(where: str) -> ModuleType:
             f"{pathlib.Path.cwd()}. Give the path from there."
         )
     _importable(path.parent)
-    # A name of its own: `random` is Python's, and stays Python's for whoever imports it later.
+    # A unique name: a file random.py must not replace Python's `random` for later imports.
     name = f"_jrc_target_{path.stem}_{zlib.crc32(os.fsencode(path)):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -173,7 +173,7 @@ URLS = "gs://bucket/run", "s3://bucket/run", "file:///run", Url(), pathlib.Path(
 
 @pytest.mark.parametrize("path", URLS, ids=range(len(URLS)))
 def test_urls_are_refused(path, tmp_path, monkeypatch):
-    """They once made a local folder `gs:`, in which nobody looks for a save."""
+    """They once made a local folder `gs:`."""
     monkeypatch.chdir(tmp_path)
     for call in (jrc.save, jrc.restore):
         with pytest.raises(ValueError, match="local or mounted file system, got the URL"):

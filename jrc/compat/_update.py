@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._errors import close_to, listed
-from jrc._typing import Array, PyTree
+from jrc._typing import Array, PyTree, Transform
 from jrc.compat._check import leaf_names
 
 
@@ -87,7 +87,7 @@ def clipped(who: str, grad_clip: Any, grads: PyTree, params: PyTree) -> PyTree:
 
 def update(
     who: str,
-    tx: optax.GradientTransformation,
+    tx: Transform,
     params: PyTree,
     opt_state: PyTree,
     grads: PyTree,
@@ -99,7 +99,7 @@ def update(
     they are in no norm over all gradients and in no decay of all weights. State that belongs to no
     single parameter, such as a count of steps, is updated.
     """
-    tx = optax.with_extra_args_support(tx)
+    tx = optax.with_extra_args_support(cast(optax.GradientTransformation, tx))
     _check_state(who, tx, params, opt_state)
     if not any(map(_is_masked, jax.tree.leaves(grads, is_leaf=_is_masked))):
         updates, new_state = tx.update(grads, opt_state, params, **extra_args)
@@ -117,9 +117,7 @@ def update(
     return cast(tuple[PyTree, PyTree], put_back)
 
 
-def _check_state(
-    who: str, tx: optax.GradientTransformation, params: PyTree, opt_state: PyTree
-) -> None:
+def _check_state(who: str, tx: Transform, params: PyTree, opt_state: PyTree) -> None:
     """Raise if the state is another transform's."""
     expected, got = map(jax.tree.structure, (jax.eval_shape(tx.init, params), opt_state))
     if expected != got:
@@ -129,9 +127,7 @@ def _check_state(
         )
 
 
-def _state_of(
-    who: str, tx: optax.GradientTransformation, masked: PyTree, opt_state: PyTree
-) -> PyTree:
+def _state_of(who: str, tx: Transform, masked: PyTree, opt_state: PyTree) -> PyTree:
     """Return the state without the part of masked parameters, found by `init` on masked ones."""
 
     def keep(expected: Any, state: Any) -> Any:

@@ -5,14 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from jrc._errors import listed
 from jrc._multihost import differing
 from jrc._rng import check_key
 from jrc._tree import aval_of, is_array, is_number, is_traced, is_typed_key, named_leaves
-from jrc._typing import PyTree, Scalar
+from jrc._typing import PyTree, Scalar, Transform
 from jrc.dgc import AxisName, dgc_specs, dgc_states
 from jrc.train._check_axis import check_axis
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of
@@ -79,9 +78,7 @@ def _is_placed(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 
-def check_state(
-    tx: optax.GradientTransformation, state: TrainState, axis: AxisName, mesh: Mesh
-) -> None:
+def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) -> None:
     """Raise unless the state was built for this optimizer, these replicas and this axis."""
     check_arrays({"params": state.params, "model_state": state.model_state}, _WHO)
     check_key(state.key, _WHO)

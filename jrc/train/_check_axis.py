@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jrc._errors import listed
 from jrc._tree import named_leaves
-from jrc._typing import PyTree
+from jrc._typing import PyTree, Transform
 from jrc.dgc import AxisName, dgc_states, served
 from jrc.train._state import names_of
 
@@ -19,9 +19,7 @@ _WHO = "jrc.make_train_step"
 _GUARDS = (optax.MultiStepsState, optax.ApplyIfFiniteState)
 
 
-def check_axis(
-    tx: optax.GradientTransformation, params: PyTree, axis: AxisName, mesh: Mesh
-) -> None:
+def check_axis(tx: Transform, params: PyTree, axis: AxisName, mesh: Mesh) -> None:
     """Raise if a compression in `tx` exchanges over no axis or another one than the step's.
 
     Nothing is run: `tx` is traced on shapes. An error that its update raises for another reason is
@@ -76,7 +74,7 @@ def _is_traceable(fn: Callable[..., Any], params: PyTree) -> bool:
 
 
 def _wrong_axes(
-    tx: optax.GradientTransformation,
+    tx: Transform,
     params: PyTree,
     names: tuple[str, ...],
     over: Callable[..., Any],
@@ -93,7 +91,7 @@ def _wrong_axes(
 
 
 def _check_mixing(
-    tx: optax.GradientTransformation,
+    tx: Transform,
     params: PyTree,
     names: tuple[str, ...],
     over: Callable[..., Any],

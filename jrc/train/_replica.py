@@ -9,7 +9,7 @@ import optax
 
 from jrc._rng import fold_all
 from jrc._tree import is_typed_key
-from jrc._typing import Array, PyTree, Scalar
+from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.dgc import DGCState, DGCTransformation, dgc_states, ring_all_reduce_bytes, served
 from jrc.train._gradient import gradient, mean_or_sum
 from jrc.train._state import TrainState
@@ -45,7 +45,7 @@ class StepInfo(NamedTuple):
 
 def replica_step(
     loss_fn: Callable[..., Any],
-    tx: optax.GradientTransformation,
+    tx: Transform,
     axes: tuple[str, ...] | None,
     replicas: int,
     accumulate: int,
@@ -79,7 +79,7 @@ def replica_step(
 
 
 def _updated(
-    tx: optax.GradientTransformation, state: TrainState, grads: PyTree, over: "_Replicas"
+    tx: Transform, state: TrainState, grads: PyTree, over: "_Replicas"
 ) -> tuple[PyTree, PyTree, Array]:
     """Return parameters and optimizer state after the update, and whether it was skipped."""
     if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` drops the method

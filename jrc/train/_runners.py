@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jrc._typing import Array, PyTree
@@ -49,7 +50,7 @@ def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool
 
         return jax.pmap(flat, axis_name, in_axes=(axes, 0), out_axes=(axes, None), devices=devices)
 
-    def spread(x: Array) -> Array:
+    def spread(x: Array | np.ndarray) -> Array:
         return jnp.reshape(x, (replicas, -1, *jnp.shape(x)[1:]))
 
     def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:

@@ -5,14 +5,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
 from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
-from jrc._typing import Count, PyTree, RandomKey
+from jrc._typing import Count, PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, dgc_specs, dgc_states
 
 _WHO = "jrc.init_state"
@@ -39,7 +38,7 @@ class TrainState(NamedTuple):
 
 def init_state(
     params: PyTree,
-    tx: optax.GradientTransformation,
+    tx: Transform,
     key: RandomKey,
     *,
     model_state: PyTree = None,

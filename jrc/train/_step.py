@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jrc._multihost import all_or_none
-from jrc._typing import PyTree
+from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
 from jrc.dgc import AxisName
 from jrc.remat import Memory, Plan, memory_needed
@@ -114,7 +113,7 @@ class TrainStep:
 
 def make_train_step(
     loss_fn: Callable[..., Any],
-    tx: optax.GradientTransformation,
+    tx: Transform,
     *,
     mesh: Mesh | None = None,
     axis_name: AxisName = "data",

@@ -152,9 +152,9 @@ ERRORS = {
 
 def test_what_is_wrong_anywhere_is_an_error_everywhere():
     every = [process["errors"] for process in found("2 processes")]
-    for rank, said in enumerate(every):
+    for rank, texts in enumerate(every):
         for name, words in ERRORS.items():
-            assert words.format(rank=rank) in said[name], (rank, name, said[name])
+            assert words.format(rank=rank) in texts[name], (rank, name, texts[name])
     # If one process alone fails, the error on the other names it.
     for name in (
         "ragged",
@@ -175,9 +175,9 @@ def test_a_mesh_without_one_of_the_processes_stops_all():
     assert last.startswith(
         "ValueError: jrc.init_state: mesh must have devices of every process, got"
     )
-    for said in others:
-        assert said.startswith("FailedElsewhere: jrc.init_state: process 3 failed, and so all stop")
-        assert "got 'cpu:0'" in said and "of which process 3 has none" in said
+    for text in others:
+        assert text.startswith("FailedElsewhere: jrc.init_state: process 3 failed, and so all stop")
+        assert "got 'cpu:0'" in text and "of which process 3 has none" in text
 
 
 def test_killed_processes_leave_the_last_whole_save(tmp_path):
