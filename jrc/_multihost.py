@@ -1,7 +1,7 @@
-"""What the processes of one run settle together: whether all go on, and whether all have the same.
+"""Agreement between the processes of one run: on errors, and on equal values.
 
-With one process nothing is asked and nothing waits. With several, each of them calls these
-functions, in the same order.
+With one process these functions do not communicate. With several, every process calls them in the
+same order.
 """
 
 import zlib
@@ -13,29 +13,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-# An error's text as the other processes get it.
-_WORDS = 1000
+# Bytes of an error's text that the other processes get.
+_TEXT_BYTES = 1000
 
 
 class FailedElsewhere(RuntimeError):
-    """Another process of the run has failed, and so all stop."""
+    """Another process of the run has failed."""
 
 
 def all_or_none[T](do: Callable[[], T], who: str) -> T:
-    """Call on every process a function that waits for nobody; where one fails, all fail.
+    """Call a function on every process, and raise on all of them if it fails on one.
 
-    Without this the others would wait for the one that failed.
+    Without this, the other processes would wait in the next collective for the one that failed.
 
     Args:
-        do: What each process does.
-        who: The name under which errors speak.
+        do: A function without collectives.
+        who: The public function, for errors.
 
     Returns:
-        What `do` returned here.
+        The result of `do` on this process.
 
     Raises:
-        Exception: What `do` raised here.
-        FailedElsewhere: If it failed on other processes alone, with the text of the first of them.
+        Exception: The exception of `do` on this process.
+        FailedElsewhere: If `do` failed on other processes only, with the text of the first.
     """
     if jax.process_count() == 1:
         return do()
@@ -54,26 +54,26 @@ def all_or_none[T](do: Callable[[], T], who: str) -> T:
 
 
 def of_all(number: int) -> np.ndarray:
-    """This number of every process, `int32[processes]`; the number itself of one process."""
+    """Gather a number from every process, `int32[processes]`."""
     return np.ravel(multihost_utils.process_allgather(np.int32(number)))
 
 
 def differing(named: Sequence[tuple[str, Any]]) -> list[str]:
-    """Names of the arrays that are not the same on every process.
+    """Return the names of the arrays that differ between processes.
 
     Args:
-        named: Names and arrays. Of one that lies on several processes, or is traced, the shape and
-            dtype are compared, of any other the bytes too.
+        named: Names and arrays. Shapes and dtypes are compared, and the bytes of arrays that lie
+            on this process only.
 
     Returns:
-        The names in their order, the same on every process; a sentence in their place where not
-        even names, shapes and dtypes agree.
+        The names in their order, equal on every process; one text in their place if names, shapes
+        or dtypes differ.
     """
     if jax.process_count() == 1:
         return []
     kinds = [(name, np.shape(x), str(jnp.result_type(x))) for name, x in named]
     sums = [_checksum(repr(kinds).encode()), *(_checksum(_bytes_of(x)) for _, x in named)]
-    # First a number alone: lists of different lengths cannot be gathered.
+    # A single number first: lists of different lengths cannot be gathered.
     if len(set(of_all(sums[0]))) > 1:
         return ["(names, shapes or dtypes)"]
     every = multihost_utils.process_allgather(np.asarray(sums[1:], np.int32))
@@ -94,4 +94,4 @@ def _bytes_of(x: Any) -> Any:
 
 def _as_bytes(error: Exception | None) -> np.ndarray:
     text = b"" if error is None else f"{type(error).__name__}: {error}".encode()
-    return np.frombuffer(text[:_WORDS].ljust(_WORDS, b"\0"), np.uint8)
+    return np.frombuffer(text[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), np.uint8)

@@ -1,4 +1,4 @@
-"""What is logged while somebody waits, in one line of a terminal."""
+"""A progress line in the terminal, which shows the records of the logger `jrc`."""
 
 import contextlib
 import logging
@@ -13,9 +13,9 @@ from rich.text import Text
 
 @contextlib.contextmanager
 def shown_meanwhile(first: str) -> Iterator[None]:
-    """Show `first`, then each record of the logger `jrc`; nothing where nobody looks on."""
+    """Show `first`, then each record of the logger `jrc`, if stderr is a terminal."""
     logger = logging.getLogger("jrc")
-    # Who asked for these records has them from the logger.
+    # With a level of INFO the user gets these records from the logger.
     if not sys.stderr.isatty() or logger.isEnabledFor(logging.INFO):
         yield
         return
@@ -24,9 +24,9 @@ def shown_meanwhile(first: str) -> Iterator[None]:
         lambda text: spinner.update(text=Text(text)), lambda text: console.print(Text(text))
     )
     before = logger.level, logger.propagate
-    # Whatever the program prints stays where it goes.
-    still = {"redirect_stdout": False, "redirect_stderr": False}
-    with Live(spinner, console=console, transient=True, **still):
+    # The program's own output is not redirected.
+    unchanged = {"redirect_stdout": False, "redirect_stderr": False}
+    with Live(spinner, console=console, transient=True, **unchanged):
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
@@ -39,12 +39,12 @@ def shown_meanwhile(first: str) -> Iterator[None]:
 
 
 class _Lines(logging.Handler):
-    """Each record to a function of one text; warnings stay on the screen."""
+    """Pass each record's text to `show`, or to `keep` for warnings, which stay on the screen."""
 
     def __init__(self, show: Callable[[str], None], keep: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
         self.show, self.keep = show, keep
 
     def emit(self, record: logging.LogRecord) -> None:
-        to = self.show if record.levelno < logging.WARNING else self.keep
-        to(record.getMessage())
+        write = self.show if record.levelno < logging.WARNING else self.keep
+        write(record.getMessage())

@@ -1,4 +1,4 @@
-"""Pytrees that mix arrays with anything else, and the names of their leaves.
+"""Pytrees with arrays and other leaves: their arrays, names and abstract values.
 
 >>> import jax.numpy as jnp
 >>> arrays, rest = split({"x": jnp.ones(2), "mode": "train", "none": None})
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class _Hole:
-    """Stands where an array was taken out."""
+    """A placeholder for an array that was taken out."""
 
     def __repr__(self) -> str:
         return "<array>"
@@ -27,35 +27,67 @@ _HOLE = _Hole()
 
 @dataclasses.dataclass(frozen=True)
 class Skeleton:
-    """A pytree whose arrays were taken out; what is left of it is plain Python."""
+    """A pytree without its arrays, whose other leaves are plain Python values."""
 
     treedef: Any
     leaves: tuple[Any, ...]
 
     def fill(self, arrays: Sequence[Any]) -> Any:
-        """The tree again, with these arrays in the places of the old ones."""
+        """Return the tree with these arrays in the places of those taken out."""
         new = iter(arrays)
         return self.treedef.unflatten(next(new) if x is _HOLE else x for x in self.leaves)
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether this is an array of JAX (tracers too) or NumPy, and no Python scalar."""
+    """Whether this is an array of JAX (tracers included) or NumPy, and not a Python scalar."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
 def is_number(leaf: Any) -> bool:
-    """Whether JAX takes this for an array: one of its own or NumPy's, or a number of Python's."""
+    """Whether JAX accepts this as an array: a JAX or NumPy array, or a Python number."""
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind in "biufcV"
     return isinstance(leaf, jax.Array | bool | int | float | complex)
 
 
 def is_traced(leaf: Any) -> bool:
-    """Whether a function that is traced anew must see a tracer here: JAX arrays and shapes.
+    """Whether a traced function gets a tracer for this leaf: JAX arrays and shapes.
 
-    All else stays what it is, so that `range(n)`, `if train:` and NumPy go on working.
+    Other leaves are passed unchanged, so that `range(n)`, `if train:` and NumPy work.
     """
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+
+
+def aval_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return the abstract value of a leaf: what `jax.jit` traces in its place.
+
+    Args:
+        leaf: An array of JAX or NumPy, a tracer, a `jax.ShapeDtypeStruct`, or a Python number.
+
+    Returns:
+        Shape, dtype and `weak_type` as JAX traces them (a Python float is a weak float32), and the
+        sharding where one is prescribed: that of a committed array, of a `jax.ShapeDtypeStruct`,
+        or of a tracer with explicit mesh axes. Anything else may be placed anywhere.
+
+    Raises:
+        TypeError: If JAX does not accept the leaf as an array.
+
+    >>> aval_of(2.0)
+    ShapeDtypeStruct(shape=(), dtype=float32, weak_type=True)
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    aval = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=_sharding_of(leaf, aval)
+    )
+
+
+def _sharding_of(leaf: Any, aval: Any) -> Any:
+    if isinstance(leaf, jax.core.Tracer):
+        # For automatic and manual mesh axes the type of a tracer names no axis.
+        return aval.sharding if any(aval.sharding.spec) else None
+    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
 
 
 def is_floating(leaf: Any) -> bool:
@@ -64,30 +96,30 @@ def is_floating(leaf: Any) -> bool:
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """A dtype to add up in, float32 at least; JAX itself promotes no 8-bit floats."""
+    """Return the dtype of a sum, at least float32; JAX itself promotes no 8-bit floats."""
     small = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32) if small else jnp.promote_types(dtype, jnp.float32)
 
 
 def is_typed_key(leaf: Any) -> bool:
-    """Whether this is a `jax.random.key` array; a raw `uint32` key cannot be told from data."""
+    """Whether this is a `jax.random.key` array; a raw `uint32` key looks like data."""
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def split(tree: Any) -> tuple[list[Any], Skeleton]:
-    """The JAX arrays of a tree in order, and the tree without them."""
+    """Return the JAX arrays of a tree in order, and the tree without them."""
     leaves, treedef = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if is_traced(leaf)]
     return arrays, Skeleton(treedef, tuple(_HOLE if is_traced(leaf) else leaf for leaf in leaves))
 
 
 def path_name(path: Sequence[Any]) -> str:
-    """The name of a leaf: `layer_0/w`."""
+    """Return the name of a leaf: `layer_0/w`."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """Every leaf with its name, in tree order."""
+    """Return every leaf with its name, in tree order."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(path_name(path), leaf) for path, leaf in pairs]

@@ -1,6 +1,7 @@
 """The types that signatures share."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 
@@ -16,4 +17,20 @@ Count = Int[Array, ""]
 RandomKey = Key[Array, ""] | Any
 """A typed key (`jax.random.key`) or a raw `uint32` one (`jax.random.PRNGKey`)."""
 
-__all__ = ["Array", "Count", "Float", "Int", "Leaf", "PyTree", "RandomKey", "Scalar"]
+
+@runtime_checkable
+class Transform(Protocol):
+    """An optax transform, or another object with its two functions, such as `optax.MultiSteps`."""
+
+    @property
+    def init(self) -> Callable[..., Any]:
+        """Return the state before the first update, from the parameters."""
+        ...
+
+    @property
+    def update(self) -> Callable[..., Any]:
+        """Return updates and the new state, from gradients, state and parameters."""
+        ...
+
+
+__all__ = ["Array", "Count", "Float", "Int", "Leaf", "PyTree", "RandomKey", "Scalar", "Transform"]

@@ -1,31 +1,30 @@
 """The command line: `jrc explain` and `jrc plan`; `python -m jrc` is the same."""
 
 import argparse
-import ast
-import importlib
-import importlib.util
 import pathlib
 import re
-import sys
 import traceback
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
+import jax
 from rich.console import Console
 
 from jrc import remat
-from jrc._errors import close_to, listed
+from jrc._cli_target import UsageError, load
 from jrc._progress import shown_meanwhile
 
 _ABOUT = """\
-See what a gradient keeps, and make it fit a memory budget. Nothing is run: functions are traced
+Report what a gradient saves, and make it fit a memory budget. Nothing is run: functions are traced
 and compiled.
 
 TARGET is module:function (the current folder can be imported) or file.py:function. It names a
 function that returns (fn, args): fn is the loss, args its arguments, arrays or
 jax.ShapeDtypeStruct. --arg passes keyword arguments to it.
 """
+
+# The extra of this package that installs a platform.
+_EXTRAS = {"cuda": "cuda13", "gpu": "cuda13", "tpu": "tpu"}
 
 _EXAMPLES = """\
 examples:
@@ -38,15 +37,12 @@ examples:
   jrc explain net:setup --compare net:lean_setup
   jrc plan net:setup --budget 2GiB --json plan.json
   jrc plan models/net.py:setup --budget 0.5           # half way from the least peak to the most
+  jrc explain net:setup --platform cpu
 
 A saved plan is applied with jrc.Plan.from_json(text).apply(fn), a saved report is read with
 jrc.Report.from_json(text). Exit codes: 0 done, 1 the budget cannot be met or the function failed,
 2 the command is wrong.
 """
-
-
-class UsageError(Exception):
-    """The command cannot be done as it was given."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,12 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         wrong.
     """
     options = _parser().parse_args(argv)
+    options.failures = []
     try:
+        _use_platform(options.platform)
         options.run(options)
     except Exception as error:
         if options.debug:
             traceback.print_exc()
-        text, code = _in_one_line(error)
+        code = _exit_code(error, options.failures)
+        text = _one_line(error, code)
         Console(stderr=True, soft_wrap=True).print(
             f"jrc {options.command}: {text}", markup=False, highlight=False
         )
@@ -73,21 +72,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _in_one_line(error: Exception) -> tuple[str, int]:
-    """What went wrong, and the exit code that says whose fault it is."""
-    said = " ".join(str(error).split())
-    ours = re.match(r"jrc\.\w+: ", said)
-    # The command says its name itself, and its options are not arguments.
-    said = said.removeprefix(ours[0] if ours else "").replace("has_aux=True", "--has-aux")
+def _exit_code(error: Exception, failures: Sequence[BaseException]) -> int:
+    """Return 2 for an error in the command, 1 for one of the user's function or the budget.
+
+    Args:
+        error: What was raised.
+        failures: What the user's own code raised.
+    """
     if isinstance(error, UsageError):
-        return said, 2
-    if type(error).__name__ == "BudgetError":
-        least = getattr(error, "least_bytes", None)
-        is_said = least is None or f"{least:,}" in said or str(least) in said
-        return said if is_said else f"{said} The least is {least:,} bytes.", 1
-    if isinstance(error, TypeError | ValueError) and ours:
-        return said, 2
-    return f"{type(error).__name__}: {said} (--debug shows where)", 1
+        return 2
+    if isinstance(error, remat.BudgetError) or any(error is failure for failure in failures):
+        return 1
+    # jrc checks its arguments, which come from the options and from what TARGET returned.
+    return 2 if isinstance(error, TypeError | ValueError) else 1
+
+
+def _one_line(error: Exception, code: int) -> str:
+    """Return the text of an error on one line, in the words of the command line."""
+    text = " ".join(str(error).split())
+    # The command prints its own name, and its options are not arguments.
+    text = re.sub(r"^jrc\.\w+: ", "", text).replace("has_aux=True", "--has-aux")
+    if isinstance(error, remat.BudgetError):
+        known = f"{error.least_bytes:,}" in text or str(error.least_bytes) in text
+        return text if known else f"{text} The least is {error.least_bytes:,} bytes."
+    return text if code == 2 else f"{type(error).__name__}: {text} (--debug shows where)"
+
+
+def _use_platform(name: str | None) -> None:
+    """Set JAX's platform and see that it starts."""
+    if name is None:
+        return
+    jax.config.update("jax_platforms", name)
+    try:
+        jax.devices()
+    except Exception as error:  # JAX raises an AssertionError for a plugin that is not installed
+        reason = " ".join(str(error).split()) or "its plugin is not installed"
+        extra = f"Install 'jrc[{_EXTRAS[name]}]', or leave" if name in _EXTRAS else "Leave"
+        remedy = f"{extra} the option out for what JAX finds."
+        raise UsageError(
+            f"--platform must be one that JAX can start here, got {name!r}: {reason}. {remedy}"
+        ) from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,9 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="explain | plan")
-    explain = _command(
-        commands, "explain", "what the gradient keeps, runs again and needs", _explain
-    )
+    explain = _command(commands, "explain", "what the gradient saves, re-runs and needs", _explain)
     explain.add_argument("--compare", metavar="TARGET", help="a second function, set beside it")
     explain.add_argument(
         "--plot", metavar="PATH", help="draw live bytes over the program: a .png, .pdf or .svg"
@@ -144,6 +166,7 @@ def _command(commands: Any, name: str, about: str, run: Callable[..., None]) -> 
         "--argnums", default="0", metavar="N[,N]", help="arguments of fn that are differentiated"
     )
     command.add_argument("--has-aux", action="store_true", help="fn returns (loss, aux)")
+    command.add_argument("--platform", metavar="NAME", help="cpu, cuda or tpu; else what JAX finds")
     command.add_argument("--json", metavar="PATH", help="write the result there")
     command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return command
@@ -153,7 +176,7 @@ def _explain(options: argparse.Namespace) -> None:
     asked = _gradient_options(options)
     _check_paths(options.json, options.plot)
     targets = [options.target, *([options.compare] if options.compare else [])]
-    reports = [_report(target, options.arg, asked) for target in targets]
+    reports = [_report(target, options, asked) for target in targets]
     texts = [str(report) for report in reports]
     if options.compare:
         texts.append(reports[0].compare(reports[1], names=_names(targets)))
@@ -164,9 +187,9 @@ def _explain(options: argparse.Namespace) -> None:
         reports[0].plot(options.plot, *reports[1:], names=_names(targets))
 
 
-def _report(target: str, settings: Sequence[str], asked: dict[str, Any]) -> Any:
-    fn, args = _load(target, settings)
-    return remat.explain(fn, *args, **asked)
+def _report(name: str, options: argparse.Namespace, asked: dict[str, Any]) -> Any:
+    target = load(name, options.arg, options.failures)
+    return remat.explain(target.fn, *target.args, **asked)
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -175,9 +198,9 @@ def _plan(options: argparse.Namespace) -> None:
     if options.compilations is not None:
         asked["compilations"] = options.compilations
     _check_paths(options.json)
-    fn, args = _load(options.target, options.arg)
+    target = load(options.target, options.arg, options.failures)
     with shown_meanwhile("jrc.plan: tracing and solving"):
-        plan = remat.plan(fn, *args, **asked)
+        plan = remat.plan(target.fn, *target.args, **asked)
     _print(str(plan))
     if options.json:
         _write(options.json, plan.to_json())
@@ -188,16 +211,19 @@ def _gradient_options(options: argparse.Namespace) -> dict[str, Any]:
         numbers = tuple(int(n) for n in options.argnums.split(","))
     except ValueError:
         raise UsageError(
-            f"--argnums is a position or several, such as 0 or 0,2; got {options.argnums!r}."
+            f"--argnums must be one position or several, such as 0 or 0,2, got {options.argnums!r}."
         ) from None
     argnums = numbers[0] if len(numbers) == 1 else numbers
     return {"argnums": argnums, "has_aux": options.has_aux}
 
 
 def _budget(text: str) -> int | float | str:
-    """Bytes, or a fraction where the number has a point: `2e9` is a number of bytes."""
+    """Return bytes, or a fraction for a number with a point: `2e9` is a number of bytes."""
     if text in ("0", "1"):
-        raise UsageError(f"--budget {text} is a number of bytes; the fraction is {text}.0.")
+        raise UsageError(
+            f"--budget must be a size or a fraction, got {text}, which is a number of bytes. Write "
+            f"{text}.0 for the fraction."
+        )
     if re.search(r"[\d.][eE]\+?\d", text):
         return text
     for kind in (int, float):
@@ -209,7 +235,7 @@ def _budget(text: str) -> int | float | str:
 
 
 def _check_paths(json: str | None, plot: str | None = None) -> None:
-    """See that the results can be written, before the work of hours."""
+    """Raise if the results cannot be written, before anything is compiled."""
     try:
         if json is not None:
             remat.check_writable(json, "--json")
@@ -219,93 +245,8 @@ def _check_paths(json: str | None, plot: str | None = None) -> None:
         raise UsageError(str(error)) from None
 
 
-def _load(target: str, settings: Sequence[str]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function to look at and its arguments, from what TARGET names."""
-    where, colon, name = target.rpartition(":")
-    if not (colon and where and name):
-        raise UsageError(
-            f"a target is module:function or file.py:function; got {target!r}. "
-            "Write for instance net:setup."
-        )
-    module = _module(where)
-    setup = getattr(module, name, None)
-    if not callable(setup):
-        known = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-        raise UsageError(
-            f"{where} has no function {name!r}{close_to(name, known)}; it has "
-            f"{listed(sorted(known))}."
-        )
-    given = setup(**dict(map(_setting, settings)))
-    if not (isinstance(given, tuple) and len(given) == 2 and callable(given[0])) or not isinstance(
-        given[1], tuple | list
-    ):
-        raise UsageError(
-            f"{target} must return (fn, args), a function and the tuple of its arguments; it "
-            f"returned {_described(given)}. For one argument write `return fn, (x,)`."
-        )
-    return given[0], tuple(given[1])
-
-
-def _described(given: Any) -> str:
-    """What a target returned: `int`, `(function, Array)`."""
-    if not isinstance(given, tuple):
-        return type(given).__name__
-    return f"({', '.join(type(each).__name__ for each in given)})"
-
-
-def _module(where: str) -> ModuleType:
-    path = pathlib.Path(where)
-    if path.suffix != ".py":
-        _importable(pathlib.Path.cwd())
-        missing = UsageError(
-            f"there is no module {where!r} in {pathlib.Path.cwd()} or installed. Change to "
-            "its folder, or give the path of a .py file."
-        )
-        if where.startswith("."):
-            raise missing
-        try:
-            return importlib.import_module(where)
-        except ModuleNotFoundError as error:
-            # One that the user's own module lacks is told as it is.
-            if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-                raise
-            raise missing from None
-    if not path.is_file():
-        raise UsageError(
-            f"there is no file {where!r} in {pathlib.Path.cwd()}. Give the path from there."
-        )
-    _importable(path.resolve().parent)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{where!r} cannot be imported as Python.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _importable(folder: pathlib.Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not (equals and key.isidentifier()):
-        raise UsageError(f"--arg is KEY=VALUE, such as layers=12; got {text!r}.")
-    try:
-        return key, ast.literal_eval(value)
-    except (SyntaxError, ValueError):
-        if re.fullmatch(r"[A-Za-z_][\w.-]*", value):
-            return key, value
-        raise UsageError(
-            f"--arg {key}= takes a Python literal or a word; got {value!r}. Quote text in the "
-            "shell: --arg 'text=\"two words\"'."
-        ) from None
-
-
 def _names(targets: Sequence[str]) -> list[str]:
-    """The functions' names, or all of the targets where these are the same."""
+    """Return the functions' names, or whole targets if two names are the same."""
     short = [target.rpartition(":")[2] for target in targets]
     return short if len(set(short)) == len(short) else list(targets)
 
@@ -314,7 +255,9 @@ def _write(path: str, text: str) -> None:
     try:
         pathlib.Path(path).write_text(text + "\n")
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}.") from None
+        raise UsageError(
+            f"--json must be a path that can be written, got {path}: {error.strerror}."
+        ) from None
 
 
 def _print(text: str) -> None:

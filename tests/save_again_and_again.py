@@ -1,4 +1,4 @@
-"""Save leaves that are all one number, once two such programs are ready: `FOLDER NUMBER TIMES`."""
+"""Save leaves that all equal one number, once two such programs run: `FOLDER NUMBER TIMES`."""
 
 import pathlib
 import sys

@@ -12,7 +12,7 @@ import jrc
 from jrc import cli
 
 NET = '''
-"""A net to look at."""
+"""A net to explain."""
 import jax, jax.numpy as jnp
 import jrc
 
@@ -40,6 +40,18 @@ def loose():
 
 def bare():
     return setup()[0], ()
+
+def raising():
+    def loss(x):
+        raise ValueError("jrc.data: no such file")
+    return loss, setup()[1][1:]
+
+def misnamed():
+    loss, args = setup()
+    return jrc.recompute_segments(loss, ["layr"]), args
+
+def setting_up():
+    raise TypeError("jrc.data: no table")
 
 def vector():
     return lambda x: x, setup()[1][1:]
@@ -102,10 +114,6 @@ class FakePlan:
         return json.dumps(self.asked)
 
 
-class BudgetError(ValueError):
-    least_bytes = 12345
-
-
 @pytest.mark.parametrize(
     "text, budget",
     [("2GiB", "2GiB"), ("1000", 1000), ("0.5", 0.5), ("1.0", 1.0)]
@@ -124,18 +132,18 @@ def test_plan_asks_for_the_budget(net, capsys, monkeypatch, text, budget):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("said", ["it does not fit.", "The least is 12,345 bytes."])
-def test_a_budget_that_cannot_be_met(net, capsys, monkeypatch, said):
+@pytest.mark.parametrize("text", ["it does not fit.", "The least is 12,345 bytes."])
+def test_a_budget_that_cannot_be_met(net, capsys, monkeypatch, text):
     def plan(*_, **__):
-        raise BudgetError(f"jrc.plan: {said}")
+        raise jrc.BudgetError(f"jrc.plan: {text}", 12345, None)
 
     monkeypatch.setattr("jrc.remat.plan", plan, raising=False)
     code, out, err = run(capsys, "plan", "net_to_see:setup", "--budget", "1KiB")
     assert (code, out) == (1, "") and err.count("\n") == 1 and err.count("12,345 bytes") == 1
-    assert err.startswith(f"jrc plan: {said}")
+    assert err.startswith(f"jrc plan: {text}")
 
 
-def test_the_least_is_said_once_in_both_forms(net, capsys):
+def test_the_least_peak_is_printed_once_in_both_forms(net, capsys):
     code, out, err = run(capsys, "plan", "net_to_see:setup", "--budget", "100B", "--no-verify")
     assert (code, out) == (1, "") and err.count("bytes)") == 1 and "The least is" not in err
 
@@ -152,46 +160,49 @@ def test_a_number_of_compilations(net, capsys, monkeypatch):
     "path, more",
     [("r.json", ["--json", "r.json"]), ("r.png", ["--plot", "r.png"])],
 )
-def test_what_stands_there_stays_when_the_work_fails(net, capsys, path, more):
+def test_a_failed_command_leaves_old_results(net, capsys, path, more):
     (net / path).write_text("before")
     assert run(capsys, "explain", "net_to_see:vector", *more)[0] == 2
     assert run(capsys, "explain", "net_to_see:setup", *more, "--compare", "no:no")[0] == 2
     assert (net / path).read_text() == "before"
 
 
-def test_paths_are_looked_at_before_the_work(net, capsys, monkeypatch):
+def test_paths_are_checked_before_anything_is_compiled(net, capsys, monkeypatch):
     monkeypatch.setattr("jrc.remat.explain", lambda *_, **__: pytest.fail("it works"))
     for option in (["--json", "no/r.json"], ["--plot", "r.hat"], ["--plot", "no/r.png"]):
         assert run(capsys, "explain", "net_to_see:setup", *option)[0] == 2
 
 
 WRONG = {
-    ("explain", "net_to_see"): (2, "a target is module:function or file.py:function; got"),
-    ("explain", "net_to_see:setop"): (2, "has no function 'setop' (did you mean 'setup'?); it has"),
-    ("explain", "nowhere:setup"): (2, "there is no module 'nowhere' in"),
-    ("explain", "nowhere.py:setup"): (2, "there is no file 'nowhere.py' in"),
+    ("explain", "net_to_see"): (2, "must be module:function or file.py:function, got 'net_to_see'"),
+    ("explain", "net_to_see:setop"): (2, "got 'setop', which net_to_see has not (did you mean 'se"),
+    ("explain", "nowhere:setup"): (2, "must name a module that can be imported, got 'nowhere'"),
+    ("explain", "nowhere.py:setup"): (2, "must name a file that exists, got 'nowhere.py'"),
     ("explain", "net_to_see:wrong"): (2, "must return (fn, args), a function and the tuple of its"),
-    ("explain", "net_to_see:loose"): (2, "it returned (function, ShapeDtypeStruct). For one argum"),
+    ("explain", "net_to_see:loose"): (2, "got (function, ShapeDtypeStruct) from net_to_see:loose."),
     ("explain", "net_to_see:bare"): (
         2,
         "the 0 arguments that `loss` is given; got 0. Pass them be",
     ),
-    ("explain", ".net_to_see:setup"): (2, "there is no module '.net_to_see' in"),
+    ("explain", ".net_to_see:setup"): (2, "can be imported, got '.net_to_see', which is neither"),
     ("plan", "net_to_see:setup", "--budget", "2 GB/s"): (
         2,
         "is a number and a unit, such as '1.5G",
     ),
     ("explain", "net_to_see:vector"): (2, "jrc explain: `<lambda>` returns one floating number"),
-    ("explain", "net_to_see:setup", "--arg", "layers"): (2, "--arg is KEY=VALUE, such as layers="),
-    ("explain", "net_to_see:setup", "--arg", "layers=1 2"): (2, "takes a Python literal or a word"),
-    ("explain", "net_to_see:setup", "--argnums", "a"): (2, "--argnums is a position or several"),
+    ("explain", "net_to_see:setup", "--arg", "layers"): (2, "--arg must be KEY=VALUE, such as la"),
+    ("explain", "net_to_see:setup", "--arg", "layers=1 2"): (
+        2,
+        "must be a Python literal or a word",
+    ),
+    ("explain", "net_to_see:setup", "--argnums", "a"): (2, "--argnums must be one position or"),
     ("explain", "net_to_see:setup", "--argnums", "7"): (2, "argnums names one of the 2 arguments"),
     ("explain", "net_to_see:setup", "--json", "no/r.json"): (2, "--json: there is no folder 'no'"),
     ("explain", "net_to_see:setup", "--json", "."): (2, "--json: '.' is a folder; give the path"),
     ("explain", "net_to_see:setup", "--plot", "no/r.png"): (2, "--plot: there is no folder 'no'"),
     ("explain", "net_to_see:setup", "--plot", "r.hat"): (2, "--plot: a picture's ending says its"),
-    ("plan", "net_to_see:setup", "--budget", "0"): (2, "a number of bytes; the fraction is 0.0."),
-    ("plan", "net_to_see:setup", "--budget", "1"): (2, "a number of bytes; the fraction is 1.0."),
+    ("plan", "net_to_see:setup", "--budget", "0"): (2, "a number of bytes. Write 0.0 for the frac"),
+    ("plan", "net_to_see:setup", "--budget", "1"): (2, "a number of bytes. Write 1.0 for the frac"),
     ("plan", "net_to_see:setup", "--budget", "1.5"): (2, "jrc plan: a budget that is a float is"),
     ("plan", "net_to_see:setup", "--budget", "1MB", "--compilations", "0"): (
         2,
@@ -203,6 +214,11 @@ WRONG = {
     ),
     ("explain", "net_to_see:setup", "--arg", "kind=hat"): (1, "AttributeError: module 'jax.numpy'"),
     ("explain", "net_to_see:setup", "--arg", "depth=2"): (1, "TypeError: setup() got an unexpec"),
+    # The text is jrc's; the failure is the function's.
+    ("explain", "net_to_see:raising"): (1, "ValueError: no such file"),
+    ("explain", "net_to_see:misnamed"): (1, "'layr' (did you mean 'layer_"),
+    ("explain", "net_to_see:setting_up"): (1, "TypeError: no table"),
+    ("plan", "net_to_see:raising", "--budget", "1MB"): (1, "ValueError: no such file"),
 }
 
 
@@ -214,6 +230,37 @@ def test_errors_are_one_line(net, capsys, argv):
     assert err.count("\n") == 1 and "Traceback" not in err and out == ""
     assert ("--debug shows where" in err) == (code == 1)
     assert "Traceback" in run(capsys, *argv, "--debug")[2]
+
+
+def test_a_file_named_like_a_module_replaces_none(net, capsys):
+    """`random.py` once became everybody's `random`."""
+    import random
+
+    (net / "random.py").write_text(NET)
+    (net / "other").mkdir()
+    (net / "other" / "random.py").write_text(NET.replace('kind="tanh"', 'kind="sin"'))
+    for path in ("random.py", "other/random.py"):
+        assert run(capsys, "explain", f"{path}:setup")[0] == 0
+    assert sys.modules["random"] is random and hasattr(random, "gauss")
+
+
+DATACLASS = """
+import dataclasses, pickle
+import jax.numpy as jnp
+
+@dataclasses.dataclass
+class Config:
+    size: int = 3
+
+def setup():
+    size = pickle.loads(pickle.dumps(Config())).size
+    return jnp.sum, (jnp.ones(size),)
+"""
+
+
+def test_a_file_may_define_classes_that_are_looked_up_by_module(net, capsys):
+    (net / "sizes.py").write_text(DATACLASS)
+    assert run(capsys, "explain", "sizes.py:setup")[0] == 0
 
 
 @pytest.mark.parametrize("argv", [[], ["plan", "net:setup"], ["explode"]])
@@ -236,10 +283,25 @@ def test_help_shows_how(capsys):
         assert line in out
 
 
-def test_as_a_module(net):
+def as_a_module(*argv):
     root = os.path.dirname(os.path.dirname(jrc.__file__))
-    done = subprocess.run(
-        [sys.executable, "-m", "jrc", "explain", "net_to_see:nothing"],
+    return subprocess.run(
+        [sys.executable, "-m", "jrc", *argv],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}, check=False,
     )  # fmt: skip
-    assert done.returncode == 2 and "has no function 'nothing'" in done.stderr
+
+
+def test_as_a_module(net):
+    done = as_a_module("explain", "net_to_see:nothing")
+    assert done.returncode == 2 and "got 'nothing', which net_to_see has not" in done.stderr
+
+
+def test_a_platform_that_is_not_there_is_one_line(net):
+    done = as_a_module("explain", "net_to_see:setup", "--platform", "nowhere")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "--platform must be one that JAX can start here, got 'nowhere': Unable" in done.stderr
+
+
+def test_a_platform_that_is_there_is_used(net):
+    done = as_a_module("explain", "net_to_see:setup", "--platform", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")

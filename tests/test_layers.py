@@ -8,11 +8,12 @@ import jrc
 ROOT = pathlib.Path(jrc.__file__).parent
 LAYERS = (
     {"_typing", "_errors"},
-    {"_tree", "_multihost", "_progress", "_validate", "_text", "_lock"},
+    {"_tree", "_multihost", "_progress", "_validate", "_text"},
     {"_jaxpr", "_rng", "persist"},
     {"remat", "dgc"},
     {"train", "models"},
     {"compat"},
+    {"_cli_target"},
     {"cli"},
     {"__main__"},
 )

@@ -1,4 +1,4 @@
-"""One line in a terminal for who waits: a real terminal, and what is no terminal."""
+"""The progress line, in a pseudo-terminal and without a terminal."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ logger.warning("as ever")
 
 
 def seen():
-    """What a terminal shows of the program, and what its stdout has."""
+    """The program's output in a terminal, and its stdout."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
     run = subprocess.run(
@@ -39,7 +39,7 @@ def seen():
     )  # fmt: skip
     os.close(theirs)
     shown = b""
-    # On Linux the end is an error.
+    # On Linux the end of a pseudo-terminal is an OSError.
     try:
         while more := os.read(ours, 4096):
             shown += more
@@ -54,13 +54,13 @@ def test_a_terminal_shows_the_records_in_one_line():
     assert printed == "of the function\n"
     for text in ("tracing", "compiling [f32] 1", "compiling 2"):
         assert text in shown
-    # A warning stays, once; neither it nor the records are the root's meanwhile.
+    # A warning stays, once; the root logger gets neither it nor the records.
     assert shown.count("no effect") == 1 and shown.count("ROOT") == 1
     assert shown.rstrip().endswith("ROOT as ever") and "silent" not in shown
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_nothing_is_shown_where_nobody_looks_on(asked, capsys, caplog, monkeypatch):
+def test_nothing_is_shown_without_a_terminal(asked, capsys, caplog, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     logger = logging.getLogger("jrc")
     if asked:  # for the records, at a terminal

@@ -1,4 +1,4 @@
-"""What a callback sees: the forward operators, and the gradient operator that is being made."""
+"""Callbacks: the forward operators and the gradient operator that they are called with."""
 
 import dataclasses
 from collections import Counter
@@ -19,8 +19,8 @@ class Operator:
 
     Attributes:
         type: The primitive's name; `_grad` is added for the operator of its gradient.
-        inputs: Names of what it reads.
-        outputs: Names of what it makes.
+        inputs: Names of the values that it reads.
+        outputs: Names of its results.
     """
 
     type: str
@@ -28,7 +28,7 @@ class Operator:
     outputs: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The operator on one line."""
+        """Return the operator on one line."""
         return f"{self.type}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}"
 
 
@@ -37,26 +37,26 @@ class Block:
     """The forward program of a loss function; prints as one operator a line.
 
     Attributes:
-        ops: Its operators in program order, nested `jit` calls written inline. Marks are none.
+        ops: Its operators in program order, nested `jit` calls inlined, without marks.
     """
 
     ops: tuple[Operator, ...]
 
     def __str__(self) -> str:
-        """The operators, one a line."""
+        """Return the operators, one a line."""
         return "\n".join(map(str, self.ops))
 
 
 def checked_callbacks(who: str, callbacks: Any) -> tuple[Callback, ...]:
-    """The callbacks as a tuple."""
+    """Return the callbacks as a tuple, or raise if one is not a function."""
     if callbacks is None:
         return ()
     several = callbacks if isinstance(callbacks, list | tuple) else (callbacks,)
     for callback in several:
         if not callable(callback):
             raise TypeError(
-                f"{who}: callbacks is a function callback(block, context) or a list of them; got "
-                f"{callback!r}. Write callbacks=[callback]."
+                f"{who}: callbacks must be a function callback(block, context) or a list of them, "
+                f"got {callback!r}. Write callbacks=[callback]."
             )
     return tuple(several)
 
@@ -67,13 +67,13 @@ def call_back(
     inputs: Mapping[Any, str],
     receiving: Collection[Any],
 ) -> None:
-    """Call each callback for every forward equation that gets a gradient, last one first.
+    """Call each callback for every forward equation with a gradient, the last one first.
 
     Args:
         callbacks: The callbacks, called in their order.
         program: The forward program, without nested `jit` calls.
         inputs: Names of its inputs.
-        receiving: The values that get a gradient.
+        receiving: The values that have a gradient.
     """
     names = _names(program, inputs)
     forward = [_operator(program, eqn, names) for eqn in program.eqns if mark_of(eqn) is None]
@@ -97,7 +97,7 @@ def call_back(
 
 
 def _names(program: Program, inputs: Mapping[Any, str]) -> dict[Any, str]:
-    """A name for every value: the input's, the mark's, else the operator's with a number."""
+    """Return a name for every value: the input's, the mark's, or the operator's with a number."""
     names: dict[Any, str] = {}
     count: Counter[str] = Counter()
     for eqn in program.eqns:
@@ -105,8 +105,8 @@ def _names(program: Program, inputs: Mapping[Any, str]) -> dict[Any, str]:
             kind = primitive_name(eqn)
             one = f"{kind}_{count[kind]}"
             count[kind] += 1
-            several = len(eqn.outvars) > 1
-            names |= {v: f"{one}.{i}" if several else one for i, v in enumerate(eqn.outvars)}
+            many = len(eqn.outvars) > 1
+            names |= {v: f"{one}.{i}" if many else one for i, v in enumerate(eqn.outvars)}
     for mark in reversed(list(program.marks)):
         names |= {var: name for name, var in mark_pairs(program, mark).items()}
     return names | dict(inputs)
@@ -124,7 +124,7 @@ def _operator(program: Program, eqn: Any, names: Mapping[Any, str]) -> Operator:
 def _flowing(
     program: Program, atoms: Sequence[Any], names: Mapping[Any, str], receiving: Collection[Any]
 ) -> tuple[str, ...]:
-    """Names of the gradients of those values that get one, each once."""
+    """Return the names of the gradients of those values that have one, each once."""
     found = dict.fromkeys(
         _name(program, atom, names) + GRAD
         for atom in atoms

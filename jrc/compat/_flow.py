@@ -1,4 +1,4 @@
-"""Which values of a program get a gradient: asked of JAX itself, on shapes alone."""
+"""Which values of a program have a gradient: found by JAX's own backward pass, on shapes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,12 +12,12 @@ RunGated = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
 
 class Gates(NamedTuple):
-    """Where a gradient is asked for or stopped, in the values of one program.
+    """The values of one program at which a gradient is requested or stopped.
 
     Attributes:
         inputs: The inputs that are differentiated.
-        probed: Intermediates whose gradient is asked for.
-        stopped: Values at which the flow stops.
+        probed: Intermediates whose gradient is requested.
+        stopped: Values at which the gradient stops.
     """
 
     inputs: tuple[Any, ...]
@@ -26,7 +26,7 @@ class Gates(NamedTuple):
 
 
 def gates_of(program: Program, wanted: Mapping[str, Any], stopped: frozenset[Any]) -> Gates:
-    """Inputs can be differentiated as they are; intermediates, and what stops, need a gate."""
+    """Return the gates of a request: intermediates and stopped values need one, inputs do not."""
     given = set(program.jaxpr.invars)
     values = [
         var for var in dict.fromkeys(wanted.values()) if var not in stopped and _is_floating(var)
@@ -42,7 +42,7 @@ def gated(
     given: Sequence[Any],
     watches: Mapping[Any, Callable[[Any], Any]] | None = None,
 ) -> RunGated:
-    """The program as a function of the differentiated inputs and of the probes.
+    """Return the program as a function of the differentiated inputs and of the probes.
 
     Args:
         program: The program.
@@ -73,18 +73,18 @@ def gated(
 
 
 def probes_of(gates: Gates) -> list[Any]:
-    """Zeros for the probes, typed like the values that they stand beside."""
+    """Return zeros for the probes, each typed like its value."""
     return [zeros_of(var.aval) for var in gates.probed]
 
 
 def receivers(
     program: Program, gates: Gates, given: Sequence[Any], everywhere: bool
 ) -> frozenset[Any]:
-    """The values that get a gradient: all of them, or only inputs and what is probed.
+    """Return the values that have a gradient: all of them, or only inputs and probed ones.
 
-    An identity with a derivative rule of its own stands on each value. JAX calls the rule when
-    its backward pass comes by, and so says itself where a derivative is zero whatever the
-    numbers are. The loss is the program's first result.
+    Each value goes through an identity with a derivative rule of its own, which JAX calls if its
+    backward pass reaches the value. A symbolically zero cotangent does not reach it. The loss is
+    the program's first result.
     """
     seen: set[Any] = set()
     watched = [*gates.inputs, *(_values(program) if everywhere else ())]
@@ -100,7 +100,7 @@ def receivers(
 
 
 def is_reached(var: Any, seen: Collection[Any]) -> bool:
-    """Whether a value that was asked for gets a gradient."""
+    """Whether a requested value has a gradient."""
     return var in seen or ("probe", var) in seen
 
 

@@ -1,13 +1,14 @@
-"""Gradients by name: what all of the seeds' entry points share."""
+"""Gradients by name, shared by `append_backward` and the optimizers."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import name_of, speaking_as
+from jrc._errors import close_to, listed, name_of, speaking_as
 from jrc._jaxpr import Program, Traced, inline_all, trace
 from jrc._tree import is_array, is_traced, named_leaves, split
 from jrc._typing import Array, PyTree
@@ -17,6 +18,8 @@ from jrc.compat._check import check_function, check_loss, leaf_names
 from jrc.compat._flow import gated, gates_of, is_reached, probes_of, receivers
 from jrc.compat._request import Names, Request, checked_names, resolve
 from jrc.remat import recompute_segments
+
+_logger = logging.getLogger("jrc")
 
 
 class _NamedGradient(NamedTuple):
@@ -29,27 +32,27 @@ class ParamGrad(_NamedGradient):
     """A pair `(name, grad)`. To JAX it is one array, so that it goes in and out of `jax.jit`.
 
     Attributes:
-        name: Of a parameter its path in the tree, `layer_0/w`; of an intermediate its mark.
-        grad: The gradient, in the shape and dtype of what it belongs to.
+        name: The path of a parameter in the tree, `layer_0/w`, or the mark of an intermediate.
+        grad: The gradient, in the shape and dtype of its parameter or intermediate.
     """
 
     __slots__ = ()
 
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Array]], str]:
-        """The gradient; the name is part of the structure."""
+        """Return the gradient; the name is part of the structure."""
         return ((jax.tree_util.DictKey(self.name), self.grad),), self.name
 
     @classmethod
     def tree_unflatten(cls, name: str, children: Sequence[Any]) -> "ParamGrad":
-        """The pair again."""
+        """Return the pair of a name and its gradient."""
         return cls(name, *children)
 
 
 class Found(NamedTuple):
-    """What came of a request.
+    """The gradients of a request.
 
     Attributes:
-        value: What the loss function returned.
+        value: The result of the loss function.
         pairs: The gradients.
         value_of: The loss, an array of shape (), as a function of a dict of those parameters that
             have a pair; with the same stops and segments.
@@ -60,45 +63,53 @@ class Found(NamedTuple):
     value_of: Callable[[Mapping[str, Any]], Array]
 
 
-class Asked(NamedTuple):
-    """The seed's arguments, as they were given; see `append_backward`."""
+class Arguments(NamedTuple):
+    """Paddle's arguments, unchecked; see `append_backward`.
+
+    `warned` holds the names of boundaries about which a warning was logged: each has one.
+    """
 
     parameter_list: Any = None
     no_grad_set: Any = None
     callbacks: Any = None
     checkpoints: Any = None
     has_aux: bool = False
+    warned: set[str] | None = None
 
 
 def gradients(
-    who: str, loss_fn: Callable[..., Any], params: PyTree, args: tuple[Any, ...], asked: Asked
+    who: str,
+    loss_fn: Callable[..., Any],
+    params: PyTree,
+    args: tuple[Any, ...],
+    options: Arguments,
 ) -> Found:
-    """The gradients of a loss; errors speak for `who`."""
+    """Return the gradients of a loss; `who` is named in errors."""
     check_function(who, loss_fn)
-    check_flag(asked.has_aux, "has_aux", who)
+    check_flag(options.has_aux, "has_aux", who)
     leaf_names(who, params)
-    callbacks = checked_callbacks(who, asked.callbacks)
-    listed = checked_names(who, "parameter_list", asked.parameter_list, ordered=True)
-    barred = checked_names(who, "no_grad_set", asked.no_grad_set, ordered=False) or ()
+    callbacks = checked_callbacks(who, options.callbacks)
+    wanted_names = checked_names(who, "parameter_list", options.parameter_list, ordered=True)
+    stopped_names = checked_names(who, "no_grad_set", options.no_grad_set, ordered=False) or ()
     params = _as_arrays(params)
     traced = trace(loss_fn, (params, *args), {})
-    check_loss(who, name_of(loss_fn), traced, asked.has_aux)
+    check_loss(who, name_of(loss_fn), traced, options.has_aux)
 
-    def asked_of(program: Program) -> Request:
+    def request_of(program: Program) -> Request:
         names = Names(who, loss_fn, program, _parameters(program, params, args))
-        return resolve(names, listed, barred)
+        return resolve(names, wanted_names, stopped_names)
 
     # Without nested `jit` calls, so that callbacks see every operator.
     flat = Program(inline_all(traced.program.jaxpr))
-    wanted, stopped = asked_of(flat)
+    wanted, stopped = request_of(flat)
     seen = receivers(flat, gates_of(flat, wanted, stopped), traced.inputs, bool(callbacks))
     if callbacks:
         call_back(callbacks, flat, _input_names(flat, params, args), seen)
     wanted = {name for name, var in wanted.items() if is_reached(var, seen)}
-    request = asked_of(traced.program)
+    request = request_of(traced.program)
     request = Request({k: v for k, v in request.wanted.items() if k in wanted}, request.stopped)
     named = _parameters(traced.program, params, args)
-    return _differentiate(who, loss_fn, traced, request, asked.checkpoints, named)
+    return _differentiate(who, loss_fn, traced, request, options, named)
 
 
 def _differentiate(
@@ -106,10 +117,10 @@ def _differentiate(
     loss_fn: Callable[..., Any],
     traced: Traced,
     request: Request,
-    checkpoints: Any,
+    options: Arguments,
     named: Mapping[str, Any],
 ) -> Found:
-    """The gradients of what gets one, and of nothing else."""
+    """Return the gradients of the requested values that have one, and of no others."""
     program, rest = traced.program, []
     gates = gates_of(program, request.wanted, request.stopped)
     run = gated(program, gates, traced.inputs)
@@ -119,9 +130,10 @@ def _differentiate(
 
     loss.__name__ = name_of(loss_fn)
     lean = loss
-    if checkpoints is not None:
+    if options.checkpoints is not None:
         with speaking_as(who, "jrc.recompute_segments"):
-            lean = recompute_segments(loss, checkpoints, rule="fluid")
+            lean = recompute_segments(loss, options.checkpoints, rule="fluid")
+        _warn_of_unknown(who, name_of(loss_fn), program, options)
 
     def scalar(inputs: Sequence[Any], probes: Sequence[Any]) -> tuple[Array, list[Array]]:
         arrays, skeleton = split(lean(inputs, probes))
@@ -141,8 +153,21 @@ def _differentiate(
     return Found(rest[0].fill(arrays), pairs, value_of)
 
 
+def _warn_of_unknown(who: str, fn: str, program: Program, options: Arguments) -> None:
+    """Log a warning for each boundary that is not a mark; Paddle drops it with a message."""
+    warned = set() if options.warned is None else options.warned
+    known = (*program.marks, *program.hidden_marks)
+    for name in options.checkpoints:
+        if name not in warned and not program.matching_marks(name) and name not in known:
+            warned.add(name)
+            _logger.warning(
+                "%s: checkpoints should be marks of `%s`, got %r%s, which is ignored. It marks %s.",
+                who, fn, name, close_to(name, known), listed(known, "nothing"),
+            )  # fmt: skip
+
+
 def _as_arrays(params: PyTree) -> PyTree:
-    """The parameters with every floating number as a JAX array, which can be differentiated."""
+    """Return the parameters with floating numbers as JAX arrays, which can be differentiated."""
 
     def as_array(leaf: Any) -> Any:
         number = isinstance(leaf, float | complex) or (is_array(leaf) and not is_traced(leaf))
@@ -153,13 +178,13 @@ def _as_arrays(params: PyTree) -> PyTree:
 
 
 def _parameters(program: Program, params: PyTree, args: tuple[Any, ...]) -> dict[str, Any]:
-    """The program's input for each parameter by name; `None` for a leaf that is no JAX array."""
+    """Return the program's input for each parameter by name; `None` for other leaves."""
     given = iter(_given(program, params, args))
     return {name: next(given) if is_traced(leaf) else None for name, leaf in named_leaves(params)}
 
 
 def _input_names(program: Program, params: PyTree, args: tuple[Any, ...]) -> dict[Any, str]:
-    """A name for each input: a parameter's path, `args/0/…`, or `const_0` for a constant."""
+    """Return a name for each input: a parameter's path, `args/0/…`, or `const_0`."""
     pairs = [*named_leaves(params), *named_leaves({"args": args})]
     names = [name for name, leaf in pairs if is_traced(leaf)]
     constants = [f"const_{i}" for i in range(len(program.jaxpr.invars) - len(names))]
@@ -167,7 +192,7 @@ def _input_names(program: Program, params: PyTree, args: tuple[Any, ...]) -> dic
 
 
 def _given(program: Program, params: PyTree, args: tuple[Any, ...]) -> Sequence[Any]:
-    """The inputs that are no constants: these come first."""
+    """Return the inputs that are not constants; constants come first."""
     arrays, _ = split((params, args))
     invars = program.jaxpr.invars
     return invars[len(invars) - len(arrays) :]

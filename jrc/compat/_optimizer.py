@@ -1,4 +1,4 @@
-"""What the seeds' optimizers have in common: gradients by name, and an optax transform."""
+"""The base of Paddle's optimizers: gradients by name, and an optax transform."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -13,13 +13,13 @@ from jrc._tree import named_leaves
 from jrc._typing import Array, PyTree
 from jrc.compat._block import Callback
 from jrc.compat._check import check_function
-from jrc.compat._gradients import Asked, Found, ParamGrad, gradients
+from jrc.compat._gradients import Arguments, Found, ParamGrad, gradients
 from jrc.compat._update import check_given, clipped, gradient_tree, update
 from jrc.dgc import as_local
 
 
 class Optimizer:
-    """The methods of the seeds' optimizers; arrays go in and come out.
+    """The methods of Paddle's optimizers; every array is an argument or a result.
 
     An optax transform as well: `init` and `update` are those of `tx`.
     """
@@ -33,9 +33,10 @@ class Optimizer:
         self.tx = tx
         self.parameter_list = parameter_list
         self.axis_name = axis_name
+        self._warned: set[str] = set()
 
     def init(self, params: PyTree) -> PyTree:
-        """The optimizer's state before the first step, that of its optax transform.
+        """Return the state before the first step, that of the optax transform.
 
         Args:
             params: Parameters, any pytree of arrays.
@@ -48,16 +49,16 @@ class Optimizer:
     def update(
         self, updates: PyTree, state: PyTree, params: PyTree | None = None, **extra_args: Any
     ) -> tuple[PyTree, PyTree]:
-        """The update of the optax transform, for gradients of all parameters.
+        """Return the update of the optax transform, for gradients of all parameters.
 
         Args:
             updates: Gradients like the parameters.
             state: From `init` or the step before.
             params: The parameters.
-            **extra_args: What else the transform reads, such as `value`.
+            **extra_args: Other arguments of the transform, such as `value`.
 
         Returns:
-            What to add to the parameters, and the new state.
+            The updates to add to the parameters, and the new state.
 
         Raises:
             TypeError: If the state is `None`.
@@ -77,19 +78,20 @@ class Optimizer:
         checkpoints: Sequence[str] | None = None,
         has_aux: bool = False,
     ) -> Any:
-        """The gradients of a loss, as pairs of name and gradient: `append_backward`.
+        """Return the gradients of a loss, as pairs of name and gradient: `append_backward`.
 
         Args:
             loss_fn: `loss_fn(params, *args)`, which returns one real number.
             params: Parameters, any pytree.
             *args: The other arguments of the loss function.
-            startup_program: The seed's; there are no programs here, so it is `None`.
-            parameter_list: Names of what to differentiate for, in the order of the pairs.
-            no_grad_set: Names that get no gradient.
-            callbacks: Called for every forward equation that gets a gradient.
-            checkpoints: Marks to cut at, instead of those that were set.
-            has_aux: Whether the loss function returns `(loss, aux)`. One that returns its loss as
-                `aux` too gives the loss beside the pairs.
+            startup_program: Paddle's; there are no programs here, so that it is `None`.
+            parameter_list: Names of the values to differentiate with respect to, in the order of
+                the pairs.
+            no_grad_set: Names without a gradient.
+            callbacks: Functions that are called for every forward equation with a gradient.
+            checkpoints: Boundaries, instead of those that were set.
+            has_aux: Whether the loss function returns `(loss, aux)`. To get the loss as well,
+                return it in `aux`.
 
         Returns:
             A list of `ParamGrad`s, each a pair `(name, grad)`; with `has_aux`, the list and `aux`.
@@ -99,8 +101,8 @@ class Optimizer:
             ValueError: As `append_backward`; if no boundaries are set where they must be; if
                 there is a `startup_program`.
         """
-        asked = Asked(parameter_list, no_grad_set, callbacks, checkpoints, has_aux)
-        found = self._gradients("backward", loss_fn, params, args, asked, startup_program)
+        options = Arguments(parameter_list, no_grad_set, callbacks, checkpoints, has_aux)
+        found = self._gradients("backward", loss_fn, params, args, options, startup_program)
         return (found.pairs, found.value[1]) if has_aux else found.pairs
 
     def apply_gradients(
@@ -110,24 +112,24 @@ class Optimizer:
         params_grads: Sequence[tuple[str, Array]],
         **extra_args: Any,
     ) -> tuple[PyTree, PyTree]:
-        """One step along gradients that are there already.
+        """Apply gradients that are already computed.
 
         Args:
             params: Parameters, any pytree.
             opt_state: From `init` or the step before.
             params_grads: Pairs of a parameter's name and its gradient, in any order.
-            **extra_args: What the transform reads besides the gradients, such as `value`, the
-                loss. `grad` is given anyway.
+            **extra_args: Other arguments of the transform, such as `value`, the loss. `grad` is
+                always passed.
 
         Returns:
-            The new parameters and the new state. Parameters without a pair, and what the state
-            keeps for them, are what they were, bit for bit: no decay, no momentum reaches them.
-            What belongs to no single parameter, such as a count of steps, goes on.
+            The new parameters and the new state. Parameters without a pair, and their part of the
+            state, are bit for bit unchanged: no decay and no momentum reaches them. State that
+            belongs to no single parameter, such as a count of steps, is updated.
 
         Raises:
-            TypeError: If the state is `None` or another transform's, or there are no pairs of
-                names and arrays.
-            ValueError: If a name is no parameter's or occurs twice, or a shape differs.
+            TypeError: If the state is `None` or another transform's, or `params_grads` is not a
+                list of pairs of a name and an array.
+            ValueError: If a name is unknown or occurs twice, or a shape differs.
         """
         return self._apply("apply_gradients", params, opt_state, params_grads, None, extra_args)
 
@@ -140,11 +142,11 @@ class Optimizer:
         opt_state: PyTree,
         **extra_args: Any,
     ) -> tuple[PyTree, PyTree]:
-        """`apply_gradients`, with the seed's arguments before the arrays.
+        """Apply gradients as `apply_gradients`, with Paddle's arguments before the arrays.
 
         Args:
-            loss: The seed's; nothing is read from it.
-            startup_program: The seed's; there are no programs here, so it is `None`.
+            loss: Paddle's; it is not used.
+            startup_program: Paddle's; there are no programs here, so that it is `None`.
             params_grads: Pairs of a parameter's name and its gradient.
             params: Parameters, any pytree.
             opt_state: From `init` or the step before.
@@ -175,35 +177,35 @@ class Optimizer:
         callbacks: Callback | Sequence[Callback] | None = None,
         has_aux: bool = False,
     ) -> tuple[PyTree, PyTree, Any, list[ParamGrad]]:
-        """One step: the gradients of a loss, and their update.
+        """Do one step: the gradients of a loss, and their update.
 
-        A transform that reads more than gradients gets `value`, the loss, `grad`, the gradients
-        before clipping, and `value_fn`, the loss as a function of the parameters.
+        The transform is also given `value`, the loss, `grad`, the gradients before clipping, and
+        `value_fn`, the loss as a function of the parameters.
 
         Args:
             loss_fn: `loss_fn(params, *args)`, which returns one real number.
             params: Parameters, any pytree.
             opt_state: From `init` or the step before.
             *args: The other arguments of the loss function.
-            startup_program: The seed's; there are no programs here, so it is `None`.
-            parameter_list: Names of the parameters to update; the others, and their state, stay
-                as they are. A mark gives its pair, and updates nothing.
-            no_grad_set: Names that get no gradient.
-            grad_clip: An optax transform without state, on the gradients that there are.
-            callbacks: Called for every forward equation that gets a gradient.
+            startup_program: Paddle's; there are no programs here, so that it is `None`.
+            parameter_list: Names of the parameters to update; the others, and their state, are
+                unchanged. A mark gives its pair, and updates nothing.
+            no_grad_set: Names without a gradient.
+            grad_clip: An optax transform without state, applied to the gradients.
+            callbacks: Functions that are called for every forward equation with a gradient.
             has_aux: Whether the loss function returns `(loss, aux)`.
 
         Returns:
-            The new parameters, the new state, what the loss function returned, and the pairs
+            The new parameters, the new state, the result of the loss function, and the pairs
             `(name, grad)` before clipping.
 
         Raises:
-            TypeError: As `backward` and `apply_gradients`, or if `grad_clip` is no transform or
-                has state.
+            TypeError: As `backward` and `apply_gradients`, or if `grad_clip` is not a transform
+                or has state.
             ValueError: As `backward`.
         """
-        asked = Asked(parameter_list, no_grad_set, callbacks, None, has_aux)
-        found = self._gradients("minimize", loss_fn, params, args, asked, startup_program)
+        options = Arguments(parameter_list, no_grad_set, callbacks, None, has_aux)
+        found = self._gradients("minimize", loss_fn, params, args, options, startup_program)
         named = {name for name, _ in named_leaves(params)}
         of_params = [pair for pair in found.pairs if pair.name in named]
         extra = {
@@ -214,7 +216,7 @@ class Optimizer:
         return params, opt_state, found.value, found.pairs
 
     def _boundaries(self, who: str) -> Sequence[str] | None:
-        """The marks to cut at."""
+        """Return the boundaries of the recomputed segments; `None` recomputes nothing."""
         del who
         return None
 
@@ -224,8 +226,8 @@ class Optimizer:
     def _check_no_program(self, method: str, startup_program: Any) -> None:
         if startup_program is not None:
             raise ValueError(
-                f"{self._who(method)}: startup_program is the seed's, and there are no programs "
-                f"here; got {type(startup_program).__name__}. Pass None: init(params) starts."
+                f"{self._who(method)}: startup_program must be None, because there are no programs "
+                f"here, got {type(startup_program).__name__}. Initialize with opt.init(params)."
             )
 
     def _gradients(
@@ -234,18 +236,19 @@ class Optimizer:
         loss_fn: Callable[..., Any],
         params: PyTree,
         args: tuple[Any, ...],
-        asked: Asked,
+        options: Arguments,
         startup_program: Any,
     ) -> Found:
         who = self._who(method)
         check_function(who, loss_fn)
         self._check_no_program(method, startup_program)
-        if asked.parameter_list is None:
-            asked = asked._replace(parameter_list=self.parameter_list)
-        if asked.checkpoints is None:
-            asked = asked._replace(checkpoints=self._boundaries(who))
-        params = jax.tree.map(functools.partial(_own, axis=self.axis_name), params)
-        return gradients(who, loss_fn, params, args, asked)
+        options = options._replace(warned=self._warned)
+        if options.parameter_list is None:
+            options = options._replace(parameter_list=self.parameter_list)
+        if options.checkpoints is None:
+            options = options._replace(checkpoints=self._boundaries(who))
+        params = jax.tree.map(functools.partial(_local, axis=self.axis_name), params)
+        return gradients(who, loss_fn, params, args, options)
 
     def _apply(
         self,
@@ -264,8 +267,8 @@ class Optimizer:
         return update(who, self.tx, params, opt_state, grads, extra_args)
 
 
-def _own(leaf: Any, axis: str | None) -> Any:
-    """A parameter of this replica's own: otherwise its gradient comes summed over the replicas."""
+def _local(leaf: Any, axis: str | None) -> Any:
+    """Return a parameter typed as local to its replica, whose gradient JAX does not sum."""
     if axis is None or not isinstance(leaf, jax.Array | np.ndarray | float | complex):
         return leaf
     floating = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)

@@ -1,4 +1,4 @@
-"""The seed's recompute optimizer."""
+"""Paddle's RecomputeOptimizer."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from jrc.compat._optimizer import Optimizer
 
 
 class RecomputeOptimizer(Optimizer):
-    """An optimizer whose backward pass re-runs what lies between boundaries.
+    """An optimizer whose backward pass recomputes the segments between boundaries.
 
     Args:
         optimizer: Any optax transform, or another optimizer of `jrc.compat`.
@@ -38,8 +38,8 @@ class RecomputeOptimizer(Optimizer):
     def __init__(self, optimizer: Any) -> None:
         if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
             raise TypeError(
-                "jrc.compat.RecomputeOptimizer: the optimizer is an optax transform or one of "
-                f"jrc.compat; got {type(optimizer).__name__}. Write "
+                "jrc.compat.RecomputeOptimizer: optimizer must be an optax transform or one of "
+                f"jrc.compat, got {type(optimizer).__name__}. Write "
                 "RecomputeOptimizer(optax.adam(0.01))."
             )
         tx = getattr(optimizer, "tx", optimizer)
@@ -48,22 +48,23 @@ class RecomputeOptimizer(Optimizer):
         self._checkpoints: tuple[str, ...] | None = None
 
     def _set_checkpoints(self, checkpoints: Sequence[str]) -> None:
-        """Say where to cut.
+        """Set the boundaries.
 
         Args:
-            checkpoints: A list of `jrc.mark` names; see `jrc.recompute_segments`, which gets them
-                with `rule="fluid"`. An empty list re-runs nothing.
+            checkpoints: A list of `jrc.mark` names, the boundaries of `jrc.recompute_segments` with
+                `rule="fluid"`. An empty list recomputes nothing. A name that is no mark of the loss
+                function is ignored, with a warning at its first use.
 
         Raises:
-            TypeError: If that is no list, or holds anything else than strings.
+            TypeError: If `checkpoints` is not a list of strings.
         """
-        who = "jrc.compat.RecomputeOptimizer: _checkpoints should be a list of strings"
-        way_out = "Mark values with jrc.mark(x, 'fc_1') and pass ['fc_1']."
+        rule = "jrc.compat.RecomputeOptimizer: _checkpoints should be a list of strings"
+        remedy = "Mark values with jrc.mark(x, 'fc_1') and pass ['fc_1']."
         if not isinstance(checkpoints, list | tuple):
-            raise TypeError(f"{who}; got {type(checkpoints).__name__} {checkpoints!r}. {way_out}")
+            raise TypeError(f"{rule}, got {type(checkpoints).__name__} {checkpoints!r}. {remedy}")
         for name in checkpoints:
             if not isinstance(name, str):
-                raise TypeError(f"{who}; got {type(name).__name__} in it. {way_out}")
+                raise TypeError(f"{rule}, got one with {type(name).__name__}. {remedy}")
         self._checkpoints = tuple(checkpoints)
 
     set_checkpoints = _set_checkpoints
@@ -71,23 +72,26 @@ class RecomputeOptimizer(Optimizer):
     def _boundaries(self, who: str) -> Sequence[str]:
         if self._checkpoints is None:
             raise ValueError(
-                f"{who}: You should call _set_checkpoints first, with the names of the marks to "
-                "cut at; nothing is set. Write opt._set_checkpoints(['fc_1', 'pred'])."
+                f"{who}: You should call _set_checkpoints first, with the names of marks, got no "
+                "call. Write opt._set_checkpoints(['fc_1', 'pred'])."
             )
         return self._checkpoints
 
-    def load(self, state: Any) -> NoReturn:
-        """Not supported, as in the seed: there is no state in the object.
+    def load(self, stat_dict: Any = None, *, state_dict: Any = None) -> NoReturn:
+        """Raise, as in Paddle: there is no state in the object.
 
         Args:
-            state: What was saved.
+            stat_dict: A saved state, or its path.
+            state_dict: The same, by its name in newer versions of Paddle.
 
         Raises:
             NotImplementedError: Always.
         """
-        path = isinstance(state, str | os.PathLike)
+        saved = state_dict if stat_dict is None else stat_dict
+        path = saved if isinstance(saved, str | os.PathLike) else "path"
+        kind = type(saved).__name__
         raise NotImplementedError(
             "jrc.compat.RecomputeOptimizer.load: load function is not supported by Recompute "
-            f"Optimizer for now: the optimizer's state goes in and comes out; got {state!r}. Write "
-            f"opt_state = jrc.restore({state if path else 'path'!r}, opt.init(params))."
+            f"Optimizer for now, got {repr(saved) if path is saved else kind}. The state is an "
+            f"argument of minimize: write opt_state = jrc.restore({str(path)!r}, opt.init(params))."
         )

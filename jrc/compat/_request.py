@@ -1,4 +1,4 @@
-"""What a user asks for by name: parameters by their tree path, intermediates by their mark."""
+"""Names in arguments: parameters by their tree path, intermediates by their mark."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, NamedTuple
@@ -8,12 +8,11 @@ from jrc._jaxpr import Program
 
 
 class Request(NamedTuple):
-    """The request as the program knows it.
+    """The names of a request, resolved to values of the program.
 
     Attributes:
-        wanted: The value behind each pair that is asked for, by the pair's name, in the order of
-            the pairs.
-        stopped: Values at which the flow stops.
+        wanted: The value of each requested pair by the pair's name, in the order of the pairs.
+        stopped: Values at which the gradient stops.
     """
 
     wanted: Mapping[str, Any]
@@ -21,13 +20,13 @@ class Request(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Whose names there are: the request speaks for `who` about `fn`.
+    """The names that a loss function has.
 
     Attributes:
-        who: The public name that was called.
+        who: The public function, for errors.
         fn: The loss function.
         program: Its program.
-        params: The program's input for each parameter, by name; `None` for a leaf that is no
+        params: The program's input for each parameter, by name; `None` for a leaf that is not a
             JAX array.
     """
 
@@ -38,32 +37,41 @@ class Names(NamedTuple):
 
 
 def checked_names(who: str, argument: str, names: Any, ordered: bool) -> tuple[str, ...] | None:
-    """The names as a tuple, each once; `None` if none were given."""
+    """Return the names as a tuple, each once; `None` if none were given.
+
+    A pair of a name and a gradient, as `append_backward` returns it, counts as its name.
+    """
     if names is None:
         return None
     if ordered and isinstance(names, set | frozenset):
         raise TypeError(
-            f"{who}: {argument} gives the order of the pairs, and a set has none; got {names!r}. "
-            "Write a list."
+            f"{who}: {argument} must be a list of names, which gives the order of the pairs, got "
+            f"the set {names!r}. Write a list."
         )
     if not isinstance(names, list | tuple | Set):
         raise TypeError(
-            f"{who}: {argument} is a list of names; got {type(names).__name__} {names!r}. "
+            f"{who}: {argument} must be a list of names, got {type(names).__name__} {names!r}. "
             f"Write {argument}=['layer_0/w']."
         )
-    for name in names:
+    bare = [entry[0] if _is_pair(entry) else entry for entry in names]
+    for name in bare:
         if not isinstance(name, str):
             raise TypeError(
-                f"{who}: {argument} holds names, strings; got {type(name).__name__}. A parameter "
-                "is named by its path ('layer_0/w'), an intermediate by its jrc.mark."
+                f"{who}: {argument} must be a list of names, got one with {type(name).__name__}. "
+                "Name a parameter by its path ('layer_0/w'), an intermediate by its jrc.mark."
             )
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(bare))
+
+
+def _is_pair(entry: Any) -> bool:
+    """Whether this is `(name, gradient)`."""
+    return isinstance(entry, tuple) and len(entry) == 2 and not isinstance(entry[1], str)
 
 
 def resolve(
     names: Names, parameter_list: Iterable[str] | None, no_grad_set: Iterable[str]
 ) -> Request:
-    """Look every name up; what is not to have a gradient wins over what is asked for."""
+    """Resolve all names; `no_grad_set` takes precedence over `parameter_list`."""
     wanted = dict(names.params)
     if parameter_list is not None:
         wanted = {k: v for name in parameter_list for k, v in _look_up(names, name).items()}
@@ -75,7 +83,7 @@ def resolve(
 
 
 def mark_pairs(program: Program, name: str) -> dict[str, Any]:
-    """The marked values, by pair name: the mark's, with a number each if it marks several."""
+    """Return the marked values by pair name: the mark's, with a number each if there are many."""
     return dict(pair for mark in program.matching_marks(name) for pair in _pairs_of(program, mark))
 
 
@@ -85,13 +93,13 @@ def _pairs_of(program: Program, mark: str) -> list[tuple[str, Any]]:
 
 
 def _look_up(names: Names, name: str) -> dict[str, Any]:
-    """The values that a name means, by the names of their pairs."""
+    """Return the values that a name refers to, by the names of their pairs."""
     program = names.program
     made = [pair for mark in program.marks for pair in _pairs_of(program, mark)]
     pairs = mark_pairs(program, name) or {k: v for k, v in made if k == name}
     if name in names.params and not pairs:
         return {name: names.params[name]}
-    # Marks inside a construct are among those that the bare name means.
+    # A bare name refers to marks inside a loop or another construct as well.
     if not pairs or name in program.hidden_marks:
         raise ValueError(_unknown(names, name))
     for pair in {name: None} | pairs:
@@ -100,17 +108,18 @@ def _look_up(names: Names, name: str) -> dict[str, Any]:
 
 
 def _check_single(names: Names, pair: str, marks: int) -> None:
-    """A pair is of one thing: otherwise a gradient would go to another of the same name."""
+    """Raise if a pair's name refers to several values."""
     fn = name_of(names.fn)
     if pair in names.params:
         raise ValueError(
-            f"{names.who}: {pair!r} names a parameter and a mark of `{fn}`. Give the mark another "
-            "name."
+            f"{names.who}: a name must refer to one value, got {pair!r}, which is a parameter and "
+            f"a mark of `{fn}`. Give the mark another name."
         )
     if marks > 1:
         raise ValueError(
-            f"{names.who}: {pair!r} names two marks of `{fn}`: an array of a marked tree is called "
-            "after the mark, with its number. Give one of the marks another name."
+            f"{names.who}: a name must refer to one value, got {pair!r}, which is two marks of "
+            f"`{fn}`: an array of a marked tree is named by the mark and its number. Give one of "
+            "the marks another name."
         )
 
 
@@ -119,13 +128,13 @@ def _unknown(names: Names, name: str) -> str:
     marks = (name.partition("#")[0], name.rpartition("/")[0])
     if bare := next((mark for mark in marks if mark in program.hidden_marks), None):
         return (
-            f"{names.who}: mark {name!r} of `{fn}` stands inside {program.hidden_marks[bare]}, "
-            "where a gradient of the outer function cannot be asked for or stopped. Mark what "
-            "goes in or comes out of that construct, under a name of its own."
+            f"{names.who}: a mark must stand outside of loops and other constructs, got {name!r} "
+            f"of `{fn}`, which is inside {program.hidden_marks[bare]}. Mark an input or a result "
+            "of that construct, under another name."
         )
     known = [*names.params, *program.marks]
     return (
-        f"{names.who}: no parameter and no mark is named {name!r}{close_to(name, known)}; the "
-        f"parameters are {listed(names.params)}, and `{fn}` marks "
+        f"{names.who}: a name must be that of a parameter or a mark, got {name!r}"
+        f"{close_to(name, known)}. The parameters are {listed(names.params)}, and `{fn}` marks "
         f"{listed(program.marks, 'nothing')}."
     )

@@ -1,12 +1,15 @@
-"""Saving and restoring a whole training state, through orbax.
+"""Save and restore a whole training state, through orbax.
 
-A save goes to a numbered folder under the path that the user gives, and the one before is removed
-only when the new one is whole: a kill at any moment leaves one that can be read. Next to the
-arrays lies a list of their places in the tree, their shapes and dtypes, so that what does not
-match is an error and never a silent cast.
+    jrc.save("run/state", state)
+    state = jrc.restore("run/state", like=state)
 
-Several processes agree before each of orbax's collective steps: an error on one is an error on all,
-where the others would wait for the one that failed.
+A save goes to a numbered folder under the given path. The previous save is removed only when the
+new one is complete, so that a process killed at any moment leaves a save that can be read. A
+manifest next to the arrays lists their places in the tree, shapes and dtypes: a mismatch is an
+error and never a silent cast.
+
+Several processes agree before each collective step of orbax: an error on one process is an error on
+all, because the others would wait for it.
 """
 
 from jrc.persist._restore import restore as restore

@@ -1,52 +1,84 @@
-"""The folder of a save: where it is, who writes to it, and the last whole save in it."""
+"""The folder of a save: its path, the lock for writing to it, and the last complete save in it."""
 
 import contextlib
+import errno
+import logging
 import os
+import pathlib
 import re
+import secrets
 from collections.abc import Iterator
+from typing import Any
 
+import filelock
 import jax
 
-from jrc._lock import locked
-from jrc._multihost import all_or_none
+from jrc._multihost import all_or_none, of_all
 
-# Saves are folders `jrc_0`, `jrc_1`, …: nobody else's folders are counted, read or removed.
+# Saves are folders `jrc_0`, `jrc_1`, …: other folders are neither counted, read nor removed.
 PREFIX = "jrc"
 
-# Held by process 0 while it saves.
+# Locked by process 0 while it saves. The file stays: to remove it would part those that wait for
+# it from those that make it, https://py-filelock.readthedocs.io.
 LOCK = ".jrc_lock"
+
+# Written by process 0 so that the others can tell whether they see the same folder.
+MARKER = ".jrc_writer"
 
 SHARED = "Give every process the same folder, on a file system that they share."
 
+# `gs://bucket/run`, and `gs:/bucket/run`, which `pathlib.Path` makes of it. No Windows drive.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
-def checked_folder(path: str | os.PathLike[str], who: str, make: bool) -> str:
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(
-            f"{who}: a path is text or a pathlib.Path; got {type(path).__name__} {path!r}. Give "
-            "the folder of the save, such as 'run/state'."
-        )
-    # `os.path` takes no text at all for the current folder, and nobody means that.
-    if not os.fspath(path):
-        raise ValueError(
-            f"{who}: a path names the folder of the save; got {os.fspath(path)!r}. Give one, such "
-            "as 'run/state', or '.' for the current folder."
-        )
-    # orbax takes absolute paths only, and says so late.
-    folder = os.path.abspath(os.path.expanduser(path))
-    above = _first_there(folder) if make else folder
+# What a file system without locks answers.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
+
+_logger = logging.getLogger("jrc")
+
+
+def checked_folder(path: Any, who: str, make: bool) -> str:
+    """Return the absolute path of the folder of a save; with `make` it need not exist yet."""
+    name = _checked_name(path, who)
+    # orbax takes absolute paths only, and reports others late.
+    folder = os.path.abspath(os.path.expanduser(name))
+    above = _first_existing(folder) if make else folder
     if os.path.exists(above) and not os.path.isdir(above):
         raise NotADirectoryError(
-            f"{who}: a save is a folder; {above} is a file. Give another path."
+            f"{who}: path must be a folder, got {folder}, where {above} is a file. Give another "
+            "path."
         )
     if not make and not os.path.isdir(folder):
         raise FileNotFoundError(
-            f"{who}: there is no folder {folder}. Give the folder that jrc.save was given."
+            f"{who}: path must be the folder of a save, got {folder}, which does not exist. Give "
+            "the folder that was given to jrc.save."
         )
     return folder
 
 
-def _first_there(folder: str) -> str:
-    """The folder, or the first above it that exists."""
+def _checked_name(path: Any, who: str) -> str:
+    """Return the path as text, or raise if it is no path on a local or mounted file system."""
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str):
+        raise TypeError(
+            f"{who}: path must be a str or a pathlib.Path, got {type(path).__name__} {path!r}. "
+            "Give the folder of the save, such as 'run/state'."
+        )
+    if not name:
+        raise ValueError(
+            f"{who}: path must name the folder of the save, got {name!r}. Give one, such as "
+            "'run/state', or '.' for the current folder."
+        )
+    if _URL.match(name):
+        raise ValueError(
+            f"{who}: path must be a folder on a local or mounted file system, got the URL "
+            f"{name!r}. Mount the bucket (gcsfuse, s3fs), or use orbax.checkpoint, which takes "
+            "URLs."
+        )
+    return name
+
+
+def _first_existing(folder: str) -> str:
+    """Return the folder, or the first above it that exists."""
     while not os.path.lexists(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
     return folder
@@ -54,41 +86,69 @@ def _first_there(folder: str) -> str:
 
 @contextlib.contextmanager
 def only_writer(folder: str) -> Iterator[None]:
-    """Keep other runs from writing to the folder, and see that all processes mean the same one."""
+    """Keep other runs from writing to the folder, and check that all processes see the same one."""
     with contextlib.ExitStack() as stack:
-        all_or_none(lambda: _hold(folder, stack), "jrc.save")
-        all_or_none(lambda: _check_shared(folder), "jrc.save")
+        all_or_none(lambda: _lock(folder, stack), "jrc.save")
+        _check_shared(folder)
         yield
 
 
-def _hold(folder: str, stack: contextlib.ExitStack) -> None:
-    if jax.process_index() == 0:
-        try:
-            os.makedirs(folder, exist_ok=True)
-            stack.enter_context(locked(os.path.join(folder, LOCK)))
-        except OSError as error:
-            # With its number the text of an error would be that of the system again.
-            raise type(error)(_unwritable(folder, error.strerror or str(error))) from error
-        except ValueError as error:  # characters that no file system takes
-            raise ValueError(_unwritable(ascii(folder), str(error))) from error
+def _lock(folder: str, stack: contextlib.ExitStack) -> None:
+    """Make the folder and lock it, on process 0; other runs that hold the lock are waited for."""
+    if jax.process_index() != 0:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+        stack.enter_context(filelock.FileLock(os.path.join(folder, LOCK)))
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            _logger.warning(
+                "jrc.save: the file system of %s has no locks (%s). Let one run at a time save "
+                "there.", folder, error.strerror,
+            )  # fmt: skip
+            return
+        # With its number, the text of an OSError would be replaced by the system's.
+        raise type(error)(_unwritable(folder, error.strerror or str(error))) from error
+    except ValueError as error:  # characters that no file system takes
+        raise ValueError(_unwritable(ascii(folder), str(error))) from error
 
 
 def _unwritable(folder: str, reason: str) -> str:
     return (
-        f"jrc.save: the folder of a save is made and written to; {folder} cannot be: {reason}. "
-        "Give another, or change who may write to it."
+        f"jrc.save: path must be a folder that can be made and written to, got {folder}: {reason}. "
+        "Give another, or change its permissions."
     )
 
 
 def _check_shared(folder: str) -> None:
-    if not os.path.exists(os.path.join(folder, LOCK)):
-        raise FileNotFoundError(
-            f"jrc.save: process {jax.process_index()} does not see what process 0 writes to "
-            f"its {folder}. {SHARED}"
-        )
+    """Raise on all processes if one of them does not see what process 0 writes to the folder."""
+    if jax.process_count() == 1:
+        return
+    marker = pathlib.Path(folder, MARKER)
+    token = str(of_all(secrets.randbits(31))[0])
+
+    def write() -> None:
+        if jax.process_index() == 0:
+            marker.write_text(token)
+
+    def read() -> None:
+        if not marker.is_file() or marker.read_text() != token:
+            raise FileNotFoundError(
+                f"jrc.save: path must be one folder for all processes, got {folder}, in which "
+                f"process {jax.process_index()} does not see what process 0 writes. {SHARED}"
+            )
+
+    all_or_none(write, "jrc.save")
+    try:
+        all_or_none(read, "jrc.save")
+    finally:
+        if jax.process_index() == 0:
+            marker.unlink(missing_ok=True)
 
 
 def latest(folder: str) -> int | None:
-    """The last whole save: one that is being written has a longer name."""
-    found = (re.fullmatch(rf"{PREFIX}_(\d+)", name) for name in os.listdir(folder))
+    """Return the number of the last complete save; one that is being written has a longer name."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir()]
+    found = (re.fullmatch(rf"{PREFIX}_(\d+)", name) for name in names)
     return max((int(match[1]) for match in found if match), default=None)

@@ -10,7 +10,13 @@ from jrc._tree import path_name
 
 
 class Leaf(NamedTuple):
-    """A leaf with its exact place in the tree, and with its name for people."""
+    """A leaf of a state.
+
+    Attributes:
+        place: Its exact path in the tree, `['layer_0']['w']`.
+        name: Its path as users write it, `layer_0/w`.
+        value: The array.
+    """
 
     place: str
     name: str
@@ -18,14 +24,17 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(tree: Any) -> list[Leaf]:
-    """Every leaf in tree order; `None` counts, so that trees with and without it differ."""
+    """Return every leaf in tree order; `None` counts, so that trees with and without it differ."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
     return [Leaf(jax.tree_util.keystr(p), path_name(p), leaf) for p, leaf in pairs]
 
 
 def check_type(
-    leaf: Leaf, who: str = "jrc.save", rule: str = "every leaf is an array of numbers or keys"
+    leaf: Leaf,
+    who: str = "jrc.save",
+    rule: str = "every leaf of state must be an array of numbers or keys",
 ) -> None:
+    """Raise if a leaf cannot be saved."""
     value = leaf.value
     if value is None:
         return
@@ -36,33 +45,33 @@ def check_type(
     what = (
         f"{type(value).__name__}[{value.dtype}]" if array else f"{type(value).__name__} {value!r}"
     )
-    way_out = "Make it one with jnp.asarray, or take it out of the state."
+    remedy = "Convert it with jnp.asarray, or take it out of the state."
     if traced:
-        what, way_out = "traced", "Call it outside of jax.jit and the like."
-    raise TypeError(f"{who}: {rule}; {_called(leaf)!r} is {what}. {way_out}")
+        what, remedy = "a tracer", f"Call {who} outside of jax.jit and other transforms."
+    raise TypeError(f"{who}: {rule}, got {what} at {_name(leaf)!r}. {remedy}")
 
 
-def check_there(leaf: Leaf) -> None:
-    """A step that donates its state leaves arrays behind that are no more."""
+def check_not_donated(leaf: Leaf) -> None:
+    """Raise if the array was deleted, as those of a state that was donated to a step are."""
     if isinstance(leaf.value, jax.Array) and leaf.value.is_deleted():
         raise ValueError(
-            f"jrc.save: {_called(leaf)!r} was donated to a step and is gone. Save the state that "
-            "the step returned."
+            f"jrc.save: state must not be donated, got {_name(leaf)!r}, an array that a step has "
+            "deleted. Save the state that the step returned."
         )
 
 
 def check_place(leaf: Leaf) -> None:
-    """With several processes an array lies on all of them; a NumPy array lies nowhere."""
+    """Raise if in a run of several processes a `jax.Array` lies on one of them only."""
     value = leaf.value
     if jax.process_count() > 1 and isinstance(value, jax.Array) and value.is_fully_addressable:
         raise ValueError(
-            f"jrc.save: in a run of {jax.process_count()} processes a jax.Array lies on all of "
-            f"them; {leaf.name!r} lies on process {jax.process_index()} alone. Place it on the "
-            "mesh, as jrc.init_state does, or make it a NumPy array, of which process 0's is saved."
+            f"jrc.save: every jax.Array of state must lie on all {jax.process_count()} processes, "
+            f"got {leaf.name!r} on process {jax.process_index()} only. Place it on the mesh, as "
+            "jrc.init_state does, or convert it to NumPy, of which process 0's value is saved."
         )
 
 
-def _called(leaf: Leaf) -> str:
+def _name(leaf: Leaf) -> str:
     return leaf.name or "(the tree itself)"
 
 

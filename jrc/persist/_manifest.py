@@ -1,4 +1,4 @@
-"""The list of a save's leaves, which lies next to the arrays and is checked before them."""
+"""The manifest of a save: its leaves, stored next to the arrays and checked before them."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ FORMAT = 1
 
 
 def manifest_of(leaves: list[Leaf]) -> list[list[Any]]:
+    """Return place, name, shape and dtype of every leaf, as JSON holds them."""
     return [
         [leaf.place, leaf.name, list(getattr(leaf.value, "shape", ())), _dtype(leaf.value)]
         for leaf in leaves
@@ -18,6 +19,7 @@ def manifest_of(leaves: list[Leaf]) -> list[list[Any]]:
 
 
 def kind_of(leaf: Leaf) -> str:
+    """Return dtype and shape as text, `float32[2, 3]`."""
     return f"{_dtype(leaf.value)}{list(getattr(leaf.value, 'shape', ()))}"
 
 
@@ -26,14 +28,14 @@ def _dtype(value: Any) -> str:
 
 
 def keys_of(leaves: list[Leaf]) -> list[str]:
-    """Keys for orbax that keep their order and cannot clash."""
+    """Return keys for orbax that sort in tree order and are unique."""
     return [f"{i:05d}.{leaf.name.replace('/', '.')}" for i, leaf in enumerate(leaves)]
 
 
 def stored(leaves: list[Leaf]) -> dict[str, Any]:
-    """What orbax gets: no arrays without elements, which it refuses, and never nothing at all.
+    """Return what orbax stores: no arrays without elements, and at least one array.
 
-    Of an empty array the manifest says all there is to know.
+    orbax refuses both. The manifest holds everything about an array without elements.
     """
     pairs = zip(keys_of(leaves), leaves, strict=True)
     full = {k: leaf.value for k, leaf in pairs if leaf.value is not None and leaf.value.size}
@@ -41,6 +43,7 @@ def stored(leaves: list[Leaf]) -> dict[str, Any]:
 
 
 def read_manifest(reader: ocp.Checkpointer, where: str) -> list[list[Any]]:
+    """Return the manifest of a save, or raise if it has none that can be read."""
     try:
         args = ocp.args.Composite(manifest=ocp.args.JsonRestore())
         manifest = reader.restore(where, args=args)["manifest"]
@@ -49,31 +52,31 @@ def read_manifest(reader: ocp.Checkpointer, where: str) -> list[list[Any]]:
                     for place, name, shape, dtype in manifest["leaves"]]  # fmt: skip
         reason = f"its format is {manifest['format']}, this version reads {FORMAT}"
     except (KeyError, TypeError, ValueError, OSError) as error:
-        reason = f"it has no readable list of leaves ({type(error).__name__})"
+        reason = f"it has no readable manifest ({type(error).__name__})"
     raise ValueError(
-        f"jrc.restore: {where} was not made by this jrc.save: {reason}. "
-        "Read it with the library that wrote it; if that was jrc.save, it is damaged, and a copy "
-        "of the folder may not be."
+        f"jrc.restore: path must hold a save of jrc.save, got {where}: {reason}. Read it with the "
+        "library that wrote it; if that was jrc.save, it is damaged: restore a copy of the folder."
     )
 
 
 def check_same(saved: list[list[Any]], wanted: list[list[Any]], folder: str) -> None:
-    """Every leaf must be there in its place, with its shape and dtype."""
+    """Raise unless every leaf was saved in its place, with its shape and dtype."""
     old = {place: (name, shape, dtype) for place, name, shape, dtype in saved}
     new = {place: (name, shape, dtype) for place, name, shape, dtype in wanted}
-    for there, here, words in ((new, old, "is not saved"), (old, new, "is not expected")):
-        missing = [place for place in there if place not in here]
+    for left, right, fact in ((new, old, "is not saved"), (old, new, "is not expected")):
+        missing = [place for place in left if place not in right]
         if missing:
             where = missing[0] or "the top"
             raise ValueError(
-                f"jrc.restore: leaf {there[missing[0]][0]!r}, at {where}, {words} "
-                f"({len(missing)} such) in {folder}. Build `like` with the model and the "
-                "optimizer that were saved."
+                "jrc.restore: like must have the tree that was saved, got one that differs from "
+                f"{folder}: leaf {left[missing[0]][0]!r}, at {where}, {fact} ({len(missing)} "
+                "such). Build like with the model and the optimizer that were saved."
             )
     for place, (name, shape, dtype) in new.items():
         if old[place][1:] != (shape, dtype):
             raise ValueError(
-                f"jrc.restore: leaf {name!r} was saved as {old[place][2]}{old[place][1]}, `like` "
-                f"has {dtype}{shape}. Nothing is cast or cut: build `like` as it was saved "
-                "(compression state grows with the number of replicas: see jrc.reshard_dgc)."
+                f"jrc.restore: like must have the shapes and dtypes that were saved, got "
+                f"{dtype}{shape} for leaf {name!r}, which was saved as "
+                f"{old[place][2]}{old[place][1]}. Build like as it was saved; compression state "
+                "has a row for each replica, which jrc.reshard_dgc changes."
             )

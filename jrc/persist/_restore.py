@@ -1,4 +1,4 @@
-"""Restoring: the last whole save, checked leaf by leaf."""
+"""Restore the last complete save, checked leaf by leaf."""
 
 import os
 from typing import Any
@@ -16,22 +16,22 @@ from jrc.persist._manifest import check_same, keys_of, manifest_of, read_manifes
 
 
 def restore(path: str | os.PathLike[str], like: Any) -> Any:
-    """Read back the last whole save of a pytree, checked against the tree that is expected.
+    """Return the last complete save of a pytree, checked against the expected tree.
 
     Args:
-        path: The folder that `jrc.save` was given.
+        path: The folder that was given to `jrc.save`.
         like: A pytree of arrays or `jax.ShapeDtypeStruct`s with the structure, shapes and dtypes
-            that were saved. Its shardings say where the arrays go. In a run of several processes
+            that were saved. The arrays are placed by its shardings. In a run of several processes
             every process calls `restore`.
 
     Returns:
         A pytree like `like` with the saved values, bit for bit.
 
     Raises:
-        TypeError: If a leaf of `like` is no array, or `path` no path.
-        FileNotFoundError: If there is no whole save at `path`.
-        ValueError: If the tree, a shape or a dtype differs, or the save was not made by `jrc.save`
-            or cannot be read.
+        TypeError: If a leaf of `like` is not an array, or `path` is not a path.
+        FileNotFoundError: If there is no complete save at `path`.
+        ValueError: If the tree, a shape or a dtype differs, `path` is a URL, or the save was not
+            made by `jrc.save` or cannot be read.
         RuntimeError: If another process of the run failed; the text is that of its error.
 
     Example:
@@ -47,47 +47,52 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         try:
             return all_or_none(lambda: _read(folder, step, like, leaves), "jrc.restore")
         except Exception:
-            # Or has somebody saved meanwhile, and removed the save that was being read?
+            # Unless another run has saved meanwhile, and removed the save that was being read.
             if step == _agreed_latest(folder):
                 raise
     raise FileNotFoundError(
-        f"jrc.restore: no whole save in {folder}. Give the folder that jrc.save was given."
+        f"jrc.restore: path must be the folder of a save, got {folder}, which has no complete "
+        "save. Give the folder that was given to jrc.save."
     )
 
 
-def _checked_for_restore(path: str | os.PathLike[str], leaves: list[Leaf]) -> str:
+def _checked_for_restore(path: Any, leaves: list[Leaf]) -> str:
+    """Return the folder after a check of path and leaves."""
     folder = checked_folder(path, "jrc.restore", make=False)
     for leaf in leaves:
         if not isinstance(leaf.value, jax.ShapeDtypeStruct):
-            check_type(leaf, "jrc.restore", "`like` holds arrays or jax.ShapeDtypeStructs")
+            check_type(
+                leaf, "jrc.restore", "every leaf of like must be an array or a jax.ShapeDtypeStruct"
+            )
     return folder
 
 
 def _agreed_latest(folder: str) -> int | None:
-    """The last whole save that process 0 sees."""
+    """Return the last complete save that process 0 sees."""
     seen = all_or_none(lambda: latest(folder), "jrc.restore")
     step = int(of_all(-1 if seen is None else seen)[0])
     return None if step < 0 else step
 
 
 def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:
-    """One whole save, checked against the leaves that are expected."""
+    """Return one complete save, checked against the expected leaves."""
     where = os.path.join(folder, f"{PREFIX}_{step}")
     if not os.path.isdir(where):
         raise FileNotFoundError(
-            f"jrc.restore: process {jax.process_index()} does not see the save {where}. {SHARED}"
+            f"jrc.restore: path must be one folder for all processes, got {folder}, in which "
+            f"process {jax.process_index()} does not see {PREFIX}_{step}. {SHARED}"
         )
-    # No manager here: it would look at all saves, and tidy up.
+    # Not through orbax's manager, which removes saves that are being written.
     with _reader() as reader:
         check_same(read_manifest(reader, where), manifest_of(leaves), where)
-        wanted = {key: _abstract(x) for key, x in stored(leaves).items()}
+        wanted = {key: _target(x) for key, x in stored(leaves).items()}
         try:
             args = ocp.args.Composite(arrays=ocp.args.StandardRestore(wanted))
             found = reader.restore(where, args=args)["arrays"]
         except Exception as error:
             raise ValueError(
-                f"jrc.restore: the arrays in {where} cannot be read; they may be damaged. "
-                "Restore a copy of the folder, or start anew."
+                f"jrc.restore: path must hold a readable save, got {where}, whose arrays cannot be "
+                "read; they may be damaged. Restore a copy of the folder."
             ) from error
     values = (
         found[key] if key in wanted else _empty(leaf.value)
@@ -98,7 +103,7 @@ def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:
 
 
 def _reader() -> ocp.Checkpointer:
-    """A reader that waits for no other process: each reads its own parts."""
+    """Return an orbax reader without barriers: each process reads its own shards."""
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"jrc_{here}"
@@ -109,7 +114,8 @@ def _reader() -> ocp.Checkpointer:
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
+def _target(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
+    """Return what orbax restores a leaf to; an uncommitted array too gives its own device."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         sharding = getattr(leaf, "sharding", None)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -117,7 +123,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
 
 
 def _empty(leaf: Any) -> Any:
-    """An array without elements: of `like`, where it is one."""
+    """Return an array without elements, that of `like` itself if it is one."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     if is_typed_key(leaf):

@@ -1,4 +1,4 @@
-"""Saving: beside the save before, which goes only when the new one is whole."""
+"""Save: the previous save is removed only when the new one is complete."""
 
 import os
 from typing import Any
@@ -7,27 +7,28 @@ import orbax.checkpoint as ocp
 
 from jrc._multihost import all_or_none, differing, of_all
 from jrc.persist._folder import PREFIX, checked_folder, only_writer
-from jrc.persist._leaves import Leaf, check_place, check_there, check_type, leaves_of
+from jrc.persist._leaves import Leaf, check_not_donated, check_place, check_type, leaves_of
 from jrc.persist._manifest import FORMAT, kind_of, manifest_of, stored
 
 
 def save(path: str | os.PathLike[str], state: Any) -> None:
-    """Save a pytree of arrays; when it fails, the save that was there before stays whole.
+    """Save a pytree of arrays. If that fails, the previous save stays complete.
 
     Args:
-        path: A folder, made if needed. It belongs to this state alone; runs that save to one
-            folder at the same time wait for each other, and the last one stays. Several processes
-            give the same folder, on a file system that they share.
+        path: A folder on a local or mounted file system, made if needed, for this state alone. Runs
+            that save to one folder at the same time wait for each other, and the last save stays.
+            Several processes give the same folder, on a file system that they share. The empty
+            file `.jrc_lock` stays in it.
         state: A pytree whose leaves are all arrays (any shape, dtype and sharding, typed keys
-            too), for instance a `jrc.TrainState`. Per-replica state is saved whole, of every
-            replica. In a run of several processes every process calls `save`; of NumPy arrays that
-            of process 0 is saved.
+            too), for instance a `jrc.TrainState`. Per-replica state is saved for every replica. In
+            a run of several processes every process calls `save`; of a NumPy array the value on
+            process 0 is saved.
 
     Raises:
-        TypeError: If a leaf is no array, or `path` no path.
+        TypeError: If a leaf is not an array, or `path` is not a path.
         NotADirectoryError: If `path` is a file.
-        ValueError: If an array was donated and is gone, the processes of a run have different
-            trees, or a `jax.Array` lies on one of them alone.
+        ValueError: If `path` is a URL, an array was donated, the processes of a run have different
+            trees, or a `jax.Array` lies on one process only.
         OSError: If the folder cannot be made or written to.
         FileNotFoundError: If a process does not see the folder of process 0.
         RuntimeError: If another process of the run failed; the text is that of its error.
@@ -46,8 +47,8 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     folder = all_or_none(lambda: _checked_for_save(path, leaves), "jrc.save")
     if differing([(f"{leaf.place}: {kind_of(leaf)}", 0) for leaf in leaves]):
         raise ValueError(
-            "jrc.save: every process saves the same tree of the same shapes and dtypes; they "
-            "differ. Call jrc.save with the whole state on every process."
+            "jrc.save: state must have the same tree, shapes and dtypes on every process, got "
+            "different ones. Call jrc.save with the whole state on every process."
         )
     args = ocp.args.Composite(
         arrays=ocp.args.StandardSave(stored(leaves)),
@@ -57,18 +58,19 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         max_to_keep=1,
         step_prefix=PREFIX,
         enable_async_checkpointing=False,
-        cleanup_tmp_directories=True,  # what a killed save left behind
+        cleanup_tmp_directories=True,  # left by a save that was killed
     )
     with only_writer(folder), ocp.CheckpointManager(folder, options=options) as manager:
         latest = manager.latest_step()
-        # Process 0's, where others see it later.
+        # That of process 0: on other processes the folder may appear later.
         step = int(of_all(0 if latest is None else latest + 1)[0])
         manager.save(step, args=args, force=True)
 
 
-def _checked_for_save(path: str | os.PathLike[str], leaves: list[Leaf]) -> str:
+def _checked_for_save(path: Any, leaves: list[Leaf]) -> str:
+    """Return the folder after a check of path and leaves."""
     for leaf in leaves:
         check_type(leaf)
-        check_there(leaf)
+        check_not_donated(leaf)
         check_place(leaf)
     return checked_folder(path, "jrc.save", make=True)

@@ -1,4 +1,10 @@
-"""The functional train step: recomputation and compression joined."""
+"""The train step: a loss function and an optimizer, with recomputation and compression.
+
+Example:
+    state = jrc.init_state(params, tx, key)
+    step = jrc.make_train_step(loss_fn, tx, memory_budget="16GiB")
+    state, info = step(state, batch)
+"""
 
 from jrc.train._replica import StepInfo as StepInfo
 from jrc.train._state import TrainState as TrainState

@@ -1,20 +1,24 @@
-"""A train step that fits a memory budget: planned when its shapes are known, at the first call."""
+"""A train step that fits a memory budget, planned at its first call, when shapes are known."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from jrc._errors import name_of
+from jrc._tree import aval_of
 from jrc._typing import PyTree
 from jrc.remat import Plan, plan_within
+from jrc.train._gradient import result_of
 from jrc.train._state import TrainState
 
 
 class Budgeted:
-    """A compiled step for which a plan is made at the first call with arguments of new shapes.
+    """A compiled step with a plan for each combination of argument shapes and dtypes.
 
     Attributes:
-        plan: The plan of the last call; `None` before the first.
+        plan: The plan of the last call; `None` before the first call.
     """
 
     def __init__(
@@ -33,19 +37,27 @@ class Budgeted:
         return self._planned(state, batch)(state, batch)
 
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
-        """The lowered program of the planned step."""
+        """Return the lowered program of the planned step."""
         return self._planned(state, batch).lower(state, batch)
 
     def _planned(self, state: TrainState, batch: PyTree) -> Any:
         leaves, treedef = jax.tree.flatten((state, batch))
-        key = treedef, tuple((x.shape, str(x.dtype)) for x in leaves)
+        avals = map(aval_of, leaves)
+        key = treedef, tuple((x.shape, str(x.dtype), x.weak_type) for x in avals)
         if key not in self._known:
             plan = plan_within(
                 self._loss_fn,
                 lambda loss_fn: self._build(loss_fn).lower(state, batch),
                 self._budget,
                 self._who,
+                functools.partial(_has_aux, self._loss_fn, state.model_state),
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
         self.plan, call = self._known[key]
         return call
+
+
+def _has_aux(loss_fn: Callable[..., Any], model_state: PyTree, out: Any) -> bool:
+    """Whether the loss function returned `(loss, ...)`, after a check of what it returned."""
+    result_of(out, model_state, name_of(loss_fn))
+    return isinstance(out, tuple)

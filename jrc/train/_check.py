@@ -1,75 +1,74 @@
-"""What a train step is given, checked: batch, state, and what the loss function returns."""
+"""Checks of a train step's batch and state, and of the loss function's result."""
 
 import inspect
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from jrc._errors import listed
 from jrc._multihost import differing
 from jrc._rng import check_key
-from jrc._tree import is_array, is_number, is_traced, is_typed_key, named_leaves
-from jrc._typing import PyTree, Scalar
+from jrc._tree import aval_of, is_array, is_number, is_traced, is_typed_key, named_leaves
+from jrc._typing import PyTree, Scalar, Transform
 from jrc.dgc import AxisName, dgc_specs, dgc_states
-from jrc.train._drift import check_axis
-from jrc.train._state import TrainState, check_arrays, kind_of, names_of, shape_of
+from jrc.train._check_axis import check_axis
+from jrc.train._state import TrainState, check_arrays, kind_of, names_of
 
 _WHO = "jrc.make_train_step"
 
 
 def check_batch(batch: PyTree, parts: int, words: str) -> None:
-    """Every leaf's leading axis must split into equal parts."""
+    """Raise unless the leading axis of every leaf splits into equal parts."""
     for name, leaf in named_leaves(batch):
         name = name or "(the batch itself)"
         if not (is_array(leaf) or is_traced(leaf)):
             raise ValueError(
-                f"jrc.make_train_step: a batch holds arrays, with the examples along the leading "
-                f"axis; leaf {name!r} is {type(leaf).__name__} {leaf!r}. Make it one with "
+                f"{_WHO}: every leaf of batch must be an array with the examples along its leading "
+                f"axis, got {type(leaf).__name__} {leaf!r} at {name!r}. Convert it with "
                 "jnp.asarray."
             )
         if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts or jnp.shape(leaf)[0] == 0:
             raise ValueError(
-                f"jrc.make_train_step: the leading axis of every batch leaf is a multiple of "
-                f"{words} = {parts}; leaf {name!r} has shape "
-                f"{list(jnp.shape(leaf))}. Drop the rest of the batch, or use fewer parts."
+                f"{_WHO}: the leading axis of every leaf of batch must be a multiple of {words} = "
+                f"{parts}, got shape {list(jnp.shape(leaf))} at {name!r}. Drop the rest of the "
+                "batch, or use fewer parts."
             )
 
 
 def check_batch_of_processes(batch: PyTree, axes: tuple[str, ...]) -> None:
-    """What each process has alone is the whole batch to JAX, of which it would take its share."""
+    """Raise if an array that lies on one process differs: JAX takes it for the whole batch."""
     if names := differing(named_leaves(batch)):
         raise ValueError(
-            "jrc.make_train_step: arrays that a process has for itself are the whole batch, the "
-            f"same on every process; these differ: {listed(names)}. Join the processes' own parts, "
-            "of equal sizes: jax.make_array_from_process_local_data("
+            f"{_WHO}: arrays of batch on one process must be the whole batch, equal on every "
+            f"process, got different {listed(names)}. Join the parts of the processes, of equal "
+            "sizes: jax.make_array_from_process_local_data("
             f"NamedSharding(mesh, PartitionSpec({axes!r})), part)."
         )
 
 
 def check_form(state: Any) -> None:
-    """A `TrainState` whose arrays are there."""
+    """Raise unless this is a `TrainState` whose arrays were not donated."""
     if not isinstance(state, TrainState):
         raise TypeError(
-            f"jrc.make_train_step: a step takes the TrainState of jrc.init_state; got "
-            f"{type(state).__name__}. Write state = jrc.init_state(params, tx, key)."
+            f"{_WHO}: state must be a TrainState of jrc.init_state, got {type(state).__name__}. "
+            "Write state = jrc.init_state(params, tx, key)."
         )
     if _is_placed(state.step) and state.step.is_deleted():
         raise ValueError(
-            "jrc.make_train_step: this state was donated to a step before, and is gone. Go on with "
-            "the state that it returned, or pass donate=False."
+            f"{_WHO}: state must not be donated, got one whose arrays an earlier step has "
+            "deleted. Use the state that it returned, or pass donate=False."
         )
 
 
 def check_devices(state: TrainState, mesh: Mesh) -> None:
-    """A state lies where the step runs; JAX names an argument of the step that nobody wrote."""
+    """Raise unless the state lies on the devices of the mesh."""
     step = state.step
     placed = _is_placed(step) and step.committed
     if placed and step.sharding.device_set != set(mesh.devices.flat):
         raise ValueError(
-            f"jrc.make_train_step: the step runs on {mesh.size} devices; the state lies on "
+            f"{_WHO}: state must lie on the {mesh.size} devices of the step, got one on "
             f"{len(step.sharding.device_set)}, not the same ones. Give jrc.init_state and "
             "jrc.make_train_step the same mesh."
         )
@@ -79,25 +78,22 @@ def _is_placed(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 
-def check_state(
-    tx: optax.GradientTransformation, state: TrainState, axis: AxisName, mesh: Mesh
-) -> None:
-    """The state was built for this optimizer, these replicas and this axis."""
+def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) -> None:
+    """Raise unless the state was built for this optimizer, these replicas and this axis."""
     check_arrays({"params": state.params, "model_state": state.model_state}, _WHO)
     check_key(state.key, _WHO)
     for name, leaf in named_leaves(state.params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise ValueError(
-                f"jrc.make_train_step: parameters are floating arrays, for they are "
-                f"differentiated; leaf {name!r} is {kind_of(leaf)}. Keep it in the model state."
+                f"{_WHO}: every leaf of params must be floating, because it is differentiated, got "
+                f"{kind_of(leaf)} at {name!r}. Keep it in the model state."
             )
-    params = shape_of(state.params)
+    params = jax.tree.map(aval_of, state.params)
     expected = jax.eval_shape(tx.init, params)
     if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
         raise ValueError(
-            "jrc.make_train_step: the state was built for another optimizer than tx: its "
-            f"opt_state is {jax.tree.structure(state.opt_state)}. Build it with "
-            "jrc.init_state(params, tx, key)."
+            f"{_WHO}: state must be built for the optimizer tx, got one with the opt_state "
+            f"{jax.tree.structure(state.opt_state)}. Build it with jrc.init_state(params, tx, key)."
         )
     if not dgc_states(expected):
         return
@@ -108,8 +104,8 @@ def check_state(
     for want, got, spec in leaves:
         if spec != PartitionSpec() and got.size != want.size * replicas:
             raise ValueError(
-                f"jrc.make_train_step: the step has {replicas} replicas; the compression in the "
-                f"state was built for {got.size / want.size:g}. Give jrc.init_state and "
+                f"{_WHO}: state must be built for the {replicas} replicas of the step, got one "
+                f"with compression for {got.size / want.size:g}. Give jrc.init_state and "
                 "jrc.make_train_step the same mesh."
             )
     if any(mesh.shape[name] > 1 for name in names):
@@ -117,20 +113,20 @@ def check_state(
 
 
 def pair_of(out: Any, name: str, stateful: bool = False) -> tuple[Any, Any]:
-    """The two things that a loss function returned, or an error that says what they are."""
+    """Return the pair that a loss function returned, or raise if it is none."""
     if isinstance(out, tuple) and len(out) == 2:
         return out
     form = "(loss, (model_state, aux))" if stateful else "loss or (loss, aux)"
-    several = isinstance(out, tuple | list)
-    what = f"a {type(out).__name__} of {len(out)}" if several else kind_of(out)
+    is_sequence = isinstance(out, tuple | list)
+    kind = f"a {type(out).__name__} of {len(out)}" if is_sequence else kind_of(out)
     raise ValueError(
-        f"jrc.make_train_step: the loss function returns {form}; `{name}` returned {what}. Return "
-        "that pair as a tuple."
+        f"{_WHO}: loss_fn must return {form}, got {kind} from `{name}`. Return that pair as a "
+        "tuple."
     )
 
 
 def check_call(fn: Any, args: tuple[Any, ...], name: str) -> None:
-    """The loss function takes what it is given; where it does not say, its call will."""
+    """Raise unless the loss function takes these arguments, as far as its signature is known."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -140,14 +136,14 @@ def check_call(fn: Any, args: tuple[Any, ...], name: str) -> None:
     except TypeError as error:
         given = "params, batch, key" if len(args) == 3 else "params, model_state, batch, key"
         raise TypeError(
-            f"jrc.make_train_step: the loss function is called with ({given}); `{name}` does not "
-            f"take them: {error}. With a model state in jrc.init_state there are four, else three; "
-            "bind what else it takes with functools.partial."
+            f"{_WHO}: loss_fn must take ({given}), got `{name}`, which does not: {error}. There "
+            "are four arguments with a model state in jrc.init_state, else three; bind others with "
+            "functools.partial."
         ) from error
 
 
 def check_model_state(old: PyTree, new: PyTree, name: str) -> None:
-    """The model state goes round: what comes out is like what went in."""
+    """Raise unless the new model state has the leaves, shapes and dtypes of the old one."""
 
     def kinds(tree: PyTree) -> list[tuple[str, str]]:
         pairs = named_leaves(tree)
@@ -155,38 +151,37 @@ def check_model_state(old: PyTree, new: PyTree, name: str) -> None:
 
     if kinds(old) != kinds(new):
         differ = [pair for pair in zip(kinds(old), kinds(new), strict=False) if pair[0] != pair[1]]
-        what = "leaves came or went"
+        change = "one with more or fewer leaves"
         if differ:
             (leaf, kind), (name_now, kind_now) = differ[0]
             now = kind_now if name_now == leaf else f"leaf {name_now!r}"
-            what = f"leaf {leaf!r}, {kind}, became {now}"
+            change = f"{now} for leaf {leaf!r}, {kind},"
         raise ValueError(
-            f"jrc.make_train_step: the model state keeps its leaves, shapes and dtypes; in "
-            f"`{name}` {what}. Return it like the one that came in."
+            f"{_WHO}: the new model state must have the leaves, shapes and dtypes of the old one, "
+            f"got {change} from `{name}`. Return it like the argument."
         )
 
 
 def check_aux(aux: PyTree, name: str) -> None:
-    """Only numbers can be put together over replicas."""
+    """Raise unless aux holds numbers, which are averaged or added over replicas."""
     for leaf_name, leaf in named_leaves(aux):
         if not (is_array(leaf) or isinstance(leaf, int | float)) or is_typed_key(leaf):
             where = leaf_name or "(aux itself)"
             raise ValueError(
-                f"jrc.make_train_step: aux holds numbers, which are put together over replicas; "
-                f"in `{name}` leaf {where!r} is {kind_of(leaf)}. Take it out of aux."
+                f"{_WHO}: aux must hold numbers, which are averaged or added over replicas, got "
+                f"{kind_of(leaf)} at {where!r} from `{name}`. Take it out of aux."
             )
 
 
 def checked_loss(loss: Any, name: str) -> Scalar:
-    """The loss, a floating scalar."""
+    """Return the loss, or raise unless it is a floating scalar."""
     if (
         not is_number(loss)
         or jnp.shape(loss) != ()
         or not jnp.issubdtype(jnp.result_type(loss), jnp.floating)
     ):
         raise ValueError(
-            f"jrc.make_train_step: the loss is a floating scalar, the mean over the batch; "
-            f"`{name}` returned {kind_of(loss)}. "
-            "Take its mean, and return what else you need as (loss, aux)."
+            f"{_WHO}: loss_fn must return a floating scalar, the mean over the batch, got "
+            f"{kind_of(loss)} from `{name}`. Take its mean, and return other values as (loss, aux)."
         )
     return loss

@@ -1,4 +1,4 @@
-"""One replica's gradient: the loss function in its three forms, and accumulation."""
+"""The gradient of one replica: the three forms of a loss function, and accumulation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ from jrc.train._check import check_aux, check_call, check_model_state, checked_l
 
 
 class Gradient(NamedTuple):
-    """What one replica's batch says.
+    """The gradient of one replica's batch.
 
     Attributes:
         loss: Mean loss, a scalar.
         grads: Gradient of the mean loss, like the parameters.
         model_state: The model state after the batch.
-        aux: What else the loss function returned; `None` without.
+        aux: The other results of the loss function; `None` without.
     """
 
     loss: Scalar
@@ -37,28 +37,28 @@ def gradient(
     key: RandomKey,
     accumulate: int,
 ) -> Gradient:
-    """The gradient of the mean loss over a batch, `accumulate` equal parts one after another."""
+    """Return the gradient of the mean loss over a batch, taken in `accumulate` equal parts."""
     if accumulate == 1:
         return _of_part(loss_fn, params, model_state, batch, key)
     parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
 
-    def one_more(
+    def add_part(
         total: tuple[Any, Any, Any], part: tuple[Array, PyTree]
     ) -> tuple[tuple[Any, Any, Any], PyTree]:
         loss, grads, state = total
         index, batch = part
         new = _of_part(loss_fn, params, state, batch, fold_all(key, index))
-        grads = jax.tree.map(lambda g, more: g + more.astype(g.dtype), grads, new.grads)
+        grads = jax.tree.map(lambda g, part: g + part.astype(g.dtype), grads, new.grads)
         return (loss + new.loss, grads, new.model_state), new.aux
 
     first = jax.tree.map(lambda x: x[0], parts)
     shapes = jax.eval_shape(lambda: _of_part(loss_fn, params, model_state, first, key))
-    # Many small parts of a bfloat16 gradient would be lost in a bfloat16 sum.
+    # A bfloat16 sum would lose many small parts of a bfloat16 gradient.
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, sum_dtype(x.dtype)), (shapes.loss, shapes.grads)
     )
     (loss, grads, model_state), aux = jax.lax.scan(
-        one_more, (*zeros, model_state), (jnp.arange(accumulate), parts)
+        add_part, (*zeros, model_state), (jnp.arange(accumulate), parts)
     )
     grads = jax.tree.map(lambda g, x: (g / accumulate).astype(x.dtype), grads, shapes.grads)
     return Gradient(loss / accumulate, grads, model_state, jax.tree.map(_over_parts, aux))
@@ -67,15 +67,42 @@ def gradient(
 def mean_or_sum(
     leaf: Array, mean: Callable[[Array], Array], total: Callable[[Array], Array]
 ) -> Any:
-    """How `aux` is put together: floating leaves are averaged, counts are added up."""
+    """Reduce a leaf of `aux`: floating leaves are averaged, counts are added."""
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
         return mean(leaf.astype(sum_dtype(leaf.dtype)))
-    # Counts that fit into a byte on one replica may not on all.
+    # A sum over replicas may not fit in the byte that holds one replica's count.
     return total(leaf.astype(jnp.int32) if leaf.dtype.itemsize < 4 else leaf)
 
 
 def _over_parts(leaf: Array) -> Array:
     return mean_or_sum(leaf, lambda x: jnp.mean(x, 0), lambda x: jnp.sum(x, 0, x.dtype))
+
+
+class Result(NamedTuple):
+    """The result of a loss function, in one form.
+
+    Attributes:
+        loss: The mean loss over the batch, a floating scalar.
+        model_state: The new model state; `None` without one.
+        aux: Everything else; `None` without.
+    """
+
+    loss: Scalar
+    model_state: PyTree
+    aux: PyTree
+
+
+def result_of(out: Any, model_state: PyTree, name: str) -> Result:
+    """Check what the loss function `name` returned, given this model state, and take it apart."""
+    if model_state is None:
+        loss, aux = pair_of(out, name) if isinstance(out, tuple | list) else (out, None)
+        new_state = None
+    else:
+        loss, rest = pair_of(out, name, stateful=True)
+        new_state, aux = pair_of(rest, name, stateful=True)
+        check_model_state(model_state, new_state, name)
+    check_aux(aux, name)
+    return Result(checked_loss(loss, name), new_state, aux)
 
 
 def _of_part(
@@ -86,16 +113,8 @@ def _of_part(
     def loss_and_rest(params: PyTree) -> tuple[Scalar, tuple[PyTree, PyTree]]:
         given = (params, batch, key) if model_state is None else (params, model_state, batch, key)
         check_call(loss_fn, given, name)
-        if model_state is None:
-            out = loss_fn(*given)
-            loss, aux = pair_of(out, name) if isinstance(out, tuple | list) else (out, None)
-            rest = (None, aux)
-        else:
-            loss, more = pair_of(loss_fn(*given), name, stateful=True)
-            rest = pair_of(more, name, stateful=True)
-            check_model_state(model_state, rest[0], name)
-        check_aux(rest[1], name)
-        return checked_loss(loss, name), rest
+        loss, *rest = result_of(loss_fn(*given), model_state, name)
+        return loss, tuple(rest)
 
     (loss, (model_state, aux)), grads = jax.value_and_grad(loss_and_rest, has_aux=True)(params)
     return Gradient(loss, grads, model_state, aux)

@@ -1,4 +1,4 @@
-"""What one replica does in one step: its gradient, the exchange, the update, the report."""
+"""One step of one replica: gradient, exchange, update and report."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,27 +9,27 @@ import optax
 
 from jrc._rng import fold_all
 from jrc._tree import is_typed_key
-from jrc._typing import Array, PyTree, Scalar
+from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.dgc import DGCState, DGCTransformation, dgc_states, ring_all_reduce_bytes, served
 from jrc.train._gradient import gradient, mean_or_sum
 from jrc.train._state import TrainState
 
 
 class StepInfo(NamedTuple):
-    """What one step did; scalars, the same on every replica.
+    """The report of one step: scalars, equal on every replica.
 
     Attributes:
         loss: Mean loss over all replicas.
-        aux: What the loss function returned besides: floating leaves averaged, counts (integers
-            and booleans) added up over parts and replicas.
+        aux: The other results of the loss function: floating leaves averaged, counts (integers
+            and booleans) added over parts and replicas.
         grad_norm: Mean over replicas of the L2 norm of the local gradient.
         density: Share of the compressed entries that was sent; 1 without compression.
         bytes_sent: Bytes that each replica sent for gradients.
-        skipped: Whether parameters, optimizer and model state were left as they were because a
+        skipped: Whether parameters, optimizer and model state were left unchanged because a
             gradient was not finite (only with a `DGCState`).
         bytes_received: Bytes that each replica received for gradients: in ring algorithms as many
             as it sent.
-        norm_kept: L2 norm of what all replicas together keep back after the step; 0 without
+        norm_kept: L2 norm of the residual gradients of all replicas after the step; 0 without
             compression.
     """
 
@@ -45,31 +45,31 @@ class StepInfo(NamedTuple):
 
 def replica_step(
     loss_fn: Callable[..., Any],
-    tx: optax.GradientTransformation,
+    tx: Transform,
     axes: tuple[str, ...] | None,
     replicas: int,
     accumulate: int,
     state: TrainState,
     batch: PyTree,
 ) -> tuple[TrainState, StepInfo]:
-    """What one replica does in one step."""
+    """Return the state after one step of one replica, and its report."""
     over = _Replicas(axes)
     key = fold_all(state.key, state.step, over.rank)
     local = gradient(loss_fn, state.params, state.model_state, batch, key, accumulate)
     compression = dgc_states(state.opt_state)
     own = served(local.grads, compression)
     grads = jax.tree.map(lambda g, own: g if own else over.mean(g), local.grads, own)
-    if any(isinstance(node, optax.MultiStepsState) for node in _gathering(state.opt_state)):
+    if any(isinstance(node, optax.MultiStepsState) for node in _accumulating(state.opt_state)):
         grads = jax.tree.map(lambda g, own: over.storable(g) if own else g, grads, own)
-    params, opt_state, skipped = _moved(tx, state, grads, over)
+    params, opt_state, skipped = _updated(tx, state, grads, over)
     model_state = jax.tree.map(over.shared, local.model_state)
     if compression:
         model_state = _unless(skipped, state.model_state, model_state)
-    density, sent = _books(compression, opt_state, skipped)
+    density, sent = _sent(compression, opt_state, skipped)
     pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True)
     dense = sum(g.size * g.dtype.itemsize for g, alone in pairs if not alone)
     sent += ring_all_reduce_bytes(dense, replicas, itemsize=1)
-    # One reduction for the three: the mean of the squares over what differs, times their number.
+    # One reduction for three scalars; the sum over replicas is their mean times their number.
     unsent = optax.tree.norm([state.v for state in dgc_states(opt_state)], squared=True)
     loss, norm, kept = over.mean((local.loss, _norm(local.grads), jnp.float32(unsent)))
     aux = jax.tree.map(lambda x: mean_or_sum(jnp.asarray(x), over.mean, over.total), local.aux)
@@ -78,30 +78,30 @@ def replica_step(
     return TrainState(state.step + 1, params, model_state, opt_state, state.key), info
 
 
-def _moved(
-    tx: optax.GradientTransformation, state: TrainState, grads: PyTree, over: "_Replicas"
+def _updated(
+    tx: Transform, state: TrainState, grads: PyTree, over: "_Replicas"
 ) -> tuple[PyTree, PyTree, Array]:
     """Return parameters and optimizer state after the update, and whether it was skipped."""
-    if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` forgets it
-        # Skips by itself, and touches only parameters for which entries arrived.
+    if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` drops the method
+        # `apply` skips by itself, and writes only the parameter entries that were sent.
         params, opt_state = tx.apply(grads, state.opt_state, state.params)
         ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
         return params, opt_state, new.skipped != old.skipped
     if not dgc_states(state.opt_state):
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         return optax.apply_updates(state.params, updates), opt_state, jnp.zeros((), bool)
-    # Known on all replicas before anything changes, so that all of a chain, and not the compression
-    # alone, leaves the step out. All take the same branch: collectives may stand in it.
+    # Computed before the update, so that the whole chain skips the step, and over all replicas, so
+    # that all take the same branch: there are collectives in it.
     skipped = over.total(_has_bad(grads).astype(jnp.int32)) > 0
 
-    def wait() -> tuple[PyTree, PyTree]:
+    def skip() -> tuple[PyTree, PyTree]:
         return state.params, _count_skipped(state.opt_state)
 
-    def move() -> tuple[PyTree, PyTree]:
+    def update() -> tuple[PyTree, PyTree]:
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         return optax.apply_updates(state.params, updates), opt_state
 
-    params, opt_state = jax.lax.cond(skipped, wait, move)
+    params, opt_state = jax.lax.cond(skipped, skip, update)
     return params, opt_state, skipped
 
 
@@ -122,17 +122,17 @@ def _unless(skipped: Array, old: PyTree, new: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: jnp.where(skipped, x, y), old, new)
 
 
-def _gathering(opt_state: PyTree) -> list[Any]:
-    """The states of transforms that gather gradients around a compression, among others."""
+def _accumulating(opt_state: PyTree) -> list[Any]:
+    """Return the states of `optax.MultiSteps` around a compression, and all other leaves."""
 
-    def gathers(node: Any) -> bool:
+    def accumulates(node: Any) -> bool:
         return isinstance(node, optax.MultiStepsState) and bool(dgc_states(node.inner_opt_state))
 
-    return jax.tree.leaves(opt_state, is_leaf=gathers)
+    return jax.tree.leaves(opt_state, is_leaf=accumulates)
 
 
 class _Replicas:
-    """The replica axes inside a step; without any, a single replica."""
+    """Reductions over the replica axes of a step; without an axis, a single replica."""
 
     def __init__(self, axis: tuple[str, ...] | None) -> None:
         self.axis = axis
@@ -145,7 +145,7 @@ class _Replicas:
         return x if self.axis is None else jax.lax.psum(x, self.axis)
 
     def storable(self, x: Any) -> Any:
-        """What is the same wherever a state that gathers gradients is said to be the same."""
+        """Reduce a gradient so that it is equal where the state that accumulates it is shared."""
         if self.axis is None:
             return x
         if not jnp.ndim(x):
@@ -153,7 +153,7 @@ class _Replicas:
         return jax.lax.pmean(x, self.axis[1:]) if len(self.axis) > 1 else x
 
     def shared(self, x: Array) -> Array:
-        """One value for all: the mean of floats, replica 0's of integers, Booleans and keys."""
+        """Return one value for all: the mean of floats, replica 0's integers, bools and keys."""
         if is_typed_key(x):
             data = self.shared(jax.random.key_data(x))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
@@ -168,12 +168,12 @@ def _has_bad(grads: PyTree) -> Array:
 
 
 def _norm(grads: PyTree) -> Array:
-    """L2 norm of a gradient, in float32: squares of half-precision entries overflow."""
+    """Return the L2 norm of a gradient, in float32: squares in half precision overflow."""
     return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
 
 
-def _books(old: list[DGCState], opt_state: PyTree, skipped: Array) -> tuple[jax.Array, jax.Array]:
-    """Density and bytes of all compressing transforms together; nothing for one that waited."""
+def _sent(old: list[DGCState], opt_state: PyTree, skipped: Array) -> tuple[jax.Array, jax.Array]:
+    """Return density and bytes of all compressions; one that did not act sent nothing."""
     density, sent, entries = jnp.zeros(()), jnp.zeros(()), 0
     for before, after in zip(old, dgc_states(opt_state), strict=True):
         size = sum(v.size for v in jax.tree.leaves(after.v))

@@ -1,4 +1,4 @@
-"""The training state: what goes from step to step, and how it lies on the mesh."""
+"""The training state, and its placement on the mesh."""
 
 import functools
 from collections import OrderedDict
@@ -6,29 +6,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
 from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
-from jrc._typing import Count, PyTree, RandomKey
+from jrc._typing import Count, PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, dgc_specs, dgc_states
 
 _WHO = "jrc.init_state"
 
 
 class TrainState(NamedTuple):
-    """All that a training run carries from step to step.
+    """The state of a training run between two steps.
 
     Attributes:
-        step: Calls of the train step so far, int32 scalar.
-        params: The parameters, the same on every replica.
-        model_state: Running statistics and the like, the same on every replica; `None` without.
-        opt_state: The optimizer's state. The `u` and `v` of a `DGCState` in it are each replica's
-            own, a row each; all else is shared.
-        key: The random key of the run; each step folds it, none replaces it.
+        step: Number of steps so far, an int32 scalar.
+        params: The parameters, equal on every replica.
+        model_state: Running statistics and the like, equal on every replica; `None` without.
+        opt_state: The optimizer's state. The `u` and `v` of a `DGCState` in it have a row for each
+            replica; everything else is shared.
+        key: The random key of the run. Each step folds it, and does not replace it.
     """
 
     step: Count
@@ -40,35 +39,35 @@ class TrainState(NamedTuple):
 
 def init_state(
     params: PyTree,
-    tx: optax.GradientTransformation,
+    tx: Transform,
     key: RandomKey,
     *,
     model_state: PyTree = None,
     mesh: Mesh | None = None,
     axis_name: AxisName = "data",
 ) -> TrainState:
-    """The state before the first step, placed on the mesh.
+    """Return the state before the first step, placed on the mesh.
 
     With several processes each of them calls this, with the same values.
 
     Args:
-        params: Parameters of one replica, any pytree of arrays. They are copied: a step that
-            donates its state leaves these alone.
+        params: Parameters of one replica, any pytree of arrays. They are copied, so that a step
+            that donates its state does not delete them.
         tx: The optimizer.
         key: The random key of the run.
         model_state: A pytree of arrays that the loss function threads, or `None`.
-        mesh: Where the replicas are; `None` is one axis over all devices, of all processes too.
+        mesh: The devices of the replicas; `None` is one axis over all devices of all processes.
         axis_name: The mesh axis of the replicas, or the pair `(inner, outer)` of the compression.
 
     Returns:
-        A `TrainState` in which `u` and `v` of a `DGCState` are (replicas, n) and split over the
-        axis, and all else is on every device.
+        A `TrainState` in which `u` and `v` of a `DGCState` are (replicas, n) and sharded over the
+        axis, and everything else is replicated.
 
     Raises:
-        TypeError: If `mesh` is no mesh, `tx` no transform, `key` no key, or a leaf no array.
-        ValueError: If the mesh has no such axis or no device of this process, if a transform that
-            stands before the compression in a chain has state, or if processes gave different
-            values.
+        TypeError: If `mesh` is not a mesh, `tx` not a transform, `key` not a key, or a leaf not an
+            array.
+        ValueError: If the mesh has no such axis or no device of this process, if a transform
+            before the compression in a chain has state, or if processes gave different values.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -94,8 +93,8 @@ def init_state(
     replicas = mesh.shape[names_of(axis_name)[0]]
 
     def placed(x: Any, spec: PartitionSpec) -> jax.Array:
-        # An explicit dtype: a weak one would change at the first step and compile it twice. A copy
-        # even where nothing changes: what a step donates must not be the user's array.
+        # An explicit dtype: a weak type would be lost at the first step, which would compile twice.
+        # Always a copy: a step that donates its state must not delete the user's array.
         x = jnp.copy(x) if is_typed_key(x) else jnp.array(x, jnp.result_type(x))
         x = _on_all(x, shared)
         if spec == PartitionSpec():
@@ -107,32 +106,33 @@ def init_state(
 
 
 def _spans_processes(mesh: object) -> bool:
-    """Whether several processes take part: the same answer on those without a device in it too."""
+    """Whether several processes have devices in the mesh; equal on all processes."""
     devices = mesh.devices.flat if isinstance(mesh, Mesh) else jax.devices()
     return len({device.process_index for device in devices}) > 1
 
 
 def check_transform(tx: Any, who: str) -> None:
-    """Refuse what is no optimizer, before it fails without its name."""
+    """Raise unless this is an optax transform."""
     if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
         raise TypeError(
-            f"{who}: tx is an optax transform; got {type(tx).__name__} {tx!r}. Write "
+            f"{who}: tx must be an optax transform, got {type(tx).__name__} {tx!r}. Write "
             "tx=optax.adam(0.01)."
         )
 
 
 def check_arrays(tree: PyTree, who: str) -> None:
-    """Refuse leaves that are no arrays."""
+    """Raise unless all leaves are arrays."""
     for name, leaf in named_leaves(tree):
         if not (is_number(leaf) or is_traced(leaf)):
             raise TypeError(
-                f"{who}: parameters and model states hold arrays; leaf {name!r} is "
-                f"{type(leaf).__name__} {leaf!r}. Bind what is none to the loss function."
+                f"{who}: every leaf of params and model_state must be an array, got "
+                f"{type(leaf).__name__} {leaf!r} at {name!r}. Bind other values to the loss "
+                "function."
             )
 
 
 def kind_of(leaf: Any) -> str:
-    """What a leaf is, for a sentence: `float32[4, 2]`, `None`, `str`."""
+    """Return the type of a leaf as text: `float32[4, 2]`, `None`, `str`."""
     if not (is_number(leaf) or is_traced(leaf)):
         return "None" if leaf is None else type(leaf).__name__
     dtype = leaf.dtype if is_typed_key(leaf) else jnp.result_type(leaf)
@@ -140,7 +140,7 @@ def kind_of(leaf: Any) -> str:
 
 
 def _on_all(x: jax.Array, shared: NamedSharding) -> jax.Array:
-    """A copy on every device of the mesh; of what lies on this process, on its devices."""
+    """Return a copy on every device of the mesh."""
     traced = isinstance(x, jax.core.Tracer)
     if traced or not shared.mesh.is_multi_process or not x.is_fully_addressable:
         return jax.device_put(x, shared)
@@ -149,36 +149,43 @@ def _on_all(x: jax.Array, shared: NamedSharding) -> jax.Array:
 
 
 def _check_same(state: TrainState) -> None:
-    """Processes that start from different parameters would never come together."""
+    """Raise if processes start from different parameters, which no step would make equal."""
     given = {"params": state.params, "model_state": state.model_state, "key": state.key}
     if names := differing(named_leaves(given)):
         raise ValueError(
-            f"jrc.init_state: all {jax.process_count()} processes start from the same values; "
-            f"these differ: {listed(names)}. Draw them from the same key on every process."
+            f"{_WHO}: params, model_state and key must be equal on all {jax.process_count()} "
+            f"processes, got different {listed(names)}. Draw them from the same key on every "
+            "process."
         )
 
 
 def names_of(axis_name: AxisName) -> tuple[str, ...]:
-    """The axes over which a batch is split; along the first of them compression states differ."""
+    """Return the axes over which a batch is split; u and v differ along the first."""
     return (axis_name,) if isinstance(axis_name, str) else axis_name[::-1]
 
 
-def mesh_or_all(mesh: Mesh | None, axis_name: AxisName, who: str) -> Mesh:
-    """The mesh itself, or one axis over all devices; the axes must be there."""
+def check_axis_name(axis_name: Any, who: str) -> None:
+    """Raise unless this is the name of an axis or a pair of two names."""
     pair = isinstance(axis_name, tuple) and len(axis_name) == 2 and len(set(axis_name)) == 2
     if not all(isinstance(name, str) for name in (axis_name if pair else (axis_name,))):
         raise TypeError(
-            f"{who}: axis_name is the name of a mesh axis, or a pair (inner, outer) of two; got "
-            f"{axis_name!r}. Write axis_name='data'."
+            f"{who}: axis_name must be the name of a mesh axis, or a pair (inner, outer) of two, "
+            f"got {axis_name!r}. Write axis_name='data'."
         )
+
+
+def mesh_or_all(mesh: Mesh | None, axis_name: AxisName, who: str) -> Mesh:
+    """Return the mesh, or one axis over all devices, or raise if an axis is missing."""
+    check_axis_name(axis_name, who)
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(
-            f"{who}: mesh is a jax.sharding.Mesh or None; got {type(mesh).__name__}. "
+            f"{who}: mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}. "
             f"Write jax.sharding.Mesh(devices, ({axis_name!r},))."
         )
-    if mesh is None and pair:
+    if mesh is None and isinstance(axis_name, tuple):
         raise ValueError(
-            f"{who}: only you know which devices share a host: for axis_name={axis_name!r} pass "
+            f"{who}: mesh must be given with a pair of axes, which depend on the hosts, got "
+            f"axis_name={axis_name!r} alone. Pass "
             f"mesh=jax.make_mesh((hosts, devices), {names_of(axis_name)!r})."
         )
     if mesh is None:
@@ -186,40 +193,40 @@ def mesh_or_all(mesh: Mesh | None, axis_name: AxisName, who: str) -> Mesh:
     for name in names_of(axis_name):
         if name not in mesh.axis_names:
             raise ValueError(
-                f"{who}: the mesh has the axes {listed(mesh.axis_names)}, none named {name!r}. "
-                "Pass axis_name= one of them."
+                f"{who}: axis_name must be an axis of the mesh, got {name!r}. The axes are "
+                f"{listed(mesh.axis_names)}: pass one of them."
             )
     if not mesh.local_devices:
         raise ValueError(
-            f"{who}: every process that calls it has devices in the mesh; process "
-            f"{jax.process_index()} has none in {listed(map(str, mesh.devices.flat))}. "
-            "Build the mesh of jax.devices(), or leave it out."
+            f"{who}: mesh must have devices of every process, got "
+            f"{listed(map(str, mesh.devices.flat))}, of which process {jax.process_index()} has "
+            "none. Build the mesh of jax.devices(), or leave it out."
         )
-    # With explicit axes every argument would have to come with its sharding; a batch need not.
+    # With explicit axes every batch would need a sharding.
     return Mesh(mesh.devices, mesh.axis_names)
 
 
 def _check_first(opt_state: PyTree) -> None:
-    """What stands before the compression sees local gradients and may not remember them."""
+    """Raise if a transform before the compression stores local gradients in its state."""
     chains = jax.tree.leaves(opt_state, is_leaf=_is_chain)
     for chain in map(_parts_of_chain, filter(_is_chain, chains)):
         at = next(i for i, part in enumerate(chain) if dgc_states(part))
         for part in chain[:at]:
-            if _remembers(part):
+            if _has_floats(part):
                 raise ValueError(
-                    "jrc.init_state: what is chained before the compression has no state of its "
-                    f"own, because every replica would have another; got {type(part).__name__}. "
-                    "Chain it behind jrc.scale_by_dgc."
+                    f"{_WHO}: a transform before the compression must have no state of its own, "
+                    f"which would differ between replicas, got {type(part).__name__}. Chain it "
+                    "behind jrc.scale_by_dgc."
                 )
         for part in chain:
             _check_first(part)
 
 
-def _remembers(state: PyTree) -> bool:
-    """Whether a state has floats that gradients went into; injected hyperparameters are not."""
+def _has_floats(state: PyTree) -> bool:
+    """Whether a state has floats besides injected hyperparameters."""
     leaves = jax.tree.leaves(state, is_leaf=_is_injected)
     return any(
-        _remembers(x.inner_state) if _is_injected(x) else jnp.issubdtype(x.dtype, jnp.inexact)
+        _has_floats(x.inner_state) if _is_injected(x) else jnp.issubdtype(x.dtype, jnp.inexact)
         for x in leaves
     )
 
@@ -237,8 +244,3 @@ def _parts_of_chain(node: Any) -> tuple[Any, ...]:
     if isinstance(node, OrderedDict):
         return tuple(node.values())
     return node if type(node) is tuple else ()
-
-
-def shape_of(tree: PyTree) -> Any:
-    """The shapes and dtypes of a tree."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)

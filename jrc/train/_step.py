@@ -1,4 +1,4 @@
-"""The train step: local gradients, one exchange, one update, on one device or on many."""
+"""The train step: local gradients, one exchange, one update, on one device or many."""
 
 import dataclasses
 import functools
@@ -7,16 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
-import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from jrc._errors import listed
 from jrc._multihost import all_or_none
-from jrc._typing import PyTree
-from jrc._validate import check_flag
+from jrc._typing import PyTree, Transform
+from jrc._validate import whole_number
 from jrc.dgc import AxisName
-from jrc.remat import Memory, Plan, checked_budget, memory_needed
+from jrc.remat import Memory, Plan, memory_needed
 from jrc.train._budget import Budgeted
 from jrc.train._check import (
     check_batch,
@@ -25,11 +22,13 @@ from jrc.train._check import (
     check_form,
     check_state,
 )
+from jrc.train._op_tags import with_op_tags
+from jrc.train._options import WHO, check_options, mesh_of_step
 from jrc.train._replica import StepInfo, replica_step
-from jrc.train._state import TrainState, check_transform, mesh_or_all, names_of
-from jrc.train._via import RUNNERS
+from jrc.train._runners import RUNNERS
+from jrc.train._state import TrainState, check_transform, names_of
 
-# Virtual CPU devices that run ahead of one another end in a deadlock of their collectives.
+# Virtual CPU devices that run several steps ahead of each other deadlock in their collectives.
 _BLOCK_EVERY = 8
 
 
@@ -55,20 +54,21 @@ class TrainStep:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of recomputation; with a budget it is made at the first call."""
+        """Return the plan of recomputation; with a budget it is made at the first call."""
         return self._call.plan if isinstance(self._call, Budgeted) else self._plan
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
         """Do one step.
 
         Args:
-            state: From `jrc.init_state` or the step before. It is donated unless `donate=False`.
-            batch: A pytree of arrays with the examples of all replicas along the leading axis: in
-                a run of several processes joined by `jax.make_array_from_process_local_data`, or
-                the same NumPy arrays on each.
+            state: From `jrc.init_state` or the previous step. It is donated unless
+                `donate=False`.
+            batch: A pytree of arrays with the examples of all replicas along the leading axis. In
+                a run of several processes they are joined by
+                `jax.make_array_from_process_local_data`, or the same NumPy arrays on each.
 
         Returns:
-            The new state, and what the step did.
+            The new state, and the report of the step.
         """
         with _outside_of_meshes():
             self._check(state, batch, first=self._calls == 0, runs=True)
@@ -79,15 +79,15 @@ class TrainStep:
         return state, info
 
     def memory(self, state: TrainState, batch: PyTree) -> Memory:
-        """What the compiled step needs: it is compiled to be looked at, nothing is run.
+        """Compile the step and return its memory; nothing is run.
 
         Args:
-            state: From `jrc.init_state`, or shapes with shardings of it; it is not donated.
-            batch: As for a call; shapes will do.
+            state: From `jrc.init_state`, or its shapes with shardings; it is not donated.
+            batch: As for a call, or its shapes.
 
         Returns:
-            Bytes on one device: `arguments`, `outputs`, `temporaries`, `aliased`, and the `peak` of
-            them all together.
+            Bytes on one device: `arguments`, `outputs`, `temporaries`, `aliased`, and `peak`, the
+            sum of the first three less the fourth.
 
         Raises:
             ValueError: For `via="pmap"`, which makes several programs.
@@ -97,14 +97,14 @@ class TrainStep:
         return memory_needed(self._lowered(state, batch, "memory"))
 
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
-        """The lowered program, for its text and cost (arrays or shapes as arguments)."""
+        """Return the lowered program, for its text and cost (arrays or shapes as arguments)."""
         return self._lowered(state, batch, "lower")
 
     def _lowered(self, state: TrainState, batch: PyTree, called: str) -> jax.stages.Lowered:
         if self.via == "pmap":
             raise ValueError(
-                f"jrc.TrainStep.{called}: only one program can be shown; got via='pmap', which "
-                "makes several. Use via='shard_map'."
+                f"jrc.TrainStep.{called}: via must be one that makes a single program, got "
+                "via='pmap'. Use via='shard_map'."
             )
         with _outside_of_meshes():
             self._check(state, batch, first=True, runs=False)
@@ -113,7 +113,7 @@ class TrainStep:
 
 def make_train_step(
     loss_fn: Callable[..., Any],
-    tx: optax.GradientTransformation,
+    tx: Transform,
     *,
     mesh: Mesh | None = None,
     axis_name: AxisName = "data",
@@ -125,54 +125,56 @@ def make_train_step(
 ) -> TrainStep:
     """Join a loss function and an optimizer into `step(state, batch) -> (state, info)`.
 
-    Every replica takes the gradient of its own part of the batch. A `tx` that holds a `DGCState`
-    gets these local gradients and exchanges what it sends itself; any other gets their mean, as do
-    leaves that `optax.masked` or `optax.multi_transform` keep from the compression. With
-    compression, a gradient that is not finite on any replica leaves the whole step out, on all.
-    Keys are folded with the step, then with the replica, then with the part of the batch.
+    Every replica computes the gradient of its own part of the batch. A `tx` that holds a `DGCState`
+    gets these local gradients and exchanges them itself. Any other gets their mean, as do leaves
+    that `optax.masked` or `optax.multi_transform` exclude from the compression. With compression, a
+    gradient that is not finite on one replica makes all replicas skip the step. Keys are folded
+    with the step, then with the replica, then with the part of the batch.
+
+    `jrc.recompute_op` and `jrc.keep_op` in the loss function act as under `jrc.apply_rules`, unless
+    a plan or a budget decides what is recomputed.
 
     With several processes (`jax.distributed.initialize`) the mesh has the devices of all, and each
-    process makes and calls the step in the same way. It reads its own part of each batch, as large
-    as the others', and joins it to theirs:
+    process makes and calls the step in the same way. It reads its own part of each batch, all of
+    equal size, and joins them:
     `jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(axis_name)), part)`.
-    NumPy arrays are the whole batch, the same on every process; that, shapes and dtypes are checked
-    at the first call. A budget is met by the plan of process 0.
+    NumPy arrays are the whole batch, equal on every process; values, shapes and dtypes are checked
+    at the first call. All processes use the plan of process 0.
 
     Args:
         loss_fn: `loss_fn(params, batch, key) -> loss` or `(loss, aux)`; with a model state
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`. The loss is
             the mean over the given part of the batch. The floating leaves of the model state are
-            averaged over the replicas, integers are those of replica 0.
+            averaged over the replicas, integers are taken from replica 0.
         tx: Any optax transform; one with `jrc.scale_by_dgc(axis_name=axis_name)` compresses.
-        mesh: The replicas' devices; `None` is one axis over all devices, of all processes too. The
-            same as for `jrc.init_state`.
-        axis_name: The mesh axis of the replicas, or the pair `(inner, outer)` that the compression
-            was given: gradients are averaged over the inner one, inside of a host, and compressed
-            between hosts. A batch is split over both, the outer one first.
+        mesh: The devices of the replicas; `None` is one axis over all devices of all processes.
+            The same as for `jrc.init_state`.
+        axis_name: The mesh axis of the replicas, or the pair `(inner, outer)` of the compression:
+            gradients are averaged over the inner axis, inside a host, and compressed over the outer
+            one, between hosts. A batch is split over both, the outer one first.
         via: `"shard_map"`, `"pmap"` (one process) or `"jit"` (one device, no axis).
-        plan: What `jrc.plan` made of `loss_fn` and one replica's arguments, for recomputation.
+        plan: The result of `jrc.plan` for `loss_fn` and the arguments of one replica.
         memory_budget: Bytes on one device (`int`), text (`"16GiB"`) or a fraction, as for
             `jrc.plan`, for the whole step: optimizer state, donation and accumulation included.
-            The plan is made at the first call, and anew for arguments of other shapes; it compiles
-            the step a few times.
-        accumulate: Number of equal parts into which a replica's batch is cut; their gradients are
-            averaged before the update.
-        donate: Whether the step may reuse the memory of the state that it is given.
+            The first call with arguments of given shapes and dtypes makes a plan, for which it
+            compiles the step a few times.
+        accumulate: Number of equal parts into which the batch of a replica is split; their
+            gradients are averaged before the update.
+        donate: Whether the step may reuse the memory of its argument `state`.
 
     Returns:
         The step.
 
     Raises:
-        TypeError: If `loss_fn` is no function, `tx` no transform, `mesh` no mesh, `plan` no plan,
-            or `donate` no Boolean; at the first call, if `loss_fn` does not take what it is given,
-            or a state is not of `jrc.init_state`.
-        ValueError: For an unknown `via`, `accumulate` below 1, a missing axis, more than one
-            device with `"jit"`, more than one process with `"pmap"`; at the first call for a batch
-            that does not split or on which processes do not agree, a state on other devices, a
-            loss that is no scalar, or a `DGCState` whose transform knows of no axis; if `plan` and
-            `memory_budget` are both given, or a budget with `via="pmap"`; if the plan is for
-            another program.
-        BudgetError: At the first call, if no plan fits.
+        TypeError: If `loss_fn` is not a function, `tx` not a transform, `mesh` not a mesh, `plan`
+            not a plan, `accumulate` not a whole number, or `donate` not a bool; at the first call,
+            if `loss_fn` does not take its arguments, or the state is not from `jrc.init_state`.
+        ValueError: If `via` is unknown, `accumulate` below 1, an axis missing, or `plan` and
+            `memory_budget` both given; for more than one device with `"jit"`, more than one process
+            or a budget with `"pmap"`; at the first call, for a batch that does not split or differs
+            between processes, a state on other devices, a loss that is not a scalar, a compression
+            over another axis, or a plan for another program.
+        BudgetError: At the first call, if no plan fits; on one process it stops all of them.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -186,32 +188,14 @@ def make_train_step(
         >>> float(info.loss), int(state.step)
         (1.0, 1)
     """
-    who = "jrc.make_train_step"
-    _check_given(loss_fn, via, accumulate, who)
-    check_transform(tx, who)
-    check_flag(donate, "donate", who)
-    if via == "jit":
-        _check_process(mesh, axis_name, who)
-        mesh = _one_device(axis_name) if mesh is None else mesh
-    mesh = mesh_or_all(mesh, axis_name, who)
+    check_transform(tx, WHO)
+    check_options(loss_fn, via, donate, plan, memory_budget)
+    accumulate = whole_number(
+        accumulate, "accumulate", WHO, least=1, remedy="1 takes the batch as one part."
+    )
+    mesh = mesh_of_step(mesh, axis_name, via)
     names = names_of(axis_name)
     replicas = math.prod(mesh.shape[name] for name in names)
-    if via == "jit" and mesh.size > 1:
-        raise ValueError(
-            f"{who}: via='jit' is for one device; the mesh has {mesh.size}. Use via='shard_map'."
-        )
-    if via == "pmap" and mesh.is_multi_process:
-        raise ValueError(
-            f"{who}: via='pmap' is for one process; the mesh has devices of "
-            f"{jax.process_count()}. Use via='shard_map'."
-        )
-    if via == "pmap" and (mesh.size > replicas or len(names) > 1):
-        raise ValueError(
-            f"{who}: via='pmap' is for a mesh of one axis; it has {listed(mesh.axis_names)}. "
-            "Use via='shard_map'."
-        )
-
-    _check_plan(plan, memory_budget, via, who)
     axes = None if via == "jit" else names
 
     def build(loss_fn: Callable[..., Any]) -> Any:
@@ -219,22 +203,22 @@ def make_train_step(
         return RUNNERS[via](body, mesh, axis_name, donate)
 
     if memory_budget is not None:
-        call = Budgeted(build, loss_fn, memory_budget, who)
+        call = Budgeted(build, loss_fn, memory_budget, WHO)
     else:
-        call = build(loss_fn if plan is None else plan.apply(loss_fn))
+        call = build(with_op_tags(loss_fn) if plan is None else plan.apply(loss_fn))
 
     def check(state: TrainState, batch: PyTree, first: bool, runs: bool) -> None:
         def here() -> None:
-            words = f"replicas * accumulate = {replicas} * {accumulate}"
             check_form(state)
-            check_batch(batch, replicas * accumulate, words)
+            parts = f"replicas * accumulate = {replicas} * {accumulate}"
+            check_batch(batch, replicas * accumulate, parts)
             if first:
                 check_state(tx, state, axis_name, mesh)
-            if via != "pmap":  # which copies
+            if via != "pmap":  # pmap copies the state to its devices
                 check_devices(state, mesh)
 
         if first and runs and mesh.is_multi_process:
-            all_or_none(here, who)
+            all_or_none(here, WHO)
             check_batch_of_processes(batch, names)
         else:
             here()
@@ -244,56 +228,6 @@ def make_train_step(
     return TrainStep(replicas, via, call, check, blocks, plan)
 
 
-def _one_device(axis_name: AxisName) -> Mesh:
-    names = names_of(axis_name)
-    return Mesh(np.asarray(jax.devices()[:1]).reshape([1] * len(names)), names)
-
-
-def _check_process(mesh: Mesh | None, axis_name: Any, who: str) -> None:
-    """Nobody is given one device of many processes without having asked for it."""
-    if mesh is None and jax.process_count() > 1:
-        raise ValueError(
-            f"{who}: via='jit' is for one device; the run has {jax.process_count()} processes. "
-            "Use via='shard_map', or give each process a mesh of its own: "
-            f"Mesh(jax.local_devices()[:1], ({axis_name!r},))."
-        )
-
-
-def _check_given(loss_fn: Any, via: Any, accumulate: Any, who: str) -> None:
-    if not callable(loss_fn):
-        raise TypeError(
-            f"{who}: loss_fn is a function loss_fn(params, batch, key); got "
-            f"{type(loss_fn).__name__}. Pass the function itself."
-        )
-    if not isinstance(via, str) or via not in RUNNERS:
-        raise ValueError(f"{who}: via is one of {listed(RUNNERS)}; got {via!r}.")
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise ValueError(
-            f"{who}: accumulate is a whole number from 1; got {accumulate!r}. 1 takes the batch "
-            "as one part."
-        )
-
-
-def _check_plan(plan: object, budget: object, via: str, who: str) -> None:
-    if plan is not None and not isinstance(plan, Plan):
-        raise TypeError(
-            f"{who}: plan is what jrc.plan returns; got {type(plan).__name__}. Read a stored one "
-            "with jrc.Plan.from_json(text)."
-        )
-    if plan is not None and budget is not None:
-        raise ValueError(
-            f"{who}: give a plan or a memory_budget, not both; got a plan and {budget!r}. Leave "
-            "one of them out."
-        )
-    if budget is not None:
-        checked_budget(budget, who)
-        if via == "pmap":
-            raise ValueError(
-                f"{who}: via='pmap' shows no memory to plan with. Use via='shard_map', or pass "
-                "plan=jrc.plan(loss_fn, ...)."
-            )
-
-
 def _outside_of_meshes() -> Any:
-    """The step brings its own mesh, which `jax.set_mesh` with another axis type would refuse."""
+    """Unset the mesh of `jax.set_mesh`, whose axis types may differ from the step's own mesh."""
     return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))

@@ -1,4 +1,4 @@
-"""Gradients by name: which pairs there are, in what order, what stops them, who is called."""
+"""Gradients by name: the pairs and their order, stopped gradients, and callbacks."""
 
 import functools
 
@@ -49,7 +49,7 @@ def test_pairs_in_the_order_of_the_list():
     assert append_backward(loss_fn, PARAMS, X, parameter_list=[]) == []
 
 
-def test_a_mark_asks_for_the_gradient_of_the_intermediate():
+def test_the_name_of_a_mark_gives_the_gradient_of_an_intermediate():
     def rest(h, params):
         for i in (1, 2):
             h = jnp.sin(h @ params[f"layer_{i}"]["w"] + params[f"layer_{i}"]["b"])
@@ -68,7 +68,7 @@ def test_a_mark_asks_for_the_gradient_of_the_intermediate():
 def test_a_name_means_all_its_marks_and_all_their_arrays():
     def fn(params, x):
         a, b = jrc.mark((params * x, params + x), "pair")
-        jrc.mark(a, "twice")  # the value is named, whoever reads the mark
+        jrc.mark(a, "twice")  # the value has the name, also for readers of `a`
         return jnp.sum(jrc.mark(a * 3, "twice") * b)
 
     x, p = jnp.float32(2), jnp.float32(5)
@@ -78,7 +78,7 @@ def test_a_name_means_all_its_marks_and_all_their_arrays():
     ]  # fmt: skip
 
 
-def test_the_name_of_a_pair_may_be_asked_for_and_stopped():
+def test_the_name_of_a_pair_may_be_listed_and_stopped():
     def fn(p):
         a, b = jrc.mark((p * 2.0, p * 3.0), "pair")
         c, d = jrc.mark((a * b, p * 1.0), "pair")
@@ -91,7 +91,7 @@ def test_the_name_of_a_pair_may_be_asked_for_and_stopped():
     ]  # fmt: skip
     assert found(no_grad_set=["pair/0"]) == [("", 48.0)]
     assert found(no_grad_set={"pair": 1}.keys()) == []
-    with pytest.raises(ValueError, match=r"is named 'pair/2' \(did you mean"):
+    with pytest.raises(ValueError, match=r"got 'pair/2' \(did you mean"):
         found(parameter_list=["pair/2"])
 
 
@@ -130,7 +130,7 @@ def test_no_grad_set_takes_a_parameter_s_pair_and_wins():
 
 
 @pytest.mark.parametrize("checkpoints", [None, ["h_0", "h_1"]])
-def test_at_a_mark_in_no_grad_set_the_flow_stops(checkpoints):
+def test_the_gradient_stops_at_a_mark_in_no_grad_set(checkpoints):
     pairs = append_backward(loss_fn, PARAMS, X, no_grad_set=["h_1"], checkpoints=checkpoints)
     assert names(pairs) == ["layer_2/b", "layer_2/w"]
     listed = ["h_0", "h_1", "h_2", "layer_1/b"]
@@ -138,7 +138,7 @@ def test_at_a_mark_in_no_grad_set_the_flow_stops(checkpoints):
     assert names(pairs) == ["h_2"]
 
 
-def test_beside_a_stopped_mark_the_gradient_goes_on():
+def test_a_stopped_mark_leaves_other_paths():
     def fn(params, x):
         h = jrc.mark(params["w"] * x, "h")
         return jnp.sum(h * params["w"])
@@ -149,7 +149,7 @@ def test_beside_a_stopped_mark_the_gradient_goes_on():
     assert append_backward(fn, params, x) == [("w", 30.0)]
 
 
-def test_what_gets_no_gradient_has_no_pair():
+def test_values_without_a_gradient_have_no_pair():
     def fn(params):
         def body(carry, _):
             kept, lost = carry
@@ -167,12 +167,12 @@ def test_what_gets_no_gradient_has_no_pair():
     assert names(append_backward(fn, params)) == ["inner", "scan", "table"]
     pairs = append_backward(fn, params, parameter_list=["index", "stopped", "size", "table"])
     assert names(pairs) == ["table"] and pairs[0].grad.tolist() == [0.0, 16.0, 0.0]
-    # Numbers that a trace must know stay numbers, and floats are differentiated.
+    # Whole numbers stay static, and floats are differentiated.
     fn = lambda params: sum(params["rate"] for _ in range(params["size"])) * 1.0  # noqa: E731
     assert append_backward(fn, params) == [("rate", 3.0)]
 
 
-def test_what_is_not_asked_for_is_not_computed():
+def test_gradients_that_are_not_requested_are_not_computed():
     def dots(**options):
         return operators(lambda p: append_backward(loss_fn, p, X, **options), PARAMS)["dot_general"]
 
@@ -188,7 +188,7 @@ def test_what_is_not_asked_for_is_not_computed():
 
 @pytest.mark.parametrize("listed", [None, ["h_1", "layer_0/w", "layer_2/w"]])
 def test_checkpoints_are_honoured(listed):
-    """Here the seed's own sample ignores them."""
+    """Paddle's own sample of `append_backward` ignores them."""
 
     def grads(params, checkpoints):
         return append_backward(loss_fn, params, X, parameter_list=listed, checkpoints=checkpoints)
@@ -206,10 +206,25 @@ def test_checkpoints_are_honoured(listed):
         assert bit_equal(grads(PARAMS, None), grads(PARAMS, marks))
 
 
-def test_unknown_checkpoints_are_dropped_as_by_the_seed(caplog):
-    with caplog.at_level("INFO", logger="jrc"):
+def test_unknown_checkpoints_are_ignored_with_a_warning(caplog):
+    with caplog.at_level("WARNING", logger="jrc"):
         append_backward(loss_fn, PARAMS, X, checkpoints=["h_1", "h_9"])
-    assert "boundary 'h_9' cuts nothing" in caplog.text
+    (text,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert text == (
+        "jrc.compat.append_backward: checkpoints should be marks of `loss_fn`, got 'h_9' (did you "
+        "mean 'h_2', 'h_1', 'h_0'?), which is ignored. It marks 'h_0', 'h_1', 'h_2'."
+    )
+
+
+def test_returned_pairs_are_names():
+    pairs = append_backward(loss_fn, PARAMS, X, parameter_list=["layer_2/w", "h_1"])
+    assert names(append_backward(loss_fn, PARAMS, X, parameter_list=pairs)) == names(pairs)
+    rest = append_backward(loss_fn, PARAMS, X, no_grad_set=pairs[:1])
+    assert "layer_2/w" not in names(rest)
+    plain = [(name, grad) for name, grad in pairs]
+    assert names(append_backward(loss_fn, PARAMS, X, parameter_list=plain)) == names(pairs)
+    again = jax.jit(lambda pairs: append_backward(loss_fn, PARAMS, X, parameter_list=pairs))(pairs)
+    assert names(again) == names(pairs)
 
 
 def small_loss(params, x):
@@ -274,7 +289,7 @@ def test_callbacks_run_while_the_program_is_built():
     assert len(calls) == 20
 
 
-def test_an_error_in_a_callback_comes_out():
+def test_an_error_in_a_callback_is_raised():
     def callback(block, context):
         raise RuntimeError(context["__current_op_desc__"].type)
 
@@ -282,7 +297,7 @@ def test_an_error_in_a_callback_comes_out():
         append_backward(small_loss, SMALL, X, callbacks=[callback])
 
 
-def test_aux_and_the_seed_s_shape_of_a_loss():
+def test_aux_and_paddle_s_shape_of_a_loss():
     def with_aux(params, x):
         return loss_fn(params, x)[None], {"x": x, "words": "as they are", "count": jnp.int32(3)}
 
@@ -349,25 +364,26 @@ def test_unknown_names_list_close_ones():
     with pytest.raises(ValueError) as error:
         append_backward(loss_fn, PARAMS, X, parameter_list=["layer_0/v"])
     assert str(error.value) == (
-        "jrc.compat.append_backward: no parameter and no mark is named 'layer_0/v' (did you mean "
-        "'layer_0/w', 'layer_0/b', 'layer_2/w'?); the parameters are 'layer_0/b', 'layer_0/w', "
+        "jrc.compat.append_backward: a name must be that of a parameter or a mark, got 'layer_0/v' "
+        "(did you mean 'layer_0/w', 'layer_0/b', 'layer_2/w'?). The parameters are 'layer_0/b', "
+        "'layer_0/w', "
         "'layer_1/b', 'layer_1/w', 'layer_2/b', 'layer_2/w', and `loss_fn` marks 'h_0', 'h_1', "
         "'h_2'."
     )
-    with pytest.raises(ValueError, match=r"is named 'h_9' \(did you mean 'h_2', 'h_1', 'h_0'"):
+    with pytest.raises(ValueError, match=r"got 'h_9' \(did you mean 'h_2', 'h_1', 'h_0'"):
         append_backward(loss_fn, PARAMS, X, no_grad_set={"h_9"})
 
     def hidden(params, x):
         return jnp.sum(jax.lax.scan(lambda c, _: (jrc.mark(c * params, "c"), None), x, None, 2)[0])
 
-    words = "mark 'c' of `hidden` stands inside lax.scan at test_append_backward.py:"
+    words = "got 'c' of `hidden`, which is inside lax.scan at test_append_backward.py:"
     with pytest.raises(ValueError, match=words):
         append_backward(hidden, jnp.float32(1), X, no_grad_set=["c"])
     clash = lambda params: jnp.sum(jrc.mark(params["h"] * 2, "h"))  # noqa: E731
-    with pytest.raises(ValueError, match="'h' names a parameter and a mark of `<lambda>`"):
+    with pytest.raises(ValueError, match="got 'h', which is a parameter and a mark of `<lambda>`"):
         append_backward(clash, {"h": X}, parameter_list=["h"])
     assert names(append_backward(clash, {"h": X})) == ["h"]
-    with pytest.raises(ValueError, match="two are named 'a/b'. Use no '/' in a dict's keys"):
+    with pytest.raises(ValueError, match="got 'a/b' twice. Use no '/' in a dict's keys"):
         append_backward(loss_fn, {"a": {"b": X}, "a/b": X}, X)
 
 
@@ -393,19 +409,19 @@ def named_as_a_leaf(p):
 @pytest.mark.parametrize(
     ("fn", "params", "name", "words"),
     [
-        (leaves_marked, {"h": [X]}, "h", "'h/0' names a parameter and a mark of `leaves_marked`"),
-        (leaves_marked, {"h": [X]}, "h/0", "'h/0' names a parameter and a mark of"),
-        (twice_marked, {"h#2": X}, "h", "'h#2' names a parameter and a mark of `twice_marked`"),
-        (tree_marked, {"h": X}, "h", "'h' names a parameter and a mark of `tree_marked`"),
-        (named_as_a_leaf, X, "pair", "'pair/0' names two marks of `named_as_a_leaf`: an array"),
+        (leaves_marked, {"h": [X]}, "h", "'h/0', which is a parameter and a mark of `leaves_m"),
+        (leaves_marked, {"h": [X]}, "h/0", "'h/0', which is a parameter and a mark of"),
+        (twice_marked, {"h#2": X}, "h", "'h#2', which is a parameter and a mark of `twice_m"),
+        (tree_marked, {"h": X}, "h", "'h', which is a parameter and a mark of `tree_marked`"),
+        (named_as_a_leaf, X, "pair", "'pair/0', which is two marks of `named_as_a_leaf`: an"),
         (named_as_a_leaf, X, "pair/0", "Give one of the marks another name"),
     ],
 )
-def test_a_pair_is_of_one_thing(fn, params, name, words):
+def test_a_name_of_several_values_is_refused(fn, params, name, words):
     for options in ({"parameter_list": [name]}, {"no_grad_set": [name]}):
         with pytest.raises(ValueError, match=words):
             append_backward(fn, params, **options)
-    # What is unambiguous goes on.
+    # Without that name there is no error.
     assert len(append_backward(fn, params)) == 1
 
 
@@ -418,40 +434,42 @@ def test_a_name_that_also_stands_inside_a_loop_is_refused():
         return jrc.mark(p * 2.0, "h") * jax.lax.scan(body, jnp.float32(1), None, 2)[0]
 
     for name in ("h", "h/0"):
-        with pytest.raises(ValueError, match=f"mark '{name}' of `fn` stands inside lax.scan at"):
+        with pytest.raises(ValueError, match=f"got '{name}' of `fn`, which is inside lax.scan at"):
             append_backward(fn, jnp.float32(3), no_grad_set=[name])
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"parameter_list": {"layer_0/w"}}, "gives the order of the pairs, and a set has none"),
-        ({"parameter_list": "layer_0/w"}, "parameter_list is a list of names; got str 'layer_0/w'"),
-        ({"parameter_list": [W]}, "parameter_list holds names, strings; got ArrayImpl"),
-        ({"no_grad_set": "h_0"}, "no_grad_set is a list of names; got str 'h_0'"),
-        ({"no_grad_set": {3}}, "no_grad_set holds names, strings; got int"),
-        ({"callbacks": "print"}, r"callbacks is a function callback\(block, context\)"),
-        ({"callbacks": [print, 3]}, "or a list of them; got 3"),
+        ({"parameter_list": {"layer_0/w"}}, "which gives the order of the pairs, got the set"),
+        ({"parameter_list": "layer_0/w"}, "parameter_list must be a list of names, got str"),
+        ({"parameter_list": [W]}, "a list of names, got one with ArrayImpl"),
+        ({"no_grad_set": "h_0"}, "no_grad_set must be a list of names, got str 'h_0'"),
+        ({"no_grad_set": {3}}, "no_grad_set must be a list of names, got one with int"),
+        ({"callbacks": "print"}, r"callbacks must be a function callback\(block, context\)"),
+        ({"callbacks": [print, 3]}, "or a list of them, got 3"),
         ({"checkpoints": "h_0"}, "checkpoints is a list of mark names; got str 'h_0'"),
-        ({"has_aux": True}, r"returns \(loss, aux\); `loss_fn` returned float32\[\]"),
+        ({"has_aux": True}, r"must return \(loss, aux\) .* got float32\[\] from `loss_fn`"),
     ],
 )
-def test_arguments_of_the_wrong_kind(options, words):
+def test_arguments_of_wrong_types(options, words):
     with pytest.raises(TypeError, match=words):
         append_backward(loss_fn, PARAMS, X, **options)
 
 
-def test_what_is_no_loss():
-    with pytest.raises(TypeError, match="got ArrayImpl. A value does not know how it was made"):
+def test_losses_that_are_no_real_number():
+    with pytest.raises(
+        TypeError, match="must be a function of the parameters, .* got ArrayImpl. Pass"
+    ):
         append_backward(loss_fn(PARAMS, X), PARAMS, X)
     for wrong, words in [
-        (lambda p: p["w"], r"`<lambda>` returned float32\[4,4\]. Take jnp.mean of it"),
-        (lambda p: jnp.int32(3), r"returned int32\[\]"),
-        (lambda p: 3.0, "returned float"),
+        (lambda p: p["w"], r"got float32\[4,4\] from `<lambda>`. Take jnp.mean of it"),
+        (lambda p: jnp.int32(3), r"got int32\[\]"),
+        (lambda p: 3.0, "got float"),
     ]:
         with pytest.raises(ValueError, match=words):
             append_backward(wrong, {"w": W})
-    with pytest.raises(TypeError, match="returned a tuple of 2. Pass has_aux=True"):
+    with pytest.raises(TypeError, match="got a tuple of 2 from .* Pass has_aux=True"):
         append_backward(lambda p: (jnp.sum(p["w"]), 1), {"w": W})
 
 
@@ -463,7 +481,7 @@ def test_pairs_go_in_and_out_of_jit():
     assert names(doubled) == ["b", "w"] and bit_equal(doubled[0].grad, grad * 2)
 
 
-def test_the_seed_s_net():
+def test_paddle_s_net():
     config = mlp.Config()
     params = mlp.init(jax.random.key(0), config)
     rng = np.random.RandomState(0)

@@ -1,4 +1,4 @@
-"""The seed's recompute optimizer: its net, its methods, and what an update leaves alone."""
+"""Paddle's RecomputeOptimizer: its net, its methods, and parameters without a gradient."""
 
 import functools
 import itertools
@@ -51,7 +51,7 @@ def plainly(tx, steps=10):
     return params, losses
 
 
-def test_on_the_seed_s_net_no_choice_of_boundaries_changes_anything():
+def test_on_paddle_s_net_the_boundaries_change_no_result():
     """Losses, gradients and parameters over ten steps."""
     tx = optax.adam(0.01)
     choices = [c for n in range(3) for c in itertools.combinations(CONFIG.boundaries, n)]
@@ -65,7 +65,7 @@ def test_on_the_seed_s_net_no_choice_of_boundaries_changes_anything():
     assert [pair.name for pair in runs[0][2][0][1]] == ["fc_1/b", "fc_1/w", "pred/b", "pred/w"]
 
 
-def test_what_lies_between_boundaries_is_run_again():
+def test_segments_are_recomputed():
     def loss_fn(params, x):
         for i in range(3):
             x = jrc.mark(jnp.sin(jnp.sin(x @ params[f"{i}"]) @ params[f"{i}"]), f"h_{i}")
@@ -122,7 +122,7 @@ LISTED = ["pred/w", "fc_1/b"]
 
 
 def of_leaf(tree, *path):
-    """All that a tree keeps for one parameter, by where it is kept."""
+    """The leaves of a tree for one parameter, by their path."""
     return {
         jax.tree_util.keystr(where): x
         for where, x in jax.tree.leaves_with_path(tree)
@@ -131,9 +131,9 @@ def of_leaf(tree, *path):
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_parameters_that_are_not_listed_stay_untouched(name):
+def test_parameters_that_are_not_listed_are_unchanged(name):
     tx = TRANSFORMS[name]
-    # Moments that are not zero, which a decay would show in.
+    # Nonzero moments, which a decay would change.
     params, state, _ = train(optimizer(tx), 3)
     step = jax.jit(functools.partial(optimizer(tx).minimize, LOSS, parameter_list=LISTED))
     new, after, _, pairs = step(params, state, next(batches(1)))
@@ -153,8 +153,8 @@ def test_parameters_that_are_not_listed_stay_untouched(name):
 
 
 @pytest.mark.parametrize("name", ["adamw", "decay, then clip", "lamb", "dgc"])
-def test_the_others_step_as_if_they_were_alone(name):
-    """A norm over everything and a decay do not meet what has no gradient."""
+def test_listed_parameters_are_updated_as_if_alone(name):
+    """Norms and decays leave out parameters without a gradient."""
     tx, batch = TRANSFORMS[name], next(batches(1))
     new, *_ = optimizer(tx).minimize(LOSS, PARAMS, tx.init(PARAMS), batch, parameter_list=LISTED)
     alone = {"fc_1": {"b": PARAMS["fc_1"]["b"]}, "pred": {"w": PARAMS["pred"]["w"]}}
@@ -164,7 +164,7 @@ def test_the_others_step_as_if_they_were_alone(name):
     assert largest_error(new, fill(optax.apply_updates(alone, updates))) < 1e-6
 
 
-def test_no_gradient_at_all_moves_nothing():
+def test_without_gradients_nothing_is_updated():
     for tx in (optax.adamw(0.1), DGCMomentumOptimizer(0.1, 0.9, 0)):
         params, state, _ = train(optimizer(tx), 1)
         new, after, loss, pairs = optimizer(tx).minimize(
@@ -175,7 +175,7 @@ def test_no_gradient_at_all_moves_nothing():
         assert bit_equal(moments(after), moments(state))
 
 
-def test_parameters_of_other_kinds_stay_what_they_are():
+def test_parameters_of_other_dtypes_are_unchanged():
     params = {"w": jnp.ones(3), "n": jnp.arange(3), "table": np.ones(3, np.float32), "none": None}
     opt = optimizer(optax.adamw(0.1), [])
     loss_fn = lambda p: jnp.sum(p["w"] * p["n"] * p["table"])  # noqa: E731
@@ -185,7 +185,7 @@ def test_parameters_of_other_kinds_stay_what_they_are():
     assert not bit_equal(new["w"], params["w"])
 
 
-def test_grad_clip_acts_on_the_gradients_that_there_are():
+def test_grad_clip_acts_on_existing_gradients():
     batch, opt = next(batches(1)), optimizer(optax.sgd(1.0))
     clip = optax.clip_by_global_norm(1e-3)
     new, _, _, pairs = opt.minimize(
@@ -193,11 +193,11 @@ def test_grad_clip_acts_on_the_gradients_that_there_are():
     )
     moved = jax.tree.map(lambda a, b: a - b, new, PARAMS)
     assert np.isclose(float(optax.tree.norm(moved)), 1e-3, rtol=1e-2)
-    # The pairs are those before clipping, as the seed's.
+    # The pairs are those before clipping, as in Paddle.
     assert float(optax.tree.norm([grad for _, grad in pairs])) > 1e-2
-    with pytest.raises(TypeError, match="grad_clip is an optax transform; got 1.0. Write grad_cl"):
+    with pytest.raises(TypeError, match="grad_clip must be an optax transform, got 1.0. Write gra"):
         opt.minimize(LOSS, PARAMS, opt.init(PARAMS), batch, grad_clip=1.0)
-    with pytest.raises(TypeError, match="grad_clip is a transform without state"):
+    with pytest.raises(TypeError, match="grad_clip must be a transform without state"):
         opt.minimize(LOSS, PARAMS, opt.init(PARAMS), batch, grad_clip=optax.trace(0.9))
 
 
@@ -210,7 +210,7 @@ TAKING_MORE = {
 
 
 @pytest.mark.parametrize("name", TAKING_MORE)
-def test_transforms_that_read_more_than_gradients(name):
+def test_transforms_with_extra_arguments(name):
     tx = TAKING_MORE[name]
 
     def loss(p):
@@ -229,7 +229,7 @@ def test_transforms_that_read_more_than_gradients(name):
     assert largest_error(opt.update(grad, state, params, **more)[0], updates) < 1e-6
 
 
-def test_a_line_search_moves_the_listed_parameters_only():
+def test_a_line_search_updates_the_listed_parameters_only():
     def loss(p):
         return jnp.sum((p["a"] - p["b"]) ** 2) + jnp.sum(p["b"])
 
@@ -257,7 +257,7 @@ def test_marks_callbacks_and_no_grad_set_reach_minimize():
     assert not bit_equal(new["pred"]["w"], PARAMS["pred"]["w"])
 
 
-def test_checkpoints_given_to_backward_take_the_place_of_those_set():
+def test_checkpoints_of_backward_replace_those_that_were_set():
     opt, batch = optimizer(optax.adam(0.1), []), next(batches(1))
     count = lambda **more: operators(lambda p: opt.backward(LOSS, p, batch, **more), PARAMS)  # noqa: E731
     regions = lambda c: c["remat2"] + c["checkpoint"] + c["RematTraced"]  # noqa: E731
@@ -270,7 +270,7 @@ def test_a_wrapped_optimizer_keeps_its_settings():
     assert [name for name, _ in pairs] == ["pred/w"]
     one, two = train(optimizer(dgc)), train(optimizer(dgc.tx), parameter_list=["pred/w"])
     assert bit_equal(one, two)
-    # And an optimizer of either kind is an optax transform.
+    # Both kinds of optimizer are optax transforms.
     chained = optax.chain(optax.clip(1.0), optimizer(optax.adam(0.1)))
     updates, _ = chained.update(PARAMS, chained.init(PARAMS), PARAMS)
     assert jax.tree.structure(updates) == jax.tree.structure(PARAMS)
@@ -283,69 +283,84 @@ def test_boundaries_must_be_set():
         opt.minimize(LOSS, PARAMS, state, batch)
     assert str(error.value) == (
         "jrc.compat.RecomputeOptimizer.minimize: You should call _set_checkpoints first, with "
-        "the names of the marks to cut at; nothing is set. Write "
-        "opt._set_checkpoints(['fc_1', 'pred'])."
+        "the names of marks, got no call. Write opt._set_checkpoints(['fc_1', 'pred'])."
     )
     with pytest.raises(ValueError, match="RecomputeOptimizer.backward: You should call"):
         opt.backward(LOSS, PARAMS, batch)
-    words = "_checkpoints should be a list of strings; got"
+    words = "_checkpoints should be a list of strings, got"
     with pytest.raises(TypeError, match=f"{words} str 'fc_1'. Mark values with jrc.mark"):
         opt._set_checkpoints("fc_1")
-    with pytest.raises(TypeError, match=f"{words} int in it"):
+    with pytest.raises(TypeError, match=f"{words} one with int"):
         opt.set_checkpoints(["fc_1", 3])
     opt.set_checkpoints(CONFIG.boundaries)
     assert opt.minimize(LOSS, PARAMS, state, batch)[2].shape == ()
 
 
-def test_load_is_the_seed_s():
+def test_load_is_paddle_s():
     words = (
-        r"load function is not supported by Recompute Optimizer for now: .* Write opt_state = "
+        r"load function is not supported by Recompute Optimizer for now, .* write opt_state = "
         r"jrc.restore\('runs/mine', opt.init\(params\)\)"
     )
     with pytest.raises(NotImplementedError, match=words):
         optimizer(optax.adam(0.1)).load("runs/mine")
     with pytest.raises(NotImplementedError, match=r"jrc.restore\('path'"):
         optimizer(optax.adam(0.1)).load({})
+    for name in ("stat_dict", "state_dict"):
+        with pytest.raises(NotImplementedError, match=words):
+            optimizer(optax.adam(0.1)).load(**{name: "runs/mine"})
 
 
-def test_misuse():
+def test_a_mistyped_boundary_is_a_warning_at_its_first_use(caplog):
+    opt, batch = optimizer(optax.adam(0.1), ["fc1", "pred"]), next(batches(1))
+    for _ in range(2):
+        opt.minimize(LOSS, PARAMS, opt.init(PARAMS), batch)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [
+        "jrc.compat.RecomputeOptimizer.minimize: checkpoints should be marks of `loss`, got 'fc1' "
+        "(did you mean 'fc_1'?), which is ignored. It marks 'fc_1', 'pred'."
+    ]
+
+
+def test_wrong_arguments():
     opt, batch = optimizer(optax.adam(0.1)), next(batches(1))
     state = opt.init(PARAMS)
     with pytest.raises(TypeError) as error:
         opt.minimize(LOSS(PARAMS, batch), PARAMS, state, batch)
     assert str(error.value) == (
-        "jrc.compat.RecomputeOptimizer.minimize: the loss is a function of the parameters, "
-        "loss_fn(params, *args); got ArrayImpl. A value does not know how it was made: pass the "
-        "function, and its arguments behind the parameters."
+        "jrc.compat.RecomputeOptimizer.minimize: loss_fn must be a function of the parameters, "
+        "loss_fn(params, *args), got ArrayImpl. Pass the function, then the parameters, then its "
+        "other arguments."
     )
     with pytest.raises(TypeError, match=r"got None. Start with opt_state = opt.init\(params\)"):
         opt.minimize(LOSS, PARAMS, None, batch)
-    with pytest.raises(TypeError, match="the optimizer is an optax transform or one of jrc.compat"):
+    with pytest.raises(
+        TypeError, match="optimizer must be an optax transform or one of jrc.compat"
+    ):
         RecomputeOptimizer(0.01)
     for call in (
         lambda: opt.minimize(LOSS, PARAMS, state, batch, startup_program="main"),
         lambda: opt.backward(LOSS, PARAMS, batch, startup_program="main"),
         lambda: opt.apply_optimize(None, "main", [], PARAMS, state),
     ):
-        with pytest.raises(ValueError, match="there are no programs here; got str. Pass None"):
+        with pytest.raises(ValueError, match="there are no programs here, got str. Initialize"):
             call()
     grad = jnp.ones((128, 2))
     for pairs, words in [
-        ({"pred/w": grad}, r"list of pairs.*; got dict.*of a dict, list\(grads.items\(\)\)"),
-        (None, "got NoneType. Pass what backward returns"),
-        (("pred/w", grad), r"got str in it. Write \[\('layer_0/w', grad\)\]"),
+        ({"pred/w": grad}, r"list of pairs.*, got dict.*for a dict, list\(grads.items\(\)\)"),
+        (None, "got NoneType. Pass the result of backward"),
+        (("pred/w", grad), r"got one with str. Write \[\('layer_0/w', grad\)\]"),
         ([("pred/w", None)], "got None for 'pred/w'. Leave out the pairs of parameters without"),
     ]:
         with pytest.raises(TypeError, match=words):
             opt.apply_gradients(PARAMS, state, pairs)
     for other in (optax.sgd(0.1), optax.adamw(0.1)):
         for listed in (None, ["pred/w"]):
-            with pytest.raises(TypeError, match="opt_state is the state that this optimizer's ini"):
+            with pytest.raises(TypeError, match="must be the state that this optimizer's init mak"):
                 opt.minimize(LOSS, PARAMS, other.init(PARAMS), batch, parameter_list=listed)
     for pairs, words in [
-        ([("fc_1", grad)], "no parameter is named 'fc_1'.*Leave out the pairs of marks"),
-        ([("pred/w", grad), ("pred/w", grad)], "two gradients are named 'pred/w'"),
-        ([("pred/b", grad)], r"that of 'pred/b' is \(128, 2\), the parameter's \(2,\)"),
+        ([("fc_1", grad)], "must name parameters, got 'fc_1'.*leave out the pairs of marks"),
+        ([("pred/w", grad), ("pred/w", grad)], "got 'pred/w' twice"),
+        ([("pred/b", grad)], r"shape, \(2,\), got \(128, 2\) for 'pred/b'"),
     ]:
         with pytest.raises(ValueError, match=words):
             opt.apply_gradients(PARAMS, state, pairs)
@@ -355,6 +370,6 @@ def test_a_transform_that_mixes_parameters_in_one_array_is_refused():
     opt = optimizer(optax.flatten(optax.adam(0.1)))
     state, batch = opt.init(PARAMS), next(batches(1))
     assert len(opt.minimize(LOSS, PARAMS, state, batch)[3]) == 4
-    words = r"one has an array of shape \(4482,\) for all, which would become \(384,\)"
+    words = r"got one of shape \(4482,\) for all, which would become \(384,\)"
     with pytest.raises(ValueError, match=words):
         opt.minimize(LOSS, PARAMS, state, batch, parameter_list=LISTED)

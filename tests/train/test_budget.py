@@ -67,14 +67,14 @@ def test_a_whole_step_fits_its_budget_and_stays_the_same(via, accumulate):
         assert jnp.max(jnp.abs(x - y)) <= 1e-6 * jnp.max(jnp.abs(y))
 
 
-def moving_data(params, batch, key):
-    """Operators of which a prediction misses some operations."""
+def sorted_data(params, batch, key):
+    """A loss with operators whose recomputation is not predicted exactly."""
     del key
     x = batch
     for w in params:
         x = jnp.sort(x @ w, axis=0)
         x = x.at[jnp.array([0, 2])].add(jnp.sin(x[1:3]))
-    # What names its mesh axis can be traced in the step alone.
+    # A function that names a mesh axis can be traced only inside the step.
     return jnp.mean(x**2) + 0 * jax.lax.axis_index("data")
 
 
@@ -82,12 +82,12 @@ def test_operations_are_counted_and_not_predicted():
     keys = jax.random.split(jax.random.key(0), DEPTH)
     params = [jax.random.normal(k, (WIDTH, WIDTH)) / 4 for k in keys]
     state = jrc.init_state(params, TX, jax.random.key(1), mesh=mesh("shard_map"))
-    step = jrc.make_train_step(moving_data, TX, mesh=mesh("shard_map"), memory_budget=0.0)
+    step = jrc.make_train_step(sorted_data, TX, mesh=mesh("shard_map"), memory_budget=0.0)
     step.lower(state, batch())
     counted = []
 
     def part(params, batch):
-        lean = jax.value_and_grad(step.plan.apply(moving_data))
+        lean = jax.value_and_grad(step.plan.apply(sorted_data))
         counted.append(flops(jax.make_jaxpr(lean)(params, batch, state.key)))
         return 0.0
 
@@ -96,7 +96,7 @@ def test_operations_are_counted_and_not_predicted():
     assert [step.plan.verified.flops] == counted != [step.plan.predicted.flops]
 
 
-def test_room_enough_means_nothing_is_rerun():
+def test_a_large_budget_recomputes_nothing():
     peak, _ = plain("jit")
     state, step = start("jit", memory_budget=2 * peak)
     assert peak_of(step, state) == peak
@@ -104,7 +104,7 @@ def test_room_enough_means_nothing_is_rerun():
     assert step.plan.compilations == 1
 
 
-def test_too_little_room_is_an_error_that_says_how_much_is_needed():
+def test_a_budget_below_the_least_peak_is_an_error_with_that_peak():
     state, step = start("jit", memory_budget="1kB")
     with pytest.raises(
         jrc.BudgetError,
@@ -116,7 +116,7 @@ def test_too_little_room_is_an_error_that_says_how_much_is_needed():
     assert peak_of(step, state) <= error.value.least_bytes
 
 
-def test_other_shapes_are_planned_anew():
+def test_other_shapes_have_a_plan_of_their_own():
     state, step = start("jit", memory_budget=0.0, donate=False)
     step(state, batch())
     first = step.plan
@@ -127,7 +127,7 @@ def test_other_shapes_are_planned_anew():
 
 
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
-def test_a_plan_that_was_made_before_is_applied(via):
+def test_a_given_plan_is_applied(via):
     state, _ = start(via)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
     part = jax.ShapeDtypeStruct((BATCH // 2, WIDTH), jnp.float32)
@@ -150,14 +150,79 @@ def test_a_plan_for_another_batch_is_refused():
         step(state, batch())
 
 
+def weak_loss(params, batch, key):
+    del key
+    x, scale = batch
+    for w in params:
+        x = jnp.tanh(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)) * scale
+    return jnp.mean(x.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("via", ["jit", "shard_map"])
+def test_a_weakly_typed_batch_leaf_is_planned_as_it_is_traced(via):
+    """`jnp.full(shape, 2.0)` is weak: times bfloat16 it stays bfloat16."""
+    state, _ = start(via)
+    step = jrc.make_train_step(
+        weak_loss, TX, mesh=mesh(via), via=via, memory_budget=0.0, donate=False
+    )
+    weak = batch(), jnp.full((BATCH, 1), 2.0)
+    strong = batch(), jnp.full((BATCH, 1), 2.0, jnp.float32)
+    assert jax.typeof(weak[1]).weak_type and not jax.typeof(strong[1]).weak_type
+    step(state, weak)
+    first = step.plan
+    step(state, strong)
+    assert step.plan is not first
+    step(state, weak)
+    assert step.plan is first
+
+
+def stateful_loss(params, model_state, batch, key):
+    loss, aux = loss_fn(params, batch, key)
+    return loss, ({"largest": aux["largest"], "count": model_state["count"] + 1}, None)
+
+
+def with_model_state(fn):
+    state, _ = start("jit")
+    model_state = {"largest": jnp.zeros(()), "count": jnp.zeros((), jnp.int32)}
+    state = jrc.init_state(state.params, TX, state.key, mesh=mesh("jit"), model_state=model_state)
+    step = jrc.make_train_step(fn, TX, mesh=mesh("jit"), via="jit", memory_budget=0.0)
+    return step, state
+
+
+def test_a_model_state_is_updated_under_a_budget():
+    step, state = with_model_state(stateful_loss)
+    state, _ = step(state, batch())
+    assert int(state.model_state["count"]) == 1 and step.plan.reruns
+
+
+def test_a_wrong_result_under_a_budget_names_the_user_s_function():
+    def bare_state(*args):
+        loss, (model_state, _) = stateful_loss(*args)
+        return loss, model_state
+
+    step, state = with_model_state(bare_state)
+    with pytest.raises(ValueError, match="got dict from `bare_state`"):
+        step(state, batch())
+
+
+def test_a_loss_that_is_no_scalar_is_reported_by_the_step():
+    state, _ = start("jit")
+    step = jrc.make_train_step(
+        lambda params, batch, key: batch @ params[0],
+        TX, mesh=mesh("jit"), via="jit", memory_budget=0.0,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="make_train_step: loss_fn must return a .* got float32"):
+        step(state, batch())
+
+
 def test_errors():
-    with pytest.raises(TypeError, match="plan is what jrc.plan returns; got str"):
+    with pytest.raises(TypeError, match="plan must be a jrc.Plan, got str"):
         start(plan="lean")
     state, _ = start("jit")
     plan = jrc.plan(loss_fn, state.params, batch(), state.key, budget=1.0, has_aux=True)
-    with pytest.raises(ValueError, match="a plan or a memory_budget, not both"):
+    with pytest.raises(ValueError, match="plan and memory_budget must not both be given"):
         start(plan=plan, memory_budget="1GiB")
-    with pytest.raises(ValueError, match="via='pmap' shows no memory to plan with"):
+    with pytest.raises(ValueError, match="a single program, got via='pmap'"):
         start("pmap", memory_budget="1GiB")
     with pytest.raises(ValueError, match="a number and a unit"):
         start(memory_budget="much")

@@ -127,46 +127,57 @@ def test_a_budget_is_met_by_one_plan():
 
 
 ERRORS = {
-    "own part as the whole": "ValueError: jrc.make_train_step: arrays that a process has for "
-    "itself are the whole batch, the same on every process; these differ: '0', '1'. Join the "
-    "processes' own parts, of equal sizes: jax.make_array_from_process_local_data(",
-    "ragged": "leaf '0' has shape [17, 16]",
-    "uneven parts": "these differ: '(names, shapes or dtypes)'",
-    "other parameters": "ValueError: jrc.init_state: all 2 processes start from the same values; "
-    "these differ: 'params/in', 'params/out'. Draw them from the same key on every process.",
-    "pmap": "via='pmap' is for one process; the mesh has devices of 2. Use via='shard_map'.",
-    "jit": "via='jit' is for one device; the run has 2 processes.",
-    "array of one process": "'x' lies on process {rank} alone. Place it on the mesh",
-    "no array here": "'x' is str 'text'",
-    "other trees": "ValueError: jrc.save: every process saves the same tree",
-    "folders apart": "FileNotFoundError: jrc.save: process 1 does not see what process 0 writes",
+    "own part as the whole": "ValueError: jrc.make_train_step: arrays of batch on one process must "
+    "be the whole batch, equal on every process, got different '0', '1'. Join the parts of the "
+    "processes, of equal sizes: jax.make_array_from_process_local_data(",
+    "ragged": "got shape [17, 16] at '0'",
+    "uneven parts": "got different '(names, shapes or dtypes)'",
+    "other parameters": "ValueError: jrc.init_state: params, model_state and key must be equal on "
+    "all 2 processes, got different 'params/in', 'params/out'. Draw them from the same key on "
+    "every process.",
+    "pmap": "one process with via='pmap', got devices of 2. Use via='shard_map'.",
+    "jit": "mesh must be given with via='jit' in a run of 2 processes, got None.",
+    "budget": "BudgetError: jrc.make_train_step: the peak of the whole step around `loss` is at",
+    "array of one process": "got 'x' on process {rank} only. Place it on the mesh",
+    "no array here": "got str 'text' at 'x'",
+    "other trees": "ValueError: jrc.save: state must have the same tree, shapes and dtypes",
+    "folders apart": "in which process 1 does not see what process 0 writes",
     "nothing to restore": "FileNotFoundError: jrc.restore: ",
-    "missing here": "FileNotFoundError: jrc.restore: there is no folder",
-    "other save": "FileNotFoundError: jrc.restore: process 1 does not see the save",
-    "other replicas": "'opt_state/0/u/in' was saved as float32[2, 1024], `like` has "
-    "float32[4, 1024]. Nothing is cast or cut",
+    "missing here": "FileNotFoundError: jrc.restore: path must be the folder of a save, got",
+    "other save": "in which process 1 does not see jrc_0",
+    "other replicas": "got float32[4, 1024] for leaf 'opt_state/0/u/in', which was saved as "
+    "float32[2, 1024]. Build like as it was saved",
 }
 
 
 def test_what_is_wrong_anywhere_is_an_error_everywhere():
     every = [process["errors"] for process in found("2 processes")]
-    for rank, said in enumerate(every):
+    for rank, texts in enumerate(every):
         for name, words in ERRORS.items():
-            assert words.format(rank=rank) in said[name], (rank, name, said[name])
-    # Where one process alone is wrong, the other says whose error it tells.
-    for name in ("ragged", "no array here", "folders apart", "missing here", "other save"):
+            assert words.format(rank=rank) in texts[name], (rank, name, texts[name])
+    # If one process alone fails, the error on the other names it.
+    for name in (
+        "ragged",
+        "budget",
+        "no array here",
+        "folders apart",
+        "missing here",
+        "other save",
+    ):
         assert "process 1 failed, and so all stop. " in every[0][name]
         assert "and so all stop" not in every[1][name]
     name = "no device here"
-    assert every[0][name] == "" and "process 1 has none in 'cpu:0'" in every[1][name]
+    assert every[0][name] == "" and "got 'cpu:0', of which process 1 has none" in every[1][name]
 
 
 def test_a_mesh_without_one_of_the_processes_stops_all():
     *others, last = [process["left out"] for process in found("4 processes")]
-    assert last.startswith("ValueError: jrc.init_state: every process that calls it has devices")
-    for said in others:
-        assert said.startswith("FailedElsewhere: jrc.init_state: process 3 failed, and so all stop")
-        assert "process 3 has none in 'cpu:0'" in said
+    assert last.startswith(
+        "ValueError: jrc.init_state: mesh must have devices of every process, got"
+    )
+    for text in others:
+        assert text.startswith("FailedElsewhere: jrc.init_state: process 3 failed, and so all stop")
+        assert "got 'cpu:0'" in text and "of which process 3 has none" in text
 
 
 def test_killed_processes_leave_the_last_whole_save(tmp_path):
@@ -184,4 +195,4 @@ def test_killed_processes_leave_the_last_whole_save(tmp_path):
     for leaf, want in zip(*map(jax.tree.leaves, (found.params, state.params)), strict=True):
         assert np.abs(np.asarray(leaf) - want).max() <= 1e-5
     jrc.save(tmp_path, state)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.glob("jrc_*"))) == 1

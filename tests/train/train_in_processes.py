@@ -116,15 +116,15 @@ def plan(mesh):
 
 
 def errors(mesh, folder):
-    """What is wrong on some or on all processes, and what each of them is told."""
-    rank, said = jax.process_index(), {}
+    """Wrong calls on some or all processes, and the error on each of them."""
+    rank, texts = jax.process_index(), {}
 
     def attempt(name, call, *args, **kwargs):
         try:
             call(*args, **kwargs)
-            said[name] = ""
+            texts[name] = ""
         except Exception as error:
-            said[name] = f"{type(error).__name__}: {error}"
+            texts[name] = f"{type(error).__name__}: {error}"
 
     params, tx, key = start_params(), compress(), jax.random.key(7)
     state = jrc.init_state(params, tx, key, mesh=mesh)
@@ -141,6 +141,11 @@ def errors(mesh, folder):
     attempt("no device here", jrc.init_state, params, tx, key, mesh=alone)
     attempt("pmap", jrc.make_train_step, loss, tx, via="pmap")
     attempt("jit", jrc.make_train_step, loss, tx, via="jit")
+
+    def plan(budget):
+        jrc.make_train_step(loss, tx, mesh=mesh, memory_budget=budget)(state, own(mesh, 0))
+
+    attempt("budget", plan, "1kB" if rank else "1GiB")
 
     g, path = state.opt_state[0].u, folder / "errors"
     attempt("array of one process", jrc.save, path, {"g": g, "x": jnp.ones(2)})
@@ -159,7 +164,7 @@ def errors(mesh, folder):
     compressed = state.opt_state[0]._replace(u=jax.tree.map(with_rows, g))
     more = state._replace(opt_state=(compressed, *state.opt_state[1:]))
     attempt("other replicas", jrc.restore, folder / "state", more)
-    return said
+    return texts
 
 
 def left_out():

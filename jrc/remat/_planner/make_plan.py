@@ -1,5 +1,6 @@
 """`jrc.plan`: the cheapest recomputation that fits a budget."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jrc._multihost import all_or_none
+from jrc._tree import aval_of
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.compiled_memory import Memory, memory_needed
 from jrc.remat._planner.budget import checked_budget
@@ -118,16 +120,16 @@ def plan_within(
     lower: Callable[[Callable[..., Any]], jax.stages.Lowered],
     budget: int | str | float,
     who: str,
-    has_aux: bool | None = None,
+    has_aux: Callable[[Any], bool],
 ) -> Plan:
     """Return the plan for a function inside of a larger program, whose whole peak is to fit.
 
     Args:
-        fn: A function that the program differentiates by its first argument.
+        fn: A function that the program calls by position and differentiates by its first argument.
         lower: The program, lowered, with another function in the place of this one.
         budget: As for `plan`.
         who: The public function, for errors.
-        has_aux: Whether `fn` returns `(loss, aux)`; `None` asks the type of its result.
+        has_aux: Of what `fn` returned, whether it is `(loss, aux)`.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
@@ -141,11 +143,12 @@ def plan_within(
         def compiled(candidate: Candidate) -> Memory:
             applied = problem.applied(candidate, fn)
 
-            def counted(*args: Any, **kwargs: Any) -> Any:
+            @functools.wraps(fn)
+            def counted(*args: Any) -> Any:
                 # Only while the larger program is traced do its mesh axes have names.
                 if candidate not in flops:
                     flops[candidate] = problem.counted(candidate)
-                return applied(*args, **kwargs)
+                return applied(*args)
 
             return memory_needed(lower(counted))
 
@@ -158,16 +161,17 @@ def _problem_within(
     fn: Callable[..., Any],
     lower: Callable[[Callable[..., Any]], jax.stages.Lowered],
     who: str,
-    has_aux: bool | None,
+    has_aux: Callable[[Any], bool],
 ) -> PlanningProblem:
     """The planning problem of a function, for the arguments that a larger program calls it with."""
     found: list[PlanningProblem] = []
 
+    @functools.wraps(fn)
     def recorded(*args: Any) -> Any:
         out = fn(*args)
         if not found:
-            with_aux = isinstance(out, tuple | list) if has_aux is None else has_aux
-            found.append(PlanningProblem.of(fn, jax.tree.map(_shape_of, args), 0, with_aux, who))
+            avals = jax.tree.map(aval_of, args)
+            found.append(PlanningProblem.of(fn, avals, 0, has_aux(out), who))
         return out
 
     lower(recorded)
@@ -175,15 +179,9 @@ def _problem_within(
     return problem
 
 
-def _shape_of(leaf: Any) -> Any:
-    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-        return leaf
-    weak_type = getattr(getattr(leaf, "aval", leaf), "weak_type", False)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak_type)
-
-
 def plan_of_process_0(find: Callable[[], Plan], who: str) -> Plan:
     """Return the plan that process 0 finds, in all processes; where one fails, all fail."""
+    # A process that raised would never come to the broadcast, where the others wait.
     found = all_or_none(find, who)
     if jax.process_count() == 1:
         return found

@@ -1,4 +1,4 @@
-"""Transforms that would let replicas drift apart are refused before the first step."""
+"""Transforms with which the replicas' parameters would differ are refused at the first step."""
 
 import functools
 
@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jrc
-from jrc.train._drift import check_axis
+from jrc.train._check_axis import check_axis
 
 PARAMS = {"w": jnp.ones((8, 8)), "b": jnp.ones(8)}
 SHAPES = jax.eval_shape(lambda: PARAMS)
@@ -21,7 +21,7 @@ dgc = functools.partial(jrc.scale_by_dgc, 0.9, min_size=1, sparsity=0.5, axis_na
 clip = functools.partial(optax.clip_by_global_norm, 0.1)
 rest = optax.chain(optax.masked(optax.trace(0.9), SMALL), optax.scale(-0.1))
 
-TOGETHER = {
+EQUAL = {
     "clipped inside of the mask": optax.chain(
         optax.masked(optax.chain(clip(), dgc()), LARGE), optax.masked(clip(), SMALL), rest
     ),
@@ -35,29 +35,52 @@ TOGETHER = {
     "every second": optax.MultiSteps(optax.chain(optax.masked(dgc(), LARGE), rest), 2),
     "if finite": optax.apply_if_finite(optax.chain(optax.masked(dgc(), LARGE), rest), 3),
 }
-APART = {
+DIFFERENT = {
     "a norm of all leaves": optax.chain(clip(), optax.masked(dgc(), LARGE), rest),
     "a wrapped one": optax.chain(optax.chain(clip()), optax.masked(dgc(), LARGE), rest),
 }
 
 
-@pytest.mark.parametrize("name", TOGETHER)
-def test_what_stays_together_is_taken(name):
-    check_axis(TOGETHER[name], SHAPES, "data", MESH)
+@pytest.mark.parametrize("name", EQUAL)
+def test_transforms_with_equal_updates_are_accepted(name):
+    check_axis(EQUAL[name], SHAPES, "data", MESH)
 
 
-@pytest.mark.parametrize("name", APART)
-def test_what_mixes_local_and_shared_gradients_is_refused(name):
-    with pytest.raises(ValueError, match="of 'b' it differs, because something before the comp"):
-        check_axis(APART[name], SHAPES, "data", MESH)
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_transforms_that_mix_local_and_mean_gradients_are_refused(name):
+    with pytest.raises(ValueError, match="different ones of 'b': something before the comp"):
+        check_axis(DIFFERENT[name], SHAPES, "data", MESH)
 
 
-def test_the_first_step_asks():
-    def loss(params, batch, key):
-        return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
+def loss(params, batch, key):
+    return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
 
+
+def first_step(tx):
     batch = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
-    tx = APART["a norm of all leaves"]
     state = jrc.init_state(PARAMS, tx, jax.random.key(0), mesh=MESH)
+    return jrc.make_train_step(loss, tx, mesh=MESH)(state, batch)
+
+
+def test_the_check_is_part_of_the_first_step():
     with pytest.raises(ValueError, match="Put it inside of the mask: optax.masked"):
-        jrc.make_train_step(loss, tx, mesh=MESH)(state, batch)
+        first_step(DIFFERENT["a norm of all leaves"])
+
+
+@pytest.mark.parametrize("error", [ValueError, NameError, KeyError])
+def test_an_error_of_the_user_s_transform_is_not_an_axis_error(error):
+    def update(updates, state, params=None):
+        raise error("no table of rates")
+
+    broken = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    with pytest.raises(error, match="no table of rates") as raised:
+        first_step(optax.chain(dgc(), broken))
+    assert "axis" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "axis, words", [(None, "axis_name=None, which is one replica"), ("model", "over no axis")]
+)
+def test_a_compression_over_another_axis_is_refused(axis, words):
+    with pytest.raises(ValueError, match=f"{words}.* Pass axis_name='data' to it"):
+        first_step(optax.chain(dgc(axis_name=axis), optax.scale(-0.1)))

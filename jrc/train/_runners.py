@@ -1,4 +1,4 @@
-"""The ways to run a replica's step on all replicas."""
+"""The ways to run the step of one replica on all replicas: jit, shard_map, pmap."""
 
 import functools
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jrc._typing import Array, PyTree
@@ -27,8 +28,8 @@ def _via_shard_map(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate:
             mesh=mesh,
             in_specs=(specs, PartitionSpec(names_of(axis_name))),
             out_specs=(specs, PartitionSpec()),
-            # Replication types would sum gradients before they are compressed, and refuse loss
-            # functions that scan over a constant carry.
+            # With replication types JAX would sum gradients before they are compressed, and refuse
+            # loss functions that scan over a constant carry.
             check_vma=False,
         )(state, batch)
 
@@ -36,12 +37,12 @@ def _via_shard_map(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate:
 
 
 def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:
-    del donate  # the leading axis that pmap wants is made and taken away by a copy
+    del donate  # the leading axis of pmap is added and removed by a copy
     replicas, devices = mesh.shape[axis_name], list(mesh.devices.flat)
 
     @functools.cache
-    def mapped(treedef: Any, own: tuple[bool, ...]) -> Any:
-        axes = [0 if alone else None for alone in own]
+    def mapped(treedef: Any, local: tuple[bool, ...]) -> Any:
+        axes = [0 if is_local else None for is_local in local]
 
         def flat(leaves: list[Array], batch: PyTree) -> tuple[list[Array], StepInfo]:
             state, info = body(treedef.unflatten(leaves), batch)
@@ -49,17 +50,19 @@ def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool
 
         return jax.pmap(flat, axis_name, in_axes=(axes, 0), out_axes=(axes, None), devices=devices)
 
-    def spread(x: Array) -> Array:
+    def spread(x: Array | np.ndarray) -> Array:
         return jnp.reshape(x, (replicas, -1, *jnp.shape(x)[1:]))
 
     def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
         leaves, treedef = jax.tree.flatten(state)
         specs = jax.tree.leaves(dgc_specs(state, axis_name))
-        own = tuple(spec != PartitionSpec() for spec in specs)
-        stacked = [spread(x) if alone else x for x, alone in zip(leaves, own, strict=True)]
-        new, info = mapped(treedef, own)(stacked, jax.tree.map(spread, batch))
+        local = tuple(spec != PartitionSpec() for spec in specs)
+        pairs = zip(leaves, local, strict=True)
+        stacked = [spread(x) if is_local else x for x, is_local in pairs]
+        new, info = mapped(treedef, local)(stacked, jax.tree.map(spread, batch))
         joined = [
-            x.reshape(-1, *x.shape[2:]) if alone else x for x, alone in zip(new, own, strict=True)
+            x.reshape(-1, *x.shape[2:]) if is_local else x
+            for x, is_local in zip(new, local, strict=True)
         ]
         return treedef.unflatten(joined), info
 
@@ -71,4 +74,4 @@ RUNNERS: dict[str, Callable[..., Any]] = {
     "pmap": _via_pmap,
     "jit": _via_jit,
 }
-"""What makes `call(state, batch)` of `(body, mesh, axis_name, donate)`, by name."""
+"""Functions of `(body, mesh, axis_name, donate)` that return `call(state, batch)`, by name."""
