@@ -3,18 +3,19 @@
 import dataclasses
 import json
 
-import convergence
-import convergence_train
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import readme_tables
-from convergence_plot import curves
-from convergence_show import brief, bytes_text, difference, judged, tables
-from convergence_tasks import TASKS, settings_of
-from convergence_train import METHODS, Method, evaluated, optimizer
+
+from benchmarks.convergence import _trainer as convergence_train
+from benchmarks.convergence import train as convergence
+from benchmarks.convergence._plot import curves
+from benchmarks.convergence._tables import brief, bytes_text, difference, judged, tables
+from benchmarks.convergence._tasks import TASKS, settings_of
+from benchmarks.convergence._trainer import METHODS, Method, evaluated, optimizer
+from benchmarks.readme import _tables as readme_tables
 
 SMALL = ["--toy", "--seeds", "1", "--steps", "4", "--methods", "dense_4,dgc_4"]
 

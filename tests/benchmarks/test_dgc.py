@@ -2,18 +2,19 @@
 
 import json
 
-import dgc
-import dgc_bytes
-import dgc_select
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import readme_tables
-from dgc_bytes import Collective, collectives, step_of
-from dgc_models import AXIS, abstract_mesh
 from jax import lax
 from jax.sharding import PartitionSpec as P
+
+from benchmarks.dgc import _bytes as dgc_bytes
+from benchmarks.dgc import _selectors as dgc_select
+from benchmarks.dgc import costs as dgc
+from benchmarks.dgc._bytes import Collective, collectives, step_of
+from benchmarks.dgc._steps import AXIS, abstract_mesh
+from benchmarks.readme import _tables as readme_tables
 
 LIKE = {"w": jax.ShapeDtypeStruct((400, 300), jnp.float32), "b": jax.ShapeDtypeStruct((40,), "f4")}
 # 120 of w, and at least one of b.

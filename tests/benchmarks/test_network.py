@@ -7,15 +7,15 @@ import pathlib
 import socket
 import subprocess
 
-import network
-import network_bytes
-import network_links
-import network_show
 import pytest
-from network_links import Links, Loopback, counters, limit_command
 from rich.console import Console
 
-from tests.examples.runs import run
+from benchmarks.network import _bytes as network_bytes
+from benchmarks.network import _links as network_links
+from benchmarks.network import _tables as network_show
+from benchmarks.network import steps as network
+from benchmarks.network._links import Links, Loopback, counters, limit_command
+from tests.examples.runs import run_python
 
 NAMES = f"jrc-{os.getpid()}-"
 needs_links = pytest.mark.skipif(
@@ -155,7 +155,7 @@ def test_loopback_has_no_limit():
 @pytest.mark.slow  # .ci/run runs the toy size, too
 def test_two_processes_take_steps_on_loopback(tmp_path):
     out = ("--out", str(tmp_path / "network.json"))
-    said = run("../benchmarks/network", "--toy", "--methods", "dense,dgc", *out)
+    said = run_python("-m", "benchmarks.network.steps", "--toy", "--methods", "dense,dgc", *out)
     assert "On loopback, without any limit: asked for." in said
     report = json.loads((tmp_path / "network.json").read_text())
     (name, row), *others = report["runs"].items()
@@ -170,7 +170,9 @@ def test_two_processes_take_steps_on_loopback(tmp_path):
 def test_pytorch_takes_turns_on_loopback(tmp_path):
     pytest.importorskip("torch")
     # Parameters that differ between processes, of any method, would end it.
-    said = run("../benchmarks/network", "--toy", "--out", str(tmp_path / "network.json"))
+    said = run_python(
+        "-m", "benchmarks.network.steps", "--toy", "--out", str(tmp_path / "network.json")
+    )
     assert "Without" not in said
     report = json.loads((tmp_path / "network.json").read_text())
     (row,) = report["runs"].values()

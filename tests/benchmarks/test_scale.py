@@ -4,12 +4,12 @@ import functools
 
 import jax
 import pytest
-import scale
-import scale_ways
-from plan_measure import saved_bytes
-from plan_models import drawn
-from scale_measure import Model, runs
 
+from benchmarks._lib.gradient import saved_bytes
+from benchmarks._models.catalogue import drawn
+from benchmarks.memory import _scale_policies as scale_ways
+from benchmarks.memory import scale
+from benchmarks.memory._scale_measure import Model, runs
 from jrc.models import gpt
 from tests.remat.measure import bit_equal
 

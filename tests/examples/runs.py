@@ -32,7 +32,11 @@ train, common.train = common.train, stopping
 
 
 def run(script, *options):
-    command = [sys.executable, f"examples/{script}.py", *options]
+    return run_python(f"examples/{script}.py", *options)
+
+
+def run_python(*command):
+    command = [sys.executable, *command]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
