@@ -1,16 +1,16 @@
-"""What benchmarks take from the examples, which are scripts beside each other."""
+"""What benchmarks share with the examples, whose scripts import one another by file name."""
 
-import pathlib
 import sys
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples"))
+from benchmarks._lib.child import ROOT
 
-import common  # noqa: E402
-import train_gpt  # noqa: E402
-from common import pyplot, write_json  # noqa: E402
-from train_gpt import batch_at, read_text, split_text  # noqa: E402
-from train_resnet import Source  # noqa: E402
+sys.path.append(str(ROOT / "examples"))
 
-__all__ = [
-    "Source", "batch_at", "common", "pyplot", "read_text", "split_text", "train_gpt", "write_json"
-]  # fmt: skip
+import common as common  # noqa: E402
+import train_gpt as train_gpt  # noqa: E402
+from common import pyplot as pyplot  # noqa: E402
+from lstm import lstm_cell as lstm_cell  # noqa: E402
+from train_gpt import batch_at as batch_at  # noqa: E402
+from train_gpt import read_text as read_text  # noqa: E402
+from train_gpt import split_text as split_text  # noqa: E402
+from train_resnet import Source as Source  # noqa: E402

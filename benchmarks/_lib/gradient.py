@@ -1,7 +1,7 @@
 """What a gradient program needs: bytes as XLA states them, saved bytes and FLOPs as jrc counts.
 
-Nothing is run. What XLA says of a program is kept in `--cache`: the same text under the same
-version is not compiled twice.
+Nothing is run. `Cache` keeps what XLA states: a program with the same text is not compiled twice
+under the same version.
 """
 
 import hashlib
@@ -13,9 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxlib
 
-from jrc._jaxpr import (
+from benchmarks._private import (
+    PRODUCTS,
+    Memory,
     Program,
     equation_flops,
     inline_all,
@@ -25,28 +28,25 @@ from jrc._jaxpr import (
     nbytes,
     primitive_name,
 )
-from jrc.remat._memory import memory_of
 
-PRODUCTS = ("dot_general", "conv_general_dilated")
 _COMPILED_PRODUCTS = (" dot(", " convolution(")
-# What only names or reshapes a value keeps the same bytes; 1 - y² of a kept tanh, which JAX lists
-# beside it, XLA makes anew where it is read.
+# A name or a reshape of a saved value needs no bytes of its own. JAX lists 1 - y^2 beside a saved
+# y = tanh(x); XLA computes it where it is read.
 _VIEWS = frozenset(
     "name CheckpointName gate reduce_precision optimization_barrier reshape squeeze expand_dims "
     "copy one_minus_square".split()
 )
 
-
-# On CPU most of the time goes into machine code, on which no byte of the buffers depends.
+# On a CPU most of the compile time goes into machine code, which no buffer depends on.
 QUICK = {"xla_backend_optimization_level": 0}
-# Rounds alike whatever is re-run: where XLA joins operators depends on what stands beside them.
+# Without fusion rounding does not depend on what stands beside an operator.
 UNFUSED = QUICK | {"xla_disable_hlo_passes": "fusion"}
 
 
 class Cache:
-    """What XLA says of programs, in one file; without a folder only while it lives.
+    """What XLA states of programs, in one file of a folder, or in memory without a folder.
 
-    With `quick` their machine code is not optimised.
+    With `quick` XLA does not optimise their machine code.
     """
 
     def __init__(self, folder: pathlib.Path | None, quick: bool = False) -> None:
@@ -57,6 +57,7 @@ class Cache:
         self.found = json.loads(self.path.read_text()) if self.path and self.path.exists() else {}
 
     def of(self, text: str, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what is known of a program's text; call `answer` if nothing is."""
         salt = (jax.__version__, jaxlib.__version__, jax.default_backend(), self.options)
         flags = os.environ.get("XLA_FLAGS", "")
         key = hashlib.sha256(repr((salt, flags, text)).encode()).hexdigest()
@@ -75,7 +76,7 @@ class Cache:
 def measure(
     fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, cache: Cache
 ) -> dict[str, Any]:
-    """All figures of the gradient program of `fn`, of its first argument."""
+    """Return all figures of the gradient program of `fn` for its first argument."""
     program = jax.value_and_grad(fn, has_aux=has_aux)
     lowered = jax.jit(program).lower(*args)
     return counts(fn, args, has_aux) | cache.of(
@@ -99,11 +100,11 @@ def _compiled(lowered: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def counts(fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> dict[str, int]:
-    """What the program itself tells, without compiling it.
+    """Count in the traced program, without compiling it.
 
     Returns:
-        `saved` bytes, `flops` and `product_flops` with loops times their length, and `products`,
-        how many stand in the program, as it is written.
+        `saved` bytes; `flops` and `product_flops`, loops times their length; `products`, the matrix
+        products in the program, a loop's body once.
     """
     jaxpr = jax.make_jaxpr(jax.value_and_grad(fn, has_aux=has_aux))(*args)
     return {
@@ -114,12 +115,31 @@ def counts(fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> dict
     }
 
 
+def memory_of(compiled: Any) -> Memory:
+    """Return the bytes of a compiled program, as XLA states them."""
+    stats = compiled.memory_analysis()
+    return Memory(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        aliased=stats.alias_size_in_bytes,
+    )
+
+
+def largest_error(tree: Any, other: Any) -> float:
+    """Return the largest difference of two trees, relative to a leaf's largest entry."""
+    errors = jax.tree.map(
+        lambda x, y: jnp.max(jnp.abs(x - y)) / jnp.maximum(jnp.max(jnp.abs(y)), 1e-30), tree, other
+    )
+    return float(jnp.max(jnp.stack(jax.tree.leaves(errors))))
+
+
 def _is_product(eqn: Any) -> bool:
     return primitive_name(eqn) in PRODUCTS
 
 
 def total(jaxpr: Any, of: Callable[[Any], int], loops: bool = True, wanted: Any = None) -> int:
-    """The sum over all equations that the results depend on, at every depth."""
+    """Return the sum of `of` over the equations that the results depend on, at every depth."""
     program = Program(inline_all(jaxpr))
     outvars = program.jaxpr.outvars
     outvars = [v for v, w in zip(outvars, wanted or [True] * len(outvars), strict=True) if w]
@@ -140,7 +160,7 @@ def _total_of(eqn: Any, of: Callable[[Any], int], loops: bool, used: set[Any]) -
     name = primitive_name(eqn)
     wanted = None
     if len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars):
-        # A loop's carry, which is not stacked, counts as wanted: the next round may read it.
+        # A loop's carry counts as wanted: the next iteration may read it.
         wanted = [
             var in used or (name == "scan" and var.aval.shape == result.aval.shape)
             for var, result in zip(eqn.outvars, inner[0].outvars, strict=True)
@@ -151,14 +171,15 @@ def _total_of(eqn: Any, of: Callable[[Any], int], loops: bool, used: set[Any]) -
 
 
 def saved_bytes(fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> int:
-    """What the derivative for the first argument keeps: each buffer once, without what it is given.
+    """Return the bytes of the residuals of the derivative for the first argument.
 
-    What depends on no argument, XLA makes anew where it is read.
+    Each buffer counts once, and arguments do not count. Neither does a value that depends on no
+    argument, since XLA computes it where it is read.
     """
 
     def residuals(first: Any, *rest: Any) -> list[Any]:
-        pull = jax.vjp(lambda first: fn(first, *rest), first, has_aux=has_aux)[1]
-        return jax.tree.leaves(pull)
+        vjp = jax.vjp(lambda first: fn(first, *rest), first, has_aux=has_aux)[1]
+        return jax.tree.leaves(vjp)
 
     jaxpr = inline_all(jax.make_jaxpr(residuals)(*args))
     source: dict[Any, Any] = {}

@@ -1,41 +1,55 @@
-"""What benchmarks share of reports: the file that one goes on with, and rows for a terminal."""
+"""Report files: JSON that a benchmark writes and may add to, and `benchmarks/results`."""
 
 import json
+import os
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table
+Report = dict[str, Any]
+RESULTS = pathlib.Path(__file__).parents[1] / "results"
 
 
-def opened(path: pathlib.Path | None, script: str, *names: str) -> dict[str, Any]:
-    """The report that a file holds already; a file that holds anything else is not touched.
+def opened(path: pathlib.Path | None, who: str, *keys: str) -> Report:
+    """Return the report in a file, to be continued; refuse a file with anything else.
 
     Args:
-        path: The file; nothing is known where there is none.
-        script: Whose report it is.
-        names: What every report of it has.
+        path: The file; without one, or where it does not exist, the report is empty.
+        who: The benchmark, for the error.
+        keys: What every report of it has.
+
+    Returns:
+        The report.
+
+    Raises:
+        SystemExit: If the file is not JSON or lacks one of the keys.
     """
     if path is None or not path.exists():
         return {}
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        sys.exit(f"{script}: {path} is no whole JSON file ({error}); choose another --out.")
-    if not isinstance(found, dict) or any(name not in found for name in names):
-        sys.exit(f"{script}: {path} holds no report of this script; choose another --out.")
+        sys.exit(f"{who}: --out must name a JSON file, got {path} ({error}). Choose another file.")
+    if not isinstance(found, dict) or any(key not in found for key in keys):
+        sys.exit(
+            f"{who}: --out must name a report of this benchmark, got {path} without "
+            f"{', '.join(keys)}. Choose another file."
+        )
     return found
 
 
-def terminal_table(title: str, rows: Sequence[Sequence[str]]) -> Table:
-    """Rows, of which the first has the names of the columns; without a name it has words."""
-    head, *body = rows
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for name in head:
-        table.add_column(name, justify="right" if name else "left")
-    for row in body:
-        table.add_row(*map(escape, row))
-    return table
+def write(path: pathlib.Path, report: Report) -> None:
+    """Write a report; an interrupt leaves the old file or the new one, whole."""
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(report, indent=1) + "\n")
+    new.replace(path)
+
+
+def result(name: str) -> Report:
+    """Return the report `benchmarks/results/<name>.json`."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def has_result(name: str) -> bool:
+    """Return whether a file such as `peers.json` is in `benchmarks/results`."""
+    return (RESULTS / name).exists()

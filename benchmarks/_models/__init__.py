@@ -1,1 +1,1 @@
-"""Benchmarks."""
+"""The models that several benchmarks differentiate, and recomputation of them by hand."""

@@ -1,9 +1,9 @@
-"""What a user can write by hand without jrc, for a loss that lets one choose the way through.
+"""Recomputation that a user writes by hand, for a loss that takes its `through` as an argument.
 
 `through(model, x)` runs `model.blocks` on `x`; of a scanned loss it is the loop itself, called like
-`jax.lax.scan`. Only names and JAX's own policies: `jax_remat3` knows no others. "dots" is JAX's
-policy `dots_saveable`, "unbatched dots" is `dots_with_no_batch_dims_saveable`; JAX 0.11 takes
-no convolution for a dot.
+`jax.lax.scan`. The policies are names and JAX's own, which `jax_remat3` supports too. "dots" is
+JAX's policy `dots_saveable`, "unbatched dots" is `dots_with_no_batch_dims_saveable`; to JAX 0.11 a
+convolution is not a dot.
 """
 
 import functools
@@ -29,7 +29,7 @@ _POLICIES = {
 
 
 def in_turn(model: Any, x: Any) -> Any:
-    """Nothing is re-run."""
+    """Run the blocks in order, with nothing recomputed."""
     for block in model.blocks:
         x = block(x)
     return x
@@ -38,10 +38,16 @@ def in_turn(model: Any, x: Any) -> Any:
 def regions(
     loss: Callable[..., Any], blocks: int, remat: Callable[..., Any] | None = None
 ) -> Mapping[str, Callable[..., Any]]:
-    """The references of a loss whose layers are written out.
+    """Return the ways by hand for a loss whose layers are unrolled.
 
-    `remat` makes a region of a function `(model, x)`: flax's own for its modules, else
-    `jax.checkpoint`.
+    Args:
+        loss: The loss, which takes `through`.
+        blocks: How many blocks there are.
+        remat: Makes a recomputed region of a function `(model, x)`: flax's own `remat` for its
+            modules, else `jax.checkpoint`.
+
+    Returns:
+        The loss in each way, by name.
     """
     remat = remat or _closed
     found = {name: _by_size(remat, 1, policy=policy) for name, policy in _POLICIES.items()}
@@ -51,7 +57,7 @@ def regions(
 
 
 def _closed(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """A region that closes over the model: blocks of pure functions are no arrays."""
+    """Return a region that closes over the model: blocks of pure functions are not arrays."""
     return lambda model, x: jax.checkpoint(functools.partial(run, model), **options)(x)
 
 
@@ -80,7 +86,7 @@ def _named(model: Any, x: Any) -> Any:
 
 
 def _with_name(tree: Any, but: Any = None) -> Any:
-    """What a block only hands on has its name from the block that made it."""
+    """Name the leaves that a block computes; those it only passes on have a name already."""
     old = {id(leaf) for leaf in jax.tree.leaves(but)}
     return jax.tree.map(lambda x: x if id(x) in old else checkpoint_name(x, _BLOCK), tree)
 
@@ -91,21 +97,22 @@ def _whole(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loops(loss: Callable[..., Any], steps: int) -> Mapping[str, Callable[..., Any]]:
-    """The references of a loss whose layers are one loop of `steps` rounds."""
-    found = {name: each_round(policy) for name, policy in _POLICIES.items()}
+    """Return the ways by hand for a loss whose layers are one loop of `steps` iterations."""
+    found = {name: each_iteration(policy) for name, policy in _POLICIES.items()}
     found[ROOT] = functools.partial(_two_loops, rounds=_near_root(steps))
     ways = {name: functools.partial(loss, through=way) for name, way in found.items()}
     return ways | {NAMES: _whole(functools.partial(loss, through=_named_loop))}
 
 
 def _near_root(steps: int) -> int:
-    """The divisor of `steps` nearest to its root."""
+    """Return the divisor of `steps` that is nearest to its square root."""
     divisors = (n for n in range(1, steps + 1) if steps % n == 0)
     return min(divisors, key=lambda n: abs(n - math.sqrt(steps)))
 
 
-def each_round(policy: Any) -> Callable[..., Any]:
-    # A loop keeps XLA from merging the two runs of its body by itself.
+def each_iteration(policy: Any) -> Callable[..., Any]:
+    """Return a `jax.lax.scan` whose body is recomputed under a policy."""
+    # In a loop XLA cannot merge the two computations of the body, so no barrier is needed.
     return lambda body, carry, xs: jax.lax.scan(
         jax.checkpoint(body, policy=policy, prevent_cse=False), carry, xs
     )

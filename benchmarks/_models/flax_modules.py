@@ -1,8 +1,9 @@
-"""The flax models of `benchmarks/plan.py`, as flax users write them.
+"""A linen vision transformer and an nnx MLP-Mixer, as flax users write them.
 
-`through(model, x)` runs `model.blocks` on `x`; references put flax's own `remat` there.
+`through(model, x)` runs `model.blocks` on `x`; recomputation by hand puts flax's own `remat` there.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
-from benchmarks._models.by_hand import in_turn
+from benchmarks._models.by_hand import in_turn, regions
+from benchmarks._models.model import Model, array
+from benchmarks._private import cross_entropy
 
 _PATCH = 4
 _CLASSES = 10
@@ -86,3 +89,35 @@ class Mixer(nnx.Module):
         x = self.patches(images)
         x = through(self, x.reshape(x.shape[0], -1, x.shape[-1]))
         return self.head(jnp.mean(self.norm(x), axis=1))
+
+
+def _images(toy: bool, batch: int) -> tuple[Any, Any]:
+    size = 8 if toy else 64
+    return array(batch, size, size, 3), array(batch, dtype=jnp.int32)
+
+
+def linen_model(title: str, toy: bool) -> Model:
+    sizes = {"layers": 3, "width": 8, "heads": 2} if toy else {}
+    batch = _images(toy, 2 if toy else 16)
+    params = jax.eval_shape(VisionTransformer(**sizes).init, jax.random.key(0), batch[0])
+
+    def loss(params: Any, batch: Any, *, through: Any) -> Any:
+        logits = VisionTransformer(**sizes, through=through).apply(params, batch[0])
+        return cross_entropy(logits, batch[1])
+
+    ways = regions(loss, VisionTransformer(**sizes).layers, nn.remat)
+    return Model(title, functools.partial(loss, through=in_turn), (params, batch), ways)
+
+
+def nnx_model(title: str, toy: bool) -> Model:
+    sizes = {"layers": 3, "tokens": 4, "width": 8} if toy else {}
+    batch = _images(toy, 2 if toy else 32)
+    module = nnx.eval_shape(lambda: Mixer(**sizes, rngs=nnx.Rngs(0)))
+    graph, params = nnx.split(module)
+
+    def loss(params: Any, batch: Any, *, through: Any) -> Any:
+        logits = nnx.merge(graph, params)(batch[0], through=through)
+        return cross_entropy(logits, batch[1])
+
+    ways = regions(loss, len(module.blocks), nnx.remat)
+    return Model(title, functools.partial(loss, through=in_turn), (params, batch), ways)

@@ -1,34 +1,41 @@
-"""A language model of two LSTM layers as pure functions, the smallest form of the paper's.
+"""LSTM language models: two layers that are trained, and one over a long sequence to be planned.
 
     >>> import jax, jax.numpy as jnp
     >>> params = init(jax.random.key(0), width=8)
     >>> loss(params, jnp.zeros((2, 5), int)).shape
     ()
 
-Every sequence starts from a state of zeros. Parameters: `tokens`, `layer_1`, `layer_2`, `head`.
+Every sequence starts from a state of zeros. The parameters of two layers are `tokens`, `layer_1`,
+`layer_2` and `head`.
 
-Source: Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Zaremba, Sutskever and Vinyals,
-"Recurrent Neural Network Regularization", arXiv 1409.2329, section 3.1, without dropout.
+Source: Zaremba, Sutskever and Vinyals, "Recurrent Neural Network Regularization", arXiv 1409.2329,
+section 3.1, without dropout.
 """
 
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks._lib.examples import lstm_cell
+from benchmarks._models.by_hand import loops
+from benchmarks._models.model import Model, array
+from benchmarks._private import cross_entropy, dense
+
 VOCABULARY = 256
 LAYERS = ("layer_1", "layer_2")
 
 
 def init(key: jax.Array, width: int) -> dict[str, Any]:
-    """Parameters, float32: embedding, two layers of `width` cells each, and an output layer."""
+    """Return parameters, float32: embedding, two layers of `width` cells, an output layer."""
     token_key, head_key, *layer_keys = jax.random.split(key, 2 + len(LAYERS))
     layers = {name: _init_layer(k, width) for name, k in zip(LAYERS, layer_keys, strict=True)}
     return {
         "tokens": jax.random.normal(token_key, (VOCABULARY, width)),
         **layers,
-        # Small, so that an untrained model gives every byte about the same probability.
+        # Small: an untrained model gives every byte about the same probability.
         "head": {
             "w": jax.random.normal(head_key, (width, VOCABULARY)) * (0.1 / math.sqrt(width)),
             "b": jnp.zeros(VOCABULARY),
@@ -37,7 +44,7 @@ def init(key: jax.Array, width: int) -> dict[str, Any]:
 
 
 def _init_layer(key: jax.Array, width: int) -> dict[str, jax.Array]:
-    """Weights of the four gates, in, forget, candidate and out; one forgets little at first."""
+    """Return the weights of i, f, g and o; the bias of the forget gate starts at 1."""
     keys = jax.random.split(key)
     scale = 1.0 / math.sqrt(width)
     names = ("input", "hidden")
@@ -49,7 +56,7 @@ def _init_layer(key: jax.Array, width: int) -> dict[str, jax.Array]:
 
 
 def apply(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
-    """Logits `(batch, length, 256)` of the next byte at every position of `(batch, length)`."""
+    """Return logits `(batch, length, 256)` of the next byte at each position."""
     # Time first: a loop reads along the leading axis.
     x = params["tokens"][tokens.T]
     for name in LAYERS:
@@ -59,25 +66,48 @@ def apply(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
 
 
 def _layer(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """What the cells return, `(length, batch, width)` from the same."""
-    # The products with the input do not wait for each other.
+    """Return the hidden states, `(length, batch, width)`, of a layer on `x`, same shape."""
+    # The products with the input are independent of each other: one matrix product.
     inputs = x @ params["input"] + params["b"][None, None]
 
     def step(state: tuple[jax.Array, jax.Array], gates: jax.Array) -> Any:
         h, c = state
-        i, f, g, o = jnp.split(gates + h @ params["hidden"], 4, axis=-1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        h, c = lstm_cell(gates + h @ params["hidden"], c)
         return (h, c), h
 
-    # Zeros that vary with the batch wherever it varies, as the states after them do.
+    # Under shard_map the initial carry must vary over the same axes as the batch.
     zeros = jnp.zeros_like(x[0])
     return jax.lax.scan(step, (zeros, zeros), inputs)[1]
 
 
 def loss(params: dict[str, Any], batch: jax.Array, key: jax.Array | None = None) -> jax.Array:
-    """Mean cross-entropy in nats of each byte of `(batch, length + 1)` from those before it."""
+    """Return the mean cross-entropy in nats of each next byte of `(batch, length + 1)`."""
     del key
-    logits, targets = apply(params, batch[:, :-1]), batch[:, 1:]
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+    return cross_entropy(apply(params, batch[:, :-1]), batch[:, 1:])
+
+
+def _long_loss(params: Any, batch: Any, *, through: Any) -> Any:
+    """Return the cross-entropy of each next token; a batch is (steps + 1, batch)."""
+
+    def step(carry: Any, token: Any) -> Any:
+        h, c = carry
+        gates = dense(params["cell"], jnp.concatenate([params["tokens"][token], h], axis=-1))
+        h, c = lstm_cell(gates, c)
+        return (h, c), h
+
+    zeros = jnp.zeros((batch.shape[1], params["tokens"].shape[1]))
+    _, h = through(step, (zeros, zeros), batch[:-1])
+    return cross_entropy(dense(params["head"], h), batch[1:])
+
+
+def lstm_model(title: str, toy: bool) -> Model:
+    """Return one layer over a long sequence, whose scan is recomputed in the ways by hand."""
+    steps, batch, width, vocabulary = (9, 2, 8, 16) if toy else (256, 64, 512, 256)
+    params = {
+        "tokens": array(vocabulary, width),
+        "cell": {"w": array(2 * width, 4 * width), "b": array(4 * width)},
+        "head": {"w": array(width, vocabulary), "b": array(vocabulary)},
+    }
+    args = (params, array(steps + 1, batch, dtype=jnp.int32))
+    plain = functools.partial(_long_loss, through=jax.lax.scan)
+    return Model(title, plain, args, loops(_long_loss, steps), scanned=True)

@@ -1,1 +1,1 @@
-"""Benchmarks."""
+"""Convergence: where training with compressed gradients ends."""

@@ -1,1 +1,1 @@
-"""Benchmarks."""
+"""Deep gradient compression: bytes of a step, time of its parts, compile time."""

@@ -1,46 +1,95 @@
-"""The results of `benchmarks/plan.py` as tables in a terminal."""
+"""The tables of `benchmarks.memory.plan`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks._lib.report import Report
+from benchmarks._lib.table import Table, mib
+from benchmarks.memory._plan_checks import cheaper_by_hand
 
-MIB = 2**20
-
-
-def mib(count: int) -> str:
-    return f"{count / MIB:,.1f}"
+Figures = Mapping[str, Any]
 
 
-def show(console: Console, report: Mapping[str, Any]) -> None:
-    for found in report["models"].values():
-        console.print(_ways(found))
-    if any("budgets" in found for found in report["models"].values()):
-        console.print(_summary(report["models"].values()))
+def tables(report: Report) -> list[Table]:
+    """Return the summary of all models and, for a terminal, every program of each model."""
+    models = [_programs(found) for found in report["models"].values()]
+    return [*models, *summary(report)]
 
 
-def _ways(found: Mapping[str, Any]) -> Table:
-    heads = ("", "peak", "temp.", "saved", "FLOPs", "dots", "compile")
-    table = Table(title=f"{found['title']}: MiB, ratios, seconds")
-    for head in heads:
-        table.add_column(head, justify="right" if head else "left", no_wrap=True)
-    base = found["baseline"]
-    rows = {"nothing re-run": base, **found["references"]}
-    for name, row in rows.items():
-        table.add_row(*_cells(name, row, base))
-        if "peak" in (plan := found.get("beside", {}).get(name, {})):
-            table.add_row(*_cells("  a plan within this", plan, base), style="green")
+def summary(report: Report) -> list[Table]:
+    """Return one row for each model, and real memory where it was measured."""
+    planned = [found for found in report["models"].values() if "budgets" in found]
+    resident = [found for found in planned if "rss" in found]
+    found = []
+    if planned:
+        found.append(_summary(report, planned))
+    if resident:
+        found.append(_resident(resident))
+    return found
+
+
+def _summary(report: Report, models: list[Figures]) -> Table:
+    title = (
+        f"`jrc.plan` ({report['device']}, jax {report['jax']}): peak with nothing re-run and the "
+        "least reachable one, MiB; FLOPs, as a ratio, at the least peak, with half and with a "
+        "quarter of the temporaries; budgets exceeded; ways by hand that a plan within their peak "
+        "equals (to a millionth) or beats in FLOPs; compilations at most; tracing and solving "
+        "without them"
+    )
+    heads = ("", "peak", "least", "FLOPs there", "half", "quarter", "exceeded", "by hand",
+             "compiled", "planned in")  # fmt: skip
+    return Table(title, heads, [tuple(_summary_row(model)) for model in models])
+
+
+def _summary_row(model: Figures) -> Iterator[str]:
+    base, beside, ways = model["baseline"], model["beside"], model["references"]
+    fitting = [row for row in model["budgets"] if row.get("peak", 0) > 0]
+    yield model["title"]
+    yield mib(base["peak"])
+    yield mib(model["least"])
+    for row in (fitting[0], beside["half"], beside["quarter"]):
+        yield f"{row['flops'] / base['flops']:.3f}" if "peak" in row else "none"
+    yield f"{sum(row['peak'] > row['budget'] for row in fitting)} of {len(fitting)}"
+    yield f"{len(ways) - len(cheaper_by_hand(model))} of {len(ways)}"
+    yield str(max(row["compilations"] for row in fitting))
+    yield f"{model['seconds']:.1f} s"
+
+
+def _resident(models: list[Figures]) -> Table:
+    title = (
+        "Resident memory of a process that runs the gradient program, above what it has before "
+        "(a plan at a quarter between the least peak and that of nothing re-run)"
+    )
+
+    def grown(found: Figures) -> str:
+        return f"{mib(found['most'] - found['start'])} MiB"
+
+    rows = [
+        (model["title"], *(grown(model["rss"][key]) for key in ("plain", "planned")))
+        for model in models
+    ]
+    return Table(title, ("", "nothing re-run", "planned"), rows)
+
+
+def _programs(found: Figures) -> Table:
+    """Return the table of one model: by hand, beside it the plan, then the plans by budget."""
+    base, beside = found["baseline"], found.get("beside", {})
+    rows = []
+    for name, row in {"nothing re-run": base, **found["references"]}.items():
+        rows.append(_cells(name, row, base))
+        if "peak" in (plan := beside.get(name, {})):
+            rows.append(_cells("  the plan within this", plan, base))
     for name in ("half", "quarter"):
-        if "peak" in (plan := found.get("beside", {}).get(name, {})):
-            table.add_row(*_cells(f"a plan, {name} the temp.", plan, base), style="green")
+        if "peak" in (plan := beside.get(name, {})):
+            rows.append(_cells(f"the plan for {name} the temporaries", plan, base))
     for row in _different(found.get("budgets", ())):
-        table.add_row(*_cells(f"a plan within {mib(row['budget'])}", row, base))
-    return table
+        rows.append(_cells(f"the plan within {mib(row['budget'], 1)}", row, base))
+    heads = ("", "peak", "temporaries", "saved", "FLOPs", "products", "compile")
+    return Table(f"{found['title']}: MiB, ratios, seconds", heads, rows)
 
 
-def _different(rows: Any) -> Iterator[Mapping[str, Any]]:
-    """Each plan once, at the smallest budget that it was made for."""
+def _different(rows: Any) -> Iterator[Figures]:
+    """Yield each plan once, at the smallest budget that it was made for."""
     last = None
     for row in rows:
         if "peak" in row and (now := (row["peak"], row["flops"])) != last:
@@ -48,40 +97,10 @@ def _different(rows: Any) -> Iterator[Mapping[str, Any]]:
             yield row
 
 
-def _cells(name: str, row: Mapping[str, Any], base: Mapping[str, Any]) -> Iterator[str]:
-    yield name
-    yield from (mib(row[key]) for key in ("peak", "temporaries", "saved"))
-    yield from (f"{row[key] / base[key]:.3f}" for key in ("flops", "product_flops"))
-    yield f"{row['compile_seconds']:.1f}"
-
-
-def _summary(models: Any) -> Table:
-    heads = ("", "peak", "least", "exceeded", "dearer", "compilations", "seconds")
-    table = Table(*heads, title="All budgets of each model, MiB")
-    for found in models:
-        if "budgets" in found:
-            table.add_row(found["title"], *summary(found))
-    return table
-
-
-def summary(found: Mapping[str, Any]) -> Iterator[str]:
-    """Peak, least peak, budgets exceeded, ways by hand that cost less, most compilations, time."""
-    rows = [row for row in found["budgets"] if "peak" in row]
-    yield mib(found["baseline"]["peak"])
-    yield mib(found["least"])
-    yield str(sum(row["peak"] > row["budget"] for row in rows))
-    yield str(len(dearer(found)))
-    yield str(max(row["compilations"] for row in rows))
-    yield f"{found['seconds']:.1f}"
-
-
-def dearer(found: Mapping[str, Any]) -> list[str]:
-    """The ways by hand that are cheaper than the plan within their peak, or that no plan fits.
-
-    Cheaper by more than a millionth: so little are one or two sums of the smallest values.
-    """
-    return [
-        name
-        for name, row in found["references"].items()
-        if not found["beside"][name].get("flops", float("inf")) <= row["flops"] * (1 + 1e-6)
-    ]
+def _cells(name: str, row: Figures, base: Figures) -> tuple[str, ...]:
+    return (
+        name,
+        *(mib(row[key], 1) for key in ("peak", "temporaries", "saved")),
+        *(f"{row[key] / base[key]:.3f}" for key in ("flops", "product_flops")),
+        f"{row['compile_seconds']:.1f}",
+    )

@@ -1,8 +1,7 @@
-"""What `scale.py` measures of a GPT on one device: sizes that fit, and seconds at equal memory."""
+"""A GPT on one device: the sizes that fit, and seconds at equal memory."""
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 import jrc
-from benchmarks._lib.gradient import counts
-from benchmarks._models.catalogue import array, drawn
-from benchmarks.memory._scale_policies import PLAIN, WAYS, loss
+from benchmarks._lib.gradient import counts, memory_of
+from benchmarks._lib.timing import in_turns
+from benchmarks._models.model import array, drawn
+from benchmarks.memory._scale_policies import PLAIN, POLICIES, loss
 from jrc.models import gpt
-from jrc.remat._memory import memory_of
 
 SEQUENCE_STEP, MOST = 64, 2**17
 
@@ -23,31 +22,31 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The GPT, as long as the batch that it is given.
+    """A GPT whose length follows its batch.
 
     Attributes:
-        config: Its sizes; the length is that of the speed section.
-        dtype: What it computes in.
+        config: Its sizes; `length` is that of the speed section.
+        dtype: The dtype that it computes in.
     """
 
     config: gpt.Config
     dtype: str
 
-    def loss(self, params: Any, batch: Any, way: str = PLAIN) -> Any:
-        """With the blocks recomputed in one of the ways by hand."""
+    def loss(self, params: Any, batch: Any, policy: str = PLAIN) -> Any:
+        """Return the loss, with the blocks recomputed under one of the policies."""
         config = dataclasses.replace(self.config, length=batch.shape[1] - 1)
         params = jax.tree.map(lambda x: x.astype(self.dtype), params)
-        return loss(params, batch, config=config, loop=WAYS[way])
+        return loss(params, batch, config=config, loop=POLICIES[policy])
 
     def args(self, batch: int, length: int) -> tuple[Any, Any]:
-        """Shapes of the parameters, float32, and of a batch, int32."""
+        """Return shapes of the parameters, float32, and of a batch, int32."""
         config = dataclasses.replace(self.config, length=length)
         params = jax.eval_shape(functools.partial(gpt.init, config=config), jax.random.key(0))
         return params, array(batch, length + 1, dtype=jnp.int32)
 
 
 def sizes(model: Model, memory: int, run: bool, say: Say) -> dict[str, Any]:
-    """The largest batch at the model's length, and the longest sequence alone."""
+    """Return the largest batch at the model's length, and the longest sequence of one row."""
 
     def largest(what: str, make_args: Callable[[int], Any], step: int) -> dict[str, Any]:
         say(what)
@@ -76,7 +75,7 @@ def sizes(model: Model, memory: int, run: bool, say: Say) -> dict[str, Any]:
 
 
 def runs(fn: Any, make_args: Callable[[int], Any], size: int) -> bool | None:
-    """Whether a gradient of that size ran, or there was no memory for it; `None` of size 0."""
+    """Return whether a gradient of that size ran or memory ran out; None for size 0."""
     if size == 0:
         return None
     try:
@@ -89,24 +88,27 @@ def runs(fn: Any, make_args: Callable[[int], Any], size: int) -> bool | None:
 
 
 def speed(
-    model: Model, memory: int, batch: int, ways: Sequence[str], laps: tuple[int, int], say: Say
+    model: Model, memory: int, batch: int, policies: Sequence[str], laps: tuple[int, int], say: Say
 ) -> dict[str, Any]:
-    """Every way that fits, beside the plan within its peak and nothing re-run.
+    """Time every policy that fits, beside the plan within its peak and nothing recomputed.
 
     Args:
         model: What is differentiated.
-        memory: Bytes of the device; what needs more is not run.
+        memory: Bytes of the device; a program that needs more is not run.
         batch: Sequences of a gradient.
-        ways: Names of `WAYS`.
+        policies: Names of `POLICIES`.
         laps: Rounds to warm up, and rounds that count.
-        say: Told what is being done.
+        say: Shows what is being done.
+
+    Returns:
+        For each policy its peak, FLOPs and seconds, and those of the plan.
     """
     shapes = model.args(batch, model.config.length)
     args, plain = drawn(shapes), Compiled.of(model.loss, shapes)
     rows: dict[str, Any] = {}
-    for name in ways:
+    for name in policies:
         say(f"{name}: compiling")
-        theirs = Compiled.of(functools.partial(model.loss, way=name), shapes)
+        theirs = Compiled.of(functools.partial(model.loss, policy=name), shapes)
         rows[name] = theirs.cost(plain)
         if theirs.peak > memory:
             continue
@@ -114,15 +116,15 @@ def speed(
         if plain.peak <= memory:
             steps["plain"] = plain
         say(f"{name}: running")
-        seconds = in_turns({each: step.run for each, step in steps.items()}, args, laps)
-        rows[name] |= {"seconds": seconds}
+        programs = {key: functools.partial(step.run, *args) for key, step in steps.items()}
+        rows[name] |= {"seconds": in_turns(programs, laps[1], laps[0])}
         if "plan" in steps:
             rows[name]["plan"] = steps["plan"].cost(plain)
     return {"batch": batch, "length": model.config.length, "laps": laps, "rows": rows}
 
 
 def _planned(model: Model, shapes: Any, budget: int) -> dict[str, "Compiled"]:
-    """The plan within a peak, or nothing where none is so lean."""
+    """Return the plan within a peak, or nothing where no plan fits."""
     try:
         plan = jrc.plan(model.loss, *shapes, budget=budget)
     except jrc.BudgetError:
@@ -135,9 +137,9 @@ class Compiled:
     """A gradient program and what it costs.
 
     Attributes:
-        run: Called with the arguments.
+        run: The compiled program.
         peak: Bytes, as XLA states them.
-        flops: With loops times their length.
+        flops: FLOPs, loops times their length.
     """
 
     run: Callable[..., Any]
@@ -146,22 +148,10 @@ class Compiled:
 
     @classmethod
     def of(cls, fn: Callable[..., Any], shapes: Any) -> "Compiled":
+        """Compile the gradient program of a function."""
         compiled = jax.jit(jax.value_and_grad(fn)).lower(*shapes).compile()
         return cls(compiled, memory_of(compiled).peak, counts(fn, shapes, False)["flops"])
 
     def cost(self, base: "Compiled") -> dict[str, Any]:
+        """Return the peak, and FLOPs as a ratio to another program's."""
         return {"peak": self.peak, "flops": self.flops / base.flops}
-
-
-def in_turns(
-    steps: dict[str, Callable[..., Any]], args: Any, laps: tuple[int, int]
-) -> dict[str, list[float]]:
-    """Seconds of each, lap by lap, so that noise hits all of them."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for lap in range(sum(laps)):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            jax.block_until_ready(step(*args))
-            if lap >= laps[0]:
-                seconds[name].append(time.perf_counter() - began)
-    return seconds

@@ -1,7 +1,7 @@
-"""The GPT of `scale.py`, and how users of JAX recompute its blocks without jrc.
+"""A scanned GPT with named intermediates, and how users of JAX recompute its blocks without jrc.
 
-The blocks are one loop. Names stand in a block where MaxText puts them; the policies that keep
-some of those names have MaxText's names (its `get_remat_policy`). A name alone changes nothing.
+The names stand where MaxText puts them, and the policies that save some of them have MaxText's
+names (its `get_remat_policy`). A name alone changes nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from benchmarks._models.by_hand import each_round
+from benchmarks._models.by_hand import each_iteration
 from jrc.models import gpt
 from jrc.models._layers import cross_entropy, dense, layer_norm
 
 QKV, CONTEXT, OUT, UP, DOWN = "qkv_proj", "context", "out_proj", "mlpwi", "mlpwo"
-KEPT: Mapping[str, tuple[str, ...]] = {
+SAVED: Mapping[str, tuple[str, ...]] = {
     "minimal_with_context": (QKV, CONTEXT, OUT, UP, DOWN),
     "minimal": (QKV, OUT, UP, DOWN),
     "save_dot_with_context_except_mlp": (QKV, CONTEXT, OUT),
@@ -25,22 +25,25 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     "save_qkv_proj": (QKV,),
     "save_out_proj": (OUT,),
 }
-"""MaxText's policies, and the names that each keeps of a block with one product for q, k and v."""
+"""MaxText's policies, and the names that each saves of a block with one product for q, k, v."""
 
 PLAIN, FULL = "nothing re-run", "full"
 policies = jax.checkpoint_policies
-WAYS: Mapping[str, Callable[..., Any]] = {
+POLICIES: Mapping[str, Callable[..., Any]] = {
     PLAIN: jax.lax.scan,
-    "dots_saveable": each_round(policies.dots_saveable),
-    "dots_with_no_batch_dims_saveable": each_round(policies.dots_with_no_batch_dims_saveable),
-    **{name: each_round(policies.save_only_these_names(*kept)) for name, kept in KEPT.items()},
-    FULL: each_round(None),
+    "dots_saveable": each_iteration(policies.dots_saveable),
+    "dots_with_no_batch_dims_saveable": each_iteration(policies.dots_with_no_batch_dims_saveable),
+    **{
+        name: each_iteration(policies.save_only_these_names(*saved))
+        for name, saved in SAVED.items()
+    },
+    FULL: each_iteration(None),
 }
-"""What runs the loop over the blocks, called like `jax.lax.scan`."""
+"""The loop over the blocks under each policy, called like `jax.lax.scan`."""
 
 
 def loss(params: Any, batch: Any, *, config: gpt.Config, loop: Callable[..., Any]) -> Any:
-    """As `gpt.loss` of a scanned model."""
+    """Return what `gpt.loss` of a scanned model returns."""
     x = gpt.embed(params, batch[:, :-1], config)
     step = lambda x, layer: (block(layer, x, config), None)  # noqa: E731
     x, _ = loop(step, x, params["blocks"])
@@ -48,7 +51,7 @@ def loss(params: Any, batch: Any, *, config: gpt.Config, loop: Callable[..., Any
 
 
 def block(params: Any, x: Any, config: gpt.Config) -> Any:
-    """As `gpt.block` without dropout, with names."""
+    """Return what `gpt.block` returns without dropout; intermediates are named."""
     x = x + checkpoint_name(_attention(params, layer_norm(params["norm_1"], x), config), OUT)
     up = checkpoint_name(dense(params["up"], layer_norm(params["norm_2"], x)), UP)
     return x + checkpoint_name(dense(params["down"], jax.nn.gelu(up)), DOWN)

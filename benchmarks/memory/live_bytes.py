@@ -1,19 +1,23 @@
-"""The README's picture of memory: a GPT's gradient with nothing re-run and within a budget.
+"""Draw the live bytes of a GPT's gradient, with nothing recomputed and within a budget.
 
-    python benchmarks/memory.py [--toy] [--platform cpu] [--out benchmarks/results/memory.png]
+    python -m benchmarks.memory.live_bytes --plot benchmarks/results
 
-The program is compiled and not run; the curves are the live bytes along XLA's schedule.
+The programs are compiled and not run; the curves follow XLA's schedule. The picture is the one at
+the top of the README, `memory.png`.
 """
 
-import argparse
 import functools
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jrc
-from benchmarks._lib import platform as machine
+from benchmarks._lib.command import Benchmark, Run
+from benchmarks._lib.report import Report
+from benchmarks._lib.table import Table
+from benchmarks._private import memory_text
 from jrc.models import gpt
 
 SIZES = {"layers": 12, "width": 256, "length": 256, "heads": 8}
@@ -22,24 +26,45 @@ BATCH = 8
 BUDGET = 0.25
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--toy", action="store_true", help="tiny, to see that it runs")
-    machine.add_platform(parser)
-    add("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results/memory.png"))
-    options = parser.parse_args(argv)
-    machine.use(options.platform)
-    config = gpt.Config(**(TOY if options.toy else SIZES))
+def measure(run: Run) -> None:
+    """Explain the gradient without a plan and with one."""
+    run.report |= run.about()
+    config = gpt.Config(**(TOY if run.options.toy else SIZES))
     params = jax.eval_shape(functools.partial(gpt.init, config=config), jax.random.key(0))
-    batch = jax.ShapeDtypeStruct((BATCH, config.length + 1), jnp.int32)
+    args = params, jax.ShapeDtypeStruct((BATCH, config.length + 1), jnp.int32)
     loss = functools.partial(gpt.loss, config=config)
-    plan = jrc.plan(loss, params, batch, budget=BUDGET)
-    plain, planned = jrc.explain(loss, params, batch), jrc.explain(plan.apply(loss), params, batch)
-    cost = f"jrc.plan: {100 * ((plan.verified or plan.predicted).flops_ratio - 1):.1f} % more FLOPs"
-    plain.plot(options.out, planned, names=("nothing re-run", cost))
-    print(f"{options.out}: {plan}")
+    run.say("planning")
+    plan = jrc.plan(loss, *args, budget=BUDGET)
+    run.say("compiling")
+    plain, planned = jrc.explain(loss, *args), jrc.explain(plan.apply(loss), *args)
+    run.report["programs"] = {"nothing re-run": _row(plain), "jrc.plan": _row(planned)}
 
+
+def _row(report: jrc.Report) -> dict[str, Any]:
+    return {"peak": report.memory.peak, "flops": report.flops, "explain": report.to_json()}
+
+
+def tables(report: Report) -> list[Table]:
+    """Return the peaks of both programs."""
+    base = report["programs"]["nothing re-run"]
+    rows = [
+        (name, memory_text(row["peak"]), f"{row['flops'] / base['flops']:.3f}")
+        for name, row in report["programs"].items()
+    ]
+    return [Table("The gradient of a GPT", ("", "peak", "FLOPs, ratio"), rows)]
+
+
+def plot(report: Report, folder: pathlib.Path) -> pathlib.Path:
+    """Write `memory.png`."""
+    plain, planned = (jrc.Report.from_json(row["explain"]) for row in report["programs"].values())
+    more = 100 * (planned.flops / plain.flops - 1)
+    path = folder / "memory.png"
+    plain.plot(path, planned, names=("nothing re-run", f"jrc.plan: {more:.1f} % more FLOPs"))
+    return path
+
+
+BENCHMARK = Benchmark("memory.live_bytes", __doc__, measure, tables, plot=plot)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

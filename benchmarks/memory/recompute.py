@@ -1,123 +1,142 @@
-"""Recomputation measured: temporaries, compile time and FLOPs of an unrolled GPT, side by side.
+"""Compare `jrc.recompute_segments` with the same cuts wrapped by hand, on an unrolled GPT.
 
-    python benchmarks/recompute.py [--layers 8] [--out benchmarks/results/recompute.json]
+    python -m benchmarks.memory.recompute --out benchmarks/results/recompute.json
 
-Three programs of the same `value_and_grad`: nothing re-run, every block wrapped by hand in
+Three programs of the same `value_and_grad`: nothing recomputed, every segment wrapped by hand in
 `jax.checkpoint`, and `jrc.recompute_segments` at the same boundaries. Bytes are XLA's; FLOPs are
-counted in the program, loops times their length.
+counted in the program, loops times their length. The gradients of the last two are bit-equal, or
+the exit status is 1.
 """
 
 import argparse
 import functools
-import json
-import pathlib
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-from rich.console import Console
-from rich.table import Table
 
 import jrc
-from benchmarks._lib import platform as machine
-from jrc._jaxpr import flops
+from benchmarks._lib.command import Benchmark, Run, at_least
+from benchmarks._lib.gradient import largest_error
+from benchmarks._lib.report import Report
+from benchmarks._lib.table import Table, mib
+from benchmarks._private import cross_entropy
 from jrc.models import gpt
-from jrc.models._layers import cross_entropy
+
+SIZES = {"layers": 8, "width": 256, "heads": 8, "length": 256, "batch": 4}
+TOY = {"layers": 2, "width": 32, "length": 32, "batch": 2, "repeats": 1}
+PLAIN, BY_HAND, SEGMENTS = "nothing re-run", "jax.checkpoint by hand", "recompute_segments"
 
 
-def by_hand(params, batch, config):
-    """The GPT's loss with its blocks in `jax.checkpoint`, as a user writes it without jrc."""
-    block = jax.checkpoint(functools.partial(gpt.block, config=config, key=None))
-    x = gpt.embed(params, batch[:, :-1], config)
-    for name in config.boundaries:
-        x = block(params[name], x)
+def by_hand(params: Any, batch: Any, config: gpt.Config) -> jax.Array:
+    """Return the GPT's loss, cut by hand as `recompute_segments` cuts at the blocks' marks.
+
+    A segment reaches from the boundary before it to its own, so the first one has the embedding
+    too. Without that XLA would fuse other operators, and rounding would differ.
+    """
+
+    def first(params: Any, tokens: Any) -> jax.Array:
+        return block(params["block_0"], gpt.embed(params, tokens, config))
+
+    block = functools.partial(gpt.block, config=config, key=None)
+    x = jax.checkpoint(first)(params, batch[:, :-1])
+    for name in config.boundaries[1:]:
+        x = jax.checkpoint(block)(params[name], x)
     return cross_entropy(gpt.unembed(params, x), batch[:, 1:])
 
 
-def measure(program, args, repeats):
-    """Bytes and FLOPs of one program, and the median time of tracing and compiling it."""
-    seconds = []
+def measure(run: Run) -> None:
+    """Compile and run the three programs."""
+    options = run.options
+    run.report |= run.about()
+    model = f"GPT {options.layers} x {options.width}, {options.length} x {options.batch}"
+    config = gpt.Config(
+        layers=options.layers, heads=options.heads, width=options.width, length=options.length
+    )
+    params = gpt.init(jax.random.key(0), config)
+    shape = options.batch, options.length + 1
+    batch = jax.random.randint(jax.random.key(1), shape, 0, config.vocabulary)
+    loss = functools.partial(gpt.loss, config=config)
+    programs = {
+        PLAIN: loss,
+        BY_HAND: functools.partial(by_hand, config=config),
+        SEGMENTS: jrc.recompute_segments(loss, config.boundaries),
+    }
+    rows, results = {}, {}
+    for name, fn in programs.items():
+        run.say(name)
+        rows[name], results[name] = measured(fn, (params, batch), options.repeats)
+    run.report |= {
+        "model": model,
+        "programs": rows,
+        "bit_equal_to_hand": largest_error(results[SEGMENTS], results[BY_HAND]) == 0.0,
+        "error_to_plain": largest_error(results[SEGMENTS], results[PLAIN]),
+    }
+
+
+def measured(
+    fn: Callable[..., Any], args: tuple[Any, ...], repeats: int
+) -> tuple[dict[str, Any], Any]:
+    """Return bytes, FLOPs and compile time of a gradient program, and what it computes."""
+    report, seconds = jrc.explain(fn, *args), []
+    program = jax.value_and_grad(fn)
     for _ in range(repeats):
         jax.clear_caches()
         began = time.perf_counter()
         compiled = jax.jit(program).lower(*args).compile()
         seconds.append(time.perf_counter() - began)
-    memory = compiled.memory_analysis()
-    return compiled(*args), {
-        "temporaries": memory.temp_size_in_bytes,
-        "outputs": memory.output_size_in_bytes,
-        "flops": flops(jax.make_jaxpr(program)(*args)),
+    row = {
+        "temporaries": report.memory.temporaries,
+        "outputs": report.memory.outputs,
+        "flops": report.flops,
         "compile_seconds": statistics.median(seconds),
         "compile_spread": max(seconds) - min(seconds),
     }
+    return row, compiled(*args)
 
 
-def largest_error(a, b):
-    errors = jax.tree.map(lambda x, y: jnp.max(jnp.abs(x - y)) / jnp.max(jnp.abs(y)), a, b)
-    return float(jnp.max(jnp.stack(jax.tree.leaves(errors))))
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    for name, default in {"layers": 8, "width": 256, "heads": 8, "length": 256, "batch": 4}.items():
-        add(f"--{name}", type=int, default=default)
-    add("--repeats", type=int, default=5)
-    machine.add_platform(parser)
-    add("--out", type=pathlib.Path)
-    options = parser.parse_args(argv)
-    machine.use(options.platform)
-
-    config = gpt.Config(
-        layers=options.layers, heads=options.heads, width=options.width, length=options.length
-    )
-    params = gpt.init(jax.random.key(0), config)
-    batch = jax.random.randint(
-        jax.random.key(1), (options.batch, options.length + 1), 0, config.vocabulary
-    )
-    plain = functools.partial(gpt.loss, config=config)
-    programs = {
-        "nothing re-run": plain,
-        "jax.checkpoint by hand": functools.partial(by_hand, config=config),
-        "recompute_segments": jrc.recompute_segments(plain, config.boundaries),
-    }
-    results, found = {}, {}
-    for name, program in programs.items():
-        found[name], results[name] = measure(
-            jax.value_and_grad(program), (params, batch), options.repeats
-        )
-    ours, hand, none = (found[n] for n in reversed(programs))
-    report = {
-        **machine.device(),
-        "model": f"GPT {options.layers} x {options.width}, {options.length} x {options.batch}",
-        "programs": results,
-        "bit_equal_to_hand": largest_error(ours, hand) == 0.0,
-        "error_to_plain": largest_error(ours, none),
-    }
-    show(report)
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
-    return report
-
-
-def show(report):
-    table = Table("", "temporaries, MiB", "FLOPs", "compile, s", title=report["model"])
-    base = report["programs"]["nothing re-run"]
-    for name, row in report["programs"].items():
-        table.add_row(
+def tables(report: Report) -> list[Table]:
+    """Return the table of the three programs."""
+    base = report["programs"][PLAIN]
+    rows = [
+        (
             name,
-            f"{row['temporaries'] / 2**20:,.1f}",
-            f"{row['flops'] / base['flops']:.3f} x",
-            f"{row['compile_seconds']:.2f} ± {row['compile_spread'] / 2:.2f}",
+            f"{mib(row['temporaries'], 1)} MiB",
+            f"{row['flops'] / base['flops']:.3f}",
+            f"{row['compile_seconds'] / base['compile_seconds']:.2f}",
         )
-    console = Console()
-    console.print(table)
-    console.print(
-        f"bit-equal to the hand-wrapped gradients: {report['bit_equal_to_hand']}; largest error "
-        f"to the plain ones, relative to a leaf's largest entry: {report['error_to_plain']:.1e}"
+        for name, row in report["programs"].items()
+    ]
+    equal = "gradients bit-equal to the hand-wrapped ones"
+    title = (
+        f"`value_and_grad` of an unrolled {report['model']} ({report['device']}, jax "
+        f"{report['jax']}){', ' + equal if report['bit_equal_to_hand'] else ''}"
     )
+    heads = ("", "temporaries", "FLOPs, ratio", "trace and compile, ratio")
+    return [Table(title, heads, rows)]
 
+
+def problems(report: Report) -> Iterator[str]:
+    """Yield where gradients are not those of the same cuts by hand."""
+    if not report["bit_equal_to_hand"]:
+        yield "the gradients are not bit-equal to those of the same cuts by hand"
+    if report["error_to_plain"] > 1e-6:
+        yield f"the gradients differ from the plain ones by {report['error_to_plain']:.1e}"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the model's sizes and the number of compilations."""
+    for name, default in SIZES.items():
+        parser.add_argument(f"--{name}", type=at_least(1), default=default)
+    parser.add_argument("--repeats", type=at_least(1), default=5, help="compilations of each")
+
+
+BENCHMARK = Benchmark(
+    "memory.recompute", __doc__, measure, tables, add_options, toy=TOY, problems=problems
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

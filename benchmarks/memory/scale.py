@@ -1,48 +1,80 @@
-"""One device and a GPT of GPT-2's size: how much fits, and how fast it is at equal memory.
+"""Measure what fits one device, and how fast a GPT of GPT-2's size is at equal memory.
 
-    python benchmarks/scale.py [--toy] [--platform gpu] [--memory 16GiB] [--only sizes,speed]
-                               [--dtype bfloat16] [--out benchmarks/results/scale.json]
+    python -m benchmarks.memory.scale --platform gpu --dtype bfloat16 --only sizes,speed
+    python -m benchmarks.memory.scale --platform cpu --memory 16GiB
 
 - `sizes`: the largest batch at the model's length, and the longest sequence of one row, whose
-  gradient fits the device's memory with nothing re-run and with a plan. On an accelerator the
-  largest are then run, and the first that does not fit without a plan is tried too.
+  gradient fits the device's memory with nothing recomputed and with a plan. On an accelerator the
+  largest are then run, and so is the first that does not fit without a plan.
 - `speed`: tokens per second of the gradient by each way that users write by hand (full remat,
   JAX's and MaxText's policies), and by the plan whose budget is that way's peak. The two and the
-  program with nothing re-run, where it fits, take turns; medians and quartiles of the rounds.
+  program with nothing recomputed, where it fits, take turns; medians and quartiles of the rounds.
 
 Bytes are XLA's for the compiled gradient; FLOPs are counted in the program, loops times their
-length. Without `--memory` it is nine tenths of what the device's allocator has. On a CPU, which
-tells no such figure, `--memory` must be given, and sizes are compiled, not run. Parameters, and
-so gradients, are float32; `--dtype` is what the model computes in.
+length. Without `--memory` the memory is nine tenths of what the device's allocator has. A CPU does
+not report it: there `--memory` must be given, and sizes are compiled, not run. Parameters, and so
+gradients, are float32; the model computes in `--dtype`.
 """
 
 import argparse
-import functools
-import pathlib
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from rich.console import Console
 
-from benchmarks._lib import platform as machine
-from benchmarks._lib.examples import write_json
-from benchmarks._lib.report import opened, terminal_table
+from benchmarks._lib.command import Benchmark, Run, at_least, names_of
+from benchmarks._lib.report import Report
+from benchmarks._lib.table import Table, mib
+from benchmarks._lib.timing import quartiles, ratios
+from benchmarks._private import checked_budget, network_text
 from benchmarks.memory._scale_measure import Model, sizes, speed
-from benchmarks.memory._scale_policies import PLAIN, WAYS
+from benchmarks.memory._scale_policies import PLAIN, POLICIES
 from jrc.models import gpt
-from jrc.remat._budget import checked_budget
 
 SECTIONS = ("sizes", "speed")
 GPT2 = gpt.Config(50257, layers=12, heads=12, width=768, length=1024, scan=True)
-TOY = gpt.Config(256, layers=2, heads=2, width=32, length=64, scan=True)
-TOY_MEMORY, TOY_WAYS = 3_000_000, ("save_qkv_proj",)
+TOY_SIZE = gpt.Config(256, layers=2, heads=2, width=32, length=64, scan=True)
+TOY = {"rounds": 2, "warm_up": 1, "batch": 2, "policies": ["save_qkv_proj"]}
+TOY_MEMORY = 3_000_000
 
 
-def rows_of_sizes(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table of what fits."""
+def measure(run: Run) -> None:
+    """Measure the sections."""
+    options = run.options
+    model = Model(TOY_SIZE if options.toy else GPT2, options.dtype)
+    memory = options.memory or (TOY_MEMORY if options.toy else memory_of_device())
+    execute = options.toy or jax.default_backend() != "cpu"
+    laps = (options.warm_up, options.rounds)
+    run.report["model"] = f"GPT {model.config.layers} x {model.config.width}"
+    dtype = {"dtype": options.dtype}
+    run.sections(
+        {
+            "sizes": lambda: dtype | sizes(model, memory, execute, run.say),
+            "speed": lambda: (
+                dtype | speed(model, memory, options.batch, options.policies, laps, run.say)
+            ),
+        }
+    )
+
+
+def memory_of_device() -> int:
+    """Return nine tenths of what the device's allocator has, bytes."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" not in stats:
+        sys.exit("memory.scale: this device does not report its memory. Give it: --memory 16GiB.")
+    return int(0.9 * stats["bytes_limit"])
+
+
+def tables(report: Report) -> list[Table]:
+    """Return a table for each section that the report has."""
+    make = {"sizes": sizes_table, "speed": speed_table}
+    return [make[name](report["model"], report[name]) for name in SECTIONS if name in report]
+
+
+def sizes_table(model: str, found: dict[str, Any]) -> Table:
+    """Return what fits."""
 
     def row(what: str, at: dict[str, Any]) -> tuple[str, ...]:
         ratio = f"{at['planned'] / at['plain']:.2f} x" if at["plain"] else "-"
@@ -54,34 +86,33 @@ def rows_of_sizes(found: dict[str, Any]) -> list[tuple[str, ...]]:
         )
         return what, f"{at['plain']:,}", f"{at['planned']:,}", ratio, flops, ran or "compiled only"
 
-    head = ("", "nothing re-run", "with a plan", "ratio", "FLOPs", "tried")
+    heads = ("", "nothing re-run", "with a plan", "ratio", "FLOPs", "run")
     names = {"batch": "largest batch", "sequence": "longest sequence"}
-    return [head, *(row(title, found[name]) for name, title in names.items())]
+    rows = [row(title, found[name]) for name, title in names.items()]
+    title = f"{_where(model, found)}: gradients that fit {network_text(found['memory'])}"
+    return Table(title, heads, rows)
 
 
-def rows_of_speed(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table of tokens per second; a ratio is the median of those of the rounds."""
+def speed_table(model: str, found: dict[str, Any]) -> Table:
+    """Return tokens per second; a ratio is the median of those of the rounds."""
     tokens = found["batch"] * found["length"]
 
     def cell(seconds: Sequence[float] | None) -> str:
         if not seconds:
             return "-"
-        low, middle, high = (
-            tokens / s for s in statistics.quantiles(seconds, n=4, method="inclusive")[::-1]
-        )
+        low, middle, high = (tokens / s for s in quartiles(seconds)[::-1])
         return f"{middle:,.0f} ({low:,.0f}–{high:,.0f})"
 
     def over(seconds: dict[str, list[float]], name: str, base: str) -> str:
         if name not in seconds or base not in seconds:
             return "-"
-        pairs = zip(seconds[base], seconds[name], strict=True)
-        return f"{statistics.median(b / s for b, s in pairs):.3f}"
+        return f"{statistics.median(ratios(seconds[base], seconds[name])):.3f}"
 
     def row(name: str, at: dict[str, Any]) -> tuple[str, ...]:
         seconds, plan = at.get("seconds", {}), at.get("plan")
         return (
             name,
-            f"{at['peak'] / 2**20:,.0f} MiB" + ("" if seconds else ", not run"),
+            f"{mib(at['peak'])} MiB" + ("" if seconds else ", not run"),
             f"{at['flops']:.3f}",
             cell(seconds.get("theirs")),
             f"{plan['flops']:.3f}" if plan else "-",
@@ -90,96 +121,45 @@ def rows_of_speed(found: dict[str, Any]) -> list[tuple[str, ...]]:
             over(seconds, "plan", "plain"),
         )
 
-    head = (
+    heads = (
         "", "peak", "FLOPs", "tokens/s", "plan's FLOPs", "plan's tokens/s", "plan to it",
         "plan to nothing re-run",
     )  # fmt: skip
-    return [head, *(row(name, at) for name, at in found["rows"].items())]
+    title = (
+        f"{_where(model, found)}, {found['batch']} x {found['length']} tokens: medians and "
+        f"quartiles of {found['laps'][1]} rounds; the plan's budget is the peak beside it"
+    )
+    return Table(title, heads, [row(name, at) for name, at in found["rows"].items()])
 
 
-def titles(report: dict[str, Any]) -> dict[str, str]:
-    """What stands above each table."""
-    found: dict[str, str] = {}
-    for name in (name for name in SECTIONS if name in report):
-        at = report[name]
-        where = f"{report['model']}, {at['dtype']} ({at['device']}, jax {at['jax']})"
-        if name == "sizes":
-            found[name] = f"{where}: gradients that fit {at['memory'] / 1e9:,.3g} GB"
-        else:
-            found[name] = (
-                f"{where}, {at['batch']} x {at['length']} tokens: medians and quartiles of "
-                f"{at['laps'][1]} rounds; the plan's budget is the peak of what stands beside it"
-            )
-    return found
+def _where(model: str, found: dict[str, Any]) -> str:
+    return f"{model}, {found['dtype']} ({found['device']}, jax {found['jax']})"
 
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the sections and their settings."""
     add = parser.add_argument
-    add("--only", default=",".join(SECTIONS), help="default: %(default)s")
-    add("--ways", default=",".join(name for name in WAYS if name != PLAIN), help="of the speed")
-    add("--memory", help="bytes, or as 16GiB (default: what the device tells)")
-    add("--batch", type=int, default=8, help="sequences, for the speed (default: %(default)s)")
+    ways = [name for name in POLICIES if name != PLAIN]
+    add("--only", type=names_of(SECTIONS), default=list(SECTIONS), help="sections (default: all)")
+    add("--policies", type=names_of(POLICIES), default=ways, help="of the speed (default: all)")
+    add("--memory", type=_bytes, help="bytes, or as 16GiB (default: what the device reports)")
+    add("--batch", type=at_least(1), default=8, help="sequences, for the speed")
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    add("--rounds", type=int, default=20, help="that count (default: %(default)s)")
-    add("--warm-up", type=int, default=3, help="rounds before them (default: %(default)s)")
-    add("--toy", action="store_true", help="tiny, to see that it runs")
-    machine.add_platform(parser)
-    add("--out", type=pathlib.Path, help="JSON file to read and write")
-    options = parser.parse_args(argv)
-    for name, known in (("only", SECTIONS), ("ways", tuple(WAYS))):
-        asked = getattr(options, name).split(",")
-        if unknown := [each for each in asked if each not in known]:
-            parser.error(f"--{name}: there are {', '.join(known)}; got {', '.join(unknown)}")
-        setattr(options, name, asked)
-    if min(options.batch, options.warm_up) < 1 or options.rounds < 2:
-        parser.error("--batch, --warm-up: 1 at least; --rounds: 2 at least")
+    add("--rounds", type=at_least(2), default=20, help="rounds that count")
+    add("--warm-up", type=at_least(1), default=3, help="rounds before them")
+
+
+def _bytes(text: str) -> int:
     try:
-        options.memory = options.memory and checked_budget(options.memory, "--memory")
+        return int(checked_budget(text, "--memory"))
     except ValueError as error:
-        parser.error(str(error))
-    if options.toy:
-        options.rounds, options.warm_up, options.batch = 2, 1, 2
-        options.ways = TOY_WAYS
-        options.memory = options.memory or TOY_MEMORY
-    return options
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def memory_of_device() -> int:
-    stats = jax.devices()[0].memory_stats() or {}
-    if "bytes_limit" not in stats:
-        sys.exit("scale.py: this device does not tell its memory. Say it: --memory 16GiB.")
-    return int(0.9 * stats["bytes_limit"])
-
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    options = arguments(argv)
-    machine.use(options.platform)
-    model = Model(TOY if options.toy else GPT2, options.dtype)
-    memory = options.memory or memory_of_device()
-    run = options.toy or jax.default_backend() != "cpu"
-    laps = (options.warm_up, options.rounds)
-    studies = {
-        "sizes": functools.partial(sizes, model, memory, run),
-        "speed": functools.partial(speed, model, memory, options.batch, options.ways, laps),
-    }
-    old = opened(options.out, "scale.py", "toy", "model")
-    if old and old["toy"] != options.toy:
-        sys.exit(f"scale.py: {options.out} holds {'toy' if old['toy'] else 'full'} figures")
-    name = f"GPT {model.config.layers} x {model.config.width}"
-    report = {**old, "toy": options.toy, "model": name}
-    console = Console()
-    with console.status("") as status:
-        for section in options.only:
-            began = machine.about() | {"dtype": options.dtype}
-            report[section] = began | studies[section](status.update)
-            if options.out:
-                write_json(options.out, report)
-    for section, title in titles(report).items():
-        rows = {"sizes": rows_of_sizes, "speed": rows_of_speed}[section](report[section])
-        console.print(terminal_table(title, rows))
-    return report
-
+BENCHMARK = Benchmark(
+    "memory.scale", __doc__, measure, tables, add_options, toy=TOY, keys=("toy", "model")
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

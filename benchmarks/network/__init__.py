@@ -1,1 +1,1 @@
-"""Benchmarks."""
+"""Network: whole optimizer steps of several processes over slow links."""

@@ -1,1 +1,1 @@
-"""Benchmarks."""
+"""PyTorch: its recomputation compared with that of jrc on the same model."""

@@ -1,1 +1,1 @@
-"""Benchmarks."""
+"""README: the generated parts of README.md and benchmarks/README.md."""

@@ -1,1 +1,1 @@
-"""Benchmarks."""
+"""Training: recomputation and compression together in one train step."""
