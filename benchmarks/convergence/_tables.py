@@ -1,25 +1,25 @@
-"""The tables of `convergence.py`, for a terminal and for the README, and what they judge."""
+"""The tables of `benchmarks.convergence.train`, and how a method is judged against dense."""
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from benchmarks._lib.table import Row, Table
+from benchmarks._private import network_text
 
-from benchmarks._lib.report import terminal_table
-
-Rows = list[tuple[str, ...]]
+Task, Runs = Mapping[str, Any], Mapping[str, Any]
 BYTES = "bytes_sent", "bytes_dense"
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 # Lin et al. 2018 (arXiv 1712.01887): tables 2 and 4.
-PAPER: Rows = [
-    ("", "N", "momentum SGD", "DGC 99.9 %", "difference", "gradient of a step"),
+PAPER_HEADS = ("", "N", "momentum SGD", "DGC 99.9 %", "difference", "gradient of a step")
+PAPER = [
     ("ResNet-110 on CIFAR-10, accuracy", "4", "93.75 %", "93.87 %", "+0.12", "-"),
     ("LSTM 2 x 1500 on Penn Treebank, perplexity", "4", "72.30", "72.24", "-0.06", "1/462"),
 ]
-DIFFERS = (
+HEADS = ("", "N", "mean", "range", "to dense", "dense range", "training", "to dense", "sent",
+         "last step", "density")  # fmt: skip
+PAPER_TITLE = (
     "The paper's figures (Lin et al. 2018, arXiv 1712.01887). There batches grow with the "
     "replicas (128 images for four), a run has 164 epochs of CIFAR-10 or 40 of Penn Treebank, the "
     "LSTM predicts words and has no momentum, and bytes are those of a step's gradient. Here the "
@@ -28,18 +28,19 @@ DIFFERS = (
 )
 
 
-def show(console: Console, report: Mapping[str, Any]) -> None:
-    for title, rows in tables(report):
-        console.print(terminal_table(title, rows))
+def tables(report: Mapping[str, Any]) -> list[Table]:
+    """Return a table for each task that has runs, then the paper's."""
+    found = [
+        Table(
+            _title(task), HEADS, [_row(task, name) for name, runs in task["runs"].items() if runs]
+        )
+        for task in report["tasks"].values()
+        if task["runs"]
+    ]
+    return [*found, Table(PAPER_TITLE, PAPER_HEADS, PAPER)] if found else []
 
 
-def tables(report: Mapping[str, Any]) -> list[tuple[str, Rows]]:
-    """A table for each task that has runs, then the paper's."""
-    found = [(_title(task), _rows(task)) for task in report["tasks"].values() if task["runs"]]
-    return [*found, (DIFFERS, PAPER)] if found else []
-
-
-def _title(task: Mapping[str, Any]) -> str:
+def _title(task: Task) -> str:
     settings = task["settings"]
     first = next(record for seeds in task["runs"].values() for record in seeds.values())
     seeds = sorted({seed for runs in task["runs"].values() for seed in runs}, key=int)
@@ -56,13 +57,7 @@ def _title(task: Mapping[str, Any]) -> str:
     )
 
 
-def _rows(task: Mapping[str, Any]) -> Rows:
-    words = "N", "mean", "range", "to dense", "dense range", "training", "to dense"
-    words = *words, "sent", "last step", "density"
-    return [("", *words), *(_row(task, name) for name, runs in task["runs"].items() if runs)]
-
-
-def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def _row(task: Task, name: str) -> Row:
     runs, about = task["runs"][name], task["methods"][name]
     higher, steps = task["higher_is_better"], task["settings"]["steps"]
     scale, digits, _ = _format(task)
@@ -84,15 +79,16 @@ def _row(task: Mapping[str, Any], name: str) -> tuple[str, ...]:
     )
 
 
-def brief(report: Mapping[str, Any]) -> Rows:
-    """A line for each task: dense and two grades of DGC on four replicas, without judgement."""
+def brief(report: Mapping[str, Any]) -> Table:
+    """Return a row for each task: dense and two densities of DGC on four replicas."""
     names = "dense_4", "dgc_4", "unmasked99_4"
     tasks = [t for t in report["tasks"].values() if all(map(t["runs"].get, names))]
     ways = "dense", "DGC 99.9 %", "sent", "DGC 99 %, unmasked", "sent"
-    return [("held-out, mean (range)", *ways), *(_brief(task, names) for task in tasks)]
+    rows = [_brief(task, names) for task in tasks]
+    return Table("", ("held-out, mean (range)", *ways), rows)
 
 
-def _brief(task: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+def _brief(task: Task, names: Sequence[str]) -> Row:
     dense, *others = (task["runs"][name] for name in names)
     cells = ["{} ({})".format(*mean_and_range(task, dense))]
     for runs in others:
@@ -102,8 +98,8 @@ def _brief(task: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
     return f"{task['title']}: {unit}", *cells
 
 
-def mean_and_range(task: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[str, str]:
-    """The figure that counts, over the seeds."""
+def mean_and_range(task: Task, runs: Runs) -> tuple[str, str]:
+    """Return mean and range of the task's metric over the seeds."""
     scale, digits, sign = _format(task)
     values = finals(task, runs).values()
     if lost := sum(not math.isfinite(value) for value in values):
@@ -112,18 +108,18 @@ def mean_and_range(task: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[st
     return f"{scale * statistics.fmean(values):.{digits}f}{sign}", f"{low}–{high}"
 
 
-def _format(task: Mapping[str, Any]) -> tuple[int, int, str]:
-    """What a figure is multiplied by, its decimals, and its sign."""
+def _format(task: Task) -> tuple[int, int, str]:
+    """Return the metric's factor, decimals and unit."""
     return (100, 2, " %") if task["metric"] == "accuracy" else (1, 3, "")
 
 
-def finals(task: Mapping[str, Any], runs: Mapping[str, Any]) -> dict[str, float]:
-    """The figure that counts, by seed."""
+def finals(task: Task, runs: Runs) -> dict[str, float]:
+    """Return the task's metric at the end, by seed."""
     return {seed: run["final"][task["metric"]] for seed, run in runs.items()}
 
 
-def training(runs: Mapping[str, Any]) -> dict[str, float]:
-    """Mean loss of training since the last point but one of the curve, by seed."""
+def training(runs: Runs) -> dict[str, float]:
+    """Return the mean training loss between the last two evaluations, by seed."""
     return {seed: run["curve"][-1]["train_loss"] for seed, run in runs.items()}
 
 
@@ -135,7 +131,7 @@ def _last_stretch(run: Mapping[str, Any]) -> str:
 def difference(
     values: Mapping[str, float], dense: Mapping[str, float], scale: float, digits: int
 ) -> str:
-    """Mean over the seeds that both have, ± its standard error."""
+    """Return the mean difference over the seeds that both have, ± its standard error."""
     gaps = [scale * (values[seed] - dense[seed]) for seed in values if seed in dense]
     if not gaps or not all(map(math.isfinite, gaps)):
         return "-"
@@ -144,21 +140,15 @@ def difference(
     return f"{statistics.fmean(gaps):+.{digits}f}{more}"
 
 
-def sent(runs: Mapping[str, Any], of: Callable[[Any], tuple[float, float]]) -> str:
-    """Bytes sent, and what share they are of those of a dense exchange."""
+def sent(runs: Runs, of: Callable[[Any], tuple[float, float]]) -> str:
+    """Return bytes sent, and their share of those of a dense exchange."""
     pairs = zip(*map(of, runs.values()), strict=True)
     own, dense = (statistics.fmean(each) for each in pairs)
-    return bytes_text(own) + ("" if own == dense else f", {_share(own, dense)}")
+    return network_text(own) + ("" if own == dense else f", {_share(own, dense)}")
 
 
 def _share(own: float, dense: float) -> str:
     return f"1/{dense / own:,.0f}"
-
-
-def bytes_text(count: float) -> str:
-    """`100 MB` for 1e8; three digits."""
-    size, unit = next((pair for pair in UNITS if count >= pair[0]), (1.0, "B"))
-    return f"{count / size:.3g} {unit}"
 
 
 def judged(
@@ -168,13 +158,13 @@ def judged(
     scale: float = 1.0,
     digits: int = 3,
 ) -> str:
-    """Where the mean of some seeds lies beside the range of the dense seeds.
+    """Return where the mean of some seeds lies relative to the range of the dense seeds.
 
     Args:
         values: Final figures by seed.
         dense: Those of the dense runs with as many replicas.
         higher_is_better: Whether more is better.
-        scale: What a distance is multiplied by, to be shown.
+        scale: The factor of a distance, for its text.
         digits: Its decimals.
 
     Returns:
@@ -185,7 +175,7 @@ def judged(
     if not all(map(math.isfinite, (*values.values(), *dense.values()))):
         return "diverged" if all(map(math.isfinite, dense.values())) else "dense diverged"
     mean, low, high = statistics.fmean(values.values()), min(dense.values()), max(dense.values())
-    # A mean of equal figures may be rounded.
+    # The mean of equal numbers may be rounded.
     if low - 1e-9 <= mean <= high + 1e-9:
         return "within"
     above = mean > high

@@ -1,7 +1,7 @@
-"""What `convergence.py` trains: digits, a GPT and an LSTM, each with its data and its settings.
+"""The tasks of `benchmarks.convergence.train`: digits, a GPT and an LSTM, with data and settings.
 
 Images and text are those of the examples (`train_resnet.py`, `train_gpt.py`). A batch depends on
-the seed of the run and the step alone, and is the same however many replicas share it.
+the seed of the run and the step alone, not on the number of replicas.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ class Task:
 
     Attributes:
         title: What it is, for a table.
-        settings: All that the figures depend on, but seed and method.
-        init: `key -> (params, model_state)`; the latter is `None` where there is none.
-        loss_fn: As `jrc.make_train_step` takes it; nats.
-        batch_of: `(seed, step) -> batch`, of all replicas together.
-        evaluate: `(params, model_state) -> {"loss", ...}` on what is held out.
-        metric: The name of the figure that counts among those that `evaluate` returns.
-        higher_is_better: Whether more of it is better.
-        unit: What the loss is counted in.
-        per_nat: How many of that a nat is.
+        settings: Everything that the figures depend on, except seed and method.
+        init: `key -> (params, model_state)`; the latter is None without one.
+        loss_fn: The loss for `jrc.make_train_step`, nats.
+        batch_of: `(seed, step) -> batch`, for all replicas together.
+        evaluate: `(params, model_state) -> {"loss", ...}` on held-out data.
+        metric: Which of the figures that `evaluate` returns is compared.
+        higher_is_better: Whether more of the metric is better.
+        unit: The unit of the loss.
+        per_nat: How many of this unit a nat is.
     """
 
     title: str
@@ -69,7 +69,7 @@ TRIED = {
     "gpt": {"steps": 10_000, "loss": {"0.3": 2.264, "0.5": 2.276}},
     "lstm": {"width": 128, "steps": 2000, "loss": {"0.3": 2.476, "1.0": 2.356, "2.0": 2.374}},
 }  # fmt: skip
-"""What dense momentum SGD on four replicas reached from seed 0, by rate; the LSTM twice as wide."""
+"""What dense momentum SGD on four replicas reached with seed 0, by rate; the LSTM twice as wide."""
 
 TOY: Mapping[str, Settings] = {
     "digits": {"depth": 8, "width": 8, "batch": 16},
@@ -80,7 +80,7 @@ TOY_STEPS = 6
 
 
 def settings_of(name: str, toy: bool, steps: int | None) -> Settings:
-    """What a task is trained with; the warm-ups are shares of its steps."""
+    """Return the settings of a task; the warm-ups are shares of its steps."""
     found = SHARED | SIZES[name]
     if toy:
         found |= TOY[name] | {"steps": TOY_STEPS, "evaluations": 2}
@@ -91,7 +91,7 @@ def settings_of(name: str, toy: bool, steps: int | None) -> Settings:
 
 
 def build(name: str, toy: bool, steps: int | None, data: pathlib.Path | None) -> Task:
-    """A task with its data read."""
+    """Return a task, with its data read."""
     settings = settings_of(name, toy, steps)
     return TASKS[name](settings, data) if name == "digits" else TASKS[name](settings)
 
@@ -113,7 +113,7 @@ def _digits(settings: Settings, data: pathlib.Path | None) -> Task:
         return _mean(of(part) for part in source.tests())
 
     def batch_of(seed: int, step: int) -> Any:
-        # The source draws from its seed and the step.
+        # A source draws from its seed and the step.
         source.seed = seed
         return source.batch_at(step, settings["batch"])
 
@@ -152,7 +152,7 @@ def _on_text(
     init: Callable[[jax.Array], Any],
     loss_fn: Callable[..., Any],
 ) -> Task:
-    """A model of bytes; its held-out text is other files than those trained on."""
+    """Return the task of a byte-level model; the held-out text is of other files."""
     text, length = read_text(None), settings["length"]
     train_text, held_out = split_text(text, length)
     tests = [batch_at(held_out, part, 128, length, 0) for part in range(2)]
@@ -177,7 +177,7 @@ def _on_text(
 
 
 def _mean(parts: Iterator[tuple[dict[str, Any], int]]) -> dict[str, float]:
-    """The mean of figures, each with its weight."""
+    """Return the weighted mean of figures."""
     found, weights = zip(*parts, strict=True)
     return {
         name: float(np.average([float(figures[name]) for figures in found], weights=weights))

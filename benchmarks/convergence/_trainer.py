@@ -1,4 +1,4 @@
-"""How `convergence.py` trains: the methods, and one run of one of them."""
+"""The methods of `benchmarks.convergence.train`, and one run of a method."""
 
 import dataclasses
 import time
@@ -23,9 +23,9 @@ class Method:
 
     Attributes:
         title: For a table, without the number of replicas.
-        replicas: How many share the batch.
-        changes: Arguments of the compression that are not those of plain DGC; `None`: no DGC.
-        corrected: Whether momentum is corrected; else it is applied to what was exchanged.
+        replicas: The number of replicas that share the batch.
+        changes: Arguments of DGC that differ from the defaults of this benchmark; None for dense.
+        corrected: Whether momentum is corrected, or else applied to the exchanged gradient.
         clipped: Whether dense clips the mean gradient.
     """
 
@@ -49,11 +49,11 @@ METHODS = {
     "dense_8": Method("dense momentum SGD", 8, None),
     "dgc_8": Method("DGC 99.9 %", 8, {}),
 }
-"""By name: the method and its number of replicas."""
+"""All methods; a name ends in the number of replicas."""
 
 
 def optimizer(method: Method, settings: Settings) -> optax.GradientTransformation:
-    """The method's optimizer: rate, momentum and bound of the gradient are those of all."""
+    """Return the method's optimizer; rate, momentum and bound of the gradient are shared."""
     momentum, clip = settings["momentum"], settings["clip"]
     rate = optax.warmup_cosine_decay_schedule(
         0.0, settings["rate"], settings["rate_warm_up"], settings["steps"]
@@ -85,68 +85,70 @@ class Trainer:
         self.tx = optimizer(method, task.settings)
         self.step = jrc.make_train_step(task.loss_fn, self.tx, mesh=self.mesh)
 
-    def run(self, seed: int, told: Callable[[int, float], None]) -> dict[str, Any]:
-        """Train from one seed.
+    def run(self, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
+        """Train with one seed.
 
         Args:
-            seed: Of parameters and batches: every method starts alike and sees the same.
-            told: Called with the steps done and the held-out loss, each time that is measured.
+            seed: Of parameters and batches, the same for every method.
+            say: Called with the progress at each evaluation.
 
         Returns:
-            What becomes of it, for the report: the curve, and figures of the whole run.
+            The record of the run: its curve, and figures of the whole run.
         """
         began = time.perf_counter()
         task, steps = self.task, self.task.settings["steps"]
         params, model_state = task.init(jax.random.key(seed))
         size = sum(leaf.size for leaf in jax.tree.leaves(params))
+        # The step donates its state, so the state gets a key of its own.
         key = jax.random.key(seed + 1)
-        # The step gives the memory of its state away; the same key must not go with it.
         state = jrc.init_state(params, self.tx, key, model_state=model_state, mesh=self.mesh)
-        books = _Books()
-        curve = [self._point(0, state, books)]
+        totals = _Totals()
+        curve = [self._point(0, state, totals)]
         points = evaluated(steps, task.settings["evaluations"])
         for i in range(steps):
             state, info = self.step(state, task.batch_of(seed, i))
-            books.add(info)
+            totals.add(info)
             if i + 1 in points:
-                curve.append(self._point(i + 1, state, books))
-                told(i + 1, curve[-1]["loss"])
+                curve.append(self._point(i + 1, state, totals))
+                loss = f"{curve[-1]['loss']:.3f} {task.unit}"
+                say(f"step {i + 1:,} of {steps:,}, {loss}")
         replicas = self.method.replicas
         return {
             "curve": curve,
             "final": {name: curve[-1][name] for name in ("loss", "accuracy") if name in curve[-1]},
-            "bytes_sent": books.sent,
-            "bytes_last": books.last["bytes_sent"],
+            "bytes_sent": totals.sent,
+            "bytes_last": totals.last["bytes_sent"],
             "bytes_dense": steps * 2 * (replicas - 1) / replicas * 4 * size,
-            "density": books.last["density"],
+            "density": totals.last["density"],
             "parameters": size,
             "compressed": compressed_share(params, self.method, task.settings["min_size"]),
-            "norm_kept": books.last["norm_kept"],
-            "skipped": books.skipped,
+            "norm_kept": totals.last["norm_kept"],
+            "skipped": totals.skipped,
             "seconds": time.perf_counter() - began,
             "device": f"{replicas} x {jax.devices()[0].device_kind}",
             "jax": jax.__version__,
         }
 
-    def _point(self, step: int, state: Any, books: "_Books") -> dict[str, float]:
-        """Where the run stands: the loss in the task's unit, the bytes so far."""
-        train = {"train_loss": self.task.per_nat * books.close()} if step else {}
-        # Off the mesh, where each replica would measure the same.
+    def _point(self, step: int, state: Any, totals: "_Totals") -> dict[str, float]:
+        """Return the losses in the task's unit, and the bytes sent so far."""
+        train = {"train_loss": self.task.per_nat * totals.close()} if step else {}
+        # Off the mesh, on which each replica would evaluate the same.
         held_out = self.task.evaluate(*jax.device_get((state.params, state.model_state)))
-        return {"step": step, "bytes": books.sent, **train, **held_out}
+        return {"step": step, "bytes": totals.sent, **train, **held_out}
 
 
-class _Books:
-    """Sums over the steps; figures stay on the devices until somebody asks."""
+class _Totals:
+    """Sums over the steps; the infos stay on the devices until `close`, so that steps overlap."""
 
     def __init__(self) -> None:
         self.sent, self.skipped, self.last, self._open = 0.0, 0, {}, []
 
     def add(self, info: Any) -> None:
+        """Add the info of one step."""
         self._open.append(info._replace(aux=None))
 
     def close(self) -> float:
-        """Count what was added since the last time; the mean training loss of it, in nats."""
+        """Sum what was added since the last call; return its mean training loss, nats."""
         infos = [info._asdict() for info in jax.device_get(self._open)]
         self._open = []
         self.sent += sum(float(info["bytes_sent"]) for info in infos)
@@ -156,12 +158,12 @@ class _Books:
 
 
 def evaluated(steps: int, count: int) -> set[int]:
-    """After how many steps to measure: closer together at first, the end included."""
+    """Return after which steps to evaluate: closer together at first, the last included."""
     return {max(1, round(steps * (i / count) ** 2)) for i in range(1, count + 1)}
 
 
 def compressed_share(params: Any, method: Method, min_size: int) -> float:
-    """Share of the parameters that is compressed."""
+    """Return the share of the parameters that is compressed."""
     if method.changes is None:
         return 0.0
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]

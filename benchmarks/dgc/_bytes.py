@@ -1,4 +1,4 @@
-"""Bytes of a step, read from the collectives of its lowered program, beside jrc's prediction."""
+"""Bytes of a step, read from the collectives of its lowered program and compared with jrc's."""
 
 import math
 import re
@@ -26,7 +26,7 @@ EXCHANGES: dict[str, dict[str, str]] = {
     "sharded": {"exchange": "sharded"},
     "dense": {"exchange": "dense"},
     "auto": {"exchange": "auto"},
-    # Without blocks, `auto` does not shard.
+    # Only the blocked selector lets `auto` choose the sharded exchange.
     "auto, blocked": {"exchange": "auto", "selector": "blocked"},
 }
 MODELS: dict[str, Callable[[bool], Any]] = {"ResNet-50": residual, "GPT-2 124M": gpt2}
@@ -37,49 +37,49 @@ _TENSOR = re.compile(r"tensor<((?:\d+x)*)(?:f|ui|i)(\d+)>")
 
 
 class Collective(NamedTuple):
-    """One collective of a program: its kind, and the bytes that go in."""
+    """One collective of a program: its kind and the bytes of its operands."""
 
     kind: str
     nbytes: int
 
     @property
     def is_guard(self) -> bool:
-        """Whether it is the one number that says if all gradients are finite."""
+        """Whether this is the sum of one number that tells whether all gradients are finite."""
         return self.kind == "all_reduce" and self.nbytes == 4
 
     def sent(self, replicas: int) -> float:
-        """Bytes that one replica sends in ring algorithms."""
+        """Return the bytes that one replica sends in ring algorithms."""
         if self.kind == "all_gather":
             return (replicas - 1) * self.nbytes
         if self.kind == "all_to_all":
             return (replicas - 1) / replicas * self.nbytes
         if self.kind == "all_reduce":
             return 2 * (replicas - 1) / replicas * self.nbytes
-        raise ValueError(f"dgc.py: a step needs no {self.kind}, and one is in the program")
+        raise ValueError(f"dgc.costs: a step must have no {self.kind}, got one in the program.")
 
 
 class Step(NamedTuple):
-    """What a step moves: all collectives but the guard's, and what a replica sends in them."""
+    """The collectives of a step except the guard's, and the bytes that a replica sends in them."""
 
     collectives: tuple[Collective, ...]
     sent: float
     dense: float
 
     def payload(self) -> int:
-        """Bytes that a replica contributes: its entries, and what stays dense."""
+        """Return the bytes that a replica contributes: its entries, and leaves that stay dense."""
         return sum(each.nbytes for each in self.collectives)
 
 
 def collectives(text: str) -> list[Collective]:
-    """Those of a StableHLO text, with the bytes of all their operands.
+    """Return the collectives of a StableHLO text, with the bytes of all their operands.
 
-    A sum's operation has a region, so that the types stand some lines below its name.
+    A sum's operation has a region, so its types stand some lines below its name.
     """
     found = []
     for name in _OPERATION.finditer(text):
         operands = _OPERANDS.search(text, name.end())
         if operands is None:
-            raise ValueError(f"dgc.py: no types follow a {name[1]} in the program")
+            raise ValueError(f"dgc.costs: types must follow a {name[1]}, got none in the program.")
         nbytes = 0
         for shape, bits in _TENSOR.findall(operands[1]):
             nbytes += math.prod(int(n) for n in shape.split("x") if n) * int(bits) // 8
@@ -88,30 +88,30 @@ def collectives(text: str) -> list[Collective]:
 
 
 def step_of(like: Any, replicas: int, **options: Any) -> Step:
-    """What the program of one step moves; nothing is allocated and no device needed.
+    """Return the collectives of one step's program; nothing is allocated, no device is needed.
 
     Raises:
-        RuntimeError: When that is not what `jrc.dgc_stats` will say of the step.
+        RuntimeError: If their bytes are not those that `jrc.dgc_stats` will report of the step.
     """
     tx = optimizer(axis_name=AXIS, **options)
     step, args = over_mesh(tx.apply, tx, like, abstract_mesh(replicas))
     traced = step.trace(*args)
-    predicted, dense = said(traced)
+    predicted, dense = reported(traced)
     found = collectives(traced.lower(lowering_platforms=("cpu",)).as_text())
-    moved = tuple(each for each in found if not each.is_guard)
-    sent = sum(each.sent(replicas) for each in moved)
-    if not math.isclose(sent, predicted, rel_tol=1e-6) or len(moved) == len(found):
+    sending = tuple(each for each in found if not each.is_guard)
+    sent = sum(each.sent(replicas) for each in sending)
+    if not math.isclose(sent, predicted, rel_tol=1e-6) or len(sending) == len(found):
         raise RuntimeError(
-            f"dgc.py: {options} on {replicas} replicas: jrc predicts {predicted:,.0f} bytes, the "
-            f"program sends {sent:,.0f}, in {found}"
+            f"dgc.costs: {options} on {replicas} replicas: jrc predicts {predicted:,.0f} bytes, "
+            f"the program sends {sent:,.0f}, in {found}"
         )
-    return Step(moved, sent, dense)
+    return Step(sending, sent, dense)
 
 
-def said(traced: Any) -> tuple[float, float]:
-    """What the state will say of the bytes sent, and of a dense exchange: numbers of the program.
+def reported(traced: Any) -> tuple[float, float]:
+    """Return the bytes sent and those of a dense exchange, as the state will report them.
 
-    With a single level they depend on nothing.
+    With a single level of sparsity they are constants of the program.
     """
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(traced.out_info)]
     (body,) = (e.params["jaxpr"] for e in traced.jaxpr.eqns if e.primitive.name == "shard_map")
@@ -124,7 +124,7 @@ def said(traced: Any) -> tuple[float, float]:
 
 
 def payloads(toy: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Bytes of every format for both models, with the default `min_size` and with all leaves."""
+    """Return bytes of every format for both models, with the default `min_size` and all leaves."""
     found = {}
     for name, shapes in MODELS.items():
         like, rows = shapes(toy), []
@@ -144,11 +144,11 @@ def payloads(toy: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def by_replicas(toy: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Bytes that one replica of a ResNet-50 sends, all leaves compressed, for each exchange."""
+    """Return bytes that a replica of a ResNet-50 sends in each exchange, all leaves compressed."""
     like, rows = residual(toy), {}
     counts, wires = ((2, 4), ("f32",)) if toy else (REPLICAS, ("f32", "bf16"))
     for wire in wires:
-        # The other exchanges take one of these two, or send no entries at all.
+        # The other exchanges resolve to one of these two, or send no entries.
         names = EXCHANGES if wire == "f32" else ("allgather", "sharded")
         for name in names:
             row: dict[str, Any] = {"sent": {}, "forms": {}}
@@ -164,7 +164,7 @@ def by_replicas(toy: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def form_of(step: Step) -> str:
-    """How the entries travel."""
+    """Return the kind of exchange of a step: sharded, gather or dense."""
     kinds = {each.kind for each in step.collectives}
     return "sharded" if "all_to_all" in kinds else "gather" if "all_gather" in kinds else "dense"
 
@@ -172,10 +172,10 @@ def form_of(step: Step) -> str:
 def crossover(
     like: Any, wire: str, rows: dict[str, Any], counts: Sequence[int], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """From how many replicas on another exchange sends less than a gather of entries.
+    """Return the number of replicas from which another exchange sends less than a gather.
 
-    A gather sends `(N - 1)` payloads and a dense sum `2 (N - 1) / N` times all bytes; both programs
-    are looked at on either side of where they meet.
+    A gather sends `(N - 1)` payloads and a dense sum `2 (N - 1) / N` times all bytes. The programs
+    just below and above the crossing are checked.
     """
     say(f"{wire}, crossover")
     payload = rows[f"allgather, {wire}"]["sent"][str(counts[0])] / (counts[0] - 1)
@@ -184,8 +184,8 @@ def crossover(
     forms = [form_of(step_of(like, n, wire=wire, min_size=0)) for n in (below, below + 1)]
     if forms != ["gather", "dense"]:
         raise RuntimeError(
-            f"dgc.py: exchange='auto' takes {forms} on {below} and {below + 1} replicas, and a sum "
-            f"sends less from {meet:.1f} on"
+            f"dgc.costs: exchange='auto' takes {forms} on {below} and {below + 1} replicas, and a "
+            f"sum sends less from {meet:.1f} on"
         )
     sharded, gather = (rows[f"{name}, {wire}"]["sent"] for name in ("sharded", "allgather"))
     fewer = [n for n in counts if sharded[str(n)] < gather[str(n)]]

@@ -1,9 +1,7 @@
-"""Time of every selector beside one pass over the data, its mass, and whole steps with it."""
+"""Time of every selector, alone and in whole steps, and the magnitudes that it selects."""
 
 import itertools
 import pathlib
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +11,19 @@ import numpy as np
 import optax
 
 import jrc
+from benchmarks._lib.timing import in_turns, quartiles, ratios
+from benchmarks._private import Space, entries_to_send, largest_masks
 from benchmarks.dgc._steps import MOMENTUM, SPARSITY, one_leaf, optimizer, residual
-from jrc.dgc._payload import Space
-from jrc.dgc._schedule import entries_to_send
-from jrc.dgc._selectors import SELECTORS
-from jrc.dgc._threshold import largest_masks
 from jrc.models import gpt
 
-# The default of `jrc.dgc_momentum`: what is smaller stays dense, and is not chosen from.
+SELECTORS = {
+    "exact": jrc.dgc.Exact(),
+    "two_stage": jrc.dgc.TwoStage(),
+    "blocked": jrc.dgc.Blocked(),
+    "global": jrc.dgc.Global(),
+    "sampled": jrc.dgc.Sampled(),
+}
+# The default of `jrc.dgc_momentum`: smaller leaves stay dense.
 MIN_SIZE = 16384
 WARM_UP = 0.75
 SETS = 2
@@ -29,35 +32,16 @@ TAIL = 2.0
 Flats = list[jax.Array]
 
 
-def in_turns(programs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each program, warm, one call of each in every round: noise hits all of them."""
-    for run in programs.values():
-        jax.block_until_ready(run())
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(rounds):
-        for name, run in programs.items():
-            began = time.perf_counter()
-            jax.block_until_ready(run())
-            seconds[name].append(time.perf_counter() - began)
-    return seconds
-
-
 def compared(seconds: dict[str, list[float]], base: str) -> dict[str, Any]:
-    """Medians with quartiles, and the median of each round's ratio to one of the programs."""
-    rows = {}
-    for name, own in seconds.items():
-        ratios = [one / other for one, other in zip(own, seconds[base], strict=True)]
-        rows[name] = {"seconds": spread(own), "ratio": spread(ratios)}
-    return rows
-
-
-def spread(numbers: Sequence[float]) -> list[float]:
-    """The lower quartile, the median and the upper quartile."""
-    return statistics.quantiles(numbers, n=4, method="inclusive")
+    """Return quartiles of the seconds of each program and of its ratio to `base` in each round."""
+    return {
+        name: {"seconds": quartiles(own), "ratio": quartiles(ratios(own, seconds[base]))}
+        for name, own in seconds.items()
+    }
 
 
 def choosers(sizes: Sequence[int], sparsity: float = SPARSITY) -> dict[str, Callable[..., Any]]:
-    """For leaves of these sizes each selector, jitted."""
+    """Return each selector, jitted for leaves of these sizes."""
     space, counts = Space(tuple(sizes)), [entries_to_send(size, sparsity) for size in sizes]
     return {
         name: jax.jit(lambda leaves, selector=selector: selector.choose(leaves, counts, space))
@@ -66,18 +50,18 @@ def choosers(sizes: Sequence[int], sparsity: float = SPARSITY) -> dict[str, Call
 
 
 def layouts(toy: bool) -> dict[str, Any]:
-    """The shapes that are chosen from: one leaf, and those of a ResNet-50."""
+    """Return the shapes of the leaves: one leaf, and those of a ResNet-50."""
     params = residual(toy)
     return {"one leaf": one_leaf(params), "ResNet-50": params}
 
 
 def large(like: Any) -> list[int]:
-    """Sizes of the leaves that are compressed."""
+    """Return the sizes of the leaves that are compressed."""
     return [leaf.size for leaf in jax.tree.leaves(like) if leaf.size >= MIN_SIZE]
 
 
 def drawn(kind: str, sizes: Sequence[int]) -> Flats:
-    """Leaves of normal numbers, or of Student's with 2 degrees of freedom."""
+    """Return leaves of normal numbers, or of Student's t with 2 degrees of freedom."""
     draw = np.random.default_rng(0)
     if kind == "normal":
         return [jnp.asarray(draw.standard_normal(size, np.float32)) for size in sizes]
@@ -85,7 +69,7 @@ def drawn(kind: str, sizes: Sequence[int]) -> Flats:
 
 
 def times(like: Any, rounds: int) -> dict[str, Any]:
-    """Every selector, and the mask of a warm-up level, beside max |x|."""
+    """Time every selector and the mask of a warm-up level, beside max |x|."""
     sizes = large(like)
     leaves = drawn("normal", sizes)
     counts = jnp.asarray([entries_to_send(size, WARM_UP) for size in sizes], jnp.int32)
@@ -99,7 +83,7 @@ def times(like: Any, rounds: int) -> dict[str, Any]:
 
 
 def steps(like: Any, rounds: int) -> dict[str, Any]:
-    """Whole optimizer steps on one replica, state and parameters donated, beside momentum SGD."""
+    """Time whole optimizer steps on one replica, donated, beside momentum SGD."""
     draw = np.random.default_rng(1)
     sets = [
         jax.tree.map(lambda x: jnp.asarray(draw.standard_normal(x.shape, np.float32)), like)
@@ -123,7 +107,7 @@ def steps(like: Any, rounds: int) -> dict[str, Any]:
 def stepper(
     advance: Callable[..., Any], tx: Any, like: Any, sets: Sequence[Any]
 ) -> Callable[[], Any]:
-    """One step more at every call."""
+    """Return a function that takes one step at each call, on gradients in turn."""
     run = jax.jit(advance, donate_argnums=(1, 2))
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
     kept = [params, tx.init(params)]
@@ -137,7 +121,7 @@ def stepper(
 
 
 def masses(leaves: Flats) -> dict[str, float]:
-    """The sum of the magnitudes that each selector takes, over that of the exact choice."""
+    """Return the sum of the magnitudes that each selector takes, over that of the exact one."""
     found = {
         name: float(jnp.sum(jnp.abs(choose(leaves).values)))
         for name, choose in choosers([leaf.size for leaf in leaves]).items()
@@ -146,9 +130,9 @@ def masses(leaves: Flats) -> dict[str, float]:
 
 
 def trained(toy: bool) -> tuple[Flats, dict[str, Any]]:
-    """What a small GPT has accumulated when the next choice is made, after some steps.
+    """Return the accumulated gradients of a small GPT after some steps, and what it was.
 
-    It reads this library's own source, one byte a token.
+    It trains on this library's own source, one byte a token.
     """
     sizes = {"layers": 1, "width": 64, "length": 16} if toy else {"layers": 4, "width": 256}
     config = gpt.Config(**{"length": 64, **sizes})
@@ -172,14 +156,14 @@ def trained(toy: bool) -> tuple[Flats, dict[str, Any]]:
         losses.append(float(loss))
     flat = [g.reshape(-1) for g in jax.tree.leaves(gradients) if g.size >= MIN_SIZE]
     waiting = zip(jax.tree.leaves(before.v), jax.tree.leaves(before.u), flat, strict=True)
-    # As in the step: momentum correction comes first, and then the choice.
+    # As in a step: momentum correction comes before the selection.
     leaves = [(v + MOMENTUM * u).reshape(-1) + g for v, u, g in waiting]
     about = {"model": f"GPT {config.layers} x {config.width}", "steps": len(losses)}
     return leaves, about | {"loss": [losses[0], losses[-1]], "entries": sum(map(jnp.size, leaves))}
 
 
 def study(toy: bool, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """All of it."""
+    """Return times, steps and masses for all layouts."""
     found: dict[str, Any] = {"times": {}, "steps": {}, "mass": {}}
     for name, like in layouts(toy).items():
         say(f"time of the selectors, {name}")

@@ -1,4 +1,4 @@
-"""What `dgc.py` compresses, as shapes, and a whole optimizer step over some replicas."""
+"""The parameters to compress, as shapes, and whole optimizer steps over replicas."""
 
 import functools
 from collections.abc import Callable
@@ -19,13 +19,13 @@ FIXED = {"sparsity": SPARSITY}
 
 
 def residual(toy: bool) -> Any:
-    """The parameters of a ResNet-50."""
+    """Return the shapes of a ResNet-50's parameters."""
     config = resnet.Config(depth=14, classes=10, width=16) if toy else resnet.Config(depth=50)
     return jax.eval_shape(functools.partial(resnet.init, config=config), jax.random.key(0))[0]
 
 
 def gpt2(toy: bool) -> Any:
-    """Those of GPT-2's smallest form, whose last layer is the table of tokens once more."""
+    """Return those of GPT-2 124M, whose output layer shares the token embedding."""
     sizes = {"layers": 12, "heads": 12, "width": 768, "length": 1024}
     toys = {"layers": 1, "heads": 2, "width": 64, "length": 32}
     config = gpt.Config(vocabulary=50257, **sizes) if not toy else gpt.Config(**toys)
@@ -35,33 +35,35 @@ def gpt2(toy: bool) -> Any:
 
 
 def size_of(params: Any) -> int:
+    """Return the number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def one_leaf(params: Any) -> Any:
-    """As many entries in a single leaf."""
+    """Return one leaf with as many entries."""
     return jax.ShapeDtypeStruct((size_of(params),), jnp.float32)
 
 
 def optimizer(**options: Any) -> jrc.dgc.DGCTransformation:
+    """Return DGC with momentum at 99.9 %, unless `options` differ."""
     return jrc.dgc_momentum(RATE, MOMENTUM, 0, **{**FIXED, **options})
 
 
 def abstract_mesh(replicas: int) -> AbstractMesh:
-    """A mesh without devices, to trace and lower for."""
+    """Return a mesh without devices, to trace and lower for."""
     return AbstractMesh((replicas,), (AXIS,), axis_types=(AxisType.Auto,))
 
 
 def over_mesh(
     advance: Callable[..., Any], tx: Any, like: Any, mesh: Mesh | AbstractMesh | None
 ) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
-    """A step over all replicas of a mesh, to be traced; `None` is one replica without an axis.
+    """Return a step over all replicas of a mesh, to be traced.
 
     Args:
         advance: `(gradients, state, params) -> (params, state)` of one replica.
         tx: The optimizer, for its state.
         like: The parameters' shapes.
-        mesh: With the axis `AXIS`.
+        mesh: A mesh with the axis `AXIS`; None is one replica without an axis.
 
     Returns:
         The jitted step and the shapes of its arguments; state and parameters are donated.

@@ -1,29 +1,25 @@
-"""The tables of `dgc.py`, for a terminal and for the README."""
+"""The tables of `benchmarks.dgc.costs`, by section."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks._lib.report import terminal_table
-
-Rows = list[tuple[str, ...]]
+from benchmarks._lib.report import Report
+from benchmarks._lib.table import Table, megabytes, milliseconds
 
 
-def show(console: Console, report: dict[str, Any], sections: Sequence[str]) -> None:
-    for section in sections:
-        found = report[section]
-        for title, rows in TABLES[section](found):
-            console.print(terminal_table(title, rows))
-        console.print(
-            f"{found['device']}, {found['cores']} cores, load {found['load']}, jax {found['jax']}"
-        )
+def tables(report: Report) -> list[Table]:
+    """Return the tables of every section that the report has."""
+    return [table for name in TABLES if name in report for table in TABLES[name](report[name])]
 
 
-def payload_tables(found: dict[str, Any]) -> list[tuple[str, Rows]]:
-    """Both models in every format."""
-    head = ("", "format", "default leaves, kB", "ratio", "all leaves, kB", "ratio", "of a ring")
-    rows = [head]
+def _where(found: dict[str, Any]) -> str:
+    return f"({found['device']}, {found['cores']} cores, jax {found['jax']})"
+
+
+def payload_tables(found: dict[str, Any]) -> list[Table]:
+    """Return the bytes of both models in every format."""
+    heads = ("", "format", "default leaves, kB", "ratio", "all leaves, kB", "ratio", "of a ring")
+    rows = []
     for name, model in found["models"].items():
         wires = dict.fromkeys(row["wire"] for row in model["rows"])
         for wire in wires:
@@ -37,17 +33,18 @@ def payload_tables(found: dict[str, Any]) -> list[tuple[str, Rows]]:
     title = (
         f"Payload of a replica and step at {100 * found['sparsity']:g} %, and how many times as "
         "large dense float32 is; last, bytes sent in a ring all-reduce over bytes sent by one of "
-        f"{found['replicas']} replicas, all leaves compressed"
+        f"{found['replicas']} replicas, all leaves compressed {_where(found)}"
     )
-    return [(title, rows)]
+    return [Table(title, heads, rows)]
 
 
-def replicas_tables(found: dict[str, Any]) -> list[tuple[str, Rows]]:
-    """Every exchange against the number of replicas."""
+def replicas_tables(found: dict[str, Any]) -> list[Table]:
+    """Return the bytes of every exchange by number of replicas."""
     counts = [str(n) for n in found["replicas"]]
-    rows = [("", *(f"N = {n}" for n in counts))]
-    for name, row in found["rows"].items():
-        rows.append((name, *(f"{row['sent'][n] / 1e6:,.3f}" for n in counts)))
+    rows = [
+        (name, *(megabytes(row["sent"][n], 3) for n in counts))
+        for name, row in found["rows"].items()
+    ]
     meets = "; ".join(
         f"{wire}: a sharded exchange sends less than a gather from N = {at['sharded'] or 'none'}, "
         f"a dense sum from N = {at['dense']:,}"
@@ -55,54 +52,54 @@ def replicas_tables(found: dict[str, Any]) -> list[tuple[str, Rows]]:
     )
     title = (
         f"MB that one of N replicas of a {found['model']} sends in a step at "
-        f"{100 * found['sparsity']:g} %, all leaves compressed ({meets})"
+        f"{100 * found['sparsity']:g} %, all leaves compressed ({meets}) {_where(found)}"
     )
-    return [(title, rows)]
+    return [Table(title, ("", *(f"N = {n}" for n in counts)), rows)]
 
 
-def selectors_tables(found: dict[str, Any]) -> list[tuple[str, Rows]]:
-    """Times beside one pass and beside a step of momentum; masses."""
-    names = list(found["layouts"])
-    rows: Rows = [("", *(f"{name}, {what}" for name in names for what in ("ms", "passes")))]
-    rows += _timed(found["times"], names)
-    heads = [f"{name}, {what}" for name in names for what in ("ms", "of momentum")]
-    steps: Rows = [("", *heads), *_timed(found["steps"], names)]
-    kinds = found["mass"]
-    mass: Rows = [("", *next(iter(kinds.values())))]
-    mass += [(kind, *(f"{share:.4f}" for share in row.values())) for kind, row in kinds.items()]
+def selectors_tables(found: dict[str, Any]) -> list[Table]:
+    """Return times beside one pass, times beside a step of momentum, and selected magnitudes."""
+    mass = found["mass"]
+    rows = [(kind, *(f"{share:.4f}" for share in row.values())) for kind, row in mass.items()]
     entries = ", ".join(
         f"{name}: {at['entries'] / 1e6:.1f} M in {at['leaves']}"
         for name, at in found["layouts"].items()
     )
-    trained = found["trained"]
+    trained, where = found["trained"], _where(found)
+    selectors = f"Selectors at {100 * found['sparsity']:g} % ({entries} leaves), medians {where}"
+    magnitudes = (
+        "Mass: magnitudes taken, over those of the exact choice per leaf (gradients that a "
+        f"{trained['model']} has accumulated in {trained['steps']} steps) {where}"
+    )
+    names = list(found["layouts"])
     return [
-        (f"Selectors at {100 * found['sparsity']:g} % ({entries} leaves), medians", rows),
-        ("Whole optimizer steps on one replica", steps),
-        (
-            "Mass: magnitudes taken, over those of the exact choice per leaf (gradients that a "
-            f"{trained['model']} has accumulated in {trained['steps']} steps)",
-            mass,
-        ),
-    ]
+        _timed(selectors, found["times"], names, "passes"),
+        _timed(f"Whole optimizer steps on one replica {where}", found["steps"], names,
+               "of momentum"),
+        Table(magnitudes, ("", *next(iter(mass.values()))), rows),
+    ]  # fmt: skip
 
 
-def _timed(found: dict[str, Any], names: Sequence[str]) -> Rows:
-    """A row for each program: milliseconds and ratio of every layout."""
+def _timed(title: str, found: dict[str, Any], names: Sequence[str], ratio: str) -> Table:
+    """Return a row for each program: milliseconds and ratio of every layout."""
 
     def cells(row: dict[str, Any]) -> tuple[str, str]:
         low, middle, high = row["seconds"]
-        ratio = row["ratio"][1]
-        return f"{1e3 * middle:,.1f} ±{500 * (high - low):,.1f}", f"{ratio:,.2f}"
+        spread = milliseconds((high - low) / 2)
+        return f"{milliseconds(middle)} ±{spread}", f"{row['ratio'][1]:,.2f}"
 
-    return [
+    rows = [
         (program, *(cell for name in names for cell in cells(found[name][program])))
         for program in found[names[0]]
     ]
+    heads = (f"{name}, {what}" for name in names for what in ("ms", ratio))
+    return Table(title, ("", *heads), rows)
 
 
-def compile_tables(found: dict[str, Any]) -> list[tuple[str, Rows]]:
-    """A ramp beside a fixed level."""
-    rows: Rows = [("", "fixed, s", "ramp, s", "ratio", "of pairs", "XLA's part of the ramp")]
+def compile_tables(found: dict[str, Any]) -> list[Table]:
+    """Return compile times of a ramp beside those of a fixed level."""
+    heads = ("", "fixed, s", "ramp, s", "ratio", "of pairs", "XLA's part of the ramp")
+    rows = []
     for replicas, row in found["rows"].items():
         ratios = row["ratios"]
         rows.append((
@@ -110,7 +107,8 @@ def compile_tables(found: dict[str, Any]) -> list[tuple[str, Rows]]:
             f"{row['ratio']:.2f} x", f"{ratios[0]:.2f}-{ratios[-1]:.2f}",
             f"{row['ramp']['compile'] / row['ramp']['seconds']:.0%}",
         ))  # fmt: skip
-    return [("Tracing, lowering and compiling a step of a ResNet-50, five levels or one", rows)]
+    title = "Tracing, lowering and compiling a step of a ResNet-50, five levels or one"
+    return [Table(f"{title} {_where(found)}", heads, rows)]
 
 
 TABLES = {

@@ -1,4 +1,4 @@
-"""The processes of `network.py`: started, told what to do, asked for answers, and ended."""
+"""The processes of `benchmarks.network.steps`: started, sent requests, and ended."""
 
 import contextlib
 import json
@@ -12,11 +12,12 @@ import tempfile
 import time
 from typing import Any
 
+from benchmarks._lib.child import ROOT
 from benchmarks.network._links import Links, Loopback
 
-PATIENCE = 900
+TIMEOUT = 900
 TRANSFER = 46100
-# What may run at the same time meets at ports of its own.
+# Groups that run at the same time need different ports.
 COORDINATORS = {"_jax_worker": 46000, "_torch_worker": 46001}
 
 
@@ -26,10 +27,10 @@ class Group:
         with Links(2) as links, Group(links, setup, "cpu") as group:
             group.ask("steps", method="dgc", count=3)
 
-    Groups of different `worker`s, scripts beside this one, can share the links.
+    Groups of different `worker`s, modules of this folder, can share the links.
 
     Raises:
-        RuntimeError: From `ask`, when a worker ends or says nothing in time; with its errors.
+        RuntimeError: From `ask`, if a worker ends or does not answer in time; with its errors.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Group:
         self._module = f"benchmarks.network.{worker}"
         self._workers: list[subprocess.Popen[str]] = []
         self._undo = contextlib.ExitStack()
-        # One device a process, whatever the caller has asked JAX for.
+        # One device a process, whatever the caller has configured.
         self._env = os.environ | {
             "JAX_PLATFORMS": platform, "JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": ""
         }  # fmt: skip
@@ -67,7 +68,7 @@ class Group:
         self._undo.close()
 
     def ask(self, request: str, **arguments: Any) -> list[Any]:
-        """The answers of all workers, in the order of their ranks."""
+        """Send a request and return the answers of all workers, in the order of their ranks."""
         for rank, worker in enumerate(self._workers):
             try:
                 worker.stdin.write(json.dumps({"do": request, **arguments}) + "\n")
@@ -75,12 +76,12 @@ class Group:
             except BrokenPipeError:
                 raise self._failure(rank, f"ended before {request!r}") from None
         answers: dict[int, Any] = {}
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while waiting := [rank for rank in range(self.links.count) if rank not in answers]:
             streams = [self._workers[rank].stdout for rank in waiting]
             ready = select.select(streams, [], [], max(0.0, deadline - time.monotonic()))[0]
             if not ready:
-                raise self._failure(waiting[0], f"did not answer {request!r} in {PATIENCE} s")
+                raise self._failure(waiting[0], f"did not answer {request!r} in {TIMEOUT} s")
             for rank in (r for r in waiting if self._workers[r].stdout in ready):
                 line = self._workers[rank].stdout.readline()
                 if not line:
@@ -89,23 +90,23 @@ class Group:
         return [answers[rank] for rank in range(self.links.count)]
 
     def transfer(self, nbytes: int) -> list[float]:
-        """Mbit/s of plain TCP that arrive at each process, all links busy in both directions."""
+        """Return the Mbit/s of plain TCP at each process, all links busy in both directions."""
         return self.ask("transfer", nbytes=nbytes, ports=self._ports[:-1])
 
     def _start(self, rank: int) -> None:
         setup = json.dumps(self._setup | {"rank": rank})
         with self._errors[rank].open("w") as errors:
-            # A session of its own: Ctrl-C is for the one that ends them.
+            # A session of its own: Ctrl-C reaches only the parent, which ends its workers.
             worker = subprocess.Popen(
                 [*self.links.enter(rank), sys.executable, "-m", self._module, setup],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env=self._env, start_new_session=True,
+                env=self._env, start_new_session=True, cwd=ROOT,
             )  # fmt: skip
         self._workers.append(worker)
 
     def _failure(self, rank: int, what: str) -> RuntimeError:
-        said = "".join(self._errors[rank].read_text()[-4000:])
-        return RuntimeError(f"network.py: process {rank} {what}. Its errors:\n{said}")
+        errors = self._errors[rank].read_text()[-4000:]
+        return RuntimeError(f"network.steps: process {rank} {what}. Its errors:\n{errors}")
 
     def _end(self) -> None:
         for worker in self._workers:
@@ -118,7 +119,7 @@ class Group:
 
 
 def _ports(links: Links | Loopback, coordinator: int) -> list[int]:
-    """One for each process's transfers, and the coordinator's last."""
+    """Return a port for each process's transfers, and the coordinator's last."""
     if isinstance(links, Links):
         return [*range(TRANSFER, TRANSFER + links.count), coordinator]
     with contextlib.ExitStack() as held:

@@ -1,4 +1,4 @@
-"""JAX's processes of `network.py`: two optimizers, a step of either when it is told so."""
+"""JAX's processes of `benchmarks.network.steps`: dense momentum SGD and DGC."""
 
 import functools
 import time
@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from benchmarks._lib import platform as machine
+from benchmarks._lib import platform
 from benchmarks.network._worker import MOMENTUM, RATE, SETS, Answering, digest, serve
 from jrc.models import resnet
 
@@ -23,7 +23,7 @@ SPARSITY = 0.999
 
 
 def shapes(one_leaf: bool, toy: bool) -> Any:
-    """The leaves of a ResNet-50, or one leaf of as many entries."""
+    """Return the leaves of a ResNet-50, or one leaf of as many entries."""
     config = resnet.Config(depth=14, classes=10, width=16) if toy else resnet.Config(depth=50)
     params, _ = jax.eval_shape(functools.partial(resnet.init, config=config), jax.random.key(0))
     if one_leaf:
@@ -32,7 +32,7 @@ def shapes(one_leaf: bool, toy: bool) -> Any:
 
 
 def dense_mean(gradients: Any) -> Any:
-    """The mean over all processes, in one ring all-reduce of all leaves."""
+    """Return the mean over all processes, by one ring all-reduce of all leaves."""
     leaves, treedef = jax.tree.flatten(gradients)
     mean = lax.pmean(jnp.concatenate([x.reshape(-1) for x in leaves]), AXIS)
     parts = jnp.split(mean, np.cumsum([x.size for x in leaves])[:-1])
@@ -40,18 +40,19 @@ def dense_mean(gradients: Any) -> Any:
 
 
 def dense() -> tuple[Any, Callable[..., Any]]:
-    """Momentum SGD of the mean gradient."""
+    """Return momentum SGD of the mean gradient."""
     tx = optax.sgd(RATE, momentum=MOMENTUM)
     return tx, lambda gradients, *rest: by_updates(tx, dense_mean(gradients), *rest)
 
 
 def compressed(**options: Any) -> tuple[Any, Callable[..., Any]]:
-    """The same by jrc, one entry in a thousand."""
+    """Return momentum SGD with DGC, which sends one entry in a thousand."""
     tx = jrc.dgc_momentum(RATE, MOMENTUM, 0, sparsity=SPARSITY, axis_name=AXIS, **options)
     return tx, getattr(tx, "apply", functools.partial(by_updates, tx))
 
 
 def by_updates(tx: Any, gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    """Take one step of an optax optimizer."""
     updates, state = tx.update(gradients, state, params)
     return optax.apply_updates(params, updates), state
 
@@ -67,7 +68,7 @@ class Method:
         def zeros() -> Any:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
-        # In the order in which they come back: JAX pairs what is donated with results by shape.
+        # In the order of the results: JAX pairs donated buffers with results by shape.
         def one(gradients: Any, params: Any, state: Any) -> Any:
             return advance(jax.tree.map(lambda x: x[0], gradients), state, params)
 
@@ -78,7 +79,7 @@ class Method:
         self.taken = 0
 
     def step(self, sets: list[Any]) -> float:
-        """Seconds of one whole step, from local gradients to new parameters."""
+        """Take one step, from local gradients to new parameters, and return its seconds."""
         gradients = sets[self.taken % len(sets)]
         began = time.perf_counter()
         self.params, self.state = self.run(gradients, self.params, self.state)
@@ -88,7 +89,7 @@ class Method:
 
 
 class Worker(Answering):
-    """Answers requests; each method without an underscore is one."""
+    """Answers requests with JAX."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         super().__init__(setup)
@@ -102,31 +103,33 @@ class Worker(Answering):
         self._like = like
 
     def about(self) -> dict[str, Any]:
+        """Return device, version of JAX and number of parameters."""
         leaves = jax.tree.leaves(self._like)
         return {
-            **machine.device(),
+            **platform.device(),
             "parameters": sum(x.size for x in leaves),
             "leaves": len(leaves),
         }
 
     def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the leaves, for PyTorch's processes."""
         return [x.shape for x in jax.tree.leaves(self._like)]
 
     def predicted(self) -> dict[str, float]:
-        """Bytes that one process sends in a step, as `jrc.dgc_stats` says after one."""
+        """Return the bytes that one process sends in a step, as `jrc.dgc_stats` reports them."""
         stats = jax.jit(jrc.dgc_stats)(self._methods["dgc"].state)
         found = {"dense": float(stats.bytes_dense), "dgc": float(stats.bytes_sent)}
         return {name: found[name] for name in self._methods}
 
     def digests(self) -> dict[str, int]:
-        """The parameters of each method in a number, to be the same on all processes."""
+        """Return a checksum of the parameters of each method."""
         return {
             name: digest(np.asarray(x) for x in jax.tree.leaves(method.params))
             for name, method in self._methods.items()
         }
 
     def _gradients(self, like: Any, number: int, mesh: Any) -> Any:
-        """Prepared ones, others on each process and in each set."""
+        """Draw a set of gradients, different on each process and in each set."""
         draw = np.random.default_rng((self.rank, number))
         split = NamedSharding(mesh, P(AXIS))
 

@@ -1,16 +1,16 @@
-"""A slow network on one machine: namespaces, each with one link to a switch of their own.
+"""A slow network on one machine: namespaces, each with one link to a common switch.
 
-Everything, the switch too, lives in network namespaces whose names carry this process's id, and
-nothing of it is left when the block ends:
+Everything, the switch too, is in network namespaces whose names have this process's id, and is
+removed when the block ends:
 
     with Links(2) as links:
         links.limit(100)
         subprocess.run([*links.enter(0), "ip", "address"])
 
 `tc` limits both ends of each link, so a process sends and receives at no more than the rate. The
-burst that may pass at once is small: one beyond a payload lets it through as if there were no
-limit. At 1 Gbit/s it is just above the 64 KiB that the kernel hands over in one piece, which it
-would otherwise cut into frames on the processor, a work that network cards do.
+burst that may pass at once is small, since a payload smaller than the burst would pass without a
+limit. At 1 Gbit/s it is just above the 64 KiB that the kernel sends in one piece; with a smaller
+one the kernel would split pieces into frames on the CPU, which network cards do elsewhere.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ LEAST_BURST, BURST_A_MBIT = 16_000, 70
 
 
 def why_not() -> str | None:
-    """What is missing for slow links, or `None` if they can be made here."""
+    """Return what is missing for slow links, or None if they can be made here."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for tool in ("ip", "tc"):
@@ -39,13 +39,13 @@ def why_not() -> str | None:
         with Links(1) as links:
             links.limit(100)
     except (subprocess.CalledProcessError, OSError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        return f"this machine refuses a limited link: {said.strip()}"
+        reason = getattr(error, "stderr", None) or str(error)
+        return f"this machine refuses a limited link: {reason.strip()}"
     return None
 
 
 def limit_command(name: str, interface: str, mbit: int | None) -> list[str]:
-    """The `tc` command that limits what an interface sends; `None` is no limit."""
+    """Return the `tc` command that limits what an interface sends; None is no limit."""
     at = ["tc", "-n", name, "qdisc"]
     if mbit is None:
         return [*at, "delete", "dev", interface, "root"]
@@ -55,7 +55,7 @@ def limit_command(name: str, interface: str, mbit: int | None) -> list[str]:
 
 
 def counters(interface: str, root: str = "/sys/class/net") -> dict[str, int]:
-    """Bytes that an interface has sent and received so far."""
+    """Return the bytes that an interface has sent and received so far."""
     folder = pathlib.Path(root, interface, "statistics")
     ways = {"sent": "tx_bytes", "received": "rx_bytes"}
     return {way: int((folder / name).read_text()) for way, name in ways.items()}
@@ -84,14 +84,15 @@ class Links:
         self._undo.close()
 
     def enter(self, rank: int) -> list[str]:
-        """What stands before a command that is to run in a namespace."""
+        """Return the words before a command that make it run in a namespace."""
         return ["ip", "netns", "exec", self._name(rank)]
 
     def address(self, rank: int) -> str:
+        """Return the address of a process."""
         return f"10.77.0.{rank + 1}"
 
     def limit(self, mbit: int | None) -> None:
-        """Limits every link, in both directions."""
+        """Limit every link, in both directions."""
         if mbit is None and not self._limited:
             return
         for rank in range(self.count):
@@ -121,12 +122,12 @@ class Links:
         self._ip(name, "link", "set", "lo", "up")
 
     def _namespace(self, name: str) -> None:
-        # Said before it is made: an interrupt may come in between.
+        # Registered before it is made: an interrupt may come in between.
         self._undo.callback(_remove_namespace, name)
         _run(["ip", "netns", "add", name])
 
     def _hosts(self, rank: int) -> None:
-        """gloo binds to what the host's own name resolves to, which `ip netns exec` lays over."""
+        """Let the host's own name resolve to the link's address, which gloo binds to."""
         folder = HOSTS / self._name(rank)
         if not HOSTS.exists():
             self._undo.callback(_remove_if_empty, HOSTS)
@@ -140,7 +141,7 @@ class Links:
 
 
 class Loopback:
-    """No namespaces and no limits, where those cannot be had."""
+    """The same interface without namespaces and limits, for machines that cannot make them."""
 
     interface = None
 
@@ -161,11 +162,13 @@ class Loopback:
 
     def limit(self, mbit: int | None) -> None:
         if mbit is not None:
-            raise ValueError(f"Loopback: has no limit; got {mbit} Mbit/s. Use Links, as root.")
+            raise ValueError(
+                f"Loopback: mbit must be None, got {mbit}. Use Links, as root, for a limit."
+            )
 
 
 def exit_on_termination() -> None:
-    """A polite kill unwinds the program as Ctrl-C does, and removes what was made."""
+    """Make SIGTERM unwind the program as Ctrl-C does, so that namespaces are removed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
@@ -174,7 +177,7 @@ def _run(command: list[str]) -> None:
 
 
 def _remove_namespace(name: str) -> None:
-    """With it go its interfaces and the far ends of its links."""
+    """Remove a namespace; its interfaces and the far ends of its links go with it."""
     if pathlib.Path("/run/netns", name).exists():
         _run(["ip", "netns", "delete", name])
 

@@ -1,15 +1,15 @@
-"""PyTorch's processes of `network.py`: DistributedDataParallel over gloo, dense and with PowerSGD.
+"""PyTorch's processes of `benchmarks.network.steps`: DDP over gloo, dense and with PowerSGD.
 
-Both end in `torch.optim.SGD`. `ddp` is DDP as it comes; `powersgd` has PyTorch's own communication
-hook, of rank 1, with error feedback and warm start, for leaves that it makes smaller by half at
-least: matrices and kernels. All others go as they are, and so does all in the first two steps,
-which are not timed.
+Both end in `torch.optim.SGD`. `ddp` is plain DistributedDataParallel; `powersgd` has PyTorch's own
+communication hook, of rank 1, with error feedback and warm start, for leaves that it makes smaller
+by at least half: matrices and kernels. All others are sent whole, and so is everything in the first
+two steps, which are not timed.
 
-The gradients are prepared, as they are for jrc. Backward hands them over, which costs a copy of
-each, and DDP's reducer does the rest as in training. PowerSGD takes bucket after bucket: with
-several at a time its hook hangs on gloo, in the first step that it compresses. It waits for the
-factors of one bucket in gloo's own threads, of which there are two, and which the next needs. All
-in one bucket was slower.
+The gradients are prepared, as they are for jrc. Backward passes them on, which costs a copy of
+each, and DDP's reducer does the rest as in training. PowerSGD takes one bucket at a time: with
+several at a time its hook deadlocks on gloo, in the first step that it compresses. It waits for the
+factors of one bucket in gloo's own two threads, which the next bucket needs. All in one bucket was
+slower.
 """
 
 import datetime
@@ -27,9 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.network import _bytes as network_bytes
 from benchmarks.network._worker import MOMENTUM, RATE, SETS, Answering, digest, serve
 
-# The least that the hook takes with error feedback.
+# The minimum that the hook accepts with error feedback.
 DENSE_STEPS = 2
-# A process; more than one was slower where there are as many processes as cores.
+# Of a process; more was slower where there are as many processes as cores.
 THREADS = 1
 Shapes = Sequence[tuple[int, ...]]
 
@@ -60,13 +60,13 @@ class Method:
     """Parameters and optimizer of one way to reduce gradients."""
 
     def __init__(self, shapes: Shapes) -> None:
-        # As it comes, but for a copy that this saves.
+        # The default, except for an option that saves a copy.
         self.model = DistributedDataParallel(_Leaves(shapes), gradient_as_bucket_view=True)
         self.tx = torch.optim.SGD(self.model.parameters(), RATE, MOMENTUM, fused=True)
         self.taken = 0
 
     def step(self, sets: list[list[torch.Tensor]]) -> float:
-        """Seconds of one whole step, from local gradients to new parameters."""
+        """Take one step, from local gradients to new parameters, and return its seconds."""
         gradients = sets[self.taken % len(sets)]
         began = time.perf_counter()
         self.tx.zero_grad()
@@ -79,14 +79,14 @@ class Method:
 def bucket_after_bucket(
     state: powerSGD_hook.PowerSGDState, bucket: distributed.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """PyTorch's hook, done before it begins with another bucket."""
+    """Run PyTorch's hook to its end before another bucket begins."""
     reduced = powerSGD_hook.powerSGD_hook(state, bucket)
     reduced.wait()
     return reduced
 
 
 def compressed(shapes: Shapes) -> Method:
-    """DDP with PowerSGD."""
+    """Return DDP with PowerSGD."""
     method = Method(shapes)
     state = powerSGD_hook.PowerSGDState(
         None, network_bytes.RANK, DENSE_STEPS, network_bytes.LEAST_RATE
@@ -96,7 +96,7 @@ def compressed(shapes: Shapes) -> Method:
 
 
 class Worker(Answering):
-    """As in `network_worker.py`, with PyTorch."""
+    """Answers requests with PyTorch."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         super().__init__(setup)
@@ -112,10 +112,11 @@ class Worker(Answering):
         self._methods = {name: makers[name](self.shapes) for name in setup["methods"]}
 
     def about(self) -> dict[str, Any]:
+        """Return PyTorch's version and threads."""
         return {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
 
     def handing_over(self) -> float:
-        """Seconds of a step that go into the gradients' way to the reducer, without a network."""
+        """Return the seconds that a step takes to copy gradients to the reducer, without a network."""
         method = next(iter(self._methods.values()))
         seconds = []
         for gradients in self._sets:
@@ -128,7 +129,7 @@ class Worker(Answering):
         return sorted(seconds)[len(seconds) // 2]
 
     def predicted(self) -> dict[str, float]:
-        """Bytes that one process sends in a step, from shapes."""
+        """Return the bytes that one process sends in a step, from shapes."""
         entries = {
             "ddp": sum(int(np.prod(shape)) for shape in self.shapes),
             "powersgd": network_bytes.powersgd_entries(self.shapes),
@@ -136,14 +137,14 @@ class Worker(Answering):
         return {name: network_bytes.ring(entries[name], self.count) for name in self._methods}
 
     def digests(self) -> dict[str, int]:
-        """The parameters of each method in a number, to be the same on all processes."""
+        """Return a checksum of the parameters of each method."""
         return {
             name: digest(leaf.detach().numpy() for leaf in method.model.parameters())
             for name, method in self._methods.items()
         }
 
     def _gradients(self, number: int) -> list[torch.Tensor]:
-        """Prepared ones, others on each process and in each set."""
+        """Draw a set of gradients, different on each process and in each set."""
         draw = np.random.default_rng((self.rank, number))
         drawn = (draw.standard_normal(shape, np.float32) for shape in self.shapes)
         return [torch.from_numpy(values) for values in drawn]

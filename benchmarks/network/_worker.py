@@ -1,7 +1,7 @@
-"""What every worker of `network.py` answers, whatever it computes with.
+"""The requests that every worker of `benchmarks.network.steps` answers, JAX's and PyTorch's.
 
-A worker is started with its setup, JSON, as its only argument; then a request in JSON on each line
-of standard input has an answer on a line of standard output. It ends with its input.
+A worker is started with its setup, JSON, as its only argument. Each line of standard input is a
+request in JSON, and its answer is a line of standard output. A worker ends with its input.
 """
 
 import json
@@ -16,31 +16,33 @@ from typing import Any
 
 from benchmarks.network import _links as network_links
 
-# Of all methods: gradients prepared by a process, and the optimizer.
+# Shared by all methods: sets of prepared gradients, and the optimizer.
 SETS = 3
 RATE, MOMENTUM = 1e-3, 0.9
 CHUNK = 1 << 20
 
 
 class Answering:
-    """Answers requests; each method without an underscore is one."""
+    """Answers requests; each public method is one."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.rank, self.addresses = setup["rank"], setup["addresses"]
         self.interface = setup["interface"]
         self.at = f"{self.addresses[0]}:{setup['port']}"
-        # By name: `step(sets)` takes one step, and says its seconds.
+        # By name: `step(sets)` takes one step and returns its seconds.
         self._methods: dict[str, Any] = {}
         self._sets: list[Any] = []
 
     def steps(self, method: str, count: int) -> list[float]:
+        """Take steps of a method and return the seconds of each."""
         return [self._methods[method].step(self._sets) for _ in range(count)]
 
     def counters(self) -> dict[str, int] | None:
+        """Return the bytes sent and received so far, or None on loopback."""
         return self.interface and network_links.counters(self.interface)
 
     def transfer(self, nbytes: int, ports: list[int]) -> float:
-        """Mbit/s that arrive while each process sends to the next, which fills every link."""
+        """Return the Mbit/s that arrive while each process sends to the next."""
         own, following = self.rank, (self.rank + 1) % len(ports)
         with socket.create_server((self.addresses[own], ports[own])) as server:
             to = (self.addresses[following], ports[following])
@@ -57,7 +59,7 @@ class Answering:
 
 
 def digest(leaves: Iterable[Any]) -> int:
-    """Arrays in a number, to be the same on all processes."""
+    """Return a checksum of arrays, which must be equal on all processes."""
     crc = 0
     for leaf in leaves:
         crc = zlib.crc32(leaf.data, crc)
@@ -65,8 +67,8 @@ def digest(leaves: Iterable[Any]) -> int:
 
 
 def serve(make: Callable[[dict[str, Any]], Answering]) -> None:
-    """What a worker's program does, until its input ends."""
-    # Libraries write to standard output too: they get the place of errors.
+    """Run a worker until its input ends."""
+    # Libraries write to standard output too: send that to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker = make(json.loads(sys.argv[1]))
@@ -75,7 +77,7 @@ def serve(make: Callable[[dict[str, Any]], Answering]) -> None:
         answer = getattr(worker, request.pop("do"))(**request)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-    # An orderly end would wait for the other processes, which may be gone.
+    # A normal exit would wait for the other processes, which may have ended.
     os._exit(0)
 
 
@@ -87,7 +89,7 @@ def _send(to: tuple[str, int], nbytes: int) -> None:
 
 
 def _connected(to: tuple[str, int], seconds: float = 30) -> socket.socket:
-    """A connection to a neighbour that may not listen yet."""
+    """Connect to a neighbour that may not listen yet."""
     deadline = time.monotonic() + seconds
     while True:
         try:
