@@ -30,13 +30,10 @@ PAPER_TITLE = (
 
 def tables(report: Mapping[str, Any]) -> list[Table]:
     """Return a table for each task that has runs, then the paper's."""
-    found = [
-        Table(
-            _title(task), HEADS, [_row(task, name) for name, runs in task["runs"].items() if runs]
-        )
-        for task in report["tasks"].values()
-        if task["runs"]
-    ]
+    found = []
+    for task in (task for task in report["tasks"].values() if task["runs"]):
+        rows = [_row(task, name) for name, runs in task["runs"].items() if runs]
+        found.append(Table(_title(task), HEADS, rows))
     return [*found, Table(PAPER_TITLE, PAPER_HEADS, PAPER)] if found else []
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table, mib
+from benchmarks._private import memory_text
 from benchmarks.memory._plan_checks import cheaper_by_hand
 
 Figures = Mapping[str, Any]
@@ -62,7 +63,7 @@ def _resident(models: list[Figures]) -> Table:
     )
 
     def grown(found: Figures) -> str:
-        return f"{mib(found['most'] - found['start'])} MiB"
+        return memory_text(found["most"] - found["start"])
 
     rows = [
         (model["title"], *(grown(model["rss"][key]) for key in ("plain", "planned")))

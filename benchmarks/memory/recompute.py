@@ -21,8 +21,8 @@ import jrc
 from benchmarks._lib.command import Benchmark, Run, at_least
 from benchmarks._lib.gradient import largest_error
 from benchmarks._lib.report import Report
-from benchmarks._lib.table import Table, mib
-from benchmarks._private import cross_entropy
+from benchmarks._lib.table import Table
+from benchmarks._private import cross_entropy, memory_text
 from jrc.models import gpt
 
 SIZES = {"layers": 8, "width": 256, "heads": 8, "length": 256, "batch": 4}
@@ -103,7 +103,7 @@ def tables(report: Report) -> list[Table]:
     rows = [
         (
             name,
-            f"{mib(row['temporaries'], 1)} MiB",
+            memory_text(row["temporaries"]),
             f"{row['flops'] / base['flops']:.3f}",
             f"{row['compile_seconds'] / base['compile_seconds']:.2f}",
         )

@@ -26,9 +26,9 @@ import jax
 
 from benchmarks._lib.command import Benchmark, Run, at_least, names_of
 from benchmarks._lib.report import Report
-from benchmarks._lib.table import Table, mib
+from benchmarks._lib.table import Table
 from benchmarks._lib.timing import quartiles, ratios
-from benchmarks._private import checked_budget, network_text
+from benchmarks._private import checked_budget, memory_text
 from benchmarks.memory._scale_measure import Model, sizes, speed
 from benchmarks.memory._scale_policies import PLAIN, POLICIES
 from jrc.models import gpt
@@ -89,7 +89,7 @@ def sizes_table(model: str, found: dict[str, Any]) -> Table:
     heads = ("", "nothing re-run", "with a plan", "ratio", "FLOPs", "run")
     names = {"batch": "largest batch", "sequence": "longest sequence"}
     rows = [row(title, found[name]) for name, title in names.items()]
-    title = f"{_where(model, found)}: gradients that fit {network_text(found['memory'])}"
+    title = f"{_where(model, found)}: gradients that fit {memory_text(found['memory'])}"
     return Table(title, heads, rows)
 
 
@@ -112,7 +112,7 @@ def speed_table(model: str, found: dict[str, Any]) -> Table:
         seconds, plan = at.get("seconds", {}), at.get("plan")
         return (
             name,
-            f"{mib(at['peak'])} MiB" + ("" if seconds else ", not run"),
+            memory_text(at["peak"]) + ("" if seconds else ", not run"),
             f"{at['flops']:.3f}",
             cell(seconds.get("theirs")),
             f"{plan['flops']:.3f}" if plan else "-",

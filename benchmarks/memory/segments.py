@@ -168,10 +168,10 @@ def _beside_paddle(report: Report) -> Table:
     ]
     title = (
         "Sixteen blocks of dense, gelu, dense, tanh (512 wide, batch 2048; gelu re-run on its "
-        "own), MiB held after the forward pass and at the peak beside Paddle's on CPU, and "
+        "own), MiB saved by the forward pass and at the peak beside Paddle's on CPU, and "
         "products run again (Paddle: 32)"
     )
-    heads = ("blocks a segment", "held", "peak", "Paddle held", "Paddle peak", "re-run")
+    heads = ("blocks a segment", "saved", "peak", "Paddle saved", "Paddle peak", "re-run")
     return Table(title, heads, rows)
 
 
@@ -187,7 +187,7 @@ def _nets(report: Report) -> Table:
         f"Whole nets ({report['device']}, jax {report['jax']}; MiB, `value_and_grad` compiled; "
         "peak with arguments and results)"
     )
-    return Table(title, ("", "held", "temporaries", "peak", "FLOPs, ratio"), rows)
+    return Table(title, ("", "saved", "temporaries", "peak", "FLOPs, ratio"), rows)
 
 
 BENCHMARK = Benchmark("memory.segments", __doc__, measure, tables)

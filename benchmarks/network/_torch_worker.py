@@ -116,7 +116,7 @@ class Worker(Answering):
         return {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
 
     def handing_over(self) -> float:
-        """Return the seconds that a step takes to copy gradients to the reducer, without a network."""
+        """Return the seconds in which a step copies gradients to the reducer, without a network."""
         method = next(iter(self._methods.values()))
         seconds = []
         for gradients in self._sets:

@@ -89,8 +89,10 @@ def study(links: Links | Loopback, run: Run) -> None:
             name = row_name(links, mbit, asked | ({"leaves": 1} if options.one_leaf else {}))
             run.say(name)
             links.limit(mbit)
-            row = {"processes": links.count, "mbit": mbit, "options": asked,
-                   "loopback": isinstance(links, Loopback), "one_leaf": options.one_leaf}  # fmt: skip
+            row = {
+                "processes": links.count, "mbit": mbit, "options": asked,
+                "loopback": isinstance(links, Loopback), "one_leaf": options.one_leaf,
+            }  # fmt: skip
             report["runs"][name] = row | measured(groups, options, mbit)
         digests = [group.ask("digests") for group in distinct]
     report["differing"] += [f"{links.count} processes: {name}" for name in differing(digests)]

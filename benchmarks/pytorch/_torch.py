@@ -1,24 +1,20 @@
-"""PyTorch's side of `peers.py`: the same GPT, in a process of its own that never sees JAX.
+"""PyTorch's side of `benchmarks.pytorch.saved_bytes`, in a process of its own without JAX.
 
-    python benchmarks/peers_torch.py given.npz '{"heads": 8, "budgets": [1.0, 0.5], "blocks": [1]}'
+Settings: `arguments`, a file with the parameters (`block_0/qkv/w`) and `batch`; `heads`; `budgets`;
+`blocks`, the numbers of blocks that a checkpoint spans. There is an answer for each way: saved
+bytes, product FLOPs, the loss, and the difference of its gradients from those with nothing
+recomputed; the last answer, `about`, is about all of them.
 
-`given.npz` holds the parameters (`block_0/qkv/w`) and `batch`; `blocks` is how many of them a
-checkpoint spans. Prints a line of JSON for each way: saved bytes, product FLOPs, the loss, and how
-far its gradients are from those with nothing re-run; the last line is about all of them.
-
-Everything runs for real. Saved bytes are of the storages that forward hands to backward, each once,
+Everything is executed. Saved bytes are of the storages that forward passes to backward, each once,
 without those of parameters, batch and mask. FLOPs are those of `FlopCounterMode`, which counts
-matrix products alone. A budget goes through `torch.compile`, with Inductor's decompositions and the
-partitioner that it uses, all switches of both as they are by default (solver: `dp`); what comes out
-is interpreted, not made into C++. Inductor's pattern for fused attention is left out: the products
-that it hides would be counted otherwise.
+matrix products alone. A budget goes through `torch.compile`, with Inductor's decompositions and its
+partitioner, all options of both at their defaults (solver: `dp`); the result is interpreted, not
+compiled to C++. Inductor's pattern for fused attention is left out, because it would hide products
+from the counter.
 """
 
 import contextlib
 import functools
-import json
-import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,77 +22,17 @@ from unittest import mock
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks._lib import child
+from benchmarks.pytorch._torch_model import Loss, checkpointed
 
 Tensor = torch.Tensor
 
 
-# --- the model: every product as in `jrc/models/gpt.py` ----------------------------------------
-
-
-def dense(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    return x @ params["w"] + params["b"]
-
-
-def norm(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], params["scale"], params["bias"], 1e-5)
-
-
-def attention(params: Mapping[str, Any], x: Tensor, mask: Tensor, heads: int) -> Tensor:
-    size = x.shape[-1] // heads
-    q, k, v = dense(params["qkv"], x).unflatten(-1, (3, heads, size)).unbind(2)
-    scores = torch.einsum("bqhc,bkhc->bhqk", q, k) / math.sqrt(size)
-    weights = scores.masked_fill(mask, torch.finfo(scores.dtype).min).softmax(-1)
-    return dense(params["out"], torch.einsum("bhqk,bkhc->bqhc", weights, v).flatten(2))
-
-
-def block(params: Mapping[str, Any], x: Tensor, mask: Tensor, heads: int) -> Tensor:
-    x = x + attention(params, norm(params["norm_1"], x), mask, heads)
-    inner = F.gelu(dense(params["up"], norm(params["norm_2"], x)), approximate="tanh")
-    return x + dense(params["down"], inner)
-
-
-def in_turn(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return run(x)
-
-
-def checkpointed(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return checkpoint(run, x, use_reentrant=False)
-
-
-class Loss:
-    """Cross-entropy of the next token; `through` runs every group of `size` blocks.
-
-    The mask is an argument like the batch, as a module has it in a buffer.
-    """
-
-    def __init__(self, heads: int, through: Callable[..., Tensor] = in_turn, size: int = 1) -> None:
-        self.heads, self.through, self.size = heads, through, size
-
-    def __call__(self, params: Mapping[str, Any], batch: Tensor, mask: Tensor) -> Tensor:
-        blocks = [params[f"block_{i}"] for i in range(sum(n.startswith("block_") for n in params))]
-        tokens, labels = batch[:, :-1], batch[:, 1:]
-        x = params["tokens"][tokens] + params["positions"][: tokens.shape[1]]
-        for start in range(0, len(blocks), self.size):
-            part = blocks[start : start + self.size]
-            x = self.through(functools.partial(self.group, part, mask), x)
-        logits = dense(params["head"], norm(params["norm"], x))
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-    def group(self, part: Sequence[Mapping[str, Any]], mask: Tensor, x: Tensor) -> Tensor:
-        for params in part:
-            x = block(params, x, mask, self.heads)
-        return x
-
-
-# --- what is measured ---------------------------------------------------------------------------
-
-
-class Given:
-    """Arguments, and the gradients that every way must have."""
+class Arguments:
+    """Parameters, batch and mask, and the gradients that every way must have."""
 
     def __init__(self, path: str) -> None:
         self.params: dict[str, Any] = {}
@@ -106,10 +42,10 @@ class Given:
             for name in (name for name in arrays.files if name != "batch"):
                 self.leaves.append(torch.from_numpy(arrays[name]).requires_grad_())
                 *path_to, last = name.split("/")
-                room = self.params
+                inner = self.params
                 for each in path_to:
-                    room = room.setdefault(each, {})
-                room[last] = self.leaves[-1]
+                    inner = inner.setdefault(each, {})
+                inner[last] = self.leaves[-1]
         length = self.batch.shape[1] - 1
         self.mask = torch.ones(length, length, dtype=torch.bool).triu(1)
         self.own = set(storages([*self.leaves, self.batch, self.mask]))
@@ -120,7 +56,7 @@ class Given:
         return self.params, self.batch, self.mask
 
     def gradients_differ(self) -> float:
-        """The largest difference to the first ones taken, relative to a leaf's largest entry."""
+        """Return the largest difference to the first gradients, relative to a leaf's largest."""
         found = [leaf.grad for leaf in self.leaves]
         for leaf in self.leaves:
             leaf.grad = None
@@ -132,29 +68,29 @@ class Given:
 
 
 def storages(tensors: Any) -> dict[int, int]:
-    """The bytes of each storage, by its address; only while the tensors live."""
+    """Return the bytes of each storage by its address, valid while the tensors live."""
     found = [x.untyped_storage() for x in tensors if isinstance(x, Tensor)]
     return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
-def written_out(loss: Loss, given: Given) -> dict[str, Any]:
-    """A way without a compiler: what autograd itself holds."""
-    held: list[Tensor] = []
+def eager(loss: Loss, given: Arguments) -> dict[str, Any]:
+    """Return the figures of a way without a compiler: what autograd itself saves."""
+    kept: list[Tensor] = []
 
     def pack(x: Tensor) -> Tensor:
-        held.append(x.detach())
+        kept.append(x.detach())
         return x
 
     with FlopCounterMode(display=False) as counter:
         with saved_tensors_hooks(pack, lambda x: x):
             value = loss(*given.args)
-        saved = storages(held)
-        held.clear()
+        saved = storages(kept)
+        kept.clear()
         value.backward()
     return row(saved, given, counter.get_total_flops(), value)
 
 
-def row(saved: dict[int, int], given: Given, flops: int, value: Tensor) -> dict[str, Any]:
+def row(saved: dict[int, int], given: Arguments, flops: int, value: Tensor) -> dict[str, Any]:
     return {
         "saved": sum(size for address, size in saved.items() if address not in given.own),
         "product_flops": flops,
@@ -164,7 +100,7 @@ def row(saved: dict[int, int], given: Given, flops: int, value: Tensor) -> dict[
 
 
 class Compiled:
-    """The graphs of one compilation as they run: what is handed over, and products."""
+    """The graphs of one compilation as they run: what forward saves, and products."""
 
     def __init__(self) -> None:
         self.saved: dict[int, int] = {}
@@ -176,7 +112,7 @@ class Compiled:
         from torch._inductor.decomposition import select_decomp_table
 
         return aot_autograd(
-            fw_compiler=functools.partial(self.graph, self.handed_over),
+            fw_compiler=functools.partial(self.graph, self.after_forward),
             bw_compiler=functools.partial(self.graph, lambda outs: None),
             decompositions=select_decomp_table(),
             partition_fn=functools.partial(
@@ -187,7 +123,7 @@ class Compiled:
     def graph(self, look: Callable[[Any], None], module: Any, _: Any) -> Callable[..., Any]:
         from functorch.compile import make_boxed_func
 
-        # A module that is called would have the hooks by which the counter tells modules apart.
+        # Calling the module would add hooks by which the counter distinguishes modules.
         run = torch.fx.Interpreter(module).run
 
         def counted(*args: Any) -> Any:
@@ -199,13 +135,13 @@ class Compiled:
 
         return make_boxed_func(counted)
 
-    def handed_over(self, outs: Sequence[Any]) -> None:
-        """The first result of the forward graph is the loss."""
+    def after_forward(self, outs: Sequence[Any]) -> None:
+        """Note what forward saves: all its results but the first, the loss."""
         self.saved = storages(outs[1:])
 
 
-def within(budget: float, given: Given, heads: int) -> dict[str, Any]:
-    """A compilation under an activation memory budget, and whether the knapsack was solved."""
+def within(budget: float, given: Arguments, heads: int) -> dict[str, Any]:
+    """Return the figures under an activation memory budget, and whether the knapsack was solved."""
     import torch._functorch.config as config
 
     torch._dynamo.reset()
@@ -215,13 +151,15 @@ def within(budget: float, given: Given, heads: int) -> dict[str, Any]:
         value = compiled(*given.args)
         value.backward()
     if not graphs.flops:
-        raise RuntimeError("torch.compile ran the loss as it is: its graphs were never called")
+        raise RuntimeError(
+            "torch.compile must call the compiled graphs, got a plain run of the loss."
+        )
     return row(graphs.saved, given, graphs.flops, value) | {"knapsack": bool(asked)}
 
 
 @contextlib.contextmanager
 def solver_watched() -> Iterator[list[Any]]:
-    """What the partitioner asks of its solver: nothing where a cut of the graph is small enough."""
+    """Record the calls of the partitioner's solver: none where a cut of the graph fits."""
     import torch._functorch.partitioners as partitioners
 
     asked, name = [], "_optimize_runtime_with_given_memory"
@@ -235,12 +173,12 @@ def solver_watched() -> Iterator[list[Any]]:
         yield asked
 
 
-def ways(given: Given, settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Nothing re-run, checkpoints, budgets: a row, or a word why there is none."""
+def ways(given: Arguments, settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield nothing recomputed, checkpoints and budgets: their figures, or why there are none."""
     heads = settings["heads"]
-    yield "eager", written_out(Loss(heads), given)
+    yield "eager", eager(Loss(heads), given)
     for size in settings["blocks"]:
-        yield f"checkpoint {size}", written_out(Loss(heads, checkpointed, size), given)
+        yield f"checkpoint {size}", eager(Loss(heads, checkpointed, size), given)
     for budget in settings["budgets"]:
         try:
             yield f"budget {budget}", within(budget, given, heads)
@@ -249,13 +187,13 @@ def ways(given: Given, settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[
 
 
 def main() -> None:
-    path, settings = sys.argv[1], json.loads(sys.argv[2])
+    settings = child.settings()
     warnings.simplefilter("ignore")
-    given = Given(path)
+    given = Arguments(settings["arguments"])
     for name, result in ways(given, settings):
-        print(json.dumps([name, result]), flush=True)
+        child.answer([name, result])
     norm = float(torch.stack([x.double().norm() for x in given.plain]).norm())
-    print(json.dumps(["about", {"torch": torch.__version__, "gradient_norm": norm}]))
+    child.answer(["about", {"torch": torch.__version__, "gradient_norm": norm}])
 
 
 if __name__ == "__main__":

@@ -1,28 +1,24 @@
-"""PyTorch beside jrc: what each runs again to save as few bytes, on the same GPT, in one run.
+"""Compare PyTorch with jrc: what each recomputes to save as few bytes, on the same GPT.
 
-    python benchmarks/peers.py [--toy] [--platform cpu] [--plot benchmarks/results]
-                               [--out benchmarks/results/peers.json]
+    python -m benchmarks.pytorch.saved_bytes --out benchmarks/results/peers.json \
+        --plot benchmarks/results
 
-Of PyTorch: nothing re-run, `torch.utils.checkpoint` of every block and of every 3, and
-`activation_memory_budget` from 1.0 to 0.0 (`peers_torch.py` says how); of jrc: the front of choices
-by saved bytes, verified plans, and `jax.checkpoint` by hand; beside each the choice of the front
-that saves no more. PyTorch has a process of its own, float32 on CPU, with jrc's parameters; loss,
-gradients and products of both must agree, or the exit status is 1. Without PyTorch (`pip install
-torch`) there is jrc's side alone.
+PyTorch: nothing recomputed, `torch.utils.checkpoint` of every block and of every 3, and
+`activation_memory_budget` from 1.0 to 0.0 (`_torch.py` states how). jrc: the Pareto front of
+choices by saved bytes, verified plans, and `jax.checkpoint` by hand. Beside each stands the choice
+of the front that saves no more. PyTorch runs in a process of its own, float32 on CPU, with jrc's
+parameters; loss, gradients and products of both must agree, or the exit status is 1. Without
+PyTorch (`pip install torch`) only jrc's side is measured.
 
-Saved bytes are what forward hands to backward, each buffer once, without what it was given. FLOPs
-are those of matrix products, forward and backward, over those with nothing re-run, which are the
-same number in both. Peaks are not compared: a plan fits one, a budget of PyTorch is about saved
+Saved bytes are what forward passes to backward, each buffer once, without arguments. FLOPs are
+those of matrix products, forward and backward, over those with nothing recomputed, which are the
+same number in both. Peaks are not compared: a plan fits a peak, a budget of PyTorch is about saved
 bytes.
 """
 
-import argparse
 import importlib.util
-import json
 import math
 import pathlib
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -30,15 +26,15 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from rich.console import Console
-from rich.progress import Progress
 
-from benchmarks._lib import platform as machine
+from benchmarks._lib import child
+from benchmarks._lib.command import Benchmark, Run
 from benchmarks._lib.gradient import Cache
-from benchmarks._lib.report import terminal_table
-from benchmarks._models.catalogue import MODELS, Model
-from benchmarks.memory.plan import Planner
-from benchmarks.pytorch import _front as peers_jrc
+from benchmarks._lib.report import Report
+from benchmarks._models.catalogue import MODELS
+from benchmarks._models.model import Model
+from benchmarks._models.planner import Planner
+from benchmarks.pytorch import _front
 from benchmarks.pytorch._plot import plot
 from benchmarks.pytorch._tables import tables
 from jrc.models import gpt
@@ -47,22 +43,62 @@ BUDGETS = tuple(i / 10 for i in range(10, -1, -1))
 PLANS = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3)
 FULL = {"budgets": BUDGETS, "blocks": (1, 3), "plans": PLANS}
 TOY = {"budgets": (1.0, 0.3, 0.0), "blocks": (1,), "plans": (0.0, 0.5)}
-# How far losses and gradients of two libraries may be apart, for the order of their sums.
+# The relative difference that sums in another order may make between the two libraries.
 CLOSE = 1e-5
 
 Say = Callable[[str], None]
 
 
-def given(model: Model) -> tuple[Any, np.ndarray]:
-    """Parameters as a user starts with, and a batch of random tokens."""
+def measure(run: Run) -> None:
+    """Measure both sides, or jrc's alone."""
+    toy = run.options.toy
+    if not (with_torch := importlib.util.find_spec("torch") is not None):
+        run.console.print("PyTorch is missing, only jrc's side: pip install torch")
+    model = MODELS["gpt"](toy)
+    config = model.fn.keywords["config"]
+    title = f"GPT {config.layers} x {config.width}, {config.length} x {model.args[1].shape[0]}"
+    run.report |= run.about() | {"model": title}
+    planner = Planner(model, Cache(None))
+    run.report |= compare(planner, TOY if toy else FULL, with_torch, run.say)
+
+
+def compare(planner: Planner, sizes: Mapping[str, Any], with_torch: bool, say: Say) -> Report:
+    """Return both sides, and beside every way jrc's cheapest choice that saves no more."""
+    model = planner.model
+    say("jrc: nothing re-run")
+    found: dict[str, Any] = {"nothing": _front.counted(planner, model.fn)}
+    if with_torch:
+        args = arguments(model)
+        say("jrc: the gradient")
+        found["jrc"] = reference(model, args)
+        found["ways"] = dict(of_torch(model, args, sizes, say))
+        found["about"] = found["ways"].pop("about")
+    say("jrc: the front")
+    front = _front.Front(planner)
+    found["front"] = front.curve()
+    say("jrc: by hand")
+    found["hand"] = dict(_front.by_hand(planner))
+    found["plans"] = []
+    for budget in sizes["plans"]:
+        say(f"jrc: a plan for {budget}")
+        found["plans"].append(_front.planned(planner, budget))
+    say("jrc: at the same saved bytes")
+    for row in (*found.get("ways", {}).values(), *found["hand"].values(), *found["plans"]):
+        if "saved" in row:
+            row["least"] = front.within(row["saved"])
+    return found
+
+
+def arguments(model: Model) -> tuple[Any, np.ndarray]:
+    """Return initial parameters and a batch of random tokens."""
     config = model.fn.keywords["config"]
     params = gpt.init(jax.random.key(0), config)
     tokens = np.random.default_rng(0).integers(0, config.vocabulary, model.args[1].shape)
     return params, tokens.astype(np.int32)
 
 
-def truth(model: Model, args: Any) -> dict[str, float]:
-    """Loss and norm of the gradient, as JAX computes them."""
+def reference(model: Model, args: Any) -> dict[str, float]:
+    """Return the loss and the norm of the gradient, as JAX computes them."""
     with jax.default_matmul_precision("highest"):
         loss, grads = jax.jit(jax.value_and_grad(model.fn))(*args)
     return {"loss": float(loss), "gradient_norm": float(optax.global_norm(grads))}
@@ -71,59 +107,26 @@ def truth(model: Model, args: Any) -> dict[str, float]:
 def of_torch(
     model: Model, args: Any, sizes: Mapping[str, Any], say: Say
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What the other process says of each way, as it comes; at the end `about`."""
+    """Yield each way's name and figures from the process with PyTorch; at the end `about`."""
     params, batch = args
     leaves = jax.tree_util.tree_leaves_with_path(params)
     named = {jax.tree_util.keystr(at, simple=True, separator="/"): leaf for at, leaf in leaves}
-    settings = {name: sizes[name] for name in ("budgets", "blocks")}
-    settings["heads"] = model.fn.keywords["config"].heads
     with tempfile.TemporaryDirectory() as folder:
-        path, errors = pathlib.Path(folder, "given.npz"), pathlib.Path(folder, "errors")
+        path = pathlib.Path(folder, "arguments.npz")
         np.savez(path, batch=batch, **named)
-        module = "benchmarks.pytorch._torch"
-        command = [sys.executable, "-m", module, str(path), json.dumps(settings)]
-        with (
-            errors.open("w") as aside,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=aside, text=True) as process,
-        ):
-            for line in process.stdout or ():
-                name, row = json.loads(line)
-                say(f"PyTorch: {name}")
-                yield name, row
-        if process.returncode:
-            raise RuntimeError(f"{module} failed:\n{errors.read_text()}")
+        settings = {
+            "arguments": str(path),
+            "heads": model.fn.keywords["config"].heads,
+            "budgets": sizes["budgets"],
+            "blocks": sizes["blocks"],
+        }
+        for name, row in child.results_of("pytorch._torch", settings):
+            say(f"PyTorch: {name}")
+            yield name, row
 
 
-def compare(planner: Planner, sizes: Mapping[str, Any], with_torch: bool, say: Say) -> Any:
-    """Both sides, and beside every way jrc's cheapest choice that saves no more."""
-    model = planner.model
-    found: dict[str, Any] = {"nothing": peers_jrc.counted(planner, model.fn)}
-    say("jrc: nothing re-run")
-    if with_torch:
-        args = given(model)
-        found["jrc"] = truth(model, args)
-        say("jrc: the gradient")
-        found["ways"] = dict(of_torch(model, args, sizes, say))
-        found["about"] = found["ways"].pop("about")
-    front = peers_jrc.Front(planner)
-    found["front"] = front.curve()
-    say("jrc: the front")
-    found["hand"] = dict(peers_jrc.by_hand(planner))
-    say("jrc: by hand")
-    found["plans"] = []
-    for budget in sizes["plans"]:
-        found["plans"].append(peers_jrc.planned(planner, budget))
-        say(f"jrc: a plan for {budget}")
-    rows = (*found.get("ways", {}).values(), *found["hand"].values(), *found["plans"])
-    for row in rows:
-        if "saved" in row:
-            row["least"] = front.within(row["saved"])
-    say("jrc: at the same saved bytes")
-    return found
-
-
-def broken(found: Mapping[str, Any]) -> Iterator[str]:
-    """Where the two do not compute the same; without PyTorch nowhere."""
+def problems(found: Report) -> Iterator[str]:
+    """Yield where the two sides do not compute the same."""
     if "ways" not in found:
         return
     loss, norm = found["jrc"]["loss"], found["jrc"]["gradient_norm"]
@@ -141,48 +144,10 @@ def broken(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: gradients differ by {row['gradients_differ']:.1e}"
 
 
-def show(console: Console, report: Mapping[str, Any]) -> None:
-    for title, rows in tables(report):
-        console.print(terminal_table(title, rows))
-    for name, row in report.get("ways", {}).items():
-        if "missing" in row:
-            console.print(f"{name}: not in this PyTorch ({row['missing']})")
-
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--toy", action="store_true", help="tiny, to see that it runs")
-    machine.add_platform(parser)
-    add("--out", type=pathlib.Path, help="JSON file to write")
-    add("--plot", type=pathlib.Path, help="folder for peers.png")
-    options = parser.parse_args(argv)
-    machine.use(options.platform)
-    console, sizes = Console(), TOY if options.toy else FULL
-    if not (with_torch := importlib.util.find_spec("torch") is not None):
-        console.print("PyTorch is missing, only jrc's side: pip install torch")
-    model = MODELS["gpt"](options.toy)
-    config = model.fn.keywords["config"]
-    title = f"GPT {config.layers} x {config.width}, {config.length} x {model.args[1].shape[0]}"
-    report = machine.device() | {"toy": options.toy, "model": title}
-    ways = 3 + len(sizes["blocks"]) + len(sizes["budgets"])
-    work = 4 + len(sizes["plans"]) + (ways if with_torch else 0)
-    with Progress(console=console) as progress:
-        task = progress.add_task(title, total=work)
-        say: Say = lambda what: progress.update(task, advance=1, description=what)  # noqa: E731
-        report |= compare(Planner(model, Cache(None)), sizes, with_torch, say)
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
-    show(console, report)
-    if options.plot and (path := plot(report, options.plot)):
-        console.print(f"Written: {path}")
-    said = list(broken(report))
-    for line in said:
-        console.print(f"[red]broken:[/red] {line}")
-    if said:
-        sys.exit(1)
-    return report
-
+BENCHMARK = Benchmark(
+    "pytorch.saved_bytes", __doc__, measure, tables, problems=problems, plot=plot
+)  # fmt: skip
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -1,27 +1,27 @@
-"""The API on one page: every public name with its arguments and the first line of its docstring."""
+"""The API on one page: every public name, its arguments and the first line of its docstring."""
 
 import inspect
 from typing import Any
 
 import jrc
 
-# In the order in which a newcomer meets them; a public name that stands nowhere is an error.
-ROOMS = {
-    "Cut and re-run": (
+# In the order in which a newcomer needs them; a public name without a group is an error.
+GROUPS = {
+    "Cut and recompute": (
         "mark", "recompute_segments", "find_segments", "recompute", "recompute_sequential",
         "recompute_scan", "recompute_module",
     ),
-    "Say what stays": (
+    "Choose what is saved": (
         "apply_rules", "Save", "SavePrimitives", "RecomputePrimitives", "Offload", "recompute_op",
         "keep_op",
     ),
-    "See and plan": ("explain", "plan", "largest_batch"),
+    "Explain and plan": ("explain", "plan", "largest_batch"),
     "Compress": (
         "dgc_momentum", "scale_by_dgc", "l1_penalty", "l2_penalty", "dgc_stats", "dgc_specs",
         "reshard_dgc", "dgc_advice",
     ),
     "Train and save": ("init_state", "make_train_step", "save", "restore"),
-    "What comes back": (
+    "Results": (
         "Report", "Plan", "BudgetError", "LargestBatch", "Segmentation", "Segment", "TrainState",
         "TrainStep", "StepInfo", "DGCState", "DGCStats", "DGCAdvice", "ExchangeCost",
     ),
@@ -29,43 +29,52 @@ ROOMS = {
 MODULES = {
     "jrc.compat": "`append_backward`, `RecomputeOptimizer`, `DGCMomentumOptimizer`",
     "jrc.models": "`mlp`, `resnet`, `gpt`: each has `Config`, `init`, `apply`, `loss`",
-    "jrc.dgc": "what options are made of: `Exact`, `TwoStage`, `Blocked`, `Global`, `Sampled`; "
+    "jrc.dgc": "values of options: `Exact`, `TwoStage`, `Blocked`, `Global`, `Sampled`; "
     "`Float32`, `BFloat16`, `EightBits`",
 }
 
 
 def page() -> str:
+    """Return the tables of all groups.
+
+    Raises:
+        SystemExit: If the groups do not have exactly the public names.
+    """
     public = {name for name, x in vars(jrc).items() if name[0] != "_" and not inspect.ismodule(x)}
-    listed = [name for names in ROOMS.values() for name in names]
+    listed = [name for names in GROUPS.values() for name in names]
     if wrong := public.symmetric_difference(listed):
-        raise SystemExit(f"readme_api.py: put these into ROOMS, or out of it: {sorted(wrong)}")
+        raise SystemExit(
+            f"benchmarks/readme/_api.py: GROUPS must have every public name of jrc and no other, "
+            f"got a difference in {', '.join(sorted(wrong))}. Add or remove these."
+        )
     parts = []
-    for room, names in ROOMS.items():
+    for group, names in GROUPS.items():
         rows = "".join(f"| `{call(name)}` | {first_line(name)} |\n" for name in names)
-        parts.append(f"| {room} | |\n|---|---|\n{rows}")
+        parts.append(f"| {group} | |\n|---|---|\n{rows}")
     rows = "".join(f"| `{name}` | {what} |\n" for name, what in MODULES.items())
     parts.append(f"| Modules | |\n|---|---|\n{rows}")
     return "\n".join(parts)
 
 
 def first_line(name: str) -> str:
+    """Return the first line of a public name's docstring."""
     return (inspect.getdoc(getattr(jrc, name)) or "").splitlines()[0]
 
 
 def call(name: str) -> str:
-    """The name, and of what is called the arguments; those after `*` by name."""
+    """Return a public name, for functions with its arguments; those after `*` by name."""
     x: Any = getattr(jrc, name)
-    if name in ROOMS["What comes back"]:
+    if name in GROUPS["Results"]:
         return name
-    said, named = [], False
+    words, star = [], False
     for argument in inspect.signature(x).parameters.values():
         if argument.kind is argument.VAR_POSITIONAL:
-            said.append(f"*{argument.name}")
-            named = True
+            words.append(f"*{argument.name}")
+            star = True
             continue
-        if argument.kind is argument.KEYWORD_ONLY and not named:
-            said.append("*")
-            named = True
-        said.append(f"**{argument.name}" if argument.kind is argument.VAR_KEYWORD else
-                    argument.name)  # fmt: skip
-    return f"{name}({', '.join(said)})"
+        if argument.kind is argument.KEYWORD_ONLY and not star:
+            words.append("*")
+            star = True
+        prefix = "**" if argument.kind is argument.VAR_KEYWORD else ""
+        words.append(prefix + argument.name)
+    return f"{name}({', '.join(words)})"

@@ -1,59 +1,53 @@
-"""Write what the READMEs generate: measured tables, and the API on one page.
+"""Write the generated parts of README.md and benchmarks/README.md: measured tables, and the API.
 
-    python benchmarks/readme.py          # rewrites README.md and benchmarks/README.md
-    python benchmarks/readme.py --check  # fails if one of them is not what the files say
+    python -m benchmarks.readme.update
+    python -m benchmarks.readme.update --check
 
-What is generated stands between `<!-- name: benchmarks/readme.py -->` and `<!-- end of name -->`.
+With `--check` nothing is written, and the exit status is 1 if a page is not what the files in
+`benchmarks/results` give. A generated part stands between `<!-- name: benchmarks.readme.update -->`
+and `<!-- end of name -->`.
 """
 
-import pathlib
-import sys
-from collections.abc import Callable, Mapping
+import argparse
+from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.readme import _api as readme_api
-from benchmarks.readme import _headline as readme_headline
-from benchmarks.readme import _tables as readme_tables
+from benchmarks._lib.child import ROOT
+from benchmarks.readme import _api, _headline
+from benchmarks.readme._parts import PARTS
 
-ROOT = pathlib.Path(__file__).parents[2]
-PAGES: dict[str, dict[str, Callable[[], str]]] = {
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {
-        "example": readme_headline.example,
-        "headline": readme_headline.headline,
-        "trained": readme_headline.trained,
-        "api": readme_api.page,
+        "example": _headline.example,
+        "headline": _headline.headline,
+        "trained": _headline.trained,
+        "api": _api.page,
     },
-    "benchmarks/README.md": {
-        "training": readme_tables.training,
-        "recompute": readme_tables.recomputation,
-        "segments": readme_tables.cuts,
-        "plan": readme_tables.plans,
-        "peers": readme_tables.peers,
-        "network": readme_tables.networks,
-        "dgc": readme_tables.compression,
-        "convergence": readme_tables.convergence,
-        "together": readme_tables.joined,
-    },
+    "benchmarks/README.md": PARTS,
 }
 
 
 def written(old: str, parts: Mapping[str, Callable[[], str]]) -> str:
-    """The page with its generated parts made anew."""
+    """Return a page with its generated parts replaced."""
     for name, make in parts.items():
-        start, end = f"<!-- {name}: benchmarks/readme.py -->\n", f"<!-- end of {name} -->\n"
+        start, end = f"<!-- {name}: benchmarks.readme.update -->\n", f"<!-- end of {name} -->\n"
         before, rest = old.split(start)
         old = before + start + make() + end + rest.split(end)[1]
     return old
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write both pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail on a difference")
+    check = parser.parse_args(argv).check
     for page, parts in PAGES.items():
         path = ROOT / page
         old = path.read_text()
         new = written(old, parts)
-        if "--check" not in sys.argv:
+        if not check:
             path.write_text(new)
         elif new != old:
-            raise SystemExit(f"{page}: run python benchmarks/readme.py")
+            raise SystemExit(f"{page}: run python -m benchmarks.readme.update")
 
 
 if __name__ == "__main__":

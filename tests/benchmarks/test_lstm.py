@@ -1,4 +1,4 @@
-"""The LSTM of the convergence benchmark, beside the textbook's cell."""
+"""The LSTM of the convergence benchmark, compared with the textbook's cell."""
 
 import doctest
 
@@ -7,28 +7,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._models import lstm as convergence_lstm
+from benchmarks._models import lstm
 
 
-def test_the_lstm_is_used_as_its_docstring_says():
-    assert doctest.testmod(convergence_lstm) == (0, 3)
+def test_the_docstring_example_runs():
+    assert doctest.testmod(lstm) == (0, 3)
 
 
-def test_the_lstm_looks_back_and_not_ahead():
-    params = convergence_lstm.init(jax.random.key(0), width=8)
+def test_the_lstm_is_causal():
+    params = lstm.init(jax.random.key(0), width=8)
     tokens = jnp.array([[3, 1, 4, 1, 5]])
     other = tokens.at[0, 2].set(200)
-    one, two = convergence_lstm.apply(params, tokens), convergence_lstm.apply(params, other)
+    one, two = lstm.apply(params, tokens), lstm.apply(params, other)
     changed = jnp.any(one != two, axis=-1)[0]
     assert changed.tolist() == [False, False, True, True, True]
-    assert float(convergence_lstm.loss(params, tokens)) == pytest.approx(np.log(256), rel=0.02)
+    assert float(lstm.loss(params, tokens)) == pytest.approx(np.log(256), rel=0.02)
 
 
 def test_the_lstm_is_the_textbook_cell():
-    params = convergence_lstm.init(jax.random.key(1), width=3)
+    params = lstm.init(jax.random.key(1), width=3)
     x = np.asarray(params["tokens"])[[7, 9]]
     sigmoid = lambda z: 1 / (1 + np.exp(-z))  # noqa: E731
-    for name in convergence_lstm.LAYERS:
+    for name in lstm.LAYERS:
         layer = {key: np.asarray(leaf) for key, leaf in params[name].items()}
         h, c, out = np.zeros(3), np.zeros(3), []
         for row in x:
@@ -39,5 +39,5 @@ def test_the_lstm_is_the_textbook_cell():
             out.append(h)
         x = np.stack(out)
     logits = x @ np.asarray(params["head"]["w"]) + np.asarray(params["head"]["b"])
-    found = convergence_lstm.apply(params, jnp.array([[7, 9]]))[0]
+    found = lstm.apply(params, jnp.array([[7, 9]]))[0]
     np.testing.assert_allclose(found, logits, atol=1e-6)

@@ -1,4 +1,4 @@
-"""What plans are measured against: the same gradients, less kept, and what is counted of them."""
+"""Recomputation by hand: equal gradients, fewer saved bytes, and the figures that are counted."""
 
 import functools
 
@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks._lib.gradient import UNFUSED, Cache, counts, measure
 from benchmarks._models.by_hand import DOTS, EACH, NAMES, ROOT, UNBATCHED
-from benchmarks._models.catalogue import MODELS, drawn
+from benchmarks._models.catalogue import MODELS
+from benchmarks._models.model import drawn
 from jrc.models import gpt
 from tests.remat.measure import bit_equal, largest_error
 
@@ -44,20 +45,20 @@ def test_every_way_has_the_plain_gradients(name):
     assert any(bool(jnp.any(x != 0)) for x in jax.tree.leaves(plain))
     for way in WAYS:
         lean = gradients(name, way)
-        # Two loops add up the gradients of shared weights in another order than one.
+        # Two loops add the gradients of shared weights in another order than one.
         same = largest_error(plain, lean) < 1e-6 if built(name).scanned else bit_equal(plain, lean)
         assert same, way
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_ways_save_less_and_run_more(name):
+def test_ways_save_fewer_bytes_and_compute_more(name):
     model = built(name)
     plain = counts(model.fn, model.args, model.has_aux)
     found = {way: counts(fn, model.args, model.has_aux) for way, fn in model.references.items()}
     for way, row in found.items():
         assert row["saved"] < plain["saved"], way
         assert row["flops"] > plain["flops"], way
-    # To JAX 0.11 a convolution is no dot.
+    # To JAX 0.11 a convolution is not a dot.
     if name not in ("resnet", "unet"):
         assert found[DOTS]["product_flops"] == plain["product_flops"]
     assert found[EACH]["saved"] <= found[UNBATCHED]["saved"] <= found[DOTS]["saved"]
@@ -88,7 +89,7 @@ def test_machine_code_that_is_not_optimised_needs_the_same_bytes():
     assert {**quick, "compile_seconds": 0} == {**full, "compile_seconds": 0}
 
 
-def test_counts_leave_out_what_nothing_needs():
+def test_counts_leave_out_dead_code():
     def loss(w, x):
         h = jnp.tanh(x @ w)
         wasted = h @ h.T  # noqa: F841
@@ -100,7 +101,7 @@ def test_counts_leave_out_what_nothing_needs():
     assert found["saved"] == 4 * 4 * 4
 
 
-def test_a_loop_counts_its_length_and_saves_every_round():
+def test_a_loop_counts_its_length_and_saves_every_iteration():
     def loss(w, xs):
         step = lambda h, x: (jnp.tanh(h @ w + x), None)  # noqa: E731
         return jnp.sum(jax.lax.scan(step, jnp.zeros((2, 3)), xs)[0])
@@ -109,11 +110,11 @@ def test_a_loop_counts_its_length_and_saves_every_round():
     found = counts(loss, args, False)
     assert found["products"] == 3
     assert found["product_flops"] == 5 * 3 * (2 * 2 * 3 * 3)
-    # The carry before each round, and the tanh behind it.
+    # The carry before each iteration, and the tanh after it.
     assert found["saved"] == 2 * 5 * 2 * 3 * 4
 
 
-def test_an_answer_is_read_and_not_asked_again(tmp_path):
+def test_the_cache_answers_a_known_program(tmp_path):
     asked = []
 
     def answer():
