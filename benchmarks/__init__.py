@@ -3,5 +3,5 @@
     python -m benchmarks.memory.plan --toy
 
 Run from the repository root. A module whose name begins with an underscore is part of a command.
-`benchmarks/README.md` lists the commands and says where a new one goes.
+`benchmarks/README.md` lists the commands and where a new one goes.
 """

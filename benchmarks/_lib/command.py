@@ -30,15 +30,15 @@ class Run:
 
     Attributes:
         options: The command line.
-        report: What was measured so far: what `--out` held before, and `toy`.
+        report: What was measured so far: the content of `--out`, and `toy`.
         console: The terminal.
-        say: Shows in one line what is being measured.
+        status: Shows in one line what is being measured.
     """
 
     options: argparse.Namespace
     report: Report
     console: Console
-    say: Callable[[str], None]
+    status: Callable[[str], None]
 
     def save(self) -> None:
         """Write the report to `--out`, if there is one."""
@@ -48,7 +48,7 @@ class Run:
     def sections(self, studies: Mapping[str, Callable[[], Report]]) -> None:
         """Measure each section of `--only`; the others stay in the report as they were."""
         for name in self.options.only:
-            self.say(name)
+            self.status(name)
             about = self.about()
             self.report[name] = about | studies[name]()
             self.save()

@@ -1,4 +1,4 @@
-"""The platform to run on, and what a report says of the machine."""
+"""The platform to run on, and the facts about the machine in a report."""
 
 import os
 import sys

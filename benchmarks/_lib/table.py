@@ -26,7 +26,7 @@ class Table:
 
     Attributes:
         title: What the columns are, with units; may be empty.
-        heads: The names of the columns. The first column and those without a name hold words, all
+        heads: The names of the columns. The first column and those without a name have words, all
             others numbers.
         rows: The cells, as text.
     """

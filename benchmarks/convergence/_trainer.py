@@ -85,12 +85,12 @@ class Trainer:
         self.tx = optimizer(method, task.settings)
         self.step = jrc.make_train_step(task.loss_fn, self.tx, mesh=self.mesh)
 
-    def run(self, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, seed: int, status: Callable[[str], None]) -> dict[str, Any]:
         """Train with one seed.
 
         Args:
             seed: Of parameters and batches, the same for every method.
-            say: Called with the progress at each evaluation.
+            status: Called with the progress at each evaluation.
 
         Returns:
             The record of the run: its curve, and figures of the whole run.
@@ -111,7 +111,7 @@ class Trainer:
             if i + 1 in points:
                 curve.append(self._point(i + 1, state, totals))
                 loss = f"{curve[-1]['loss']:.3f} {task.unit}"
-                say(f"step {i + 1:,} of {steps:,}, {loss}")
+                status(f"step {i + 1:,} of {steps:,}, {loss}")
         replicas = self.method.replicas
         return {
             "curve": curve,

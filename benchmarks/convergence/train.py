@@ -26,7 +26,7 @@ LSTM of 2 x 128 with 8,000 steps came first: DGC's three seeds ended at 2.153 to
 outside of dense's 2.130 to 2.148. A GPT of 2 x 64 with 20,000 steps ended .058 above dense (one
 seed), one of 2 x 32 with 10,000 steps .10 above.
 
-`--out` is written after every run. Runs that it holds are not repeated, so the same command
+`--out` is written after every run. Runs that it has are not repeated, so the same command
 continues an interrupted table; a file made with other settings is refused.
 """
 
@@ -57,8 +57,8 @@ def measure(run: Run) -> None:
         trainer = Trainer(tasks[name], METHODS[method])
         for seed in seeds:
             what = f"{i + 1} of {len(left)}: {name}, {method}, seed {seed}"
-            run.say(f"{what}: compiling")
-            record = trainer.run(seed, lambda text, what=what: run.say(f"{what}: {text}"))
+            run.status(f"{what}: compiling")
+            record = trainer.run(seed, lambda text, what=what: run.status(f"{what}: {text}"))
             runs = run.report["tasks"][name]["runs"]
             runs.setdefault(method, {})[str(seed)] = record
             run.report["tasks"][name]["runs"] = {m: runs[m] for m in METHODS if m in runs}
@@ -76,8 +76,8 @@ def describe(run: Run, tasks: dict[str, Task]) -> None:
                 for settings in (old, task.settings)
             )
             sys.exit(
-                f"{NAME}: {run.options.out} holds runs of {name} with {made}; asked for are "
-                f"{asked}. Ask for the same, or write to another --out."
+                f"{NAME}: --out must have runs of {name} with {asked}, got {run.options.out} with "
+                f"{made}. Ask for the same, or write to another file."
             )
         found[name] = {"runs": {}} | found.get(name, {}) | described(name, task)
     run.report["tasks"] = {name: found[name] for name in TASKS if name in found}

@@ -123,7 +123,7 @@ def reported(traced: Any) -> tuple[float, float]:
     return sent, dense
 
 
-def payloads(toy: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def payloads(toy: bool, status: Callable[[str], None]) -> dict[str, Any]:
     """Return bytes of every format for both models, with the default `min_size` and all leaves."""
     found = {}
     for name, shapes in MODELS.items():
@@ -131,7 +131,7 @@ def payloads(toy: bool, say: Callable[[str], None]) -> dict[str, Any]:
         size = size_of(like)
         for wire in ("bf16",) if toy else WIRES:
             for settings in ({}, {"min_size": 0}):
-                say(f"{name}, {wire}")
+                status(f"{name}, {wire}")
                 step = step_of(like, PAYLOAD_REPLICAS, wire=wire, exchange="allgather", **settings)
                 sums = sum(c.nbytes for c in step.collectives if c.kind == "all_reduce")
                 rows.append({
@@ -143,7 +143,7 @@ def payloads(toy: bool, say: Callable[[str], None]) -> dict[str, Any]:
     return {"sparsity": SPARSITY, "replicas": PAYLOAD_REPLICAS, "models": found}
 
 
-def by_replicas(toy: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def by_replicas(toy: bool, status: Callable[[str], None]) -> dict[str, Any]:
     """Return bytes that a replica of a ResNet-50 sends in each exchange, all leaves compressed."""
     like, rows = residual(toy), {}
     counts, wires = ((2, 4), ("f32",)) if toy else (REPLICAS, ("f32", "bf16"))
@@ -153,13 +153,13 @@ def by_replicas(toy: bool, say: Callable[[str], None]) -> dict[str, Any]:
         for name in names:
             row: dict[str, Any] = {"sent": {}, "forms": {}}
             for replicas in counts:
-                say(f"{wire}, {name}, {replicas} replicas")
+                status(f"{wire}, {name}, {replicas} replicas")
                 step = step_of(like, replicas, wire=wire, min_size=0, **EXCHANGES[name])
                 row["sent"][str(replicas)] = step.sent
                 row["forms"][str(replicas)] = form_of(step)
             rows[f"{name}, {wire}"] = row
     found = {"model": "ResNet-50", "sparsity": SPARSITY, "replicas": list(counts), "rows": rows}
-    meets = {wire: crossover(like, wire, rows, counts, say) for wire in wires}
+    meets = {wire: crossover(like, wire, rows, counts, status) for wire in wires}
     return found | {"crossover": meets}
 
 
@@ -170,14 +170,14 @@ def form_of(step: Step) -> str:
 
 
 def crossover(
-    like: Any, wire: str, rows: dict[str, Any], counts: Sequence[int], say: Callable[[str], None]
+    like: Any, wire: str, rows: dict[str, Any], counts: Sequence[int], status: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return the number of replicas from which another exchange sends less than a gather.
 
     A gather sends `(N - 1)` payloads and a dense sum `2 (N - 1) / N` times all bytes. The programs
     just below and above the crossing are checked.
     """
-    say(f"{wire}, crossover")
+    status(f"{wire}, crossover")
     payload = rows[f"allgather, {wire}"]["sent"][str(counts[0])] / (counts[0] - 1)
     meet = 8 * size_of(like) / payload
     below = math.floor(meet) - (meet == math.floor(meet))

@@ -162,18 +162,18 @@ def trained(toy: bool) -> tuple[Flats, dict[str, Any]]:
     return leaves, about | {"loss": [losses[0], losses[-1]], "entries": sum(map(jnp.size, leaves))}
 
 
-def study(toy: bool, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def study(toy: bool, rounds: int, status: Callable[[str], None]) -> dict[str, Any]:
     """Return times, steps and masses for all layouts."""
     found: dict[str, Any] = {"times": {}, "steps": {}, "mass": {}}
     for name, like in layouts(toy).items():
-        say(f"time of the selectors, {name}")
+        status(f"time of the selectors, {name}")
         found["times"][name] = times(like, rounds)
-        say(f"time of whole steps, {name}")
+        status(f"time of whole steps, {name}")
         found["steps"][name] = steps(like, rounds)
         for kind in ("normal", "heavy-tailed"):
-            say(f"mass, {name}, {kind}")
+            status(f"mass, {name}, {kind}")
             found["mass"][f"{kind}, {name}"] = masses(drawn(kind, large(like)))
-    say("training")
+    status("training")
     leaves, found["trained"] = trained(toy)
     found["mass"]["gradients of a GPT, its leaves"] = masses(leaves)
     found["mass"]["gradients of a GPT, one leaf"] = masses([jnp.concatenate(leaves)])

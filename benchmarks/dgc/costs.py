@@ -28,9 +28,9 @@ def measure(run: Run) -> None:
     options = run.options
     run.sections(
         {
-            "payload": lambda: _bytes.payloads(options.toy, run.say),
-            "replicas": lambda: _bytes.by_replicas(options.toy, run.say),
-            "selectors": lambda: _selectors.study(options.toy, options.rounds, run.say),
+            "payload": lambda: _bytes.payloads(options.toy, run.status),
+            "replicas": lambda: _bytes.by_replicas(options.toy, run.status),
+            "selectors": lambda: _selectors.study(options.toy, options.rounds, run.status),
             "compile": lambda: _compile.in_child(options.repeats, options.toy, options.platform),
         }
     )

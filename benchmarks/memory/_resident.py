@@ -24,17 +24,17 @@ FRACTION = 0.25
 LARGEST = 2
 
 
-def study(models: dict[str, Any], toy: bool, say: Callable[[str], None]) -> None:
+def study(models: dict[str, Any], toy: bool, status: Callable[[str], None]) -> None:
     """Measure the two models with the largest peaks, with a plan and without."""
     order = sorted(models, key=lambda name: models[name]["baseline"]["peak"], reverse=True)
     for name in order[:LARGEST]:
-        say(f"{name}: nothing re-run")
+        status(f"{name}: nothing re-run")
         found = {"plain": in_child(name, toy)}
-        say(f"{name}: planning")
+        status(f"{name}: planning")
         model = MODELS[name](toy)
         plan = jrc.plan(model.fn, *model.args, budget=FRACTION, argnums=0, has_aux=model.has_aux)
         found["predicted_peak"] = plan.verified.peak_bytes
-        say(f"{name}: planned")
+        status(f"{name}: planned")
         found["planned"] = in_child(name, toy, plan.to_json())
         models[name]["rss"] = found
 

@@ -17,7 +17,7 @@ from jrc.models import gpt
 
 SEQUENCE_STEP, MOST = 64, 2**17
 
-Say = Callable[[str], None]
+Status = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Model:
         return params, array(batch, length + 1, dtype=jnp.int32)
 
 
-def sizes(model: Model, memory: int, run: bool, say: Say) -> dict[str, Any]:
+def sizes(model: Model, memory: int, run: bool, status: Status) -> dict[str, Any]:
     """Return the largest batch at the model's length, and the longest sequence of one row."""
 
     def largest(what: str, make_args: Callable[[int], Any], step: int) -> dict[str, Any]:
-        say(what)
+        status(what)
         found = jrc.largest_batch(make_args, model.loss, memory, multiple_of=step, most=MOST)
         row: dict[str, Any] = {"step": step, "plain": found.plain, "planned": found.recomputed}
         if found.plan is None:
@@ -57,7 +57,7 @@ def sizes(model: Model, memory: int, run: bool, say: Say) -> dict[str, Any]:
         cost = found.plan.verified or found.plan.predicted
         row |= {"peak": cost.peak_bytes, "flops": cost.flops_ratio}
         if run:
-            say(f"{what}: running")
+            status(f"{what}: running")
             planned = found.plan.apply(model.loss)
             row["ran"] = {
                 "plain": runs(model.loss, make_args, found.plain),
@@ -88,7 +88,12 @@ def runs(fn: Any, make_args: Callable[[int], Any], size: int) -> bool | None:
 
 
 def speed(
-    model: Model, memory: int, batch: int, policies: Sequence[str], laps: tuple[int, int], say: Say
+    model: Model,
+    memory: int,
+    batch: int,
+    policies: Sequence[str],
+    laps: tuple[int, int],
+    status: Status,
 ) -> dict[str, Any]:
     """Time every policy that fits, beside the plan within its peak and nothing recomputed.
 
@@ -98,7 +103,7 @@ def speed(
         batch: Sequences of a gradient.
         policies: Names of `POLICIES`.
         laps: Rounds to warm up, and rounds that count.
-        say: Shows what is being done.
+        status: Shows what is being done.
 
     Returns:
         For each policy its peak, FLOPs and seconds, and those of the plan.
@@ -107,7 +112,7 @@ def speed(
     args, plain = drawn(shapes), Compiled.of(model.loss, shapes)
     rows: dict[str, Any] = {}
     for name in policies:
-        say(f"{name}: compiling")
+        status(f"{name}: compiling")
         theirs = Compiled.of(functools.partial(model.loss, policy=name), shapes)
         rows[name] = theirs.cost(plain)
         if theirs.peak > memory:
@@ -115,7 +120,7 @@ def speed(
         steps = {"theirs": theirs} | _planned(model, shapes, theirs.peak)
         if plain.peak <= memory:
             steps["plain"] = plain
-        say(f"{name}: running")
+        status(f"{name}: running")
         programs = {key: functools.partial(step.run, *args) for key, step in steps.items()}
         rows[name] |= {"seconds": in_turns(programs, laps[1], laps[0])}
         if "plan" in steps:

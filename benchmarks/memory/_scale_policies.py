@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks._models.by_hand import each_iteration
+from benchmarks._private import cross_entropy, dense, layer_norm
 from jrc.models import gpt
-from jrc.models._layers import cross_entropy, dense, layer_norm
 
 QKV, CONTEXT, OUT, UP, DOWN = "qkv_proj", "context", "out_proj", "mlpwi", "mlpwo"
 SAVED: Mapping[str, tuple[str, ...]] = {

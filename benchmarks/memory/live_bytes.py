@@ -33,9 +33,9 @@ def measure(run: Run) -> None:
     params = jax.eval_shape(functools.partial(gpt.init, config=config), jax.random.key(0))
     args = params, jax.ShapeDtypeStruct((BATCH, config.length + 1), jnp.int32)
     loss = functools.partial(gpt.loss, config=config)
-    run.say("planning")
+    run.status("planning")
     plan = jrc.plan(loss, *args, budget=BUDGET)
-    run.say("compiling")
+    run.status("compiling")
     plain, planned = jrc.explain(loss, *args), jrc.explain(plan.apply(loss), *args)
     run.report["programs"] = {"nothing re-run": _row(plain), "jrc.plan": _row(planned)}
 

@@ -48,29 +48,29 @@ def measure(run: Run) -> None:
         # For the programs that jrc.plan itself compiles.
         jax.config.update("jax_compilation_cache_dir", str((options.cache / "xla").resolve()))
     if options.rss:
-        _resident.study(models, options.toy, run.say)
+        _resident.study(models, options.toy, run.status)
     if options.seconds:
         for name, found in models.items():
-            run.say(f"{found['title']}: planning")
+            run.status(f"{found['title']}: planning")
             planner = Planner(MODELS[name](options.toy), Cache(None))
             found["seconds"] = planner.seconds(found["baseline"]["peak"], found["least"])
     for name in () if options.rss or options.seconds else options.models:
-        models[name] = one(MODELS[name](options.toy), options, run.say)
+        models[name] = one(MODELS[name](options.toy), options, run.status)
         run.save()
 
 
-def one(model: Model, options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+def one(model: Model, options: argparse.Namespace, status: Callable[[str], None]) -> dict[str, Any]:
     """Return all figures of one model."""
     planner = Planner(model, Cache(options.cache, options.quick))
     found = {"title": model.title, "scanned": model.scanned, "references": {}}
-    say(f"{model.title}: nothing re-run")
+    status(f"{model.title}: nothing re-run")
     found["baseline"] = planner.measure(model.fn)
     for name, fn in model.references.items():
-        say(f"{model.title}: {name}")
+        status(f"{model.title}: {name}")
         found["references"][name] = planner.measure(fn)
     if options.references:
         return found
-    plans(planner, found, TOY_BUDGETS if options.toy else BUDGETS, say)
+    plans(planner, found, TOY_BUDGETS if options.toy else BUDGETS, status)
     if options.toy:
         budget = (found["least"] + found["baseline"]["peak"]) // 2
         found["gradients_differ"] = gradients_differ(planner, budget)
@@ -78,26 +78,26 @@ def one(model: Model, options: argparse.Namespace, say: Callable[[str], None]) -
 
 
 def plans(
-    planner: Planner, found: dict[str, Any], budgets: int, say: Callable[[str], None]
+    planner: Planner, found: dict[str, Any], budgets: int, status: Callable[[str], None]
 ) -> None:
     """Add everything about plans of a model to its figures by hand."""
     base, title = found["baseline"], found["title"]
-    say(f"{title}: the least peak")
+    status(f"{title}: the least peak")
     found["least"] = least = planner.plan(0.0).verified.peak_bytes
     span = base["peak"] - least
     found["budgets"] = []
     for i in range(budgets):
-        say(f"{title}: budget {i + 1} of {budgets}")
+        status(f"{title}: budget {i + 1} of {budgets}")
         found["budgets"].append(planner.within(least + span * i // (budgets - 1)))
     found["refused"] = planner.within(int(0.9 * least))
     found["beside"] = {}
     for name, row in found["references"].items():
-        say(f"{title}: at the peak of: {name}")
+        status(f"{title}: at the peak of: {name}")
         found["beside"][name] = planner.within(row["peak"])
     fixed = base["peak"] - base["temporaries"]
     for name, parts in PARTS.items():
         found["beside"][name] = planner.within(fixed + base["temporaries"] // parts)
-    say(f"{title}: the time of planning")
+    status(f"{title}: the time of planning")
     found["seconds"] = planner.seconds(base["peak"], least)
 
 

@@ -66,7 +66,7 @@ def measure(run: Run) -> None:
     }
     rows, results = {}, {}
     for name, fn in programs.items():
-        run.say(name)
+        run.status(name)
         rows[name], results[name] = measured(fn, (params, batch), options.repeats)
     run.report |= {
         "model": model,

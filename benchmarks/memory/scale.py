@@ -51,9 +51,9 @@ def measure(run: Run) -> None:
     dtype = {"dtype": options.dtype}
     run.sections(
         {
-            "sizes": lambda: dtype | sizes(model, memory, execute, run.say),
+            "sizes": lambda: dtype | sizes(model, memory, execute, run.status),
             "speed": lambda: (
-                dtype | speed(model, memory, options.batch, options.policies, laps, run.say)
+                dtype | speed(model, memory, options.batch, options.policies, laps, run.status)
             ),
         }
     )

@@ -43,7 +43,7 @@ def measure(run: Run) -> None:
         "GPT, 24 layers, 256 wide, 256 x 4": transformer,
     }
     for name, net in nets.items():
-        run.say(name)
+        run.status(name)
         run.report["nets"][name] = net(run.options.toy)
 
 

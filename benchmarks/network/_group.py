@@ -122,8 +122,8 @@ def _ports(links: Links | Loopback, coordinator: int) -> list[int]:
     """Return a port for each process's transfers, and the coordinator's last."""
     if isinstance(links, Links):
         return [*range(TRANSFER, TRANSFER + links.count), coordinator]
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(links.count + 1)]
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(links.count + 1)]
         for each in sockets:
             each.bind((links.address(0), 0))
         return [each.getsockname()[1] for each in sockets]

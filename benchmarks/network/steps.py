@@ -31,16 +31,15 @@ links, processes or options are added to those in `--out`.
 import argparse
 import contextlib
 import importlib.util
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks._lib import platform
 from benchmarks._lib.command import Benchmark, Run, at_least, names_of
 from benchmarks._lib.report import Report
-from benchmarks._lib.timing import quartiles, ratios
 from benchmarks.network._group import Group
 from benchmarks.network._links import Links, Loopback, exit_on_termination, why_not
+from benchmarks.network._rounds import Groups, alternate, slowest, summary
 from benchmarks.network._tables import TITLES, tables
 
 PEERS = ("ddp", "powersgd")
@@ -52,7 +51,6 @@ WARM_UP = 3
 # At least a tenth of a second on the wire, and at most some seconds.
 MB = 10**6
 TRANSFER_SECONDS, TRANSFER_LEAST = 2, 40 * MB
-Groups = Mapping[str, Group]
 
 
 def measure(run: Run) -> None:
@@ -79,7 +77,7 @@ def study(links: Links | Loopback, run: Run) -> None:
     options, report = run.options, run.report
     asked = {name: value for name in PASSED_ON if (value := getattr(options, name)) is not None}
     setup = {"one_leaf": options.one_leaf, "toy": options.toy, "options": asked}
-    run.say(f"{links.count} processes: compiling")
+    run.status(f"{links.count} processes: compiling")
     with links, started(links, options, setup) as groups:
         distinct = list(dict.fromkeys(groups.values()))
         for method, group in groups.items():
@@ -87,7 +85,7 @@ def study(links: Links | Loopback, run: Run) -> None:
         report |= merged(distinct, "about")
         for mbit in options.links:
             name = row_name(links, mbit, asked | ({"leaves": 1} if options.one_leaf else {}))
-            run.say(name)
+            run.status(name)
             links.limit(mbit)
             row = {
                 "processes": links.count, "mbit": mbit, "options": asked,
@@ -133,70 +131,6 @@ def started(
             beside = Group(links, asked, options.platform, "_torch_worker")
             found |= dict.fromkeys(torches, undo.enter_context(beside))
         yield found
-
-
-def alternate(groups: Groups, blocks: int, steps: int) -> dict[str, Any]:
-    """Measure seconds and bytes of all methods, block by block in turns.
-
-    Args:
-        groups: The processes of each method, warmed up.
-        blocks: Blocks of each method.
-        steps: Steps in a block of DGC; a block of slower steps takes about as long.
-
-    Returns:
-        For each method the seconds of every block's steps, each of the slowest process, and the
-        bytes that one process sends in a step; None where no interface counts them.
-    """
-    first = {method: slowest(group, method, 1)[0] for method, group in groups.items()}
-    fitting = {method: round(steps * first["dgc"] / first[method]) for method in groups}
-    counts = {method: min(max(count, 1), steps) for method, count in fitting.items()}
-    found: dict[str, Any] = {method: {"blocks": [], "sent": []} for method in groups}
-    for _ in range(blocks):
-        for method, group in groups.items():
-            before = group.ask("counters")
-            found[method]["blocks"].append(slowest(group, method, counts[method]))
-            sent = sent_a_step(before, group.ask("counters"), counts[method])
-            found[method]["sent"].append(sent)
-    return found
-
-
-def slowest(group: Group, method: str, count: int) -> list[float]:
-    """Take steps and return the seconds of each, of its slowest process."""
-    return [max(step) for step in zip(*group.ask("steps", method=method, count=count), strict=True)]
-
-
-def sent_a_step(before: Sequence[Any], after: Sequence[Any], steps: int) -> float | None:
-    """Return the mean bytes that a process sent in a step, from the interfaces' counters."""
-    if None in before:
-        return None
-    total = sum(now["sent"] - then["sent"] for then, now in zip(before, after, strict=True))
-    return total / len(before) / steps
-
-
-def summary(found: dict[str, Any], predicted: dict[str, float]) -> dict[str, Any]:
-    """Return medians, quartiles and ratios to DGC; dense's ratio stands in the row itself."""
-    row: dict[str, Any] = {}
-    for method, measured in found.items():
-        seconds = [step for block in measured["blocks"] for step in block]
-        low, middle, high = quartiles(seconds)
-        sent = measured["sent"]
-        row[method] = {
-            "seconds": middle,
-            "least": min(seconds),
-            "quartiles": [low, high],
-            "steps": len(seconds),
-            "bytes_sent": None if None in sent else statistics.median(sent),
-            "bytes_predicted": predicted[method],
-        }
-    middles = {
-        method: [statistics.median(block) for block in measured["blocks"]]
-        for method, measured in found.items()
-    }
-    for method in (method for method in found if method != "dgc"):
-        at = row if method == "dense" else row[method]
-        at["ratio"] = row[method]["seconds"] / row["dgc"]["seconds"]
-        at["ratios"] = sorted(ratios(middles[method], middles["dgc"]))
-    return row
 
 
 def merged(groups: Sequence[Group], request: str) -> dict[str, Any]:

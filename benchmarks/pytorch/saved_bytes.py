@@ -46,7 +46,7 @@ TOY = {"budgets": (1.0, 0.3, 0.0), "blocks": (1,), "plans": (0.0, 0.5)}
 # The relative difference that sums in another order may make between the two libraries.
 CLOSE = 1e-5
 
-Say = Callable[[str], None]
+Status = Callable[[str], None]
 
 
 def measure(run: Run) -> None:
@@ -59,30 +59,30 @@ def measure(run: Run) -> None:
     title = f"GPT {config.layers} x {config.width}, {config.length} x {model.args[1].shape[0]}"
     run.report |= run.about() | {"model": title}
     planner = Planner(model, Cache(None))
-    run.report |= compare(planner, TOY if toy else FULL, with_torch, run.say)
+    run.report |= compare(planner, TOY if toy else FULL, with_torch, run.status)
 
 
-def compare(planner: Planner, sizes: Mapping[str, Any], with_torch: bool, say: Say) -> Report:
+def compare(planner: Planner, sizes: Mapping[str, Any], with_torch: bool, status: Status) -> Report:
     """Return both sides, and beside every way jrc's cheapest choice that saves no more."""
     model = planner.model
-    say("jrc: nothing re-run")
+    status("jrc: nothing re-run")
     found: dict[str, Any] = {"nothing": _front.counted(planner, model.fn)}
     if with_torch:
         args = arguments(model)
-        say("jrc: the gradient")
+        status("jrc: the gradient")
         found["jrc"] = reference(model, args)
-        found["ways"] = dict(of_torch(model, args, sizes, say))
+        found["ways"] = dict(of_torch(model, args, sizes, status))
         found["about"] = found["ways"].pop("about")
-    say("jrc: the front")
+    status("jrc: the front")
     front = _front.Front(planner)
     found["front"] = front.curve()
-    say("jrc: by hand")
+    status("jrc: by hand")
     found["hand"] = dict(_front.by_hand(planner))
     found["plans"] = []
     for budget in sizes["plans"]:
-        say(f"jrc: a plan for {budget}")
+        status(f"jrc: a plan for {budget}")
         found["plans"].append(_front.planned(planner, budget))
-    say("jrc: at the same saved bytes")
+    status("jrc: at the same saved bytes")
     for row in (*found.get("ways", {}).values(), *found["hand"].values(), *found["plans"]):
         if "saved" in row:
             row["least"] = front.within(row["saved"])
@@ -105,7 +105,7 @@ def reference(model: Model, args: Any) -> dict[str, float]:
 
 
 def of_torch(
-    model: Model, args: Any, sizes: Mapping[str, Any], say: Say
+    model: Model, args: Any, sizes: Mapping[str, Any], status: Status
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each way's name and figures from the process with PyTorch; at the end `about`."""
     params, batch = args
@@ -121,7 +121,7 @@ def of_torch(
             "blocks": sizes["blocks"],
         }
         for name, row in child.results_of("pytorch._torch", settings):
-            say(f"PyTorch: {name}")
+            status(f"PyTorch: {name}")
             yield name, row
 
 

@@ -101,7 +101,7 @@ class Study:
         return self.steps[name].memory(self.start(name, 0), self.batch(0, 0)).peak
 
 
-def one_seed(study: Study, seed: int, say: Callable[[int], None]) -> dict[str, Any]:
+def one_seed(study: Study, seed: int, status: Callable[[int], None]) -> dict[str, Any]:
     """Train all four ways with one seed, step by step in turns."""
     states = {name: study.start(name, seed) for name in WAYS}
     rows: dict[str, Any] = {n: {"seconds": [], "bytes": [], "losses": []} for n in WAYS}
@@ -113,7 +113,7 @@ def one_seed(study: Study, seed: int, say: Callable[[int], None]) -> dict[str, A
             rows[name]["losses"].append(float(info.loss))
             rows[name]["seconds"].append(time.perf_counter() - began)
             rows[name]["bytes"].append(float(info.bytes_sent))
-        say(i + 1)
+        status(i + 1)
     for name, state in states.items():
         rows[name]["held_out"] = study.held_out_loss(state)
     return rows
@@ -142,12 +142,12 @@ def measure(run: Run) -> None:
     platform.require_devices(REPLICAS, NAME)
     study, about = Study(options), run.about()
     runs = [
-        one_seed(study, seed, lambda i, seed=seed: run.say(f"seed {seed}, step {i}"))
+        one_seed(study, seed, lambda i, seed=seed: run.status(f"seed {seed}, step {i}"))
         for seed in range(options.seeds)
     ]
     ways = {name: summary(runs, name) for name in WAYS}
     for name, way in ways.items():
-        run.say(f"{name}: peak")
+        run.status(f"{name}: peak")
         plan = study.steps[name].plan
         cost = plan and (plan.verified or plan.predicted)
         way |= {"peak": study.peak(name), "flops": cost.flops_ratio if cost else 1.0}

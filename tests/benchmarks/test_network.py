@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.network import _bytes, _links, _tables, steps
+from benchmarks.network import _bytes, _links, _rounds, _tables, steps
 from benchmarks.network._links import Links, Loopback, counters, limit_command
 from tests.examples.runs import run_python
 
@@ -49,8 +49,8 @@ def test_counters_are_read_per_interface(tmp_path):
 def test_bytes_of_a_step_are_those_of_one_process():
     before = [{"sent": 100, "received": 0}, {"sent": 1000, "received": 5}]
     after = [{"sent": 300, "received": 9}, {"sent": 1600, "received": 9}]
-    assert steps.sent_a_step(before, after, 4) == (200 + 600) / 2 / 4
-    assert steps.sent_a_step([None, None], [None, None], 4) is None
+    assert _rounds.sent_a_step(before, after, 4) == (200 + 600) / 2 / 4
+    assert _rounds.sent_a_step([None, None], [None, None], 4) is None
 
 
 def test_medians_and_ratios_are_side_by_side():
@@ -58,7 +58,7 @@ def test_medians_and_ratios_are_side_by_side():
         "dense": {"blocks": [[4.0, 6.0], [9.0, 9.0]], "sent": [100.0, 120.0]},
         "dgc": {"blocks": [[1.0, 1.0], [1.0, 5.0]], "sent": [None, None]},
     }
-    row = steps.summary(found, {"dense": 90.0, "dgc": 2.0})
+    row = _rounds.summary(found, {"dense": 90.0, "dgc": 2.0})
     assert row["dense"]["seconds"] == 7.5 and row["dense"]["least"] == 4.0
     assert row["dgc"]["seconds"] == 1.0 and row["ratio"] == 7.5
     assert row["ratios"] == [3.0, 5.0]
@@ -71,7 +71,7 @@ def test_ratios_of_peers_are_to_dgc_too():
         "dgc": {"blocks": [[1.0], [2.0]], "sent": [5.0, 5.0]},
         "ddp": {"blocks": [[4.0], [6.0]], "sent": [70.0, 90.0]},
     }
-    row = steps.summary(found, {"dgc": 4.0, "ddp": 75.0})
+    row = _rounds.summary(found, {"dgc": 4.0, "ddp": 75.0})
     assert row["ddp"]["ratio"] == 5.0 / 1.5 and row["ddp"]["ratios"] == [3.0, 4.0]
     assert row["ddp"]["bytes_sent"] == 80.0 and row["ddp"]["bytes_predicted"] == 75.0
     assert "ratio" not in row and "dense" not in row

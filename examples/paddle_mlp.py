@@ -1,9 +1,9 @@
-"""Train the seeds' MLP through the seeds' names: a recompute optimizer, and with it DGC.
+"""Train the MLP of Paddle's sample with Paddle's names: a recompute optimizer, and DGC in it.
 
-    python examples/seed_mlp.py
-    python examples/seed_mlp.py --steps 100
+    python examples/paddle_mlp.py
+    python examples/paddle_mlp.py --steps 100
 
-Prints the losses of both, and of the same training with nothing re-run.
+Prints the losses of both, and of the same training with nothing recomputed.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main(argv=None):
     parser.add_argument("--steps", type=int, default=10)
     steps = parser.parse_args(argv).steps
     if steps < 1:
-        parser.error(f"--steps is at least 1; got {steps}")
+        parser.error(f"--steps must be a whole number >= 1, got {steps}.")
 
     adam = optax.adam(0.01)
     dgc = DGCMomentumOptimizer(
@@ -56,7 +56,7 @@ def main(argv=None):
     lean, names = losses(adam, ["fc_1", "pred"], steps)
     compressed, _ = losses(dgc, ["fc_1", "pred"], steps)
 
-    table = Table("step", "adam", "adam, re-run", "DGC, re-run", title="loss of the seeds' MLP")
+    table = Table("step", "adam", "adam, re-run", "DGC, re-run", title="loss of Paddle's MLP")
     for i in sorted({*range(0, steps, max(1, steps // 10)), steps - 1}):
         table.add_row(str(i), *(f"{run[i]:.6f}" for run in (plain, lean, compressed)))
     console = Console()
