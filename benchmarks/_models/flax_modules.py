@@ -97,6 +97,7 @@ def _images(toy: bool, batch: int) -> tuple[Any, Any]:
 
 
 def linen_model(title: str, toy: bool) -> Model:
+    """Return the vision transformer on 16 images of 64 x 64."""
     sizes = {"layers": 3, "width": 8, "heads": 2} if toy else {}
     batch = _images(toy, 2 if toy else 16)
     params = jax.eval_shape(VisionTransformer(**sizes).init, jax.random.key(0), batch[0])
@@ -110,6 +111,7 @@ def linen_model(title: str, toy: bool) -> Model:
 
 
 def nnx_model(title: str, toy: bool) -> Model:
+    """Return the MLP-Mixer on 32 images of 64 x 64."""
     sizes = {"layers": 3, "tokens": 4, "width": 8} if toy else {}
     batch = _images(toy, 2 if toy else 32)
     module = nnx.eval_shape(lambda: Mixer(**sizes, rngs=nnx.Rngs(0)))

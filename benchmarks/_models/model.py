@@ -17,10 +17,10 @@ class Model:
     """One model at one size.
 
     Attributes:
-        title: What it is, for a table.
-        fn: Loss, or with `has_aux` loss and whatever else, of `args`.
+        title: The name in tables.
+        fn: The loss of `args`, with `has_aux` a pair of the loss and anything else.
         args: Shapes and dtypes of the arguments, parameters first.
-        references: The same function recomputed in the ways that users write by hand.
+        references: The same function with recomputation by hand, by name.
         has_aux: Whether `fn` returns more than a loss.
         scanned: Whether the layers are one loop.
     """
@@ -34,11 +34,12 @@ class Model:
 
 
 def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def drawn(args: Any, seed: int = 0) -> Any:
-    """Small arrays in the place of shapes; every class and token number is 0 or 1."""
+    """Return small random arrays for shapes; every class and token number is 0 or 1."""
     draw = np.random.default_rng(seed)
 
     def of(leaf: jax.ShapeDtypeStruct) -> Any:

@@ -32,6 +32,7 @@ def _loss(params: Any, state: Any, batch: Any, *, config: Any, through: Any) -> 
 
 
 def resnet_model(title: str, toy: bool) -> Model:
+    """Return a ResNet-50 on 64 images of 32 x 32."""
     config = resnet.Config(
         depth=8 if toy else 50, classes=10, stem="cifar", width=4 if toy else None
     )

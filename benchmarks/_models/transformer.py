@@ -14,7 +14,7 @@ from jrc.models import gpt
 
 
 def _loss(params: Any, batch: Any, key: Any = None, *, config: Any, through: Any) -> Any:
-    """As `gpt.loss`, with the way through the blocks in the reader's hand."""
+    """Return what `gpt.loss` returns; `through` runs the blocks."""
     if config.scan:
         return gpt.loss(params, batch, key, config=config, loop=through)
     keys = [None] * (config.layers + 1) if key is None else jax.random.split(key, config.layers + 1)
@@ -30,6 +30,7 @@ def _loss(params: Any, batch: Any, key: Any = None, *, config: Any, through: Any
 
 
 def gpt_model(title: str, toy: bool, scan: bool = False, dropout: float = 0.0) -> Model:
+    """Return a GPT of 12 layers, 256 wide, on 4 sequences of 512 tokens."""
     sizes = {"layers": 12, "heads": 8, "width": 256, "length": 512}
     if toy:
         sizes = {"layers": 4 if scan else 3, "heads": 2, "width": 16, "length": 16}

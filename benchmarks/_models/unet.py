@@ -14,7 +14,7 @@ from benchmarks._private import conv, layer_norm
 
 
 def _twice(params: Sequence[Any], x: Any) -> Any:
-    """Two convolutions, each normalised over the channels and followed by a silu."""
+    """Apply two convolutions, each followed by layer norm over the channels and silu."""
     for layer in params:
         x = jax.nn.silu(layer_norm(layer["norm"], conv(layer["conv"], x)))
     return x
@@ -41,7 +41,7 @@ def _bottom(params: Any, carry: Any) -> Any:
 
 
 def _loss(params: Any, batch: Any, *, through: Any) -> Any:
-    """Mean squared error of an image from a noisy one."""
+    """Return the mean squared error of the image that is computed from a noisy one."""
     noisy, clean = batch
     blocks = [
         functools.partial(_down, layers, i == 0) for i, layers in enumerate(params["down"][:-1])
@@ -53,6 +53,7 @@ def _loss(params: Any, batch: Any, *, through: Any) -> Any:
 
 
 def unet_model(title: str, toy: bool) -> Model:
+    """Return a U-Net of four levels on 16 images of 64 x 64."""
     widths = [8, 8, 16] if toy else [32, 64, 128, 256]
     size, batch = (8, 2) if toy else (64, 16)
 

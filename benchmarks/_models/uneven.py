@@ -22,6 +22,7 @@ def _loss(params: Any, batch: Any, *, through: Any) -> Any:
 
 
 def mlp_model(title: str, toy: bool) -> Model:
+    """Return twelve dense layers of very different widths, batch 2048."""
     widths = [256, 4096, 64, 2048, 512, 4096, 128, 1024, 4096, 256, 2048, 64, 1024]
     batch = 2048
     if toy:
