@@ -3,9 +3,9 @@
     images = read_cifar("cifar-10-python.tar.gz")  # or the folder that it unpacks to
     images.train_x.shape, images.train_x.dtype  # (50000, 32, 32, 3), uint8
 
-What is cut short, too long, changed or mislabelled is an error that says so. The Python version
-consists of pickles, which can run any program when they are loaded: the reader here builds byte
-arrays, lists and dicts from them and refuses everything else.
+A file that is too short, too long, changed or mislabelled is an error. The Python version consists
+of pickles, which can run any program when they are loaded: the reader here builds byte arrays,
+lists and dicts from them and refuses everything else.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ MD5 = {
 
 
 class Images(NamedTuple):
-    """Images uint8 (n, height, width, channels) and labels int32 (n,), to train and to test."""
+    """Images uint8 (n, height, width, channels) and labels int32 (n,), for training and testing."""
 
     train_x: np.ndarray
     train_y: np.ndarray
@@ -48,7 +48,7 @@ class Images(NamedTuple):
 
 
 def read_cifar(path, *, records: int = RECORDS, md5: Mapping[str, str] = MD5) -> Images:
-    """All of CIFAR-10.
+    """Read all of CIFAR-10.
 
     Args:
         path: A folder with the files of one version, the folder around it, or an archive.
@@ -61,7 +61,7 @@ def read_cifar(path, *, records: int = RECORDS, md5: Mapping[str, str] = MD5) ->
     files = _open(pathlib.Path(path), md5)
     binary = files.has("data_batch_1.bin")
     if not binary and not files.has("data_batch_1"):
-        raise _error(f"{files.place} holds neither data_batch_1.bin nor data_batch_1")
+        raise _error(f"{files.place} has neither data_batch_1.bin nor data_batch_1")
     read = _read_binary if binary else _read_python
     (_check_names_binary if binary else _check_names_python)(files)
     *train, (test_x, test_y) = (read(files, name, records, md5) for name in (*TRAIN, "test_batch"))
@@ -95,7 +95,7 @@ class _Folder:
 
 
 class _Archive:
-    """The files of an archive, in memory: nothing is written to disk under a name of its own."""
+    """The files of an archive, in memory: no name in the archive becomes a path on disk."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.place, self.files = path, {}
@@ -116,7 +116,7 @@ class _Archive:
 
     def read(self, name: str) -> bytes:
         if name not in self.files:
-            raise _error(f"{self.place} holds no {name}")
+            raise _error(f"{self.place} has no {name}")
         return self.files[name]
 
 
@@ -140,7 +140,7 @@ def _open(path: pathlib.Path, md5: Mapping[str, str]) -> _Folder | _Archive:
 
 
 def _read_binary(files, name: str, records: int, md5: Mapping[str, str]) -> tuple[Any, Any]:
-    """Records of a label byte and 3072 pixel bytes: red, green, blue, each row by row."""
+    """Read records of a label byte and 3072 pixel bytes: red, green, blue, each row by row."""
     name += ".bin"
     _check_size(files, name, records, exact=True)
     content = files.read(name)
@@ -158,7 +158,7 @@ def _check_names_binary(files) -> None:
 
 
 def _read_python(files, name: str, records: int, md5: Mapping[str, str]) -> tuple[Any, Any]:
-    """A pickled dict: `data` uint8 (n, 3072), `labels` a list of n integers."""
+    """Read a pickled dict: `data` uint8 (n, 3072), `labels` a list of n integers."""
     _check_size(files, name, records, exact=False)
     content, place = files.read(name), f"{files.place}/{name}"
     _check_md5(files, name, content, md5)
@@ -172,7 +172,7 @@ def _read_python(files, name: str, records: int, md5: Mapping[str, str]) -> tupl
         size = f" of {len(labels)}" if isinstance(labels, list) else ""
         raise _error(f"labels is a list of {records:,}; in {place} a {type(labels).__name__}{size}")
     if not all(type(label) is int for label in labels):
-        raise _error(f"labels are whole numbers; {place} holds others")
+        raise _error(f"labels must be whole numbers; {place} has others")
     return _images(data), _labels(np.array(labels), place)
 
 
@@ -184,7 +184,7 @@ def _check_names_python(files) -> None:
 
 
 def _unpickle(content: bytes, place: str) -> dict[Any, Any]:
-    """The dict in a pickle, with text for keys (Python 2 wrote them as bytes)."""
+    """Return the dict in a pickle, with text for keys (Python 2 wrote them as bytes)."""
     try:
         value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except _Refused as error:
@@ -194,16 +194,16 @@ def _unpickle(content: bytes, place: str) -> dict[Any, Any]:
             f"{place} ({len(content):,} bytes) is no whole pickle: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(value, dict):
-        raise _error(f"a file holds a dict; {place} holds a {type(value).__name__}")
+        raise _error(f"a file must be a dict, got a {type(value).__name__} in {place}")
     return {_text(key): item for key, item in value.items()}
 
 
 class _Refused(Exception):
-    """What a pickle asks for and does not get."""
+    """A pickle asks for something that it must not have."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds numbers, bytes, text, lists, dicts and byte arrays, and calls nothing else."""
+    """Build numbers, bytes, text, lists, dicts and byte arrays; refuse all other calls."""
 
     def find_class(self, module: str, name: str) -> Any:
         asked = f"{module}.{name}"
@@ -216,7 +216,7 @@ _NDARRAY = object()
 
 
 def _array(kind: Any, shape: Any, code: Any) -> np.ndarray:
-    """The empty array that pickles fill afterwards; a full one of any size would be a trap."""
+    """Return the empty array that a pickle fills; another size could exhaust the memory."""
     if kind is not _NDARRAY or tuple(shape) != (0,):
         raise _Refused(f"an array of shape {shape}")
     return np.ndarray((0,), np.uint8)
@@ -229,7 +229,7 @@ def _dtype(word: Any, *flags: Any) -> np.dtype:
 
 
 def _latin1(text: Any, encoding: Any) -> bytes:
-    """How Python 3 writes bytes for Python 2."""
+    """Decode bytes as Python 3 writes them for Python 2."""
     if not isinstance(text, str) or _text(encoding) not in ("latin1", "latin-1"):
         raise _Refused(f"the encoding {encoding!r}")
     return text.encode("latin1")
@@ -252,7 +252,7 @@ def _text(word: Any) -> Any:
 
 
 def _check_size(files, name: str, records: int, exact: bool) -> None:
-    """A pickle is longer than its images: by file names, and where a byte is written as two."""
+    """Check a file's size; a pickle adds file names, and may write a byte as two."""
     size, wanted = files.size(name), records * (1 + PIXELS if exact else PIXELS)
     most = wanted if exact else 2 * wanted + 100 * records + 10_000
     if wanted <= size <= most:
@@ -280,10 +280,10 @@ def _check_classes(names: list[Any], place: str) -> None:
 
 def _labels(labels: np.ndarray, place: str) -> np.ndarray:
     if wrong := sorted({int(label) for label in labels if not 0 <= label <= 9}):
-        raise _error(f"labels lie in 0 … 9; {place} holds {', '.join(map(str, wrong[:5]))}")
+        raise _error(f"labels must lie in 0 … 9, got {', '.join(map(str, wrong[:5]))} in {place}")
     return labels.astype(np.int32)
 
 
 def _images(rows: np.ndarray) -> np.ndarray:
-    """(n, 3072), colour after colour, to (n, 32, 32, 3)."""
+    """Reshape (n, 3072), channel after channel, to (n, 32, 32, 3)."""
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))

@@ -1,4 +1,4 @@
-"""What the training examples share: options, optimizer, saving and resuming, the loop, the report.
+"""The parts that the training examples share: options, optimizer, saves, the loop, the report.
 
 Not run by itself; `train_gpt.py`, `train_resnet.py` and `train_multihost.py` import it.
 """
@@ -31,14 +31,14 @@ console = Console()
 
 
 def add_options(parser, out, *, steps, batch, unit, replicas=4):
-    """The options of every training example; `unit` is what a batch counts.
+    """Add the options of every training example; `unit` is what a batch counts.
 
-    Without `replicas` there are as many as devices.
+    Without `replicas` every device is one.
     """
     add = parser.add_argument
     add("--out", type=pathlib.Path, help=f"default {out}, with --dense {out}_dense")
     add("--dense", action="store_true", help="momentum SGD with a dense all-reduce")
-    add("--resume", action="store_true", help="go on from the last save under --out")
+    add("--resume", action="store_true", help="continue from the last save under --out")
     add("--steps", type=int, default=steps)
     if replicas:
         add("--replicas", type=int, default=replicas)
@@ -53,10 +53,11 @@ def add_options(parser, out, *, steps, batch, unit, replicas=4):
 def parse(parser: argparse.ArgumentParser, argv):
     options = parser.parse_args(argv)
     if options.seed < 0:
-        parser.error(f"--seed is not negative; got {options.seed}")
+        parser.error(f"--seed must be a whole number >= 0, got {options.seed}.")
     for name in ("steps", "replicas", "batch", "rampup_step", "save_every"):
         if getattr(options, name, 1) < 1:
-            parser.error(f"--{name.replace('_', '-')} is at least 1; got {getattr(options, name)}")
+            option, value = f"--{name.replace('_', '-')}", getattr(options, name)
+            parser.error(f"{option} must be a whole number >= 1, got {value}.")
     out = options.default_out + ("_dense" if options.dense else "")
     options.out = options.out or pathlib.Path(out)
     del options.default_out
@@ -64,7 +65,7 @@ def parse(parser: argparse.ArgumentParser, argv):
 
 
 def settings(options, *skip):
-    """What must be equal for a run to be resumed; `skip` names options that need not."""
+    """Return the options that must be equal to resume a run; `skip` names others that need not."""
     skip = ("resume", "out", "save_every", *skip)
     return {k: v for k, v in vars(options).items() if k not in skip}
 
@@ -73,7 +74,7 @@ def settings(options, *skip):
 
 
 def devices_and_mesh(options):
-    # Asked for before JAX starts; where there are real devices, those are used.
+    # Must be set before JAX starts. Real devices are used where there are any.
     if jax.config.jax_num_cpu_devices != options.replicas:
         jax.config.update("jax_num_cpu_devices", options.replicas)
     devices = jax.devices()[: options.replicas]
@@ -100,7 +101,7 @@ def optimizer(options, **more):
 
 
 def peak_bytes(step, state, batch):
-    """Bytes of one replica's compiled step, as XLA states them."""
+    """Return the bytes of one replica's compiled step, as XLA states them."""
     memory = step.memory(state, batch)
     return {
         "arguments": memory.arguments,
@@ -111,15 +112,15 @@ def peak_bytes(step, state, batch):
 
 
 def write_json(path, value):
-    """Write all of a file or nothing."""
+    """Write a file completely or not at all."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(value, indent=1))
     os.replace(new, path)
 
 
 @contextlib.contextmanager
-def interrupts_wait():
-    """Ctrl-C counts, but only afterwards."""
+def delayed_interrupts():
+    """Delay Ctrl-C until the block ends."""
     seen = []
     before = signal.signal(signal.SIGINT, lambda *_: seen.append(True))
     try:
@@ -131,12 +132,12 @@ def interrupts_wait():
 
 
 def is_first():
-    """Whether this process is the one that speaks, and that writes what is not a save."""
+    """Return whether this process is the one that prints, and writes files other than saves."""
     return jax.process_index() == 0
 
 
-def start_anew(options, before, wanted):
-    """What an earlier run left in the folder must not be taken for this one's."""
+def start(options, before, wanted):
+    """Remove what an earlier run left in the folder, and return an empty history."""
     if is_first():
         shutil.rmtree(options.out / "state", ignore_errors=True)
         (options.out / "history.json").unlink(missing_ok=True)
@@ -144,24 +145,29 @@ def start_anew(options, before, wanted):
 
 
 def saves(options):
-    """The whole saves; one that was broken off has another name."""
+    """Return the complete saves; an interrupted one has another name."""
     return [f for f in (options.out / "state").glob("jrc_*") if f.name[4:].isdigit()]
 
 
 def resume(options, state, wanted):
     if not saves(options):
-        raise SystemExit(f"--resume: nothing to resume in {options.out}; run without it first")
+        raise SystemExit(
+            f"--resume: --out must have a save, got none in {options.out}. Run without it first."
+        )
     history = json.loads((options.out / "history.json").read_text())
     made = history["settings"]
     if differ := [f"{k}={made.get(k)}" for k in wanted if made.get(k) != wanted[k]]:
-        raise SystemExit(f"--resume: {options.out} was made with {', '.join(differ)}")
+        raise SystemExit(
+            f"--resume: options must be those of the run in {options.out}, got others than "
+            f"{', '.join(differ)}. Pass these."
+        )
     state = jrc.restore(options.out / "state", state)
     del history["steps"][int(state.step) :]
     return state, history
 
 
 def train(options, step, state, history, batch_of, loss=math.nan):
-    """Do what is left of the steps; `batch_of(i)` is the batch of step i, `loss` shown at first."""
+    """Take the remaining steps; `batch_of(i)` is the batch of step i, `loss` is shown at first."""
     columns = [
         TextColumn("training"),
         BarColumn(),
@@ -191,8 +197,8 @@ def train(options, step, state, history, batch_of, loss=math.nan):
             fields |= {"density": did["density"], "skipped": skipped}
             progress.update(task, advance=1, **fields)
             if (i + 1) % options.save_every == 0 or i + 1 == options.steps:
-                # History first: what it says of steps after the saved one is dropped on resuming.
-                with interrupts_wait():
+                # History first: `resume` drops its entries of steps after the save.
+                with delayed_interrupts():
                     if is_first():
                         write_json(options.out / "history.json", history)
                     jrc.save(options.out / "state", state)
@@ -211,10 +217,12 @@ def main(run, options, name):
     try:
         return run(options)
     except KeyboardInterrupt:
-        again = "the last save is whole: go on with --resume" if saves(options) else "no save yet"
-        console.print(f"\nStopped; {options.out}: {again}")
+        what = (
+            "the last save is complete: --resume continues it" if saves(options) else "no save yet"
+        )
+        console.print(f"\nStopped; {options.out}: {what}")
         raise SystemExit(130) from None
-    except ValueError as error:  # a model that cannot be, a save that does not fit
+    except ValueError as error:  # an impossible model, or a save of another one
         raise SystemExit(f"{name}: {error}") from error
 
 
@@ -222,7 +230,7 @@ def main(run, options, name):
 
 
 def figures(history, replicas, params, memory, results):
-    """What every training example leaves in figures.json, with the `results` of this one."""
+    """Return the content of figures.json, with the `results` of this example."""
     sent = [s["bytes_sent"] for s in history["steps"]]
     return {
         "settings": history["settings"],
@@ -241,7 +249,7 @@ def figures(history, replicas, params, memory, results):
 
 
 def show(found, title, rows):
-    """A table of these rows, then memory, network and time."""
+    """Print a table of these rows, then memory, network and time."""
 
     def against(bytes_sent):
         ratio = found["bytes_dense"] / bytes_sent if bytes_sent else 1.0
@@ -264,7 +272,7 @@ def show(found, title, rows):
 
 
 def pyplot():
-    """matplotlib without a window, or nothing and a word about it."""
+    """Return matplotlib without a window; print a note and return None if it is missing."""
     try:
         import matplotlib
     except ImportError:
@@ -277,7 +285,7 @@ def pyplot():
 
 
 def plot_smooth(axes, values, label):
-    """Every value pale, and a running mean."""
+    """Plot every value pale, and a running mean."""
     axes.plot(values, color="0.8", label=label)
     window = max(1, len(values) // 30)
     smooth = np.convolve(values, np.ones(window) / window, "valid")

@@ -1,4 +1,4 @@
-"""Put deep gradient compression into the optax chain that you have.
+"""Put deep gradient compression into an existing optax chain.
 
     python examples/compose_optax.py
     python examples/compose_optax.py --steps 200
@@ -24,39 +24,39 @@ from jrc.models import gpt
 
 
 def batches_of(steps, size, length):
-    """Pieces of real text, int32 (steps, size, length + 1): argparse's own source, byte by byte."""
+    """Return bytes of real text, int32 (steps, size, length + 1): argparse's own source."""
     text = np.frombuffer(pathlib.Path(argparse.__file__).read_bytes(), np.uint8).astype(np.int32)
     starts = np.random.default_rng(0).integers(0, len(text) - length, (steps, size))
     return text[starts[..., None] + np.arange(length + 1)]
 
 
-# Before the compression stands what needs no state: here of each replica's own gradient.
+# Only transforms without state may come before the compression; this one clips local gradients.
 CLIP = optax.clip_by_global_norm(1.0)
 
 
 def compression():
-    """Momentum SGD that sends the largest hundredth of the entries of each large tensor."""
+    """Return momentum SGD that sends the largest hundredth of each large tensor's entries."""
     return jrc.scale_by_dgc(0.9, sparsity=0.99, min_size=1024, axis_name="data")
 
 
 def descent(rate, *direction):
-    """What stands behind a direction, compressed or not: weight decay and the learning rate."""
+    """Return a chain that adds weight decay and the learning rate to a direction."""
     return optax.chain(
         *direction, optax.add_decayed_weights(1e-4), optax.scale_by_learning_rate(rate)
     )
 
 
 def is_product(path, leaf):
-    """Whether a parameter of the GPT is the matrix of a block: no norm, bias or embedding."""
+    """Return whether a parameter is the matrix of a block, not a norm, bias or embedding."""
     del leaf
     return path[0].key.startswith("block") and path[-1].key == "w"
 
 
 def only_products(params):
-    """Compresses those; all others keep ordinary momentum, of the mean gradient.
+    """Compress the matrices; all others have ordinary momentum of the mean gradient.
 
-    The clipping of local gradients belongs inside the mask: outside it would scale the others by a
-    norm that every replica has another of, and replicas would drift apart.
+    Local gradients must be clipped inside the mask. Outside, the others would be scaled by a norm
+    that differs between replicas, and the replicas would drift apart.
     """
     products = jax.tree_util.tree_map_with_path(is_product, params)
     others = jax.tree.map(lambda product: not product, products)
@@ -67,16 +67,16 @@ def only_products(params):
 
 
 def variants(params, steps):
-    """Name, optimizer and options of the train step."""
+    """Return name, optimizer and options of the train step."""
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.1, max(1, steps // 10), steps)
     dense = descent(rate, CLIP, optax.trace(0.9))
     sparse = descent(rate, CLIP, compression())
-    # The rate is then part of the state: to be printed, or changed between two steps.
+    # The rate is then part of the state and can be read or changed between two steps.
     injected = optax.inject_hyperparams(lambda rate: descent(rate, CLIP, compression()))(rate)
     gathered = optax.MultiSteps(sparse, every_k_schedule=2).gradient_transformation()
     return [
         ("no compression", dense, {}),
-        ("DGC in the place of momentum", sparse, {}),
+        ("DGC instead of momentum", sparse, {}),
         ("  inject_hyperparams", injected, {}),
         ("  masked: matrices of blocks only", descent(rate, only_products(params)), {}),
         ("  accumulate=2", sparse, {"accumulate": 2}),
@@ -91,7 +91,7 @@ def main(argv=None):
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     options = parser.parse_args(argv)
-    # Before JAX starts; where there are real devices, those are used.
+    # Must be set before JAX starts. Real devices are used where there are any.
     if jax.config.jax_num_cpu_devices < options.replicas:
         jax.config.update("jax_num_cpu_devices", options.replicas)
     mesh = Mesh(jax.devices()[: options.replicas], ("data",))

@@ -1,11 +1,11 @@
-"""Make a GPT train in a quarter of the memory that it asks for.
+"""Train a GPT in a quarter of the memory that its gradient needs.
 
     python examples/fit_budget.py
     python examples/fit_budget.py --budget 64MiB
 
-`jrc.explain` says what the gradient needs, `jrc.plan` finds what to keep and what to run again so
-that it fits, and `jrc.make_train_step(..., memory_budget=...)` does the same for a whole train step
-with its optimizer. The losses stay those of the step without a budget.
+`jrc.explain` reports what the gradient needs, `jrc.plan` chooses what to save and what to recompute
+so that it fits, and `jrc.make_train_step(..., memory_budget=...)` does the same for a whole train
+step with its optimizer. The losses are those of the step without a budget.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def mib(size):
 
 
 def batches_of(steps, size, length):
-    """Pieces of real text, int32 (steps, size, length + 1): argparse's own source, byte by byte."""
+    """Return bytes of real text, int32 (steps, size, length + 1): argparse's own source."""
     text = np.frombuffer(pathlib.Path(argparse.__file__).read_bytes(), np.uint8).astype(np.int32)
     starts = np.random.default_rng(0).integers(0, len(text) - length, (steps, size))
     return text[starts[..., None] + np.arange(length + 1)]
@@ -60,7 +60,7 @@ def main(argv=None):
     params, key = gpt.init(jax.random.key(0), config), jax.random.key(2)
     batches = batches_of(options.steps, 8, options.length)
 
-    # What does it need? Nothing is run, and shapes would do for the arguments.
+    # What does it need? Nothing is run, and shapes are enough for the arguments.
     report = jrc.explain(loss, params, batches[0], key)
     budget = options.budget or f"{report.memory.peak // 4 // 1024}KiB"
     console.print(f"The gradient needs {mib(report.memory.peak)}, of which the largest parts are:")
@@ -92,7 +92,7 @@ def main(argv=None):
     try:
         jrc.plan(loss, params, batches[0], key, budget="100kB")
     except jrc.BudgetError as error:
-        console.print(f"100kB is out of reach: the least is {mib(error.least_bytes)}")
+        console.print(f"No plan fits 100kB: the least is {mib(error.least_bytes)}")
         least = error.least_bytes
 
     peaks = (report.memory.peak, plan.verified.peak_bytes), (peak, planned_peak)
@@ -102,5 +102,5 @@ def main(argv=None):
 if __name__ == "__main__":
     try:
         main()
-    except jrc.BudgetError as error:  # it says what is least, and what pins it
+    except jrc.BudgetError as error:  # names the least peak and what needs it
         sys.exit(str(error))

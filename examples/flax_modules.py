@@ -1,11 +1,11 @@
-"""Re-run the blocks of a flax module, linen or nnx: less memory, the same numbers.
+"""Recompute the blocks of a flax module, linen or nnx: less memory, the same numbers.
 
     python examples/flax_modules.py
     python examples/flax_modules.py --layers 16
 
-`jrc.recompute_module` makes a block one region: its output is kept, all inside is run again for the
-gradient. Parameters, dropout masks and running statistics stay those of the plain module. Where
-nothing is to be touched, `jrc.plan` finds what to run again within a budget.
+`jrc.recompute_module` makes a block one region: its output is saved, its interior is recomputed for
+the gradient. Parameters, dropout masks and running statistics are those of the plain module.
+`jrc.plan` needs no change to the module: it chooses what to recompute within a budget.
 """
 
 import argparse
@@ -25,7 +25,7 @@ class Block(nn.Module):
     def __call__(self, x, train):
         h = nn.Dense(4 * x.shape[-1])(nn.BatchNorm(use_running_average=not train)(x))
         h = nn.Dropout(0.1, deterministic=not train)(nn.gelu(h))
-        return x + nn.Dense(x.shape[-1])(h), h != 0  # the mask, to be looked at
+        return x + nn.Dense(x.shape[-1])(h), h != 0  # the mask, to be compared
 
 
 class Net(nn.Module):
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 def linen_ways(layers, x, y):
-    """The losses of the three ways, each with its arguments."""
+    """Return the losses of the three ways, each with its arguments."""
 
     def loss_of(net):
         def loss(params, statistics):
@@ -55,7 +55,7 @@ def linen_ways(layers, x, y):
 
     plain = Net(layers)
     recomputed = Net(layers, block=jrc.recompute_module(Block))
-    variables = plain.init(jax.random.key(0), x, train=False)  # they fit both
+    variables = plain.init(jax.random.key(0), x, train=False)  # for both modules
     args = variables["params"], variables["batch_stats"]
     plan = jrc.plan(loss_of(plain), *args, budget=0.25, has_aux=True)
     losses = loss_of(plain), loss_of(recomputed), plan.apply(loss_of(plain))
@@ -92,14 +92,14 @@ def nnx_ways(layers, x, y):
         out, masks = net(x)
         return jnp.mean((out - y) ** 2), (masks, nnx.state(net, nnx.BatchStat))
 
-    # A call changes the module (statistics, counters of keys), so each way has its own.
+    # A call changes the module (statistics, key counters), so each way has a module of its own.
     nets = [NnxNet(layers, x.shape[1], rngs=nnx.Rngs(0), recompute=i == 1) for i in range(3)]
     plan = jrc.plan(loss, nets[0], budget=0.25, has_aux=True)
     return [(fn, (net,)) for fn, net in zip((loss, loss, plan.apply(loss)), nets, strict=True)]
 
 
 def largest_error(tree, other):
-    """The largest difference of two trees, each leaf's measured by its largest entry."""
+    """Return the largest difference of two trees, relative to a leaf's largest entry."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
     return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs)
 
@@ -126,10 +126,10 @@ def main(argv=None):
             equal = (
                 largest_error(grads, first[0]) < 1e-5,
                 all(jnp.array_equal(a, b) for a, b in zip(masks, first[1], strict=True)),
-                largest_error(statistics, first[2]) < 1e-6,  # an update too many would show
+                largest_error(statistics, first[2]) < 1e-6,  # would differ after a second update
             )
             found[kind, name] = peak, *equal
-            words = ["equal" if e else "OTHERS" for e in equal] if name != "plain" else []
+            words = ["equal" if e else "DIFFER" for e in equal] if name != "plain" else []
             table.add_row(f"{kind}, {name}", f"{peak / 2**20:,.1f} MiB", *words)
     Console().print(table)
     return found

@@ -1,11 +1,11 @@
-"""Train an LSTM on long sequences without keeping every step of them.
+"""Train an LSTM on long sequences without saving what every step computes.
 
     python examples/rnn_scan.py
     python examples/rnn_scan.py --length 4096
 
-The gradient of `jax.lax.scan` keeps what every step computed: memory grows with the length.
-`jrc.recompute_scan` takes the same arguments and keeps about the root of as many carries, or with
-`segments="log"` still fewer, and runs steps again in the backward pass. The losses stay the same.
+The gradient of `jax.lax.scan` saves what every step computes: memory grows with the length N.
+`jrc.recompute_scan` takes the same arguments, saves about sqrt(N) carries, or log(N) with
+`segments="log"`, and recomputes the steps in the backward pass. The losses stay the same.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from lstm import lstm_cell
 from rich.console import Console
 from rich.table import Table
 
@@ -33,26 +34,22 @@ def init(key, width):
     return {
         "embed": 0.1 * jax.random.normal(keys[0], (256, width)),
         "w": jax.random.normal(keys[1], (2 * width, 4 * width)) / np.sqrt(2 * width),
+        # The bias of the forget gate starts at 1.
+        "b": jnp.zeros((4, width)).at[1].set(1.0).reshape(-1),
         "head": 0.1 * jax.random.normal(keys[2], (width, 256)),
     }
-
-
-def lstm(params, state, x):
-    hidden, cell = state
-    gates = jnp.concatenate([x, hidden], axis=-1) @ params["w"]
-    new, keep, write, show = jnp.split(gates, 4, axis=-1)
-    cell = jax.nn.sigmoid(keep + 1.0) * cell + jax.nn.sigmoid(write) * jnp.tanh(new)
-    return jax.nn.sigmoid(show) * jnp.tanh(cell), cell
 
 
 def loss(params, text, loop):
     """Mean cross-entropy of each next byte; `text` is int32 (batch, length + 1)."""
 
     def body(state, pair):
-        read, following = pair
-        state = lstm(params, state, params["embed"][read])
-        logits = state[0] @ params["head"]
-        return state, optax.softmax_cross_entropy_with_integer_labels(logits, following)
+        token, following = pair
+        hidden, cell = state
+        inputs = jnp.concatenate([params["embed"][token], hidden], axis=-1)
+        hidden, cell = lstm_cell(inputs @ params["w"] + params["b"][None], cell)
+        logits = hidden @ params["head"]
+        return (hidden, cell), optax.softmax_cross_entropy_with_integer_labels(logits, following)
 
     zeros = jnp.zeros((text.shape[0], params["w"].shape[0] // 2))
     _, losses = loop(body, (zeros, zeros), (text[:, :-1].T, text[:, 1:].T))
@@ -60,7 +57,7 @@ def loss(params, text, loop):
 
 
 def batches_of(steps, size, length):
-    """Pieces of real text, int32 (steps, size, length + 1): argparse's own source, byte by byte."""
+    """Return bytes of real text, int32 (steps, size, length + 1): argparse's own source."""
     text = np.frombuffer(pathlib.Path(argparse.__file__).read_bytes(), np.uint8).astype(np.int32)
     starts = np.random.default_rng(0).integers(0, len(text) - length, (steps, size))
     return text[starts[..., None] + np.arange(length + 1)]

@@ -1,11 +1,11 @@
-"""Show that recomputation runs a convolution again for the gradient of BatchNorm.
+"""Show that the gradient of BatchNorm reads a recomputed convolution.
 
     python examples/show_recompute.py
 
-Two residual blocks of convolution, BatchNorm and relu; the second is re-run, the first is not. Read
-from the lowered gradient program (StableHLO), before and after: every convolution with what it
-reads, and which one the gradient of each BatchNorm reads. Before, that is the one of the forward
-pass, whose result has to be kept for it. After, it is a second one with the same operands.
+Two residual blocks of convolution, BatchNorm and relu; the second is recomputed, the first is not.
+The lowered gradient program (StableHLO), before and after, gives every convolution with its
+operands, and which one the gradient of each BatchNorm reads. Before, that is the one of the forward
+pass, whose result must be saved for it. After, it is a second one with the same operands.
 """
 
 import dataclasses
@@ -61,11 +61,11 @@ class Operation:
 
 
 class Listing:
-    """The operations of a gradient program's main function, in order, and who reads what."""
+    """The operations of a gradient program's main function, in order, and their operands."""
 
     def __init__(self, fn):
         args = arguments()
-        # With the value, or JAX may leave out the forward pass of the last block, which is re-run.
+        # With the value: otherwise JAX may drop the last block's forward pass as dead code.
         lowered = jax.jit(jax.value_and_grad(fn), keep_unused=True).lower(*args)
         main = lowered.as_text().split("func.func public @main", 1)[1].split("func.func private")[0]
         found = (_operation(line) for line in main.splitlines())
@@ -76,11 +76,11 @@ class Listing:
         self.gradients = dict(zip(_names(args[0]), returned, strict=True))
 
     def maker(self, value):
-        """The operation that makes a value; none for what the program is given."""
+        """Return the operation that makes a value; None for an argument."""
         return self.made.get(value.partition("#")[0])
 
     def source(self, value):
-        """What a value is before `optimization_barrier`, which only orders the program."""
+        """Return the value before `optimization_barrier`, which only orders the program."""
         maker = self.maker(value)
         if maker is None or maker.operator != "optimization_barrier":
             return value
@@ -90,25 +90,25 @@ class Listing:
         return [o for o in self.operations if o.operator == "convolution"]
 
     def same(self, one, two):
-        """Whether two operations compute the same: operator, settings and operands."""
+        """Return whether two operations have equal settings and operands."""
         operands = [tuple(map(self.source, o.operands)) for o in (one, two)]
         return one.settings == two.settings and operands[0] == operands[1]
 
     def forward(self, block):
-        """The convolution of a block in the forward pass: the first that reads its weights."""
+        """Return a block's convolution in the forward pass: the first that reads its weights."""
         reads = lambda o: f"{block}/w" in map(self.name, o.operands)  # noqa: E731
         return next(o for o in self.convolutions() if reads(o))
 
     def reruns(self, forward):
-        """The later operations that compute the same."""
+        """Return the later operations that compute the same."""
         later = self.operations[self.operations.index(forward) + 1 :]
         return [o for o in later if o.operator == "convolution" and self.same(o, forward)]
 
     def normalised(self, scale):
-        """The normalised value in the gradient of BatchNorm's scale: sum(cotangent * normalised).
+        """Return the normalised value in the gradient of BatchNorm's scale.
 
-        It is a product itself, of x - mean and 1 / deviation; the cotangent comes from a `select`,
-        the gradient of relu.
+        The gradient is sum(cotangent * normalised). The normalised value is itself a product, of
+        x - mean and 1 / deviation; the cotangent comes from a `select`, the gradient of relu.
         """
         maker = self.maker(scale)
         while maker.operator in ("reduce", "reshape"):
@@ -117,8 +117,8 @@ class Listing:
         (value,) = [v for v in factors if self.maker(v).operator == "multiply"]
         return value
 
-    def convolutions_behind(self, value):
-        """The convolutions that a value is computed from without another one between."""
+    def convolutions_of(self, value):
+        """Return the convolutions that a value is computed from directly."""
         found, seen, left = [], set(), [value]
         while left:
             maker = self.maker(self.source(left.pop()))
@@ -132,7 +132,7 @@ class Listing:
         return found
 
     def name(self, value):
-        """A parameter or the input by its name, all else as it stands in the program."""
+        """Return the name of a parameter or the input; any other value as the program writes it."""
         value = self.source(value)
         return self.names.get(value, value)
 
@@ -151,17 +151,17 @@ def _operation(line):
 
 
 def _names(tree):
-    """The leaves' names, the input being `x`: `block_0/w`."""
+    """Return the names of the leaves: `block_0/w`, and `x` for the input."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [re.findall(r"\w+", jax.tree_util.keystr(path)) for path, _ in pairs]
     return [f"block_{name[-2]}/{name[-1]}" if len(name) > 1 else "x" for name in names]
 
 
-# ---------------------------------------------------------------- for a person
+# ---------------------------------------------------------------- the tables
 
 
 def rows(listing):
-    """Each convolution, and each BatchNorm's gradient with the convolution that it reads."""
+    """Yield each convolution, and each BatchNorm's gradient with the convolution it reads."""
     blocks = [f"block_{i}" for i in range(len(arguments()[0]))]
     words, reads = {made: f"gradient of {name}" for name, made in listing.gradients.items()}, {}
     for block in blocks:
@@ -170,7 +170,7 @@ def rows(listing):
         words |= {forward.result: f"{block}, forward"}
         words |= {o.result: f"{block}, RE-RUN of {forward.result}" for o in again}
         scale = listing.gradients[f"{block}/scale"]
-        (read,) = listing.convolutions_behind(listing.normalised(scale))
+        (read,) = listing.convolutions_of(listing.normalised(scale))
         reads[scale] = read.result
     other = "gradient of a block's input"
     for o in listing.operations:

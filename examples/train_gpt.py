@@ -2,7 +2,7 @@
 
     python examples/train_gpt.py                    # four replicas; simulated ones on a CPU
     python examples/train_gpt.py --dense            # the same with an uncompressed all-reduce
-    python examples/train_gpt.py --resume           # go on from the last save
+    python examples/train_gpt.py --resume           # continue from the last save
     python examples/train_gpt.py --text my_corpus/  # any folder or file
 
 Ends with a table, and writes figures.json, loss.png and memory.png under --out.
@@ -39,10 +39,10 @@ def arguments(argv=None):
 
 
 def read_text(path):
-    """The bytes of all text under `path`, in an order that depends on file names alone."""
+    """Return the bytes of all text under `path`, in the order of the file names."""
     root = path or pathlib.Path(sysconfig.get_paths()["stdlib"])
     if not root.exists():
-        raise SystemExit(f"--text {root}: no such file or folder")
+        raise SystemExit(f"--text must be a file or folder, got {root}, which does not exist.")
     pattern = "**/*" if path else "*.py"
     files = [root] if root.is_file() else sorted(f for f in root.glob(pattern) if f.is_file())
     data = np.frombuffer(b"".join(f.read_bytes() for f in files), np.uint8)
@@ -50,15 +50,17 @@ def read_text(path):
 
 
 def split_text(data, length):
-    """Held-out text is the last tenth: other files than those trained on."""
+    """Split off the last tenth, which is of other files, as held-out text."""
     cut = len(data) * 9 // 10
     if len(data) - cut < 2 * length:
-        raise SystemExit(f"the text has {len(data)} bytes; --length {length} needs {20 * length}")
+        raise SystemExit(
+            f"--text must have at least {20 * length} bytes for --length {length}, got {len(data)}."
+        )
     return data[:cut], data[cut:]
 
 
 def batch_at(data, step, count, length, *seed):
-    """The batch of a step depends on seed and step alone, so that a resumed run sees the same."""
+    """Return the batch of a step; it depends on seed and step alone, in resumed runs too."""
     starts = np.random.default_rng((*seed, step)).integers(0, len(data) - length, count)
     return np.stack([data[s : s + length + 1] for s in starts]).astype(np.int32)
 
@@ -95,7 +97,7 @@ def run(options):
         layers=options.layers, heads=options.heads, width=options.width, length=options.length
     )
     text = read_text(options.text)
-    # What must be equal for a run to be resumed, the text included.
+    # A resumed run must have equal options and the same text.
     wanted = common.settings(options, "text")
     wanted |= {"text_bytes": len(text), "text_crc32": zlib.crc32(text)}
     train_text, held_out = split_text(text, options.length)
@@ -118,7 +120,7 @@ def run(options):
     if options.resume:
         state, history = common.resume(options, state, wanted)
     else:
-        history = common.start_anew(options, evaluate(params), wanted)
+        history = common.start(options, evaluate(params), wanted)
     count = step.replicas * options.batch
     batch_of = lambda i: batch_at(train_text, i, count, options.length, options.seed)  # noqa: E731
     state = common.train(options, step, state, history, batch_of, history["before"])

@@ -11,8 +11,8 @@ On many, one such line on each with the address of the first; under SLURM none o
 
     srun python examples/train_multihost.py
 
-A process alone uses all devices of its machine. --out lies on a file system that all share, and
---resume goes on from the last save there. All replicas keep bit-equal parameters.
+A process alone uses all devices of its machine. --out must be on a file system that all share;
+--resume continues from the last save there. All replicas keep bit-equal parameters.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from jrc.models import gpt
 def arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--coordinator", help="host:port of process 0; left out where a cluster tells")
+    add("--coordinator", help="host:port of process 0; not needed where a cluster sets it")
     add("--num-processes", type=int)
     add("--process-id", type=int)
     add("--text", type=pathlib.Path, help="file or folder (default: the standard library's source)")
@@ -48,7 +48,7 @@ def arguments(argv=None):
 
 
 def join(options):
-    """Join the other processes, if options or a cluster say where they are."""
+    """Join the other processes, if options or a cluster give their address."""
     given = options.coordinator, options.num_processes, options.process_id
     try:
         jax.distributed.initialize(*given)
@@ -60,12 +60,13 @@ def join(options):
 
 
 def own_text(options):
-    """This process's stretch of the text, and what tells the whole text from another."""
+    """Return this process's part of the text, and what identifies the whole text."""
     text = read_text(options.text)
     part = np.array_split(text, jax.process_count())[jax.process_index()]
     if len(part) < 2 * options.length:
         raise SystemExit(
-            f"--text: {len(part)} bytes a process; --length needs {2 * options.length}"
+            f"--text must have at least {2 * options.length} bytes a process for --length "
+            f"{options.length}, got {len(part)}."
         )
     return part, {"text_bytes": len(text), "text_crc32": zlib.crc32(text)}
 
@@ -95,13 +96,13 @@ def run(options):
         f"{jax.devices()[0].device_kind}, {'dense momentum SGD' if options.dense else 'DGC'}"
     )
 
-    # Other processes have other addresses on another day, but there must be as many.
+    # A resumed run may have other addresses, but it must have as many processes.
     wanted = common.settings(options, "text", "coordinator", "num_processes", "process_id")
     wanted |= text_is | {"processes": jax.process_count(), "replicas": step.replicas}
     if options.resume:
         state, history = common.resume(options, state, wanted)
     else:
-        history = common.start_anew(options, None, wanted)
+        history = common.start(options, None, wanted)
 
     whole = NamedSharding(mesh, PartitionSpec("data"))
     count = options.batch * len(mesh.local_devices)
@@ -112,7 +113,7 @@ def run(options):
 
     common.train(options, step, state, history, batch_of)
     report(history, step.replicas, size)
-    console.print(f"Saved in {options.out}; --resume goes on from there")
+    console.print(f"Saved in {options.out}; --resume continues from there")
     return history
 
 

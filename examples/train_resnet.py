@@ -2,11 +2,11 @@
 
     python examples/train_resnet.py                  # scikit-learn's digits; four replicas
     python examples/train_resnet.py --dense          # the same with an uncompressed all-reduce
-    python examples/train_resnet.py --resume         # go on from the last save
+    python examples/train_resnet.py --resume         # continue from the last save
     python examples/train_resnet.py --data PATH      # CIFAR-10: a folder or an original archive
 
-Every residual block but the first of each stage is re-run in the backward pass. Ends with a table,
-and writes figures.json, loss.png and memory.png under --out.
+Every residual block except the first of each stage is recomputed in the backward pass. Ends with a
+table, and writes figures.json, loss.png and memory.png under --out.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def arguments(argv=None):
 
 
 def read_digits():
-    """1797 grey 8 x 8 images; a fifth of them, the same in every run, is kept to test."""
+    """Return 1797 grey 8 x 8 images; a fifth, the same in every run, is for testing."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -57,7 +57,7 @@ def read_digits():
 
 
 def mean_and_deviation(x):
-    """Of each colour, from how often each of its 256 values occurs."""
+    """Return mean and deviation of each channel, from the counts of its 256 values."""
     counts = [np.bincount(x[..., i].ravel(), minlength=256) for i in range(x.shape[-1])]
     shares = np.stack(counts, axis=1) / (x.size // x.shape[-1])
     values = np.arange(256.0)[:, None]
@@ -66,44 +66,44 @@ def mean_and_deviation(x):
 
 
 class Source:
-    """Images and what training makes of them.
+    """Images, and their batches with augmentation.
 
-    Digits are moved by up to one pixel and not mirrored: that would make other digits of them.
+    Digits are shifted by up to one pixel and not mirrored, since a mirrored digit is another one.
     """
 
     def __init__(self, options):
         self.images = read_cifar(options.data) if options.data else read_digits()
-        self.move, self.mirror = (4, True) if options.data else (1, False)
+        self.shift, self.mirror = (4, True) if options.data else (1, False)
         self.mean, self.deviation = mean_and_deviation(self.images.train_x)
         self.seed = options.seed
 
     def normalised(self, x):
-        """Floats whose mean is 0 and deviation 1 over the training images, colour by colour."""
+        """Return floats; each channel has mean 0 and deviation 1 over the training images."""
         return ((x - self.mean) / self.deviation).astype(np.float32)
 
     def batch_at(self, step, count):
-        """The batch of a step depends on seed and step alone: a resumed run sees the same."""
+        """Return the batch of a step; it depends on seed and step alone, in resumed runs too."""
         rng = np.random.default_rng((self.seed, step))
         chosen = rng.integers(0, len(self.images.train_x), count)
-        x = augment(self.images.train_x[chosen], rng, self.move, self.mirror)
+        x = augment(self.images.train_x[chosen], rng, self.shift, self.mirror)
         return self.normalised(x), self.images.train_y[chosen]
 
     def tests(self, most=500):
-        """The test images in parts of at most `most`."""
+        """Yield the test images in parts of at most `most`."""
         for start in range(0, len(self.images.test_x), most):
             part = slice(start, start + most)
             yield self.normalised(self.images.test_x[part]), self.images.test_y[part]
 
 
-def augment(x, rng, move, mirror):
-    """Each image moved by up to `move` pixels both ways, black at the rim, and half mirrored."""
+def augment(x, rng, shift, mirror):
+    """Shift each image by up to `shift` pixels both ways with black borders; mirror half."""
     count, height, width, _ = x.shape
-    padded = np.pad(x, ((0, 0), (move, move), (move, move), (0, 0)))
-    top, left = rng.integers(0, 2 * move + 1, (2, count, 1))
+    padded = np.pad(x, ((0, 0), (shift, shift), (shift, shift), (0, 0)))
+    top, left = rng.integers(0, 2 * shift + 1, (2, count, 1))
     rows, columns = top + np.arange(height), left + np.arange(width)
     x = padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
-    turned = rng.random((count, 1, 1, 1)) < 0.5
-    return np.where(turned, x[:, :, ::-1], x) if mirror else x
+    mirrored = rng.random((count, 1, 1, 1)) < 0.5
+    return np.where(mirrored, x[:, :, ::-1], x) if mirror else x
 
 
 # ---------------------------------------------------------------- report
@@ -115,7 +115,7 @@ def accuracy(predict, params, model_state, source):
 
 
 def rerun(config, loss_fn, params, model_state, batch):
-    """What MindSpore's setting re-runs: convolutions, and floating-point operations in all."""
+    """Return the convolutions and FLOPs that MindSpore's setting recomputes."""
     setting = dict(config.mindspore_segments)
     boundaries = setting.pop("checkpoints")
     cut = jrc.find_segments(loss_fn, boundaries, params, model_state, batch, **setting)
@@ -147,7 +147,7 @@ def plot(found, accuracies, out):
     common.plot_smooth(axes[1], np.asarray(accuracies), "training, each step")
     ends = (found["accuracy_before"], found["accuracy_after"])
     axes[1].plot([0, len(accuracies) - 1], ends, "o", color="C3", label="test images")
-    axes[1].set(xlabel="step", ylabel="share that is right", title="Accuracy")
+    axes[1].set(xlabel="step", ylabel="accuracy", title="Accuracy")
     axes[1].legend()
     common.plot_network(axes[2], found)
     figure.savefig(out / "loss.png", dpi=120)
@@ -165,7 +165,7 @@ def run(options):
     )  # fmt: skip
     wanted = common.settings(options, "data") | {"images_crc32": zlib.crc32(train_x)}
     loss_fn = functools.partial(resnet.loss, config=config)
-    # Below the usual least size, because the whole net is small.
+    # Below the default, because the whole net is small.
     tx = common.optimizer(options, **({} if options.dense else {"min_size": 1024}))
     params, model_state = resnet.init(jax.random.key(options.seed), config)
     size = sum(x.size for x in jax.tree.leaves(params))
@@ -186,7 +186,7 @@ def run(options):
         state, history = common.resume(options, state, wanted)
     else:
         before = accuracy(predict, params, model_state, source)
-        history = common.start_anew(options, before, wanted)
+        history = common.start(options, before, wanted)
     batch_of = lambda i: source.batch_at(i, step.replicas * options.batch)  # noqa: E731
     state = common.train(options, step, state, history, batch_of)
 

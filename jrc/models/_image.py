@@ -1,4 +1,4 @@
-"""What image models share. Images are (batch, height, width, channels), kernels HWIO."""
+"""Layers of image models. Images are (batch, height, width, channels), kernels HWIO."""
 
 import dataclasses
 import itertools
@@ -16,16 +16,16 @@ _EPSILON = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Undrawn:
-    """A parameter that `draw` will make: normal numbers of this shape and deviation."""
+    """A parameter to be drawn by `draw`: normal numbers of this shape and deviation."""
 
     shape: tuple[int, ...]
     deviation: float
 
 
 def draw(key: RandomKey, tree: PyTree) -> PyTree:
-    """The tree with every `Undrawn` leaf made, float32.
+    """Return the tree with every `Undrawn` leaf drawn, float32.
 
-    One draw is dealt out to all: XLA takes minutes to compile a generator for each of dozens.
+    All leaves share one draw: XLA takes minutes to compile dozens of generators.
     """
     leaves, treedef = jax.tree.flatten(tree)
     wanted = [leaf for leaf in leaves if isinstance(leaf, Undrawn)]
@@ -38,7 +38,7 @@ def draw(key: RandomKey, tree: PyTree) -> PyTree:
 
 
 def conv_init(size: int, inputs: int, outputs: int) -> Undrawn:
-    """A kernel with variance 2 / (size² inputs), for a relu behind it.
+    """Return a kernel with variance 2 / (size² inputs), for a relu after it.
 
     Source: He et al., "Delving Deep into Rectifiers", arXiv 1502.01852, sec. 2.2.
     """
@@ -46,7 +46,7 @@ def conv_init(size: int, inputs: int, outputs: int) -> Undrawn:
 
 
 def dense_init(inputs: int, outputs: int) -> dict[str, Undrawn | Array]:
-    """Weights `w` (inputs, outputs) with variance 1/inputs, and a zero bias `b` (outputs,)."""
+    """Return weights `w` (inputs, outputs), variance 1/inputs, and a zero bias `b` (outputs,)."""
     return {"w": Undrawn((inputs, outputs), 1 / math.sqrt(inputs)), "b": jnp.zeros(outputs)}
 
 
@@ -65,18 +65,18 @@ def conv(
 
 
 def max_pool(x: Float[Array, "b h w c"]) -> Float[Array, "b h/2 w/2 c"]:
-    """The largest of 3 x 3 neighbours, at every second place."""
+    """Return the largest of 3 x 3 neighbours, with stride 2."""
     sides = ((0, 0), (1, 1), (1, 1), (0, 0))
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), sides)
 
 
 def average(x: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
-    """The mean over all places, at least in float32."""
+    """Return the mean over height and width, at least in float32."""
     return jnp.mean(_wide(x), axis=(1, 2))
 
 
 def batch_norm_init(width: int, scale: float = 1.0) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Parameters `scale`, `bias` and state `mean`, `variance`, all (width,) and float32."""
+    """Return parameters `scale`, `bias` and state `mean`, `variance`, all float32 (width,)."""
     params = {"scale": jnp.full(width, scale), "bias": jnp.zeros(width)}
     return params, {"mean": jnp.zeros(width), "variance": jnp.ones(width)}
 
@@ -84,10 +84,10 @@ def batch_norm_init(width: int, scale: float = 1.0) -> tuple[dict[str, Array], d
 def batch_norm(
     params: dict[str, Array], state: dict[str, Array], x: Float[Array, "b h w c"], train: bool
 ) -> tuple[Float[Array, "b h w c"], dict[str, Array]]:
-    """Give every channel mean 0 and variance 1, then scale and shift.
+    """Normalise every channel to mean 0 and variance 1, then scale and shift.
 
-    Training takes mean and (biased) variance of the batch, and moves the state a tenth of the way
-    towards them; else the state's are taken and it stays. All of it at least in float32.
+    Training uses the mean and (biased) variance of the batch, and moves the state a tenth of the
+    way towards them; otherwise those of the state are used. All of it is at least in float32.
 
     Source: Ioffe and Szegedy, "Batch Normalization", arXiv 1502.03167, algorithm 1.
     """
@@ -104,13 +104,13 @@ def batch_norm(
 
 
 def squeeze_excitation_init(width: int, reduction: int) -> PyTree:
-    """Two dense layers, `squeeze` to width / reduction and `excite` back."""
+    """Return two dense layers, `squeeze` to width / reduction and `excite` back."""
     inner = width // reduction
     return {"squeeze": dense_init(width, inner), "excite": dense_init(inner, width)}
 
 
 def squeeze_excitation(params: dict, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-    """Scale every channel of an image by what its mean channels say.
+    """Scale every channel of an image by a gate computed from the mean of each channel.
 
     Source: Hu et al., "Squeeze-and-Excitation Networks", arXiv 1709.01507, sec. 3.
     """

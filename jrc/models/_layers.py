@@ -1,4 +1,4 @@
-"""What several models share. Broadcasts are written out: users may forbid rank promotion."""
+"""Layers of several models. Broadcasts are explicit, because users may forbid rank promotion."""
 
 import math
 from typing import Any
@@ -10,23 +10,23 @@ from jrc._typing import Array, Float, Int, RandomKey
 
 
 def dense_init(key: RandomKey, inputs: int, outputs: int, gain: float = 1.0) -> dict[str, Array]:
-    """Weights `w` (inputs, outputs) with variance gain²/inputs, and a zero bias `b` (outputs,)."""
+    """Return `w` (inputs, outputs) with variance gain²/inputs, and a zero bias `b` (outputs,)."""
     w = jax.random.normal(key, (inputs, outputs)) * (gain / math.sqrt(inputs))
     return {"w": w, "b": jnp.zeros(outputs)}
 
 
 def dense(params: dict[str, Array], x: Float[Array, "*batch i"]) -> Float[Array, "*batch o"]:
-    """`x @ w + b`."""
+    """Return `x @ w + b`."""
     return x @ params["w"] + over(params["b"], x)
 
 
 def over(vector: Float[Array, " n"], x: Array) -> Array:
-    """A vector with leading axes of 1, to act on the last axis of `x`."""
+    """Return a vector with leading axes of 1, to act on the last axis of `x`."""
     return jax.lax.expand_dims(vector, range(x.ndim - vector.ndim))
 
 
 def layer_norm_init(width: int) -> dict[str, Array]:
-    """`scale` of ones and `bias` of zeros, both (width,)."""
+    """Return `scale` of ones and `bias` of zeros, both (width,)."""
     return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
 
 
@@ -39,7 +39,7 @@ def layer_norm(params: dict[str, Array], x: Float[Array, "*batch d"]) -> Float[A
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: RandomKey | None) -> Float[Array, "..."]:
-    """Zero each entry with probability `rate` and scale the rest; without a key, nothing."""
+    """Zero each entry with probability `rate` and scale the rest; without a key, return `x`."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -49,11 +49,11 @@ def dropout(x: Float[Array, "..."], rate: float, key: RandomKey | None) -> Float
 def cross_entropy(
     logits: Float[Array, "*batch classes"], labels: Int[Array, "*batch"]
 ) -> Float[Array, ""]:
-    """Mean of -log p(label), in nats."""
+    """Return the mean of -log p(label), in nats."""
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
 
 
 def split_or_none(key: RandomKey | None, count: int) -> Any:
-    """`count` keys, or as many `None`s when there is no key."""
+    """Return `count` keys, or as many Nones without a key."""
     return [None] * count if key is None else jax.random.split(key, count)

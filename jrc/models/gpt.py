@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from jrc._typing import Array, Float, Int, PyTree, RandomKey
-from jrc._validate import check_flag
-from jrc.models._check import check_apply, check_array, check_init, check_size
+from jrc._validate import check_flag, is_real, whole_number
+from jrc.models._check import check_apply, check_array, check_init
 from jrc.models._layers import (
     cross_entropy,
     dense,
@@ -34,7 +34,7 @@ from jrc.remat import mark
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What a GPT is.
+    """The sizes of a GPT.
 
     Attributes:
         vocabulary: Number of tokens; 256 for bytes.
@@ -57,29 +57,30 @@ class Config:
     scan: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse sizes that mean nothing."""
+        """Check every field."""
         who = "jrc.models.gpt.Config"
         for field in ("vocabulary", "layers", "heads", "width", "length"):
-            check_size(getattr(self, field), field, who)
+            remedy = "Leave it out for the default."
+            whole_number(getattr(self, field), field, who, least=1, remedy=remedy)
         if self.width % self.heads:
             raise ValueError(
-                f"{who}: heads divides width; got heads={self.heads}, width={self.width}. "
+                f"{who}: heads must divide width, got heads={self.heads}, width={self.width}. "
                 "Choose a width that is a multiple of heads."
             )
-        if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
+        if not is_real(self.dropout) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(
-                f"{who}: dropout lies in [0, 1); got {self.dropout!r}. 0 drops nothing."
+                f"{who}: dropout must lie in [0, 1), got {self.dropout!r}. 0 drops nothing."
             )
         check_flag(self.scan, "scan", who)
 
     @property
     def boundaries(self) -> tuple[str, ...]:
-        """The marks of the blocks' results: `block_0`, `block_1`, …; a loop has none."""
+        """The marks of the blocks' results: `block_0`, `block_1`, …; none with `scan`."""
         return () if self.scan else tuple(f"block_{i}" for i in range(self.layers))
 
 
 def init(key: RandomKey, config: Config) -> PyTree:
-    """Parameters, float32: `tokens`, `positions`, `block_0` … (or `blocks`), `norm`, `head`."""
+    """Return float32 `tokens`, `positions`, `block_0` … or `blocks`, `norm` and `head`."""
     check_init(key, config, Config, "jrc.models.gpt.init")
     token_key, position_key, head_key, *block_keys = jax.random.split(key, config.layers + 3)
     width = config.width
@@ -88,7 +89,7 @@ def init(key: RandomKey, config: Config) -> PyTree:
         "positions": jax.random.normal(position_key, (config.length, width)),
         **_init_blocks(block_keys, config),
         "norm": layer_norm_init(width),
-        # Small, so that an untrained model gives every token about the same probability.
+        # Small: an untrained model gives every token about the same probability.
         "head": dense_init(head_key, width, config.vocabulary, 0.1),
     }
 
@@ -101,21 +102,24 @@ def apply(
     key: RandomKey | None = None,
     loop: Callable[..., Any] = jax.lax.scan,
 ) -> Float[Array, "batch length vocabulary"]:
-    """Logits of the next token at every position.
+    """Return the logits of the next token at every position.
 
     Args:
-        params: What `init` returns.
-        tokens: Token numbers; the sequence is at most `config.length` long.
-        config: The same as for `init`.
+        params: The parameters of `init`.
+        tokens: Token numbers, int (batch, length), at most `config.length` long.
+        config: The config of `init`.
         key: Key for dropout; without one nothing is dropped.
-        loop: What runs the blocks when `config.scan` is set. `functools.partial(
-            jrc.recompute_scan, segments=config.layers)` re-runs every block, fewer segments keep
-            fewer results of blocks.
+        loop: The loop over the blocks when `config.scan` is set. `functools.partial(
+            jrc.recompute_scan, segments=config.layers)` recomputes every block; with fewer
+            segments fewer results of blocks are saved.
+
+    Returns:
+        Logits (batch, length, vocabulary) in the parameters' dtype.
 
     Raises:
-        TypeError: If `config` is none.
-        ValueError: If the sequence is longer than `config.length`, tokens are no integers of two
-            axes, or the parameters were made for another model.
+        TypeError: If `config` is not a `Config`.
+        ValueError: If the sequence is longer than `config.length`, tokens are not integers with
+            two axes, or the parameters were made for another model.
     """
     who = "jrc.models.gpt.apply"
     check_apply(params, config, Config, _names, who)
@@ -123,8 +127,8 @@ def apply(
     length = tokens.shape[-1]
     if length > config.length:
         raise ValueError(
-            f"{who}: a sequence has at most config.length={config.length} tokens; got "
-            f"{length}. Cut it, or make the model with a larger length."
+            f"{who}: tokens must have at most config.length={config.length} of them in a row, got "
+            f"{length}. Cut the rows, or make the model with a larger length."
         )
     keys = split_or_none(key, config.layers + 1)
     embed_key, block_keys = keys[0], keys[1:]
@@ -146,25 +150,25 @@ def loss(
     config: Config,
     loop: Callable[..., Any] = jax.lax.scan,
 ) -> Float[Array, ""]:
-    """Mean cross-entropy in nats of predicting each token of `batch` from those before it."""
+    """Return the mean cross-entropy, nats, of each token of `batch` given those before it."""
     _check_tokens(batch, "jrc.models.gpt.loss")
     if batch.shape[1] < 2:
         raise ValueError(
-            f"jrc.models.gpt.loss: a sequence has at least two tokens, one to predict; got "
-            f"{batch.shape[1]}. Give longer ones."
+            "jrc.models.gpt.loss: batch must have at least two tokens in a row, one to predict, "
+            f"got {batch.shape[1]}. Pass longer rows."
         )
     logits = apply(params, batch[:, :-1], config, key=key, loop=loop)
     return cross_entropy(logits, batch[:, 1:])
 
 
 def _check_tokens(tokens: Any, who: str) -> None:
-    rule = "tokens are integers, of shape (batch, length)"
-    way_out = "Cut the text into rows of token numbers."
-    check_array(tokens, jnp.integer, (None, None), rule, way_out, who)
+    rule = "tokens must be integers, of shape (batch, length)"
+    remedy = "Cut the text into rows of token numbers."
+    check_array(tokens, jnp.integer, (None, None), rule, remedy, who)
 
 
 def _names(config: Config) -> tuple[str, ...]:
-    """The parameters that `init` makes."""
+    """Return the names of the parameters that `init` makes."""
     return ("tokens", "positions", *(config.boundaries or ("blocks",)), "norm", "head")
 
 
@@ -178,7 +182,7 @@ def _init_blocks(keys: Sequence[RandomKey], config: Config) -> PyTree:
 def _init_block(key: RandomKey, config: Config) -> PyTree:
     qkv, out, up, down = jax.random.split(key, 4)
     width = config.width
-    # What each branch adds to the residual stream shrinks with depth, as in GPT-2.
+    # The weights that write to the residual stream shrink with depth, as in GPT-2.
     gain = 1.0 / math.sqrt(2 * config.layers)
     return {
         "norm_1": layer_norm_init(width),
@@ -193,13 +197,13 @@ def _init_block(key: RandomKey, config: Config) -> PyTree:
 def embed(
     params: PyTree, tokens: Int[Array, "b t"], config: Config, *, key: RandomKey | None = None
 ) -> Float[Array, "b t d"]:
-    """What the first block reads: the tokens' and the positions' vectors added."""
+    """Return the input of the first block: token plus position embeddings."""
     x = params["tokens"][tokens] + params["positions"][None, : tokens.shape[-1]]
     return dropout(x, config.dropout, key)
 
 
 def unembed(params: PyTree, x: Float[Array, "b t d"]) -> Float[Array, "b t vocabulary"]:
-    """Logits from what the last block returns."""
+    """Return logits from the output of the last block."""
     return dense(params["head"], layer_norm(params["norm"], x))
 
 
@@ -210,7 +214,7 @@ def block(
     *,
     key: RandomKey | None = None,
 ) -> Float[Array, "b t d"]:
-    """One block, with the parameters `params["block_i"]`: attention, then an MLP of 4 x width."""
+    """Run one block with the parameters `params["block_i"]`: attention, an MLP of 4 x width."""
     attention_key, branch_key, mlp_key = split_or_none(key, 3)
     branch = _attention(params, layer_norm(params["norm_1"], x), config, attention_key)
     x = x + dropout(branch, config.dropout, branch_key)

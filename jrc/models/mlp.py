@@ -1,4 +1,4 @@
-"""A multi-layer perceptron for classification: the net of Paddle's recompute sample by default.
+"""A multi-layer perceptron for classification: by default the net of Paddle's recompute sample.
 
 >>> import jax, jax.numpy as jnp
 >>> params = init(jax.random.key(0), Config())
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc._validate import is_whole, one_of
 from jrc.models._check import check_apply, check_array, check_init, check_labels, pair_of
 from jrc.models._layers import cross_entropy, dense, dense_init
 from jrc.remat import mark
@@ -28,7 +29,7 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What an MLP is.
+    """The sizes of an MLP.
 
     Attributes:
         sizes: Width of the input, of every hidden layer, and the number of classes.
@@ -39,20 +40,16 @@ class Config:
     activation: str = "identity"
 
     def __post_init__(self) -> None:
-        """Refuse sizes and activations that mean nothing."""
+        """Check both fields."""
         who = "jrc.models.mlp.Config"
         several = isinstance(self.sizes, tuple | list)
-        whole = several and all(type(size) is int and size > 0 for size in self.sizes)
+        whole = several and all(is_whole(size) and size > 0 for size in self.sizes)
         if not whole or len(self.sizes) < 2:
             raise ValueError(
-                f"{who}: sizes holds at least an input and an output width, all positive whole "
-                f"numbers; got {self.sizes!r}. The default is (32, 128, 2)."
+                f"{who}: sizes must have an input and an output width at least, all whole numbers "
+                f">= 1, got {self.sizes!r}. The default is (32, 128, 2)."
             )
-        if not isinstance(self.activation, str) or self.activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"{who}: activation is one of {', '.join(map(repr, _ACTIVATIONS))}; "
-                f"got {self.activation!r}."
-            )
+        one_of(self.activation, "activation", _ACTIVATIONS, who)
 
     @property
     def boundaries(self) -> tuple[str, ...]:
@@ -61,7 +58,7 @@ class Config:
 
 
 def init(key: RandomKey, config: Config) -> PyTree:
-    """Parameters `{"fc_1": {"w", "b"}, …, "pred": {"w", "b"}}`, float32."""
+    """Return parameters `{"fc_1": {"w", "b"}, …, "pred": {"w", "b"}}`, float32."""
     check_init(key, config, Config, "jrc.models.mlp.init")
     names = config.boundaries
     keys = jax.random.split(key, len(names))
@@ -79,13 +76,13 @@ def apply(
     *,
     key: RandomKey | None = None,
 ) -> Float[Array, "batch classes"]:
-    """Logits; every layer's result is marked with its name. There is nothing random: no key."""
+    """Return logits; every layer's result is marked with its name. `key` is not used."""
     del key
     who = "jrc.models.mlp.apply"
     check_apply(params, config, Config, lambda config: config.boundaries, who)
-    rule = f"x holds numbers, of shape (batch, {config.sizes[0]})"
-    way_out = "Flatten the examples, or make the model with sizes that begin with their width."
-    check_array(x, jnp.number, (None, config.sizes[0]), rule, way_out, who)
+    rule = f"x must be numbers, of shape (batch, {config.sizes[0]})"
+    remedy = "Flatten the examples, or make the model with sizes that begin with their width."
+    check_array(x, jnp.number, (None, config.sizes[0]), rule, remedy, who)
     activation = _ACTIVATIONS[config.activation]
     for name in config.boundaries:
         x = mark(dense(params[name], x), name)
@@ -100,7 +97,7 @@ def loss(
     *,
     config: Config,
 ) -> Float[Array, ""]:
-    """Mean softmax cross-entropy in nats of a batch `(x, labels)`."""
+    """Return the mean softmax cross-entropy, nats, of a batch `(x, labels)`."""
     x, labels = pair_of(batch, "jrc.models.mlp.loss")
     logits = apply(params, x, config, key=key)
     check_labels(labels, logits, "jrc.models.mlp.loss")

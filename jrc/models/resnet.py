@@ -25,14 +25,13 @@ import jax
 import jax.numpy as jnp
 
 from jrc._typing import Array, Float, Int, PyTree, RandomKey
-from jrc._validate import check_flag
+from jrc._validate import check_flag, whole_number
 from jrc.models._check import (
     check_apply,
     check_array,
     check_config,
     check_init,
     check_labels,
-    check_size,
     pair_of,
 )
 from jrc.models._image import (
@@ -91,44 +90,45 @@ class Config:
     zero_init: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse sizes that mean nothing."""
+        """Check every field."""
         who = "jrc.models.resnet.Config"
-        check_size(self.depth, "depth", who)
+        remedy = "Leave it out for the default."
+        whole_number(self.depth, "depth", who, least=1, remedy=remedy)
         if self.depth not in _DEPTHS and (self.depth < 8 or self.depth % 6 != 2):
             raise ValueError(
-                f"{who}: depth is one of {', '.join(map(str, _DEPTHS))}, or 6n + 2 for "
-                f"small images (8, 14, 20, …); got {self.depth}."
+                f"{who}: depth must be one of {', '.join(map(str, _DEPTHS))}, or 6n + 2 for "
+                f"small images, got {self.depth}. Small ones are 8, 14, 20, …"
             )
         for field in ("classes", "channels", "width", "squeeze_excitation"):
             size = getattr(self, field)
             if size is not None or field in ("classes", "channels"):
-                check_size(size, field, who)
+                whole_number(size, field, who, least=1, remedy=remedy)
         check_flag(self.zero_init, "zero_init", who)
         if self.stem not in (None, *_STEMS):
             raise ValueError(
-                f"{who}: stem is one of {', '.join(map(repr, _STEMS))}, or None for the "
-                f"paper's; got {self.stem!r}."
+                f"{who}: stem must be one of {', '.join(map(repr, _STEMS))}, or None for the "
+                f"paper's, got {self.stem!r}."
             )
         if (self.squeeze_excitation or 1) > (least := self.widths[0]):
             raise ValueError(
-                f"{who}: squeeze_excitation is at most {least}, the channels that the "
-                f"first stage returns; got {self.squeeze_excitation}. Choose a smaller one, or a "
+                f"{who}: squeeze_excitation must be at most {least}, the channels that the "
+                f"first stage returns, got {self.squeeze_excitation}. Choose a smaller one, or a "
                 "larger width."
             )
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Number of blocks of each stage."""
+        """The number of blocks of each stage."""
         return _DEPTHS[self.depth][0] if self.depth in _DEPTHS else (self.depth // 6,) * 3
 
     @property
     def bottleneck(self) -> bool:
-        """Whether a block is 1 x 1, 3 x 3, 1 x 1, and not two 3 x 3 convolutions."""
+        """Whether a block is 1 x 1, 3 x 3, 1 x 1, or else two 3 x 3 convolutions."""
         return self.depth in _DEPTHS and _DEPTHS[self.depth][1]
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels that each stage returns."""
+        """The channels that each stage returns."""
         first = self.width or (64 if self.depth in _DEPTHS else 16)
         first *= _EXPANSION if self.bottleneck else 1
         return tuple(first * 2**i for i in range(len(self.stages)))
@@ -150,7 +150,7 @@ class Config:
 
 
 def init(key: RandomKey, config: Config) -> tuple[PyTree, PyTree]:
-    """Parameters and state, float32.
+    """Return parameters and state, float32.
 
     Args:
         key: A random key.
@@ -187,7 +187,7 @@ def apply(
     train: bool = False,
     key: RandomKey | None = None,
 ) -> tuple[Float[Array, "batch classes"], PyTree]:
-    """Logits, and the state after the batch.
+    """Return logits, and the state after the batch.
 
     Args:
         params: Parameters from `init`.
@@ -231,7 +231,7 @@ def loss(
     config: Config,
     train: bool = True,
 ) -> tuple[Float[Array, ""], tuple[PyTree, dict[str, Array]]]:
-    """Mean cross-entropy in nats of `(images, labels)`: `(loss, (state, {"accuracy": …}))`."""
+    """Return `(loss, (state, {"accuracy": …}))`: mean cross-entropy in nats of a batch."""
     x, labels = pair_of(batch, "jrc.models.resnet.loss")
     logits, state = apply(params, state, x, config, train=train, key=key)
     check_labels(labels, logits, "jrc.models.resnet.loss")
@@ -247,7 +247,7 @@ def stem(
     *,
     train: bool = False,
 ) -> tuple[Float[Array, "b h' w' c"], PyTree]:
-    """What the first block reads, and the state of the stem's normalisation."""
+    """Return the input of the first block, and the state of the stem's normalisation."""
     large = _stem(config) == "imagenet"
     x = conv(params["conv"], x, stride=2 if large else 1)
     x, norm = batch_norm(params["norm"], state["norm"], x, train)
@@ -263,7 +263,7 @@ def block(
     stride: int = 1,
     train: bool = False,
 ) -> tuple[Float[Array, "b h/stride w/stride d"], PyTree]:
-    """One block, with the parameters `params["stage_i"]["block_j"]`: relu(branch + shortcut)."""
+    """Run one block, relu(branch + shortcut), with `params["stage_i"]["block_j"]`."""
     count = 3 if "conv_3" in params else 2
     strided = 2 if count == 3 else 1
     y, new = x, {}
@@ -282,7 +282,7 @@ def block(
 
 
 def _init_block(config: Config, inputs: int, outputs: int) -> tuple[Any, Any]:
-    """Parameters and state of one block; a shortcut that changes width is a 1 x 1 convolution."""
+    """Return parameters and state of a block; its shortcut may be a 1 x 1 convolution."""
     inner = outputs // _EXPANSION if config.bottleneck else outputs
     widths = (inputs, inner, inner, outputs) if config.bottleneck else (inputs, inner, outputs)
     sizes = (1, 3, 1) if config.bottleneck else (3, 3)
@@ -303,13 +303,13 @@ def _init_block(config: Config, inputs: int, outputs: int) -> tuple[Any, Any]:
 
 
 def _blocks(config: Config) -> list[list[str]]:
-    """The names of the blocks of each stage."""
+    """Return the names of the blocks of each stage."""
     counts = enumerate(config.stages, 1)
     return [[f"stage_{i}/block_{j}" for j in range(count)] for i, count in counts]
 
 
 def _names(config: Config) -> tuple[str, ...]:
-    """The parameters that `init` makes."""
+    """Return the names of the parameters that `init` makes."""
     return ("stem", *(f"stage_{i + 1}" for i in range(len(config.stages))), "head")
 
 
@@ -328,9 +328,9 @@ def _put(tree: Any, name: str, value: Any) -> None:
 
 
 def _check_images(x: Any, config: Config, who: str) -> None:
-    rule = f"images are floating, of shape (batch, height, width, {config.channels})"
-    way_out = (
+    rule = f"images must be floating, of shape (batch, height, width, {config.channels})"
+    remedy = (
         "Scale whole numbers to floats, move the channels last, or make the model with as many "
         "channels."
     )
-    check_array(x, jnp.floating, (None, None, None, config.channels), rule, way_out, who)
+    check_array(x, jnp.floating, (None, None, None, config.channels), rule, remedy, who)

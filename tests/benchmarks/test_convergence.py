@@ -1,20 +1,21 @@
-"""The convergence benchmark: tiny runs of its tasks, going on after a stop, what its table says."""
+"""The convergence benchmark: tiny runs of its tasks, continued runs, and its tables."""
 
 import dataclasses
 import json
 
-import convergence
-import convergence_train
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import readme_tables
-from convergence_plot import curves
-from convergence_show import brief, bytes_text, difference, judged, tables
-from convergence_tasks import TASKS, settings_of
-from convergence_train import METHODS, Method, evaluated, optimizer
+
+from benchmarks._lib import report as report_files
+from benchmarks.convergence import _trainer, train
+from benchmarks.convergence._plot import curves, plot
+from benchmarks.convergence._tables import brief, difference, judged, tables
+from benchmarks.convergence._tasks import TASKS, build, settings_of
+from benchmarks.convergence._trainer import METHODS, Method, evaluated, optimizer
+from benchmarks.readme._parts import PARTS
 
 SMALL = ["--toy", "--seeds", "1", "--steps", "4", "--methods", "dense_4,dgc_4"]
 
@@ -32,7 +33,7 @@ def without_time(report):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("convergence") / "convergence.json"
-    return convergence.main([*SMALL, "--tasks", "lstm", "--out", str(out)]), out
+    return train.main([*SMALL, "--tasks", "lstm", "--out", str(out)]), out
 
 
 def test_a_task_trains_and_compresses(trained):
@@ -42,7 +43,7 @@ def test_a_task_trains_and_compresses(trained):
 @pytest.mark.slow
 def test_every_task_trains_and_compresses(tmp_path):
     out = tmp_path / "convergence.json"
-    check_report(convergence.main([*SMALL, "--out", str(out)]), out, list(TASKS))
+    check_report(train.main([*SMALL, "--out", str(out)]), out, list(TASKS))
 
 
 def check_report(report, out, tasks):
@@ -51,7 +52,7 @@ def check_report(report, out, tasks):
     for task in report["tasks"].values():
         dense, dgc = (task["runs"][name]["0"] for name in ("dense_4", "dgc_4"))
         assert [point["step"] for point in dense["curve"]] == [0, 1, 4]
-        # The same parameters to begin with, others after the first step.
+        # Equal parameters at first, different ones after a step.
         assert dense["curve"][0] == dgc["curve"][0]
         assert dense["curve"][-1]["loss"] != dgc["curve"][-1]["loss"]
         assert dense["bytes_sent"] == pytest.approx(dense["bytes_dense"])
@@ -65,24 +66,24 @@ def check_report(report, out, tasks):
 
 def test_most_parameters_are_compressed_at_full_size():
     for name in TASKS:
-        task = convergence.build(name, False, None, None)
+        task = build(name, False, None, None)
         params, _ = jax.eval_shape(task.init, jax.random.key(0))
         least = task.settings["min_size"]
-        assert convergence_train.compressed_share(params, METHODS["dgc_4"], least) > 0.95
+        assert _trainer.compressed_share(params, METHODS["dgc_4"], least) > 0.95
 
 
-def test_a_stopped_table_goes_on_with_the_same_figures(trained, tmp_path):
+def test_an_interrupted_table_continues_with_the_same_figures(trained, tmp_path):
     report, _ = trained
     part = without_time(report)
     part["tasks"] = {"lstm": part["tasks"]["lstm"]}
     runs = part["tasks"]["lstm"]["runs"]
     del runs["dgc_4"]
-    runs["dense_4"]["0"]["mark"] = "not done again"
+    runs["dense_4"]["0"]["mark"] = "not repeated"
     out = tmp_path / "part.json"
     out.write_text(json.dumps(part))
-    convergence.main([*SMALL, "--tasks", "lstm", "--out", str(out)])
+    train.main([*SMALL, "--tasks", "lstm", "--out", str(out)])
     runs = json.loads(out.read_text())["tasks"]["lstm"]["runs"]
-    assert runs["dense_4"]["0"]["mark"] == "not done again"
+    assert runs["dense_4"]["0"]["mark"] == "not repeated"
     again = runs["dgc_4"]["0"] | {"seconds": 0}
     assert again == report["tasks"]["lstm"]["runs"]["dgc_4"]["0"] | {"seconds": 0}
 
@@ -90,15 +91,15 @@ def test_a_stopped_table_goes_on_with_the_same_figures(trained, tmp_path):
 def test_a_file_is_written_after_every_run(tmp_path, monkeypatch):
     out, done = tmp_path / "convergence.json", []
 
-    def run(self, seed, told):
+    def run(self, seed, status):
         if done:
             raise KeyboardInterrupt
         done.append(seed)
         return {"seed": seed}
 
-    monkeypatch.setattr(convergence_train.Trainer, "run", run)
+    monkeypatch.setattr(_trainer.Trainer, "run", run)
     with pytest.raises(SystemExit) as stopped:
-        convergence.main([*SMALL, "--tasks", "lstm", "--out", str(out)])
+        train.main([*SMALL, "--tasks", "lstm", "--out", str(out)])
     assert stopped.value.code == 130
     assert json.loads(out.read_text())["tasks"]["lstm"]["runs"] == {"dense_4": {"0": {"seed": 0}}}
 
@@ -106,29 +107,31 @@ def test_a_file_is_written_after_every_run(tmp_path, monkeypatch):
 def test_other_settings_are_refused(trained):
     _, out = trained
     before = out.read_text()
-    with pytest.raises(SystemExit, match=r"holds runs of lstm with steps=4.*asked for are steps=5"):
-        convergence.main([*SMALL, "--tasks", "lstm", "--steps", "5", "--out", str(out)])
+    with pytest.raises(
+        SystemExit, match=r"must have runs of lstm with steps=5.*, got .* with steps=4"
+    ):
+        train.main([*SMALL, "--tasks", "lstm", "--steps", "5", "--out", str(out)])
     assert out.read_text() == before
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
     (tmp_path / "dgc.json").write_text('{"toy": true}')
-    with pytest.raises(SystemExit, match="holds no report of this script; choose another --out"):
-        convergence.main([*SMALL, "--tasks", "lstm", "--out", str(tmp_path / "dgc.json")])
+    with pytest.raises(SystemExit, match="must name a report of this benchmark, got "):
+        train.main([*SMALL, "--tasks", "lstm", "--out", str(tmp_path / "dgc.json")])
 
 
 @pytest.mark.parametrize("option", ["--tasks", "--methods"])
 def test_unknown_names_are_refused(option, capsys):
     with pytest.raises(SystemExit):
-        convergence.main([option, "nothing"])
-    assert f"{option}: there are d" in capsys.readouterr().err
+        train.main([option, "nothing"])
+    assert f"{option}: must be some of d" in capsys.readouterr().err
 
 
 DENSE = {"0": 2.0, "1": 2.2, "2": 2.1}
 
 
 @pytest.mark.parametrize(
-    "values, higher, said",
+    "values, higher, text",
     [
         ({"0": 2.1, "1": 2.3}, False, "within"),
         ({"0": 2.0}, True, "within"),
@@ -139,8 +142,8 @@ DENSE = {"0": 2.0, "1": 2.2, "2": 2.1}
         ({"0": 2.1, "1": float("nan")}, False, "diverged"),
     ],
 )
-def test_a_mean_is_judged_by_the_range_of_dense_seeds(values, higher, said):
-    assert judged(values, DENSE, higher) == said
+def test_a_mean_is_judged_by_the_range_of_dense_seeds(values, higher, text):
+    assert judged(values, DENSE, higher) == text
 
 
 def test_judgement_without_dense_runs_and_in_percent():
@@ -150,7 +153,7 @@ def test_judgement_without_dense_runs_and_in_percent():
 
 
 def test_a_difference_is_that_of_the_same_seeds_with_its_standard_error():
-    # Gaps of 3, 1 and 2; dense of a seed that the others lack counts nowhere.
+    # Differences of 3, 1 and 2; a dense seed that the others lack does not count.
     values = {"0": 5.0, "1": 2.0, "2": 6.0}
     assert difference(values, {"0": 2.0, "1": 1.0, "2": 4.0, "3": 9.0}, 1, 3) == "+2.000 ± 0.577"
     assert difference({"0": 0.98}, {"0": 0.99}, 100, 2) == "-1.00"
@@ -193,7 +196,8 @@ def report():
 
 
 def test_the_table_of_a_report(report):
-    (title, (head, *rows)), (_, paper) = tables(report)
+    table, paper = tables(report)
+    title, head, rows = table.title, table.heads, table.rows
     assert title.startswith("GPT (100 parameters, 10 steps of 8)") and "range of 2 seeds" in title
     assert "training over the last 20% of the steps" in title
     assert head[2:5] == ("mean", "range", "to dense")
@@ -203,14 +207,15 @@ def test_the_table_of_a_report(report):
     assert dgc[2:6] == ("2.500", "2.250–2.750", "+0.250 ± 0.000", "within")
     assert dgc[6:8] == ("2.000", "+0.250 ± 0.000")
     assert dgc[8:] == ("20 kB, 1/50", "2 kB, 1/50", "2.000%")
-    # Judged by dense runs with as many replicas, which there are not.
+    # There are no dense runs with as many replicas to judge by.
     assert eight[4:8] == ("-", "-", "1.750", "-")
-    assert len({len(row) for row in (head, *rows)}) == len({len(row) for row in paper}) == 1
+    for each in (table, paper):
+        assert {len(row) for row in each.rows} == {len(each.heads)}
 
 
 def test_the_table_of_a_run_that_diverged(report):
     report["tasks"]["gpt"]["runs"]["dgc_4"]["1"] = made(float("nan"), 2e4)
-    _, dgc, _ = tables(report)[0][1][1:]
+    _, dgc, _ = tables(report)[0].rows
     assert dgc[2:5] == ("diverged", "1 of 2", "-") and dgc[5] == "diverged"
 
 
@@ -220,35 +225,31 @@ def test_no_runs_no_table(report):
 
 
 def test_the_readme_has_the_table_and_the_picture(report, tmp_path, monkeypatch):
-    monkeypatch.setattr(readme_tables, "RESULTS", tmp_path)
-    assert readme_tables.convergence() == ""
+    monkeypatch.setattr(report_files, "RESULTS", tmp_path)
+    assert PARTS["convergence"]() == ""
     (tmp_path / "convergence.json").write_text(json.dumps(report))
-    assert "| DGC 99.9 % | 4 | 2.500 |" in readme_tables.convergence()
-    assert "![" not in readme_tables.convergence()
+    assert "| DGC 99.9 % | 4 | 2.500 |" in PARTS["convergence"]()
+    assert "![" not in PARTS["convergence"]()
     (tmp_path / "convergence.png").touch()
-    assert "](results/convergence.png)" in readme_tables.convergence()
+    assert "](results/convergence.png)" in PARTS["convergence"]()
 
 
 def test_a_picture_of_what_has_both_methods(report, tmp_path):
     sent, losses = curves(report["tasks"]["gpt"]["runs"]["dgc_4"])
     assert sent.tolist() == [1e4, 2e4] and losses.tolist() == [[4.0, 2.25], [4.0, 2.75]]
-    path = convergence.plot(report, tmp_path / "new")
+    path = plot(report, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
     del report["tasks"]["gpt"]["runs"]["dgc_4"]
-    assert convergence.plot(report, tmp_path) is None
+    assert plot(report, tmp_path) is None
 
 
-def test_bytes_in_words():
-    assert [bytes_text(x) for x in (12, 1500, 2e6, 3.25e9)] == ["12 B", "1.5 kB", "2 MB", "3.25 GB"]
-
-
-def test_evaluations_lie_closer_at_first_and_end_at_the_end():
+def test_evaluations_are_closer_at_first_and_include_the_last_step():
     assert sorted(evaluated(100, 5)) == [4, 16, 36, 64, 100]
     assert sorted(evaluated(3, 12)) == [1, 2, 3]
 
 
-def moved(method):
-    """Where one replica ends after twelve random gradients."""
+def parameters_after(method):
+    """Return the parameters of one replica after twelve random gradients."""
     settings = settings_of("lstm", True, 40)
     alone = None if method.changes is None else {**method.changes, "axis_name": None}
     tx = optimizer(dataclasses.replace(method, replicas=1, changes=alone), settings)
@@ -265,15 +266,15 @@ def moved(method):
     return np.asarray(params)
 
 
-def test_every_ablation_changes_what_is_learnt():
+def test_every_ablation_changes_the_parameters():
     names = [name for name in METHODS if name.endswith("_4")]
-    ends = [moved(METHODS[name]) for name in names]
+    ends = [parameters_after(METHODS[name]) for name in names]
     assert len({end.tobytes() for end in ends}) == len(names) == 9
     assert all(np.isfinite(end).all() for end in ends)
 
 
 def test_momentum_without_compression_is_that_of_dense():
-    """At density 1 the ablated form is momentum SGD: what differs is compression alone."""
+    """At density 1 the method without momentum correction is momentum SGD."""
     settings = settings_of("lstm", True, 20) | {"clip": None}
     changes = {"axis_name": None, "min_size": 10**6}
     plain = optimizer(Method("", 1, changes, corrected=False), settings)
@@ -291,7 +292,7 @@ def test_momentum_without_compression_is_that_of_dense():
 
 def test_batches_depend_on_seed_and_step_alone():
     for name in TASKS:
-        task = convergence.build(name, True, None, None)
+        task = build(name, True, None, None)
         one, two = task.batch_of(3, 5), task.batch_of(3, 5)
         assert all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(two)))
         for other in (task.batch_of(4, 5), task.batch_of(3, 6)):
@@ -300,9 +301,9 @@ def test_batches_depend_on_seed_and_step_alone():
 
 def test_the_brief_table(report):
     runs = report["tasks"]["gpt"]["runs"]
-    assert len(brief(report)) == 1  # a task without all of its ways has no line
+    assert brief(report).rows == []  # a task without all of its methods has no row
     runs["unmasked99_4"] = {"0": made(2.0, 5e5)}
-    _, line = brief(report)
+    (line,) = brief(report).rows
     assert line == (
         "GPT: bits", "2.250 (2.000–2.500)", "2.500 (2.250–2.750)", "1/50", "2.000 (2.000–2.000)",
         "1/2",

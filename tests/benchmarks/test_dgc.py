@@ -1,19 +1,19 @@
-"""The compression benchmark: what it reads from a program, and that it refuses a wrong figure."""
+"""The compression benchmark: bytes read from a program, magnitudes, and sections of a report."""
 
 import json
 
-import dgc
-import dgc_bytes
-import dgc_select
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import readme_tables
-from dgc_bytes import Collective, collectives, step_of
-from dgc_models import AXIS, abstract_mesh
 from jax import lax
 from jax.sharding import PartitionSpec as P
+
+from benchmarks._lib import report as report_files
+from benchmarks.dgc import _bytes, _selectors, costs
+from benchmarks.dgc._bytes import Collective, collectives, step_of
+from benchmarks.dgc._steps import AXIS, abstract_mesh
+from benchmarks.readme._parts import PARTS
 
 LIKE = {"w": jax.ShapeDtypeStruct((400, 300), jnp.float32), "b": jax.ShapeDtypeStruct((40,), "f4")}
 # 120 of w, and at least one of b.
@@ -43,39 +43,39 @@ def test_collectives_of_a_program_with_their_bytes():
 def test_bytes_of_ring_algorithms():
     kinds = ("all_gather", "all_to_all", "all_reduce")
     assert [Collective(kind, 80).sent(4) for kind in kinds] == [240, 60, 120]
-    with pytest.raises(ValueError, match=r"a step needs no reduce_scatter, and one is in"):
+    with pytest.raises(ValueError, match=r"a step must have no reduce_scatter, got one in"):
         Collective("reduce_scatter", 80).sent(4)
 
 
-def test_a_step_moves_what_jrc_says():
+def test_a_step_sends_the_bytes_that_jrc_predicts():
     step = step_of(LIKE, 8, exchange="allgather")
     assert step.payload() == 8 * SENT + 4 * 40
     assert step.sent == 7 * 8 * SENT + 2 * 7 / 8 * 4 * 40
     assert step.dense == 2 * 7 / 8 * 4 * (120_000 + 40)
     every = step_of(LIKE, 8, wire="bf16", min_size=0, exchange="allgather")
-    # An entry more of b, and a word for each of the three blocks.
+    # One entry of b more, and a word for each of the three blocks.
     assert [each.nbytes for each in every.collectives] == [4 * (SENT + 1 + 3)]
 
 
 def test_a_wrong_prediction_is_refused(monkeypatch):
-    monkeypatch.setattr(dgc_bytes, "said", lambda traced: (5.0, 10.0))
+    monkeypatch.setattr(_bytes, "reported", lambda traced: (5.0, 10.0))
     with pytest.raises(RuntimeError, match=r"on 8 replicas: jrc predicts 5 bytes, the program"):
         step_of(LIKE, 8, exchange="allgather")
 
 
-def test_auto_changes_where_the_figures_meet():
+def test_auto_changes_where_the_bytes_cross():
     rows = {"allgather, f32": {"sent": {"2": 960.0}}, "sharded, f32": {"sent": {"2": 970.0}}}
     like = {"w": LIKE["w"]}
-    found = dgc_bytes.crossover(like, "f32", rows, (2,), lambda _: None)
+    found = _bytes.crossover(like, "f32", rows, (2,), lambda _: None)
     assert found == {"dense": 1000, "sharded": None}
     rows["allgather, f32"]["sent"]["2"] = 9600.0
     with pytest.raises(RuntimeError, match=r"takes \['gather', 'gather'\] on 99 and 100 replicas"):
-        dgc_bytes.crossover(like, "f32", rows, (2,), lambda _: None)
+        _bytes.crossover(like, "f32", rows, (2,), lambda _: None)
 
 
-def test_masses_beside_the_exact_choice():
-    leaves = dgc_select.drawn("normal", [100_000, 20_000])
-    found = dgc_select.masses(leaves)
+def test_magnitudes_relative_to_the_exact_choice():
+    leaves = _selectors.drawn("normal", [100_000, 20_000])
+    found = _selectors.masses(leaves)
     flat = [np.sort(np.abs(np.asarray(leaf)))[::-1] for leaf in leaves]
     exact = flat[0][:100].sum() + flat[1][:20].sum()
     together = np.sort(np.concatenate(flat))[::-1][:120].sum()
@@ -86,7 +86,7 @@ def test_masses_beside_the_exact_choice():
 
 def test_quartiles_and_ratios_of_rounds():
     seconds = {"pass": [1.0, 2.0, 4.0], "other": [3.0, 4.0, 4.0]}
-    found = dgc_select.compared(seconds, "pass")
+    found = _selectors.compared(seconds, "pass")
     assert found["pass"] == {"seconds": [1.5, 2.0, 3.0], "ratio": [1.0, 1.0, 1.0]}
     assert found["other"]["ratio"] == [1.5, 2.0, 2.5]
 
@@ -95,25 +95,26 @@ def test_quartiles_and_ratios_of_rounds():
 def test_sections_are_added_to_a_file_and_become_tables(tmp_path, monkeypatch):
     out = tmp_path / "dgc.json"
     out.write_text(json.dumps({"toy": True, "compile": "as it was"}))
-    dgc.main(["--toy", "--only", "replicas", "--out", str(out)])
+    costs.main(["--toy", "--only", "replicas", "--out", str(out)])
     report = json.loads(out.read_text())
     assert report["compile"] == "as it was"
     assert report["replicas"]["jax"] == jax.__version__
     assert report["replicas"]["crossover"]["f32"]["dense"] > 100
     out.write_text(json.dumps({"toy": True, "replicas": report["replicas"]}))
-    monkeypatch.setattr(readme_tables, "RESULTS", out.parent)
-    text = readme_tables.compression()
+    monkeypatch.setattr(report_files, "RESULTS", out.parent)
+    text = PARTS["dgc"]()
     assert "| auto, blocked, f32 |" in text and "|  | N = 2 | N = 4 |" in text
 
 
 def test_figures_of_two_sizes_do_not_mix(tmp_path):
     out = tmp_path / "dgc.json"
     out.write_text(json.dumps({"toy": False}))
-    with pytest.raises(SystemExit, match="holds full figures"):
-        dgc.main(["--toy", "--only", "replicas", "--out", str(out)])
+    with pytest.raises(SystemExit, match="must name a file of toy figures, got .* with full ones"):
+        costs.main(["--toy", "--only", "replicas", "--out", str(out)])
 
 
 def test_an_unknown_section_is_refused(capsys):
     with pytest.raises(SystemExit):
-        dgc.main(["--only", "payload,nothing"])
-    assert "payload, replicas, selectors, compile; got nothing" in capsys.readouterr().err
+        costs.main(["--only", "payload,nothing"])
+    error = capsys.readouterr().err
+    assert "must be some of payload, replicas, selectors, compile, got nothing" in error

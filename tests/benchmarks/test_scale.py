@@ -1,15 +1,14 @@
-"""The benchmark of one device: its GPT is the library's, its policies keep what they say."""
+"""The benchmark of one device: its GPT is the library's, its policies save what they name."""
 
 import functools
 
 import jax
 import pytest
-import scale
-import scale_ways
-from plan_measure import saved_bytes
-from plan_models import drawn
-from scale_measure import Model, runs
 
+from benchmarks._lib.gradient import saved_bytes
+from benchmarks._models.model import drawn
+from benchmarks.memory import _scale_policies, scale
+from benchmarks.memory._scale_measure import Model, runs
 from jrc.models import gpt
 from tests.remat.measure import bit_equal
 
@@ -20,7 +19,7 @@ SHAPES = MODEL.args(2, CONFIG.length)
 
 @functools.cache
 def saved(way):
-    return saved_bytes(functools.partial(MODEL.loss, way=way), SHAPES, False)
+    return saved_bytes(functools.partial(MODEL.loss, policy=way), SHAPES, False)
 
 
 def test_the_named_model_is_the_librarys():
@@ -30,30 +29,36 @@ def test_the_named_model_is_the_librarys():
 
 
 # The others take half a minute together.
-QUICK = (scale_ways.FULL, "save_dot_except_mlp")
-WAYS = [w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in scale_ways.WAYS]
+QUICK = (_scale_policies.FULL, "save_dot_except_mlp")
+WAYS = [
+    w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in _scale_policies.POLICIES
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_has_the_plain_gradients(way):
     args = drawn(SHAPES)
     plain, lean = (
-        jax.jit(jax.grad(functools.partial(MODEL.loss, way=name)))(*args)
-        for name in (scale_ways.PLAIN, way)
+        jax.jit(jax.grad(functools.partial(MODEL.loss, policy=name)))(*args)
+        for name in (_scale_policies.PLAIN, way)
     )
     assert bit_equal(plain, lean)
 
 
-def test_policies_keep_the_values_that_they_name():
+def test_policies_save_the_values_that_they_name():
     tokens = 4 * 2 * CONFIG.layers * CONFIG.length * CONFIG.width  # float32
     sizes = {"qkv_proj": 3, "context": 1, "out_proj": 1, "mlpwi": 4, "mlpwo": 1}
-    least = saved(scale_ways.FULL)
-    for way, kept in scale_ways.KEPT.items():
-        # What a block adds last is needed by nothing of its own backward pass.
+    least = saved(_scale_policies.FULL)
+    for way, kept in _scale_policies.SAVED.items():
+        # A block's own backward pass does not read what it adds last.
         wanted = tokens * sum(sizes[name] for name in kept if name != "mlpwo")
         assert saved(way) - least == wanted, way
-    assert least < min(saved(way) for way in scale_ways.KEPT)
-    assert max(map(saved, scale_ways.KEPT)) < saved("dots_saveable") < saved(scale_ways.PLAIN)
+    assert least < min(saved(way) for way in _scale_policies.SAVED)
+    assert (
+        max(map(saved, _scale_policies.SAVED))
+        < saved("dots_saveable")
+        < saved(_scale_policies.PLAIN)
+    )
 
 
 @pytest.mark.slow
@@ -66,21 +71,22 @@ def test_sizes_and_speeds_of_a_toy(tmp_path):
     for row in report["speed"]["rows"].values():
         assert row["plan"]["peak"] <= row["peak"] and row["plan"]["flops"] <= row["flops"]
         assert set(row["seconds"]) == {"theirs", "plan", "plain"}
-    assert len(scale.rows_of_speed(report["speed"])) == 1 + len(scale.TOY_WAYS)
+    assert len(scale.speed_table("", report["speed"]).rows) == len(scale.TOY["policies"])
 
 
-def test_tables_tell_what_does_not_fit():
-    (_, row) = scale.rows_of_speed(
-        {"batch": 2, "length": 10, "rows": {"full": {"peak": 3 * 2**20, "flops": 1.3}}}
-    )
+def test_the_table_shows_what_does_not_fit():
+    found = {"batch": 2, "length": 10, "dtype": "float32", "device": "cpu", "jax": "0.12"}
+    found["laps"] = (1, 3)
+    lean = {"full": {"peak": 3 * 2**20, "flops": 1.3}}
+    (row,) = scale.speed_table("GPT", found | {"rows": lean}).rows
     assert row == ("full", "3 MiB, not run", "1.300", "-", "-", "-", "-", "-")
     seconds = {"theirs": [2.0, 2.0, 2.0], "plan": [1.0, 1.0, 4.0]}
     at = {"peak": 2**20, "flops": 1.3, "seconds": seconds, "plan": {"flops": 1.1}}
-    (_, row) = scale.rows_of_speed({"batch": 2, "length": 10, "rows": {"full": at}})
+    (row,) = scale.speed_table("GPT", found | {"rows": {"full": at}}).rows
     assert row[3] == "10 (10–10)" and row[5:] == ("20 (8–20)", "2.000", "-")
 
 
-def test_a_gradient_without_memory_is_told(monkeypatch):
+def test_a_gradient_that_runs_out_of_memory_is_reported(monkeypatch):
     def refuses(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 

@@ -1,4 +1,4 @@
-"""The examples are scripts beside each other: tests import them as they import one another."""
+"""The examples import one another by file name, and so do their tests."""
 
 import sys
 

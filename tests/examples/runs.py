@@ -1,4 +1,4 @@
-"""Running an example as a user does, and interrupting it at a known place."""
+"""Run an example as a user does, and interrupt it at a known step."""
 
 import os
 import pathlib
@@ -9,8 +9,8 @@ import time
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# The run stops by itself (as with Ctrl-Z) before step 9, until it is told to go on: however busy
-# the machine is, the interrupt meets it there. Saves are made of every second step.
+# The run stops itself (as with Ctrl-Z) before step 9 until it gets SIGCONT: the interrupt arrives
+# there, however busy the machine is. Every second step is saved.
 STOPPING = """
 import os, signal, sys
 sys.path.insert(0, "examples")
@@ -32,14 +32,19 @@ train, common.train = common.train, stopping
 
 
 def run(script, *options):
-    command = [sys.executable, f"examples/{script}.py", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return run_python(f"examples/{script}.py", *options)
+
+
+def run_python(*command, **env):
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, env=os.environ | env
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def run_interrupted(script, *options):
-    """What a run says that gets Ctrl-C when nine steps are done."""
+    """Return the output of a run that gets Ctrl-C when nine steps are done."""
     command = [sys.executable, "-c", STOPPING.format(script=script), *options]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -57,7 +62,7 @@ def run_interrupted(script, *options):
 
 
 def _stopped(pid, seconds=240):
-    """Whether the process stops, and does not end, in this time; it is not reaped."""
+    """Return whether the process stops, and does not end, in this time; do not reap it."""
     deadline = time.time() + seconds
     kinds = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (found := os.waitid(os.P_PID, pid, kinds)) is None and time.time() < deadline:

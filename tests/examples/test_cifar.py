@@ -1,4 +1,4 @@
-"""CIFAR-10's readers on small files in the published formats, and what they refuse."""
+"""CIFAR-10's readers on small files in the published formats, and the files that they refuse."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ FORMS = ("binary", "python", "python 3")
 
 
 def batch(name):
-    """Pixels (n, 3072) and labels of one file, other ones in each."""
+    """Return pixels (n, 3072) and labels of one file, different in each."""
     rng = np.random.default_rng(NAMES.index(name))
     return rng.integers(0, 256, (RECORDS, 3072), np.uint8), rng.integers(0, 10, RECORDS)
 
@@ -27,7 +27,7 @@ def as_binary(data, labels):
 
 
 def as_python(data, labels, dtype=b"u1"):
-    """Byte for byte as Python 2 pickles it, which no Python 3 can be asked to do."""
+    """Return the bytes that Python 2 would pickle, which Python 3 cannot write."""
     text = lambda word: b"U" + bytes([len(word)]) + word  # noqa: E731
     number = lambda n: b"J" + struct.pack("<i", n)  # noqa: E731
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
@@ -46,7 +46,7 @@ def as_python_3(data, labels):
 
 
 def write(folder, form):
-    """The files of one version in the folder that its archive unpacks to."""
+    """Write the files of one version into the folder that its archive unpacks to."""
     inner = folder / cifar.FOLDERS[form != "binary"]
     inner.mkdir(parents=True)
     encode = {"binary": as_binary, "python": as_python, "python 3": as_python_3}[form]
@@ -127,20 +127,20 @@ def labelled(name, encode, label):
          r"data_batch_2.bin has 20 images, 61,460 bytes; .*data_batch_2.bin has 61,459: cut short"),
         ("binary", change("test_batch.bin", lambda b: b + b[:3073]), "has 64,533: too long"),
         ("binary", change("data_batch_3.bin", lambda _: labelled("data_batch_3", as_binary, 77)),
-         r"labels lie in 0 … 9; .*data_batch_3.bin holds 77"),
+         r"labels must lie in 0 … 9, got 77 in .*data_batch_3.bin"),
         ("binary", change("batches.meta.txt", lambda b: b.replace(b"frog", b"toad")),
          "the classes are airplane, .*'toad'"),
         ("binary", lambda inner: (inner / "data_batch_5.bin").unlink(), "_5.bin is missing"),
         ("binary", lambda inner: (inner / "batches.meta.txt").unlink(), "meta.txt is missing"),
         ("binary", lambda inner: [f.unlink() for f in inner.iterdir()],
-         "holds neither data_batch_1.bin nor data_batch_1"),
+         "has neither data_batch_1.bin nor data_batch_1"),
         ("binary", shutil.rmtree, "no such file or folder"),
         ("python", change("data_batch_1", lambda b: b[:-50]),
          r"data_batch_1 \(.* bytes\) is no whole pickle"),
         ("python", change("data_batch_1", lambda b: b[:1000]), "has 1,000: cut short"),
         ("python", change("data_batch_1", lambda b: b + bytes(90_000)), "too long"),
         ("python", change("data_batch_4", lambda _: labelled("data_batch_4", as_python, -1)),
-         "labels lie in 0 … 9; .*data_batch_4 holds -1"),
+         "labels must lie in 0 … 9, got -1 in .*data_batch_4"),
         ("python", change("data_batch_1", lambda _: as_python(batch(NAMES[0])[0], range(19))),
          "labels is a list of 20; in .*data_batch_1 a list of 19"),
         ("python", change("data_batch_1", lambda _: as_python(
@@ -148,7 +148,7 @@ def labelled(name, encode, label):
          r"data is uint8\[20, 3072\]; in .*data_batch_1 it is uint8\[40, 1536\]"),
         ("python", change("batches.meta", lambda _: pickle.dumps({b"label_names": [b"cat"]}, 2)),
          r"the classes are airplane, .* names \['cat'\]"),
-        ("python", change("batches.meta", lambda _: pickle.dumps([1], 2)), "a dict; .* a list"),
+        ("python", change("batches.meta", lambda _: pickle.dumps([1], 2)), "must be a dict, got a list in "),
         ("python", lambda inner: (inner / "batches.meta").unlink(), "batches.meta is missing"),
     ],
 )  # fmt: skip
@@ -161,7 +161,7 @@ def test_damage_is_named(form, damage, text, tmp_path):
 
 
 class Trap:
-    """Makes a file when it is unpickled."""
+    """Create a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -176,7 +176,7 @@ class Trap:
         (lambda trap: pickle.dumps({"labels": Trap(trap)}, 2), "mkdir"),
         (lambda trap: pickle.dumps({"labels": Trap(trap)}, 4), "mkdir"),
         (lambda _: pickle.dumps(eval, 2), "eval"),
-        # Through the admitted names: an array of any size, an array of objects, another codec.
+        # With the allowed names: an array of any size, an array of objects, another codec.
         (lambda _: b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
             b"J\xff\xff\xff\x7f\x85U\x01b\x87R.", "an array of shape"),
         (lambda _: as_python(*batch(NAMES[0]), dtype=b"O8"), "the dtype b'O8'"),
@@ -210,8 +210,8 @@ def test_broken_archives(tmp_path):
     with pytest.raises(ValueError, match="cifar.tar.gz cannot be unpacked"):
         read(path)
     (inner / "data_batch_4.bin").unlink()
-    with pytest.raises(ValueError, match=r"cifar.tar.gz holds no data_batch_4.bin"):
+    with pytest.raises(ValueError, match=r"cifar.tar.gz has no data_batch_4.bin"):
         read(pack(tmp_path, inner))
     (inner / "data_batch_1.bin").unlink()
-    with pytest.raises(ValueError, match=r"cifar.tar.gz holds neither data_batch_1.bin nor"):
+    with pytest.raises(ValueError, match=r"cifar.tar.gz has neither data_batch_1.bin nor"):
         read(pack(tmp_path, inner))

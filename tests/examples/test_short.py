@@ -1,4 +1,4 @@
-"""The short examples at toy size: what they print is so. `.ci/run` runs all of them, too."""
+"""The short examples at toy size: what they print is true. `.ci/run` runs them all too."""
 
 import compose_optax
 import fit_budget
@@ -22,7 +22,7 @@ def test_a_gpt_fits_a_quarter_with_the_same_losses():
 
 
 @pytest.mark.slow
-def test_modules_need_less_and_stay_the_same():
+def test_recomputed_modules_need_less_memory_and_are_equal():
     found = flax_modules.main("--layers 2 --width 16 --batch 128".split())
     for kind in ("linen", "nnx"):
         plain, *_ = found[kind, "plain"]
@@ -31,7 +31,7 @@ def test_modules_need_less_and_stay_the_same():
             assert peak < plain and equal == [True, True, True], (kind, name)
 
 
-def test_loops_keep_less_and_learn_the_same():
+def test_recomputed_loops_save_less_and_have_equal_losses():
     reports, losses = rnn_scan.main("--steps 3 --length 100 --width 8".split())
     plain, *lean = reports
     for name in lean:
@@ -42,7 +42,7 @@ def test_loops_keep_less_and_learn_the_same():
 
 
 @pytest.mark.slow
-def test_compression_in_every_chain_sends_less_and_keeps_replicas_together():
+def test_compression_in_every_chain_sends_less_and_replicas_stay_equal():
     found = compose_optax.main("--steps 4 --replicas 2 --layers 1 --width 32".split())
     dense, *others = found.values()
     for each in others:

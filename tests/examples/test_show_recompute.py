@@ -1,4 +1,4 @@
-"""By dataflow in the lowered program: a second convolution feeds BatchNorm's gradient."""
+"""In the lowered program a second convolution feeds BatchNorm's gradient."""
 
 import jax
 import pytest
@@ -13,7 +13,7 @@ BOUNDARIES = ["block_0", "block_1"]
 
 
 def listing(*kept):
-    """The program with `kept` blocks left alone; all of them is the plain one."""
+    """Return the program in which `kept` blocks are not recomputed; all of them: the plain one."""
     if len(kept) == len(BOUNDARIES):
         return show_recompute.Listing(show_recompute.loss)
     lean = jrc.recompute_segments(show_recompute.loss, BOUNDARIES, no_recompute_segments=kept)
@@ -27,13 +27,13 @@ def test_a_second_convolution_feeds_batch_norm_s_gradient(kept):
         forward = program.forward(block)
         again = program.reruns(forward)
         normalised = program.normalised(program.gradients[f"{block}/scale"])
-        behind = program.convolutions_behind(normalised)
+        behind = program.convolutions_of(normalised)
         if i in kept:
             assert again == [] and behind == [forward]
             continue
         (second,) = again
         assert behind == [second] and second != forward
-        # The same operands, behind a barrier that keeps XLA from merging the two.
+        # Equal operands, after a barrier that keeps XLA from merging the two.
         assert second.operands != forward.operands
         assert [*map(program.source, second.operands)] == [*map(program.source, forward.operands)]
         assert program.name(second.operands[1]) == f"{block}/w"

@@ -1,4 +1,4 @@
-"""The example as a user runs it: interrupted, resumed, and what it leaves behind."""
+"""The example as a user runs it: interrupted, resumed, and the files that it writes."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.examples.runs import run, run_interrupted
 TOY = "--steps 60 --layers 1 --width 64 --length 32 --rampup-step 6 --save-every 2".split()
 
 
-@pytest.mark.slow  # the same code as train_multihost.py's, whose test runs always
+@pytest.mark.slow  # train_multihost.py has the same code, and its test always runs
 def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     text = run("train_gpt", *TOY, "--out", str(unbroken))
@@ -19,8 +19,8 @@ def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
         assert words in text
 
     said = run_interrupted("train_gpt", *TOY, "--out", str(broken))
-    assert "go on with --resume" in said and "held-out loss after" not in said
-    # The ninth step was done, and is lost: saved were eight.
+    assert "--resume continues from the last save" in said and "held-out loss after" not in said
+    # The ninth step was taken and is lost: the last save has eight.
     assert len(json.loads((broken / "history.json").read_text())["steps"]) == 8
     run("train_gpt", *TOY, "--out", str(broken), "--resume")
 
@@ -37,10 +37,13 @@ def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--text", "no/such/file"], "--text no/such/file: no such file or folder"),
-        (["--steps", "0"], "--steps is at least 1; got 0"),
-        (["--resume"], "nothing to resume"),
-        (["--heads", "3"], "heads divides width; got heads=3"),
+        (
+            ["--text", "no/such/file"],
+            "--text must be a file or folder, got no/such/file, which does not exist",
+        ),
+        (["--steps", "0"], "--steps must be a whole number >= 1, got 0"),
+        (["--resume"], "--out must have a save, got none"),
+        (["--heads", "3"], "heads must divide width, got heads=3"),
     ],
 )
 def test_errors(more, words, tmp_path, capfd):

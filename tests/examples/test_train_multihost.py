@@ -1,4 +1,4 @@
-"""The example as a user starts it: by hand, broken off, and taken up again under SLURM."""
+"""The example as a user starts it: by hand, interrupted, and resumed under SLURM."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ def by_hand(out):
 
 
 def under_slurm():
-    """What `srun` tells each of its tasks."""
+    """Return the environment that `srun` gives each of its tasks."""
     job = {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "localhost"}
     job |= {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
     return [job | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in "01"]
@@ -31,7 +31,7 @@ def test_processes_train_and_resume_with_the_same_numbers(tmp_path):
         while not (unbroken / "state" / "jrc_0").exists():
             assert all(process.poll() is None for process in processes.all), processes.said()
             time.sleep(0.01)
-        # What lies on the disk now is what a kill would leave.
+        # The files are now as a kill would leave them.
         for process in processes.all:
             process.send_signal(signal.SIGSTOP)
         shutil.copytree(unbroken, broken)
@@ -40,7 +40,7 @@ def test_processes_train_and_resume_with_the_same_numbers(tmp_path):
         first, second = processes.wait()
     for words in ("2 processes, 2 x cpu, DGC", "density", "0 skipped", "kB sent per step"):
         assert words in first
-    assert "parameters" not in second and "kB" not in second  # one process speaks
+    assert "parameters" not in second and "kB" not in second  # only process 0 prints
 
     resume = [[SCRIPT, *TOY, "--out", broken, "--resume"]] * 2
     run_processes(resume, under_slurm())
@@ -55,4 +55,4 @@ def test_processes_train_and_resume_with_the_same_numbers(tmp_path):
     with Processes(alone) as processes:
         processes.all[0].wait()
         assert processes.all[0].returncode == 1
-        assert "was made with processes=2, replicas=2" in processes.said()[0]
+        assert "got others than processes=2, replicas=2" in processes.said()[0]

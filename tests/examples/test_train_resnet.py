@@ -23,14 +23,14 @@ train_resnet.main(sys.argv[1:])
 """
 
 
-@pytest.mark.slow  # the same code as train_multihost.py's, whose test runs always
+@pytest.mark.slow  # train_multihost.py has the same code, and its test always runs
 def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     text = run("train_resnet", *TOY, "--out", str(unbroken))
     for words in ("ResNet-14 on scikit-learn's digits", "6 convolutions", "test accuracy after"):
         assert words in text
     said = run_interrupted("train_resnet", *TOY, "--out", str(broken))
-    assert "go on with --resume" in said
+    assert "--resume continues from the last save" in said
     assert len(json.loads((broken / "history.json").read_text())["steps"]) == 8
     run("train_resnet", *TOY, "--out", str(broken), "--resume")
 
@@ -60,12 +60,12 @@ def test_runs_on_cifar(tmp_path):
     assert found["bytes_sent_last"] == found["bytes_dense"] and len(found["losses"]) == 2
 
 
-def test_augmentation_moves_and_mirrors_whole_images():
+def test_augmentation_shifts_and_mirrors_whole_images():
     x = np.arange(1, 1 + 200 * 6 * 6).reshape(200, 6, 6, 1)
-    moved = train_resnet.augment(x, np.random.default_rng(0), 2, True)
-    assert moved.shape == x.shape
+    shifted = train_resnet.augment(x, np.random.default_rng(0), 2, True)
+    assert shifted.shape == x.shape
     seen = set()
-    for before, after in zip(np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0))), moved, strict=True):
+    for before, after in zip(np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0))), shifted, strict=True):
         places = [
             (i, j, mirror)
             for i in range(5) for j in range(5) for mirror in (False, True)
@@ -95,20 +95,20 @@ def test_batches_depend_on_seed_and_step_and_are_normalised():
     ("options", "words"),
     [
         (["--data", "no/such"], "train_resnet: CIFAR-10: no such file or folder: no/such"),
-        (["--data", "examples"], "examples holds neither data_batch_1.bin nor data_batch_1"),
+        (["--data", "examples"], "examples has neither data_batch_1.bin nor data_batch_1"),
         (["--data", "README.md"], "README.md .* has [0-9a-f]{32}.*kriz/cifar.html"),
-        (["--resume"], "nothing to resume"),
-        (["--depth", "15"], "depth is one of 18, 34, .*got 15"),
+        (["--resume"], "--out must have a save, got none"),
+        (["--depth", "15"], "depth must be one of 18, 34, .*got 15"),
     ],
 )
 def test_errors(options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match=words):
-        # As many replicas as the tests have devices, which JAX no longer changes.
+        # As many replicas as the tests have devices; JAX has started already.
         train_resnet.main([*options, "--replicas", "8", "--out", str(tmp_path)])
 
 
-def test_missing_scikit_learn_is_said(monkeypatch, tmp_path):
+def test_missing_scikit_learn_is_reported(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(SystemExit, match="scikit-learn, which is missing: pip install scikit-l"):
         train_resnet.main(["--out", str(tmp_path)])

@@ -14,7 +14,7 @@ from jrc.models import gpt, mlp
 SMALL = gpt.Config(layers=2, heads=2, width=16, length=8, dropout=0.5)
 
 
-def test_seed_mlp():
+def test_the_default_mlp_is_that_of_paddles_sample():
     config = mlp.Config()
     params = mlp.init(jax.random.key(0), config)
     assert jax.tree.map(jnp.shape, params) == {
@@ -72,15 +72,15 @@ def test_dropout_follows_its_key():
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (lambda: mlp.Config(sizes=(3,)), "at least an input and an output width"),
-        (lambda: mlp.Config(sizes=(3, 0)), "all positive"),
-        (lambda: mlp.Config(activation="swish"), "activation is one of 'identity', 'relu'"),
-        (lambda: gpt.Config(heads=3), "heads divides width; got heads=3, width=128"),
-        (lambda: gpt.Config(layers=0), "layers is at least 1; got 0"),
-        (lambda: gpt.Config(dropout=1.0), r"dropout lies in \[0, 1\); got 1.0"),
+        (lambda: mlp.Config(sizes=(3,)), "an input and an output width at least"),
+        (lambda: mlp.Config(sizes=(3, 0)), "all whole numbers >= 1"),
+        (lambda: mlp.Config(activation="swish"), "activation must be one of 'identity', 'relu'"),
+        (lambda: gpt.Config(heads=3), "heads must divide width, got heads=3, width=128"),
+        (lambda: gpt.Config(layers=0), "layers must be a whole number >= 1, got 0"),
+        (lambda: gpt.Config(dropout=1.0), r"dropout must lie in \[0, 1\), got 1.0"),
         (
             lambda: gpt.apply(gpt.init(jax.random.key(0), SMALL), jnp.zeros((1, 9), int), SMALL),
-            "at most config.length=8 tokens; got 9",
+            "at most config.length=8 of them in a row, got 9",
         ),
     ],
 )

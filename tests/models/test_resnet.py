@@ -267,22 +267,25 @@ def test_learns_in_the_train_step_and_evaluates_with_running_averages():
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (lambda: resnet.Config(depth=21), "depth is one of 18, 34, 50, 101, 152, or 6n \\+ 2"),
+        (lambda: resnet.Config(depth=21), "depth must be one of 18, 34, 50, 101, 152, or 6n \\+ 2"),
         (lambda: resnet.Config(depth=2), "got 2"),
-        (lambda: resnet.Config(classes=0), "classes is at least 1; got 0"),
-        (lambda: resnet.Config(width=0), "width is at least 1; got 0"),
-        (lambda: resnet.Config(stem="mnist"), "stem is one of 'imagenet', 'cifar'.*got 'mnist'"),
+        (lambda: resnet.Config(classes=0), "classes must be a whole number >= 1, got 0"),
+        (lambda: resnet.Config(width=0), "width must be a whole number >= 1, got 0"),
+        (
+            lambda: resnet.Config(stem="mnist"),
+            "stem must be one of 'imagenet', 'cifar'.*got 'mnist'",
+        ),
         (
             lambda: resnet.Config(depth=8, width=4, squeeze_excitation=8),
-            "squeeze_excitation is at most 4.*got 8",
+            "squeeze_excitation must be at most 4.*got 8",
         ),
         (
             lambda: resnet.apply({}, {}, jnp.ones((2, 8, 8)), SMALL),
-            r"of shape \(batch, height, width, 1\); got float32\[2, 8, 8\]",
+            r"of shape \(batch, height, width, 1\), got float32\[2, 8, 8\]",
         ),
         (
             lambda: resnet.apply({}, {}, jnp.ones((2, 8, 8, 1), jnp.uint8), SMALL),
-            r"images are floating.*got uint8.*Scale whole numbers to floats",
+            r"images must be floating.*got uint8.*Scale whole numbers to floats",
         ),
     ],
 )

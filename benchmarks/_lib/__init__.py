@@ -1,0 +1,1 @@
+"""What all benchmarks share: command line, platform, report file, tables, pictures, timing."""

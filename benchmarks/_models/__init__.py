@@ -1,0 +1,1 @@
+"""The models that several benchmarks differentiate, and recomputation of them by hand."""

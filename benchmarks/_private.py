@@ -1,0 +1,125 @@
+"""Every private name of jrc that benchmarks use, and the code that knows the planner's inside.
+
+Benchmarks use jrc's public API. What they need beyond it is imported here and nowhere else, so that
+a change inside jrc is followed in this file alone.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrc._jaxpr import Program as Program
+from jrc._jaxpr import equation_flops as equation_flops
+from jrc._jaxpr import inline_all as inline_all
+from jrc._jaxpr import inner_programs as inner_programs
+from jrc._jaxpr import is_variable as is_variable
+from jrc._jaxpr import mark_of as mark_of
+from jrc._jaxpr import nbytes as nbytes
+from jrc._jaxpr import primitive_name as primitive_name
+from jrc._jaxpr import walk as walk
+from jrc._text import memory_text as memory_text
+from jrc._text import network_text as network_text
+from jrc._text import seconds_text as seconds_text
+from jrc.dgc import Space as Space
+from jrc.dgc._schedule import entries_to_send as entries_to_send
+from jrc.dgc._selectors.threshold import largest_masks as largest_masks
+from jrc.models._image import conv as conv
+from jrc.models._layers import cross_entropy as cross_entropy
+from jrc.models._layers import dense as dense
+from jrc.models._layers import layer_norm as layer_norm
+from jrc.remat import Memory as Memory
+from jrc.remat import checked_budget as checked_budget
+from jrc.remat import memory_needed as memory_needed
+from jrc.remat._planner.activity import active_variables
+from jrc.remat._planner.build_cost_graph import build_cost_graph
+from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.search import choose
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver import ParetoPoint, solve
+from jrc.remat._planner.stages import decision_of
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+"""The primitives that are matrix products."""
+
+
+class PlanSearch:
+    """`jrc.plan` for many budgets: one trace, and one compilation for each candidate."""
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, compilations: int
+    ) -> None:
+        self.fn, self.args, self.has_aux = fn, args, has_aux
+        self._compilations = compilations
+        self._memory: dict[int, Any] = {}
+
+    def plan(self, budget: int | float | str, verify: bool = True) -> Any:
+        """Return what `jrc.plan` returns."""
+        compiled = self._compiled if verify else None
+        return choose(self._problem, checked_budget(budget, "plan"), compiled, "plan")
+
+    def saved_bytes_front(self) -> list["FrontPoint"]:
+        """Return the Pareto front by saved bytes and FLOPs of matrix products alone.
+
+        It comes from the planner's own solver on the planner's own graph, with every other cost
+        set to zero, as PyTorch's partitioner weighs it.
+        """
+        program = self._problem.program
+        active = [v for v in program.jaxpr.invars if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+        graph = build_cost_graph(
+            program, active_variables(program, active, program.jaxpr.outvars[:1])
+        )
+        nothing = (0,) * len(graph.sizes)
+        nodes = tuple(
+            dataclasses.replace(
+                node, cotangent_bytes=0, operands=(), flops=node.flops * _is_product(program, node)
+            )
+            for node in graph.nodes
+        )
+        weighed = dataclasses.replace(
+            graph, nodes=nodes, recomputed_bytes=nothing, passing_bytes=nothing
+        )
+        points = solve(weighed, settings=dataclasses.replace(SETTINGS, labels=2000, tiny_share=0.0))
+        return [
+            FrontPoint(point.saved, point.flops, functools.partial(self._applied, graph, point))
+            for point in points
+        ]
+
+    def _applied(self, graph: Any, point: ParetoPoint) -> Callable[..., Any]:
+        return self._problem.applied(Candidate(decision_of(graph, point), 0, 0, 0), self.fn)
+
+    @functools.cached_property
+    def _problem(self) -> PlanningProblem:
+        return PlanningProblem.of(
+            self.fn, self.args, 0, self.has_aux, "plan", compilations=self._compilations
+        )
+
+    def _compiled(self, candidate: Candidate) -> Any:
+        if id(candidate) not in self._memory:
+            fn = self._problem.applied(candidate, self.fn)
+            program = jax.jit(jax.value_and_grad(fn, has_aux=self.has_aux))
+            self._memory[id(candidate)] = memory_needed(program.lower(*self.args))
+        return self._memory[id(candidate)]
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontPoint:
+    """A choice of saved values on the Pareto front.
+
+    Attributes:
+        saved: Bytes that it saves.
+        flops: FLOPs of the matrix products that it recomputes.
+        applied: Returns the function with this choice.
+    """
+
+    saved: int
+    flops: int
+    applied: Callable[[], Callable[..., Any]]
+
+
+def _is_product(program: Any, node: Any) -> bool:
+    return primitive_name(program.eqns[node.position]) in PRODUCTS

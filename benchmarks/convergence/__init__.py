@@ -1,0 +1,1 @@
+"""Convergence: where training with compressed gradients ends."""

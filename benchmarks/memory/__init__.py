@@ -1,0 +1,1 @@
+"""Memory: what recomputation saves, what it costs, and what fits a device."""

@@ -1,0 +1,1 @@
+"""Network: whole optimizer steps of several processes over slow links."""

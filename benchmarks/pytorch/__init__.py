@@ -1,0 +1,1 @@
+"""PyTorch: its recomputation compared with that of jrc on the same model."""

@@ -1,0 +1,1 @@
+"""README: the generated parts of README.md and benchmarks/README.md."""

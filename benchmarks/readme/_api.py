@@ -1,0 +1,80 @@
+"""The API on one page: every public name, its arguments and the first line of its docstring."""
+
+import inspect
+from typing import Any
+
+import jrc
+
+# In the order in which a newcomer needs them; a public name without a group is an error.
+GROUPS = {
+    "Cut and recompute": (
+        "mark", "recompute_segments", "find_segments", "recompute", "recompute_sequential",
+        "recompute_scan", "recompute_module",
+    ),
+    "Choose what is saved": (
+        "apply_rules", "Save", "SavePrimitives", "RecomputePrimitives", "Offload", "recompute_op",
+        "keep_op",
+    ),
+    "Explain and plan": ("explain", "plan", "largest_batch"),
+    "Compress": (
+        "dgc_momentum", "scale_by_dgc", "l1_penalty", "l2_penalty", "dgc_stats", "dgc_specs",
+        "reshard_dgc", "dgc_advice",
+    ),
+    "Train and save": ("init_state", "make_train_step", "save", "restore"),
+    "Results": (
+        "Report", "Plan", "BudgetError", "LargestBatch", "Segmentation", "Segment", "TrainState",
+        "TrainStep", "StepInfo", "DGCState", "DGCStats", "DGCAdvice", "ExchangeCost",
+    ),
+}  # fmt: skip
+MODULES = {
+    "jrc.compat": "`append_backward`, `RecomputeOptimizer`, `DGCMomentumOptimizer`",
+    "jrc.models": "`mlp`, `resnet`, `gpt`: each has `Config`, `init`, `apply`, `loss`",
+    "jrc.dgc": "values of options: `Exact`, `TwoStage`, `Blocked`, `Global`, `Sampled`; "
+    "`Float32`, `BFloat16`, `EightBits`",
+}
+
+
+def page() -> str:
+    """Return the tables of all groups.
+
+    Raises:
+        SystemExit: If the groups do not have exactly the public names.
+    """
+    public = {name for name, x in vars(jrc).items() if name[0] != "_" and not inspect.ismodule(x)}
+    listed = [name for names in GROUPS.values() for name in names]
+    if wrong := public.symmetric_difference(listed):
+        raise SystemExit(
+            f"benchmarks/readme/_api.py: GROUPS must have every public name of jrc and no other, "
+            f"got a difference in {', '.join(sorted(wrong))}. Add or remove these."
+        )
+    parts = []
+    for group, names in GROUPS.items():
+        rows = "".join(f"| `{call(name)}` | {first_line(name)} |\n" for name in names)
+        parts.append(f"| {group} | |\n|---|---|\n{rows}")
+    rows = "".join(f"| `{name}` | {what} |\n" for name, what in MODULES.items())
+    parts.append(f"| Modules | |\n|---|---|\n{rows}")
+    return "\n".join(parts)
+
+
+def first_line(name: str) -> str:
+    """Return the first line of a public name's docstring."""
+    return (inspect.getdoc(getattr(jrc, name)) or "").splitlines()[0]
+
+
+def call(name: str) -> str:
+    """Return a public name, for functions with its arguments; those after `*` by name."""
+    x: Any = getattr(jrc, name)
+    if name in GROUPS["Results"]:
+        return name
+    words, star = [], False
+    for argument in inspect.signature(x).parameters.values():
+        if argument.kind is argument.VAR_POSITIONAL:
+            words.append(f"*{argument.name}")
+            star = True
+            continue
+        if argument.kind is argument.KEYWORD_ONLY and not star:
+            words.append("*")
+            star = True
+        prefix = "**" if argument.kind is argument.VAR_KEYWORD else ""
+        words.append(prefix + argument.name)
+    return f"{name}({', '.join(words)})"

@@ -1,0 +1,92 @@
+"""The measured parts of benchmarks/README.md: tables and pictures of `benchmarks/results`.
+
+`train_gpt.json` and `train_gpt_dense.json` are the `figures.json` of the example's two runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks._lib.report import Report, has_result, result
+from benchmarks._lib.table import Row, Table, mib
+from benchmarks._private import network_text
+from benchmarks.convergence import _tables as convergence
+from benchmarks.dgc import _tables as dgc
+from benchmarks.memory import _plan_tables, recompute, segments
+from benchmarks.network import _tables as network
+from benchmarks.pytorch import _tables as pytorch
+from benchmarks.training import together
+
+
+def part(
+    name: str,
+    tables: Callable[[Report], Sequence[Table]],
+    picture: tuple[str, str] | None = None,
+) -> Callable[[], str]:
+    """Return a function that makes a part of a page.
+
+    Args:
+        name: The file in `benchmarks/results` without `.json`; without the file the part is empty.
+        tables: Makes the tables of its report.
+        picture: A file in `benchmarks/results` and its description.
+
+    Returns:
+        A function that returns Markdown.
+    """
+
+    def markdown() -> str:
+        if not has_result(f"{name}.json"):
+            return ""
+        blocks = [table.markdown() for table in tables(result(name))]
+        if picture and has_result(picture[0]):
+            blocks.append(f"![{picture[1]}](results/{picture[0]})\n")
+        return "\n".join(blocks)
+
+    return markdown
+
+
+def training() -> str:
+    """Return the table of the example's runs, with DGC and dense."""
+    found = {
+        "DGC, up to 99.9 %": result("train_gpt"),
+        "dense momentum SGD": result("train_gpt_dense"),
+    }
+    first = next(iter(found.values()))
+    title = (
+        f"The example, {len(first['losses'])} steps on {first['device']}, jax {first['jax']}; loss "
+        "in nats per byte of held-out text, peak of the compiled step with nothing re-run → with "
+        "every block re-run, bytes per step and replica"
+    )
+    heads = ("", "held-out loss", "peak", "sent, mean", "sent, last step")
+    return Table(title, heads, [_run(name, run) for name, run in found.items()]).markdown()
+
+
+def _run(name: str, found: Mapping[str, Any]) -> Row:
+    plain, lean = (found["memory"][key]["peak"] for key in ("plain", "recomputed"))
+    last = found["bytes_sent_last"]
+    return (
+        name,
+        f"{found['held_out_before']:.2f} → {found['held_out_after']:.2f}",
+        f"{mib(plain, 1)} → {mib(lean, 1)} MiB",
+        network_text(found["bytes_sent_mean"]),
+        f"{network_text(last)} (1/{found['bytes_dense'] / last:.0f})",
+    )
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "training": training,
+    "recompute": part("recompute", recompute.tables),
+    "segments": part("segments", segments.tables),
+    "plan": part("plan", _plan_tables.summary),
+    "peers": part(
+        "peers", pytorch.tables,
+        ("peers.png", "Saved bytes against matrix products, PyTorch and jrc"),
+    ),
+    "network": part("network", lambda report: [network.steps_table(report)]),
+    "dgc": part("dgc", dgc.tables),
+    "convergence": part(
+        "convergence", convergence.tables,
+        ("convergence.png",
+         "Held-out loss of three tasks against bytes sent, dense momentum SGD and DGC"),
+    ),
+    "together": part("together", together.tables),
+}  # fmt: skip

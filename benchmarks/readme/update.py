@@ -1,0 +1,54 @@
+"""Write the generated parts of README.md and benchmarks/README.md: measured tables, and the API.
+
+    python -m benchmarks.readme.update
+    python -m benchmarks.readme.update --check
+
+With `--check` nothing is written, and the exit status is 1 if a page is not what the files in
+`benchmarks/results` give. A generated part stands between `<!-- name: benchmarks.readme.update -->`
+and `<!-- end of name -->`.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks._lib.child import ROOT
+from benchmarks.readme import _api, _headline
+from benchmarks.readme._parts import PARTS
+
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {
+        "example": _headline.example,
+        "headline": _headline.headline,
+        "trained": _headline.trained,
+        "api": _api.page,
+    },
+    "benchmarks/README.md": PARTS,
+}
+
+
+def written(old: str, parts: Mapping[str, Callable[[], str]]) -> str:
+    """Return a page with its generated parts replaced."""
+    for name, make in parts.items():
+        start, end = f"<!-- {name}: benchmarks.readme.update -->\n", f"<!-- end of {name} -->\n"
+        before, rest = old.split(start)
+        old = before + start + make() + end + rest.split(end)[1]
+    return old
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write both pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail on a difference")
+    check = parser.parse_args(argv).check
+    for page, parts in PAGES.items():
+        path = ROOT / page
+        old = path.read_text()
+        new = written(old, parts)
+        if not check:
+            path.write_text(new)
+        elif new != old:
+            raise SystemExit(f"{page}: run python -m benchmarks.readme.update")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The library that benchmarks share: command line, report files, tables, child processes."""
+
+import doctest
+import json
+
+import pytest
+
+from benchmarks._lib import child, table
+from benchmarks._lib.command import Benchmark, at_least, names_of
+from benchmarks._lib.report import opened
+from benchmarks._lib.table import Table
+from benchmarks._lib.timing import in_turns, quartiles, ratios
+
+
+def one_table(report):
+    return [Table("Figures", ("", "ms"), [("a", str(report["figure"]))])]
+
+
+def benchmark(measure, **fields):
+    def options(parser):
+        parser.add_argument("--names", type=names_of(["a", "b"]), default=["a"])
+        parser.add_argument("--count", type=at_least(1), default=7)
+
+    return Benchmark("test.one", "Measure.", measure, one_table, options, **fields)
+
+
+def measure(run):
+    run.report |= run.about() | {"figure": run.options.count}
+
+
+def test_a_run_writes_its_report_and_prints_its_tables(tmp_path, capsys):
+    out = tmp_path / "one.json"
+    report = benchmark(measure, toy={"count": 3}).main(["--toy", "--out", str(out)])
+    assert json.loads(out.read_text()) == report
+    assert report["figure"] == 3 and report["toy"] is True and report["cores"] >= 1
+    assert report["settings"] == {"names": ["a"], "count": 3, "toy": True}
+    assert "Figures" in capsys.readouterr().out
+
+
+def test_broken_promises_are_an_exit_status(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        benchmark(measure, problems=lambda report: ["too slow"]).main([])
+    assert stopped.value.code == 1 and "broken: too slow" in capsys.readouterr().out
+
+
+def test_toy_and_full_figures_do_not_mix(tmp_path):
+    out = tmp_path / "one.json"
+    keeping = benchmark(measure, keys=("figure",))
+    keeping.main(["--out", str(out)])
+    with pytest.raises(SystemExit, match="must name a file of toy figures, got .* with full ones"):
+        keeping.main(["--toy", "--out", str(out)])
+
+
+def test_an_interrupt_keeps_what_was_saved(tmp_path, capsys):
+    def stopped(run):
+        run.report["figure"] = 1
+        run.save()
+        raise KeyboardInterrupt
+
+    out = tmp_path / "one.json"
+    with pytest.raises(SystemExit) as exit:
+        benchmark(stopped, keys=("figure",)).main(["--out", str(out)])
+    assert exit.value.code == 130 and json.loads(out.read_text())["figure"] == 1
+    assert "the same command continues" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--names", "a,c", "must be some of a, b, got c."),
+        ("--count", "0", "must be a whole number >= 1, got 0."),
+        ("--count", "-1.5", "must be a whole number >= 1, got -1.5."),
+    ],
+)
+def test_wrong_options_are_refused(option, value, text, capsys):
+    with pytest.raises(SystemExit):
+        benchmark(measure).main([f"{option}={value}"])
+    assert f"argument {option}: {text}" in capsys.readouterr().err
+
+
+def test_a_report_is_continued(tmp_path):
+    path = tmp_path / "report.json"
+    assert opened(None, "dgc.costs", "toy") == {} == opened(path, "dgc.costs", "toy")
+    path.write_text('{"toy": true}')
+    assert opened(path, "dgc.costs", "toy") == {"toy": True}
+
+
+@pytest.mark.parametrize("text", ["[1, 2", "", "[]", "3", '{"foo": 1}'])
+def test_a_file_of_something_else_is_refused_and_stays(tmp_path, text):
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(SystemExit, match="^dgc.costs: --out must name a .*report.json .*Choose an"):
+        opened(path, "dgc.costs", "toy")
+    assert path.read_text() == text
+
+
+def test_the_docstring_of_the_table_runs():
+    assert doctest.testmod(table).failed == 0
+
+
+def test_a_table_has_equal_cells_in_both_forms(capsys):
+    one = Table("Title [a]", ("", "MiB"), [("row [b]", "1.0")])
+    rich = one.terminal()
+    assert [column.justify for column in rich.columns] == ["left", "right"]
+    assert one.markdown() == "Title [a]:\n\n|  | MiB |\n|---|---|\n| row [b] | 1.0 |\n"
+    assert Table("", ("a",), [("b",)]).markdown() == "| a |\n|---|\n| b |\n"
+
+
+def test_programs_take_turns():
+    calls = []
+    programs = {name: lambda name=name: calls.append(name) for name in "ab"}
+    seconds = in_turns(programs, 3, warm_up=1)
+    assert calls == ["a", "b"] * 4 and [len(x) for x in seconds.values()] == [3, 3]
+    assert quartiles([1.0, 2.0, 3.0]) == [1.5, 2.0, 2.5]
+    assert ratios([2.0, 3.0], [1.0, 2.0]) == [2.0, 1.5]
+
+
+def test_a_failing_child_raises_with_its_errors():
+    with pytest.raises(RuntimeError, match="benchmarks.no_module failed:\n.*No module named"):
+        list(child.results_of("no_module", {}))

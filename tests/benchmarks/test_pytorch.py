@@ -1,0 +1,172 @@
+"""PyTorch beside jrc: both compute the same, and without PyTorch only jrc is measured."""
+
+import importlib.util
+import json
+
+import pytest
+
+from benchmarks._lib import child
+from benchmarks._lib import report as report_files
+from benchmarks._lib.gradient import Cache
+from benchmarks._models.catalogue import MODELS
+from benchmarks._models.planner import Planner
+from benchmarks.pytorch import _front, saved_bytes
+from benchmarks.pytorch._plot import plot
+from benchmarks.pytorch._tables import tables
+from benchmarks.readme._parts import PARTS
+from tests.examples.runs import run_python
+
+LEAN = {"saved": 0, "product_flops": 1300}
+NOTHING = {"saved": 900, "product_flops": 1000}
+
+
+def made_up(**ways):
+    """A report of a run that has these ways of PyTorch."""
+    agrees = {"loss": 5.0, "gradients_differ": 0.0}
+    return {
+        "device": "cpu",
+        "jax": "0.12",
+        "model": "GPT",
+        "nothing": NOTHING,
+        "jrc": {"loss": 5.0, "gradient_norm": 2.0},
+        "about": {"torch": "2.15", "gradient_norm": 2.0},
+        "ways": {name: row if "missing" in row else agrees | row for name, row in ways.items()},
+        "front": [LEAN, NOTHING],
+        "plans": [{"budget": 0.5, "peak": 2_000_000, **NOTHING, "least": NOTHING}],
+        "hand": {"every block re-run": {"saved": 100, "product_flops": 1250, "least": LEAN}},
+    }
+
+
+EAGER = {"saved": 2_000_000, "product_flops": 1000, "least": NOTHING}
+
+
+@pytest.fixture(scope="module")
+def planner():
+    return Planner(MODELS["gpt"](True), Cache(None, quick=True))
+
+
+@pytest.fixture(scope="module")
+def front(planner):
+    return _front.Front(planner)
+
+
+def test_the_front_has_the_figures_of_its_programs(front, planner):
+    plain = _front.counted(planner, planner.model.fn)
+    curve = front.curve()
+    places = range(0, len(curve), 4)
+    assert [front.at(i) for i in places] == [curve[i] for i in places]
+    assert len(places) > 3 and curve[0]["saved"] == 0
+    assert curve[-1]["product_flops"] == plain["product_flops"]
+
+
+def test_the_front_is_monotone_and_its_choices_fit(front):
+    curve = front.curve()
+    assert all(a["saved"] < b["saved"] for a, b in zip(curve, curve[1:], strict=False))
+    flops = [row["product_flops"] for row in curve]
+    assert all(a > b for a, b in zip(flops, flops[1:], strict=False))
+    middle = curve[len(curve) // 2]
+    assert front.within(middle["saved"]) == front.within(middle["saved"] + 1) == middle
+
+
+def test_no_way_by_hand_is_below_the_front(front, planner):
+    rows = dict(_front.by_hand(planner))
+    assert len(rows) == 5
+    for name, row in rows.items():
+        assert front.within(row["saved"])["product_flops"] <= row["product_flops"], name
+
+
+@pytest.mark.slow  # .ci/run runs the toy size, too
+def test_without_pytorch_there_is_jrcs_side(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    out = tmp_path / "peers.json"
+    report = saved_bytes.main(["--toy", "--out", str(out), "--plot", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "PyTorch is missing, only jrc's side: pip install torch" in said
+    assert (tmp_path / "peers.png").exists()
+    assert json.loads(out.read_text()) == report
+    assert "ways" not in report and len(tables(report)) == 1
+    assert report["front"][0]["saved"] == 0 and len(report["hand"]) == 5
+    assert [row["budget"] for row in report["plans"]] == list(saved_bytes.TOY["plans"])
+
+
+def test_both_compute_the_same(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "peers.json"
+    run_python(
+        "-m", "benchmarks.pytorch.saved_bytes", "--toy", "--platform", "cpu", "--out", str(out)
+    )
+    report = json.loads(out.read_text())
+    assert list(saved_bytes.problems(report)) == []
+    ways, products = report["ways"], report["nothing"]["product_flops"]
+    assert list(ways) == ["eager", "checkpoint 1", "budget 1.0", "budget 0.3", "budget 0.0"]
+    assert ways["eager"]["product_flops"] == ways["budget 1.0"]["product_flops"] == products
+    assert [ways[f"budget {b}"]["knapsack"] for b in ("1.0", "0.3", "0.0")] == [False, True, False]
+    assert ways["budget 0.0"]["saved"] == 0
+    assert 3 * ways["budget 0.0"]["product_flops"] == 4 * products
+    sizes = [row["saved"] for row in ways.values()]
+    assert sizes[0] >= sizes[2] > sizes[3] > sizes[4]
+    assert 0 < ways["checkpoint 1"]["saved"] < sizes[0] / 2
+    for row in ways.values():
+        assert row["least"]["saved"] <= row["saved"]
+
+
+def test_differences_are_reported():
+    same = made_up(eager=EAGER)
+    assert list(saved_bytes.problems(same)) == []
+    other = made_up(eager=EAGER | {"loss": 5.1, "gradients_differ": 0.01, "product_flops": 1001})
+    other["about"]["gradient_norm"] = 2.1
+    assert list(saved_bytes.problems(other)) == [
+        "norm of the gradient: 2.1 in PyTorch, 2.0 in JAX",
+        "product FLOPs with nothing re-run: 1,001 in PyTorch, 1,000 in JAX",
+        "eager: the loss is 5.1 in PyTorch, 5.0 in JAX",
+        "eager: gradients differ by 1.0e-02",
+    ]
+
+
+def test_a_row_has_both_and_the_difference():
+    lean = {"saved": 1_000_000, "product_flops": 1100, "knapsack": True}
+    lean["least"] = {"saved": 900_000, "product_flops": 1045}
+    dear = lean | {"knapsack": False, "least": {"saved": 0, "product_flops": 1210}}
+    report = made_up(**{"eager": EAGER, "budget 0.5": lean, "budget 0.4": dear})
+    beside, own = tables(report)
+    assert "PyTorch 2.15 on CPU" in beside.title
+    assert beside.rows == [
+        ("nothing re-run", "hand", "2.0", "1.0000", "0.0", "1.0000", "+0.00 %"),
+        ("budget 0.5", "knapsack", "1.0", "1.1000", "0.9", "1.0450", "-5.00 %"),
+        ("budget 0.4", "a cut", "1.0", "1.1000", "0.0", "1.2100", "+10.00 %"),
+    ]
+    assert own.rows == [
+        ("a plan at 0.5", "2.0", "0.0", "1.0000", "0.0", "1.0000", "+0.00 %"),
+        ("by hand: every block re-run", "-", "0.0", "1.2500", "0.0", "1.3000", "+4.00 %"),
+    ]
+
+
+def test_what_a_pytorch_lacks_is_skipped_with_a_reason(tmp_path):
+    lacks = {"missing": "AttributeError: no activation_memory_budget"}
+    report = made_up(**{"eager": EAGER, "budget 0.5": lacks})
+    beside, _, missing = tables(report)
+    assert missing.rows == [("budget 0.5", "AttributeError: no activation_memory_budget")]
+    assert list(saved_bytes.problems(report)) == [] and len(beside.rows) == 1
+    assert plot(report, tmp_path) == tmp_path / "peers.png"
+
+
+def test_a_failing_process_raises_with_its_errors(monkeypatch, tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho this PyTorch is broken >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(child.sys, "executable", str(broken))
+    model = MODELS["gpt"](True)
+    with pytest.raises(
+        RuntimeError, match="benchmarks.pytorch._torch failed:\nthis PyTorch is broken"
+    ):
+        dict(saved_bytes.of_torch(model, saved_bytes.arguments(model), saved_bytes.TOY, print))
+
+
+def test_a_missing_file_makes_an_empty_part(monkeypatch, tmp_path):
+    monkeypatch.setattr(report_files, "RESULTS", tmp_path)
+    assert PARTS["peers"]() == ""
+    (tmp_path / "peers.json").write_text(json.dumps(made_up(eager=EAGER)))
+    text = PARTS["peers"]()
+    assert text.count("|---") == 14 and "peers.png" not in text
+    (tmp_path / "peers.png").touch()
+    assert "(results/peers.png)" in PARTS["peers"]()
