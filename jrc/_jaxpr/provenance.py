@@ -67,7 +67,7 @@ class Scope:
 
     def into(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> "Scope":
         """The scope of a program that an equation of this one carries."""
-        return self.inner.setdefault(id(jaxpr), Scope(jaxpr, self, eqn))
+        return self.inner.setdefault((id(eqn), id(jaxpr)), Scope(jaxpr, self, eqn))
 
     def unviewed(self, var: Var) -> Var:
         """The value before it was marked, named or given another shape, in the same program."""

@@ -78,6 +78,15 @@ def masked(w, x):
     return jnp.sum(jnp.where(keep, jax.nn.softmax(x @ w), 0.0) ** 3)
 
 
+def repeated(operator):
+    def loss(w, x):
+        for _ in range(3):
+            x = operator(x @ w)
+        return jnp.sum(x)
+
+    return loss
+
+
 def kept_gelu(w, x):
     return jnp.sum(jrc.recompute(lambda w, x: jnp.sin(jrc.keep_op(jax.nn.gelu)(x @ w)) @ w, w, x))
 
@@ -125,6 +134,8 @@ FUNCTIONS = {
     "nested jit": (nested_jit, None),
     "dropout": (masked, None),
     "linen": (linen_net, None),
+    "one call, three times": (repeated(jax.nn.silu), None),
+    "one tagged call, three times": (repeated(jrc.recompute_op(jax.nn.silu)), None),
 }
 
 
