@@ -11,7 +11,7 @@ import pytest
 
 import jrc
 from jrc._text import flops_text, memory_text
-from jrc.remat._report.plot import curve_of, turning_point
+from jrc.remat._report.plot import backward_start, curve_of
 
 S = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 X = jax.ShapeDtypeStruct((128, 64), jnp.float32)
@@ -40,7 +40,9 @@ def test_json_gives_the_same_report(rerun):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
 def test_other_json_is_refused(text):
-    with pytest.raises(ValueError, match=r"jrc.Report.from_json: takes (what to_json|a report)"):
+    with pytest.raises(
+        ValueError, match="jrc.Report.from_json: text must be a report in the format"
+    ):
         jrc.Report.from_json(text)
 
 
@@ -111,7 +113,9 @@ def test_two_reports_side_by_side():
                          *memory_text(lean.memory.peak).split()]  # fmt: skip
     assert any(line[0].startswith("test_explain_report.py:") for line in lines)
     assert "saved at" not in plain.compare(plain)
-    with pytest.raises(TypeError, match="names is a list of strings, one for each .*; got 'ab'"):
+    with pytest.raises(
+        TypeError, match="names must be a list of strings, one for each .*, got 'ab'"
+    ):
         plain.compare(lean, names="ab")
 
 
@@ -128,8 +132,8 @@ def test_flops_for_a_person():
 
 def test_the_backward_pass_begins_where_the_fewest_stand_wrong():
     phases = ["forward", "backward", "forward", "forward", "backward", "forward", "backward"]
-    assert turning_point(phases) == 4
-    assert turning_point(["backward"] * 3) == 0 and turning_point(["forward"] * 3) == 3
+    assert backward_start(phases) == 4
+    assert backward_start(["backward"] * 3) == 0 and backward_start(["forward"] * 3) == 3
 
 
 def test_what_is_drawn():
@@ -149,7 +153,9 @@ def test_a_picture(tmp_path):
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "one.svg").read_text()
     assert "<svg" in drawn and "backward pass" in drawn and "layer_0" in drawn
-    with pytest.raises(ValueError, match="one name for each of the 1 reports; got .'a', 'b'."):
+    with pytest.raises(
+        ValueError, match="names must be one for each of the 1 reports, got .'a', 'b'."
+    ):
         read.plot(tmp_path / "no.png", names=("a", "b"))
 
 
@@ -158,18 +164,18 @@ def test_pictures_that_cannot_be_drawn(tmp_path):
     wrong = {
         "none": (
             ValueError,
-            r"a picture's ending says its format, one of .*\.png, .*; got '.*none'",
+            r"path must end in a format, one of .*\.png, .*, got '.*none'",
         ),
         "a.hat": (ValueError, r"got '.*a\.hat'"),
-        "no/a.png": (FileNotFoundError, "there is no folder '.*no' for 'a.png'; make it first"),
-        "folder.png": (IsADirectoryError, "is a folder; give the path of a file"),
+        "no/a.png": (FileNotFoundError, "in a folder that exists, got '.*a.png'. Make '.*no'"),
+        "folder.png": (IsADirectoryError, "path must be a file, got the folder"),
     }
     for path, (kind, text) in wrong.items():
         with pytest.raises(kind, match=f"jrc.Report.plot: .*{text}"):
             report().plot(tmp_path / path)
-    with pytest.raises(TypeError, match="a path is text or a pathlib.Path; got int"):
+    with pytest.raises(TypeError, match="path must be text or a pathlib.Path, got int"):
         report().plot(3)
-    with pytest.raises(TypeError, match="takes reports of jrc.explain; got str"):
+    with pytest.raises(TypeError, match="every other report must be a jrc.Report, got str"):
         report().plot(tmp_path / "a.png", "other")
     assert [each.name for each in tmp_path.iterdir()] == ["folder.png"]
 
@@ -183,5 +189,5 @@ def test_without_matplotlib(tmp_path, monkeypatch):
         return found(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ImportError, match=r"needs matplotlib; install it with pip install 'jrc"):
+    with pytest.raises(ImportError, match=r"matplotlib must be installed. Run pip install 'jrc"):
         report().plot(tmp_path / "no.png")
