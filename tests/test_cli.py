@@ -174,18 +174,18 @@ WRONG = {
     ("explain", "net_to_see:loose"): (2, "it returned (function, ShapeDtypeStruct). For one argum"),
     ("explain", "net_to_see:bare"): (
         2,
-        "the 0 arguments that `loss` is given; got 0. Pass them be",
+        "the 0 arguments given to `loss`, got 0. Pass its",
     ),
     ("explain", ".net_to_see:setup"): (2, "there is no module '.net_to_see' in"),
     ("plan", "net_to_see:setup", "--budget", "2 GB/s"): (
         2,
         "is a number and a unit, such as '1.5G",
     ),
-    ("explain", "net_to_see:vector"): (2, "jrc explain: `<lambda>` returns one floating number"),
+    ("explain", "net_to_see:vector"): (2, "jrc explain: `<lambda>` must return a floating scalar"),
     ("explain", "net_to_see:setup", "--arg", "layers"): (2, "--arg is KEY=VALUE, such as layers="),
     ("explain", "net_to_see:setup", "--arg", "layers=1 2"): (2, "takes a Python literal or a word"),
     ("explain", "net_to_see:setup", "--argnums", "a"): (2, "--argnums is a position or several"),
-    ("explain", "net_to_see:setup", "--argnums", "7"): (2, "argnums names one of the 2 arguments"),
+    ("explain", "net_to_see:setup", "--argnums", "7"): (2, "argnums must be positions of the 2"),
     ("explain", "net_to_see:setup", "--json", "no/r.json"): (2, "got 'no/r.json'. Make 'no' first"),
     ("explain", "net_to_see:setup", "--json", "."): (
         2,

@@ -59,7 +59,9 @@ def test_errors():
         jrc.largest_batch(make_args, loss, 1000, most=4, multiple_of=8)
     with pytest.raises(ValueError, match="`<lambda>` gives arguments of the same shapes for 1 and"):
         jrc.largest_batch(lambda n: make_args(8), loss, "1MB", most=16)
-    with pytest.raises(ValueError, match="names one of the 0 arguments that `loss` is given"):
+    with pytest.raises(
+        ValueError, match="argnums must be positions of the 0 arguments given to `loss`"
+    ):
         jrc.largest_batch(lambda n: (), loss, 1000)
 
 

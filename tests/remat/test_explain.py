@@ -370,12 +370,12 @@ ERRORS = {
     "no function": (
         lambda: jrc.explain(3, W),
         TypeError,
-        "jrc.explain: the first argument is a function; got int.",
+        "jrc.explain: fn must be a function, got int.",
     ),
     "no scalar": (
         lambda: jrc.explain(lambda w: w, W),
         TypeError,
-        "returns one floating number, a loss; got float32[8, 8]. Sum or average what it returns.",
+        "must return a floating scalar, the loss, got float32[8, 8]. Sum or average what it",
     ),
     "a pair": (
         lambda: jrc.explain(lambda w: (jnp.sum(w), w), W),
@@ -385,22 +385,22 @@ ERRORS = {
     "no pair": (
         lambda: jrc.explain(lambda w: jnp.sum(w), W, has_aux=True),
         TypeError,
-        "with has_aux=True `<lambda>` returns a pair (loss, aux); got",
+        "`<lambda>` must return a pair (loss, aux) with has_aux=True, got",
     ),
     "argnums": (
         lambda: jrc.explain(lambda w: jnp.sum(w), W, argnums=1),
         ValueError,
-        "argnums names one of the 1 arguments that `<lambda>` is given; got 1.",
+        "argnums must be positions of the 1 arguments given to `<lambda>`, got 1.",
     ),
     "argnums, text": (
         lambda: jrc.explain(lambda w: jnp.sum(w), W, argnums="w"),
         TypeError,
-        "argnums is a position or a tuple of them; got 'w'.",
+        "argnums must be a position or a tuple of them, got 'w'.",
     ),
     "nothing floating": (
         lambda: jrc.explain(lambda n, w: jnp.sum(w), 3, W),
         ValueError,
-        "a gradient needs a floating array; arguments (0,) of `<lambda>` hold none.",
+        "with a floating array, got 0, and arguments (0,) of `<lambda>` have none.",
     ),
 }
 

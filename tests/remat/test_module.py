@@ -28,27 +28,27 @@ from tests.remat.measure import largest_error, rerun_operators
 def test_what_is_no_module_is_refused(given, arrived):
     with pytest.raises(TypeError) as error:
         jrc.recompute_module(given)
-    assert "jrc.recompute_module: takes a flax linen or nnx module" in str(error.value)
+    assert "jrc.recompute_module: module must be a flax linen or nnx module" in str(error.value)
     assert arrived in str(error.value) and "jrc.recompute(function, *args)" in str(error.value)
 
 
 @pytest.mark.parametrize("module", [nn.Dense, nn.Dense(3), nnx.Linear])
 def test_options_are_checked(module):
-    with pytest.raises(ValueError, match="has no method 'atend'.*it defines '"):
+    with pytest.raises(ValueError, match="must be methods of .*got 'atend'.*It defines '"):
         jrc.recompute_module(module, methods=["atend"])
-    with pytest.raises(TypeError, match="methods is a sequence of names; got '__call__'"):
+    with pytest.raises(TypeError, match="methods must be a sequence of names, got '__call__'"):
         jrc.recompute_module(module, methods="__call__")
-    with pytest.raises(TypeError, match="methods is a sequence of names; got 3"):
+    with pytest.raises(TypeError, match="methods must be a sequence of names, got 3"):
         jrc.recompute_module(module, methods=3)
-    with pytest.raises(TypeError, match="static_argnums are integers; got 'train'"):
+    with pytest.raises(TypeError, match="static_argnums must be whole numbers, got 'train'"):
         jrc.recompute_module(module, static_argnums="train")
-    with pytest.raises(ValueError, match="count from 0 behind self; got -1"):
+    with pytest.raises(ValueError, match="must be counted from 0 after self, got -1"):
         jrc.recompute_module(module, static_argnums=-1)
 
 
 def test_a_missing_method_is_named():
     with pytest.raises(
-        ValueError, match=r"Embed has no method 'atend' \(did you mean 'attend'\?\)"
+        ValueError, match=r"methods of Embed, got 'atend' \(did you mean 'attend'\?\)"
     ):
         jrc.recompute_module(nn.Embed, methods=["atend"])
 
