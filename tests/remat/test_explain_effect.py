@@ -64,21 +64,21 @@ def test_one_region_around_all_frees_nothing(way):
     assert "Cut it into several regions, as jrc.recompute_segments(fn, ['block_0', ...])" in text
     # 3 % of what XLA lays out otherwise; regions of their own need less than half of it.
     assert peak(fn) > 0.95 * peak(deep)
-    lean = functools.partial(deep, wrap=jax.checkpoint)
-    assert peak(lean) < 0.8 * peak(deep)
+    recomputed = functools.partial(deep, wrap=jax.checkpoint)
+    assert peak(recomputed) < 0.8 * peak(deep)
 
 
 def test_a_region_that_the_backward_pass_begins_with():
     """Saving its values, as the warning proposes, needs no more bytes and fewer FLOPs."""
     names = ["block_0", "block_1", "block_2", "block_3"]
     fn = functools.partial(deep, head=False)
-    lean = jrc.recompute_segments(fn, names)
-    (text,) = warnings(lean, W, X)
+    recomputed = jrc.recompute_segments(fn, names)
+    (text,) = warnings(recomputed, W, X)
     assert text.startswith("region 3 of 4 (from 0) in `deep` frees nothing of the peak: ")
     assert "no_recompute_segments=... of jrc.recompute_segments" in text
     saved = jrc.recompute_segments(fn, names, no_recompute_segments=[3])
-    assert warnings(saved, W, X) == [] and peak(saved) <= peak(lean)
-    reports = [jrc.explain(each, W, X) for each in (lean, saved)]
+    assert warnings(saved, W, X) == [] and peak(saved) <= peak(recomputed)
+    reports = [jrc.explain(each, W, X) for each in (recomputed, saved)]
     assert reports[0].warnings == (text,) and reports[1].rerun_flops < reports[0].rerun_flops
 
 
@@ -169,11 +169,11 @@ def test_a_rule_or_a_boundary_that_nothing_matches():
         "jrc.apply_rules: keep=RecomputePrimitives(...) names 'tahn', and `deep` has no such "
         "operator"
     )
-    lean = jrc.recompute_segments(deep, ["block_1", "nothing"], rule="fluid")
-    (text,) = jrc.explain(lean, W, X).warnings
+    recomputed = jrc.recompute_segments(deep, ["block_1", "nothing"], rule="fluid")
+    (text,) = jrc.explain(recomputed, W, X).warnings
     assert text.startswith("jrc.recompute_segments: boundary 'nothing' cuts nothing: ")
     # The same warning at each call.
-    assert jrc.explain(lean, W, X).warnings == (text,)
+    assert jrc.explain(recomputed, W, X).warnings == (text,)
 
 
 def tagged_net(tag, w, x):

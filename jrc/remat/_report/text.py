@@ -105,7 +105,7 @@ def _offloaded(report: ReportData) -> str:
 
 def _saved_table(report: ReportData) -> list[str]:
     if not report.saved:
-        return ["nothing is kept besides what the function is given"]
+        return ["nothing is saved besides the arguments"]
     groups: dict[tuple[object, ...], list[SavedValue]] = {}
     for value in report.saved:
         key = (value.primitive, value.shape, value.dtype, value.place, value.times, value.memory)
