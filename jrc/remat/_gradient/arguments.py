@@ -18,6 +18,7 @@ import numpy as np
 
 from jrc._errors import name_of
 from jrc._tree import is_floating, is_number, is_traced
+from jrc._validate import is_whole
 
 # What JAX raises where Python needs the value of a tracer.
 _NEEDS_A_VALUE = (
@@ -190,7 +191,7 @@ def _checked(
     chosen = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
     way_out = "Positions count from 0." if args else "Pass its arguments after the function."
     for n in chosen:
-        if isinstance(n, bool) or not hasattr(n, "__index__"):
+        if not is_whole(n):
             raise TypeError(
                 f"{who}: argnums must be a position or a tuple of them, got {argnums!r}. Write "
                 "argnums=0 or argnums=(0, 1)."
