@@ -1,7 +1,10 @@
-"""Layers: a module imports only from layers below its own, inside `jrc.remat` too."""
+"""Layers: a module imports only from layers below its own, inside `jrc.remat` too; no circles."""
 
 import ast
+import graphlib
 import pathlib
+
+import pytest
 
 import jrc
 
@@ -17,11 +20,24 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+REMAT_LAYERS = (
+    {"_policy"},
+    {"_region"},
+    {"_segments", "_scan", "_gradient"},
+    {"_flax", "_report"},
+    {"_planner"},
+)
+
+
+def levels(layers):
+    return {name: level for level, names in enumerate(layers) for name in names}
+
+
+LEVEL, REMAT_LEVEL = levels(LAYERS), levels(REMAT_LAYERS)
 
 
 def imports():
-    """Every import of our own: (file, its parts, imported module)."""
+    """Every import in the package, those inside functions too: (file, its parts, module)."""
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         for node in ast.walk(ast.parse(path.read_text())):
@@ -53,10 +69,77 @@ def test_modules_import_only_from_lower_layers():
 
 
 def test_every_module_has_a_layer():
-    modules = {
-        path.stem for path in ROOT.iterdir() if path.stem not in ("__init__", "__pycache__", "py")
+    assert names_in(ROOT) <= set(LEVEL)
+    assert names_in(ROOT / "remat") == set(REMAT_LEVEL)
+
+
+def names_in(folder):
+    return {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__", "py"}
+
+
+def test_packages_of_remat_import_only_from_lower_ones():
+    """A package's modules see each other and those of lower packages, not `jrc.remat` itself."""
+    wrong, seen = [], 0
+    for path, parts, module in imports():
+        names = module.split(".")
+        if parts[0] != "remat" or len(parts) < 3 or names[:2] != ["jrc", "remat"]:
+            continue
+        seen += 1
+        here, there = parts[1], names[2] if len(names) > 2 else None
+        if here != there and not REMAT_LEVEL.get(there, len(REMAT_LAYERS)) < REMAT_LEVEL[here]:
+            wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong and seen > 50
+
+
+def dependencies():
+    """The modules of the package that each module imports, as `{"jrc.a": {"jrc.b"}}`."""
+    files = {module_name(path): path for path in ROOT.rglob("*.py")}
+    found = {}
+    for name, path in files.items():
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        wanted = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                # `from jrc import dgc` imports a module, `from jrc._text import x` a name of one.
+                full = (f"{node.module}.{a.name}" for a in node.names)
+                wanted |= {each if each in files else node.module for each in full}
+        found[name] = (wanted & set(files)) - {name}
+    return found
+
+
+def module_name(path):
+    parts = ("jrc", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def cycle_in(graph):
+    """A circle of modules, or nothing."""
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "jrc.remat",
+        "jrc._jaxpr",
+        "jrc",
+    ],
+)
+def test_no_modules_import_each_other_in_a_circle(package):
+    graph = {
+        name: others
+        for name, others in dependencies().items()
+        if name == package or name.startswith(f"{package}.")
     }
-    assert modules <= set(LEVEL)
+    assert len(graph) > 10 and cycle_in(graph) == []
+
+
+def test_a_circle_is_found():
+    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()})
 
 
 def test_private_jax_is_not_used():

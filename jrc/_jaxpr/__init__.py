@@ -1,5 +1,7 @@
-"""The only code that reads jaxprs: walking, dataflow, costs and slicing, on public JAX alone."""
+"""Read and rewrite jaxprs: traversal, dataflow, costs, slicing. Only public JAX is used."""
 
+from jrc._jaxpr.atoms import is_atom as is_atom
+from jrc._jaxpr.atoms import is_variable as is_variable
 from jrc._jaxpr.control_flow import can_rebuild as can_rebuild
 from jrc._jaxpr.control_flow import loop_parts as loop_parts
 from jrc._jaxpr.control_flow import rebuild as rebuild
@@ -34,8 +36,6 @@ from jrc._jaxpr.primitives import primitives_where as primitives_where
 from jrc._jaxpr.program import INPUT as INPUT
 from jrc._jaxpr.program import Program as Program
 from jrc._jaxpr.program import evaluate as evaluate
-from jrc._jaxpr.program import is_atom as is_atom
-from jrc._jaxpr.program import is_variable as is_variable
 from jrc._jaxpr.provenance import Origin as Origin
 from jrc._jaxpr.provenance import Scope as Scope
 from jrc._jaxpr.provenance import origin_of as origin_of

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend.core import Var
 
+from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.program import Program
-from jrc._jaxpr.substitute import substitute
 
 
 def copy_for_readers(program: Program, copied: Mapping[int, Sequence[int]]) -> Program:

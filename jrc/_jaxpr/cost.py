@@ -1,9 +1,9 @@
 """Bytes and floating-point operations, counted in the program itself.
 
-XLA's own count takes a loop's body once; this one multiplies by the length. A `while` loop of
-unknown length counts once, a `cond` counts its dearest branch, and dead code is not counted. A
-Pallas kernel costs what its author states, or else its body for each cell of the grid. The rule of
-each primitive is in `primitives`.
+XLA counts the body of a loop once; this count multiplies it by the length of the loop. A `while`
+loop of unknown length counts once, a `cond` counts its most expensive branch, and dead code is not
+counted. A Pallas kernel counts its author's cost estimate, or else its body for each cell of the
+grid. The rule of each primitive is in `primitives`.
 """
 
 import math

@@ -15,6 +15,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
+from jrc._jaxpr.atoms import variables
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.equations import has_effects, inner_programs
 from jrc._jaxpr.primitives import primitive_name
@@ -30,18 +31,18 @@ def live_positions(
 
     Args:
         eqns: Equations in program order.
-        outvars: The atoms that are wanted.
+        outvars: The atoms that must be computed.
         reads: From the position of a live equation, the atoms that it reads; by default all its
             operands.
-        keep_effects: Whether an equation with an effect (`jax.debug.print`) is live always.
+        keep_effects: Whether an equation with an effect (`jax.debug.print`) is always live.
     """
-    used = set(_variables(outvars))
+    used = set(variables(outvars))
     live = []
     for i in range(len(eqns) - 1, -1, -1):
         eqn = eqns[i]
         if (keep_effects and has_effects(eqn)) or not used.isdisjoint(eqn.outvars):
             live.append(i)
-            used.update(_variables(eqn.invars if reads is None else reads(i)))
+            used.update(variables(eqn.invars if reads is None else reads(i)))
     return live[::-1], used
 
 
@@ -67,16 +68,16 @@ Inside = tuple[tuple[LiveEquation, ...], ...]
 
 
 def _live(jaxpr: Jaxpr, wanted: Sequence[bool]) -> tuple[tuple[LiveEquation, ...], list[bool]]:
-    """The live equations for the wanted results, and which inputs they read."""
+    """Return the live equations for the wanted results, and which inputs they read."""
     outvars = [v for v, want in zip(jaxpr.outvars, wanted, strict=True) if want]
     inside: dict[int, Inside] = {}
-    used = set(_variables(outvars))
+    used = set(variables(outvars))
 
     def reads(i: int) -> Iterable[Any]:
         eqn = jaxpr.eqns[i]
         inside[i], flags = _live_inside(eqn, [var in used for var in eqn.outvars])
         read = [x for x, flag in zip(eqn.invars, flags, strict=True) if flag]
-        used.update(_variables(read))
+        used.update(variables(read))
         return read
 
     live, _ = live_positions(jaxpr.eqns, outvars, reads)
@@ -85,7 +86,7 @@ def _live(jaxpr: Jaxpr, wanted: Sequence[bool]) -> tuple[tuple[LiveEquation, ...
 
 
 def _live_inside(eqn: JaxprEqn, outs: Sequence[bool]) -> tuple[Inside, Sequence[bool]]:
-    """The live part of the programs inside an equation, and which operands it reads."""
+    """Return the live part of the programs inside an equation, and which operands it reads."""
     programs, name = inner_programs(eqn), primitive_name(eqn)
     if name == "scan":
         return _live_in_scan(eqn, programs[0], outs)
@@ -102,7 +103,10 @@ def _live_inside(eqn: JaxprEqn, outs: Sequence[bool]) -> tuple[Inside, Sequence[
 def _live_in_scan(
     eqn: JaxprEqn, body: Jaxpr, outs: Sequence[bool]
 ) -> tuple[Inside, Sequence[bool]]:
-    """A carry is live if a later step reads it: iterate until no carry becomes live."""
+    """Return the same for a `scan`, whose carry is live if a later step reads it.
+
+    The body is walked until no further carry becomes live.
+    """
     consts, carried = loop_parts(eqn)
     wanted = list(outs)
     while True:
@@ -115,10 +119,6 @@ def _live_in_scan(
 
 
 def _corresponds(eqn: JaxprEqn, inner: Jaxpr) -> bool:
-    """Whether inputs and results of the equation are those of the program inside, in order."""
+    """Return whether inputs and results of an equation are those of the program inside."""
     same_number = len(inner.invars) == len(eqn.invars) and len(inner.outvars) == len(eqn.outvars)
     return same_number and primitive_name(eqn) != "while"
-
-
-def _variables(atoms: Iterable[Any]) -> Iterable[Var]:
-    return (atom for atom in atoms if isinstance(atom, Var))

@@ -1,6 +1,6 @@
-"""A mark without a name: an identity on values that says what flows back through it.
+"""An identity primitive that controls the gradient that flows back through it.
 
-As a mark it is no operator: where a program is cut does not depend on it.
+Like a mark it does not count as an operator: where a program is cut does not depend on it.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ gate_p.def_abstract_eval(lambda aval, *_, **__: aval)
 
 
 def gate(x: Any, probe: Any = None, *, stop: bool = False) -> Any:
-    """The value itself; its gradient goes to the probe too, and not on to `x` if it stops here.
+    """Return `x`; copy its gradient to `probe`, or stop it.
 
     Args:
         x: A floating array.
         probe: An array like `x` whose values are not read; its gradient is that of the result.
-        stop: Whether nothing flows back to `x`.
+        stop: Whether `x` has no gradient.
 
     Returns:
         `x`.
@@ -45,6 +45,7 @@ def _batch(args: Any, dims: Any, *, stop: bool) -> tuple[Any, int]:
 
 
 def _front(x: Any, dim: int | None, size: int) -> Any:
+    """Return an array with its batch axis first; one without a batch axis is broadcast."""
     if dim is None:
         return jnp.broadcast_to(x[None], (size, *x.shape))
     return jnp.moveaxis(x, dim, 0)

@@ -1,4 +1,4 @@
-"""Splicing one program into another, and opening nested `jit` calls that hold marks."""
+"""Inline programs into others: nested `jit` calls that contain marks, or all of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,40 +7,42 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType, Sharding
 
+from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.equations import inner_programs
 from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.op_tag import tag_of
-from jrc._jaxpr.substitute import substitute
 
 
 def inline_marked(jaxpr: Jaxpr, and_where: Callable[[JaxprEqn], bool] = lambda _: False) -> Jaxpr:
-    """The same program with every `jit` call that holds a mark written inline, to any depth.
+    """Return the program with every `jit` call inlined that contains a mark, at any depth.
 
-    So are other calls of which `and_where` is true; tagged ones stay closed. A call whose
-    arguments or results have fixed shardings keeps them as constraints.
+    Other calls are inlined if `and_where` is true of them, tagged calls never. Fixed shardings of
+    a call's arguments or results become sharding constraints.
     """
 
-    def opens(eqn: JaxprEqn) -> bool:
-        return _is_jit(eqn) and tag_of(eqn) is None and (_holds_mark_in_jit(eqn) or and_where(eqn))
+    def is_inlined(eqn: JaxprEqn) -> bool:
+        return _is_jit(eqn) and tag_of(eqn) is None and (_has_mark(eqn) or and_where(eqn))
 
-    return _inline(jaxpr, opens)
+    return _inline(jaxpr, is_inlined)
 
 
 def inline_all(jaxpr: Jaxpr) -> Jaxpr:
-    """The same program without `jit` calls; what was inside has the call's place and scope."""
+    """Return the program without `jit` calls; inlined equations have the call's source line."""
     return _inline(jaxpr, _is_jit, keep_source=False)
 
 
-def _inline(jaxpr: Jaxpr, opens: Callable[[JaxprEqn], bool], keep_source: bool = True) -> Jaxpr:
-    if not any(opens(eqn) for eqn in jaxpr.eqns):
+def _inline(
+    jaxpr: Jaxpr, is_inlined: Callable[[JaxprEqn], bool], keep_source: bool = True
+) -> Jaxpr:
+    if not any(is_inlined(eqn) for eqn in jaxpr.eqns):
         return jaxpr
     renamed: dict[Var, Any] = {}
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=substitute(eqn.invars, renamed))
-        if opens(eqn):
+        if is_inlined(eqn):
             (inner,) = inner_programs(eqn)
-            more, results = _open(eqn, _inline(inner, opens, keep_source))
+            more, results = _inline_call(eqn, _inline(inner, is_inlined, keep_source))
             eqns += [each.replace(source_info=_source(eqn, each, keep_source)) for each in more]
             renamed.update(zip(eqn.outvars, results, strict=True))
         else:
@@ -49,7 +51,7 @@ def _inline(jaxpr: Jaxpr, opens: Callable[[JaxprEqn], bool], keep_source: bool =
 
 
 def _source(call: JaxprEqn, inner: JaxprEqn, keep_source: bool) -> Any:
-    """The line and scope of what was inside a call: its own within those of the call."""
+    """Return the source line and name scope of an inlined equation, inside those of the call."""
     if not keep_source:
         return call.source_info
     outside, inside = call.source_info.name_stack, inner.source_info.name_stack
@@ -57,7 +59,7 @@ def _source(call: JaxprEqn, inner: JaxprEqn, keep_source: bool) -> Any:
 
 
 def splice(jaxpr: Jaxpr, atoms: Sequence[Any]) -> tuple[list[JaxprEqn], list[Any]]:
-    """The program's equations on these inputs, with fresh variables, and its results."""
+    """Return the program's equations on these inputs, with fresh variables, and its results."""
     new: dict[Var, Any] = dict(zip(jaxpr.invars, atoms, strict=True))
     new |= {var: Literal(x, var.aval) for var, x in zip(jaxpr.constvars, jaxpr.consts, strict=True)}
     eqns = []
@@ -72,15 +74,16 @@ def _is_jit(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "jit"
 
 
-def _holds_mark_in_jit(eqn: JaxprEqn) -> bool:
-    """Whether this is a `jit` call with a mark in it or in a nested one; a loop's do not count."""
+def _has_mark(eqn: JaxprEqn) -> bool:
+    """Return whether a `jit` call or a nested one has a mark; marks in loops do not count."""
     if not _is_jit(eqn) or tag_of(eqn) is not None:
         return False
     inner = eqn.params["jaxpr"].eqns
-    return any(mark_of(each) is not None or _holds_mark_in_jit(each) for each in inner)
+    return any(mark_of(each) is not None or _has_mark(each) for each in inner)
 
 
-def _open(eqn: JaxprEqn, inner: Jaxpr) -> tuple[list[JaxprEqn], list[Any]]:
+def _inline_call(eqn: JaxprEqn, inner: Jaxpr) -> tuple[list[JaxprEqn], list[Any]]:
+    """Return the equations and results of a call, with its shardings as constraints."""
     before, inputs = _constrained(eqn.invars, eqn.params["in_shardings"])
     middle, results = splice(inner, inputs)
     after, outputs = _constrained(results, eqn.params["out_shardings"])
@@ -90,10 +93,10 @@ def _open(eqn: JaxprEqn, inner: Jaxpr) -> tuple[list[JaxprEqn], list[Any]]:
 def _constrained(
     atoms: Sequence[Any], shardings: Sequence[Any]
 ) -> tuple[list[JaxprEqn], list[Any]]:
-    """Sharding constraints for the atoms whose sharding the call fixes."""
+    """Return constraint equations for atoms with a fixed sharding, and the atoms they make."""
     eqns, results = [], []
     for atom, sharding in zip(atoms, shardings, strict=True):
-        # With explicit axes the type of the value carries its sharding already.
+        # With explicit axes the sharding is part of the value's type.
         mesh = getattr(sharding, "mesh", None)
         explicit = mesh is not None and AxisType.Explicit in mesh.axis_types
         if isinstance(sharding, Sharding) and not explicit:

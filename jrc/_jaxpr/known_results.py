@@ -1,32 +1,34 @@
-"""Programs in which some results are known beforehand."""
+"""Remove the computation of results that are known beforehand."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.dce import live_positions
 from jrc._jaxpr.inline import inline_all
-from jrc._jaxpr.substitute import substitute
 from jrc._jaxpr.varying_casts import casts_of, folded, is_cast, source_of
 
 
 def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
-    """The program without its first `count` results, which become its last inputs.
+    """Return the program without its first `count` results, which become its last inputs.
 
-    Whatever read such a result reads the input; what then serves nothing is left out. Where a
-    result is max(x, 0), `x > 0` is asked of it too.
+    Equations that read such a result read the input instead; equations that are then dead are
+    dropped. Where a result is `y = max(x, 0)`, `x > 0` becomes `y > 0`.
     """
     jaxpr = folded(jaxpr)
     given, wanted = jaxpr.outvars[:count], jaxpr.outvars[count:]
     casts = casts_of(jaxpr.eqns)
     made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
     inputs = [Var(atom.aval) for atom in given]
-    new = {var: x for var, x in zip(given, inputs, strict=True) if not _fixed(var) and var in made}
+    new = {
+        var: x for var, x in zip(given, inputs, strict=True) if isinstance(var, Var) and var in made
+    }
     positive = {
         eqn.invars[0]: new[eqn.outvars[0]]
         for eqn in jaxpr.eqns
-        if is_relu(eqn) and eqn.outvars[0] in new and not _fixed(eqn.invars[0])
+        if is_relu(eqn) and eqn.outvars[0] in new and isinstance(eqn.invars[0], Var)
     }
     eqns = [
         eqn.replace(invars=substitute(eqn.invars, positive if _is_above_zero(eqn, casts) else new))
@@ -39,15 +41,15 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
 
 
 def is_relu(eqn: JaxprEqn) -> bool:
-    """Whether this is max(x, 0) with a derivative of its own, as `jax.nn.relu` is."""
+    """Return whether this is max(x, 0) with a custom derivative, as `jax.nn.relu` is."""
     if eqn.primitive.name != "custom_jvp_call" or len(eqn.invars) != 1:
         return False
     inner = folded(inline_all(eqn.params["call_jaxpr"]))
     casts = casts_of(inner.eqns)
-    (most, *more) = [each for each in inner.eqns if not is_cast(each)] or [eqn]
-    if more or most.primitive.name != "max":
+    (only, *more) = [each for each in inner.eqns if not is_cast(each)] or [eqn]
+    if more or only.primitive.name != "max":
         return False
-    return most.invars[0] is inner.invars[0] and _is_zero(most.invars[1], casts)
+    return only.invars[0] is inner.invars[0] and _is_zero(only.invars[1], casts)
 
 
 def _is_above_zero(eqn: JaxprEqn, casts: Mapping[Any, JaxprEqn]) -> bool:
@@ -56,8 +58,4 @@ def _is_above_zero(eqn: JaxprEqn, casts: Mapping[Any, JaxprEqn]) -> bool:
 
 def _is_zero(atom: Any, casts: Mapping[Any, JaxprEqn]) -> bool:
     atom = source_of(atom, casts)
-    return _fixed(atom) and not getattr(atom.val, "shape", ()) and atom.val == 0
-
-
-def _fixed(atom: Any) -> bool:
-    return isinstance(atom, Literal)
+    return isinstance(atom, Literal) and not getattr(atom.val, "shape", ()) and atom.val == 0

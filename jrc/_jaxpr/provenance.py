@@ -1,7 +1,7 @@
-"""Following a value back to the equation that really makes it.
+"""Find the equation that computes a value, at any depth of a program.
 
-A value goes through names, marks and reshapes, out of loops, calls and regions, before somebody
-keeps it: none of that is what made it.
+Names, marks and reshapes make views of a value, and loops, calls and regions return it from inside.
+None of them computes it.
 """
 
 import dataclasses
@@ -14,20 +14,26 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.cost import nbytes
 from jrc._jaxpr.equations import construct_name, inner_programs
-from jrc._jaxpr.mark import mark_of
+from jrc._jaxpr.mark import numbered_marks
 from jrc._jaxpr.primitives import View, facts_of, primitive_name
 from jrc._jaxpr.source_info import UNKNOWN, place
 
-# What holds the same bytes as its operand.
+# Equations whose result has the same bytes as their operand.
 _VIEWS = (View.NAME, View.ANNOTATION, View.RESHAPE, View.COPY)
 _ROUNDED = "reduce_precision"
-# A value that is handed from step to step through this many loops is followed no further.
+# A value that a loop passes from step to step is followed through this many steps.
 _MOST_STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scope:
-    """A program in its place: what it is inside of, and where it lies in that."""
+    """A program, and the equation of an outer program that contains it.
+
+    Attributes:
+        jaxpr: The program.
+        outside: The scope of the outer program; `None` for the whole program.
+        eqn: The equation of the outer program that contains it.
+    """
 
     jaxpr: Jaxpr
     outside: "Scope | None" = None
@@ -35,46 +41,44 @@ class Scope:
 
     @cached_property
     def producer(self) -> Mapping[Var, tuple[JaxprEqn, int]]:
-        """The equation that makes each variable, and which of its results it is."""
+        """The equation that makes each variable, and the number of the result."""
         return {v: (eqn, k) for eqn in self.jaxpr.eqns for k, v in enumerate(eqn.outvars)}
 
     @cached_property
     def inputs(self) -> Mapping[Var, int]:
-        """The position of each input; constants stand before the first."""
+        """The position of each input; constants have negative positions."""
         given = (*self.jaxpr.constvars, *self.jaxpr.invars)
         return {v: k - len(self.jaxpr.constvars) for k, v in enumerate(given)}
 
     @cached_property
     def marks(self) -> Mapping[Var, str]:
-        """The first mark of every marked value, by the value itself, names told apart."""
+        """The first mark of every marked value; repeated ones as `name`, `name#2`, …."""
+        marks = numbered_marks(self.jaxpr.eqns).items()
         found: dict[Var, str] = {}
-        counts: dict[str, int] = {}
-        last: dict[str, int] = {}
-        for eqn in self.jaxpr.eqns:
-            name, leaf = mark_of(eqn) or ("", 0)
-            if not name or name.startswith("jrc.") or isinstance(eqn.invars[0], Literal):
-                continue
-            counts[name] = counts.get(name, 0) + (leaf <= last.get(name, leaf))
-            last[name] = leaf
-            told = name if counts[name] == 1 else f"{name}#{counts[name]}"
-            found.setdefault(self.unviewed(eqn.invars[0]), told)
+        for i, name in sorted((i, name) for name, positions in marks for i in positions):
+            (operand, *_) = self.jaxpr.eqns[i].invars
+            if isinstance(operand, Var) and not name.startswith("jrc."):
+                found.setdefault(self.unviewed(operand), name)
         return found
 
     @cached_property
-    def inner(self) -> dict[int, "Scope"]:
-        """Scopes of programs inside, made once each so that they can be compared."""
+    def inner(self) -> dict[tuple[int, int], "Scope"]:
+        """The scopes of programs inside, one object each, so that they can be compared."""
         return {}
 
     def into(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> "Scope":
-        """The scope of a program that an equation of this one carries."""
-        return self.inner.setdefault(id(jaxpr), Scope(jaxpr, self, eqn))
+        """Return the scope of a program that an equation of this one contains.
+
+        Two equations may contain one program, as two calls of a jitted function do.
+        """
+        return self.inner.setdefault((id(eqn), id(jaxpr)), Scope(jaxpr, self, eqn))
 
     def unviewed(self, var: Var) -> Var:
-        """The value before it was marked, named or given another shape, in the same program."""
+        """Return the value that a variable is a view of, in the same program."""
         return list(self.views(var))[-1]
 
     def views(self, var: Var) -> Iterator[Var]:
-        """A value, and what it is a view of, one after another."""
+        """Yield a variable, the one that it is a view of, and so on."""
         yield var
         while var in self.producer:
             eqn, k = self.producer[var]
@@ -85,24 +89,24 @@ class Scope:
             yield (var := viewed)
 
     def is_copy(self, var: Var) -> bool:
-        """Whether a value is another one rounded, which takes room of its own."""
+        """Return whether a variable is a rounded copy, which has memory of its own."""
         return var in self.producer and primitive_name(self.producer[var][0]) == _ROUNDED
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Who makes a value.
+    """The equation that computes a value.
 
     Attributes:
-        scope: The program in which it is made, or of which it is an input.
-        var: The value there.
-        eqn: The equation that makes it; `None` for an input of the whole program.
-        mark: Its mark, if it has one.
-        times: How many of it there are: the length of the loops that stack it.
+        scope: The program in which it is computed, or whose input it is.
+        var: The variable there.
+        eqn: The equation; `None` for an input of the whole program.
+        mark: The value's mark, if it has one.
+        times: How many of the value there are: the length of the loops that stack it.
         aval: The type of one of them.
-        steps: By how many steps of a loop it is older than the step that reads it.
-        copies: How many rounded copies of copies it is: `jax.checkpoint` keeps such a one, and
-            with `jax_remat3` the value beside it.
+        steps: The number of loop steps between the one that computes it and the one that reads it.
+        copies: The number of roundings (`reduce_precision`) since: `jax.checkpoint` saves a rounded
+            copy, and with `jax_remat3` the value beside it.
     """
 
     scope: Scope
@@ -116,17 +120,17 @@ class Origin:
 
     @property
     def key(self) -> Any:
-        """Equal for values that lie in one and the same place."""
+        """A key that is equal for variables with the same memory."""
         return id(self.scope), self.var, self.times, self.steps, self.copies
 
     @property
     def bytes(self) -> int:
-        """All of them together; inside `shard_map` those of one device."""
+        """Bytes of all of them together; inside `shard_map` on one device."""
         return nbytes(self.aval) * self.times
 
     @property
     def place(self) -> str:
-        """The user's line: that of the equation, else of what it is inside of."""
+        """The source line of the equation, or of the innermost outer equation that has one."""
         eqn, scope = self.eqn, self.scope
         while eqn is not None and place(eqn) == UNKNOWN and scope.outside is not None:
             eqn, scope = scope.eqn, scope.outside
@@ -134,7 +138,7 @@ class Origin:
 
     @property
     def constructs(self) -> tuple[str, ...]:
-        """The constructs inside of which it is made, outermost first: `lax.scan at net.py:7`."""
+        """The constructs around the equation, outermost first: `lax.scan at net.py:7`."""
         found, scope = [], self.scope
         while scope.eqn is not None and scope.outside is not None:
             if primitive_name(scope.eqn) != "jit":
@@ -144,11 +148,12 @@ class Origin:
 
 
 def origin_of(scope: Scope, var: Var) -> Origin:
-    """Who makes a value of this program, at any depth."""
+    """Return the equation that computes a variable of this program, at any depth."""
     return _trace(Origin(scope, var, None, aval=var.aval))
 
 
 def _trace(at: Origin) -> Origin:
+    """Follow a variable to the equation that computes it."""
     scope, chain = at.scope, list(at.scope.views(at.var))
     var, copies = chain[-1], at.copies + sum(scope.is_copy(each) for each in chain)
     at = dataclasses.replace(at, var=var, mark=at.mark or scope.marks.get(var), copies=copies)
@@ -160,7 +165,7 @@ def _trace(at: Origin) -> Origin:
             continue
         at = dataclasses.replace(at, aval=atom.aval, times=at.times * count)
         made = _trace(dataclasses.replace(at, scope=inner, var=atom))
-        # What a loop stacks is there once more, whoever made it.
+        # An input that a loop stacks is stored once more.
         if made.eqn is not None or (made.scope.outside is None and count == 1):
             return made
         break
@@ -168,7 +173,7 @@ def _trace(at: Origin) -> Origin:
 
 
 def _made_inside(scope: Scope, eqn: JaxprEqn, k: int) -> Sequence[tuple[Scope, Any, int]]:
-    """Where a construct's result number `k` may come from, and how many of it are stacked."""
+    """Return the variables inside that may be result `k`, and how many of each are stacked."""
     name, programs = primitive_name(eqn), inner_programs(eqn)
     if name == "while" or not programs:
         return ()
@@ -178,7 +183,7 @@ def _made_inside(scope: Scope, eqn: JaxprEqn, k: int) -> Sequence[tuple[Scope, A
         times = eqn.params["length"] if k >= carried else 1
         return [(scopes[0], programs[0].outvars[k], times)]
     if name == "cond":
-        # A branch that does not make the value has zeros in its place.
+        # A branch that does not compute the value returns zeros.
         pairs = [(s, each.outvars[k], 1) for s, each in zip(scopes, programs, strict=True)]
         return sorted(pairs, key=lambda pair: _is_filling(*pair[:2]))
     if len(programs) == 1 and len(programs[0].outvars) == len(eqn.outvars):
@@ -187,7 +192,7 @@ def _made_inside(scope: Scope, eqn: JaxprEqn, k: int) -> Sequence[tuple[Scope, A
 
 
 def _from_outside(at: Origin) -> Origin:
-    """Through the input of an inner program to what is given there."""
+    """Follow an input of an inner program to the operand of the equation around it."""
     scope, eqn = at.scope, at.scope.eqn
     if scope.outside is None or eqn is None or scope.inputs[at.var] < 0:
         return at
@@ -197,7 +202,7 @@ def _from_outside(at: Origin) -> Origin:
     elif name == "scan":
         consts, carried = loop_parts(eqn)
         if consts <= k < consts + carried:
-            # What a step is given is what the step before it returned.
+            # The carry of a step is a result of the step before it.
             made = scope.jaxpr.outvars[k - consts]
             is_new = isinstance(made, Var) and scope.unviewed(made) in scope.producer
             more = dataclasses.replace(at, var=made, steps=at.steps + 1)
@@ -208,11 +213,12 @@ def _from_outside(at: Origin) -> Origin:
 
 
 def _viewed(eqn: JaxprEqn, k: int) -> int | None:
-    """Which operand this equation only names or shapes anew, as its result number `k`."""
+    """Return the number of the operand that result `k` is a view of."""
     # Result k of `optimization_barrier` and `device_put` is operand k; other views have one result.
     return k if facts_of(eqn).view in _VIEWS else None
 
 
 def _is_filling(scope: Scope, atom: Any) -> bool:
+    """Return whether an atom is a constant array, such as the zeros of another branch."""
     made = scope.producer.get(atom) if isinstance(atom, Var) else None
     return made is None or primitive_name(made[0]) == "broadcast_in_dim"

@@ -1,4 +1,4 @@
-"""Running a program with some of its values changed on the way.
+"""Run a program with some of its intermediate values changed.
 
 >>> import jax.numpy as jnp
 >>> from jrc._jaxpr.trace import trace
@@ -20,12 +20,11 @@ from jrc._jaxpr.program import INPUT, Program, evaluate
 def changed(
     program: Program, changes: Mapping[Var, Callable[[Any], Any]]
 ) -> Callable[..., list[Any]]:
-    """The program as a function of its inputs in which some values are changed once made.
+    """Return the program as a function of its inputs, with some values changed.
 
-    All that reads such a value reads the changed one. Equations that no result depends on do not
-    run.
+    Every equation that reads such a value reads the changed one. Dead equations do not run.
     """
-    live = [p for p, alive in enumerate(program.live()) if alive]
+    live = [p for p, is_live in enumerate(program.live()) if is_live]
     makers = sorted({program.producer[var] for var in changes} | {len(program.eqns)})
     starts = [INPUT, *makers]
     parts = [

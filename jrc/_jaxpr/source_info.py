@@ -1,4 +1,4 @@
-"""Where an equation was written: the user's source line, and the name scope around it."""
+"""Where an equation comes from: the user's source line, and the name scope around it."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from jax.extend.source_info_util import register_exclusion, summarize
 from jrc._jaxpr.primitives import primitive_name
 
 UNKNOWN = "unknown"
-"""The line of an equation that no line of the user's code made."""
+"""The source line of an equation that comes from no line of the user's code."""
 
 # JAX attributes a line to the innermost frame outside of these folders, which run user code.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

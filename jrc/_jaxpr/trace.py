@@ -1,4 +1,4 @@
-"""Tracing a function of pytrees into a program of arrays.
+"""Trace a function of pytrees into a program of arrays.
 
 >>> import jax.numpy as jnp
 >>> traced = trace(lambda x: jnp.tanh(x) * 2, (jnp.ones(3),), {})
@@ -21,10 +21,14 @@ from jrc._tree import Skeleton, split
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
-    """A function's program, the values to run it on, and how to rebuild its result.
+    """A function's program, the inputs to run it on, and how to rebuild its result.
 
-    What the function closes over, `closed` arrays, comes first among the inputs: gradients flow
-    there too.
+    Attributes:
+        program: The program.
+        inputs: Its inputs: first the arrays that the function closes over, which have gradients
+            too, then the JAX arrays among the arguments.
+        result: The tree of the function's result without its arrays.
+        closed: The number of arrays that the function closes over.
     """
 
     program: Program
@@ -33,8 +37,8 @@ class Traced:
     closed: int
 
     def run(self, call: Callable[..., Sequence[Any]]) -> Any:
-        """The function's own result, with `call` in the place of its program."""
-        # Constants come out of a program as JAX's literals, which are no arrays.
+        """Return the function's result, with `call` run instead of its program."""
+        # A constant result of a program is a literal of JAX, which is no array.
         results = call(*self.inputs)
         return self.result.fill(
             [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in results]
@@ -47,11 +51,12 @@ def trace(
     kwargs: Mapping[str, Any],
     and_where: Callable[[JaxprEqn], bool] = lambda _: False,
 ) -> Traced:
-    """Trace a function of pytrees; leaves that are no JAX arrays stay what they are.
+    """Trace a function of pytrees; Python calls it once.
 
-    Nested `jit` calls that hold marks are written inline, and those of which `and_where` is true.
+    Leaves that are no JAX arrays are passed as they are. Nested `jit` calls are inlined if they
+    contain marks, or if `and_where` is true of them.
     """
-    # As pairs, because a dict would come back with its keys sorted.
+    # As pairs, because JAX sorts the keys of a dict.
     leaves, skeleton = split((args, tuple(kwargs.items())))
     results = []
 

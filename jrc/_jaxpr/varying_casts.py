@@ -1,8 +1,8 @@
-"""Equations that change nothing but what a type says of mesh axes.
+"""Casts inside `jax.shard_map`, which change only the mesh axes that a type varies over.
 
-Inside of `jax.shard_map` a value that is the same on all devices is cast to one that varies before
-it meets one that does. JAX writes these casts by itself, and converts numbers behind them that it
-converts beforehand elsewhere.
+Before a value that is equal on all devices is combined with one that varies over a mesh axis, JAX
+casts it to a varying one. A scalar literal is then converted to its dtype after the cast, and not
+at trace time as it is elsewhere.
 
 >>> import jax, jax.numpy as jnp
 >>> mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -22,29 +22,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.primitives import facts_of
-from jrc._jaxpr.substitute import substitute
 
 
 def is_cast(eqn: JaxprEqn) -> bool:
-    """Whether an equation only says that its operand varies over a mesh axis."""
+    """Return whether an equation only casts its operand to vary over a mesh axis."""
     return facts_of(eqn).is_cast
 
 
 def casts_of(eqns: Iterable[JaxprEqn]) -> dict[Any, JaxprEqn]:
-    """The casts among these equations, by what they make."""
+    """Return the casts among equations, by the variables that they make."""
     return {eqn.outvars[0]: eqn for eqn in eqns if is_cast(eqn)}
 
 
 def source_of(atom: Any, casts: Mapping[Any, JaxprEqn]) -> Any:
-    """What an atom was before all casts."""
+    """Return an atom as it was before all casts."""
     while not isinstance(atom, Literal) and atom in casts:
         atom = casts[atom].invars[0]
     return atom
 
 
 def folded(jaxpr: Jaxpr) -> Jaxpr:
-    """The same program, in which numbers have the type that they would be converted to."""
+    """Return the program with scalar literals converted to the dtype that it converts them to."""
     casts, numbers, eqns = casts_of(jaxpr.eqns), {}, []
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=substitute(eqn.invars, numbers))
@@ -54,14 +54,14 @@ def folded(jaxpr: Jaxpr) -> Jaxpr:
         elif isinstance(eqn.invars[0], Literal):
             numbers[eqn.outvars[0]] = number
         else:
-            # Converted first and cast then, so that the cast makes what the conversion made.
+            # The cast of the converted number replaces the conversion of the cast one.
             cast = casts[eqn.invars[0]]
             eqns.append(cast.replace(invars=[number], outvars=eqn.outvars))
     return jaxpr.replace(eqns=eqns, outvars=substitute(jaxpr.outvars, numbers))
 
 
 def _converted(eqn: JaxprEqn, casts: Mapping[Any, JaxprEqn]) -> Literal | None:
-    """The number that an equation makes of another one, if it only converts it."""
+    """Return the literal that an equation converts a literal to, if it does only that."""
     if eqn.primitive.name != "convert_element_type" or eqn.params["weak_type"]:
         return None
     number, dtype = source_of(eqn.invars[0], casts), eqn.params["new_dtype"]

@@ -1,4 +1,4 @@
-"""Zeros of a type that only the tracer knows: the axes it varies over, its sharding.
+"""Zeros of a given type, with its sharding and the mesh axes that it varies over.
 
 >>> import jax, jax.numpy as jnp
 >>> zeros_of(jax.typeof(jnp.ones(3, jnp.bfloat16)))
@@ -11,5 +11,5 @@ from jax.interpreters import ad
 
 
 def zeros_of(aval: Any) -> Any:
-    """An array of zeros of exactly this type."""
+    """Return an array of zeros of exactly this type."""
     return ad.instantiate_zeros(ad.Zero(aval))

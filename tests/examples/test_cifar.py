@@ -148,7 +148,8 @@ def labelled(name, encode, label):
          r"data is uint8\[20, 3072\]; in .*data_batch_1 it is uint8\[40, 1536\]"),
         ("python", change("batches.meta", lambda _: pickle.dumps({b"label_names": [b"cat"]}, 2)),
          r"the classes are airplane, .* names \['cat'\]"),
-        ("python", change("batches.meta", lambda _: pickle.dumps([1], 2)), "must be a dict, got a list in "),
+        ("python", change("batches.meta", lambda _: pickle.dumps([1], 2)),
+         "must be a dict, got a list in "),
         ("python", lambda inner: (inner / "batches.meta").unlink(), "batches.meta is missing"),
     ],
 )  # fmt: skip

@@ -88,7 +88,7 @@ def test_flops(name):
 
 def test_gradient_of_a_dot_costs_two_dots():
     loss = lambda a, b: jnp.sum(a @ b)  # noqa: E731
-    # The loss itself is not asked for, and a compiler does not run it.
+    # The loss itself is no result, so a compiler does not compute it.
     assert count(jax.grad(loss, argnums=(0, 1)), A, B) == 2 * DOT
     both = jax.value_and_grad(loss, argnums=(0, 1))
     assert count(both, A, B) == count(loss, A, B) + 2 * DOT
@@ -114,8 +114,8 @@ def test_a_ragged_product_costs_one_matrix_a_row():
     assert 2 * once <= products <= 2.02 * once
 
 
-def dearest_flops(function, *shapes):
-    """The operations of the dearest equation: JAX adds masks and the like around it."""
+def largest_flops(function, *shapes):
+    """Return the FLOPs of the most expensive equation; JAX adds masks and the like around it."""
     jaxpr = jax.make_jaxpr(function)(*(jnp.ones(shape) for shape in shapes))
     return max(equation_flops(eqn) for eqn, _ in walk(jaxpr) if not inner_programs(eqn))
 
@@ -139,8 +139,8 @@ def dearest_flops(function, *shapes):
         (lambda a: jax.lax.top_k(a, 7), [(3, 16)], 3 * 16 * 3),
     ],
 )  # fmt: skip
-def test_dense_algebra_has_the_textbook_counts(function, shapes, count):
-    assert dearest_flops(function, *shapes) == count
+def test_linear_algebra_has_the_textbook_counts(function, shapes, count):
+    assert largest_flops(function, *shapes) == count
 
 
 def test_the_zeros_of_a_dilated_input_are_not_counted():

@@ -1,4 +1,4 @@
-"""A gate is an identity that steers gradients, and no operator of the program."""
+"""A gate is an identity that controls gradients, and does not count as an operator."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def test_the_probe_gets_the_gradient_of_the_value(name):
         assert jnp.allclose(got, want, rtol=1e-6)
 
 
-def test_a_gate_can_stop_the_flow_and_still_ask_for_it():
+def test_a_gate_can_stop_a_gradient_and_return_it():
     def f(x, probe):
         return jnp.sum(jnp.sin(gate(x * 2, probe, stop=True)) + x)
 
@@ -49,7 +49,7 @@ def test_a_gate_can_stop_the_flow_and_still_ask_for_it():
     assert bit_equal(jax.grad(lambda x: jnp.sum(stopped(x)))(X), ZEROS)
 
 
-def test_a_gate_keeps_the_value_to_the_bit():
+def test_a_gate_returns_the_value_bit_for_bit():
     value = jnp.array([-0.0, jnp.nan, jnp.inf])
     got = jax.jit(gate)(value, jnp.ones(3))
     assert bit_equal(got, value) and bool(jnp.signbit(got[0]))
@@ -73,7 +73,7 @@ def test_a_program_is_cut_as_if_there_were_no_gate():
     assert list(program.marks) == ["h", "e"] and program.matching_marks("h") == ("h",)
 
 
-def test_changes_reach_all_who_read_the_value():
+def test_every_reader_of_a_value_reads_the_changed_one():
     def f(x):
         y = jnp.sin(x)
         jnp.exp(y)

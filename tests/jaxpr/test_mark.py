@@ -1,4 +1,4 @@
-"""A mark is an identity that every transformation lets through and still names."""
+"""A mark is an identity, and every JAX transformation preserves its name."""
 
 import jax
 import jax.numpy as jnp

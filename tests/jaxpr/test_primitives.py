@@ -65,7 +65,7 @@ def ragged(x, w):
     return lax.ragged_dot(x, w, jnp.array([1, 2]))
 
 
-# One equation of every kind that states what its derivative reads, but for what needs a mesh.
+# One equation for every row that states what its derivative reads, except those that need a mesh.
 SAMPLES = {
     "tanh": (jnp.tanh, X), "logistic": (lax.logistic, X), "exp": (jnp.exp, X),
     "exp2": (jnp.exp2, X), "sqrt": (jnp.sqrt, X), "cbrt": (jnp.cbrt, X),
@@ -117,12 +117,12 @@ def test_every_row_that_states_reads_has_a_sample():
     stated = primitives_where(lambda facts: facts.derivative_reads is not Reads.BOTH)
     needs_a_mesh = primitives_where(lambda facts: facts.is_collective or facts.is_cast)
     names = primitives_where(lambda facts: facts.view is View.NAME)
-    # `add_any` is in transposed programs alone, the others are new spellings or have no tangent.
+    # `add_any` occurs only in transposed programs; the others are synonyms or have no tangent.
     other = words("add_any broadcast_to stack unstack tile stop_gradient sharding_constraint")
     assert stated - needs_a_mesh - names - other == set(SAMPLES)
 
 
-def test_an_unknown_primitive_is_assumed_to_be_dear():
+def test_an_unknown_primitive_is_assumed_to_be_expensive():
     (eqn,) = jax.make_jaxpr(lambda x: lax.igamma(x, x))(X).eqns
     facts = facts_of(eqn)
     assert facts.derivative_reads is Reads.BOTH and facts.fusion is Fusion.NONE

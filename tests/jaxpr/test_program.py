@@ -1,4 +1,4 @@
-"""Dataflow and slices: any split of a program into pieces computes the same."""
+"""Dataflow and slices: a program computes the same however it is cut."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)
 @settings(max_examples=30, deadline=None)
 def test_slices_compose(graph, data):
     program = trace(graph, (W, X), {}).program
-    live = [p for p, alive in enumerate(program.live()) if alive]
+    live = [p for p, is_live in enumerate(program.live()) if is_live]
     ends = sorted(data.draw(st.sets(st.sampled_from(live))) | {live[-1]})
     values, start = dict(zip(program.jaxpr.invars, (W, X), strict=True)), 0
     for end in ends:

@@ -1,4 +1,4 @@
-"""Random straight-line programs, described as plain data so that a naive rule can be stated.
+"""Random straight-line programs as plain data, which a reference implementation can read.
 
 Operator i makes value i; the values 0 and 1 are the inputs `x` (4, 4) and `w` (4, 4).
 """
@@ -32,7 +32,7 @@ class CostGraph:
         return jnp.sum(values[-1])
 
     def live(self):
-        """Operators that the result depends on, in order: walked backwards, by hand."""
+        """Return the operators that the result depends on, in order."""
         wanted = {len(self.ops) + 1}
         for i in range(len(self.ops) - 1, -1, -1):
             if i + 2 in wanted:
@@ -46,7 +46,7 @@ def graphs(draw, mark_all=True, max_ops=12):
     ops = []
     for i in range(count):
         op = draw(st.sampled_from([*UNARY, *BINARY]))
-        # Mostly the newest values, so that the graph is deep and little of it is dead.
+        # Mostly the latest values, so that the graph is deep and has few dead operators.
         pick = st.integers(max(0, i - 1), i + 1) | st.integers(0, i + 1)
         ops.append((op, tuple(draw(pick) for _ in range(1 if op in UNARY else 2))))
     marked = range(count) if mark_all else draw(st.sets(st.integers(0, count - 1)))

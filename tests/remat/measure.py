@@ -1,4 +1,4 @@
-"""The three ways to show what recomputation did: gradients, saved bytes, re-run operators."""
+"""Measure recomputation in three ways: gradients, saved bytes, recomputed operators."""
 
 from collections import Counter
 
@@ -7,24 +7,24 @@ import jax.numpy as jnp
 
 from jrc._jaxpr import call_name, primitive_name, walk
 
-# What transposition adds, in numbers that depend on how cotangents meet, and the names and no-ops
-# that `jax.checkpoint` puts on a value that it keeps.
+# Equations that transposition adds, whose number depends on how cotangents are summed, and the
+# names and no-ops that `jax.checkpoint` puts on a saved value.
 BOOKKEEPING = {"add_any", "add_jaxvals", "optimization_barrier", "broadcast_in_dim", "pvary"}
 BOOKKEEPING |= {"name", "CheckpointName", "reduce_precision"}
-# The identity behind which a held value goes on.
+# The name of the identity that a saved value passes through.
 SAVED = "held_result"
 
 
 def saved_bytes(fn, *args):
-    """Bytes that the derivative keeps besides the arguments, each buffer once."""
-    _, pull = jax.vjp(fn, *args)
-    given = {id(x) for x in jax.tree.leaves(args)}
-    kept = {id(x): x for x in jax.tree.leaves(pull) if id(x) not in given}
-    return sum(x.nbytes for x in kept.values())
+    """Return the bytes that the derivative saves besides the arguments, each buffer once."""
+    _, vjp = jax.vjp(fn, *args)
+    arguments = {id(x) for x in jax.tree.leaves(args)}
+    saved = {id(x): x for x in jax.tree.leaves(vjp) if id(x) not in arguments}
+    return sum(x.nbytes for x in saved.values())
 
 
 def operators(fn, *args):
-    """How often each primitive stands in the program, inner programs times their length."""
+    """Return how often each primitive occurs in the program, loops times their length."""
     counts = Counter()
     for eqn, times in walk(jax.make_jaxpr(fn)(*args)):
         if call_name(eqn) != SAVED:
@@ -33,13 +33,13 @@ def operators(fn, *args):
 
 
 def compiled_products(fn, *args):
-    """Matrix products in the compiled value and gradient; dead ones are gone."""
+    """Return the number of matrix products in the compiled value and gradient."""
     return jax.jit(jax.value_and_grad(fn)).lower(*args).compile().as_text().count(" dot(")
 
 
-def rerun_operators(lean, plain, *args, argnums=0):
-    """Primitives that the gradient of `lean` runs more often than that of `plain`."""
-    more = operators(jax.grad(lean, argnums), *args)
+def rerun_operators(recomputed, plain, *args, argnums=0):
+    """Return the primitives that one gradient runs more often than the plain one."""
+    more = operators(jax.grad(recomputed, argnums), *args)
     more.subtract(operators(jax.grad(plain, argnums), *args))
     skip = BOOKKEEPING | {"remat2", "checkpoint", "RematTraced", "mark", "jit"}
     return Counter({name: n for name, n in more.items() if n and name not in skip})
@@ -53,7 +53,7 @@ def bit_equal(a, b):
 
 
 def largest_error(a, b):
-    """Largest difference of two trees, each leaf relative to its largest entry."""
+    """Return the largest difference of two trees, each leaf relative to its largest entry."""
     errors = [
         float(jnp.max(jnp.abs(x - y)) / jnp.maximum(jnp.max(jnp.abs(y)), 1e-30))
         for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)

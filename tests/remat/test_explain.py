@@ -1,4 +1,4 @@
-"""What a report says is kept and re-run, against what differentiation really keeps and re-runs."""
+"""Saved values and recomputed operators of a report, against those of JAX's own derivative."""
 
 import functools
 
@@ -78,6 +78,15 @@ def masked(w, x):
     return jnp.sum(jnp.where(keep, jax.nn.softmax(x @ w), 0.0) ** 3)
 
 
+def repeated(operator):
+    def loss(w, x):
+        for _ in range(3):
+            x = operator(x @ w)
+        return jnp.sum(x)
+
+    return loss
+
+
 def kept_gelu(w, x):
     return jnp.sum(jrc.recompute(lambda w, x: jnp.sin(jrc.keep_op(jax.nn.gelu)(x @ w)) @ w, w, x))
 
@@ -92,7 +101,7 @@ class Net(nn.Module):
         return jnp.sin(nn.Dense(8, use_bias=False, name="first")(x))
 
 
-# Each function with the one that re-runs nothing, if it re-runs something.
+# Each function, with the one that recomputes nothing if it recomputes something.
 FUNCTIONS = {
     "plain": (chain, None),
     "segments": (jrc.recompute_segments(chain, ["b0", "b1"]), chain),
@@ -125,11 +134,13 @@ FUNCTIONS = {
     "nested jit": (nested_jit, None),
     "dropout": (masked, None),
     "linen": (linen_net, None),
+    "one call, three times": (repeated(jax.nn.silu), None),
+    "one tagged call, three times": (repeated(jrc.recompute_op(jax.nn.silu)), None),
 }
 
 
 def report_parts(fn, *args, argnums=(0, 1)):
-    """Saved values and re-run counts, without compiling anything."""
+    """Return saved values and counts of recomputed operators, without compiling anything."""
     loss = loss_of(fn, args, argnums, False, "here")
     gradient = inline_marked(
         jax.make_jaxpr(loss.gradient)(loss.perturbed, loss.rest), lambda _: True
@@ -138,13 +149,13 @@ def report_parts(fn, *args, argnums=(0, 1)):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_saved_bytes_are_those_that_the_derivative_keeps(name):
+def test_saved_bytes_are_those_of_the_derivative(name):
     fn, _ = FUNCTIONS[name]
     assert total_bytes(report_parts(fn, W, X)[0]) == saved_bytes(fn, W, X)
 
 
 @pytest.mark.parametrize("name", [name for name, (_, plain) in FUNCTIONS.items() if plain])
-def test_rerun_operators_are_counted(name):
+def test_recomputed_operators_are_counted(name):
     fn, plain = FUNCTIONS[name]
     found = {each.primitive: each.count for each in report_parts(fn, W, X)[1]}
     more = rerun_operators(fn, plain, W, X, argnums=(0, 1))
@@ -153,7 +164,7 @@ def test_rerun_operators_are_counted(name):
 
 
 @pytest.mark.parametrize("name", ["segments", "all segments", "sines", "names", "recompute"])
-def test_products_that_run_again_are_in_the_compiled_program(name):
+def test_recomputed_products_are_in_the_compiled_program(name):
     fn, plain = FUNCTIONS[name]
     found = {each.primitive: each.count for each in report_parts(fn, W, X, argnums=0)[1]}
     more = compiled_products(fn, W, X) - compiled_products(plain, W, X)
@@ -169,34 +180,34 @@ def test_what_runs_once_is_not_counted(name):
 @given(graph=graphs(mark_all=False), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_random_programs(graph, data):
-    """Bytes as the derivative keeps them, and operators as the compiler would count them."""
+    """Bytes are those of the derivative, operators those of the compiled program."""
     marked = sorted(i for i in graph.marked if i in graph.live())
     chosen = data.draw(st.sets(st.sampled_from(marked))) if marked else set()
-    lean = jrc.recompute_segments(graph, [f"v{i}" for i in sorted(chosen)])
+    recomputed = jrc.recompute_segments(graph, [f"v{i}" for i in sorted(chosen)])
     w, x = W[:4, :4] + 0, X[:4, :4] + 0
-    for fn in (graph, lean):
-        saved, again = report_parts(fn, w, x)
+    for fn in (graph, recomputed):
+        saved, rerun = report_parts(fn, w, x)
         assert total_bytes(saved) == saved_bytes(fn, w, x)
-    found = {each.primitive: each.count for each in again}
+    found = {each.primitive: each.count for each in rerun}
     plain = functools.partial(graph, skip_dead=True)
-    more = rerun_operators(lean, plain, w, x, argnums=(0, 1))
+    more = rerun_operators(recomputed, plain, w, x, argnums=(0, 1))
     for operator in ("dot_general", "sin", "tanh", "exp"):
         assert found.get(operator, 0) == more[operator]
 
 
 @pytest.mark.parametrize("segments, skipped", [(7, 0), (2, 4), (1, 6)])
 def test_a_loop_with_few_carries(segments, skipped):
-    """The steps that are skipped over, and each step once more with its derivative."""
+    """Steps recomputed for their carry, and each step once more with its derivative."""
     fn = functools.partial(few_carries, segments=segments)
-    saved, again = report_parts(fn, W, X)
+    saved, rerun = report_parts(fn, W, X)
     assert total_bytes(saved) == saved_bytes(fn, W, X)
-    found = {each.primitive: each.count for each in again}
-    # Two products a step; the last sine of a step is needed only to go on.
+    found = {each.primitive: each.count for each in rerun}
+    # Two products per step; only the next step reads the last sine of a step.
     assert found["dot_general"] == 2 * (7 + skipped) and found["sin"] == 7 + 2 * skipped
     assert [value.times for value in saved] == [segments] if segments > 1 else not saved[1:]
 
 
-def test_other_bits_are_a_rerun_too():
+def test_recomputation_with_other_random_bits_is_counted():
     def draw(w, x, key):
         return jnp.sin(jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x @ w, 0.0))
 
@@ -206,7 +217,7 @@ def test_other_bits_are_a_rerun_too():
     assert found["dot_general"] == 1 and found["random_bits"] == 1 and "sin" not in found
 
 
-def test_a_saved_value_says_where_it_comes_from():
+def test_the_origin_of_a_saved_value():
     def loss(w, x):
         x = jrc.mark(jnp.tanh(x @ w), "first")
         step = lambda c, _: (jrc.mark(jnp.tanh(c @ w), "inner"), None)  # noqa: E731
@@ -238,7 +249,7 @@ def test_inside_shard_map_bytes_are_those_of_one_device():
     assert found[1] == [("cos", (1, 8), 32), ("sin", (1, 8), 32), ("cos", (1, 8), 32)]
 
 
-def test_marks_used_twice_are_told_apart():
+def test_repeated_marks_are_numbered():
     def loss(w, x):
         for _ in range(2):
             x = jrc.mark(jnp.tanh(x @ w), "h")
@@ -261,8 +272,9 @@ def test_an_nnx_module_is_an_argument():
     report = jrc.explain(lambda model, x: jnp.sum(model(x)), model, X)
     assert [(v.primitive, v.bytes) for v in report.saved] == [("cos", 128)]
     assert report.memory.arguments == 256 + 128
-    lean = jrc.explain(lambda model, x: jnp.sum(jrc.recompute_module(model)(x)), model, X)
-    assert lean.saved == () and [(r.primitive, r.count) for r in lean.rerun] == [("dot_general", 1)]
+    recomputed = jrc.explain(lambda model, x: jnp.sum(jrc.recompute_module(model)(x)), model, X)
+    assert recomputed.saved == ()
+    assert [(r.primitive, r.count) for r in recomputed.rerun] == [("dot_general", 1)]
 
 
 def test_any_leaf_may_be_an_argument():
@@ -284,7 +296,7 @@ def test_any_leaf_may_be_an_argument():
 
 @pytest.mark.parametrize("rerun", [False, True])
 def test_memory_and_flops_are_those_of_the_gradient(rerun):
-    """Name scopes for the marks change nothing that is compiled."""
+    """The name scopes of marks do not change the compiled program's memory."""
     config = gpt.Config(layers=2, heads=2, width=16, length=8)
     params = jax.eval_shape(functools.partial(gpt.init, config=config), jax.random.key(0))
     batch = jax.ShapeDtypeStruct((2, 9), jnp.int32)
@@ -307,7 +319,7 @@ def test_memory_and_flops_are_those_of_the_gradient(rerun):
 
 
 def test_a_derivative_inside_of_the_function():
-    """Dead operators, marks in dead places, and a region that is differentiated twice."""
+    """Dead operators, dead marks, and a region that is differentiated twice."""
 
     def loss(w, x):
         inner = lambda w: jnp.sum(jax.checkpoint(block)(w, jrc.mark(jnp.tanh(x @ w), "t")))  # noqa: E731
@@ -319,10 +331,10 @@ def test_a_derivative_inside_of_the_function():
     assert {point.mark for point in report.live} <= {None, "t"}
 
 
-def test_offloaded_values_are_elsewhere():
+def test_offloaded_values_are_in_another_memory():
     with pytest.warns(UserWarning, match="moves nothing on CPU"):
-        lean = jrc.recompute_segments(chain, ["b0", "b1", "b2"], keep=jrc.Offload("b0", "b1"))
-        saved, _ = report_parts(lean, W, X)
+        recomputed = jrc.recompute_segments(chain, ["b0", "b1", "b2"], keep=jrc.Offload("b0", "b1"))
+        saved, _ = report_parts(recomputed, W, X)
     assert [(v.mark, v.memory, v.bytes) for v in saved] == [
         ("b0", "pinned_host", 128),
         ("b1", "pinned_host", 128),
@@ -330,7 +342,7 @@ def test_offloaded_values_are_elsewhere():
     assert total_bytes(saved) == 0
 
 
-def test_collectives_that_automatic_sharding_puts_in():
+def test_collectives_of_automatic_sharding():
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, P("d"))
     x, w = jax.device_put(X, rows), jax.device_put(W, jax.sharding.NamedSharding(mesh, P()))
@@ -340,31 +352,31 @@ def test_collectives_that_automatic_sharding_puts_in():
     assert sum(each.bytes for each in report.collectives) >= W.nbytes
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_collectives_that_run_again(again):
+@pytest.mark.parametrize("rerun", [False, True])
+def test_recomputed_collectives(rerun):
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
 
     def body(w, x):
         x = jrc.mark(jnp.sin(jax.lax.psum(jnp.sin(x @ w), "d") @ w), "h")
         return jax.lax.pmean(jnp.sum(jnp.sin(x @ w)), "d")
 
-    body = jrc.recompute_segments(body, ["h"], recompute_collectives=again)
+    body = jrc.recompute_segments(body, ["h"], recompute_collectives=rerun)
     loss = jax.shard_map(body, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
     report = jrc.explain(loss, W, X)
     (reduced,) = (each for each in report.collectives if each.kind == "all-reduce")
-    assert reduced.rerun == int(again)
+    assert reduced.rerun == int(rerun)
 
 
 ERRORS = {
     "no function": (
         lambda: jrc.explain(3, W),
         TypeError,
-        "jrc.explain: the first argument is a function; got int.",
+        "jrc.explain: fn must be a function, got int.",
     ),
     "no scalar": (
         lambda: jrc.explain(lambda w: w, W),
         TypeError,
-        "returns one floating number, a loss; got float32[8, 8]. Sum or average what it returns.",
+        "must return a floating scalar, the loss, got float32[8, 8]. Sum or average what it",
     ),
     "a pair": (
         lambda: jrc.explain(lambda w: (jnp.sum(w), w), W),
@@ -374,36 +386,36 @@ ERRORS = {
     "no pair": (
         lambda: jrc.explain(lambda w: jnp.sum(w), W, has_aux=True),
         TypeError,
-        "with has_aux=True `<lambda>` returns a pair (loss, aux); got",
+        "`<lambda>` must return a pair (loss, aux) with has_aux=True, got",
     ),
     "argnums": (
         lambda: jrc.explain(lambda w: jnp.sum(w), W, argnums=1),
         ValueError,
-        "argnums names one of the 1 arguments that `<lambda>` is given; got 1.",
+        "argnums must be positions of the 1 arguments given to `<lambda>`, got 1.",
     ),
     "argnums, text": (
         lambda: jrc.explain(lambda w: jnp.sum(w), W, argnums="w"),
         TypeError,
-        "argnums is a position or a tuple of them; got 'w'.",
+        "argnums must be a position or a tuple of them, got 'w'.",
     ),
     "nothing floating": (
         lambda: jrc.explain(lambda n, w: jnp.sum(w), 3, W),
         ValueError,
-        "a gradient needs a floating array; arguments (0,) of `<lambda>` hold none.",
+        "with a floating array, got 0, and arguments (0,) of `<lambda>` have none.",
     ),
 }
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_errors_say_the_way_out(case):
+def test_errors_name_the_way_out(case):
     call, kind, text = ERRORS[case]
     with pytest.raises(kind) as error:
         call()
     assert text in str(error.value) and str(error.value).startswith("jrc.explain: ")
 
 
-def test_marks_are_those_of_the_function_whatever_was_compiled_before():
-    # Equal programs but for their marks; the tests share a cache of compiled programs.
+def test_marks_with_a_cache_of_compiled_programs():
+    # The programs differ in their marks alone, and the tests share a cache of compiled programs.
     assert jax.config.jax_compilation_cache_dir
 
     def marked(*names):

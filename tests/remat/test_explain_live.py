@@ -1,4 +1,4 @@
-"""Live bytes against what XLA assigns, and the reading of compiled text on small cases."""
+"""Live bytes against XLA's buffer assignment, and the parser of compiled text."""
 
 import functools
 
@@ -55,11 +55,11 @@ backend_config={"known_trip_count":{"n":"4"}}
 """
 
 
-def test_text_is_read():
+def test_compiled_text_is_parsed():
     module = parse_hlo(TEXT)
     loop = module.entry.by_name["loop"]
     assert (loop.opcode, loop.shape, loop.operands) == ("while", (4, 32, 128), ("in",))
-    assert loop.trips == 4 and {name for names in loop.call_checked.values() for name in names} == {
+    assert loop.trips == 4 and {name for names in loop.called.values() for name in names} == {
         "body", "condition",
     }  # fmt: skip
     both = module.entry.by_name["both"]
@@ -69,18 +69,18 @@ def test_text_is_read():
 
 
 def test_bytes_live_until_the_last_reader():
-    """A loop's state stays where it is; an elementwise operator writes over what dies there."""
+    """A loop updates its state in place; an elementwise operator reuses an operand's buffer."""
     module = parse_hlo(TEXT)
     names = [instruction.name for instruction in module.entry.instructions]
     levels = dict(zip(names, live_bytes(module), strict=True))
     assert levels == {
         "x": 0, "zero": 0, "y": 32, "buffer": 32 + 128, "in": 160,
-        # Inside the loop 400 bytes more; the carry and the counter are written where they lie.
+        # The loop's body needs 400 bytes more; carry and counter are updated in place.
         "loop": 160 + 400, "c": 32, "over": 32, "both": 32, "out": 64,
     }  # fmt: skip
 
 
-def test_odd_types():
+def test_bytes_of_unusual_types():
     text = "ENTRY %e (x: bf16[3]) -> f32[] {\n" + "".join(
         f"  %v{i} = {shape} custom-call()\n"
         for i, shape in enumerate(
@@ -94,7 +94,7 @@ def test_odd_types():
 
 @pytest.mark.parametrize("rerun", [False, True])
 @pytest.mark.parametrize("scan", [False, True])
-def test_the_highest_point_is_what_xla_assigns(scan, rerun):
+def test_the_peak_is_what_xla_assigns(scan, rerun):
     config = gpt.Config(layers=3, heads=2, width=64, length=64, scan=scan)
     params = jax.eval_shape(functools.partial(gpt.init, config=config), jax.random.key(0))
     batch = jax.ShapeDtypeStruct((2, 65), jnp.int32)
@@ -111,7 +111,7 @@ def test_the_highest_point_is_what_xla_assigns(scan, rerun):
     assert levels[-1] >= memory.output_size_in_bytes * 0.99
 
 
-def test_the_highest_point_of_a_convolutional_net():
+def test_the_peak_of_a_convolutional_net():
     config = resnet.Config(depth=14, classes=10, stem="cifar", width=8)
     init = functools.partial(resnet.init, config=config)
     params, state = jax.eval_shape(init, jax.random.key(0))

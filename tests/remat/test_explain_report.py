@@ -1,4 +1,4 @@
-"""The report as a value, as text, as JSON and as a picture."""
+"""The report as a value, as text, as JSON and as a figure."""
 
 import builtins
 import dataclasses
@@ -11,7 +11,7 @@ import pytest
 
 import jrc
 from jrc._text import flops_text, memory_text
-from jrc.remat._report.plot import curve_of, turning_point
+from jrc.remat._report.plot import backward_start, curve_of
 
 S = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 X = jax.ShapeDtypeStruct((128, 64), jnp.float32)
@@ -40,18 +40,20 @@ def test_json_gives_the_same_report(rerun):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
 def test_other_json_is_refused(text):
-    with pytest.raises(ValueError, match=r"jrc.Report.from_json: takes (what to_json|a report)"):
+    with pytest.raises(
+        ValueError, match="jrc.Report.from_json: text must be a report in the format"
+    ):
         jrc.Report.from_json(text)
 
 
 def test_totals():
-    plain, lean = report(), report(rerun=True)
+    plain, recomputed = report(), report(rerun=True)
     value = 128 * 64 * 4
     assert plain.saved_bytes == sum(plain.by_line.values()) == (6 * 4 - 1) * value
     assert plain.by_mark == {name: value for name in NAMES[:5]}
-    assert lean.saved_bytes == sum(lean.by_mark.values()) == 5 * value
-    assert lean.rerun_flops == sum(each.flops for each in lean.rerun) > 0
-    assert plain.rerun == () and lean.flops == plain.flops + lean.rerun_flops
+    assert recomputed.saved_bytes == sum(recomputed.by_mark.values()) == 5 * value
+    assert recomputed.rerun_flops == sum(each.flops for each in recomputed.rerun) > 0
+    assert plain.rerun == () and recomputed.flops == plain.flops + recomputed.rerun_flops
 
 
 def test_the_table():
@@ -74,7 +76,7 @@ def test_the_table():
     assert max(map(len, lines)) <= 110
 
 
-def test_the_table_of_what_runs_again():
+def test_the_table_of_recomputed_operators():
     lines = str(report(rerun=True)).splitlines()
     (head,) = (i for i, line in enumerate(lines) if "of all FLOPs" in line)
     assert lines[head + 2].split()[:3] == ["dot_general", "12", "x"]
@@ -96,43 +98,45 @@ def test_many_rows_are_summed():
     text = str(dataclasses.replace(report(), saved=(loops, loops)))
     assert "2 x 5 steps x" in text and "in pinned_host" in text
     assert "saved for the backward pass 0 B and 7.812 KiB in pinned_host" in text
-    assert "nothing is kept" in str(dataclasses.replace(report(), saved=()))
+    assert "nothing is saved besides" in str(dataclasses.replace(report(), saved=()))
 
 
 def test_two_reports_side_by_side():
-    plain, lean = report(), report(rerun=True)
-    text = plain.compare(lean, names=("plain", "lean"))
+    plain, recomputed = report(), report(rerun=True)
+    text = plain.compare(recomputed, names=("plain", "lean"))
     lines = [line.split() for line in text.splitlines()]
     assert lines[0] == ["plain", "lean", "change", "ratio"]
     saved = next(line for line in lines if line[0] == "saved" and line[1] != "at")
     assert saved == "saved 736 KiB 160 KiB -576 KiB 0.217".split()
     peak = next(line for line in lines if line[0] == "peak")
     assert peak[1:5] == [*memory_text(plain.memory.peak).split(),
-                         *memory_text(lean.memory.peak).split()]  # fmt: skip
+                         *memory_text(recomputed.memory.peak).split()]  # fmt: skip
     assert any(line[0].startswith("test_explain_report.py:") for line in lines)
     assert "saved at" not in plain.compare(plain)
-    with pytest.raises(TypeError, match="names is a list of strings, one for each .*; got 'ab'"):
-        plain.compare(lean, names="ab")
+    with pytest.raises(
+        TypeError, match="names must be a list of strings, one for each .*, got 'ab'"
+    ):
+        plain.compare(recomputed, names="ab")
 
 
 @pytest.mark.parametrize(
     "n, text", [(0, "0 B"), (1023, "1,023 B"), (1024, "1 KiB"), (3 * 2**30, "3 GiB")]
 )
-def test_bytes_for_a_person(n, text):
+def test_bytes_as_text(n, text):
     assert memory_text(n) == text
 
 
-def test_flops_for_a_person():
+def test_flops_as_text():
     assert [flops_text(n) for n in (999, 10**9, 2.5e15)] == ["999 FLOP", "1 GFLOP", "2.5 PFLOP"]
 
 
-def test_the_backward_pass_begins_where_the_fewest_stand_wrong():
+def test_the_backward_pass_begins_where_the_fewest_instructions_are_misplaced():
     phases = ["forward", "backward", "forward", "forward", "backward", "forward", "backward"]
-    assert turning_point(phases) == 4
-    assert turning_point(["backward"] * 3) == 0 and turning_point(["forward"] * 3) == 3
+    assert backward_start(phases) == 4
+    assert backward_start(["backward"] * 3) == 0 and backward_start(["forward"] * 3) == 3
 
 
-def test_what_is_drawn():
+def test_the_points_of_a_curve():
     curve = curve_of(report())
     live = report().live
     assert curve.y == tuple(point.bytes / 2**20 for point in live)
@@ -142,34 +146,36 @@ def test_what_is_drawn():
     assert curve.peak[1] == max(point.bytes for point in live) / 2**20
 
 
-def test_a_picture(tmp_path):
+def test_a_figure(tmp_path):
     read = jrc.Report.from_json(report().to_json())
     read.plot(tmp_path / "two.png", report(rerun=True), names=("plain", "lean"))
     read.plot(tmp_path / "one.svg")
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "one.svg").read_text()
     assert "<svg" in drawn and "backward pass" in drawn and "layer_0" in drawn
-    with pytest.raises(ValueError, match="one name for each of the 1 reports; got .'a', 'b'."):
+    with pytest.raises(
+        ValueError, match="names must be one for each of the 1 reports, got .'a', 'b'."
+    ):
         read.plot(tmp_path / "no.png", names=("a", "b"))
 
 
-def test_pictures_that_cannot_be_drawn(tmp_path):
+def test_figures_that_cannot_be_written(tmp_path):
     (tmp_path / "folder.png").mkdir()
     wrong = {
         "none": (
             ValueError,
-            r"a picture's ending says its format, one of .*\.png, .*; got '.*none'",
+            r"path must end in a format, one of .*\.png, .*, got '.*none'",
         ),
         "a.hat": (ValueError, r"got '.*a\.hat'"),
-        "no/a.png": (FileNotFoundError, "there is no folder '.*no' for 'a.png'; make it first"),
-        "folder.png": (IsADirectoryError, "is a folder; give the path of a file"),
+        "no/a.png": (FileNotFoundError, "in a folder that exists, got '.*a.png'. Make '.*no'"),
+        "folder.png": (IsADirectoryError, "path must be a file, got the folder"),
     }
     for path, (kind, text) in wrong.items():
         with pytest.raises(kind, match=f"jrc.Report.plot: .*{text}"):
             report().plot(tmp_path / path)
-    with pytest.raises(TypeError, match="a path is text or a pathlib.Path; got int"):
+    with pytest.raises(TypeError, match="path must be text or a pathlib.Path, got int"):
         report().plot(3)
-    with pytest.raises(TypeError, match="takes reports of jrc.explain; got str"):
+    with pytest.raises(TypeError, match="every other report must be a jrc.Report, got str"):
         report().plot(tmp_path / "a.png", "other")
     assert [each.name for each in tmp_path.iterdir()] == ["folder.png"]
 
@@ -183,5 +189,5 @@ def test_without_matplotlib(tmp_path, monkeypatch):
         return found(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ImportError, match=r"needs matplotlib; install it with pip install 'jrc"):
+    with pytest.raises(ImportError, match=r"matplotlib must be installed. Run pip install 'jrc"):
         report().plot(tmp_path / "no.png")

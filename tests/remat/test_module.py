@@ -1,4 +1,4 @@
-"""What `jrc.recompute_module` refuses, and what it has in common for all kinds of modules."""
+"""`jrc.recompute_module`: errors, and behaviour that both kinds of modules share."""
 
 import functools
 import subprocess
@@ -25,30 +25,30 @@ from tests.remat.measure import largest_error, rerun_operators
         (nnx.Linear(3, 3, rngs=nnx.Rngs(0)).__call__, "got method '__call__'"),
     ],
 )
-def test_what_is_no_module_is_refused(given, arrived):
+def test_only_modules_are_accepted(given, arrived):
     with pytest.raises(TypeError) as error:
         jrc.recompute_module(given)
-    assert "jrc.recompute_module: takes a flax linen or nnx module" in str(error.value)
+    assert "jrc.recompute_module: module must be a flax linen or nnx module" in str(error.value)
     assert arrived in str(error.value) and "jrc.recompute(function, *args)" in str(error.value)
 
 
 @pytest.mark.parametrize("module", [nn.Dense, nn.Dense(3), nnx.Linear])
 def test_options_are_checked(module):
-    with pytest.raises(ValueError, match="has no method 'atend'.*it defines '"):
+    with pytest.raises(ValueError, match="must be methods of .*got 'atend'.*It defines '"):
         jrc.recompute_module(module, methods=["atend"])
-    with pytest.raises(TypeError, match="methods is a sequence of names; got '__call__'"):
+    with pytest.raises(TypeError, match="methods must be a sequence of names, got '__call__'"):
         jrc.recompute_module(module, methods="__call__")
-    with pytest.raises(TypeError, match="methods is a sequence of names; got 3"):
+    with pytest.raises(TypeError, match="methods must be a sequence of names, got 3"):
         jrc.recompute_module(module, methods=3)
-    with pytest.raises(TypeError, match="static_argnums are integers; got 'train'"):
+    with pytest.raises(TypeError, match="static_argnums must be whole numbers, got 'train'"):
         jrc.recompute_module(module, static_argnums="train")
-    with pytest.raises(ValueError, match="count from 0 behind self; got -1"):
+    with pytest.raises(ValueError, match="must be counted from 0 after self, got -1"):
         jrc.recompute_module(module, static_argnums=-1)
 
 
 def test_a_missing_method_is_named():
     with pytest.raises(
-        ValueError, match=r"Embed has no method 'atend' \(did you mean 'attend'\?\)"
+        ValueError, match=r"methods of Embed, got 'atend' \(did you mean 'attend'\?\)"
     ):
         jrc.recompute_module(nn.Embed, methods=["atend"])
 
@@ -57,9 +57,9 @@ def test_rules_are_checked():
     layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="keep is a rule such as .*; got str 'everything'"):
         jrc.recompute_module(layer, keep="everything")
-    lean = jrc.recompute_module(layer, keep=jrc.Save("h"))
+    recomputed = jrc.recompute_module(layer, keep=jrc.Save("h"))
     with pytest.raises(ValueError, match="names 'h'; `the module` marks nothing"):
-        lean(jnp.ones((2, 3)))
+        recomputed(jnp.ones((2, 3)))
 
 
 def test_flax_is_imported_on_demand():
@@ -85,7 +85,7 @@ class NnxBlock(nnx.Module):
 
 
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
-def test_rules_and_tags_hold_inside_modules(kind):
+def test_rules_and_tags_act_inside_modules(kind):
     x = jnp.linspace(-0.5, 0.5, 6).reshape(2, 3)
     if kind == "linen":
         params = LinenBlock().init(jax.random.key(0), x)
@@ -104,9 +104,11 @@ def test_rules_and_tags_hold_inside_modules(kind):
     products = functools.partial(
         loss, lambda m: jrc.recompute_module(m, keep=jrc.SavePrimitives("dot_general"))
     )
-    # The tag keeps sin of h and its cosine, so that the second product is fed; the first one is
-    # made again for tanh, the second for the sine behind it.
-    again = [rerun_operators(f, plain, params, x)["dot_general"] for f in (tagged, saved, products)]
-    assert again == [2, 1, 0]
+    # The tag saves sin(h) and its cosine, which the second product reads. The first product is
+    # recomputed for tanh, the second for the sine after it.
+    counts = [
+        rerun_operators(f, plain, params, x)["dot_general"] for f in (tagged, saved, products)
+    ]
+    assert counts == [2, 1, 0]
     grads = [jax.grad(f)(params, x) for f in (plain, tagged, saved, products)]
     assert max(largest_error(g, grads[0]) for g in grads[1:]) < 1e-6

@@ -1,4 +1,4 @@
-"""flax linen modules as regions: same parameters, same numbers, less kept."""
+"""flax linen modules as regions: equal parameters and results, fewer saved bytes."""
 
 import functools
 from collections import Counter
@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 class Full(nn.Module):
-    """Everything that a module can carry: statistics, masks, sown values, a cache, a mode."""
+    """All kinds of state and arguments: statistics, masks, sown values, a cache, a mode."""
 
     features: int = 8
 
@@ -54,21 +54,21 @@ class Net(nn.Module):
         return x
 
 
-def losses(module, lean, x=X):
-    """The plain and the lean loss of parameters, and parameters to start from."""
+def losses(module, recomputed, x=X):
+    """Return the plain and the recomputed loss of parameters, and first parameters."""
     variables = module.init(KEYS, x)
-    assert bit_equal(lean.init(KEYS, x), variables)
+    assert bit_equal(recomputed.init(KEYS, x), variables)
 
     def loss(module, variables):
         return jnp.sum(module.apply(variables, x) ** 2)
 
-    return functools.partial(loss, module), functools.partial(loss, lean), variables
+    return functools.partial(loss, module), functools.partial(loss, recomputed), variables
 
 
-def equal_gradients(plain, lean, variables):
+def equal_gradients(plain, recomputed, variables):
     with jax.disable_jit():
-        assert bit_equal(jax.grad(lean)(variables), jax.grad(plain)(variables))
-    assert largest_error(*(jax.jit(jax.grad(f))(variables) for f in (lean, plain))) < 1e-6
+        assert bit_equal(jax.grad(recomputed)(variables), jax.grad(plain)(variables))
+    assert largest_error(*(jax.jit(jax.grad(f))(variables) for f in (recomputed, plain))) < 1e-6
 
 
 def dots(loss, variables):
@@ -76,33 +76,34 @@ def dots(loss, variables):
     return text.count(" dot(")
 
 
-def test_all_inside_is_run_again_and_the_output_is_kept():
-    plain, lean, variables = losses(Net(), Net(jrc.recompute_module(Block)))
+def test_all_inside_is_recomputed_and_the_output_is_saved():
+    plain, recomputed, variables = losses(Net(), Net(jrc.recompute_module(Block)))
     assert list(variables["params"]) == ["Block_0", "Block_1", "Block_2"]
-    equal_gradients(plain, lean, variables)
-    # Each block's last dot makes its output, which is kept.
-    assert rerun_operators(lean, plain, variables) == Counter(dot_general=6, sin=6)
-    assert saved_bytes(lean, variables) < saved_bytes(plain, variables) / 3
-    assert dots(lean, variables) == dots(plain, variables) + 6
+    equal_gradients(plain, recomputed, variables)
+    # The last dot of each block makes its output, which is saved.
+    assert rerun_operators(recomputed, plain, variables) == Counter(dot_general=6, sin=6)
+    assert saved_bytes(recomputed, variables) < saved_bytes(plain, variables) / 3
+    assert dots(recomputed, variables) == dots(plain, variables) + 6
 
 
 def test_instances_keep_fields_name_and_parent():
     block = jrc.recompute_module(Block(8, name="mine"))
     assert isinstance(block, Block) and block.name == "mine" and block.features == 8
     assert type(block).__name__ == "Block" and repr(block) == repr(Block(8, name="mine"))
-    plain, lean, variables = losses(Block(), jrc.recompute_module(Block()))
-    equal_gradients(plain, lean, variables)
-    assert rerun_operators(lean, plain, variables) == Counter(dot_general=2, sin=2)
+    plain, recomputed, variables = losses(Block(), jrc.recompute_module(Block()))
+    equal_gradients(plain, recomputed, variables)
+    assert rerun_operators(recomputed, plain, variables) == Counter(dot_general=2, sin=2)
 
 
-def test_twice_is_once():
+def test_recomputing_twice_is_recomputing_once():
     once = jrc.recompute_module(Block)
     assert jrc.recompute_module(once) is once is jrc.recompute_module(Block)
     block = once(8)
     assert jrc.recompute_module(block) is block
     assert type(jrc.recompute_module(Block(8))) is once
-    plain, lean, variables = losses(Block(), jrc.recompute_module(jrc.recompute_module(Block())))
-    assert rerun_operators(lean, plain, variables) == Counter(dot_general=2, sin=2)
+    twice = jrc.recompute_module(jrc.recompute_module(Block()))
+    plain, recomputed, variables = losses(Block(), twice)
+    assert rerun_operators(recomputed, plain, variables) == Counter(dot_general=2, sin=2)
     # Other options replace the old ones.
     assert jrc.recompute_module(once, methods=["setup"]).__call__ is Block.__call__
     assert jrc.recompute_module(jrc.recompute_module(once, methods=["setup"])) is once
@@ -111,8 +112,8 @@ def test_twice_is_once():
 def test_state_once_same_masks_and_whole_results():
     """Two gradient steps with every collection mutable, against the plain module."""
     wanted = Net(Full, (True,)).init(KEYS, X)
-    lean = Net(jrc.recompute_module(Full), (True,))
-    assert bit_equal(lean.init(KEYS, X), wanted)
+    recomputed = Net(jrc.recompute_module(Full), (True,))
+    assert bit_equal(recomputed.init(KEYS, X), wanted)
 
     def loss(module, params, rest, key):
         y, state = module.apply(
@@ -123,7 +124,7 @@ def test_state_once_same_masks_and_whole_results():
     params = wanted.pop("params")
     for i in range(2):
         steps = []
-        for module in (lean, Net(Full, (True,))):
+        for module in (recomputed, Net(Full, (True,))):
             step = jax.value_and_grad(functools.partial(loss, module), has_aux=True)
             with jax.disable_jit():
                 steps.append(step(params, wanted, jax.random.key(i)))
@@ -174,8 +175,9 @@ def test_arrays_stay_concrete_on_demand():
     with pytest.raises(jax.errors.ConcretizationTypeError):
         jrc.recompute_module(Repeat)().apply(params, X, times)
     for static in (1, [1]):
-        lean = jrc.recompute_module(Repeat, static_argnums=static)()
-        assert largest_error(lean.apply(params, X, times), Repeat().apply(params, X, 2)) < 1e-6
+        recomputed = jrc.recompute_module(Repeat, static_argnums=static)()
+        got, want = recomputed.apply(params, X, times), Repeat().apply(params, X, 2)
+        assert largest_error(got, want) < 1e-6
 
 
 class Deep(nn.Module):
@@ -191,8 +193,8 @@ class Deep(nn.Module):
                 x = nn.Dropout(0.5, deterministic=not train)(jnp.sin(nn.Dense(8)(x)))
                 return nn.Dense(8)(x), None
 
-        again = jrc.recompute_module
-        inner = again(Layer) if self.form == "inner" else Layer
+        recompute_module = jrc.recompute_module
+        inner = recompute_module(Layer) if self.form == "inner" else Layer
         scan = nn.scan(
             inner,
             variable_axes={"params": 0},
@@ -200,7 +202,7 @@ class Deep(nn.Module):
             in_axes=nn.broadcast,
             length=3,
         )
-        x, _ = (again(scan) if self.form == "outer" else scan)()(x, True)
+        x, _ = (recompute_module(scan) if self.form == "outer" else scan)()(x, True)
         return x
 
 
@@ -215,12 +217,12 @@ def test_scanned_layers(form):
         y = module.apply(variables, X, rngs=KEYS)
         return jnp.sum(y**2)
 
-    plain, lean = (functools.partial(loss, Deep(f)) for f in ("none", form))
-    assert largest_error(jax.grad(lean)(variables), jax.grad(plain)(variables)) < 1e-6
-    # One dot a layer is re-run; around the whole scan, which is one operator, both of them.
-    more = rerun_operators(lean, plain, variables)
+    plain, recomputed = (functools.partial(loss, Deep(f)) for f in ("none", form))
+    assert largest_error(jax.grad(recomputed)(variables), jax.grad(plain)(variables)) < 1e-6
+    # One dot per layer is recomputed; with the region around the scan, one operator, both are.
+    more = rerun_operators(recomputed, plain, variables)
     assert more["random_bits"] == 3 and more["dot_general"] == (3 if form == "inner" else 6)
-    assert saved_bytes(lean, variables) < saved_bytes(plain, variables)
+    assert saved_bytes(recomputed, variables) < saved_bytes(plain, variables)
 
 
 def test_mapped_layers():
@@ -229,11 +231,11 @@ def test_mapped_layers():
     )
     x = jnp.stack([X, 2 * X])
     for inside in (True, False):
-        again = jrc.recompute_module
-        lean = lift(again(Block))() if inside else again(lift(Block))()
-        plain, lean, variables = losses(lift(Block)(), lean, x)
-        assert largest_error(jax.grad(lean)(variables), jax.grad(plain)(variables)) < 1e-6
-        assert rerun_operators(lean, plain, variables) == Counter(dot_general=2, sin=2)
+        recompute_module = jrc.recompute_module
+        recomputed = lift(recompute_module(Block))() if inside else recompute_module(lift(Block))()
+        plain, recomputed, variables = losses(lift(Block)(), recomputed, x)
+        assert largest_error(jax.grad(recomputed)(variables), jax.grad(plain)(variables)) < 1e-6
+        assert rerun_operators(recomputed, plain, variables) == Counter(dot_general=2, sin=2)
 
 
 def test_shared_and_nested_modules():
@@ -246,25 +248,25 @@ def test_shared_and_nested_modules():
             block = self.block()
             return self.whole(block(block(self.whole(x))))
 
-    again = jrc.recompute_module
-    lean = Shared(again(Block), again(Net(again(Block))))
-    plain, lean, variables = losses(Shared(Block, Net()), lean)
+    recompute_module = jrc.recompute_module
+    recomputed = Shared(recompute_module(Block), recompute_module(Net(recompute_module(Block))))
+    plain, recomputed, variables = losses(Shared(Block, Net()), recomputed)
     assert sorted(variables["params"]) == ["Block_0", "whole"]
-    assert largest_error(jax.grad(lean)(variables), jax.grad(plain)(variables)) < 1e-6
-    # Two calls of a block; two calls of a net, whose re-run needs the outputs of two of its blocks
-    # (three dots, two sines each) and then the insides of all three.
+    assert largest_error(jax.grad(recomputed)(variables), jax.grad(plain)(variables)) < 1e-6
+    # Two calls of a block, and two calls of a net. Its recomputation needs the outputs of two of
+    # its blocks (three dots, two sines each), then the values inside all three.
     predicted = Counter(dot_general=2 * 2 + 2 * (2 * 3 + 3 * 2), sin=2 * 2 + 2 * (2 * 2 + 3 * 2))
-    assert rerun_operators(lean, plain, variables) == predicted
+    assert rerun_operators(recomputed, plain, variables) == predicted
 
 
 class Coder(nn.Module):
     """The setup style, with several methods, one of which calls another."""
 
-    again: bool = False
+    recompute: bool = False
 
     def setup(self):
         block = Block()
-        self.inner = jrc.recompute_module(block) if self.again else block
+        self.inner = jrc.recompute_module(block) if self.recompute else block
         self.head = nn.Dense(8, use_bias=False)
 
     def encode(self, x):
@@ -278,38 +280,38 @@ class Coder(nn.Module):
 
 
 def test_setup_style_and_other_methods():
-    plain, lean, variables = losses(Coder(), Coder(again=True))
+    plain, recomputed, variables = losses(Coder(), Coder(recompute=True))
     assert sorted(variables["params"]) == ["head", "inner"]
-    equal_gradients(plain, lean, variables)
-    assert rerun_operators(lean, plain, variables) == Counter(dot_general=2, sin=2)
+    equal_gradients(plain, recomputed, variables)
+    assert rerun_operators(recomputed, plain, variables) == Counter(dot_general=2, sin=2)
 
     both = jrc.recompute_module(Coder, methods=["decode", "__call__"])()
-    plain, lean, variables = losses(Coder(), both)
-    assert largest_error(jax.grad(lean)(variables), jax.grad(plain)(variables)) < 1e-6
-    # A method that is called inside a region is part of it, and is re-run once.
-    assert rerun_operators(lean, plain, variables) == Counter(dot_general=5, sin=4)
+    plain, recomputed, variables = losses(Coder(), both)
+    assert largest_error(jax.grad(recomputed)(variables), jax.grad(plain)(variables)) < 1e-6
+    # A method that is called inside a region is part of it, and is recomputed once.
+    assert rerun_operators(recomputed, plain, variables) == Counter(dot_general=5, sin=4)
 
     def loss(module, variables):
         return jnp.sum(module.apply(variables, X, method="decode") ** 2)
 
-    lean, plain = (functools.partial(loss, module) for module in (both, Coder()))
-    assert rerun_operators(lean, plain, variables) == Counter(dot_general=1, sin=1)
+    recomputed, plain = (functools.partial(loss, module) for module in (both, Coder()))
+    assert rerun_operators(recomputed, plain, variables) == Counter(dot_general=1, sin=1)
 
 
-def test_instances_that_have_their_place_already():
+def test_instances_that_are_bound_already():
     class Parent(nn.Module):
-        again: bool
+        recompute: bool
 
         @nn.compact
         def __call__(self, x):
             block = Block(name="b")
-            inner = jrc.recompute_module(block) if self.again else block
+            inner = jrc.recompute_module(block) if self.recompute else block
             return inner(block(x))
 
-    plain, lean, variables = losses(Parent(False), Parent(True))
+    plain, recomputed, variables = losses(Parent(False), Parent(True))
     assert list(variables["params"]) == ["b"]
-    assert largest_error(jax.grad(lean)(variables), jax.grad(plain)(variables)) < 1e-6
-    assert rerun_operators(lean, plain, variables) == Counter(dot_general=2, sin=2)
+    assert largest_error(jax.grad(recomputed)(variables), jax.grad(plain)(variables)) < 1e-6
+    assert rerun_operators(recomputed, plain, variables) == Counter(dot_general=2, sin=2)
 
     class Holder(nn.Module):
         inner: nn.Module
@@ -351,8 +353,8 @@ def test_modules_as_arguments_and_captured_outputs():
         def __call__(self, x):
             return self.use()(x, nn.Dense(8, name="head"))
 
-    plain, lean, variables = losses(Parent(Use), Parent(jrc.recompute_module(Use)))
-    equal_gradients(plain, lean, variables)
+    plain, recomputed, variables = losses(Parent(Use), Parent(jrc.recompute_module(Use)))
+    equal_gradients(plain, recomputed, variables)
     captured = [
         Net(block).apply(variables, X, capture_intermediates=True)[1]
         for block in (Block, jrc.recompute_module(Block))
@@ -363,14 +365,14 @@ def test_modules_as_arguments_and_captured_outputs():
 
 
 def test_forward_mode_second_order_and_batching():
-    plain, lean, variables = losses(Block(), jrc.recompute_module(Block()))
-    jvp = [jax.jvp(f, (variables,), (variables,)) for f in (lean, plain)]
+    plain, recomputed, variables = losses(Block(), jrc.recompute_module(Block()))
+    jvp = [jax.jvp(f, (variables,), (variables,)) for f in (recomputed, plain)]
     assert largest_error(*jvp) < 1e-6
     hvp = [
         jax.grad(lambda v, f=f: sum(jnp.vdot(g, g) for g in jax.tree.leaves(jax.grad(f)(v))))
-        for f in (lean, plain)
+        for f in (recomputed, plain)
     ]
     assert largest_error(hvp[0](variables), hvp[1](variables)) < 1e-5
     many = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), variables)
-    batched = [jax.vmap(jax.grad(f))(many) for f in (lean, plain)]
+    batched = [jax.vmap(jax.grad(f))(many) for f in (recomputed, plain)]
     assert largest_error(*batched) < 1e-6

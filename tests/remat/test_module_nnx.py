@@ -1,4 +1,4 @@
-"""flax nnx modules as regions: the same graph of variables, less kept."""
+"""flax nnx modules as regions: the same graph of variables, fewer saved bytes."""
 
 import functools
 from collections import Counter
@@ -28,7 +28,7 @@ class Block(nnx.Module):
 
 
 class Full(nnx.Module):
-    """Everything that a module can carry: statistics, masks, counters, new values, a mode."""
+    """All kinds of state and arguments: statistics, masks, counters, new values, a mode."""
 
     def __init__(self, features, *, rngs):
         self.first = nnx.Linear(features, features, rngs=rngs)
@@ -57,12 +57,12 @@ class Net(nnx.Module):
         return x
 
 
-def net(block, again):
-    """A net as it is, with its blocks replaced, or built from a recomputed class."""
-    if again == "class":
+def net(block, form):
+    """Return a net: plain, with its blocks replaced, or built from a recomputed class."""
+    if form == "class":
         return Net(jrc.recompute_module(block), rngs=nnx.Rngs(0))
     model = Net(block, rngs=nnx.Rngs(0))
-    for i in range(3) if again == "instance" else ():
+    for i in range(3) if form == "instance" else ():
         model.blocks[i] = jrc.recompute_module(model.blocks[i])
     return model
 
@@ -72,13 +72,13 @@ def loss(model, x=X):
 
 
 def pure(model):
-    """The loss as a function of the parameters, and the parameters."""
+    """Return the loss as a function of the parameters, and the parameters."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     return lambda params: loss(nnx.merge(graph, params, rest, copy=True)), params
 
 
 def data(tree):
-    """A tree with the words of its random keys in their places."""
+    """Return a tree with key data instead of random keys."""
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
 
@@ -87,35 +87,35 @@ def same_state(*models):
     return bit_equal(*(data(nnx.to_pure_dict(nnx.state(model))) for model in models))
 
 
-forms = pytest.mark.parametrize("again", ["instance", "class"])
+forms = pytest.mark.parametrize("form", ["instance", "class"])
 
 
 @forms
-def test_all_inside_is_run_again_and_the_output_is_kept(again):
-    models = [net(Block, again), net(Block, None)]
+def test_all_inside_is_recomputed_and_the_output_is_saved(form):
+    models = [net(Block, form), net(Block, None)]
     assert same_state(*models)
     assert jax.tree.structure(nnx.state(models[0])) == jax.tree.structure(nnx.state(models[1]))
-    (lean, params), (plain, _) = (pure(model) for model in models)
-    # Each block's last dot makes its output, which is kept.
-    assert rerun_operators(lean, plain, params) == Counter(dot_general=6, sin=6)
-    assert saved_bytes(lean, params) < saved_bytes(plain, params) / 3
+    (recomputed, params), (plain, _) = (pure(model) for model in models)
+    # The last dot of each block makes its output, which is saved.
+    assert rerun_operators(recomputed, plain, params) == Counter(dot_general=6, sin=6)
+    assert saved_bytes(recomputed, params) < saved_bytes(plain, params) / 3
     with jax.disable_jit():
-        assert bit_equal(jax.grad(lean)(params), jax.grad(plain)(params))
-    assert largest_error(*(jax.jit(jax.grad(f))(params) for f in (lean, plain))) < 1e-6
+        assert bit_equal(jax.grad(recomputed)(params), jax.grad(plain)(params))
+    assert largest_error(*(jax.jit(jax.grad(f))(params) for f in (recomputed, plain))) < 1e-6
 
 
 @forms
-def test_state_once_same_masks_and_gradients_at_the_originals(again):
-    lean, plain = net(Full, again), net(Full, None)
+def test_state_once_same_masks_and_gradients_at_the_originals(form):
+    recomputed, plain = net(Full, form), net(Full, None)
     for _ in range(2):
         with jax.disable_jit():
-            assert bit_equal(*(nnx.value_and_grad(loss)(model) for model in (lean, plain)))
-        assert same_state(lean, plain)
-    for model in (lean, plain):
+            assert bit_equal(*(nnx.value_and_grad(loss)(model) for model in (recomputed, plain)))
+        assert same_state(recomputed, plain)
+    for model in (recomputed, plain):
         block = model.blocks[2]
         assert block.calls[...] == 2 and block.dropout.rngs.count[...] == 2
         assert block.mode == "t" and block.seen.shape == ()
-    # What is new on one face is there on the other.
+    # Both views of a module share new attributes.
     block = Full(8, rngs=nnx.Rngs(0))
     jrc.recompute_module(block)(X, tag="mine")
     assert block.mode == "mine" and block.calls[...] == 1 and block.seen.shape == ()
@@ -138,17 +138,17 @@ def test_training_under_jit():
     assert largest_error(*jax.tree.map(lambda x: jnp.asarray(x, float), runs)) < 1e-5
 
 
-def test_twice_is_once():
+def test_recomputing_twice_is_recomputing_once():
     once = jrc.recompute_module(Block)
     assert jrc.recompute_module(once) is once is jrc.recompute_module(Block)
     assert once.__name__ == "Block" and issubclass(once, Block)
     plain = Block(8, rngs=nnx.Rngs(0))
-    lean = jrc.recompute_module(plain)
-    assert type(lean) is once and jrc.recompute_module(lean) is lean
-    assert lean is not plain and lean.layers is plain.layers
+    recomputed = jrc.recompute_module(plain)
+    assert type(recomputed) is once and jrc.recompute_module(recomputed) is recomputed
+    assert recomputed is not plain and recomputed.layers is plain.layers
     losses = [pure(model) for model in (jrc.recompute_module(jrc.recompute_module(plain)), plain)]
-    (again, params), (plain, _) = losses
-    assert rerun_operators(again, plain, params) == Counter(dot_general=2, sin=2)
+    (twice, params), (plain, _) = losses
+    assert rerun_operators(twice, plain, params) == Counter(dot_general=2, sin=2)
 
 
 def test_split_merge_clone_and_graphs_of_equal_type():
@@ -165,7 +165,7 @@ def test_split_merge_clone_and_graphs_of_equal_type():
 
 
 def test_plain_python_and_streams_as_arguments():
-    lean, plain = (
+    recomputed, plain = (
         wrap(Full(8, rngs=nnx.Rngs(0))) for wrap in (jrc.recompute_module, lambda module: module)
     )
 
@@ -177,10 +177,11 @@ def test_plain_python_and_streams_as_arguments():
 
     streams = [nnx.Rngs(7), nnx.Rngs(7)]
     got, want = (
-        nnx.jit(run)(model, rngs, X) for model, rngs in zip((lean, plain), streams, strict=True)
+        nnx.jit(run)(model, rngs, X)
+        for model, rngs in zip((recomputed, plain), streams, strict=True)
     )
     assert bit_equal(got[1], want[1]) and largest_error(got[0::2], want[0::2]) < 1e-6
-    assert same_state(*streams) and same_state(lean, plain)
+    assert same_state(*streams) and same_state(recomputed, plain)
 
 
 def test_arrays_stay_concrete_on_demand():
@@ -195,17 +196,17 @@ def test_arrays_stay_concrete_on_demand():
 
     with pytest.raises(jax.errors.ConcretizationTypeError):
         jrc.recompute_module(Repeat())(X, jnp.int32(2))
-    lean = jrc.recompute_module(Repeat, static_argnums=1)()
-    assert largest_error(lean(X, jnp.int32(2)), Repeat()(X, 2)) < 1e-6
+    recomputed = jrc.recompute_module(Repeat, static_argnums=1)()
+    assert largest_error(recomputed(X, jnp.int32(2)), Repeat()(X, 2)) < 1e-6
 
 
 def test_scanned_and_mapped_layers():
-    def build(again):
+    def build(recompute):
         @nnx.split_rngs(splits=3)
         @nnx.vmap
         def make(rngs):
             block = Block(8, rngs=rngs)
-            return jrc.recompute_module(block) if again else block
+            return jrc.recompute_module(block) if recompute else block
 
         return make(nnx.Rngs(0))
 
@@ -216,12 +217,12 @@ def test_scanned_and_mapped_layers():
     def wide(blocks, x=X):
         return jnp.sum(nnx.vmap(lambda block, x: block(x), in_axes=(0, None))(blocks, x) ** 2)
 
-    lean, plain = build(True), build(False)
-    assert same_state(lean, plain)
+    recomputed, plain = build(True), build(False)
+    assert same_state(recomputed, plain)
     for run, layers in ((deep, 3), (wide, 1)):
-        assert largest_error(*(nnx.grad(run)(model) for model in (lean, plain))) < 1e-6
+        assert largest_error(*(nnx.grad(run)(model) for model in (recomputed, plain))) < 1e-6
         losses = []
-        for model in (lean, plain):
+        for model in (recomputed, plain):
             graph, params = nnx.split(model)
             losses.append(lambda p, g=graph, run=run: run(nnx.merge(g, p, copy=True)))
         more = rerun_operators(*losses, nnx.state(plain))
@@ -230,22 +231,22 @@ def test_scanned_and_mapped_layers():
 
 def test_shared_and_nested_modules():
     class Shared(nnx.Module):
-        def __init__(self, again):
+        def __init__(self, recompute):
             block, whole = Block(8, rngs=nnx.Rngs(0)), Net(Block, rngs=nnx.Rngs(1))
-            for i in range(3) if again else ():
+            for i in range(3) if recompute else ():
                 whole.blocks[i] = jrc.recompute_module(whole.blocks[i])
-            self.block = jrc.recompute_module(block) if again else block
-            self.whole = jrc.recompute_module(whole) if again else whole
+            self.block = jrc.recompute_module(block) if recompute else block
+            self.whole = jrc.recompute_module(whole) if recompute else whole
 
         def __call__(self, x):
             return self.whole(self.block(self.block(self.whole(x))))
 
-    (lean, params), (plain, _) = (pure(Shared(again)) for again in (True, False))
-    assert largest_error(jax.grad(lean)(params), jax.grad(plain)(params)) < 1e-6
-    # Two calls of a block; two calls of a net, whose re-run needs the outputs of two of its blocks
-    # (three dots, two sines each) and then the insides of all three.
+    (recomputed, params), (plain, _) = (pure(Shared(flag)) for flag in (True, False))
+    assert largest_error(jax.grad(recomputed)(params), jax.grad(plain)(params)) < 1e-6
+    # Two calls of a block, and two calls of a net. Its recomputation needs the outputs of two of
+    # its blocks (three dots, two sines each), then the values inside all three.
     predicted = Counter(dot_general=2 * 2 + 2 * (2 * 3 + 3 * 2), sin=2 * 2 + 2 * (2 * 2 + 3 * 2))
-    assert rerun_operators(lean, plain, params) == predicted
+    assert rerun_operators(recomputed, plain, params) == predicted
 
 
 def test_other_methods_and_subclasses():
@@ -259,7 +260,7 @@ def test_other_methods_and_subclasses():
         def __call__(self, x):
             return self.decode(self.decode(x))
 
-    lean, plain = jrc.recompute_module(Coder, methods=["decode", "__call__"])(), Coder()
+    recomputed, plain = jrc.recompute_module(Coder, methods=["decode", "__call__"])(), Coder()
 
     def call(x, model):
         return jnp.sum(model(x) ** 2)
@@ -267,13 +268,13 @@ def test_other_methods_and_subclasses():
     def decode(x, model):
         return jnp.sum(model.decode(x) ** 2)
 
-    # A method that is called inside a region is part of it, and is re-run once. The gradient of
-    # the input alone needs no sine again but the one before the last.
+    # A method that is called inside a region is part of it, and is recomputed once. The gradient of
+    # the input alone recomputes no sine but the one before the last.
     for run, more in (
         (call, Counter(dot_general=3, sin=1)),
         (decode, Counter(dot_general=1)),
     ):
-        runs = [functools.partial(run, model=model) for model in (lean, plain)]
+        runs = [functools.partial(run, model=model) for model in (recomputed, plain)]
         assert rerun_operators(*runs, X) == more
         assert largest_error(*(jax.grad(f)(X) for f in runs)) < 1e-6
 
@@ -286,8 +287,8 @@ def test_other_methods_and_subclasses():
 
 def test_modules_from_outside_a_trace():
     """Reading them is allowed; changing them is not, plain or recomputed."""
-    lean, plain = (net(Full, again) for again in ("instance", None))
-    for model in (lean, plain):
+    recomputed, plain = (net(Full, form) for form in ("instance", None))
+    for model in (recomputed, plain):
         run = jax.jit(lambda x, model=model: model(x))
         with pytest.raises(Exception, match="Cannot mutate .* from a different trace level"):
             run(X)

@@ -1,4 +1,4 @@
-"""`lax.scan` with few carries: equal results, fewer bytes, re-runs counted and in order."""
+"""`jrc.recompute_scan`: equal results, fewer saved bytes, and the order of recomputed steps."""
 
 import functools
 import itertools
@@ -31,7 +31,7 @@ def inputs(n):
 
 
 def loss(w, h, xs, scan):
-    """Two things happen in a step, the outputs count, and parameters are closed over."""
+    """A loss with two sines in each step, outputs that count, and closed-over parameters."""
 
     def body(h, x):
         h = jnp.sin(jnp.sin(h @ w) + x)
@@ -45,7 +45,7 @@ def gradient(scan):
     return jax.value_and_grad(functools.partial(loss, scan=scan), argnums=(0, 1, 2))
 
 
-# --- Where carries are kept -----------------------------------------------------------------------
+# --- Where carries are saved ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_golden_levels(segments, length, levels):
     assert levels_of(length, segment_counts(segments, length)) == levels
 
 
-def test_levels_hold_as_few_as_they_promise():
+def test_levels_save_as_few_carries_as_documented():
     for length in range(1, 1100):
-        held = {
+        carries = {
             name: sum(x.rest + x.segments for x in levels_of(length, segment_counts(name, length)))
             for name in ("sqrt", "log")
         }
-        assert held["sqrt"] <= 2.3 * length**0.5 + 2
-        assert held["log"] <= 3 * length.bit_length() + 1
+        assert carries["sqrt"] <= 2.3 * length**0.5 + 2
+        assert carries["log"] <= 3 * length.bit_length() + 1
 
 
 def order(n, segments, reverse=False):
-    """Every run of a step and every step of its derivative, in the order of happening."""
+    """Return the runs of steps and of their derivatives, in the order in which they happen."""
     seen = []
 
     def record(sign, i):
@@ -108,7 +108,7 @@ def order(n, segments, reverse=False):
     return " ".join(seen)
 
 
-# `+3` runs step 3, `-3` takes the cotangent through it; a step runs once more right before that.
+# `+3` runs step 3, `-3` propagates the cotangent through it; the step runs just before that.
 @pytest.mark.parametrize(
     ("n", "segments", "backward"),
     [
@@ -130,11 +130,11 @@ def test_golden_order(n, segments, backward):
     assert order(n, segments, reverse=True) == turned
 
 
-# --- Equal, lean, and at what price ---------------------------------------------------------------
+# --- Equal results, saved bytes and recomputed steps ----------------------------------------------
 
 
 def requests(draw, n):
-    """Any way to ask for segments of a loop of `n` steps."""
+    """Draw a value of `segments` for a loop of `n` steps."""
     first = draw(st.integers(1, n)) if n else "log"
     levels = (first, draw(st.integers(1, n // first))) if n else "sqrt"
     return draw(st.sampled_from(["sqrt", "log", first, levels]))
@@ -154,11 +154,11 @@ def test_levels_cover_every_step_once(data, n):
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), n=st.integers(0, 40), reverse=st.booleans(), unroll=st.integers(1, 3))
 def test_equal_to_lax_scan(data, n, reverse, unroll):
-    lean = cut(requests(data.draw, n), reverse=reverse, unroll=unroll)
+    recomputed = cut(requests(data.draw, n), reverse=reverse, unroll=unroll)
     plain = functools.partial(jax.lax.scan, reverse=reverse)
-    # Compiled as one and in haste: nearly all of the test's time goes there.
+    # One program, compiled without optimisation: compilation is most of the test's time.
     both = jax.jit(
-        lambda *args: (gradient(lean)(*args), gradient(plain)(*args)),
+        lambda *args: (gradient(recomputed)(*args), gradient(plain)(*args)),
         compiler_options={"xla_backend_optimization_level": 0},
     )
     for got, want in zip(*map(jax.tree.leaves, both(W, H, inputs(n))), strict=True):
@@ -187,7 +187,7 @@ def test_compiled_peak_grows_as_the_root_and_the_logarithm():
     h = jnp.ones((64, 4))
 
     def temporaries(n, scan):
-        """Of the compiled gradient, in carries; a `y` and its cotangent a step left out."""
+        """Return the gradient's temporaries in carries, without `y`s and their cotangents."""
         memory = jax.jit(gradient(scan)).lower(W, h, inputs(n)).compile().memory_analysis()
         return (memory.temp_size_in_bytes - 2 * 4 * n) / h.nbytes
 
@@ -195,26 +195,26 @@ def test_compiled_peak_grows_as_the_root_and_the_logarithm():
         [temporaries(n, scan) for n in (64, 256, 1024)]
         for scan in (jax.lax.scan, cut("sqrt"), cut("log"))
     )
-    more = lambda held: [b - a for a, b in itertools.pairwise(held)]  # noqa: E731
-    # One level keeps both roots, of the segments and of the steps in one; the logarithm grows by
-    # a level of four. Plainly, several values of each step are kept.
+    more = lambda sizes: [b - a for a, b in itertools.pairwise(sizes)]  # noqa: E731
+    # One level saves a carry for each segment and each step of a segment; "log" adds a level of
+    # four. `lax.scan` saves several values of each step.
     assert more(sqrt) == pytest.approx([16, 32], abs=4)
     assert more(log) == pytest.approx([4, 4], abs=4)
     assert more(plain)[1] > 3 * 768
 
 
 @pytest.mark.parametrize(("segments", "runs_ahead"), [(1, 4 + 3), (4, 4)])
-def test_compiled_program_really_runs_it_again(segments, runs_ahead):
-    """Written out, without the barrier, XLA would find the first result and merge the two."""
+def test_compiled_program_recomputes(segments, runs_ahead):
+    """Without the barrier, XLA would merge an unrolled loop with its recomputation."""
     f = jax.jit(gradient(cut(segments, unroll=True)))
     dots = f.lower(W, H, inputs(4)).compile().as_text().count(" dot(")
     assert dots == runs_ahead + 4 * 3
 
 
 @pytest.mark.parametrize("n", [64, 256, 1024])
-def test_steps_are_rerun_as_often_as_documented(n):
+def test_steps_run_as_often_as_documented(n):
     def runs(segments):
-        """How often the body runs: each holds two sines, and a cosine comes with each pull."""
+        """Return how often the body runs: each run has two sines, each derivative a cosine."""
         return operators(gradient(cut(segments)), W, H, inputs(n))["dot_general"] / n - 2
 
     root = round(n**0.5)
@@ -230,14 +230,14 @@ def test_program_grows_as_the_number_of_levels():
         return program.count("dot_general[")
 
     assert bodies(16, "sqrt") == bodies(1024, "sqrt") == 5
-    # One more level, one more program that runs ahead.
+    # One more level is one more copy of the body, which recomputes carries.
     assert [bodies(4**k, "log") for k in (2, 3, 4, 5)] == [5, 6, 7, 8]
-    # And four bodies more where steps are left over.
+    # A remainder adds four copies.
     assert bodies(17, "sqrt") - bodies(16, "sqrt") <= 5
     assert max(bodies(n, "log") for n in (1021, 1022, 1023, 1025)) <= 8 + 5 * 5
 
 
-def test_cotangents_of_large_inputs_and_constants_are_held_once():
+def test_cotangents_of_large_inputs_and_constants_are_stored_once():
     """A level with an accumulator of its own would add one such array per level."""
     xs, w = jnp.ones((256, 64, 4)), jnp.ones((4, 4096)) * 1e-3
 
@@ -251,7 +251,7 @@ def test_cotangents_of_large_inputs_and_constants_are_held_once():
         f = jax.grad(functools.partial(small, segments=segments), argnums=(0, 1))
         return jax.jit(f).lower(w, xs).compile().memory_analysis().temp_size_in_bytes
 
-    # What a step itself needs is the same at all depths.
+    # The temporaries of one step are the same at all depths.
     assert abs(temp("log") - temp((2,) * 7)) < min(xs.nbytes, w.nbytes) / 2
     assert abs(temp("log") - temp("sqrt")) < min(xs.nbytes, w.nbytes) / 2
 
@@ -260,8 +260,8 @@ def test_cotangents_of_large_inputs_and_constants_are_held_once():
 def test_outputs_that_the_loss_does_not_read_have_no_cotangents(segments):
     h = jnp.ones((8, 64))
 
-    def held(outputs, aux):
-        """Temporaries and results of the compiled gradient, in arrays as long as all outputs."""
+    def size(outputs, aux):
+        """Return temporaries and results of the compiled gradient, in arrays of all outputs."""
 
         def f(w):
             body = lambda c, _: (jnp.sin(c @ w), jnp.sin(c @ w) if outputs else None)  # noqa: E731
@@ -272,9 +272,9 @@ def test_outputs_that_the_loss_does_not_read_have_no_cotangents(segments):
         memory = lowered.compile().memory_analysis()
         return (memory.temp_size_in_bytes + memory.output_size_in_bytes) / (64 * h.nbytes)
 
-    plain = held(False, False)
-    assert held(True, False) == pytest.approx(plain, abs=0.05)
-    assert held(True, True) == pytest.approx(plain + 1, abs=0.05)
+    plain = size(False, False)
+    assert size(True, False) == pytest.approx(plain, abs=0.05)
+    assert size(True, True) == pytest.approx(plain + 1, abs=0.05)
 
 
 def test_cotangents_are_of_what_is_read_only():
@@ -284,15 +284,15 @@ def test_cotangents_are_of_what_is_read_only():
 
     shapes = re.findall(r"f32\[([\d,]*)\]", str(jax.make_jaxpr(lambda w: jax.vjp(f, w)[1](1.0))(W)))
     assert "4,4" in shapes and "6,2,4" in shapes
-    pull = str(jax.make_jaxpr(jax.vjp(f, W)[1])(1.0))
-    assert "6,2,4" not in pull and "6,3,5" not in pull and "3,2,4" in pull
+    text = str(jax.make_jaxpr(jax.vjp(f, W)[1])(1.0))
+    assert "6,2,4" not in text and "6,3,5" not in text and "3,2,4" in text
 
 
-# --- Whatever a loop may hold ---------------------------------------------------------------------
+# --- Kinds of carries, inputs and outputs ---------------------------------------------------------
 
 
 def mixed(carry, x):
-    """Integers, booleans, halves, keys, nothing, and nested trees, in carry, inputs, outputs."""
+    """A body with integers, booleans, float16, keys, `None` and nested trees everywhere."""
     key, own = jax.random.split(carry["key"])
     mask = jax.random.bernoulli(own, 0.5, (4,)) | jax.random.bernoulli(x["key"], 0.3, (4,))
     h = jnp.sin(carry["h"] + x["x"][0] * mask) * x["scale"]
@@ -340,7 +340,7 @@ def test_trees_integers_halves_and_keys():
 
 def test_no_inputs_no_outputs_and_python_numbers():
     def run(w, scan):
-        # The first carry is a Python number, which takes its type from the body.
+        # The first carry is a Python number, whose type is that of the body's result.
         last, ys = scan(lambda c, _: (jnp.sin(c * w) + 1.0, None), 0.5, None, length=6)
         assert ys is None and last.dtype == jnp.float32
         return last
@@ -378,8 +378,8 @@ def _refuse(primals, tangents):
     raise NotImplementedError("no derivative")
 
 
-def test_what_is_frozen_may_have_no_derivative():
-    """In constants, carries and inputs; a carry that depends on what is differentiated has one."""
+def test_frozen_values_may_have_no_derivative():
+    """Constants, carries and inputs; a carry that depends on perturbed values has one."""
 
     def run(w, frozen, scan):
         def body(carry, x):
@@ -446,7 +446,7 @@ def test_inside_shard_map(check_vma):
 
     def run(scan):
         def local(w, h, xs):
-            # With types tracked, the gradient of what is the same everywhere is summed already.
+            # With `check_vma`, JAX has already summed the gradient of a replicated value.
             value, grads = gradient(scan)(w, h, xs)
             if not check_vma:
                 grads = jax.lax.psum(grads[0], "data"), grads[1], jax.lax.psum(grads[2], "data")
@@ -463,12 +463,12 @@ def test_second_derivatives_both_ways_and_no_forward_mode():
     def at(x, scan):
         return loss(W * x, H, inputs(5), scan)
 
-    lean, plain = (functools.partial(at, scan=scan) for scan in (cut((2, 2)), jax.lax.scan))
-    forward, backward = (jax.jit(turn(jax.grad(lean))) for turn in (jax.jacfwd, jax.jacrev))
+    recomputed, plain = (functools.partial(at, scan=scan) for scan in (cut((2, 2)), jax.lax.scan))
+    forward, backward = (jax.jit(turn(jax.grad(recomputed))) for turn in (jax.jacfwd, jax.jacrev))
     want = jax.jit(jax.hessian(plain))(0.7)
     assert largest_error(forward(0.7), want) < 1e-5 and largest_error(backward(0.7), want) < 1e-5
     with pytest.raises(TypeError, match="forward-mode autodiff"):
-        jax.jvp(lean, (0.7,), (1.0,))
+        jax.jvp(recomputed, (0.7,), (1.0,))
 
 
 def test_inside_recompute_and_around_it():
@@ -492,7 +492,7 @@ def test_inside_recompute_and_around_it():
     assert largest_error(jax.jit(jax.grad(inside))(W), want) < 1e-6
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 def add(c, x):
@@ -502,22 +502,42 @@ def add(c, x):
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "match"),
     [
-        ((3, 0.0, None), {"length": 2}, TypeError, "function to loop over; got int. Write jrc"),
+        ((3, 0.0, None), {"length": 2}, TypeError, "body must be a function, got int. Write jrc"),
         ((add, 0.0, {"a": jnp.ones(3), "b": jnp.ones(4)}), {}, ValueError, "'a': 3, 'b': 4 and le"),
         ((add, 0.0, jnp.ones(3)), {"length": 4}, ValueError, ": 3 and length=4"),
-        ((add, 0.0, None), {"length": 2.5}, TypeError, "whole number of steps.*got 2.5. Write len"),
-        ((add, 0.0, None), {"length": "4"}, TypeError, "known when the loop is traced; got '4'"),
-        ((add, 0.0, None), {"length": -1}, ValueError, "got no xs and length=-1"),
+        (
+            (add, 0.0, None),
+            {"length": 2.5},
+            TypeError,
+            "length must be a whole number >= 0, got 2.5. Write len",
+        ),
+        ((add, 0.0, None), {"length": "4"}, TypeError, "got '4'. .*known when the loop is traced"),
+        (
+            (add, 0.0, None),
+            {"length": -1},
+            ValueError,
+            "length must be a whole number >= 0, got -1",
+        ),
         ((add, 0.0, None), {}, ValueError, "got no xs and length=None. With xs=None pass length=N"),
         ((add, 0.0, {"a": 1.0}), {}, TypeError, "got no axis at 'a'. Close over"),
-        ((add, 0.0, None), {"length": 4, "segments": "cbrt"}, ValueError, "'log'.*; got 'cbrt'"),
+        ((add, 0.0, None), {"length": 4, "segments": "cbrt"}, ValueError, "'log'.*, got 'cbrt'"),
         ((add, 0.0, None), {"length": 4, "segments": 2.5}, TypeError, "got 2.5. Write segments=8"),
         ((add, 0.0, None), {"length": 4, "segments": True}, TypeError, "got True"),
-        ((add, 0.0, None), {"length": 4, "segments": 0}, ValueError, "segments=0. segments=1 keep"),
+        (
+            (add, 0.0, None),
+            {"length": 4, "segments": 0},
+            ValueError,
+            "segments=0. Write segments=1",
+        ),
         ((add, 0.0, None), {"length": 4, "segments": (2, -1)}, ValueError, r"segments=\(2, -1\)"),
         ((add, 0.0, None), {"length": 4, "segments": ()}, ValueError, r"at least one level.*=\(\)"),
-        ((add, 0.0, None), {"length": 4, "segments": 5}, ValueError, "makes 5, over 4 steps. Ask"),
-        ((add, 0.0, None), {"length": 4, "segments": (3, 2)}, ValueError, "makes 6, over 4 steps"),
+        (
+            (add, 0.0, None),
+            {"length": 4, "segments": 5},
+            ValueError,
+            "5 in all, for 4 steps. Write",
+        ),
+        ((add, 0.0, None), {"length": 4, "segments": (3, 2)}, ValueError, "6 in all, for 4 steps"),
         (
             (lambda c, x: (c + 1.0, x), jnp.int32(1), None),
             {"length": 4},

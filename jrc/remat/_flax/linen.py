@@ -1,7 +1,7 @@
 """flax linen modules whose methods are regions.
 
-flax's own lifting hands over all variables and random streams of a module as trees and takes
-them back; the region stands in the middle, where `nn.remat` has `jax.checkpoint`.
+flax's lifting turns all variables and random streams of a module into trees and back. The region
+is between the two, where `nn.remat` has `jax.checkpoint`.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ Module = nn.Module
 
 
 def of_instance(module: Module, options: ModuleOptions) -> Module:
-    """The module with the same fields, name and parent, of the recomputed class."""
+    """Return a module of the recomputed class with the same fields, name and parent."""
     cls = of_class(type(module), options)
     if type(module) is cls:
         return module
     if module.scope is not None:
-        # It has its place in the parameter tree already, which a new one would find taken. Its
-        # submodules know it by a weak reference, so the attributes keep the first object alive.
+        # Its name in the parameter tree is taken, so a new module could not have it. Submodules
+        # have a weak reference to the first object: the attributes keep it alive.
         vars(module)["_jrc_first"] = module
         return view_as_class(module, cls)
     fields = [f.name for f in dataclasses.fields(module) if f.init and f.name != "parent"]
@@ -42,7 +42,7 @@ def of_instance(module: Module, options: ModuleOptions) -> Module:
 
 
 def of_class(cls: type[Module], options: ModuleOptions) -> type[Module]:
-    """The recomputed class, the same one for the same request."""
+    """Return the recomputed class, the same one for equal options."""
     return _subclass(plain_class(cls), options)
 
 
@@ -54,22 +54,24 @@ def _subclass(cls: type[Module], options: ModuleOptions) -> type[Module]:
 
 
 def _region_method(method: Callable[..., Any], options: ModuleOptions) -> Callable[..., Any]:
+    """Return a method that is one region."""
+
     @functools.wraps(method)
-    def plainly(module: Module, *args: Any, **kwargs: Any) -> Any:
+    def plain_method(module: Module, *args: Any, **kwargs: Any) -> Any:
         return method(view_as_plain(module), *args, **kwargs)
 
-    return lift_transform(functools.partial(_lifted, options=options), plainly)
+    return lift_transform(functools.partial(_lifted, options=options), plain_method)
 
 
 def _lifted(fn: Callable[..., Any], options: ModuleOptions) -> Callable[..., Any]:
-    """A function of scopes as a region."""
+    """Return a function of scopes that is one region."""
 
     def inner(scope_fn: Any, repack_fn: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any):
         def pure(variables: Any, rngs: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
             scope = scope_fn(variables, rngs)
             return fn(scope, *unwrap_static(args), **dict(kwargs)), repack_fn(scope)
 
-        # As pairs, because a dict would come back with its keys sorted.
+        # As pairs, because JAX sorts the keys of a dict.
         trees = (variables, rngs, wrap_static(args, options), tuple(kwargs.items()))
         return call_region(pure, trees, options)
 

@@ -1,7 +1,7 @@
-"""What both kinds of flax modules share: a call as one region, and a second face of a module.
+"""Code for both kinds of flax modules: a call as one region, and views of a module.
 
 >>> import jax.numpy as jnp
->>> call_region(lambda x, train: {"mode": train, "y": x * 2}, (jnp.ones(2), True), Request())
+>>> call_region(lambda x, train: {"mode": train, "y": x * 2}, (jnp.ones(2), True), ModuleOptions())
 {'mode': True, 'y': Array([2., 2.], dtype=float32)}
 """
 
@@ -21,13 +21,13 @@ _PLAIN = "_jrc_plain"
 
 @dataclasses.dataclass(frozen=True)
 class ModuleOptions:
-    """How a module's methods are re-run; hashable, so that one request makes one class.
+    """How a module's methods are recomputed; hashable, so that equal options make one class.
 
     Attributes:
-        keep: The rule for values that are held inside the region.
-        recompute_collectives: Whether collectives are re-run too.
-        static_argnums: Positions, behind `self`, of arguments that no region may trace.
-        methods: The methods that become regions.
+        keep: The rule for values that are saved inside the region.
+        recompute_collectives: Whether collectives are recomputed too.
+        static_argnums: Positions after `self` of arguments that are not traced.
+        methods: The names of the methods that become regions.
     """
 
     keep: Rule | None = None
@@ -37,71 +37,74 @@ class ModuleOptions:
 
     @property
     def policy(self) -> Policy:
-        """The rules, ready to be asked."""
+        """The policy of the region."""
         return Policy(self.keep, not self.recompute_collectives)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Static:
-    """An argument that stays what it is: to JAX this is one leaf that is no array."""
+    """An argument that is not traced: for JAX it is one leaf that is no array."""
 
     value: Any
 
 
 def wrap_static(args: Sequence[Any], options: ModuleOptions) -> tuple[Any, ...]:
-    """The arguments, with those that no region may trace wrapped up."""
+    """Return the arguments, the static ones wrapped so that they are not traced."""
     return tuple(_Static(x) if i in options.static_argnums else x for i, x in enumerate(args))
 
 
 def unwrap_static(args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments as the user gave them."""
+    """Return the arguments as the user passed them."""
     return tuple(x.value if isinstance(x, _Static) else x for x in args)
 
 
 def call_region(fn: Callable[..., Any], args: Sequence[Any], options: ModuleOptions) -> Any:
-    """Call a function of pytrees as one region; leaves that are no JAX arrays stay outside it.
+    """Call a function of pytrees as one region; leaves that are no JAX arrays are not traced.
 
-    The function itself runs once, now: what is re-run is its program. A counter that it advances
-    (the random streams of flax) is advanced once.
+    Python calls the function once in each trace, for its program; the region is that program. A
+    counter that the function advances (the random streams of flax) is advanced once.
     """
     traced = trace(fn, tuple(args), {}, should_inline(options.policy))
     options.policy.check(traced.program, "jrc.recompute_module", "the module")
-    return traced.run(_changing(traced.program, options.policy))
+    return traced.run(_without_copies(traced.program, options.policy))
 
 
-def _changing(program: Program, policy: Policy) -> Callable[..., list[Any]]:
-    """The program as a region that makes only what is new: inputs handed through go around it.
+def _without_copies(program: Program, policy: Policy) -> Callable[..., list[Any]]:
+    """Return the program as a region of which inputs that are results too are no part.
 
-    A module's state comes out whole, its parameters too. As results of the region they would be
-    copies, which a second call of the module then keeps beside the originals.
+    A module returns its whole state, parameters included. As results of the region they would be
+    copies, which a second call of the module would save beside the originals.
     """
     jaxpr = program.jaxpr
-    given = {id(var): i for i, var in enumerate(jaxpr.invars)}
-    made = Program(jaxpr.replace(outvars=[v for v in jaxpr.outvars if id(v) not in given]))
-    cuts = one_segment(made, policy)
+    index = {id(var): i for i, var in enumerate(jaxpr.invars)}
+    region = Program(jaxpr.replace(outvars=[v for v in jaxpr.outvars if id(v) not in index]))
+    sections = one_segment(region, policy)
 
     def run(*inputs: Any) -> list[Any]:
-        new = iter(run_sections(made, cuts, inputs))
-        return [inputs[given[id(v)]] if id(v) in given else next(new) for v in jaxpr.outvars]
+        new = iter(run_sections(region, sections, inputs))
+        return [inputs[index[id(v)]] if id(v) in index else next(new) for v in jaxpr.outvars]
 
     return run
 
 
 def class_attributes(cls: type) -> dict[str, Any]:
-    """What a recomputed class says of itself: all names are the plain class's."""
+    """Return the attributes of a recomputed class: the names of the plain one, and a link to it."""
     names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     return {**names, _PLAIN: cls}
 
 
 def plain_class(cls: type) -> type:
-    """The class that `cls` is the recomputed form of; a subclass of such a form is its own."""
+    """Return the class that `cls` is the recomputed form of, or `cls` itself.
+
+    A subclass of a recomputed class is a class of its own.
+    """
     return vars(cls).get(_PLAIN, cls)
 
 
 def view_as_class(module: Any, cls: type) -> Any:
-    """The same module as an object of another class: there is one set of attributes.
+    """Return an object of another class that shares all attributes with a module.
 
-    With it a method can be called as a region from outside, and plainly inside the region.
+    Its methods are regions where the module's own ones are not, or the other way round.
     """
     other = object.__new__(cls)
     object.__setattr__(other, "__dict__", vars(module))
@@ -109,6 +112,6 @@ def view_as_class(module: Any, cls: type) -> Any:
 
 
 def view_as_plain(module: Any) -> Any:
-    """The module as its class was before recomputation, if it is of a recomputed class."""
+    """Return a view of a module as its plain class; the module itself if it is of a plain one."""
     cls = plain_class(type(module))
     return module if cls is type(module) else view_as_class(module, cls)

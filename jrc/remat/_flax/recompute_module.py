@@ -1,4 +1,4 @@
-"""A flax module as one recomputed region."""
+"""`jrc.recompute_module`: a flax module as one recomputed region."""
 
 import functools
 import inspect
@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from jrc._errors import close_to, listed
-from jrc._validate import check_flag
+from jrc._validate import check_flag, is_whole
 from jrc.remat._flax.module_region import ModuleOptions
 from jrc.remat._policy.rules import Rule, check_keep
 
@@ -20,30 +20,31 @@ def recompute_module[M](
     static_argnums: int | Sequence[int] = (),
     methods: Sequence[str] | None = None,
 ) -> M:
-    """Make a flax module one region: its output is kept, all inside is re-run for the gradient.
+    """Make a flax module one region: its output is saved, all inside is recomputed.
 
-    Parameters keep their names and places, so saved ones fit with and without it. Statistics are
-    updated once, and the re-run draws the random bits of the first run, which are those of the
+    Parameters keep their names and paths, so saved ones fit with and without it. Statistics are
+    updated once, and the recomputation draws the same random bits as the first run, those of the
     plain module. Leaves of the arguments that are no JAX arrays (`train=True`, strings, `None`)
-    reach the module as they are.
+    are passed to the module as they are.
 
-    A linen instance gives a new one, with its fields, name and parent. An nnx instance gives a
-    second object with the very same attributes and variables, so put it where the plain one was:
-    `model.block = jrc.recompute_module(model.block)`. A class gives a subclass of the same name.
-    What is recomputed already is returned as it is; with other options, these replace the old.
+    For a linen instance it returns a new one with the same fields, name and parent. For an nnx
+    instance it returns a second object that shares all attributes and variables, so replace the
+    plain one: `model.block = jrc.recompute_module(model.block)`. For a class it returns a subclass
+    of the same name. A module that is recomputed already is returned as it is; other options
+    replace its options.
 
     Args:
         module: A flax linen or nnx module: an instance, a class, or a `functools.partial` of one.
-        keep: Rules for values inside that are kept too, such as `jrc.SavePrimitives("tanh")`;
-            `None` keeps only the output.
-        recompute_collectives: Whether the backward pass runs collectives again.
-        static_argnums: Positions, not counting `self`, of arguments whose arrays must reach the
-            module untraced, because Python code reads their values.
+        keep: Rules for values inside that are saved too, such as `jrc.SavePrimitives("tanh")`;
+            `None` saves only the output.
+        recompute_collectives: Whether the backward pass recomputes collectives.
+        static_argnums: Positions, not counting `self`, of arguments whose arrays are not traced,
+            because Python code reads their values.
         methods: Names of the methods that become regions, `("__call__",)` by default. One that
             another of them calls is part of the caller's region.
 
     Returns:
-        The module in the form in which it was given.
+        The module in the form in which it was passed.
 
     Raises:
         TypeError: If `module` is no flax module, `keep` is no rule, `methods` is no sequence of
@@ -88,7 +89,10 @@ def recompute_module[M](
 
 
 def _flavour(cls: type, module: Any) -> ModuleType:
-    """The room for this kind of module; flax, slow to import, is asked for only here."""
+    """Return the module `linen` or `nnx` of this package, by the kind of the user's module.
+
+    flax is slow to import: it is imported here, at the first use.
+    """
     from jrc.remat._flax import linen, nnx
 
     for flavour in (linen, nnx):
@@ -96,46 +100,48 @@ def _flavour(cls: type, module: Any) -> ModuleType:
             return flavour
     name = getattr(module, "__name__", None)
     raise TypeError(
-        f"jrc.recompute_module: takes a flax linen or nnx module, an instance or a class; got "
+        "jrc.recompute_module: module must be a flax linen or nnx module or class, got "
         f"{cls.__name__}{f' {name!r}' if name else ''}. For a function write "
         "jrc.recompute(function, *args)."
     )
 
 
 def _positions(static_argnums: Any) -> tuple[int, ...]:
+    """Return `static_argnums` as sorted positions, after checking them."""
     given = static_argnums if isinstance(static_argnums, Iterable) else (static_argnums,)
     positions = tuple(given)
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in positions):
+    if not all(map(is_whole, positions)):
         raise TypeError(
-            f"jrc.recompute_module: static_argnums are integers; got {static_argnums!r}. "
-            "Give positions, counted from 0 behind self; train=True needs none."
+            f"jrc.recompute_module: static_argnums must be whole numbers, got {static_argnums!r}. "
+            "Write positions, counted from 0 after self; train=True needs none."
         )
     if any(i < 0 for i in positions):
         raise ValueError(
-            f"jrc.recompute_module: static_argnums count from 0 behind self; got "
-            f"{static_argnums!r}. Give the position from the front."
+            "jrc.recompute_module: static_argnums must be counted from 0 after self, got "
+            f"{static_argnums!r}. Write the position from the front."
         )
-    return tuple(sorted(set(positions)))
+    return tuple(sorted({int(i) for i in positions}))
 
 
 def _methods(cls: type, methods: Any) -> tuple[str, ...]:
+    """Return `methods` as sorted names, after checking that the class has them."""
     names = ("__call__",) if methods is None else methods
     listable = isinstance(names, Iterable) and not isinstance(names, str)
     if not listable or not all(isinstance(name, str) for name in names):
         raise TypeError(
-            f"jrc.recompute_module: methods is a sequence of names; got {methods!r}. "
+            f"jrc.recompute_module: methods must be a sequence of names, got {methods!r}. "
             "Write methods=['encode', 'decode']."
         )
     if not names:
         raise ValueError(
-            f"jrc.recompute_module: methods names at least one; got {methods!r}, with which "
-            "nothing would be re-run. Leave it out for __call__."
+            f"jrc.recompute_module: methods must have at least one name, got {methods!r}. Leave "
+            "it out for __call__."
         )
     for name in names:
         if not callable(getattr(cls, name, None)):
             known = [name for name in vars(cls) if callable(getattr(cls, name))]
             raise ValueError(
-                f"jrc.recompute_module: {cls.__name__} has no method {name!r}"
-                f"{close_to(name, known)}; it defines {listed(known)}. Name some in methods."
+                f"jrc.recompute_module: methods must be methods of {cls.__name__}, got {name!r}"
+                f"{close_to(name, known)}. It defines {listed(known)}."
             )
     return tuple(sorted(set(names)))

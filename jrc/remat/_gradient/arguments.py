@@ -1,9 +1,9 @@
-"""The arguments of a function whose gradient is looked at, taken apart, and what it returns.
+"""Split the arguments of a loss function into leaves, and check what the function returns.
 
 >>> import jax.numpy as jnp
 >>> args = {"w": jnp.ones(3), "step": 4}, "train"
->>> apart = arguments_of(print, args, 0, "here", numbers=True)
->>> apart.moving, apart.arrays, apart.filled(["the step", "the weights"])
+>>> arguments = arguments_of(print, args, 0, "here", numbers=True)
+>>> arguments.perturbed, arguments.arrays, arguments.filled(["the step", "the weights"])
 ((1,), (0, 1), ({'step': 'the step', 'w': 'the weights'}, 'train'))
 """
 
@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrc._errors import name_of
-from jrc._tree import is_floating, is_number, is_traced
+from jrc._tree import aval_of, is_floating, is_number, is_traced
+from jrc._validate import is_whole
 
-# What JAX raises where a traced value is needed as a number.
-_NEEDS_A_NUMBER = (
+# What JAX raises where Python needs the value of a tracer.
+_NEEDS_A_VALUE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.TracerArrayConversionError,
@@ -29,15 +30,15 @@ _NEEDS_A_NUMBER = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Arguments:
-    """The leaves of a function's arguments, and which of them are what.
+    """The leaves of a function's arguments.
 
     Attributes:
-        leaves: All of them; those that are arrays as JAX arrays or shapes.
-        treedef: How they hang together.
-        arrays: Which of them a program of the function is given, by number.
-        moving: Which of these are differentiated: the floating ones of some arguments.
-        name: What the user calls the function.
-        who: For whom errors speak.
+        leaves: All leaves; arrays are JAX arrays or `jax.ShapeDtypeStruct`s.
+        treedef: The tree of the arguments.
+        arrays: Indices of the leaves that are inputs of the function's program.
+        perturbed: Indices of those that are differentiated, in the order of `argnums`.
+        name: The function's name.
+        who: The public function, for errors.
     """
 
     leaves: tuple[Any, ...]
@@ -47,43 +48,51 @@ class Arguments:
     name: str
     who: str
 
-    def of(self, numbers: Sequence[int]) -> list[Any]:
-        """The leaves with these numbers."""
-        return [self.leaves[i] for i in numbers]
+    def of(self, indices: Sequence[int]) -> list[Any]:
+        """Return the leaves with these indices."""
+        return [self.leaves[i] for i in indices]
 
-    def filled(self, values: Sequence[Any], numbers: Sequence[int] | None = None) -> Any:
-        """The arguments with other leaves: of all arrays, or of those with these numbers."""
+    def filled(self, values: Sequence[Any], indices: Sequence[int] | None = None) -> Any:
+        """Return the arguments with new values for the leaves with these indices.
+
+        Args:
+            values: One value for each index.
+            indices: Indices of leaves; by default those of all arrays.
+        """
         new = list(self.leaves)
-        for i, x in zip(self.arrays if numbers is None else numbers, values, strict=True):
+        for i, x in zip(self.arrays if indices is None else indices, values, strict=True):
             new[i] = x
         return self.treedef.unflatten(new)
 
     def result(self, out: Any, has_aux: bool) -> tuple[Any, list[Any]]:
-        """The loss and the leaves of what else the function returned."""
+        """Return the loss and the leaves of the auxiliary result, after checking both."""
         return _result(out, has_aux, self.who, self.name)
 
     def gradient(self, fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-        """Value and gradients of a function by the moving leaves, as a function of all arrays."""
+        """Return the value and gradients of a function, as a function of all arrays.
+
+        The gradients are those with respect to the perturbed leaves.
+        """
 
         def run(*arrays: Any) -> Any:
             values = dict(zip(self.arrays, arrays, strict=True))
 
-            def at(moved: Sequence[Any]) -> tuple[Any, list[Any]]:
-                new = values | dict(zip(self.perturbed, moved, strict=True))
+            def loss(perturbed: Sequence[Any]) -> tuple[Any, list[Any]]:
+                new = values | dict(zip(self.perturbed, perturbed, strict=True))
                 out = call_checked(fn, self.filled(list(new.values()), list(new)), {}, self.who)
                 value, more = self.result(out, has_aux)
                 return value, [x for x in more if is_number(x)]
 
-            return jax.value_and_grad(at, has_aux=True)([values[i] for i in self.perturbed])
+            return jax.value_and_grad(loss, has_aux=True)([values[i] for i in self.perturbed])
 
         return run
 
     def traced(self, fn: Callable[..., Any], has_aux: bool) -> Any:
-        """The program of value and gradients."""
+        """Trace value and gradients into a jaxpr."""
         return jax.make_jaxpr(self.gradient(fn, has_aux))(*self.of(self.arrays))
 
     def lowered(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Lowered:
-        """The same, lowered."""
+        """Lower value and gradients for compilation."""
         return jax.jit(self.gradient(fn, has_aux)).lower(*self.of(self.arrays))
 
 
@@ -95,55 +104,70 @@ def arguments_of(
     *,
     numbers: bool = False,
 ) -> Arguments:
-    """Take arguments apart; errors speak for `who`.
+    """Split a function's arguments into leaves, after checking them.
 
-    Of the arguments `argnums` every floating leaf moves. JAX arrays, shapes and NumPy's arrays are
-    inputs of the program, and with `numbers` so are Python's numbers; all else stays what it is.
+    JAX arrays, shapes and NumPy arrays are inputs of the program; other leaves are passed to the
+    function as they are.
+
+    Args:
+        fn: The function.
+        args: Its positional arguments.
+        argnums: The arguments that are differentiated: every floating leaf of them.
+        who: The public function, for errors.
+        numbers: Whether Python numbers are inputs of the program too.
+
+    Raises:
+        TypeError: If `fn` is no function, or `argnums` is no position.
+        ValueError: If there is no such argument, or it has no floating leaf.
     """
     chosen = _checked(fn, args, argnums, who)
     name = name_of(inspect.unwrap(fn))
     paths, treedef = jax.tree_util.tree_flatten_with_path(args)
     leaves = [leaf for _, leaf in paths]
-    moves = [(chosen.index(path[0].idx), i) for i, (path, leaf) in enumerate(paths)
-             if path[0].idx in chosen and _can_move(leaf)]  # fmt: skip
-    perturbed = tuple(i for _, i in sorted(moves))
-    is_given = is_input if not numbers else lambda leaf: is_input(leaf) or is_number(leaf)
-    arrays = tuple(i for i, x in enumerate(leaves) if i in perturbed or is_given(x))
+    floating = [(chosen.index(path[0].idx), i) for i, (path, leaf) in enumerate(paths)
+             if path[0].idx in chosen and _is_differentiable(leaf)]  # fmt: skip
+    perturbed = tuple(i for _, i in sorted(floating))
+    is_array = is_input if not numbers else lambda leaf: is_input(leaf) or is_number(leaf)
+    arrays = tuple(i for i, x in enumerate(leaves) if i in perturbed or is_array(x))
     for i in arrays:
-        leaves[i] = _as_input(leaves[i])
+        leaves[i] = leaves[i] if is_traced(leaves[i]) else aval_of(leaves[i])
     return Arguments(tuple(leaves), treedef, arrays, perturbed, name, who)
 
 
 def call_checked(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: str) -> Any:
-    """Call a function; that it does not take these arguments is said in a user's words."""
+    """Call a function; raise in the user's words if it does not accept these arguments.
+
+    Raises:
+        TypeError: If the arguments do not fit its signature, or it needs the value of a tracer.
+    """
     try:
         return fn(*args, **kwargs)
-    except _NEEDS_A_NUMBER as error:
+    except _NEEDS_A_VALUE as error:
         raise TypeError(
-            f"{who}: `{name_of(fn)}` needs the value of something that is traced, for an `if`, a "
-            "loop of Python or a shape. Arrays among the arguments are traced as under jax.jit, "
-            "and for a plan numbers and bools too. Bind what must stay a number with "
-            "functools.partial(fn, n=...) or a lambda, and use that in the place of fn from here "
-            f"on. JAX says: {str(error).partition(chr(10))[0]}"
+            f"{who}: `{name_of(fn)}` must not need the value of a traced argument, got a use of "
+            "one in an `if`, a Python loop or a shape. Arrays among the arguments are traced as "
+            "under jax.jit, and for a plan numbers and bools too. Bind a number with "
+            "functools.partial(fn, n=...) or a lambda, and use that instead of fn from here on. "
+            f"JAX reports: {str(error).partition(chr(10))[0]}"
         ) from error
     except TypeError as error:
-        wrong = _unbound(fn, args, kwargs)
-        if not wrong:
+        mismatch = _signature_mismatch(fn, args, kwargs)
+        if not mismatch:
             raise
         raise TypeError(
-            f"{who}: `{name_of(fn)}` does not take the arguments that it is given: {wrong}. "
-            "They are given by position; bind others with functools.partial(fn, key=...), and "
-            "use that in the place of fn from here on."
+            f"{who}: `{name_of(fn)}` must accept the arguments by position, got the error: "
+            f"{mismatch}. Bind others with functools.partial(fn, key=...), and use that instead "
+            "of fn from here on."
         ) from error
 
 
 def is_input(leaf: Any) -> bool:
-    """Whether this is an array of numbers or a shape, and no Python scalar."""
+    """Return whether a leaf is an array of numbers or a shape, and no Python scalar."""
     return is_traced(leaf) or (isinstance(leaf, np.ndarray) and is_number(leaf))
 
 
-def _unbound(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> str | None:
-    """Why a function cannot be called so, in Python's words; if it cannot, and that is known."""
+def _signature_mismatch(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> str | None:
+    """Return Python's error if these arguments do not fit a function's known signature."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -158,54 +182,58 @@ def _unbound(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> str | 
 def _checked(
     fn: Any, args: tuple[Any, ...], argnums: int | Sequence[int], who: str
 ) -> tuple[int, ...]:
+    """Return `argnums` as a tuple of positions from 0, after checking the call."""
     if not callable(fn):
         raise TypeError(
-            f"{who}: the first argument is a function; got {type(fn).__name__}. Pass the loss "
-            "function itself, and its arguments behind it."
+            f"{who}: fn must be a function, got {type(fn).__name__}. Pass the loss function "
+            "itself, followed by its arguments."
         )
     chosen = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
-    way_out = "Positions count from 0." if args else "Pass them behind the function."
+    way_out = "Positions count from 0." if args else "Pass its arguments after the function."
     for n in chosen:
-        if isinstance(n, bool) or not hasattr(n, "__index__"):
+        if not is_whole(n):
             raise TypeError(
-                f"{who}: argnums is a position or a tuple of them; got {argnums!r}. Write "
+                f"{who}: argnums must be a position or a tuple of them, got {argnums!r}. Write "
                 "argnums=0 or argnums=(0, 1)."
             )
         if not -len(args) <= n < len(args):
             raise ValueError(
-                f"{who}: argnums names one of the {len(args)} arguments that `{name_of(fn)}` is "
-                f"given; got {argnums!r}. {way_out}"
+                f"{who}: argnums must be positions of the {len(args)} arguments given to "
+                f"`{name_of(fn)}`, got {argnums!r}. {way_out}"
             )
     chosen = tuple(int(n) % len(args) for n in chosen)
     if len(set(chosen)) < len(chosen):
         raise ValueError(
-            f"{who}: argnums names each argument once; got {argnums!r}. Leave out what is there "
-            "twice."
+            f"{who}: argnums must name each argument once, got {argnums!r}. Leave out the "
+            "repeated one."
         )
-    if not any(_can_move(leaf) for n in chosen for leaf in jax.tree.leaves(args[n])):
+    if not any(_is_differentiable(leaf) for n in chosen for leaf in jax.tree.leaves(args[n])):
         raise ValueError(
-            f"{who}: a gradient needs a floating array; arguments {chosen} of `{name_of(fn)}` "
-            "hold none. Say with argnums which argument is differentiated."
+            f"{who}: argnums must name an argument with a floating array, got {argnums!r}, and "
+            f"arguments {chosen} of `{name_of(fn)}` have none. Pass argnums=, the positions to "
+            "differentiate."
         )
     return chosen
 
 
 def _result(out: Any, has_aux: bool, who: str, fn: str) -> tuple[Any, list[Any]]:
+    """Return the loss and the auxiliary leaves of a function's result, after checking it."""
     if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
         raise TypeError(
-            f"{who}: with has_aux=True `{fn}` returns a pair (loss, aux); got {_described(out)}. "
-            "If it returns the loss alone, leave has_aux out."
+            f"{who}: `{fn}` must return a pair (loss, aux) with has_aux=True, got "
+            f"{_described(out)}. If it returns the loss alone, leave has_aux out."
         )
     value, more = out if has_aux else (out, None)
     if _is_loss(value):
         return jnp.asarray(value), jax.tree.leaves(more)
     raise TypeError(
-        f"{who}: `{fn}` returns one floating number, a loss; got {_described(value)}. "
+        f"{who}: `{fn}` must return a floating scalar, the loss, got {_described(value)}. "
         f"{_way_out(value, has_aux)}"
     )
 
 
 def _way_out(value: Any, has_aux: bool) -> str:
+    """Return the last sentence of the error for a result that is no loss."""
     if not is_number(value) and not has_aux:
         return "Return the loss alone; if it returns (loss, aux), pass has_aux=True."
     if is_number(value) and jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
@@ -214,27 +242,21 @@ def _way_out(value: Any, has_aux: bool) -> str:
 
 
 def _is_loss(value: Any) -> bool:
+    """Return whether a value is a real floating scalar."""
     if not is_number(value) or jnp.shape(value) != ():
         return False
     return jnp.issubdtype(jnp.result_type(value), jnp.floating)
 
 
 def _described(value: Any) -> str:
+    """Return a value's type for an error: `float32[4]`, or `dict`."""
     if not is_number(value):
         return type(value).__name__
     return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
 
 
-def _can_move(leaf: Any) -> bool:
+def _is_differentiable(leaf: Any) -> bool:
+    """Return whether a leaf is a floating array, shape or Python number."""
     if isinstance(leaf, float | complex):
         return True
     return (is_input(leaf) or isinstance(leaf, np.generic)) and is_floating(leaf)
-
-
-def _as_input(leaf: Any) -> Any:
-    """What stands for a leaf in the program; of NumPy's arrays and of numbers only the type."""
-    if is_traced(leaf):
-        return leaf
-    weak = not isinstance(leaf, np.ndarray | np.generic)
-    dtype = jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
-    return jax.ShapeDtypeStruct(np.shape(leaf), dtype, weak_type=weak)

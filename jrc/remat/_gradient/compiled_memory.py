@@ -1,4 +1,4 @@
-"""What a compiled program needs, as XLA states it."""
+"""The memory that a compiled program needs, as XLA states it."""
 
 import dataclasses
 import math
@@ -14,10 +14,10 @@ class Memory:
     """Bytes on one device of a compiled program.
 
     Attributes:
-        arguments: What it is given.
-        outputs: What it returns.
-        temporaries: What it needs between the two.
-        aliased: What it returns in the place of donated arguments, counted in both.
+        arguments: Bytes of its arguments.
+        outputs: Bytes of its results.
+        temporaries: Bytes of its temporary buffers.
+        aliased: Bytes of results that reuse donated arguments; counted in both of these.
     """
 
     arguments: int
@@ -27,15 +27,15 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """Arguments, outputs and temporaries, what is aliased once.
+        """Bytes of arguments, outputs and temporaries, aliased ones counted once.
 
-        XLA's own peak leaves the temporaries out on CPU.
+        XLA's own `peak_memory_in_bytes` leaves the temporaries out on CPU.
         """
         return self.arguments + self.outputs + self.temporaries - self.aliased
 
 
 def bytes_on_device(array: Any) -> int:
-    """Bytes of the part of an array, or of a shape with a sharding, that one device has."""
+    """Return the bytes on one device of an array, or of a shape with a sharding."""
     aval = jax.typeof(array)
     sharding = None if isinstance(array, jax.core.Tracer) else getattr(array, "sharding", None)
     if not isinstance(sharding, jax.sharding.Sharding):
@@ -45,7 +45,7 @@ def bytes_on_device(array: Any) -> int:
 
 
 def memory_of(compiled: Any) -> Memory:
-    """The bytes of a compiled program, from `jax.jit(fn).lower(...).compile()`."""
+    """Return the memory of a compiled program, from `jax.jit(fn).lower(...).compile()`."""
     stats = compiled.memory_analysis()
     return Memory(
         arguments=stats.argument_size_in_bytes,
@@ -56,9 +56,10 @@ def memory_of(compiled: Any) -> Memory:
 
 
 def memory_needed(lowered: Any) -> Memory:
-    """The bytes of a lowered program, compiled to be looked at and not to be run.
+    """Compile a lowered program and return its memory; the program is not meant to be run.
 
-    On CPU its machine code is not optimised: the bytes are the same, and come several times sooner.
+    On CPU the machine code is not optimised: the bytes are the same, and compilation is several
+    times faster.
     """
-    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    return memory_of(lowered.compile(compiler_options=quick))
+    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return memory_of(lowered.compile(compiler_options=options))

@@ -1,8 +1,8 @@
-"""A scalar function whose gradient is looked at: what moves and what does not, as flat lists.
+"""A traced loss function of two flat lists of arrays: perturbed ones, and the others.
 
 >>> import jax.numpy as jnp
 >>> loss = loss_of(lambda w, n: jnp.sum(w["a"]) * n, ({"a": jnp.ones(3)}, 2), 0, False, "here")
->>> loss.moving, len(loss.rest), loss.value(loss.moving, loss.rest)[0].shape
+>>> loss.perturbed, len(loss.rest), loss.value(loss.perturbed, loss.rest)[0].shape
 ([Array([1., 1., 1.], dtype=float32)], 0, ())
 """
 
@@ -29,11 +29,11 @@ class Loss:
     """A traced scalar function of two lists of arrays.
 
     Attributes:
-        program: The function as a program, whose inputs are constants, `moving` and `rest`.
-        constants: What the function closes over.
-        moving: What it is differentiated with respect to; arrays or shapes.
-        rest: Its other arrays.
-        name: What the user calls it.
+        program: The function's program; its inputs are `constants`, `perturbed` and `rest`.
+        constants: The arrays that the function closes over.
+        perturbed: The arrays or shapes that it is differentiated with respect to.
+        rest: Its other arrays or shapes.
+        name: The function's name.
     """
 
     program: Program
@@ -43,30 +43,30 @@ class Loss:
     name: str
 
     def value(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """The scalar, and whatever else the function returns."""
+        """Return the scalar, and the leaves of the auxiliary result."""
         return self._split(evaluate(self.program.jaxpr), perturbed, rest)
 
     def marked_value(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """The same; what makes a marked value runs under a name scope that says so."""
+        """Return the same; the equation that makes a marked value has a name scope of its own."""
         return self._split(self._under_marks, perturbed, rest)
 
-    def pullback(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
-        """What the derivative keeps."""
-        _, pull, _ = jax.vjp(lambda *xs: self.value(xs, rest), *perturbed, has_aux=True)
-        return jax.tree.leaves(pull)
+    def residuals(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+        """Return the residuals: the values that the derivative saves."""
+        _, vjp, _ = jax.vjp(lambda *xs: self.value(xs, rest), *perturbed, has_aux=True)
+        return jax.tree.leaves(vjp)
 
     def gradient(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> Any:
-        """Value and gradients."""
+        """Return value and gradients."""
         return jax.value_and_grad(self.value, has_aux=True)(list(perturbed), rest)
 
     def compiled(self) -> Any:
-        """The compiled program of value and gradients."""
+        """Compile value and gradients."""
 
         def gradient(perturbed: Sequence[Any], rest: Sequence[Any]) -> Any:
             return jax.value_and_grad(self.marked_value, has_aux=True)(list(perturbed), rest)
 
         lowered = jax.jit(gradient).lower(self.perturbed, self.rest)
-        with _names_in_cache_keys():
+        with _name_scopes_in_cache_key():
             return lowered.compile()
 
     def _split(
@@ -76,17 +76,17 @@ class Loss:
         return value, more
 
     def marks_in(self, path: str) -> list[tuple[str, bool]]:
-        """The marks of what an operator of the compiled program makes, from its path.
+        """Return the marks of the value that an instruction makes, from the instruction's path.
 
-        With each, whether it is made by many operators (a region, a call), of which the last
-        makes the value.
+        With each, whether many instructions make it (those of a region or a call), the last of
+        which makes the value.
         """
         found = (int(p) for p in re.findall(rf"{_MARK_SCOPE}(\d+)_", path))
         return [(self._marks[p], bool(inner_programs(self.program.eqns[p]))) for p in found]
 
     @cached_property
     def _marks(self) -> Mapping[int, str]:
-        """The mark of each equation that makes a marked value, by the equation's position."""
+        """The mark of each live equation that makes a marked value, by the equation's position."""
         names = self.program.names.items()
         found = {self.program.producer[var]: name for var, name in names}
         return {p: name for p, name in found.items() if p != INPUT and self._live[p]}
@@ -96,15 +96,16 @@ class Loss:
         return self.program.live()
 
     def _under_marks(self, *inputs: Any) -> list[Any]:
+        """Run the program with a name scope around each equation that makes a marked value."""
         program = self.program
         values = dict(zip(program.jaxpr.invars, inputs, strict=True))
         start = 0
         for end in [*sorted(self._marks), len(program.eqns)]:
-            # What nothing depends on is left out: the rest does not hand values on to it.
+            # Dead equations are left out: live ones do not make the values that they read.
             live = [p for p in range(start, end) if self._live[p]]
             self._run(live, nullcontext(), values)
             if end in self._marks:
-                # A number, because a mark may hold what parts the names of scopes.
+                # A number, because a mark may contain the separator of name scopes.
                 self._run([end], jax.named_scope(f"{_MARK_SCOPE}{end}_"), values)
             start = end + 1
         return program.results(values)
@@ -125,34 +126,41 @@ def loss_of(
     has_aux: bool,
     who: str,
 ) -> Loss:
-    """Trace a function; errors speak for `who`. Nothing is run.
+    """Trace a loss function; nothing is run, and Python calls `fn` once.
 
-    Of the arguments `argnums` every floating leaf moves. JAX arrays, shapes and NumPy's arrays are
-    inputs of the program; all else stays what it is.
+    JAX arrays, shapes and NumPy arrays are inputs of the program; other leaves are passed to the
+    function as they are.
+
+    Args:
+        fn: The function.
+        args: Its positional arguments.
+        argnums: The arguments that are differentiated: every floating leaf of them.
+        has_aux: Whether it returns a pair (loss, aux).
+        who: The public function, for errors.
     """
-    apart = arguments_of(fn, args, argnums, who)
-    perturbed = apart.of(apart.perturbed)
-    others = [i for i in apart.arrays if i not in apart.perturbed]
-    order = [*apart.perturbed, *others]
+    arguments = arguments_of(fn, args, argnums, who)
+    perturbed = arguments.of(arguments.perturbed)
+    others = [i for i in arguments.arrays if i not in arguments.perturbed]
+    order = [*arguments.perturbed, *others]
 
     def flat(*arrays: Any) -> list[Any]:
-        out = call_checked(fn, apart.filled(arrays, order), {}, who)
-        value, more = apart.result(out, has_aux)
+        out = call_checked(fn, arguments.filled(arrays, order), {}, who)
+        value, more = arguments.result(out, has_aux)
         return [value, *more]
 
-    rest = apart.of(others)
+    rest = arguments.of(others)
     traced = trace_program(flat, (*perturbed, *rest), {})
     constants = traced.inputs[: len(traced.inputs) - len(order)]
-    return Loss(traced.program, constants, perturbed, rest, apart.name)
+    return Loss(traced.program, constants, perturbed, rest, arguments.name)
 
 
 @contextmanager
-def _names_in_cache_keys() -> Iterator[None]:
-    """Compile programs apart that differ in their name scopes alone.
+def _name_scopes_in_cache_key() -> Iterator[None]:
+    """Make JAX's compilation cache tell programs apart that differ in their name scopes alone.
 
-    JAX's cache of compiled programs (`jax_compilation_cache_dir`) takes them for one, and would
-    hand out another function's marks. The option is that of the whole process: threads take turns,
-    so that each finds the user's own value and puts it back.
+    Such programs share a key in the cache (`jax_compilation_cache_dir`), so that one would be
+    returned with the marks of the other. The option belongs to the whole process: a lock makes
+    each thread read the user's value and restore it.
     """
     option = "jax_compilation_cache_include_metadata_in_key"
     with _COMPILING:

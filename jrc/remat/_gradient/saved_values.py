@@ -1,4 +1,4 @@
-"""What a gradient keeps from the forward pass, value by value."""
+"""List the values that a gradient saves in the forward pass."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -11,18 +11,18 @@ from jrc.remat._gradient.loss import Loss
 
 @dataclasses.dataclass(frozen=True)
 class SavedValue:
-    """One value that is kept for the backward pass.
+    """One value that is saved for the backward pass.
 
     Attributes:
-        bytes: Of all of it together; inside `shard_map` on one device.
-        shape: Shape, in a loop that of one step.
-        dtype: Name of the type of its entries.
+        bytes: Its bytes, those of all loop steps together; inside `shard_map` on one device.
+        shape: Its shape; in a loop that of one step.
+        dtype: The name of its dtype.
         primitive: The operator that makes it.
-        mark: Its name, if it was marked.
+        mark: The name of its mark, if it has one.
         place: The source line, `net.py:31`.
-        times: How many of it are kept: the length of the loops around it.
-        origin: The constructs inside of which it is made, outermost first.
-        memory: Where it is kept: `"device"`, or the memory that it was offloaded to.
+        times: How many of it are saved: the number of steps of the loops around it.
+        origin: The constructs that it is made inside of, outermost first.
+        memory: The memory that it is saved in: `"device"`, or where it was offloaded to.
     """
 
     bytes: int
@@ -37,35 +37,37 @@ class SavedValue:
 
 
 def saved_values(loss: Loss) -> tuple[SavedValue, ...]:
-    """What the derivative keeps besides what it is given, in the order of the program.
+    """Return the values that the derivative saves, in program order.
 
-    A value that is kept under several names, or in several shapes, counts once. What the function
-    is given, or closes over, is there anyway.
+    A value that is saved under several names, or in several shapes, counts once. Arguments of the
+    function, and arrays that it closes over, do not count: they stay in memory anyway. JAX traces
+    the program of `loss` once more; Python does not call the user's function.
     """
-    jaxpr = jax.make_jaxpr(loss.pullback)(loss.perturbed, loss.rest)
+    jaxpr = jax.make_jaxpr(loss.residuals)(loss.perturbed, loss.rest)
     scope = Scope(jaxpr)
     found: dict[object, tuple[Origin, str]] = {}
     position = {var: i for i, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
-    kept = dict.fromkeys(filter(is_variable, jaxpr.outvars))
-    for var in sorted(kept, key=lambda var: position.get(scope.unviewed(var), -1)):
+    saved = dict.fromkeys(filter(is_variable, jaxpr.outvars))
+    for var in sorted(saved, key=lambda var: position.get(scope.unviewed(var), -1)):
         origin = origin_of(scope, var)
         if origin.eqn is not None:
             found.setdefault(origin.key, (origin, _memory(var)))
-    return tuple(_described(origin, memory) for origin, memory in found.values())
+    return tuple(_saved_value(origin, memory) for origin, memory in found.values())
 
 
 def total_bytes(values: Iterable[SavedValue]) -> int:
-    """Bytes of those that are kept on the device."""
+    """Return the bytes of the values that are saved on the device."""
     return sum(value.bytes for value in values if value.memory == "device")
 
 
 def _memory(var: object) -> str:
+    """Return the memory kind of a variable; JAX calls pinned host memory `Host` in its type."""
     space = getattr(getattr(var, "aval", None), "memory_space", None)
     name = str(getattr(space, "name", space or "device")).lower()
     return "pinned_host" if name == "host" else name
 
 
-def _described(origin: Origin, memory: str) -> SavedValue:
+def _saved_value(origin: Origin, memory: str) -> SavedValue:
     return SavedValue(
         bytes=origin.bytes,
         shape=tuple(int(n) for n in getattr(origin.aval, "shape", ())),

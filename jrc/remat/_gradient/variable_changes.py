@@ -1,7 +1,7 @@
-"""What a function changes in flax nnx modules that it is given: counts of keys, running means.
+"""Return and write changes of flax nnx variables in arguments: key counts, running means.
 
-A program has results and no effects, so the new values are results of it, which are then written
-where they belong.
+A jaxpr has no side effects on Python objects, so the new values become results of the program, and
+are written to the variables after it ran.
 """
 
 import sys
@@ -14,7 +14,16 @@ Changes = Mapping[int, list[Any]]
 
 
 def with_changes(fn: Callable[..., Any], name: str, who: str) -> Callable[..., Any]:
-    """The function, returning also the new leaves of every variable that it changed, by number."""
+    """Return a function that also returns the new leaves of every variable that `fn` changes.
+
+    Args:
+        fn: The function.
+        name: Its name, for the error.
+        who: The public function, for the error.
+
+    Raises:
+        ValueError: When called, if `fn` adds or removes variables of its arguments.
+    """
 
     def changing(*args: Any, **kwargs: Any) -> tuple[Any, dict[int, list[Any]]]:
         before = [jax.tree.leaves(each) for each in _variables((args, kwargs))]
@@ -22,9 +31,9 @@ def with_changes(fn: Callable[..., Any], name: str, who: str) -> Callable[..., A
         after = [jax.tree.leaves(each) for each in _variables((args, kwargs))]
         if [len(old) for old in before] != [len(new) for new in after]:
             raise ValueError(
-                f"{who}: `{name}` adds variables to a flax nnx module that it is given, or takes "
-                "some away; a plan can change those that are there. Add them before, or take the "
-                "module apart with nnx.split and return what is new."
+                f"{who}: `{name}` must not add or remove variables of a flax nnx module among its "
+                f"arguments, got {len(before)} before the call and {len(after)} after it. Add them "
+                "before planning, or call nnx.split and return the new state."
             )
         pairs = enumerate(zip(before, after, strict=True))
         return out, {i: new for i, (old, new) in pairs if not _same(old, new)}
@@ -33,21 +42,26 @@ def with_changes(fn: Callable[..., Any], name: str, who: str) -> Callable[..., A
 
 
 def write_changes(args: Any, changes: Changes, name: str, who: str) -> None:
-    """Write new leaves of variables into those of the arguments."""
+    """Write new leaves of variables into the arguments' variables.
+
+    Raises:
+        ValueError: If a changed variable occurs twice in the arguments.
+    """
     variables = _variables(args) if changes else []
-    numbers = [id(each) for each in variables]
+    ids = [id(each) for each in variables]
     for i, leaves in changes.items():
-        if numbers.count(numbers[i]) > 1:
+        if ids.count(ids[i]) > 1:
             raise ValueError(
-                f"{who}: `{name}` changes a {type(variables[i]).__name__} that two modules share; "
-                "a plan sees it as two. Give each its own, or take the module apart with nnx.split."
+                f"{who}: `{name}` must not change a variable that two modules share, got a "
+                f"{type(variables[i]).__name__}, which a plan sees twice. Give each module its "
+                "own, or call nnx.split and return the new state."
             )
         new = jax.tree.unflatten(jax.tree.structure(variables[i]), leaves)
         variables[i].set_value(new.get_value())
 
 
 def _variables(tree: Any) -> list[Any]:
-    """The variables of nnx in a tree; none can be where it was not imported."""
+    """Return the nnx variables of a tree; there are none if nnx was never imported."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return []

@@ -1,11 +1,12 @@
 """Live bytes along a compiled program's schedule.
 
-Every instruction makes buffers, and a buffer is freed behind its last reader. What renames or
-regroups buffers makes none, a loop's state stays where it is, and an elementwise operator writes
-over an operand that nobody else will read, as in XLA's own assignment of buffers.
+An instruction allocates buffers for its result, and a buffer is freed after its last reader. An
+instruction that renames or regroups buffers allocates none, a loop updates its state in place, and
+an elementwise instruction writes over an operand that nothing else reads later. These are the rules
+of XLA's own buffer assignment; `hlo_opcodes` has them for each opcode.
 
->>> from jrc.remat._report.hlo import read
->>> live_bytes(read('''
+>>> from jrc.remat._report.hlo import parse_hlo
+>>> live_bytes(parse_hlo('''
 ... ENTRY %main (x: f32[4]) -> f32[4] {
 ...   %x = f32[4]{0} parameter(0)
 ...   %y = f32[8]{0} custom-call(%x)
@@ -16,75 +17,78 @@ over an operand that nobody else will read, as in XLA's own assignment of buffer
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
 from jrc.remat._report.hlo import Computation, Instruction, Module
-
-_SAME = frozenset({"bitcast", "optimization-barrier", "copy-done", "add-dependency", "domain"})
-_REGROUP = frozenset({"tuple", "get-tuple-element", *_SAME})
-_GIVEN = frozenset({"parameter", "constant", "partition-id", "replica-id", "after-all"})
-_WITH_INSIDE = frozenset({"while", "conditional", "call", "async-start"})
-# Where an operand may be written over, although the operator is not elementwise.
-_IN_PLACE = frozenset({"dynamic-update-slice", "scatter", "sort", "all-reduce"})
-_NOT_ELEMENTWISE = frozenset(
-    "broadcast reshape transpose slice dynamic-slice gather pad concatenate reverse iota reduce "
-    "dot convolution reduce-window select-and-scatter fft triangular-solve cholesky custom-call "
-    "rng rng-bit-generator conditional call copy copy-start all-gather all-to-all reduce-scatter "
-    "collective-permute topk async-start dynamic-reshape".split()
-)
+from jrc.remat._report.hlo_opcodes import Overwrites, opcode_facts
 
 
 def live_bytes(module: Module) -> list[int]:
-    """Bytes of temporaries and results while each instruction of the program runs."""
+    """Return the bytes of temporaries and results while each instruction of the program runs."""
     return _Schedule(module).curve(module.entry, "entry")
 
 
 @dataclasses.dataclass
 class _Buffer:
-    """Bytes, the first and the last instruction that need them, and who counts them."""
+    """A buffer of a computation.
+
+    Attributes:
+        size: Its bytes.
+        start: The position of the instruction that allocates it.
+        last: The position of the last instruction that reads it.
+        is_external: Whether something else allocates it: the caller, or the program's loader.
+        reuses: The buffer that it is written over.
+    """
 
     size: int
     start: int
     last: int
-    is_given: bool
-    over: "_Buffer | None" = None
+    is_external: bool
+    reuses: "_Buffer | None" = None
 
     @property
-    def whole(self) -> "_Buffer":
-        """The buffer that this one was written over, if there is one."""
-        return self if self.over is None else self.over.whole
+    def allocation(self) -> "_Buffer":
+        """The buffer whose memory this one has: its own, or that of the one it is written over."""
+        return self if self.reuses is None else self.reuses.allocation
 
 
 class _Schedule:
-    """The computations of a program, each looked at once."""
+    """The memory curves of a program's computations; each peak is computed once."""
 
     def __init__(self, module: Module):
         self.module = module
         self.peaks: dict[str, int] = {}
 
     def curve(self, computation: Computation, role: str) -> list[int]:
-        """Live bytes at each instruction; only those that the computation makes for itself."""
-        buffers, values = _made(computation, role)
+        """Return the live bytes at each instruction, of buffers that the computation allocates.
+
+        Args:
+            computation: The computation.
+            role: The opcode of the instruction that runs it, or `"entry"`.
+        """
+        buffers, values = _allocate(computation)
         _write_over(self.module, computation, buffers, values, role)
         if role != "entry":
-            # The caller has room for what is returned.
+            # The caller allocates what a computation returns.
             for buffer in _leaves(values[computation.root.name]):
-                buffer.whole.is_given = True
+                buffer.allocation.is_external = True
         end = len(computation.instructions)
         changes = [0] * (end + 1)
         for buffer in buffers:
-            if buffer.over is None and not buffer.is_given:
+            if buffer.reuses is None and not buffer.is_external:
                 changes[buffer.start] += buffer.size
                 changes[min(buffer.last, end - 1) + 1] -= buffer.size
         inside = map(self._inside, computation.instructions)
         return [level + more for level, more in zip(accumulate(changes[:end]), inside, strict=True)]
 
     def _inside(self, each: Instruction) -> int:
-        """The most that an instruction's own computations need at once."""
-        names = each.call_checked.values() if each.opcode in _WITH_INSIDE else ()
-        known = (n for group in names for n in group if n in self.module.computations)
+        """Return the largest peak of the computations that an instruction runs."""
+        if not opcode_facts(each.opcode).runs_computations:
+            return 0
+        known = (n for names in each.called.values() for n in names)
+        known = (n for n in known if n in self.module.computations)
         return max((self._peak(name, each.opcode) for name in known), default=0)
 
     def _peak(self, name: str, role: str) -> int:
@@ -93,21 +97,22 @@ class _Schedule:
         return self.peaks[name]
 
 
-def _made(computation: Computation, role: str) -> tuple[list[_Buffer], dict[str, Any]]:
-    """All buffers, and of each instruction those of its result, in the result's shape."""
+def _allocate(computation: Computation) -> tuple[list[_Buffer], dict[str, Any]]:
+    """Return all buffers, and those of each instruction's result in the result's structure."""
     buffers: list[_Buffer] = []
     values: dict[str, Any] = {}
 
-    def new(shape: Any, i: int, is_given: bool) -> Any:
+    def new(shape: Any, i: int, is_external: bool) -> Any:
         if isinstance(shape, tuple):
-            return tuple(new(part, i, is_given) for part in shape)
-        buffers.append(_Buffer(shape, i, i, is_given))
+            return tuple(new(part, i, is_external) for part in shape)
+        buffers.append(_Buffer(shape, i, i, is_external))
         return buffers[-1]
 
     for i, each in enumerate(computation.instructions):
+        facts = opcode_facts(each.opcode)
         operands = [values[name] for name in each.operands if name in values]
-        if each.opcode in _REGROUP and operands:
-            values[each.name] = _regrouped(each, operands)
+        if facts.forwards_operands and operands:
+            values[each.name] = _forwarded(each, operands)
             continue
         for buffer in _leaves(operands):
             buffer.last = i
@@ -116,13 +121,14 @@ def _made(computation: Computation, role: str) -> tuple[list[_Buffer], dict[str,
         elif each.opcode == "copy-start" and isinstance(each.shape, tuple):
             values[each.name] = (new(each.shape[0], i, False), operands[0])
         else:
-            values[each.name] = new(each.shape, i, each.opcode in _GIVEN)
+            values[each.name] = new(each.shape, i, facts.is_preallocated)
     for buffer in _leaves(values[computation.root.name]):
         buffer.last = len(computation.instructions)
     return buffers, values
 
 
-def _regrouped(each: Instruction, operands: list[Any]) -> Any:
+def _forwarded(each: Instruction, operands: list[Any]) -> Any:
+    """Return the operands' buffers in the structure of the instruction's result."""
     if each.opcode == "tuple":
         return tuple(operands)
     (first, *_) = operands
@@ -132,6 +138,7 @@ def _regrouped(each: Instruction, operands: list[Any]) -> Any:
 
 
 def _leaves(value: Any) -> Iterator[_Buffer]:
+    """Yield the buffers of a nested tuple."""
     if isinstance(value, _Buffer):
         yield value
         return
@@ -146,54 +153,53 @@ def _write_over(
     values: dict[str, Any],
     role: str,
 ) -> None:
-    """Let results take the place of operands that die there."""
-    # What a loop's body is given is its own to write to; other callers' buffers are not.
-    kept = ("constant",) if role == "while" else ("constant", "parameter")
+    """Let a result reuse the buffer of an operand that it reads last."""
+    # A loop's body may write over its own state; no computation writes over other parameters.
+    read_only = ("constant",) if role == "while" else ("constant", "parameter")
     fixed = {
         id(buffer)
         for each in computation.instructions
-        if each.opcode in kept
+        if each.opcode in read_only
         for buffer in _leaves(values[each.name])
     }
     for i, each in enumerate(computation.instructions):
-        made = values[each.name]
-        if each.opcode in (*_REGROUP, *_GIVEN, "while") or not isinstance(made, _Buffer):
+        result = values[each.name]
+        if not opcode_facts(each.opcode).allocates or each.opcode == "while":
+            continue
+        if not isinstance(result, _Buffer):
             continue
         for k, name in enumerate(each.operands):
-            old = values.get(name)
-            if not isinstance(old, _Buffer) or id(old.whole) in fixed:
+            operand = values.get(name)
+            if not isinstance(operand, _Buffer) or id(operand.allocation) in fixed:
                 continue
-            whole = old.whole
-            if whole.last == i and whole.size == made.size and _may_write(module, each, k):
-                made.over, whole.last = whole, made.last
+            old = operand.allocation
+            if old.last == i and old.size == result.size and _may_overwrite(module, each, k):
+                result.reuses, old.last = old, result.last
                 break
 
 
-def _may_write(module: Module, each: Instruction, k: int) -> bool:
+def _may_overwrite(module: Module, each: Instruction, k: int) -> bool:
+    """Return whether an instruction may write its result over operand `k`."""
     if each.opcode == "fusion":
-        fused = [module.computations[name] for name in each.call_checked.get("calls", ())]
+        fused = [module.computations[name] for name in each.called.get("calls", ())]
         return bool(fused) and _is_elementwise(fused[0], k)
-    if each.opcode in _IN_PLACE:
-        return k == 0
-    return each.opcode not in _NOT_ELEMENTWISE
+    overwrites = opcode_facts(each.opcode).overwrites
+    return overwrites is Overwrites.ANY or (overwrites is Overwrites.FIRST and k == 0)
 
 
 def _is_elementwise(fused: Computation, k: int) -> bool:
-    """Whether all that is made of operand `k` is made entry by entry, or written into it."""
-    reached: Collection[str] = {
+    """Return whether all values made from operand `k` are elementwise, or written into it."""
+    reached = {
         each.name
         for each in fused.instructions
         if each.opcode == "parameter" and each.parameter == k
     }
-    reached = set(reached)
     for each in fused.instructions:
         reads = [n for n, name in enumerate(each.operands) if name in reached]
         if not reads:
             continue
-        if each.opcode in _IN_PLACE:
-            if reads != [0]:
-                return False
-        elif each.opcode in _NOT_ELEMENTWISE or each.opcode == "fusion":
+        overwrites = opcode_facts(each.opcode).overwrites
+        if overwrites is Overwrites.NONE or (overwrites is Overwrites.FIRST and reads != [0]):
             return False
         reached.add(each.name)
     return fused.root.name in reached

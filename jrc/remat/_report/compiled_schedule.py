@@ -1,4 +1,4 @@
-"""What a compiled gradient says of itself: live bytes as it runs, and its collectives."""
+"""Live bytes and collectives of a compiled gradient, read from its scheduled HLO text."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,19 +7,8 @@ from typing import Any
 from jrc.remat._gradient.loss import Loss
 from jrc.remat._region.rerun_scope import is_rerun_path
 from jrc.remat._report.buffer_liveness import live_bytes
-from jrc.remat._report.hlo import Instruction, Module
-
-_COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
-# What moves no bytes is no point of the curve.
-_SILENT = frozenset("parameter constant tuple get-tuple-element bitcast after-all".split())
+from jrc.remat._report.hlo import Computation, Instruction, Module
+from jrc.remat._report.hlo_opcodes import opcode_facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +16,9 @@ class LivePoint:
     """One instruction of the compiled program.
 
     Attributes:
-        bytes: Temporaries that live while it runs, and results made so far.
+        bytes: Temporaries that are live while it runs, and results made so far.
         phase: `"forward"` or `"backward"`.
-        mark: The marked value that is made here, if there is one.
+        mark: The name of the marked value that it makes, if there is one.
     """
 
     bytes: int
@@ -43,9 +32,9 @@ class Collective:
 
     Attributes:
         kind: XLA's name for it, such as `all-reduce`.
-        count: How often it runs, loops times their length.
-        bytes: Bytes of its results on one device, of all of them together.
-        rerun: How many of them run because a region is re-run.
+        count: How many run, one in a loop as often as the loop iterates.
+        bytes: Bytes of all their results on one device.
+        rerun: How many of them belong to recomputation.
     """
 
     kind: str
@@ -55,12 +44,12 @@ class Collective:
 
 
 def live_points(module: Module, loss: Loss) -> tuple[LivePoint, ...]:
-    """The live bytes along the schedule, with the marks where their values are made."""
+    """Return the live bytes along the schedule, with each mark where its value is made."""
     points, phase = [], "forward"
     made: dict[str, int] = {}
     pairs = zip(module.entry.instructions, live_bytes(module), strict=True)
     for each, level in pairs:
-        if each.opcode in _SILENT:
+        if not opcode_facts(each.opcode).allocates:
             continue
         if each.path:
             phase = "backward" if _is_backward(each.path) else "forward"
@@ -73,23 +62,23 @@ def live_points(module: Module, loss: Loss) -> tuple[LivePoint, ...]:
 
 
 def _marks_made(module: Module, each: Instruction, loss: Loss) -> Iterator[tuple[str, bool]]:
+    """Yield the marks of the values that an instruction makes, as `Loss.marks_in` does."""
     if _is_backward(each.path):
-        # A cheap operator may be fused once more into what reads its result.
+        # XLA also copies a cheap instruction into the fusion that reads its result.
         return
     for path in module.paths(each):
         for mark, is_late in () if _is_backward(path) else loss.marks_in(path):
-            # What a region shares with others (a mask) is fused into these as well.
+            # A value that a region shares with others (a mask) is fused into those too.
             if not is_late or path == each.path:
                 yield mark, is_late
 
 
 def collectives(module: Module) -> tuple[Collective, ...]:
-    """The collectives of a compiled program, those that automatic sharding put in too."""
+    """Return the collectives of a compiled program, those of automatic sharding included."""
     found: dict[str, list[int]] = {}
     for each, times in _all_instructions(module):
-        kind = each.opcode.removesuffix("-start")
-        if kind in _COLLECTIVES:
-            counts = found.setdefault(kind, [0, 0, 0])
+        if opcode_facts(each.opcode).is_collective:
+            counts = found.setdefault(each.opcode.removesuffix("-start"), [0, 0, 0])
             counts[0] += times
             counts[1] += times * _result_bytes(each)
             counts[2] += times * is_rerun_path(each.path)
@@ -102,20 +91,20 @@ def _is_backward(path: str) -> bool:
 
 
 def _all_instructions(module: Module) -> Iterator[tuple[Instruction, int]]:
-    """Every instruction that runs, with how often it does."""
+    """Yield every instruction that runs, with how often it does."""
 
-    def inner_function(computation: Any, times: int) -> Iterator[tuple[Instruction, int]]:
+    def visit(computation: Computation, times: int) -> Iterator[tuple[Instruction, int]]:
         for each in computation.instructions:
             yield each, times
-            if each.opcode in ("while", "conditional", "call", "async-start"):
-                for inner in module.call_checked(each):
-                    yield from inner_function(inner, times * each.trips)
+            if opcode_facts(each.opcode).runs_computations:
+                for inner in module.called(each):
+                    yield from visit(inner, times * each.trips)
 
-    return inner_function(module.entry, 1)
+    return visit(module.entry, 1)
 
 
 def _result_bytes(each: Instruction) -> int:
-    """Bytes of the result; what starts a collective returns its operand beside it."""
+    """Return the bytes of a result; what starts a collective also returns its operand."""
     shape = each.shape
     if each.opcode.endswith("-start") and isinstance(shape, tuple) and len(shape) > 1:
         shape = shape[1]
@@ -123,4 +112,5 @@ def _result_bytes(each: Instruction) -> int:
 
 
 def _sum(shape: Any) -> int:
+    """Return the bytes of all arrays of a shape."""
     return sum(map(_sum, shape)) if isinstance(shape, tuple) else shape

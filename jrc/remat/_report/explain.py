@@ -1,4 +1,4 @@
-"""What a gradient keeps, re-runs and needs, without running it."""
+"""`jrc.explain`: what a gradient saves, recomputes and needs, without running it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,17 +24,18 @@ def explain(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
 ) -> Report:
-    """Show what the gradient of a function keeps and runs again, and what it needs compiled.
+    """Report what the gradient of a function saves and recomputes, and what it needs compiled.
 
-    Nothing is run: the function is traced, and `jit(value_and_grad(fn))` is compiled.
+    Nothing is run. Python calls `fn` once, to trace it; JAX traces the program that comes of it
+    three more times (the gradient, the saved values, the compiled `jit(value_and_grad(fn))`).
 
     Args:
-        fn: Any differentiable function of pytrees that returns a scalar; unchanged, or already
-            under `jrc.recompute_segments`, `jax.checkpoint`, a plan.
+        fn: Any differentiable function of pytrees that returns a scalar, as it is or under
+            `jrc.recompute_segments`, `jax.checkpoint`, a plan.
         *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s, in any pytree, flax nnx modules
-            too. NumPy's arrays count as arrays; Python numbers, strings and the like stay what
+            too. NumPy arrays count as arrays; Python numbers, strings and the like are passed as
             they are.
-        argnums: Which arguments are differentiated; of these every floating leaf is.
+        argnums: Which arguments are differentiated: every floating leaf of them.
         has_aux: Whether `fn` returns a pair of the scalar and anything else.
 
     Returns:
@@ -42,7 +43,7 @@ def explain(
 
     Raises:
         TypeError: If `fn` is no function, does not return a scalar, or `argnums` is no position.
-        ValueError: If there is no such argument, or nothing floating in it.
+        ValueError: If there is no such argument, or it has no floating leaf.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -58,10 +59,10 @@ def explain(
         >>> lean.saved_bytes < report.saved_bytes, [(r.primitive, r.count) for r in lean.rerun]
         (True, [('dot_general', 2)])
 
-    Source: JAX's `print_saved_residuals`, with what the compiled program says beside it.
+    Source: JAX's `jax.ad_checkpoint.print_saved_residuals`, and XLA's `memory_analysis`.
     """
     check_flag(has_aux, "has_aux", "jrc.explain")
-    with collected_notices() as words:
+    with collected_notices() as notices:
         loss = loss_of(fn, args, argnums, has_aux, "jrc.explain")
     forward = loss.program.jaxpr
     traced = jax.make_jaxpr(loss.gradient)(loss.perturbed, loss.rest)
@@ -77,6 +78,6 @@ def explain(
         memory=memory_of(compiled),
         live=live_points(module, loss),
         collectives=collectives(module),
-        warnings=(*words, *warnings_of(forward, gradient, program, loss.name)),
+        warnings=(*notices, *warnings_of(forward, gradient, program, loss.name)),
         device=jax.local_devices()[0].device_kind,
     )

@@ -1,4 +1,4 @@
-"""Reading the text of a compiled program: instructions in the order in which they run.
+"""Parse the text of a compiled program into instructions, in the order in which they run.
 
 >>> text = '''
 ... ENTRY %main (x: f32[4]) -> f32[4] {
@@ -6,7 +6,7 @@
 ...   ROOT %y = f32[4]{0} sine(%x), metadata={op_name="jit(f)/jvp()/sin"}
 ... }
 ... '''
->>> module = read(text)
+>>> module = parse_hlo(text)
 >>> [(i.name, i.opcode, i.operands, i.shape) for i in module.entry.instructions][1]
 ('y', 'sine', ('x',), 16)
 """
@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from jrc.remat._report.hlo_opcodes import opcode_facts
+
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
@@ -26,7 +28,7 @@ _CALLED = re.compile(r"(calls|to_apply|body|condition|branch_computations|called
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
 
 Shape = Any
-"""Bytes of an array, or a tuple of shapes."""
+"""The bytes of an array, or a tuple of shapes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +36,15 @@ class Instruction:
     """One instruction of a compiled program.
 
     Attributes:
-        name: Its name, unlike any other in its computation.
-        opcode: What it does.
+        name: Its name, unique in its computation.
+        opcode: Its opcode, such as `fusion`.
         shape: Bytes of its result; a tuple for a result of several arrays.
-        operands: Names of what it reads.
+        operands: Names of its operands.
         inside: The text between its parentheses.
-        called: Names of the computations that it runs, by role.
-        path: Where the program's text made it: `jit(f)/jvp()/sin`.
-        attributes: All else that the text says of it.
-        is_root: Whether it is its computation's result.
+        called: Names of the computations that it runs, by role (`body`, `condition`, …).
+        path: The name scopes and the primitive that it comes from: `jit(f)/jvp()/sin`.
+        attributes: The text after its operands.
+        is_root: Whether its result is that of its computation.
     """
 
     name: str
@@ -50,26 +52,26 @@ class Instruction:
     shape: Shape
     operands: tuple[str, ...]
     inside: str
-    call_checked: Mapping[str, tuple[str, ...]]
+    called: Mapping[str, tuple[str, ...]]
     path: str
     attributes: str
     is_root: bool
 
     @property
     def parameter(self) -> int | None:
-        """Which of its computation's inputs this is, if it is one."""
+        """The number of the computation's input that it is, if it is one."""
         return int(self.inside) if self.opcode == "parameter" else None
 
     @property
     def trips(self) -> int:
-        """How often a loop's body runs, where the compiler knows; else 1."""
+        """The number of iterations of a loop where the compiler knows it, else 1."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.attributes)
         return int(found[1]) if found else 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Computation:
-    """Instructions that run together, in order."""
+    """A sequence of instructions, in the order in which they run."""
 
     instructions: tuple[Instruction, ...]
 
@@ -86,27 +88,27 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Module:
-    """A compiled program: its computations, the one it starts with apart."""
+    """A compiled program: its computations by name, and the entry computation."""
 
     computations: Mapping[str, Computation]
     entry: Computation
 
-    def call_checked(self, instruction: Instruction) -> Iterator[Computation]:
-        """The computations that an instruction runs."""
-        for names in instruction.call_checked.values():
+    def called(self, instruction: Instruction) -> Iterator[Computation]:
+        """Yield the computations that an instruction runs."""
+        for names in instruction.called.values():
             yield from (self.computations[name] for name in names if name in self.computations)
 
     def paths(self, instruction: Instruction) -> Iterator[str]:
-        """Where the instruction, and all that was fused into it, came from."""
+        """Yield the paths of an instruction and of all instructions that were fused into it."""
         yield instruction.path
-        if instruction.opcode in ("fusion", "call"):
-            for computation in self.call_checked(instruction):
+        if opcode_facts(instruction.opcode).is_merged:
+            for computation in self.called(instruction):
                 for each in computation.instructions:
                     yield from self.paths(each)
 
 
 def parse_hlo(text: str) -> Module:
-    """The program that `compiled.as_text()` prints."""
+    """Parse what `compiled.as_text()` prints."""
     computations: dict[str, Computation] = {}
     entry, name, lines = "", "", []
     for line in text.splitlines():
@@ -128,7 +130,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
     end = _closing("(" + rest) - 1
     inside, attributes = rest[:end], rest[end + 1 :]
     path = re.search(r'op_name="((?:[^"\\]|\\.)*)"', attributes)
-    call_checked = {
+    called = {
         role: tuple(re.findall(r"[\w.\-]+", names)) for role, names in _CALLED.findall(attributes)
     }
     return Instruction(
@@ -137,7 +139,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
         shape=_shape(shape),
         operands=tuple(re.findall(r"%([\w.\-]+)", inside)),
         inside=inside,
-        call_checked=call_checked,
+        called=called,
         path=path[1] if path else "",
         attributes=attributes,
         is_root=is_root,
@@ -145,7 +147,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
 
 
 def _closing(text: str) -> int:
-    """The position of the parenthesis that closes the first one."""
+    """Return the position of the parenthesis that closes the first one."""
     depth = 0
     for i, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -155,6 +157,7 @@ def _closing(text: str) -> int:
 
 
 def _shape(text: str) -> Shape:
+    """Return the bytes of each array of a shape: `(f32[2]{0}, s32[])` is `(8, 4)`."""
     text = re.sub(r"/\*.*?\*/", "", text).strip()
     if not text.startswith("("):
         found = _ARRAY.match(text)
@@ -163,7 +166,7 @@ def _shape(text: str) -> Shape:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What commas outside of all brackets part."""
+    """Split text at the commas outside of all brackets."""
     depth = start = 0
     for i, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -175,6 +178,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _bytes(dtype: str, dimensions: str) -> int:
+    """Return the bytes of an array; the digits of a type's name are its bits: `s4`, `f8e4m3fn`."""
     bits = _BITS.get(dtype)
     if bits is None:
         number = re.search(r"\d+", dtype)

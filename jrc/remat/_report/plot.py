@@ -1,4 +1,4 @@
-"""The figure: live bytes along the compiled program, the forward and the backward pass apart."""
+"""The figure of `Report.plot`: live bytes along the compiled program, forward and backward."""
 
 import dataclasses
 import io
@@ -7,22 +7,22 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jrc.remat._report.report import Report, check_names, check_reports
+from jrc.remat._report.report_data import ReportData, check_names, check_reports
 
 _MIB = 2**20
 _COLOURS = ("#c44e52", "#4c72b0", "#55a868", "#8172b2", "#ccb974", "#64b5cd")
 _GREY = "#5a5a5a"
-# Letters of marks' names that fit below one pass.
-_ROOM = 56
+# Letters of marks' names that fit below the axis.
+_MAX_LETTERS = 56
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One report as it is drawn.
+    """The points of one report's curve.
 
     Attributes:
-        x: Where each instruction stands: the forward pass from 0 to 1, the backward from 1 to 2.
-        y: MiB that live while it runs.
+        x: The position of each instruction: forward pass from 0 to 1, backward pass from 1 to 2.
+        y: Live MiB while it runs.
         marks: `(x, y, name)` of each marked value.
         peak: `(x, y)` of the highest point.
     """
@@ -33,13 +33,13 @@ class Curve:
     peak: tuple[float, float]
 
 
-def curve_of(report: Report) -> Curve:
-    """What is drawn of a report."""
+def curve_of(report: ReportData) -> Curve:
+    """Return the curve of a report."""
     points = report.live
-    turn = turning_point([point.phase for point in points])
-    behind = max(len(points) - turn, 1)
+    start = backward_start([point.phase for point in points])
+    rest = max(len(points) - start, 1)
     x = tuple(
-        (i + 0.5) / turn if i < turn else 1 + (i - turn + 0.5) / behind for i in range(len(points))
+        (i + 0.5) / start if i < start else 1 + (i - start + 0.5) / rest for i in range(len(points))
     )
     y = tuple(point.bytes / _MIB for point in points)
     marks = tuple(
@@ -49,10 +49,11 @@ def curve_of(report: Report) -> Curve:
     return Curve(x, y, marks, (x[highest], y[highest]) if y else (0.0, 0.0))
 
 
-def turning_point(phases: Sequence[str]) -> int:
-    """Where the backward pass begins, so that the fewest instructions stand on the wrong side.
+def backward_start(phases: Sequence[str]) -> int:
+    """Return the position at which the backward pass begins.
 
-    The compiler moves single operators over that line.
+    XLA schedules some instructions of one pass inside the other: the position is the one with the
+    fewest of them on the wrong side.
     """
     wrong = fewest = phases.count("forward")
     best = 0
@@ -64,17 +65,17 @@ def turning_point(phases: Sequence[str]) -> int:
 
 
 def plot_reports(
-    path: str | pathlib.Path, reports: Sequence[Report], names: Sequence[str] | None
+    path: str | pathlib.Path, reports: Sequence[ReportData], names: Sequence[str] | None
 ) -> None:
-    """Draw reports into one picture; see `Report.plot`."""
+    """Draw reports into one figure and write it; see `jrc.Report.plot`."""
     who = "jrc.Report.plot"
-    ending = check_picture(path, who)
+    suffix = check_picture(path, who)
     check_reports(reports, who)
     names = [report.name for report in reports] if names is None else check_names(names, who)
     if len(names) != len(reports):
         raise ValueError(
-            f"{who}: one name for each of the {len(reports)} reports; got {names!r}. Leave names "
-            "out to take the functions' own."
+            f"{who}: names must be one for each of the {len(reports)} reports, got {names!r}. "
+            "Leave names out to take the functions' own."
         )
     figure = _figure(who)
     axes = figure.subplots()
@@ -85,48 +86,57 @@ def plot_reports(
         _draw(axes, curve, name, _COLOURS[i % len(_COLOURS)])
     _name_marks(axes, curves[0])
     axes.legend(loc="upper left", frameon=False, fontsize=9, bbox_to_anchor=(0.0, 0.93))
-    # Drawn before the file is opened: what stands there stays if drawing fails.
+    # Drawn before the file is opened: an existing file stays as it is if drawing fails.
     picture = io.BytesIO()
-    figure.savefig(picture, dpi=200, format=ending)
+    figure.savefig(picture, dpi=200, format=suffix)
     pathlib.Path(path).write_bytes(picture.getvalue())
 
 
 def check_picture(path: object, who: str) -> str:
-    """Whether a picture can be written there, before it is drawn; its format.
+    """Return the format of a figure, after checking that it can be written to this path.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        TypeError: If the path is none.
-        ValueError: If its ending says no format that matplotlib draws.
+        TypeError: If `path` is no path.
+        ValueError: If its suffix is no format that matplotlib writes.
         OSError: If there is no such folder, or it cannot be written to.
     """
     known = _figure(who).canvas.get_supported_filetypes()
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
-            f"{who}: a path is text or a pathlib.Path; got {type(path).__name__}. Write "
+            f"{who}: path must be text or a pathlib.Path, got {type(path).__name__}. Write "
             "'memory.png'."
         )
-    ending = pathlib.Path(path).suffix[1:].lower()
-    if ending not in known:
+    suffix = pathlib.Path(path).suffix[1:].lower()
+    if suffix not in known:
         raise ValueError(
-            f"{who}: a picture's ending says its format, one of .{', .'.join(sorted(known))}; got "
-            f"{str(path)!r}."
+            f"{who}: path must end in a format, one of .{', .'.join(sorted(known))}, got "
+            f"{str(path)!r}. Write 'memory.png'."
         )
     check_writable(path, who)
-    return ending
+    return suffix
 
 
 def check_writable(path: str | os.PathLike[str], who: str) -> None:
-    """Raise the `OSError` that writing a file would, with the way out, and write nothing."""
+    """Raise the `OSError` that writing this file would raise; nothing is written.
+
+    Raises:
+        OSError: If `path` is a folder, or in none, or may not be written.
+    """
     path = pathlib.Path(path)
     if path.is_dir():
-        raise IsADirectoryError(f"{who}: {str(path)!r} is a folder; give the path of a file.")
+        raise IsADirectoryError(
+            f"{who}: path must be a file, got the folder {str(path)!r}. Add a file name."
+        )
     if not path.parent.is_dir():
         raise FileNotFoundError(
-            f"{who}: there is no folder {str(path.parent)!r} for {path.name!r}; make it first."
+            f"{who}: path must be in a folder that exists, got {str(path)!r}. Make "
+            f"{str(path.parent)!r} first."
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(f"{who}: {str(path)!r} must not be written; choose another place.")
+        raise PermissionError(
+            f"{who}: path must be writable, got {str(path)!r}. Choose another folder."
+        )
 
 
 def _figure(who: str) -> Any:
@@ -134,7 +144,7 @@ def _figure(who: str) -> Any:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError(
-            f"{who}: drawing needs matplotlib; install it with pip install 'jrc[plot]'."
+            f"{who}: matplotlib must be installed. Run pip install 'jrc[plot]'."
         ) from None
     return Figure(figsize=(7.2, 3.6), layout="constrained")
 
@@ -165,7 +175,7 @@ def _draw(axes: Any, curve: Curve, name: str, colour: str) -> None:
                   markeredgewidth=0.5, zorder=4)  # fmt: skip
     x, y = curve.peak
     axes.plot([x], [y], "v", color=colour, markersize=5, zorder=5)
-    # At the edges the words stand beside the point, so that they stay inside of the picture.
+    # At the edges the text is beside the point, so that it stays inside of the figure.
     side = "left" if x < 0.2 else "right" if x > 1.8 else "center"
     text = axes.annotate(
         f"{y:,.0f} MiB" if y >= 10 else f"{y:,.2f} MiB", (x, y), xytext=(0, 6),
@@ -176,11 +186,11 @@ def _draw(axes: Any, curve: Curve, name: str, colour: str) -> None:
 
 
 def _name_marks(axes: Any, curve: Curve) -> None:
-    """The first report's marks at the foot of the picture, with as many names as there is room."""
+    """Draw the first report's marks below the axis, with as many names as fit."""
     for x, y, _ in curve.marks:
         axes.plot([x, x], [0, y], color=_GREY, linewidth=0.4, linestyle=":", zorder=1)
-    widest_equation = max((len(name) for *_, name in curve.marks), default=1)
-    stride = -(-len(curve.marks) * widest_equation // _ROOM) or 1
-    names_in = curve.marks[::stride]
-    axes.set_xticks([x for x, *_ in names_in], [name for *_, name in names_in], fontsize=6.5)
+    longest = max((len(name) for *_, name in curve.marks), default=1)
+    stride = -(-len(curve.marks) * longest // _MAX_LETTERS) or 1
+    named = curve.marks[::stride]
+    axes.set_xticks([x for x, *_ in named], [name for *_, name in named], fontsize=6.5)
     axes.tick_params(axis="x", length=2.5, color=_GREY, labelcolor=_GREY)

@@ -1,4 +1,4 @@
-"""What a gradient runs a second time, counted operator by operator."""
+"""Count what a gradient recomputes, operator by operator."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -19,17 +19,17 @@ from jrc._jaxpr import (
 )
 from jrc.remat._region.rerun_scope import is_rerun
 
-# What only names or annotates a value, or stands between two runs.
+# Equations that name or annotate a value, barriers included, are no work.
 _NO_WORK = (View.NAME, View.ANNOTATION)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rerun:
-    """One kind of operator that is run again.
+    """One kind of operator that is recomputed.
 
     Attributes:
         primitive: The operator.
-        count: How often it is run again, loops times their length.
+        count: How often it is recomputed, loops times their length.
         flops: Floating-point operations of all of them.
     """
 
@@ -39,20 +39,24 @@ class Rerun:
 
 
 def reruns(forward: Any, gradient: Sequence[LiveEquation]) -> tuple[Rerun, ...]:
-    """What the live equations of a gradient run a second time, the dearest operators first.
+    """Return what the live equations of a gradient recompute, the most FLOPs first.
 
-    What a derivative adds (the cosine of a sine) runs once, late instead of early: only operators
-    that the forward program has count.
+    Only operators of the forward program count. What a derivative adds (the cosine of a sine) runs
+    once with and without recomputation: in the forward pass, or late.
+
+    Args:
+        forward: The function's program.
+        gradient: The live equations of its value and gradient.
     """
-    known = [eqn for eqn, _ in walk(forward)]
-    moments = {trace_id(eqn) for eqn in known}
-    first = {(trace_id(eqn), *_kind(eqn)) for eqn in known}
-    first |= {(place(eqn), *_kind(eqn)) for eqn in known}
+    originals = [eqn for eqn, _ in walk(forward)]
+    trace_ids = {trace_id(eqn) for eqn in originals}
+    known = {(trace_id(eqn), *_kind(eqn)) for eqn in originals}
+    known |= {(place(eqn), *_kind(eqn)) for eqn in originals}
     counts: dict[str, list[int]] = {}
     for node, times in _leaves(gradient, 1, False):
-        # A derivative rule writes the operator anew: then the line must do.
-        at = trace_id(node.eqn) if trace_id(node.eqn) in moments else place(node.eqn)
-        if (at, *_kind(node.eqn)) in first and facts_of(node.eqn).view not in _NO_WORK:
+        # A derivative rule traces the operator a second time: then the source line identifies it.
+        at = trace_id(node.eqn) if trace_id(node.eqn) in trace_ids else place(node.eqn)
+        if (at, *_kind(node.eqn)) in known and facts_of(node.eqn).view not in _NO_WORK:
             both = counts.setdefault(primitive_name(node.eqn), [0, 0])
             both[0] += times
             both[1] += times * equation_flops(node.eqn)
@@ -61,18 +65,18 @@ def reruns(forward: Any, gradient: Sequence[LiveEquation]) -> tuple[Rerun, ...]:
 
 
 def _kind(eqn: Any) -> tuple[Any, ...]:
-    """What an operator and its re-run have in common."""
+    """Return what an operator and its recomputation have in common."""
     sizes = tuple(getattr(var.aval, "shape", ()) for var in eqn.outvars)
     constants = tuple(not is_variable(atom) for atom in eqn.invars)
     return primitive_name(eqn), sizes, constants, str(eqn.params.get("y", ""))
 
 
 def _leaves(
-    program: Sequence[LiveEquation], times: int, again: bool
+    program: Sequence[LiveEquation], times: int, in_rerun: bool
 ) -> Iterator[tuple[LiveEquation, int]]:
-    """The equations without programs inside that run again, with how often they do."""
+    """Yield the recomputed equations without programs inside, with how often each runs."""
     for node in program:
-        here = again or is_rerun(node.eqn)
+        here = in_rerun or is_rerun(node.eqn)
         parts = node.inside
         if primitive_name(node.eqn) == "cond":
             parts = (max(parts, key=live_flops, default=()),)

@@ -1,24 +1,24 @@
-"""A report, and two side by side, as text for a terminal of 110 columns."""
+"""Reports as text for a terminal of 110 columns: one, and two side by side."""
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jrc._text import flops_text, memory_text, table_text
 from jrc.remat._gradient.saved_values import SavedValue
-from jrc.remat._report.report import Report, check_names, check_reports
+from jrc.remat._report.report_data import ReportData, check_names, check_reports
 
 _WIDTH = 108
-# How many rows of values there are at most, and the share of the smallest one.
-_ROWS = 14
-_LEAST = 0.005
-_OPERATORS = 6
-_LINES = 8
-_SHORT = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c"}
+# The most rows of saved values, and the smallest share of all bytes that has a row of its own.
+_MAX_ROWS = 14
+_MIN_SHARE = 0.005
+_MAX_OPERATORS = 6
+_MAX_LINES = 8
+_SHORT_DTYPES = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c"}
 
 
-def report_text(report: Report) -> str:
-    """The whole report as text."""
+def report_text(report: ReportData) -> str:
+    """Return a report as text."""
     memory = report.memory
     parts = [("arguments", memory.arguments), ("outputs", memory.outputs)]
     parts.append(("temporaries", memory.temporaries))
@@ -27,13 +27,13 @@ def report_text(report: Report) -> str:
     lines = [
         f"gradient of `{report.name}` on {report.device}",
         f"peak {memory_text(memory.peak)} = {total}{aliased}",
-        f"saved for the backward pass {memory_text(report.saved_bytes)}{_elsewhere(report)}, "
+        f"saved for the backward pass {memory_text(report.saved_bytes)}{_offloaded(report)}, "
         f"run again {flops_text(report.rerun_flops)} of {flops_text(report.flops)}"
         f" ({_share(report.rerun_flops, report.flops)})",
         *_saved_table(report),
-        *_marks(report),
+        *_mark_lines(report),
         *_rerun_table(report),
-        *_collectives(report),
+        *_collective_table(report),
     ]
     for warning in report.warnings:
         lines += textwrap.wrap(
@@ -42,13 +42,18 @@ def report_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def compare_text(report: Report, other: Report, names: Sequence[str]) -> str:
-    """Two reports side by side."""
+def compare_text(report: ReportData, other: ReportData, names: Sequence[str]) -> str:
+    """Return two reports side by side as text.
+
+    Raises:
+        TypeError: If `other` is no report, or `names` no list of strings.
+        ValueError: If there are not two names.
+    """
     who = "jrc.Report.compare"
     check_reports([other], who)
     if len(check_names(names, who)) != 2:
         raise ValueError(
-            f"{who}: names are two, one for each report; got {names!r}. Write "
+            f"{who}: names must be two, one for each report, got {names!r}. Write "
             "names=('before', 'after')."
         )
     both = (report, other)
@@ -70,17 +75,19 @@ def compare_text(report: Report, other: Report, names: Sequence[str]) -> str:
 
 
 def _changed_lines(one: Mapping[str, int], other: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """Return a row for each source line that saves another number of bytes, most changed first."""
     pairs = {line: (one.get(line, 0), other.get(line, 0)) for line in {**one, **other}}
     pairs = {line: pair for line, pair in pairs.items() if pair[0] != pair[1]}
     order = sorted(pairs, key=lambda line: (-abs(pairs[line][0] - pairs[line][1]), line))
-    rows = [_pair(line, pairs[line], memory_text) for line in order[:_LINES]]
-    if rest := order[_LINES:]:
+    rows = [_pair(line, pairs[line], memory_text) for line in order[:_MAX_LINES]]
+    if rest := order[_MAX_LINES:]:
         sums = [sum(pairs[line][k] for line in rest) for k in (0, 1)]
         rows.append(_pair(f"{len(rest)} more lines", sums, memory_text))
     return rows
 
 
-def _pair(name: str, values: Sequence[int], text) -> tuple[str, ...]:
+def _pair(name: str, values: Sequence[int], text: Callable[[float], str]) -> tuple[str, ...]:
+    """Return a row: two values, their difference and their ratio."""
     before, after = values
     change = after - before
     sign = "-" if change < 0 else "+"
@@ -89,23 +96,23 @@ def _pair(name: str, values: Sequence[int], text) -> tuple[str, ...]:
             ratio)  # fmt: skip
 
 
-def _elsewhere(report: Report) -> str:
-    """What was offloaded, per memory."""
+def _offloaded(report: ReportData) -> str:
+    """Return the saved bytes in other memories than the device's."""
     kinds = sorted({value.memory for value in report.saved} - {"device"})
     sums = {k: sum(v.bytes for v in report.saved if v.memory == k) for k in kinds}
     return "".join(f" and {memory_text(n)} in {kind}" for kind, n in sums.items())
 
 
-def _saved_table(report: Report) -> list[str]:
+def _saved_table(report: ReportData) -> list[str]:
     if not report.saved:
-        return ["nothing is kept besides what the function is given"]
+        return ["nothing is saved besides the arguments"]
     groups: dict[tuple[object, ...], list[SavedValue]] = {}
     for value in report.saved:
         key = (value.primitive, value.shape, value.dtype, value.place, value.times, value.memory)
         groups.setdefault((*key, _stem(value.mark)), []).append(value)
     order = sorted(groups.values(), key=lambda group: -_bytes(group))
     whole = _bytes(report.saved)
-    large = [group for group in order[:_ROWS] if _bytes(group) >= _LEAST * whole]
+    large = [group for group in order[:_MAX_ROWS] if _bytes(group) >= _MIN_SHARE * whole]
     rows = [_saved_row(group, whole) for group in large]
     if rest := [value for group in order[len(large) :] for value in group]:
         count = f"{len(rest)} smaller values"
@@ -114,6 +121,7 @@ def _saved_table(report: Report) -> list[str]:
 
 
 def _saved_row(group: Sequence[SavedValue], whole: int) -> tuple[str, ...]:
+    """Return a row for equal values of several layers; `whole` is the bytes of all values."""
     first = group[0]
     steps = f"{first.times} steps x " if first.times > 1 else ""
     count = f"{len(group)} x " if len(group) > 1 else ""
@@ -129,26 +137,26 @@ def _saved_row(group: Sequence[SavedValue], whole: int) -> tuple[str, ...]:
     )
 
 
-def _marks(report: Report) -> list[str]:
+def _mark_lines(report: ReportData) -> list[str]:
     groups: dict[str, list[str]] = {}
     for mark in (mark for mark, n in report.by_mark.items() if n):
         groups.setdefault(_stem(mark) or mark, []).append(mark)
     totals = {_joined(marks): sum(report.by_mark[m] for m in marks) for marks in groups.values()}
     ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{names} {memory_text(n)}" for names, n in ordered[:_LINES]]
-    if rest := ordered[_LINES:]:
+    shown = [f"{names} {memory_text(n)}" for names, n in ordered[:_MAX_LINES]]
+    if rest := ordered[_MAX_LINES:]:
         shown.append(f"{len(rest)} more {memory_text(sum(n for _, n in rest))}")
     text = f"saved marks: {', '.join(shown)}"
     return textwrap.wrap(text, _WIDTH, subsequent_indent="  ") if shown else []
 
 
-def _rerun_table(report: Report) -> list[str]:
+def _rerun_table(report: ReportData) -> list[str]:
     rows = [
         (each.primitive, f"{each.count:,} x", flops_text(each.flops), _share(each.flops,
          report.flops))
-        for each in report.rerun[:_OPERATORS]
+        for each in report.rerun[:_MAX_OPERATORS]
     ]  # fmt: skip
-    if rest := report.rerun[_OPERATORS:]:
+    if rest := report.rerun[_MAX_OPERATORS:]:
         work = sum(each.flops for each in rest)
         count = sum(each.count for each in rest)
         head = f"{len(rest)} more operators"
@@ -157,7 +165,7 @@ def _rerun_table(report: Report) -> list[str]:
     return [table_text(heads, rows)] if rows else ["nothing is run again"]
 
 
-def _collectives(report: Report) -> list[str]:
+def _collective_table(report: ReportData) -> list[str]:
     rows = [
         (each.kind, f"{each.count:,} x", memory_text(each.bytes), f"{each.rerun:,}")
         for each in report.collectives
@@ -171,17 +179,21 @@ def _bytes(group: Iterable[SavedValue]) -> int:
 
 def _type(value: SavedValue) -> str:
     found = re.match(r"([a-z]+)(\d+)$", value.dtype)
-    short = f"{_SHORT[found[1]]}{found[2]}" if found and found[1] in _SHORT else value.dtype
+    short = (
+        f"{_SHORT_DTYPES[found[1]]}{found[2]}"
+        if found and found[1] in _SHORT_DTYPES
+        else value.dtype
+    )
     return f"{short}[{','.join(map(str, value.shape))}]"
 
 
 def _stem(mark: str | None) -> str | None:
-    """A mark without its numbers: blocks of one net are written as one."""
+    """Return a mark with `*` for its numbers: marks of equal blocks share a row."""
     return None if mark is None else re.sub(r"\d+", "*", mark)
 
 
 def _joined(names: Iterable[str]) -> str:
-    """`block_0 … block_11` for many names, in the order in which they were made."""
+    """Return `block_0 … block_11` for many names, in the order of their numbers."""
     known = sorted(set(names), key=lambda n: [int(k) for k in re.findall(r"\d+", n)])
     return known[0] + f" … {known[-1]}" * (len(known) > 1) if known else ""
 

@@ -1,1 +1,1 @@
-"""Checkpointed scans: which carries are saved, and the backward pass over them."""
+"""Checkpointed scans: the schedule of saved carries, and the backward pass over them."""

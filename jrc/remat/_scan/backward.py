@@ -1,8 +1,8 @@
-"""The backward pass of a loop that holds few carries.
+"""The backward pass of a loop that saves few carries.
 
-What it adds up (the cotangents of the carry, of the constants, of the inputs) travels as ONE state
-through all levels of the cut, so that a level costs carries and nothing else: an accumulator of
-its own at each level would hold all parameters once more, and add them once more.
+The accumulated cotangents (of the carry, of the constants, of the inputs) are ONE state that passes
+through all levels of the schedule, so that a level costs carries and nothing else. An accumulator
+of its own at each level would store and add the gradients of all parameters once more.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ Levels = tuple[Level, ...]
 
 
 def scan_with_saved_carries(loop: Loop, levels: Levels) -> Callable[..., Any]:
-    """The loop as a function of `(constants, carry, xs)`, differentiated level by level."""
+    """Return the loop as a function of `(constants, carry, xs)` with the derivative of `levels`."""
 
     @jax.custom_vjp
     def call(constants: Arrays, carry: Arrays, xs: Arrays) -> Any:
@@ -36,16 +36,18 @@ def scan_with_saved_carries(loop: Loop, levels: Levels) -> Callable[..., Any]:
 
     def backward(residuals: Any, cotangents: Any) -> Any:
         perturbed, read = residuals[-1], read_results(cotangents[1])
-        # A `y` that nobody reads has no cotangent, which would be as long as the loop.
-        arriving = perturbed[1].pick(map(dense, cotangents[0])), read.pick(cotangents[1])
-        (*groups, starts, _), (from_carry, from_ys) = barrier((residuals, arriving))
+        # A `y` that nothing reads has no cotangent: its zeros would be as long as the loop.
+        incoming = perturbed[1].pick(map(dense, cotangents[0])), read.pick(cotangents[1])
+        (*groups, starts, _), (from_carry, from_ys) = barrier((residuals, incoming))
         constants, carry, xs = groups
-        pull = BackwardPass(loop, constants, xs, from_ys, perturbed, read)
+        backward_pass = BackwardPass(loop, constants, xs, from_ys, perturbed, read)
         zeros = [[jnp.zeros_like(x) for x in perturbed[i].pick(groups[i])] for i in (0, 2)]
-        state = pull.segments(levels, starts, carry, 0, (from_carry, *zeros))
+        state = backward_pass.segments(levels, starts, carry, 0, (from_carry, *zeros))
         to_carry, to_constants, to_xs = state
-        to = to_constants, to_carry, to_xs
-        return tuple(m.spread_evenly(arrays) for m, arrays in zip(perturbed, to, strict=True))
+        to_groups = to_constants, to_carry, to_xs
+        return tuple(
+            m.spread_evenly(arrays) for m, arrays in zip(perturbed, to_groups, strict=True)
+        )
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call
@@ -53,17 +55,17 @@ def scan_with_saved_carries(loop: Loop, levels: Levels) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackwardPass:
-    """Takes cotangents from the last step to the first.
+    """Propagates cotangents from the last step to the first.
 
-    The state is `(to_carry, to_constants, to_xs)`: what has come so far of those that carry a
-    gradient. `first` is the first step of a stretch, `carry` the carry before it.
+    The state is `(to_carry, to_constants, to_xs)`: the cotangents so far, of perturbed arrays only.
+    In the methods `first` is the first step of a range, and `carry` the carry before it.
 
     Attributes:
         loop: The loop.
-        constants: What its body closes over.
+        constants: The arrays that its body closes over.
         xs: Its inputs, shapes `(N, ...)`.
-        from_ys: The cotangents of those outputs that are read, shapes `(N, ...)`.
-        moving: Which constants, carries and inputs are differentiated.
+        from_ys: The cotangents of the outputs that are read, shapes `(N, ...)`.
+        perturbed: Which constants, carries and inputs are differentiated.
         read: Which outputs are read.
     """
 
@@ -74,8 +76,8 @@ class BackwardPass:
     perturbed: tuple[Perturbed, Perturbed, Perturbed]
     read: Perturbed
 
-    def stretch(self, levels: Levels, carry: Arrays, first: Any, state: Any) -> Any:
-        """Through a stretch of which only the first carry is known."""
+    def range(self, levels: Levels, carry: Arrays, first: Any, state: Any) -> Any:
+        """Propagate through a range of steps, given the carry before it."""
         if not levels:
             return self.step(carry, first, state)
         starts = self.starts(levels[0], carry, first)
@@ -84,56 +86,56 @@ class BackwardPass:
     def segments(
         self, levels: Levels, starts: Arrays, carry: Arrays, first: Any, state: Any
     ) -> Any:
-        """Through a stretch, its segments last first, given the carry before each."""
+        """Propagate through a range, its last segment first, given the carry before each."""
         level, inner = levels[0], levels[1:]
 
         def segment(state: Any, at: Any) -> tuple[Any, None]:
             k, start = at
-            return self.stretch(inner, start, first + level.rest + k * level.size, state), None
+            return self.range(inner, start, first + level.rest + k * level.size, state), None
 
         at = (jnp.arange(level.segments), starts)
         state, _ = jax.lax.scan(segment, state, at, reverse=True, unroll=self.loop.unroll_of(level))
         if level.rest:
-            state = self.stretch((Level(0, level.rest, 1),), carry, first, state)
+            state = self.range((Level(0, level.rest, 1),), carry, first, state)
         return state
 
     def starts(self, level: Level, carry: Arrays, first: Any) -> Arrays:
-        """Run a stretch again up to its last segment: the carry before each segment."""
+        """Recompute a range up to its last segment; return the carry before each segment."""
         carry = self.skip(carry, first, level.rest)
         first = first + level.rest - level.size
-        # Written in place: to stack all but the last and join them would hold them twice.
-        held = [jnp.broadcast_to(x, (level.segments, *x.shape)) for x in carry]
+        # Updated in place: concatenating the first carry and the others would store them twice.
+        starts = [jnp.broadcast_to(x, (level.segments, *x.shape)) for x in carry]
 
         def segment(at: Any, k: Any) -> tuple[Any, None]:
-            carry, held = at
+            carry, starts = at
             carry = self.skip(carry, first + k * level.size, level.size)
-            return (carry, put(held, carry, k)), None
+            return (carry, put(starts, carry, k)), None
 
         if level.segments == 1:
-            return held
+            return starts
         ks = jnp.arange(1, level.segments)
-        return jax.lax.scan(segment, (carry, held), ks, unroll=self.loop.unroll_of(level))[0][1]
+        return jax.lax.scan(segment, (carry, starts), ks, unroll=self.loop.unroll_of(level))[0][1]
 
     def skip(self, carry: Arrays, first: Any, count: int) -> Arrays:
-        """The carry after `count` steps."""
+        """Recompute `count` steps; return the carry after them."""
         with separate_rerun_scope():
             return self.loop.skip(self.constants, carry, self.xs, first, count)
 
     def step(self, carry: Arrays, first: Any, state: Any) -> Any:
-        """Through one step, which runs a last time, now with its derivative."""
+        """Recompute one step and propagate through it."""
         from_carry, to_constants, to_xs = state
         at = self.loop.at(first)
         groups = (self.constants, carry, take(self.xs, at))
 
-        def floats(*parts: Arrays) -> Any:
+        def perturbed_step(*parts: Arrays) -> Any:
             filled = [m.fill(*both) for m, *both in zip(self.perturbed, groups, parts, strict=True)]
             with rerun_scope():
                 carry, y = self.loop.step(*filled)
             return self.perturbed[1].pick(carry), self.read.pick(y)
 
         parts = [m.pick(group) for m, group in zip(self.perturbed, groups, strict=True)]
-        _, pull = jax.vjp(floats, *parts)
-        more, to_carry, to_x = pull((from_carry, take(self.from_ys, at)))
+        _, step_vjp = jax.vjp(perturbed_step, *parts)
+        more, to_carry, to_x = step_vjp((from_carry, take(self.from_ys, at)))
         added = [a + b for a, b in zip(to_constants, more, strict=True)]
         return to_carry, added, put(to_xs, to_x, at)
 
@@ -141,20 +143,23 @@ class BackwardPass:
 def _with_carry(
     loop: Loop, groups: Sequence[Arrays], perturbed: Sequence[Perturbed]
 ) -> tuple[Perturbed, ...]:
-    """What is differentiated, with the carries that come to depend on it, as in `lax.scan`."""
+    """Return what is perturbed, with the carries that depend on it, as `lax.scan` has it."""
     constants, carry, xs = perturbed
     while True:
-        reached = _reached(loop, groups, (constants, carry, xs))
+        reached = _perturbed_carries(loop, groups, (constants, carry, xs))
         more = Perturbed(tuple(a or b for a, b in zip(carry.flags, reached, strict=True)))
         if more == carry:
             return constants, carry, xs
         carry = more
 
 
-def _reached(loop: Loop, groups: Sequence[Arrays], perturbed: Sequence[Perturbed]) -> list[bool]:
-    """The carries behind one step that depend on what is differentiated, asked of JAX itself.
+def _perturbed_carries(
+    loop: Loop, groups: Sequence[Arrays], perturbed: Sequence[Perturbed]
+) -> list[bool]:
+    """Return which carries after one step depend on perturbed arrays.
 
-    It calls the forward rule of an identity if, and only if, a derivative flows through it.
+    JAX finds it out: it calls the forward rule of a `custom_vjp` identity only if the identity's
+    argument is perturbed.
     """
     reached = [False] * len(groups[1])
 
@@ -162,21 +167,23 @@ def _reached(loop: Loop, groups: Sequence[Arrays], perturbed: Sequence[Perturbed
         filled = [m.fill(*both) for m, *both in zip(perturbed, groups, parts, strict=True)]
         constants, carry, xs = filled
         after, _ = loop.step(constants, carry, take(xs, 0))
-        return [_watch(reached, i)(x) for i, x in enumerate(after) if is_floating(x)]
+        return [_recording_identity(reached, i)(x) for i, x in enumerate(after) if is_floating(x)]
 
     parts = [m.pick(group) for m, group in zip(perturbed, groups, strict=True)]
     jax.eval_shape(lambda *parts: jax.vjp(step, *parts)[0], *parts)
     return reached
 
 
-def _watch(reached: list[bool], i: int) -> Callable[[Any], Any]:
+def _recording_identity(reached: list[bool], i: int) -> Callable[[Any], Any]:
+    """Return an identity that sets `reached[i]` if its argument is perturbed."""
+
     @jax.custom_vjp
-    def watch(x: Any) -> Any:
+    def identity(x: Any) -> Any:
         return x
 
     def forward(x: Any) -> tuple[Any, None]:
         reached[i] = True
         return x, None
 
-    watch.defvjp(forward, lambda _, cotangent: (cotangent,))
-    return watch
+    identity.defvjp(forward, lambda _, cotangent: (cotangent,))
+    return identity

@@ -1,7 +1,7 @@
-"""A loop on flat lists of arrays, run over any stretch of its steps.
+"""A loop on flat lists of arrays, which can run any range of its steps.
 
-Every run is a `lax.scan` of known length over the positions of its steps; the inputs are read by
-position, because slices of them would be copied at every level of a cut.
+Every range is a `lax.scan` of known length over the positions of its steps. The inputs are indexed
+by position: slices of them would be copied at every level of the schedule.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ Arrays = Sequence[Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loop:
-    """What is looped over.
+    """The body and the options of a loop.
 
     Attributes:
         step: `(constants, carry, x) -> (carry, y)`, all of them lists of arrays.
-        length: Number of steps.
+        length: The number of steps.
         reverse: Whether the first step reads the last position.
-        unroll: Steps written out in each round of an innermost loop, as in `lax.scan`.
+        unroll: Steps per iteration of an innermost loop, as in `lax.scan`.
     """
 
     step: Callable[[Arrays, Arrays, Arrays], tuple[Arrays, Arrays]]
@@ -34,15 +34,15 @@ class Loop:
     unroll: int | bool
 
     def at(self, step: Any) -> Any:
-        """The position of a step."""
+        """Return the position of a step in the inputs."""
         return self.length - 1 - step if self.reverse else step
 
     def unroll_of(self, level: Level) -> int | bool:
-        """For the loop over a level's segments: innermost loops are those over single steps."""
+        """Return `unroll` for the loop over a level's segments: only single steps are unrolled."""
         return self.unroll if level.size == 1 else 1
 
     def run(self, constants: Arrays, carry: Arrays, xs: Arrays, first: Any, count: int) -> Any:
-        """Run `count` steps from step `first` on: the carry after them, their `y`s by position."""
+        """Run `count` steps from `first`; return the carry after them, and their `y`s."""
 
         def step(carry: Arrays, at: Any) -> tuple[Arrays, Arrays]:
             return self.step(constants, carry, take(xs, at))
@@ -52,7 +52,7 @@ class Loop:
         return jax.lax.scan(step, carry, at, reverse=self.reverse, unroll=self.unroll)
 
     def skip(self, constants: Arrays, carry: Arrays, xs: Arrays, first: Any, count: int) -> Arrays:
-        """The carry after `count` steps from step `first` on, and nothing else."""
+        """Run `count` steps from `first`; return the carry after them."""
 
         def step(carry: Arrays, i: Any) -> tuple[Arrays, None]:
             return self.step(constants, carry, take(xs, self.at(i)))[0], None
@@ -62,7 +62,7 @@ class Loop:
         return jax.lax.scan(step, carry, first + jnp.arange(count), unroll=self.unroll)[0]
 
     def run_level(self, level: Level, constants: Arrays, carry: Arrays, xs: Arrays) -> Any:
-        """All steps: the last carry, the `y`s by position, the carry before each segment."""
+        """Run all steps; return the last carry, the `y`s and the carry before each segment."""
         firsts = level.rest + level.size * jnp.arange(level.segments)
 
         def segment(carry: Arrays, first: Any) -> tuple[Arrays, Any]:
@@ -73,21 +73,21 @@ class Loop:
         if level.rest:
             carry, ys = self.run(constants, carry, xs, 0, level.rest)
             parts = [ys]
-        # Scanned by position as well, so that the blocks of `y`s come out in order.
-        turn = slice(None, None, -1 if self.reverse else 1)
+        # Scanned in the direction of the loop, so that the blocks of `y`s come out in order.
+        order = slice(None, None, -1 if self.reverse else 1)
         options = {"reverse": self.reverse, "unroll": self.unroll_of(level)}
-        carry, (starts, ys) = jax.lax.scan(segment, carry, firsts[turn], **options)
+        carry, (starts, ys) = jax.lax.scan(segment, carry, firsts[order], **options)
         parts.append([y.reshape(level.segments * level.size, *y.shape[2:]) for y in ys])
-        ys = [jnp.concatenate(y) if level.rest else y[0] for y in zip(*parts[turn], strict=True)]
-        return carry, ys, [x[turn] for x in starts]
+        ys = [jnp.concatenate(y) if level.rest else y[0] for y in zip(*parts[order], strict=True)]
+        return carry, ys, [x[order] for x in starts]
 
 
 def take(arrays: Arrays, at: Any) -> list[Any]:
-    """The rows at one position."""
+    """Return the rows at one position."""
     return [jax.lax.dynamic_index_in_dim(x, at, keepdims=False) for x in arrays]
 
 
 def put(arrays: Arrays, rows: Arrays, at: Any) -> list[Any]:
-    """The arrays with these rows at one position, written in place where XLA can."""
+    """Return the arrays with these rows at one position, updated in place where XLA can."""
     write = partial(jax.lax.dynamic_update_index_in_dim, index=at, axis=0)
     return [write(x, row) for x, row in zip(arrays, rows, strict=True)]

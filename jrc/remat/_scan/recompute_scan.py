@@ -1,7 +1,6 @@
-"""`lax.scan` whose backward pass holds few carries and re-runs the steps between them."""
+"""`jrc.recompute_scan`: `lax.scan` that saves few carries and recomputes the steps between."""
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +11,12 @@ import numpy as np
 from jrc._errors import listed
 from jrc._jaxpr import evaluate, trace
 from jrc._tree import named_leaves
-from jrc._validate import check_flag
+from jrc._validate import check_flag, whole_number
 from jrc.remat._scan.backward import scan_with_saved_carries
 from jrc.remat._scan.loop import Loop
 from jrc.remat._scan.schedule import levels_of, segment_counts
+
+_WHO = "jrc.recompute_scan"
 
 
 def recompute_scan(
@@ -28,47 +29,49 @@ def recompute_scan(
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
-    """`jax.lax.scan` whose backward pass holds few carries and no other intermediates.
+    """Run `jax.lax.scan` so that its gradient saves few carries and no other intermediates.
 
-    The loop of N steps is cut into segments; the carry before each is saved. The backward pass
-    takes them last first: it runs a segment again to learn the carries inside, and then each step
-    once more for its derivative. Apart from carries only one step's intermediates are alive. With
-    S segments a gradient runs the body 3 N - S times instead of N, and holds S + N / S carries.
-    With more levels (segments inside segments) it holds the sum of what the levels hold, and a
-    level of c segments adds N (c - 1) / c runs; the program grows with the number of levels only.
+    The loop of N steps is cut into segments, and the carry before each segment is saved. The
+    backward pass takes the last segment first: it recomputes the carries inside the segment, and
+    then each step once more for its derivative. Besides carries, only the intermediates of one step
+    are live. With S segments a gradient runs the body 3 N - S times instead of N, and stores
+    S + N / S carries. With more levels (segments inside segments) it stores the sum of the levels'
+    carries, and a level of c segments adds N (c - 1) / c runs of the body. The size of the program
+    grows with the number of levels only.
 
-    A number of segments that does not divide leaves fewer steps than segments over. They run
-    first, and last in the backward pass, as a segment of their own; nothing is padded.
+    If the number of segments does not divide N, the remaining steps are a segment of their own,
+    the first one; nothing is padded.
 
-    What works: any pytrees, integers, typed keys, `vmap`, `jit`, `shard_map`, gradients of
-    gradients (`jax.hessian` too, whose memory nothing bounds). Forward mode of the call itself
-    (`jax.jvp`, `jax.jacfwd`) does not, because it is built on `jax.custom_vjp`.
+    Supported: any pytrees, integers, typed keys, `vmap`, `jit`, `shard_map`, and gradients of
+    gradients (`jax.hessian` too, with unbounded memory). Not supported: forward mode of the call
+    itself (`jax.jvp`, `jax.jacfwd`), because it is built on `jax.custom_vjp`.
 
-    Each step is re-run whole: `jrc.keep_op` inside the body has no effect.
+    Python calls `body` once; JAX traces its program several times. Each step is recomputed whole:
+    `jrc.keep_op` inside the body has no effect.
 
     Args:
-        body: `(carry, x) -> (carry, y)`, as for `jax.lax.scan`. What it closes over gets
+        body: `(carry, x) -> (carry, y)`, as for `jax.lax.scan`. Arrays that it closes over have
             gradients too.
         carry: The first carry, a pytree of arrays of any shapes and dtypes.
         xs: A pytree of arrays of shape `(N, ...)`, or `None` with a `length`.
-        segments: `"sqrt"`: about the root of N segments, as leaves the fewest steps over.
-            `"log"`: levels of four segments each (three or five where that leaves fewer over):
-            about 4 log4 N carries are held, and the body runs N (2 + 0.75 (log4 N - 1)) times.
+        segments: `"sqrt"`: about sqrt(N) segments, the number with the smallest remainder.
+            `"log"`: levels of four segments each (three or five for a smaller remainder): about
+            4 log4 N carries are stored, and the body runs N (2 + 0.75 (log4 N - 1)) times.
             A number of segments, or a tuple with one number for each level: `(8, 4)` is 8
             segments of 4 segments each. `1` saves the first carry only.
-        length: Number of steps N; needed without `xs`, else it must agree with them.
-        reverse: Whether to go from the last `x` to the first.
-        unroll: Steps written out per round of an innermost loop, as for `jax.lax.scan`.
+        length: The number of steps N; needed without `xs`, else it must agree with them.
+        reverse: Whether the loop goes from the last `x` to the first.
+        unroll: Steps per iteration of an innermost loop, as for `jax.lax.scan`.
 
     Returns:
         The last carry, and the stacked `y`s of shape `(N, ...)`, as `jax.lax.scan` gives them.
 
     Raises:
         TypeError: If `body` is not callable, `segments` is no text or whole number, `length` is no
-            whole number, `reverse` or `unroll` is of another kind, or an `x` has no leading axis;
-            whatever `jax.lax.scan` raises when the carry changes its type.
-        ValueError: If `segments` is an unknown text, below 1 or above N, `unroll` is negative, or
-            if the leading axes and `length` differ or say nothing.
+            whole number, `reverse` is no bool, `unroll` is no whole number or bool, or a leaf of
+            `xs` has no leading axis; as `jax.lax.scan` does, if the type of the carry changes.
+        ValueError: If `segments` is an unknown text, below 1 or above N, `unroll` or `length` is
+            negative, the leading axes and `length` differ, or there are none of both.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -87,11 +90,11 @@ def recompute_scan(
     """
     if not callable(body):
         raise TypeError(
-            "jrc.recompute_scan: the first argument is the function to loop over; got "
-            f"{type(body).__name__}. Write jrc.recompute_scan(body, carry, xs)."
+            f"jrc.recompute_scan: body must be a function, got {type(body).__name__}. Write "
+            "jrc.recompute_scan(body, carry, xs)."
         )
     check_flag(reverse, "reverse", "jrc.recompute_scan")
-    _check_unroll(unroll)
+    unroll = _checked_unroll(unroll)
     steps = _length(xs, length)
     counts = segment_counts(segments, steps)
     options = {"length": steps, "reverse": reverse, "unroll": unroll}
@@ -99,7 +102,7 @@ def recompute_scan(
         return jax.lax.scan(body, carry, xs, **options)
     run, constants, shapes = _trace_body(body, carry, xs, options)
     rows = [_as_type(x, None) for x in jax.tree.leaves(xs)]
-    # A Python number takes the type that the body gives it, as in `lax.scan`.
+    # A Python number has the type that the body returns for it, as in `lax.scan`.
     first = [
         _as_type(*both) for both in zip(*map(jax.tree.leaves, (carry, shapes[0])), strict=True)
     ]
@@ -110,47 +113,41 @@ def recompute_scan(
 
 
 def _length(xs: Any, length: int | None) -> int:
-    """The number of steps on which all say the same."""
+    """Return the number of steps, after checking that `xs` and `length` agree on it."""
     shapes = {name or "xs": np.shape(leaf) for name, leaf in named_leaves(xs)}
     if scalars := [name for name, shape in shapes.items() if not shape]:
         raise TypeError(
-            "jrc.recompute_scan: the leaves of xs have a leading axis, one entry for each step; "
-            f"got no axis at {listed(scalars)}. Close over what is the same in every step."
+            "jrc.recompute_scan: xs must have leaves with a leading axis, one entry for each step, "
+            f"got no axis at {listed(scalars)}. Close over values that are equal in every step."
         )
-    given = [] if length is None else [_whole(length)]
-    match list({shape[0] for shape in shapes.values()}.union(given)):
-        case [n] if n >= 0:
+    sizes = {shape[0] for shape in shapes.values()}
+    if length is not None:
+        remedy = "Write length=4, a number that is known when the loop is traced."
+        sizes.add(whole_number(length, "length", _WHO, least=0, remedy=remedy))
+    match list(sizes):
+        case [n]:
             return n
-    said = [f"{name!r}: {shape[0]}" for name, shape in shapes.items()]
+    found = [f"{name!r}: {shape[0]}" for name, shape in shapes.items()]
     raise ValueError(
-        "jrc.recompute_scan: the leading axes of xs and length are one number of steps; got "
-        f"{', '.join(said) or 'no xs'} and length={length}. With xs=None pass length=N."
+        "jrc.recompute_scan: xs and length must state one number of steps, got "
+        f"{', '.join(found) or 'no xs'} and length={length}. With xs=None pass length=N."
     )
 
 
-def _whole(length: Any) -> int:
-    if isinstance(length, bool) or not hasattr(length, "__index__"):
-        raise TypeError(
-            "jrc.recompute_scan: length is a whole number of steps, known when the loop is traced; "
-            f"got {length!r}. Write length=4."
-        )
-    return operator.index(length)
-
-
-def _check_unroll(unroll: Any) -> None:
-    rule = "jrc.recompute_scan: unroll is a number of steps, or True for all of them"
-    if not isinstance(unroll, int):
-        raise TypeError(f"{rule}; got {unroll!r}. Write unroll=4.")
-    if unroll < 0:
-        raise ValueError(f"{rule}; got {unroll}. unroll=1 writes out one step.")
+def _checked_unroll(unroll: Any) -> int | bool:
+    """Return `unroll`, after checking that it is a whole number or a bool."""
+    if isinstance(unroll, bool):
+        return unroll
+    remedy = "Write unroll=1 for one step, True for all of them."
+    return whole_number(unroll, "unroll", _WHO, least=0, remedy=remedy)
 
 
 def _trace_body(
     body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, options: dict[str, Any]
 ) -> tuple[Callable[..., Sequence[Any]], list[Any], Any]:
-    """The body as a program on arrays, what it closes over, and the shapes of the loop's results.
+    """Return the body as a function of arrays, its closed-over arrays, and the result shapes.
 
-    `lax.scan` itself calls the body, so that types are settled and errors worded as there.
+    `lax.scan` calls the body, so that types and errors are its own.
     """
     found: list[Any] = []
 
@@ -162,7 +159,7 @@ def _trace_body(
         found[:] = [evaluate(traced.program.jaxpr), list(constants)]
         return traced.run(found[0])
 
-    # Unrolled into Python, the loop would be traced step by step.
+    # Without jit, `lax.scan` would be a Python loop, and trace the body at each step.
     with jax.disable_jit(False):
         shapes = jax.eval_shape(lambda: jax.lax.scan(probe, carry, xs, **options))
     return *found, shapes
@@ -171,7 +168,7 @@ def _trace_body(
 def _step(
     run: Callable[..., Sequence[Any]], carries: int
 ) -> Callable[..., tuple[list[Any], list[Any]]]:
-    """The body on lists: `(constants, carry, x) -> (carry, y)`."""
+    """Return the body on lists: `(constants, carry, x) -> (carry, y)`."""
 
     def step(*groups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         out = [jnp.asarray(x) for x in run(*(x for group in groups for x in group))]
@@ -181,7 +178,10 @@ def _step(
 
 
 def _as_type(leaf: Any, shape: Any) -> Any:
-    """The array itself where nothing changes, so that what is saved is the argument."""
+    """Return a leaf as an array of the shape's dtype; the same array if it has that dtype.
+
+    Then the saved value is the argument itself, not a copy of it.
+    """
     if isinstance(leaf, jax.Array) and (shape is None or leaf.dtype == shape.dtype):
         return leaf
     return jnp.asarray(leaf, None if shape is None or shape.weak_type else shape.dtype)

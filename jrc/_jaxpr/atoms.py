@@ -1,0 +1,26 @@
+"""Atoms of a jaxpr: variables, which a program is given or computes, and literals."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from jax.extend.core import Literal, Var
+
+
+def is_atom(x: Any) -> bool:
+    """Return whether this is an atom of a program, and no value."""
+    return isinstance(x, Var | Literal)
+
+
+def is_variable(x: Any) -> TypeGuard[Var]:
+    """Return whether this is a variable of a program, and no literal."""
+    return isinstance(x, Var)
+
+
+def variables(atoms: Iterable[Any]) -> Iterator[Var]:
+    """Yield the variables among atoms."""
+    return (atom for atom in atoms if isinstance(atom, Var))
+
+
+def substitute(atoms: Sequence[Any], new: Mapping[Any, Any]) -> list[Any]:
+    """Return the atoms, each variable replaced by what it maps to; literals stay."""
+    return [atom if isinstance(atom, Literal) else new.get(atom, atom) for atom in atoms]
