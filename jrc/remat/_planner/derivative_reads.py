@@ -17,7 +17,7 @@ from jrc._jaxpr import (
     primitive_name,
 )
 from jrc.remat._planner.equation_kinds import is_construct, is_heavy
-from jrc.remat._region.saved_results import derivative_reads
+from jrc.remat._region.derivative_reads import derivative_reads
 
 
 class DerivativeReads:
