@@ -13,6 +13,7 @@ from jrc._jaxpr import Program, can_rebuild, evaluate, inline_marked, rebuild, t
 from jrc.remat._policy.checkpoint_names import GROUP_SAVED, SAVED, name_value
 from jrc.remat._policy.notices import keep_tag_notice, withdraw_notice
 from jrc.remat._policy.resolution import KEEP_TAG, RECOMPUTE, Policy
+from jrc.remat._region.effects import must_run_once
 from jrc.remat._region.recompute_groups import groups, with_views
 from jrc.remat._region.region import Run, recomputed_group, region_program, should_inline
 from jrc.remat._region.saved_equations import is_closed, save_call, save_equation
@@ -92,8 +93,9 @@ class EquationRange:
     def _is_rerun(self, p: int) -> bool:
         """Whether a tag recomputes it, or a rule and no rule for the value saves the result."""
         eqn = self.program.eqns[p]
-        is_saved = not self.saved.keys().isdisjoint(eqn.outvars)
-        return self._action(p) == RECOMPUTE and (tag_of(eqn) is not None or not is_saved)
+        if self._action(p) != RECOMPUTE or must_run_once(eqn):
+            return False
+        return tag_of(eqn) is not None or self.saved.keys().isdisjoint(eqn.outvars)
 
     def _action(self, p: int) -> str | None:
         return self.policy.action_of(self.program.eqns[p])

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from jrc._jaxpr import Program, Reads, View, facts_of, has_effects
+from jrc.remat._region.effects import must_run_once
 
 # Recomputed together with their operand: else the view would be saved in its place.
 _VIEWS = (View.NAME, View.RESHAPE, View.COPY, View.REORDER)
@@ -50,6 +51,8 @@ def groups(
     for p in sorted(rerun):
         for var in program.eqns[p].outvars:
             for reader in inside.intersection(program.consumers.get(var, ())):
+                if must_run_once(program.eqns[reader]):
+                    continue
                 if reader in rerun or needs_arguments(program.eqns[reader]):
                     join(p, reader)
     order = _ordered(program, positions, find, join)

@@ -19,7 +19,7 @@ from jrc.remat._segments.boundaries import (
     unique_boundaries,
 )
 from jrc.remat._segments.cut_rules import RULES
-from jrc.remat._segments.effects import split_at_effects
+from jrc.remat._region.effects import split_at_effects
 from jrc.remat._segments.request import Request, checked_numbers
 from jrc.remat._segments.residuals import saved_in_segment
 

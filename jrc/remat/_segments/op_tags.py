@@ -8,9 +8,9 @@ from jrc._errors import name_of
 from jrc._jaxpr import evaluate, tagged, trace
 from jrc.remat._policy.notices import emit_notice, keep_tag_notice
 from jrc.remat._policy.resolution import KEEP_TAG, RECOMPUTE, Policy
-from jrc.remat._region.region import should_inline
-from jrc.remat._segments.cut import one_segment
-from jrc.remat._segments.run_sections import run_sections
+from jrc.remat._region.interpreter import EquationRange, inner_function
+from jrc.remat._region.region import Run, recomputed_region, should_inline
+from jrc.remat._region.effects import must_run_once
 
 
 def keep_op[F: Callable[..., Any]](fn: F) -> F:
@@ -60,17 +60,18 @@ def recompute_op[F: Callable[..., Any]](fn: F) -> F:
     """Recompute an operator in the backward pass although the region around it is saved.
 
     The call is a region of its own: of all values inside it, only the operands are saved. This
-    needs no transform around it. What it frees are the operator's inner values. The result itself
-    is saved by the operator that reads it, if the derivative of that one does: relu before a
-    matrix product frees nothing and saves its operand as well. Inside `jrc.apply_rules(fn)` or
-    another jrc transform the readers are seen, and recompute the result as well.
+    needs no transform around it, and frees the operator's inner values. The result itself is still
+    saved if the derivative of an operator that reads it reads it too, as that of a matrix product
+    does: relu in front of one then has both its operand and its result saved. Inside
+    `jrc.apply_rules(fn)` or another jrc transform the readers are in the region as well, and the
+    result is recomputed for them.
 
     Args:
         fn: Any JAX-traceable function of pytrees, such as `jax.nn.gelu`.
 
     Returns:
         The same function. Inside a region that is recomputed anyway, a `jax.checkpoint` of your
-        own included, the operator runs once more.
+        own included, the operator may run once more.
 
     Raises:
         TypeError: If `fn` is no function.
@@ -91,13 +92,18 @@ def recompute_op[F: Callable[..., Any]](fn: F) -> F:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        policy = Policy()
-        traced = trace(fn, args, kwargs, should_inline(policy))
-        sections = one_segment(traced.program, policy)
-        region = lambda *inputs: run_sections(traced.program, sections, inputs)  # noqa: E731
-        return traced.run(tagged(region, RECOMPUTE, name_of(fn)))
+        traced = trace(fn, args, kwargs, should_inline(Policy()))
+        return traced.run(tagged(_region(traced.program.jaxpr), RECOMPUTE, name_of(fn)))
 
     return call  # type: ignore[return-value]
+
+
+def _region(jaxpr: Any) -> Run:
+    """A program as a region that saves what tags inside save, and not its own results."""
+    if any(map(must_run_once, jaxpr.eqns)):
+        return evaluate(jaxpr)
+    body = inner_function(jaxpr, Policy(), EquationRange.run_recomputed)
+    return lambda *inputs: recomputed_region(body, inputs)
 
 
 def _check_operator(fn: Any, who: str) -> None:

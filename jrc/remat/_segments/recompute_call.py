@@ -18,7 +18,7 @@ from jrc.remat._region.perturbed import Perturbed, dense, primal_values
 from jrc.remat._region.region import named_region, recomputed_region, should_inline
 from jrc.remat._region.rerun_scope import rerun_scope
 from jrc.remat._segments.cut import one_segment
-from jrc.remat._segments.effects import must_run_once
+from jrc.remat._region.effects import must_run_once
 from jrc.remat._segments.run_sections import run_sections
 from jrc.remat._segments.trace_cache import trace_cached
 

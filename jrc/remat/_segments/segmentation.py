@@ -10,7 +10,7 @@ from jrc.remat._policy.rules import Rule
 from jrc.remat._segments.boundaries import counts_as_work
 from jrc.remat._segments.cut import Section, SectionedProgram, cut_program
 from jrc.remat._segments.cut_notices import crossing_values, saved_values
-from jrc.remat._segments.effects import must_run_once
+from jrc.remat._region.effects import must_run_once
 from jrc.remat._segments.request import checked_request
 from jrc.remat._segments.rerun_equations import rerun_positions
 

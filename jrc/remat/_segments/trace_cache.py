@@ -68,7 +68,7 @@ def trace_cached[T](
         prepare: Makes something of the program; the same in all calls.
     """
     leaves, skeleton = split((args, tuple(kwargs.items())))
-    key = fingerprint(fn, skeleton.treedef, skeleton.leaves)
+    key = _key(fn, skeleton)
     entries = None if key is None or jax.config.jax_disable_jit else _entries_of(fn)
     if entries is None:
         return _uncached(fn, args, kwargs, and_where, prepare)
@@ -76,7 +76,7 @@ def trace_cached[T](
     outer = _traced(fn, entry, leaves)
     if entry.results:
         # A function that counts its calls captures another number now.
-        entries[fingerprint(fn, skeleton.treedef, skeleton.leaves)] = entry
+        entries[_key(fn, skeleton)] = entry
     body = _only_call(outer)
     if body is not None and entry.results:
         program = _inlined(outer, body, and_where)
@@ -98,6 +98,12 @@ def _uncached[T](
 ) -> tuple[Traced, T]:
     traced = trace(fn, args, kwargs, and_where)
     return traced, prepare(traced.program)
+
+
+def _key(fn: Callable[..., Any], skeleton: Skeleton) -> Hashable | None:
+    """What must be equal in two calls that share a trace, besides the types of the arrays."""
+    captured = fingerprint(fn, skeleton.leaves)
+    return None if captured is None else (skeleton.treedef, captured)
 
 
 def _entries_of(fn: Any) -> dict[Hashable, _Entry] | None:
