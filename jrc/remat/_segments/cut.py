@@ -9,6 +9,7 @@ from jrc._errors import name_of
 from jrc._jaxpr import INPUT, Program, mark_of
 from jrc.remat._policy.check import check_policy
 from jrc.remat._policy.resolution import Policy
+from jrc.remat._region.effects import split_at_effects
 from jrc.remat._segments.boundaries import (
     counts_as_work,
     last_producer,
@@ -19,7 +20,6 @@ from jrc.remat._segments.boundaries import (
     unique_boundaries,
 )
 from jrc.remat._segments.cut_rules import RULES
-from jrc.remat._region.effects import split_at_effects
 from jrc.remat._segments.request import Request, checked_numbers
 from jrc.remat._segments.residuals import saved_in_segment
 

@@ -8,9 +8,9 @@ from jrc._errors import name_of
 from jrc._jaxpr import evaluate, tagged, trace
 from jrc.remat._policy.notices import emit_notice, keep_tag_notice
 from jrc.remat._policy.resolution import KEEP_TAG, RECOMPUTE, Policy
+from jrc.remat._region.effects import must_run_once
 from jrc.remat._region.interpreter import EquationRange, inner_function
 from jrc.remat._region.region import Run, recomputed_region, should_inline
-from jrc.remat._region.effects import must_run_once
 
 
 def keep_op[F: Callable[..., Any]](fn: F) -> F:

@@ -14,11 +14,11 @@ from jrc._tree import is_floating, is_typed_key
 from jrc._validate import check_flag
 from jrc.remat._policy.resolution import Policy
 from jrc.remat._region.barrier import barrier
+from jrc.remat._region.effects import must_run_once
 from jrc.remat._region.perturbed import Perturbed, dense, primal_values
 from jrc.remat._region.region import named_region, recomputed_region, should_inline
 from jrc.remat._region.rerun_scope import rerun_scope
 from jrc.remat._segments.cut import one_segment
-from jrc.remat._region.effects import must_run_once
 from jrc.remat._segments.run_sections import run_sections
 from jrc.remat._segments.trace_cache import trace_cached
 

@@ -6,10 +6,10 @@ from typing import Any
 from jrc._jaxpr import Program, Reads, View, facts_of, mark_of
 from jrc.remat._policy.checkpoint_names import SAVED
 from jrc.remat._policy.resolution import Policy
+from jrc.remat._region.effects import split_at_effects
 from jrc.remat._region.interpreter import EquationRange, run_jaxpr
 from jrc.remat._region.region import Region, recomputed_region
 from jrc.remat._segments.cut import Section, SectionedProgram
-from jrc.remat._region.effects import split_at_effects
 
 
 def run_sections(

@@ -7,10 +7,10 @@ from typing import Any
 from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
 from jrc._text import table_text
 from jrc.remat._policy.rules import Rule
+from jrc.remat._region.effects import must_run_once
 from jrc.remat._segments.boundaries import counts_as_work
 from jrc.remat._segments.cut import Section, SectionedProgram, cut_program
 from jrc.remat._segments.cut_notices import crossing_values, saved_values
-from jrc.remat._region.effects import must_run_once
 from jrc.remat._segments.request import checked_request
 from jrc.remat._segments.rerun_equations import rerun_positions
 
