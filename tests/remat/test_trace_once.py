@@ -91,8 +91,19 @@ def test_static_arguments_are_told_apart():
     assert largest_error(jrc.recompute(take, X), 5 * X) < 1e-6
 
 
+TRANSFORMS = {
+    "grad": jax.grad,
+    "jit": lambda f: jax.jit(jax.grad(f), static_argnums=2),
+    "vmap": lambda f: (
+        lambda w, x, call: jax.vmap(lambda w: jax.grad(f)(w, x, call))(jnp.stack([w, 2 * w]))
+    ),
+    "grad of grad": lambda f: jax.grad(lambda w, x, call: jnp.sum(jax.grad(f)(w, x, call) ** 2)),
+}
+
+
 @both
-def test_closures_over_tracers(reentrant):
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_closures_over_tracers(name, reentrant):
     again = functools.partial(jrc.recompute, use_reentrant=reentrant)
 
     def loss(w, x, call):
@@ -106,20 +117,8 @@ def test_closures_over_tracers(reentrant):
         return total
 
     plain = lambda f, *args: f(*args)  # noqa: E731
-    for transform in (
-        jax.grad,
-        lambda f: jax.jit(jax.grad(f), static_argnums=2),
-        lambda f: (
-            lambda w, x, call: jax.vmap(jax.grad(lambda w: f(w, x, call)))(jnp.stack([w, 2 * w]))
-        ),
-        lambda f: (
-            lambda w, x, call: jax.grad(
-                lambda w: jnp.sum(jax.grad(lambda w: f(w, x, call))(w) ** 2)
-            )(w)
-        ),
-    ):
-        got, want = (transform(loss)(W, X, call) for call in (again, plain))
-        assert largest_error(got, want) < 1e-5
+    got, want = (TRANSFORMS[name](loss)(W, X, call) for call in (again, plain))
+    assert largest_error(got, want) < 1e-5
 
 
 def test_one_function_in_many_traces_leaks_nothing():
