@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jrc
 from tests.remat.measure import largest_error
@@ -75,6 +76,26 @@ def test_changing_globals_cells_defaults_and_attributes_are_seen():
             want = jnp.sin(X) * value
             assert largest_error(jrc.recompute(function, X), want) < 1e-6
     SCALE = 1.0
+
+
+def test_changing_modules_are_seen():
+    layer = nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(0))
+    function = lambda x: layer(x)  # noqa: E731
+    for scale in (1.0, 2.0):
+        layer.kernel[...] = scale * W
+        assert largest_error(jrc.recompute(function, X), X @ (scale * W)) < 1e-6
+
+    class Slots:
+        __slots__ = ("scale",)
+
+    slots = Slots()
+    for scale in (1.0, 2.0):
+        slots.scale = scale
+        assert largest_error(jrc.recompute(lambda x: x * slots.scale, X), X * scale) < 1e-6
+    scaled = lambda x: x * slots.scale  # noqa: E731
+    for scale in (1.0, 2.0):
+        slots.scale = scale
+        assert largest_error(jrc.recompute(scaled, X), X * scale) < 1e-6
 
 
 def test_static_arguments_are_told_apart():

@@ -1,16 +1,16 @@
 """A fingerprint of what a function captures, for a cache that must not return stale constants.
 
->>> scale = 2
->>> def double(x):
-...     return scale * x
->>> before = fingerprint(double)
->>> before == fingerprint(double)
+>>> options = {"scale": 2}
+>>> scaled = functools.partial(lambda options, x: options["scale"] * x, options)
+>>> before = fingerprint(scaled)
+>>> before == fingerprint(scaled)
 True
->>> scale = 3
->>> before == fingerprint(double)
+>>> options["scale"] = 3
+>>> before == fingerprint(scaled)
 False
 """
 
+import enum
 import functools
 import sys
 import types
@@ -24,9 +24,10 @@ import numpy as np
 _MOST = 1000
 """The largest number of captured values: a function with more is not cached."""
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None), type(Ellipsis))
 _LIBRARIES = {"jax", "jaxlib", "jrc", "flax", "numpy", "optax", *sys.stdlib_module_names}
 _LIBRARIES -= {"__main__"}
+_FIXED = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, np.dtype)
 
 
 class _Identity:
@@ -60,9 +61,7 @@ class _Walk:
             raise _Uncacheable
         if isinstance(value, _PLAIN):
             return type(value), repr(value)
-        if isinstance(value, np.ndarray):  # may change in place
-            raise _Uncacheable
-        if isinstance(value, jax.Array | type) or id(value) in self.seen:
+        if isinstance(value, (jax.Array, *_FIXED)) or _is_of_jax(value) or id(value) in self.seen:
             return _Identity(value)
         self.seen.add(id(value))
         if isinstance(value, tuple | list):
@@ -88,7 +87,8 @@ def fingerprint(*values: Any) -> Hashable | None:
         *values: Functions, methods, partial functions, or static arguments.
 
     Returns:
-        The key, or `None` if that cannot be decided: a NumPy array, or more than 1000 values.
+        The key, or `None` where a change would not be seen: NumPy arrays, objects with slots (so
+        the variables of flax nnx), more than 1000 values.
     """
     walk = _Walk()
     try:
@@ -115,8 +115,10 @@ def _contents(value: Any) -> Iterator[Any]:
     elif isinstance(value, types.FunctionType):
         if not _is_library(value.__module__):
             yield from _captured_by(value)
-    elif not isinstance(value, types.ModuleType) and not _is_library(type(value).__module__):
-        yield vars(value) if hasattr(value, "__dict__") else None
+    elif hasattr(value, "__dict__"):
+        yield vars(value)
+    else:  # a NumPy array, an object with slots: it may change in place
+        raise _Uncacheable
 
 
 def _captured_by(function: types.FunctionType) -> Iterator[Any]:
@@ -140,6 +142,11 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             yield from _names_in(const)
+
+
+def _is_of_jax(value: Any) -> bool:
+    """Whether this is an object of JAX's own, such as a jitted function or a tree structure."""
+    return type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 def _is_library(module: str | None) -> bool:
