@@ -1,4 +1,4 @@
-"""The three ways to show what recomputation did: gradients, saved bytes, re-run operators."""
+"""Measures of recomputation: equal gradients, saved bytes, recomputed operators."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from jrc._jaxpr import call_name, primitive_name, walk
 # that `jax.checkpoint` puts on a value that it keeps.
 BOOKKEEPING = {"add_any", "add_jaxvals", "optimization_barrier", "broadcast_in_dim", "pvary"}
 BOOKKEEPING |= {"name", "CheckpointName", "reduce_precision"}
-# The identity behind which a held value goes on.
+# The identity that gives a saved value its derivative.
 SAVED = "held_result"
 
 

@@ -70,7 +70,7 @@ def test_a_saved_result_needs_nothing_that_comes_before_it(name):
     plain = functools.partial(layers, op=OWN_RESULT[name])
     lean = jrc.apply_rules(plain, jrc.Save(*MARKS))
     assert dots(lean, plain, W, X) == 0
-    # What the marks name, and the loss's own needs: nothing else.
+    # Only the marked values.
     assert saved_bytes(lean, W, X) == 3 * ONE
     assert_same(lean, plain, W, X)
 
@@ -149,7 +149,7 @@ def test_single_operators_are_recomputed_and_the_rest_is_saved(call):
         lean = jrc.apply_rules(functools.partial(loss, op=jrc.recompute_op(jnp.tanh)))
     again = rerun_operators(lean, plain, W, X)
     assert again["tanh"] == 3 and again["dot_general"] == 0
-    # Kept: what goes into each tanh, and what comes out of the second product of each layer.
+    # Saved: the operand of each tanh, and the second product of each layer.
     # Plain: what tanh gave and what its derivative is, and the second product.
     assert saved_bytes(lean, W, X) < saved_bytes(plain, W, X)
     assert_same(lean, plain, W, X)
@@ -161,7 +161,7 @@ def test_a_composite_operator_is_recomputed_as_one():
     lean = jrc.apply_rules(functools.partial(layers, op=jrc.recompute_op(jax.nn.gelu)))
     again = rerun_operators(lean, plain, W, X)
     assert again["tanh"] == 3 and again["dot_general"] == 0
-    # Three arguments of gelu, and what the loss needs of the last result.
+    # Three operands of gelu, and two values that the loss reads of the last result.
     assert saved_bytes(lean, W, X) <= 5 * ONE < saved_bytes(plain, W, X)
     assert_same(lean, plain, W, X)
 
@@ -210,17 +210,17 @@ def test_the_innermost_rule_wins():
 
     products = jrc.apply_rules(inner, jrc.SavePrimitives("dot_general"))
     assert count(inner, again) == 3
-    # The function says re-run, the part inside keeps its products; the outermost one is re-run.
+    # The inner function saves its products; only the outer product is recomputed.
     assert count(products, again) == 1
     assert count(jrc.keep_op(inner), again) == 1
-    # The part inside re-runs one operator and keeps the rest.
+    # The inner function recomputes one operator and saves the rest.
     one = jrc.apply_rules(inner, jrc.RecomputePrimitives("tanh"))
     assert count(one, again) == 1
     tanhs = rerun_operators(again(functools.partial(loss, middle=one)), plain, W, X)["tanh"]
     assert tanhs == 1
-    # The function keeps, the call inside re-runs.
+    # The outer function saves, the call inside recomputes.
     assert count(again(inner), keep) == 2
-    # Kept by an operator inside a call that is re-run inside a function that keeps.
+    # A tag that saves, in a call that is recomputed, in a function that saves.
     deep = lambda w, x: jnp.sin(jrc.keep_op(jnp.dot)(jnp.tanh(x @ w), w))  # noqa: E731
     assert count(again(deep), keep) == 1
     assert_same(again(functools.partial(loss, middle=one)), plain, W, X)
@@ -243,12 +243,12 @@ def test_rules_and_tags_reach_into_loops_and_branches(length):
     ):
         assert dots(lean, plain, W, X) <= 0
         assert largest_error(jax.grad(lean)(W, X), jax.grad(plain)(W, X)) < 1e-6
-    # Without the tag all products of every step run again.
+    # Without the tag all products of every step are recomputed.
     assert dots(functools.partial(jrc.recompute, plain), plain, W, X) >= 2 * length
     tags = jrc.apply_rules(functools.partial(loss, op=jrc.recompute_op(jnp.tanh), dot=jnp.dot))
     rule = jrc.apply_rules(plain, jrc.RecomputePrimitives("tanh"))
     for lean in (tags, rule):
-        # A branch that reads what is re-run is run again with it, and with the product inside.
+        # A branch that reads a recomputed value is recomputed too, with its product.
         assert dots(lean, plain, W, X) == length
         assert rerun_operators(lean, plain, W, X)["tanh"] >= 2 * length
         assert saved_bytes(lean, W, X) <= saved_bytes(plain, W, X)
@@ -263,7 +263,7 @@ def test_marks_inside_a_loop_are_saved_for_every_step():
     lean = jrc.apply_rules(loss, jrc.Save("h"))
     assert saved_bytes(lean, W, X) <= 6 * ONE
     assert largest_error(jax.grad(lean)(W, X), jax.grad(loss)(W, X)) < 1e-6
-    # The second product feeds tanh, whose result is held; the first one is made again.
+    # The second product is the operand of the saved tanh; the first one is recomputed.
     assert dots(lean, loss, W, X) == 5
 
 
@@ -275,7 +275,7 @@ def test_keep_inside_segments():
 
     assert count() == 3
     assert count(keep=jrc.SavePrimitives("dot_general")) == 0
-    # Nothing but sin is re-run, so no product is.
+    # Only sin is recomputed, and no product.
     assert count(keep=jrc.RecomputePrimitives("sin")) == 0
     lean = jrc.recompute_segments(plain, ["h2"], keep=jrc.Save("h0"))
     assert "h0" in jrc.find_segments(plain, ["h2"], W, X, keep=jrc.Save("h0")).held
@@ -288,7 +288,7 @@ def test_segments_report_what_rules_save():
     cut = jrc.find_segments(plain, ["h1"], W, X, keep=rule)
     assert cut.segments[0].rerun == ("h0",)
     assert [name.partition(":")[0] for name in cut.held] == ["dot_general", "h1"]
-    # Two products, and h1, which is made outside of the body from the second.
+    # Two products, and h1, which is computed from the second one, outside the region.
     assert cut.segments[0].held_bytes == 3 * ONE
     assert jrc.find_segments(plain, ["h1"], W, X, keep=jrc.Save("h0")).segments[0].rerun == ()
 
@@ -639,7 +639,7 @@ def test_recompute_op_acts_alone(name, around):
     for transform in (jax.grad, lambda f: jax.jit(jax.grad(f)), jax.hessian):
         got, want = (transform(around(f))(W, X) for f in (lean, plain))
         assert largest_error(got, want) < 1e-5
-    # In a region of the user's own, and of ours, it is still right, and no product runs again.
+    # In another region the gradients are equal, and no further product is recomputed.
     for region in (jax.checkpoint, lambda f: functools.partial(jrc.recompute, f)):
         grads = [jax.grad(region(f), (0, 1))(W, X) for f in (lean, plain)]
         assert largest_error(*grads) < 1e-6

@@ -193,7 +193,7 @@ def test_dropout_mask_is_the_same_in_the_rerun(reentrant):
 
 
 def test_state_is_not_preserved_on_demand():
-    """The re-run's mask is another one: the gradient is that of an output nobody computed."""
+    """The recomputed mask is another one: the gradient is not that of the result."""
 
     def dropped(w, keys):
         return w * jax.random.bernoulli(keys[0], 0.5, w.shape)

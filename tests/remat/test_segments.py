@@ -398,7 +398,7 @@ def test_a_mark_inside_a_construct_is_a_clear_error(kind):
     assert jrc.find_segments(loss, ["out"], X).held == ("out",)
 
 
-def test_errors_say_the_rule_what_arrived_and_the_way_out():
+def test_errors_have_the_rule_the_value_and_the_way_out():
     def loss_fn(w, x):
         return jnp.sum(jrc.mark(jrc.mark(x @ w, "fc_1") @ w, "pred"))
 
@@ -441,7 +441,7 @@ def test_notices_are_logged_once(caplog):
         return jnp.sum(jrc.mark(b @ w, "c") * a) + jnp.sum(jrc.mark(x, "input"))
 
     lean = jrc.recompute_segments(loss, ["b", "input"])
-    fluid = jrc.recompute_segments(loss, ["a", "b", "nobody"], rule="fluid")
+    fluid = jrc.recompute_segments(loss, ["a", "b", "unknown"], rule="fluid")
     with caplog.at_level("INFO", logger="jrc"):
         for _ in range(2):
             jax.grad(lean)(W, X)
@@ -452,7 +452,7 @@ def test_notices_are_logged_once(caplog):
         "jrc.recompute_segments: 1 value crosses from one segment into another and is saved "
         "besides the boundaries: a. Better boundaries"
     )
-    assert "boundary 'input' cuts nothing" in texts[1] and "boundary 'nobody' cuts" in texts[2]
+    assert "boundary 'input' cuts nothing" in texts[1] and "boundary 'unknown' cuts" in texts[2]
     assert "between 'a' and 'b' there is too little to recompute" in texts[3]
 
 
@@ -468,7 +468,7 @@ def test_results_of_one_equation_are_saved_one_by_one():
 
 
 def test_memory_is_that_of_hand_wrapped_checkpoints():
-    """Whatever a block ends in, and whatever it draws."""
+    """For different ends of a block, and with random draws."""
     w, x, key = jnp.ones((64, 64)) * 0.01, jnp.ones((256, 64)), jax.random.key(0)
 
     def drop(x, key):

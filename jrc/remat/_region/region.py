@@ -42,7 +42,8 @@ def region_program(eqn: Any) -> Any | None:
 
     A region inside a region is not nested: the outer one runs this program, once.
     """
-    if eqn.primitive.name == "jit":
+    # A region that is differentiated already is the backward pass, which keeps its barrier.
+    if eqn.primitive.name == "jit" or eqn.params.get("differentiated"):
         return None
     return next((p for p in inner_programs(eqn) if p.debug_info.func_name == _NAME), None)
 

@@ -113,7 +113,11 @@ def _unmatched(program: Program, sections: SectionedProgram, request: Request) -
         if section.recompute
     ]
     return [
-        Notice(logging.WARNING, f"keep_patterns[{i}] matches nothing: {_why(program, pattern)}.")
+        Notice(
+            logging.WARNING,
+            f"keep_patterns[{i}] matches nothing: {_why(program, pattern)}. Correct it, or "
+            "remove it.",
+        )
         for i, pattern in enumerate(request.patterns)
         if parts and pattern.num and not any(pattern.matches(program, part) for part in parts)
     ]
