@@ -432,7 +432,7 @@ def test_a_name_that_also_stands_inside_a_loop_is_refused():
         ({"no_grad_set": {3}}, "no_grad_set holds names, strings; got int"),
         ({"callbacks": "print"}, r"callbacks is a function callback\(block, context\)"),
         ({"callbacks": [print, 3]}, "or a list of them; got 3"),
-        ({"checkpoints": "h_0"}, "checkpoints is a list of mark names; got str 'h_0'"),
+        ({"checkpoints": "h_0"}, "checkpoints must be a list of mark names, got str 'h_0'"),
         ({"has_aux": True}, r"returns \(loss, aux\); `loss_fn` returned float32\[\]"),
     ],
 )

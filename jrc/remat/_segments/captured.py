@@ -49,10 +49,10 @@ class _Identity:
 
 
 class _Walk:
-    """One walk over captured values; `seen` ends cycles."""
+    """One walk over captured values; `seen` ends cycles, and keeps each value's identity its own."""
 
     def __init__(self):
-        self.seen: set[int] = set()
+        self.seen: dict[int, Any] = {}
         self.left = _MOST
 
     def token(self, value: Any) -> Hashable:
@@ -63,7 +63,7 @@ class _Walk:
             return type(value), repr(value)
         if isinstance(value, (jax.Array, *_FIXED)) or _is_of_jax(value) or id(value) in self.seen:
             return _Identity(value)
-        self.seen.add(id(value))
+        self.seen[id(value)] = value
         if isinstance(value, tuple | list):
             return type(value), *map(self.token, value)
         if isinstance(value, dict):
@@ -81,7 +81,7 @@ def fingerprint(*values: Any) -> Hashable | None:
     """Return a key that changes with anything that functions or other values capture.
 
     Arrays count by identity, numbers and text by value, containers and objects by what they
-    contain; functions of libraries by identity.
+    contain; functions of libraries, modules and classes by identity.
 
     Args:
         *values: Functions, methods, partial functions, or static arguments.

@@ -1,11 +1,11 @@
 """`jrc.recompute`: one call of a function as a segment, run once more in the backward pass."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
-from flax.errors import TraceContextError
 
 from jrc._errors import name_of
 from jrc._jaxpr import Program, evaluate
@@ -111,7 +111,11 @@ def _modules_named(function: Any) -> Iterator[None]:
     """Turn flax's refusal to change a module inside a trace into an error with the way out."""
     try:
         yield
-    except TraceContextError as error:
+    except Exception as error:
+        # flax is imported by those who use it.
+        flax = sys.modules.get("flax.errors")
+        if flax is None or not isinstance(error, flax.TraceContextError):
+            raise
         raise TypeError(
             f"{_WHO}: function must not change a flax module in place, got {name_of(function)!r}, "
             "which does (running statistics, random streams). Call "
