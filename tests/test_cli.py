@@ -187,7 +187,7 @@ WRONG = {
     ("explain", ".net_to_see:setup"): (2, "can be imported, got '.net_to_see', which is neither"),
     ("plan", "net_to_see:setup", "--budget", "2 GB/s"): (
         2,
-        "is a number and a unit, such as '1.5G",
+        "must be a number and a unit, such as '1.5G",
     ),
     ("explain", "net_to_see:vector"): (2, "jrc explain: `<lambda>` must return a floating scalar"),
     ("explain", "net_to_see:setup", "--arg", "layers"): (2, "--arg must be KEY=VALUE, such as la"),
@@ -206,10 +206,10 @@ WRONG = {
     ("explain", "net_to_see:setup", "--plot", "r.hat"): (2, "--plot: path must end in a format"),
     ("plan", "net_to_see:setup", "--budget", "0"): (2, "a number of bytes. Write 0.0 for the frac"),
     ("plan", "net_to_see:setup", "--budget", "1"): (2, "a number of bytes. Write 1.0 for the frac"),
-    ("plan", "net_to_see:setup", "--budget", "1.5"): (2, "jrc plan: a budget that is a float is"),
+    ("plan", "net_to_see:setup", "--budget", "1.5"): (2, "jrc plan: budget as a float must be"),
     ("plan", "net_to_see:setup", "--budget", "1MB", "--compilations", "0"): (
         2,
-        "jrc plan: compilations is a whole number from 1 to 10; got 0.",
+        "jrc plan: compilations must be a whole number from 1 to 10, got 0.",
     ),
     ("plan", "net_to_see:setup", "--budget", "1MB", "--json", "no/p.json"): (
         2,

@@ -1,4 +1,12 @@
-"""Running an equation with other programs inside: loops, branches and `shard_map` bodies."""
+"""Running an equation with other programs inside: loops, branches and `shard_map` bodies.
+
+>>> import jax.numpy as jnp
+>>> from jrc._jaxpr.program import evaluate
+>>> sums = lambda xs: jax.lax.scan(lambda c, x: (c + x, c), 0.0, xs)
+>>> (eqn,) = jax.make_jaxpr(sums)(jnp.ones(3)).eqns
+>>> [float(x) for x in rebuild(eqn, evaluate)(0.0, jnp.ones(3))[:1]]
+[3.0]
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,16 +18,19 @@ Run = Callable[..., Sequence[Any]]
 
 
 def can_rebuild(eqn: JaxprEqn) -> bool:
-    """Whether `rebuild` knows this construct; rules of derivatives and regions stay closed."""
+    """Return whether `rebuild` takes this construct; custom derivatives and regions it does not."""
     return eqn.primitive.name == "scan" or eqn.primitive.name in _FORMS
 
 
 def rebuild(
     eqn: JaxprEqn, run: Callable[[Jaxpr], Run], loop: Callable[..., Any] = jax.lax.scan
 ) -> Run:
-    """The equation as a function of its inputs, each inner program replaced by `run` of it.
+    """Return the equation as a function of its inputs, with other programs inside.
 
-    A `scan` is run by `loop`.
+    Args:
+        eqn: An equation for which `can_rebuild` is true.
+        run: From a program inside to the function that runs in its place.
+        loop: Runs a `scan`; takes the arguments of `jax.lax.scan`.
     """
     if eqn.primitive.name == "scan":
         return _scan(eqn, run, loop)
@@ -51,9 +62,9 @@ def _scan(eqn: JaxprEqn, run: Callable[[Jaxpr], Run], loop: Callable[..., Any]) 
 
 
 def loop_parts(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many constants and carries a `scan` has; they come first among its inputs."""
+    """Return how many constants and carries a `scan` has; they come first among its inputs."""
     body = eqn.params["jaxpr"]
-    # What goes around keeps its rank; what is sliced or stacked has one axis more outside.
+    # A carry has the same rank outside; a sliced or stacked value has one axis more outside.
     carried = _same_rank(eqn.outvars, body.outvars)
     return _same_rank(eqn.invars, body.invars) - carried, carried
 
@@ -64,9 +75,25 @@ def _same_rank(outer: Sequence[Any], inner: Sequence[Any]) -> int:
 
 def _cond(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
     branches = [run(branch) for branch in eqn.params["branches"]]
+    if eqn.params.get("branches_platforms"):
+        return _platform_dependent(eqn, branches)
     return lambda index, *args: jax.lax.switch(
         index, [lambda *a, branch=branch: list(branch(*a)) for branch in branches], *args
     )
+
+
+def _platform_dependent(eqn: JaxprEqn, branches: Sequence[Run]) -> Run:
+    """A `cond` that keeps the platform of each branch, which `lax.switch` does not take.
+
+    Without it a branch would be compiled for a platform that it is not written for.
+    """
+
+    def call(index: Any, *args: Any) -> Sequence[Any]:
+        programs = [jax.make_jaxpr(lambda *a, b=branch: list(b(*a)))(*args) for branch in branches]
+        params = eqn.params | {"branches": tuple(programs)}
+        return eqn.primitive.bind(index, *args, **params)
+
+    return call
 
 
 def _shard_map(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:

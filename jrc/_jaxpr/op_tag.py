@@ -1,7 +1,4 @@
-"""Calls that carry a word for whoever cuts the program: `jit` calls with a name of ours.
-
-A call, and not a mark, because the word is about all that happens inside of it.
-"""
+"""Tagged calls: `jit` calls whose name tells a transform what to do with all that is inside."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,22 +10,33 @@ from jax.extend.core import JaxprEqn
 _PREFIX = "jrc_tag_"
 
 
-def tagged(run: Callable[..., Any], tag: str) -> Callable[..., Any]:
-    """`run`, a function of arrays, as a call that `tag_of` knows again; as it is when eager."""
+def tagged(run: Callable[..., Any], tag: str, name: str = "") -> Callable[..., Any]:
+    """Return a function of arrays as a call with a tag; unchanged where nothing is traced.
+
+    Args:
+        run: The function.
+        tag: One word without an underscore; `tag_of` returns it.
+        name: The operator's name; `tagged_name` returns it.
+    """
     if not _is_staging():
         return run
 
     def call(*args: Any) -> Any:
         return run(*args)
 
-    call.__name__ = f"{_PREFIX}{tag}"
+    call.__name__ = f"{_PREFIX}{tag}_{name}"
     return jax.jit(call)
 
 
 def tag_of(eqn: JaxprEqn) -> str | None:
-    """The word that this call carries, if it is one of ours."""
+    """Return the tag of a call, `None` if it has none."""
     name = str(eqn.params.get("name", "")) if eqn.primitive.name == "jit" else ""
-    return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else None
+    return name.removeprefix(_PREFIX).partition("_")[0] if name.startswith(_PREFIX) else None
+
+
+def tagged_name(eqn: JaxprEqn) -> str:
+    """Return the name of the operator in a tagged call."""
+    return str(eqn.params["name"]).removeprefix(_PREFIX).partition("_")[2]
 
 
 def _is_staging() -> bool:

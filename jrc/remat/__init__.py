@@ -11,8 +11,6 @@ from jrc.remat._planner.make_plan import plan as plan
 from jrc.remat._planner.make_plan import plan_within as plan_within
 from jrc.remat._planner.plan import Estimate as Estimate
 from jrc.remat._planner.plan import Plan as Plan
-from jrc.remat._policy.op_tags import keep_op as keep_op
-from jrc.remat._policy.op_tags import recompute_op as recompute_op
 from jrc.remat._policy.rules import Offload as Offload
 from jrc.remat._policy.rules import RecomputePrimitives as RecomputePrimitives
 from jrc.remat._policy.rules import Rule as Rule
@@ -25,6 +23,8 @@ from jrc.remat._report.report import Report as Report
 from jrc.remat._scan.recompute_scan import recompute_scan as recompute_scan
 from jrc.remat._segments.apply_rules import apply_rules as apply_rules
 from jrc.remat._segments.mark import mark as mark
+from jrc.remat._segments.op_tags import keep_op as keep_op
+from jrc.remat._segments.op_tags import recompute_op as recompute_op
 from jrc.remat._segments.recompute_call import recompute as recompute
 from jrc.remat._segments.recompute_segments import recompute_segments as recompute_segments
 from jrc.remat._segments.recompute_sequential import recompute_sequential as recompute_sequential

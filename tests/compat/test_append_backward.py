@@ -448,7 +448,7 @@ def test_a_name_that_also_stands_inside_a_loop_is_refused():
         ({"no_grad_set": {3}}, "no_grad_set must be a list of names, got one with int"),
         ({"callbacks": "print"}, r"callbacks must be a function callback\(block, context\)"),
         ({"callbacks": [print, 3]}, "or a list of them, got 3"),
-        ({"checkpoints": "h_0"}, "checkpoints is a list of mark names; got str 'h_0'"),
+        ({"checkpoints": "h_0"}, "checkpoints must be a list of mark names, got str 'h_0'"),
         ({"has_aux": True}, r"must return \(loss, aux\) .* got float32\[\] from `loss_fn`"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from jrc._jaxpr import Fusion, Reads, View, evaluate, facts_of, primitives_where
-from jrc.remat._region.saved_results import derivative_reads
+from jrc.remat._region.derivative_reads import derivative_reads
 
 X = jnp.linspace(0.1, 0.9, 12).reshape(3, 4)
 MASK, ROW, AT = X > 0.5, jnp.ones(4), jnp.array([[0], [2]])

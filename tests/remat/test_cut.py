@@ -55,7 +55,7 @@ NAIVE = {"partition": naive_partition, "fluid": naive_fluid, "pass": naive_pass}
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_cut_is_the_stated_rule(rule, data):
-    """Segments, what crosses and what is re-run, from the operators alone."""
+    """Segments, crossing and recomputed values, from the operators alone."""
     graph = data.draw(graphs())
     chosen = data.draw(st.sets(st.integers(0, len(graph.ops) - 1), min_size=1))
     asked = data.draw(st.permutations(sorted(chosen)))
@@ -118,7 +118,7 @@ def test_golden_recomputed(boundaries):
 
 
 def test_golden_rerun():
-    """A segment that ends in tanh does not re-run the dot that feeds it; one in sin does."""
+    """A segment that ends in tanh does not recompute its operand; one that ends in sin does."""
     cut = jrc.find_segments(chain, ["tanh_0", "tanh_1"], [W] * 3, X)
     assert cut.segments[1].rerun == ()
 
@@ -195,7 +195,7 @@ def unit_net(w, b1, b2, x):
     return jnp.mean(y)
 
 
-# Measured with Paddle: what is re-run, by choice of boundaries.
+# Measured with Paddle: recomputed values for each choice of boundaries.
 PADDLE = {
     ("b1",): ("matmul",),
     ("b2",): ("matmul", "b1"),
@@ -204,7 +204,7 @@ PADDLE = {
     ("b1", "b2"): (),
     ("matmul",): (),
     ("matmul", "b1", "b2"): (),
-    ("b1", "nobody"): ("matmul",),
+    ("b1", "unknown"): ("matmul",),
     ("b1", "b1"): ("matmul",),
     (): (),
 }
@@ -215,7 +215,7 @@ def test_paddle_s_unit_net(boundaries):
     args = (W, W[0], W[1], X)
     cut = jrc.find_segments(unit_net, boundaries, *args, rule="fluid")
     assert sum((segment.recomputed for segment in cut.segments), ()) == PADDLE[boundaries]
-    assert cut.unused == tuple(b for b in boundaries if b == "nobody")
+    assert cut.unused == tuple(b for b in boundaries if b == "unknown")
     if boundaries == ("matmul", "b1"):
         assert cut.too_short == (("matmul", "b1"),)
     lean = jrc.recompute_segments(unit_net, boundaries, rule="fluid")
@@ -237,7 +237,7 @@ def test_own_result_operators_are_differentiated_without_their_argument(name):
     (given,) = kept.invars
     assert given not in kept.outvars
     readers = traced.consumers[traced.jaxpr.invars[0]]
-    assert len(readers) == 1  # the operator alone reads it
+    assert len(readers) == 1  # only the operator reads it
 
 
 def chained(ws, x):

@@ -166,7 +166,7 @@ def test_a_rule_or_a_boundary_that_nothing_matches():
     rules = jrc.RecomputePrimitives("sin", "tahn")
     (text,) = jrc.explain(jrc.apply_rules(deep, rules), W, X).warnings
     assert text.startswith(
-        "jrc.apply_rules: keep=RecomputePrimitives(...) names 'tahn', and `deep` has no such "
+        "jrc.apply_rules: keep=jrc.RecomputePrimitives(...) names 'tahn', and `deep` has no such "
         "operator"
     )
     recomputed = jrc.recompute_segments(deep, ["block_1", "nothing"], rule="fluid")

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -37,7 +38,7 @@ def test_equal_gradients_fewer_bytes_two_dots_more(reentrant):
 
 
 @both
-def test_compiled_program_really_runs_it_again(reentrant):
+def test_the_compiled_program_recomputes(reentrant):
     """Without the barriers XLA would find the first result and merge the two."""
 
     def dots(call):
@@ -120,7 +121,7 @@ def _refuse(primals, tangents):
 @pytest.mark.parametrize(
     "options", [{}, {"use_reentrant": False}, {"preserve_rng_state": False}], ids=str
 )
-def test_what_is_frozen_may_have_no_derivative(options):
+def test_frozen_arguments_may_have_no_derivative(options):
     def function(w, frozen, n, key):
         shift = jax.lax.fori_loop(0, n, lambda _, x: x * 1.1, frozen)
         return jnp.sin(W @ w + shift + underivable(frozen)), n + 1, underivable(frozen)
@@ -147,7 +148,7 @@ def test_a_cotangent_may_be_a_python_number(preserve):
     assert largest_error(got, jnp.cos(W)) < 1e-6
 
 
-def test_forward_mode_is_there_without_reentrance_only():
+def test_forward_mode_needs_use_reentrant_false():
     call = functools.partial(jrc.recompute, block)
     tangent = jax.jvp(lambda w: call(w, X, use_reentrant=False), (W,), (W,))
     assert largest_error(tangent, jax.jvp(lambda w: block(w, X), (W,), (W,))) < 1e-6
@@ -192,7 +193,7 @@ def test_dropout_mask_is_the_same_in_the_rerun(reentrant):
 
 
 def test_state_is_not_preserved_on_demand():
-    """The re-run's mask is another one: the gradient is that of an output nobody computed."""
+    """The recomputed mask is another one: the gradient is not that of the result."""
 
     def dropped(w, keys):
         return w * jax.random.bernoulli(keys[0], 0.5, w.shape)
@@ -207,11 +208,11 @@ def test_state_is_not_preserved_on_demand():
     assert bit_equal(exact, mask)
     assert 300 < int(jnp.sum(other != mask)) < 700 and 400 < int(jnp.sum(other)) < 600
     assert bit_equal(loss(ones, False), loss(ones, True))
-    with pytest.raises(ValueError, match="typed keys.*there is none"):
+    with pytest.raises(ValueError, match="must contain a typed key.*got none"):
         jrc.recompute(block, W, X, preserve_rng_state=False)
-    with pytest.raises(ValueError, match="needs use_reentrant=True"):
+    with pytest.raises(ValueError, match="must be True with preserve_rng_state=False"):
         jrc.recompute(dropped, W, keys, preserve_rng_state=False, use_reentrant=False)
-    with pytest.raises(TypeError, match="first argument is the function to call; got"):
+    with pytest.raises(TypeError, match="function must be the function to call, got"):
         jrc.recompute(X, block)
 
 
@@ -233,7 +234,7 @@ def test_running_statistics_are_updated_once(reentrant):
 
 
 class FiveBlocks:
-    """The seed's net: five blocks, some of which are called through `recompute`."""
+    """The net of Paddle's test: five blocks, some of which are called through `recompute`."""
 
     def __init__(self, again, **options):
         self.again, self.options = frozenset(again), options
@@ -274,7 +275,7 @@ class FiveBlocks:
 
 
 @both
-def test_the_seed_s_five_blocks_train_alike_whatever_is_rerun(reentrant):
+def test_paddle_s_five_blocks_train_alike_whatever_is_recomputed(reentrant):
     """Blocks 1 and 2, then every choice among 1, 3 and among 1, 2, 3."""
     choices = {(1, 2), (1,), (3,), (1, 3), (2,), (2, 3), (1, 2, 3)}
     plain = FiveBlocks(()).train()
@@ -282,3 +283,13 @@ def test_the_seed_s_five_blocks_train_alike_whatever_is_rerun(reentrant):
         assert largest_error(FiveBlocks(again, use_reentrant=reentrant).train(), plain) < 1e-6, (
             again
         )
+
+
+def test_a_module_that_changes_itself_is_named():
+    norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+    for function in (norm, lambda x: norm(x)):
+        with pytest.raises(TypeError, match="must not change a flax module in place.*BatchNorm|la"):
+            jrc.recompute(function, X)
+    with pytest.raises(TypeError, match=r"Call jrc.recompute_module\(module\)\(x\) instead"):
+        jrc.recompute(norm, X)
+    assert jrc.recompute_module(norm)(X).shape == X.shape

@@ -1,4 +1,4 @@
-"""A chain of functions, cut into chunks of which all but the last are re-run."""
+"""A chain of functions, cut into chunks, of which all but the last are recomputed."""
 
 import functools
 
@@ -31,7 +31,7 @@ def lean(w, x, segments):
 @pytest.mark.parametrize(
     ("segments", "rerun"), [(1, 0), (2, 2), (3, 2), (4, 3), (5, 4)]
 )  # 5 | 2 3 | 1 1 3 | 1 1 1 2 | 1 1 1 1 1
-def test_equal_and_as_many_dots_more_as_chunks_but_the_last_have(segments, rerun):
+def test_gradients_equal_and_products_recomputed_in_all_chunks_but_the_last(segments, rerun):
     cut = functools.partial(lean, segments=segments)
     grads = [jax.value_and_grad(f, argnums=(0, 1)) for f in (cut, plain)]
     with jax.disable_jit():
@@ -41,11 +41,11 @@ def test_equal_and_as_many_dots_more_as_chunks_but_the_last_have(segments, rerun
     assert more == rerun
 
 
-def test_saved_bytes_fall_by_what_the_chunks_hold():
+def test_saved_bytes_fall_by_the_inner_values_of_the_chunks():
     saved = [saved_bytes(functools.partial(lean, segments=k), W, X) for k in (1, 2, 5)]
     assert saved[0] == saved_bytes(plain, W, X)
-    # A function that is re-run held two cosines and the sine that is the next one's input. The
-    # last of a chunk leaves that sine, as the input of the next chunk, which is held anyway.
+    # A function saves two cosines, and the sine that is the next one's input. Recomputed, the last
+    # of a chunk still leaves that sine: it is the input of the next chunk, which is saved.
     assert saved[0] - saved[1] == (2 * 2 + 1) * X.nbytes
     assert saved[0] - saved[2] == (4 * 2) * X.nbytes
 
@@ -80,7 +80,7 @@ def test_the_first_takes_many_arguments_and_a_tuple_is_one():
         jrc.recompute_sequential([first, lambda y, x: y], W[0], X, segments=2)
 
 
-def test_random_state_is_handed_on():
+def test_random_state_is_passed_on():
     def dropped(pair):
         x, key = pair
         key, own = jax.random.split(key)
@@ -96,20 +96,20 @@ def test_random_state_is_handed_on():
     mask = dropped((ones, jax.random.key(3)))[0]
     assert bit_equal(jax.grad(loss)(ones, True), mask)
     assert 300 < int(jnp.sum(jax.grad(loss)(ones, False) != mask)) < 700
-    with pytest.raises(ValueError, match="typed keys.*there is none"):
+    with pytest.raises(ValueError, match="must contain a typed key.*got none"):
         jrc.recompute_sequential(layers(W), X, segments=2, preserve_rng_state=False)
 
 
 @pytest.mark.parametrize(
     ("functions", "segments", "error", "match"),
     [
-        ([], 1, ValueError, "at least one; got none. Return the arguments"),
-        (jnp.sin, 1, TypeError, r"list of functions.*; got .*\. Write \[first, second\]"),
+        ([], 1, ValueError, "at least one, got none. Return the arguments"),
+        (jnp.sin, 1, TypeError, r"list of functions, got .*\. Write \[first, second\]"),
         ([jnp.sin, 3], 1, TypeError, "got int at place 1. Wrap it in a function"),
-        ([jnp.sin] * 3, 0, ValueError, "from 1 to the number of functions, 3; got 0. segments=3"),
-        ([jnp.sin] * 3, 4, ValueError, "from 1 to the number of functions, 3; got 4"),
-        ([jnp.sin] * 3, True, TypeError, "whole number of chunks; got True. Write segments=2"),
-        ([jnp.sin] * 3, 2.0, TypeError, "whole number of chunks; got 2.0"),
+        ([jnp.sin] * 3, 0, ValueError, "whole number from 1 to 3, got 0. segments=3"),
+        ([jnp.sin] * 3, 4, ValueError, "whole number from 1 to 3, got 4"),
+        ([jnp.sin] * 3, True, TypeError, "whole number from 1 to 3, got True. segments=3"),
+        ([jnp.sin] * 3, 2.0, TypeError, "whole number from 1 to 3, got 2.0"),
     ],
 )
 def test_errors(functions, segments, error, match):

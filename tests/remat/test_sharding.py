@@ -1,4 +1,4 @@
-"""Recomputation on several devices: shardings are kept, collectives are not run again."""
+"""Recomputation on several devices: shardings are kept, collectives are not recomputed."""
 
 import functools
 import re
@@ -57,7 +57,7 @@ def test_rerun_values_keep_the_sharding_of_the_originals(constrained):
     texts = [compiled(f, *args) for f in (lean, loss)]
     lean_sines, plain_sines = (shapes(text, "sine") for text in texts)
     assert len(lean_sines) > len(plain_sines)
-    # 8 x 8 on 2 x 2 devices, in the re-run as in the first run.
+    # 8 x 8 on 2 x 2 devices, in the recomputation as in the forward pass.
     assert set(lean_sines) == set(plain_sines) == {"f32[4,4]"}
     assert len(shapes(texts[0], "cosine")) > 0 and set(shapes(texts[0], "cosine")) == {"f32[4,4]"}
     got = jax.jit(jax.value_and_grad(lean))(*args)
@@ -110,7 +110,7 @@ EACH = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CO
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("name", EACH)
-def test_collectives_are_not_run_again_unless_asked_for(name, check_vma):
+def test_collectives_are_recomputed_only_on_request(name, check_vma):
     collective, operator = COLLECTIVES[name]
     plain = functools.partial(gathering, collective)
     args = W[:4, :4], X

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, trace
+from jrc.remat._policy.check import check_policy
 from jrc.remat._policy.resolution import Policy
 from jrc.remat._policy.rules import Rule
-from jrc.remat._region.interpreter import should_inline
+from jrc.remat._region.region import should_inline
 from jrc.remat._segments.cut import one_segment
-from jrc.remat._segments.recompute_segments import run_sections
+from jrc.remat._segments.run_sections import run_sections
 
 _PLAIN = "_jrc_plain"
 
@@ -65,7 +66,7 @@ def call_region(fn: Callable[..., Any], args: Sequence[Any], options: ModuleOpti
     counter that the function advances (the random streams of flax) is advanced once.
     """
     traced = trace(fn, tuple(args), {}, should_inline(options.policy))
-    options.policy.check(traced.program, "jrc.recompute_module", "the module")
+    check_policy(options.policy, traced.program, "jrc.recompute_module", "the module")
     return traced.run(_without_copies(traced.program, options.policy))
 
 

@@ -1,7 +1,6 @@
 """Checks of a decision that was read from JSON: the text may have been edited.
 
->>> from jrc._validate import is_whole
-from jrc.remat._planner.decision import Stage
+>>> from jrc.remat._planner.decision import Stage
 >>> check_decision(Decision((Stage((0, 1)), Stage((1, 2)))), 3)
 Traceback (most recent call last):
 ValueError: decision, stage 1: equation 1 is listed twice

@@ -4,7 +4,7 @@ from typing import Any
 
 from jrc._jaxpr import facts_of, has_effects, inner_programs, tag_of
 from jrc.remat._policy.resolution import KEEP_TAG
-from jrc.remat._region.interpreter import is_closed
+from jrc.remat._region.saved_equations import is_closed
 
 
 def hides_residuals(eqn: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 from jrc._jaxpr import Program, evaluate, inner_programs, is_variable, primitive_name
 from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.constraints import hides_residuals
-from jrc.remat._region.saved_results import derivative_reads
+from jrc.remat._region.derivative_reads import derivative_reads
 
 
 class DerivativeReads:

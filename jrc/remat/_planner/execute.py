@@ -18,12 +18,13 @@ from jrc._tree import is_floating, is_typed_key
 from jrc.remat._planner.decision import Decision, Stage
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.trace import inlined_program
-from jrc.remat._policy.resolution import SAVED, Policy, name_value
+from jrc.remat._policy.checkpoint_names import SAVED, name_value
+from jrc.remat._policy.resolution import Policy
 from jrc.remat._region.barrier import barrier
-from jrc.remat._region.interpreter import recomputed_region
+from jrc.remat._region.region import recomputed_region
 from jrc.remat._region.rerun_scope import planned_scope
 from jrc.remat._segments.cut import Section
-from jrc.remat._segments.recompute_segments import run_section
+from jrc.remat._segments.run_sections import run_section
 
 Run = Callable[..., Sequence[Any]]
 

@@ -1,4 +1,4 @@
-"""Rules for what is kept and what is re-run: small values that combine with `|`."""
+"""Rules for what is saved and what is recomputed: small values that combine with `|`."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ from jrc._errors import listed
 
 
 class Rule:
-    """One rule, or several joined with `|`; frozen, hashable, and prints as it is written."""
+    """One rule, or several joined with `|`: frozen, hashable, and printed as it is written."""
 
     def __or__(self, other: "Rule") -> "Rules":
-        """Both rules at once."""
+        """Return both rules as one."""
         if not isinstance(other, Rule):
             return NotImplemented
         return Rules((*self.parts, *other.parts))
@@ -23,11 +23,12 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Save(Rule):
-    """Keeps the values with these marks; all else is re-run.
+    """Saves the values with these marks; everything else is recomputed.
 
-    A value is held as it is. An operator that is differentiated from its own result (`tanh`,
-    `exp`, `sigmoid`, `relu`) then needs nothing before it; one that reads its argument (`gelu`,
-    `sin`) has that made again: keep the argument, or call the operator through `jrc.keep_op`.
+    The value itself is saved. An operator whose derivative reads its own result (`tanh`, `exp`,
+    `sigmoid`, `relu`) then needs nothing that comes before it. One whose derivative reads its
+    operand (`gelu`, `sin`) has the operand recomputed: save the operand, or call the operator
+    through `jrc.keep_op`.
 
     Attributes:
         names: Marks, as given to `jrc.mark` or `jax.ad_checkpoint.checkpoint_name`.
@@ -44,7 +45,7 @@ class Save(Rule):
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class SavePrimitives(Rule):
-    """Keeps every result of these operators; all else is re-run.
+    """Saves every result of these operators; everything else is recomputed.
 
     Attributes:
         names: Primitives as a program prints them (`dot_general`, `tanh`), or names of functions
@@ -62,7 +63,7 @@ class SavePrimitives(Rule):
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class RecomputePrimitives(Rule):
-    """Re-runs every result of these operators; alone, it leaves all else as JAX keeps it.
+    """Recomputes every result of these operators; alone, it leaves all other values to JAX.
 
     Attributes:
         names: As for `SavePrimitives`.
@@ -79,10 +80,10 @@ class RecomputePrimitives(Rule):
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Offload(Rule):
-    """Keeps the values with these marks in another memory; all else is re-run.
+    """Saves the values with these marks in another memory; everything else is recomputed.
 
-    Copies to and fro are XLA's, which overlaps them with computation. What the part after the
-    last boundary reads stays on the device: the backward pass begins there.
+    XLA schedules the copies there and back, and overlaps them with computation. Values that the
+    part after the last boundary reads stay on the device: the backward pass begins there.
 
     Attributes:
         names: Marks, as given to `jrc.mark`.
@@ -96,7 +97,7 @@ class Offload(Rule):
         object.__setattr__(self, "names", _checked("jrc.Offload", "mark", names))
         if not isinstance(to, str) or not to:
             raise TypeError(
-                f"jrc.Offload: `to` is the name of a memory kind; got {to!r}. "
+                f"jrc.Offload: to must be the name of a memory kind, got {to!r}. "
                 "Write to='pinned_host'."
             )
         object.__setattr__(self, "to", to)
@@ -116,14 +117,14 @@ class Rules(Rule):
     rules: tuple[Rule, ...]
 
     def __post_init__(self) -> None:
-        """Refuse two rules that say the opposite of one value."""
-        self._check(SavePrimitives, RecomputePrimitives, "kept and re-run")
-        self._check(Save, Offload, "kept on the device and offloaded")
-        places = {rule.to for rule in self.rules if isinstance(rule, Offload)}
-        if len(places) > 1:
+        """Raise if two rules contradict each other."""
+        self._check(SavePrimitives, RecomputePrimitives, "saved and recomputed")
+        self._check(Save, Offload, "saved on the device and offloaded")
+        kinds = {rule.to for rule in self.rules if isinstance(rule, Offload)}
+        if len(kinds) > 1:
             raise ValueError(
-                f"jrc.Offload: one set of rules offloads to one memory kind; got "
-                f"{listed(sorted(places))}. Choose one `to` for all."
+                f"jrc.Offload: to must be the same in all rules that are joined, got "
+                f"{listed(sorted(kinds))}. Choose one memory kind for all."
             )
 
     @property
@@ -138,25 +139,25 @@ class Rules(Rule):
         both = names_in(self, one) & names_in(self, other)
         if both:
             raise ValueError(
-                f"jrc.{one.__name__} | jrc.{other.__name__}: {listed(sorted(both))} would be "
-                f"{what} at once. Leave it out of one of the two."
+                f"jrc.{one.__name__} | jrc.{other.__name__}: a name must stand in one of the two, "
+                f"got {listed(sorted(both))} in both, to be {what} at once. Remove it from one."
             )
 
 
 def names_in(keep: Rule | None, kind: type) -> frozenset[str]:
-    """All names that rules of this kind carry."""
+    """Return all names in rules of this kind."""
     parts = () if keep is None else keep.parts
     return frozenset(name for rule in parts if isinstance(rule, kind) for name in rule.names)
 
 
 def check_keep(keep: object, who: str) -> None:
-    """Refuse what is no rule."""
+    """Raise if `keep` is no rule."""
     known = Save | SavePrimitives | RecomputePrimitives | Offload
     parts = keep.parts if isinstance(keep, Rule) else ()
     if keep is not None and not (parts and all(isinstance(rule, known) for rule in parts)):
         raise TypeError(
-            f"{who}: keep is a rule such as jrc.Save('h') | jrc.SavePrimitives('dot_general'); "
-            f"got {type(keep).__name__} {keep!r}."
+            f"{who}: keep must be a rule or None, got {type(keep).__name__} {keep!r}. Write a rule "
+            "such as jrc.Save('h') | jrc.SavePrimitives('dot_general')."
         )
 
 
@@ -165,10 +166,12 @@ def _checked(who: str, what: str, names: Iterable[object]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or not name:
             raise TypeError(
-                f"{who}: a {what} is given by its name, a string; got {name!r}. "
+                f"{who}: names must be strings, each naming a {what}, got {name!r}. "
                 f"Write {who}('name', 'other')."
             )
         checked.append(name)
     if not checked:
-        raise ValueError(f"{who}: at least one {what} is named; got none. Write {who}('name').")
+        raise ValueError(
+            f"{who}: names must contain at least one {what}, got none. Write {who}('name')."
+        )
     return tuple(checked)

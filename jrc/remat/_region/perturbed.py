@@ -1,7 +1,8 @@
-"""Which values of a call are differentiated, as JAX says of a `custom_vjp` with symbolic zeros.
+"""Which arguments of a `custom_vjp` function are perturbed, and which results are read.
 
-What is not differentiated (frozen weights, data) may go through what has no derivative, and what
-nobody reads has no cotangent: neither may be made up, as an array of zeros would be.
+JAX reports both through symbolic zeros. An argument that is not perturbed (frozen weights, data)
+may pass through operators that have no derivative, and a result that no derivative reads has no
+cotangent: an array of zeros must stand for neither.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from jrc._tree import is_floating
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Perturbed:
-    """Those of a list of arrays that are differentiated; no array itself, though it stands by them.
+    """Which arrays of a list are perturbed; static, so that it can stand among residuals.
 
     Attributes:
         flags: One for each array.
@@ -28,33 +29,35 @@ class Perturbed:
     flags: tuple[bool, ...]
 
     def pick(self, arrays: Iterable[Any]) -> list[Any]:
-        """The arrays that are differentiated."""
-        return [x for x, moves in zip(arrays, self.flags, strict=True) if moves]
+        """Return the perturbed arrays."""
+        return [x for x, perturbed in zip(arrays, self.flags, strict=True) if perturbed]
 
     def fill(self, arrays: Iterable[Any], new: Iterable[Any]) -> list[Any]:
-        """The arrays with new ones for those that are differentiated."""
+        """Return the arrays with the perturbed ones replaced by `new`, in order."""
         new = iter(new)
-        return [next(new) if moves else x for x, moves in zip(arrays, self.flags, strict=True)]
+        return [
+            next(new) if perturbed else x for x, perturbed in zip(arrays, self.flags, strict=True)
+        ]
 
-    def spread_evenly(self, cotangents: Iterable[Any]) -> list[Any]:
-        """A cotangent for each array, `None` for what is not differentiated."""
+    def spread(self, cotangents: Iterable[Any]) -> list[Any]:
+        """Return a cotangent for each array, `None` for one that is not perturbed."""
         return self.fill([None] * len(self.flags), cotangents)
 
 
 def primal_values(primals: Sequence[Any]) -> tuple[list[Any], Perturbed]:
-    """The values that a forward rule is given, and which of them are differentiated."""
+    """Return the values that a forward rule is given, and which of them are perturbed."""
     values = [primal.value for primal in primals]
-    moves = [primal.perturbed and is_floating(primal.value) for primal in primals]
-    return values, Perturbed(tuple(moves))
+    flags = [primal.perturbed and is_floating(primal.value) for primal in primals]
+    return values, Perturbed(tuple(flags))
 
 
 def read_results(cotangents: Sequence[Any]) -> Perturbed:
-    """Of which results somebody reads a derivative."""
+    """Return which results have a cotangent that is not a symbolic zero."""
     return Perturbed(tuple(not isinstance(c, SymbolicZero) and _is_number(c) for c in cotangents))
 
 
 def dense(cotangent: Any) -> Any:
-    """The cotangent as an array."""
+    """Return the cotangent as an array."""
     if isinstance(cotangent, SymbolicZero):
         return zeros_of(cotangent.aval)
     return cotangent if hasattr(cotangent, "dtype") else jnp.asarray(cotangent)

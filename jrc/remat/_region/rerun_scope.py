@@ -1,7 +1,7 @@
-"""Telling what runs a second time from what runs once: by the name scope that it stands in.
+"""Name scopes that tell recomputed equations from those of the forward pass.
 
-`jax.checkpoint` writes what it runs again under a scope of its own; the builds of ours that do not
-rest on it do the same with another one. A scope changes nothing but names.
+`jax.checkpoint` writes recomputed equations under a scope of its own. The builds of this package
+that do not use `jax.checkpoint` write them under another one. A scope changes nothing but names.
 """
 
 import re
@@ -17,50 +17,50 @@ _SCOPE = "jrc_rerun"
 _PLANNED = "jrc_plan"
 _JAX_SCOPE = "rematted_computation"
 _REGION = "RematTraced"
-# What is differentiated there runs again; its transpose is the backward pass proper.
-_AGAIN = re.compile(rf"(?<!transpose\(jvp\(){_SCOPE}")
+# The derivative of a recomputed function is recomputation; its transpose is the backward pass.
+_RERUN = re.compile(rf"(?<!transpose\(jvp\(){_SCOPE}")
 
 
 @contextmanager
 def rerun_scope() -> Iterator[None]:
-    """What is written here runs again, inside of a function that is being differentiated."""
+    """Mark what is traced here as recomputation, inside a function that is differentiated."""
     with jax.named_scope(_SCOPE):
         yield
 
 
 @contextmanager
 def separate_rerun_scope() -> Iterator[None]:
-    """What is written here runs again, in a backward pass and not differentiated any more."""
-    # The transforms around take the first name to themselves, so that the second stands alone.
+    """Mark what is traced here as recomputation, in a backward pass, not differentiated itself."""
+    # Enclosing transforms wrap the first name: the second stands alone.
     with jax.named_scope("again"), jax.named_scope(_SCOPE):
         yield
 
 
 @contextmanager
 def planned_scope() -> Iterator[None]:
-    """What is written here was weighed by a plan."""
+    """Mark what is traced here as decided by a plan."""
     with jax.named_scope(_PLANNED):
         yield
 
 
 def is_planned(eqn: Any) -> bool:
-    """Whether a plan decided what this equation keeps."""
+    """Return whether a plan decided what this equation saves."""
     return _PLANNED in scope_of(eqn)
 
 
 def is_rerun(eqn: Any) -> bool:
-    """Whether this equation of a gradient runs something a second time."""
+    """Return whether this equation of a gradient recomputes something."""
     scope = scope_of(eqn)
     if _JAX_SCOPE in scope and (primitive_name(eqn) == _REGION or not _is_transposed(scope)):
         return True
-    return bool(_AGAIN.search(scope))
+    return bool(_RERUN.search(scope))
 
 
 def is_rerun_path(path: str) -> bool:
-    """The same of an operator of the compiled program, from the path that it was made under."""
-    return _JAX_SCOPE in path or bool(_AGAIN.search(path))
+    """Return the same for an operator of the compiled program, from its `op_name` path."""
+    return _JAX_SCOPE in path or bool(_RERUN.search(path))
 
 
 def _is_transposed(scope: str) -> bool:
-    """With `jax_remat3` what comes after the region's re-run may bear its name, transposed."""
+    """With `jax_remat3` equations behind a region may carry its scope, transposed."""
     return f"transpose(jvp({_JAX_SCOPE}" in scope

@@ -45,9 +45,7 @@ def scan_with_saved_carries(loop: Loop, levels: Levels) -> Callable[..., Any]:
         state = backward_pass.segments(levels, starts, carry, 0, (from_carry, *zeros))
         to_carry, to_constants, to_xs = state
         to_groups = to_constants, to_carry, to_xs
-        return tuple(
-            m.spread_evenly(arrays) for m, arrays in zip(perturbed, to_groups, strict=True)
-        )
+        return tuple(m.spread(arrays) for m, arrays in zip(perturbed, to_groups, strict=True))
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call

@@ -1,4 +1,4 @@
-"""Rules on a whole function, without cutting it."""
+"""`jrc.apply_rules`: rules for a whole function, without cutting it."""
 
 import functools
 from collections.abc import Callable
@@ -7,28 +7,30 @@ from typing import Any
 from jrc._errors import name_of
 from jrc._jaxpr import tagged, trace
 from jrc._validate import check_flag
+from jrc.remat._policy.check import check_policy
 from jrc.remat._policy.resolution import KEEP_TAG, Policy
 from jrc.remat._policy.rules import Rule, check_keep
-from jrc.remat._region.interpreter import EquationRange, inner_function, should_inline
+from jrc.remat._region.interpreter import EquationRange, inner_function
+from jrc.remat._region.region import should_inline
 from jrc.remat._segments.cut import one_segment
-from jrc.remat._segments.recompute_segments import run_sections
+from jrc.remat._segments.run_sections import run_sections
 
 
 def apply_rules[F: Callable[..., Any]](
     fn: F, keep: Rule | None = None, *, recompute_collectives: bool = False
 ) -> F:
-    """Keep or re-run single values and operators of a function.
+    """Save or recompute single values and operators of a function.
 
-    Rules that keep (`jrc.Save`, `jrc.SavePrimitives`, `jrc.Offload`) leave all else to be re-run,
-    at once, when the backward pass reaches the function: to bound the memory of that, cut it with
-    `jrc.recompute_segments(..., keep=...)`. `jrc.RecomputePrimitives` alone, or no rule but
-    `jrc.recompute_op` inside, re-runs those operators, each with its readers, and keeps all else.
-    A tagged call or another jrc transform inside has its own say, which wins.
+    With rules that save (`jrc.Save`, `jrc.SavePrimitives`, `jrc.Offload`) all other values are
+    recomputed, at once, when the backward pass reaches the function. To bound the memory of that,
+    cut the function with `jrc.recompute_segments(..., keep=...)`. With `jrc.RecomputePrimitives`
+    alone, or with no rule but `jrc.recompute_op` inside, those operators are recomputed, each
+    together with its readers, and all other values are saved. The innermost rule or tag wins.
 
     Args:
         fn: Any JAX-traceable function of pytrees, as for `jrc.recompute_segments`.
         keep: The rules, joined with `|`.
-        recompute_collectives: Whether what is re-run includes `psum`, `all_gather` and the like.
+        recompute_collectives: Whether `psum`, `all_gather` and the like are recomputed too.
 
     Returns:
         The same function.
@@ -52,8 +54,8 @@ def apply_rules[F: Callable[..., Any]](
     who = "jrc.apply_rules"
     if not callable(fn):
         raise TypeError(
-            f"{who}: the first argument is a function; got {type(fn).__name__}. Pass the function "
-            "itself, and call what comes back."
+            f"{who}: fn must be a function, got {type(fn).__name__}. Pass the function itself, and "
+            "call what is returned."
         )
     check_keep(keep, who)
     check_flag(recompute_collectives, "recompute_collectives", who)
@@ -62,14 +64,13 @@ def apply_rules[F: Callable[..., Any]](
     @functools.wraps(fn)
     def ruled(*args: Any, **kwargs: Any) -> Any:
         traced = trace(fn, args, kwargs, should_inline(policy))
-        policy.check(traced.program, who, name_of(fn))
+        check_policy(policy, traced.program, who, name_of(fn))
         program = traced.program
         if keep is None or policy.saves_by_default:
             return traced.run(
                 tagged(inner_function(program.jaxpr, policy, EquationRange.run_saved), KEEP_TAG)
             )
-        return traced.run(
-            lambda *inputs: run_sections(program, one_segment(program, policy), inputs)
-        )
+        sections = one_segment(program, policy)
+        return traced.run(lambda *inputs: run_sections(program, sections, inputs))
 
     return ruled  # type: ignore[return-value]

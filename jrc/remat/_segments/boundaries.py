@@ -6,50 +6,58 @@ from typing import Any
 
 from jrc._errors import close_to, listed
 from jrc._jaxpr import INPUT, Program, mark_of
+from jrc.remat._policy.checkpoint_names import is_own_name
 from jrc.remat._segments.cut_rules import Boundary
 
 
 def resolve_boundaries(
     program: Program, checkpoints: Sequence[str], rule: str, who: str, fn: str
 ) -> tuple[list[str], list[str]]:
-    """The marks that are asked for, each once, and the names that mark nothing.
+    """Return the requested marks, each once, and the names that no mark carries.
 
-    A bare name means all of its marks. The seeds' rules drop unknown names, ours refuses them.
+    A bare name means all of its marks. Paddle's rules drop unknown names, `"partition"` raises.
     """
     found: dict[str, None] = {}
-    unused = []
+    unknown = []
     for name in checkpoints:
         same = program.matching_marks(name)
         if not same:
             if rule == "partition" or name.partition("#")[0] in program.hidden_marks:
-                raise ValueError(_unknown(program, name, who, fn))
-            unused.append(name)
+                raise ValueError(_error(program, name, who, fn))
+            unknown.append(name)
         found |= dict.fromkeys(same)
-    return sorted(found, key=list(program.marks).index), unused
+    return sorted(found, key=list(program.marks).index), unknown
 
 
-def _unknown(program: Program, name: str, who: str, fn: str) -> str:
+def _error(program: Program, name: str, who: str, fn: str) -> str:
     bare = name.partition("#")[0]
     if bare in program.hidden_marks:
         return (
-            f"{who}: mark {name!r} of `{fn}` stands inside {program.hidden_marks[bare]}, which "
-            "a boundary of the outer function cannot cut. Mark the result of that construct "
-            "instead, or call jrc.recompute_segments on the function inside it."
+            f"{who}: checkpoints must name marks outside of loops and other constructs, got "
+            f"{name!r}, which stands inside {program.hidden_marks[bare]} of `{fn}`. Mark the "
+            "result of that construct instead, or call jrc.recompute_segments on the function "
+            "inside it."
         )
     return (
-        f"{who}: no mark named {name!r}{close_to(name, program.marks)}; "
-        f"`{fn}` marks {listed(program.marks, 'nothing: name values with jrc.mark(x, name)')}."
+        f"{who}: checkpoints must name marks of `{fn}` ({listed(user_marks(program))}), got "
+        f"{name!r}{close_to(name, user_marks(program))}. Name a value with jrc.mark(x, name), or "
+        "leave the name out."
     )
 
 
+def user_marks(program: Program) -> list[str]:
+    """Return the marks of a program that a user wrote, in order."""
+    return [name for name in program.marks if not is_own_name(name.partition("#")[0])]
+
+
 def counts_as_work(program: Program, p: int) -> bool:
-    """Whether an equation counts: marks and mere broadcasts do not."""
+    """Return whether an equation counts: marks and mere broadcasts do not."""
     eqn = program.eqns[p]
     return mark_of(eqn) is None and eqn.primitive.name != "broadcast_in_dim"
 
 
 def locate_boundary(program: Program, name: str, work: Sequence[int]) -> Boundary:
-    """A boundary in counted positions; of a pytree the last value made and the first one read."""
+    """Return a boundary in counted positions; of a pytree, the last value made and first read."""
     producer = bisect.bisect_right(work, last_producer(program, name)) - 1
     read = [
         bisect.bisect_left(work, p) for v in live_parts(program, name) for p in readers(program, v)
@@ -59,17 +67,17 @@ def locate_boundary(program: Program, name: str, work: Sequence[int]) -> Boundar
 
 
 def last_producer(program: Program, name: str) -> int:
-    """The last equation that makes a part of this boundary which the result depends on."""
+    """Return the last equation that makes a live part of this boundary."""
     return max((program.producer[value] for value in live_parts(program, name)), default=INPUT)
 
 
 def live_parts(program: Program, name: str) -> list[Any]:
-    """The parts of a boundary that the result depends on."""
+    """Return the parts of a boundary that the result depends on."""
     return [value for value in program.marked(name) if program.consumers.get(value)]
 
 
 def readers(program: Program, value: Any) -> list[int]:
-    """The counted equations that read a value, through marks and broadcasts."""
+    """Return the counted equations that read a value, through marks and broadcasts."""
     found = []
     for p in program.consumers.get(value, ()):
         if p == len(program.eqns) or counts_as_work(program, p):
@@ -80,6 +88,6 @@ def readers(program: Program, value: Any) -> list[int]:
 
 
 def unique_boundaries(program: Program, boundaries: Sequence[Boundary]) -> list[Boundary]:
-    """Boundaries sorted by producer, one for each value."""
+    """Return the boundaries sorted by producer, one for each value."""
     values = {program.marked(b.name): b for b in reversed(boundaries)}
     return sorted(values.values(), key=lambda b: b.producer)

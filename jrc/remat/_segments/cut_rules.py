@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Boundary(NamedTuple):
-    """A named value: where it is made (-1 for an input), and where it is first read after that."""
+    """A named value: where it is made (-1 for an input), and where it is first read afterwards."""
 
     name: str
     producer: int
@@ -24,19 +24,21 @@ class Ranges(NamedTuple):
 
 
 def partition(boundaries: Sequence[Boundary]) -> Ranges:
-    """Everything after one boundary's producer up to the next one's."""
+    """Return the ranges from after each boundary's producer up to the producer of the next."""
     ends = sorted({b.producer + 1 for b in boundaries if b.producer >= 0})
     return Ranges(tuple(zip([0, *ends], ends, strict=False)), ())
 
 
 def fluid(boundaries: Sequence[Boundary]) -> Ranges:
-    """Paddle's `RecomputeOptimizer`: from first consumer to next producer, and a prefix.
+    """Return the ranges of Paddle's `RecomputeOptimizer`.
+
+    From the first consumer of each boundary to the producer of the next, and a prefix.
 
     Source: Paddle `backward.py`, `ProgramStats.get_recompute_segments`.
     """
     if len(boundaries) == 1:
-        (alone,) = boundaries
-        return Ranges(((0, alone.producer + 1),) if alone.producer > 0 else (), ())
+        (only,) = boundaries
+        return Ranges(((0, only.producer + 1),) if only.producer > 0 else (), ())
     segments, too_short = _between(boundaries)
     if segments and segments[0][0] > 0:
         segments = [(0, segments[0][0]), *segments]
@@ -44,7 +46,9 @@ def fluid(boundaries: Sequence[Boundary]) -> Ranges:
 
 
 def pass_(boundaries: Sequence[Boundary]) -> Ranges:
-    """Paddle's `RecomputePass`: up to the first boundary, then as `fluid` without its prefix.
+    """Return the ranges of Paddle's `RecomputePass`.
+
+    Up to the first boundary, and then as `fluid` without its prefix.
 
     Source: Paddle `auto_parallel_recompute.py`, `RecomputeState.get_recompute_segments`.
     """
@@ -64,7 +68,7 @@ RULES: dict[str, Callable[[Sequence[Boundary]], Ranges]] = {
 def _between(
     boundaries: Sequence[Boundary],
 ) -> tuple[list[tuple[int, int]], tuple[tuple[str, str], ...]]:
-    """The ranges of adjacent pairs that hold more than one equation, and the other pairs."""
+    """The ranges between adjacent boundaries with more than one equation, and the other pairs."""
     segments, too_short = [], []
     for first, second in zip(boundaries, boundaries[1:], strict=False):
         if second.producer + 1 - first.consumer > 1:

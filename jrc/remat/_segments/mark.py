@@ -9,14 +9,14 @@ from jrc._tree import is_traced
 def mark[T](x: T, name: str) -> T:
     """Name an intermediate value, so that a program can be cut there.
 
-    An identity: values, gradients, shardings and batching go through it unchanged, and the
+    The identity: values, gradients, shardings and batching pass through it unchanged, and the
     compiled program does not contain it.
 
     Args:
         x: Any JAX array (any shape and dtype, typed keys too) or pytree of them. Other leaves,
-            NumPy's arrays too, are returned as they are, without a mark.
-        name: What the value is called, for instance `"block_0"`. A name used twice is told apart
-            as `name`, `name#2`, … in program order, so `#` may not stand in it.
+            NumPy arrays included, are returned unchanged and without a mark.
+        name: The name, for instance `"block_0"`. Several values with one name are numbered
+            `name`, `name#2`, … in program order, so that a name may not contain `#`.
 
     Returns:
         `x`.
@@ -39,17 +39,17 @@ def mark[T](x: T, name: str) -> T:
     """
     if not isinstance(name, str):
         raise TypeError(
-            f"jrc.mark: a name is a string; got {type(name).__name__} {name!r}. "
+            f"jrc.mark: name must be a string, got {type(name).__name__} {name!r}. "
             "Write jrc.mark(x, 'block_0')."
         )
     if not name or "#" in name:
         raise ValueError(
-            f"jrc.mark: a name is not empty and has no '#', which numbers repeated names; "
+            f"jrc.mark: name must not be empty nor contain '#', which numbers repeated names, "
             f"got {name!r}. Choose another name."
         )
     leaves, treedef = jax.tree.flatten(x)
-    names_in, count = [], 0
+    marked, count = [], 0
     for leaf in leaves:
-        names_in.append(bind_mark(leaf, name, count) if is_traced(leaf) else leaf)
+        marked.append(bind_mark(leaf, name, count) if is_traced(leaf) else leaf)
         count += is_traced(leaf)
-    return treedef.unflatten(names_in)
+    return treedef.unflatten(marked)

@@ -1,18 +1,17 @@
-"""Running a cut program: each segment in a `jax.checkpoint`, the rest as it is."""
+"""`jrc.recompute_segments`: the segments of a function between named boundaries, recomputed."""
 
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, Reads, View, evaluate, facts_of, mark_of, trace
+from jrc._jaxpr import trace
 from jrc.remat._policy.notices import emit_notice
-from jrc.remat._policy.resolution import SAVED, Policy
 from jrc.remat._policy.rules import Rule
-from jrc.remat._region.interpreter import EquationRange, Region, recomputed_region
-from jrc.remat._segments.cut import Section, SectionedProgram, cut_program
-from jrc.remat._segments.cut_notices import cuts_without_effect, notices
+from jrc.remat._segments.cut import cut_program
+from jrc.remat._segments.cut_notices import notices, requests_without_effect
 from jrc.remat._segments.request import checked_request
+from jrc.remat._segments.run_sections import run_sections
 
 _logger = logging.getLogger("jrc")
 
@@ -27,36 +26,43 @@ def recompute_segments[F: Callable[..., Any]](
     no_recompute_segments: Sequence[int] = (),
     recompute_collectives: bool = False,
 ) -> F:
-    """Re-run a function's intermediates in the backward pass instead of keeping them.
+    """Recompute a function's intermediate values in the backward pass instead of saving them.
 
-    The function is cut at named boundaries. Kept are its inputs, the boundaries, and whatever
-    else crosses from one segment into another; every segment is run again when the backward pass
-    reaches it, the last one first. What lies after the last boundary is never re-run. Values,
-    gradients and random draws are those of `fn`. What may surprise (a value that is kept although
-    it is no boundary, a boundary that cuts nothing) is logged once, at level INFO to `jrc`.
+    The function is cut at named boundaries. Its inputs, the boundaries and all other values that
+    cross from one segment into another are saved. The backward pass recomputes each segment when
+    it reaches it, the last one first. What lies after the last boundary is not recomputed. Values,
+    gradients and random draws are those of `fn`. An equation with an effect that `jax.checkpoint`
+    refuses, such as a write to a `jax.Ref`, runs once, and what its derivative reads is saved.
+
+    Each of the following is logged once to `jrc`: at level INFO values that cross although they
+    are no boundaries, and boundaries that cut nothing; at level WARNING names that no mark
+    carries, and patterns that match nothing.
 
     Args:
-        fn: Any pure JAX-traceable function of pytrees; what it changes in place (an nnx module, a
+        fn: Any pure JAX-traceable function of pytrees. What it changes in place (an nnx module, a
             dict) is lost: split a module, and return its state. Leaves that are no JAX arrays
-            (Python numbers, strings, NumPy) reach it as they are; what it closes over gets
-            gradients too. Marks inside nested `jax.jit` calls count as if written inline.
+            (Python numbers, strings, NumPy arrays) reach it unchanged; arrays that it closes over
+            get gradients too. Marks inside nested `jax.jit` calls count as if written inline.
         checkpoints: Names of the boundaries, as given to `jrc.mark`. A bare name that is used
             several times means all of them.
         rule: How boundaries become segments; see `jrc.find_segments`.
-        keep: Rules for what stays inside of segments, such as `jrc.SavePrimitives("dot_general")`;
-            `jrc.RecomputePrimitives("tanh")` alone re-runs those operators only.
-        keep_patterns: Runs of operators that stay: `{"pre_ops": [...], "main_ops": [...],
-            "suf_ops": [...], "num": n}` keeps the results of the main operators of the first n
+        keep: Rules for what is saved inside segments, such as
+            `jrc.SavePrimitives("dot_general")`; `jrc.RecomputePrimitives("tanh")` alone recomputes
+            those operators only.
+        keep_patterns: Runs of operators that are saved: `{"pre_ops": [...], "main_ops": [...],
+            "suf_ops": [...], "num": n}` saves the results of the main operators of the first n
             matches in each segment (-1: of all), counted without marks and broadcasts.
-        no_recompute_segments: Numbers of segments, from 0, that are kept as they are.
-        recompute_collectives: Whether `psum`, `all_gather` and the like are run again. What
-            automatic sharding inserts is no equation of the program and follows XLA.
+        no_recompute_segments: Numbers of segments, from 0, that are not recomputed.
+        recompute_collectives: Whether `psum`, `all_gather` and the like are recomputed.
+            Collectives that automatic sharding inserts are no equations of the program: XLA
+            decides about them.
 
     Returns:
-        The same function. Works under `jit`, `grad`, `vmap`, `scan`, `shard_map` and inside itself.
+        The same function. It works under `jit`, `grad`, `vmap`, `scan`, `shard_map` and inside
+        another transform of jrc.
 
     Raises:
-        TypeError: If `fn` is no function, or `checkpoints` is a string or holds anything else
+        TypeError: If `fn` is no function, or `checkpoints` is a string or contains anything else
             than strings, or `keep` is no rule.
         ValueError: At once, if `rule` is unknown or a pattern wrong. When called, if a boundary
             is not marked or stands inside a loop or another construct, if a segment number does
@@ -81,80 +87,18 @@ def recompute_segments[F: Callable[..., Any]](
         who, fn, checkpoints, rule, keep, keep_patterns, no_recompute_segments,
         recompute_collectives,
     )  # fmt: skip
-    said: set[str] = set()
+    logged: set[str] = set()
 
     @functools.wraps(fn)
     def segmented(*args: Any, **kwargs: Any) -> Any:
         traced = trace(fn, args, kwargs, request.opens)
-        cuts = cut_program(traced.program, request, who=who, fn=fn)
-        for text in cuts_without_effect(cuts):
-            emit_notice(f"{who}: {text}")
-        for text in notices(traced.program, cuts):
-            if text not in said:
-                said.add(text)
-                _logger.info("%s: %s", who, text)
-        return traced.run(lambda *inputs: run_sections(traced.program, cuts, inputs))
+        sections = cut_program(traced.program, request, who=who, fn=fn)
+        for notice in requests_without_effect(traced.program, sections, request):
+            emit_notice(f"{who}: {notice.text}")
+        for notice in notices(traced.program, sections, request):
+            if notice.text not in logged:
+                logged.add(notice.text)
+                _logger.log(notice.level, "%s: %s", who, notice.text)
+        return traced.run(lambda *inputs: run_sections(traced.program, sections, inputs))
 
     return segmented  # type: ignore[return-value]
-
-
-def run_sections(
-    program: Program,
-    cuts: SectionedProgram,
-    inputs: Sequence[Any],
-    region: Region = recomputed_region,
-) -> list[Any]:
-    """Run a cut program on its inputs; the results are the program's own."""
-    values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
-    for cut in cuts.cuts:
-        run_section(program, cut, cuts.policy, values, region)
-    return program.results(values)
-
-
-def run_section(
-    program: Program,
-    cut: Section,
-    policy: Policy,
-    values: dict[Any, Any],
-    region: Region,
-    own_inside: bool = False,
-    **options: Any,
-) -> None:
-    """Run one stretch; `region` runs a segment that is to be re-run.
-
-    With `own_inside` an operator that ends it, and whose held result serves its own derivative,
-    runs inside. Outside, JAX may keep what it makes of the result beside it, as 1 - y² of a tanh.
-    """
-    outside = _trailing(program, cut, own_inside)
-    positions = [p for p in cut.positions if p not in outside]
-    outvars = program.crossing(positions)
-    stretch = EquationRange(program, positions, outvars, policy, cut.held, **options)
-    inputs = [values[var] for var in stretch.invars]
-    results = (
-        region(stretch.run_recomputed, inputs) if cut.recompute else stretch.run_saved(*inputs)
-    )
-    values |= dict(zip(stretch.outvars, results, strict=True))
-    tail = program.cut(outside)
-    results = evaluate(tail)(*(values[var] for var in tail.invars))
-    values |= dict(zip(tail.outvars, results, strict=True))
-
-
-def _trailing(program: Program, cut: Section, own_inside: bool) -> list[int]:
-    """What ends a stretch and may run outside of it, because nothing else inside reads it.
-
-    Marks, which another transform sees there; reshapes; and an operator whose held result serves
-    its own derivative. Held inside, that result would be kept twice with `jax_remat3`.
-    """
-    inside, found = set(cut.positions), []
-    for p in reversed(cut.positions):
-        eqn = program.eqns[p]
-        readers = {c for var in eqn.outvars for c in program.consumers.get(var, ())}
-        shows = mark_of(eqn) is not None or facts_of(eqn).view is View.RESHAPE
-        own = (
-            facts_of(eqn).derivative_reads == Reads.RESULT and cut.held.get(eqn.outvars[0]) == SAVED
-        )
-        own = own and not own_inside
-        if (shows or own) and readers and not readers & inside:
-            found.append(p)
-            inside.discard(p)
-    return found[::-1]

@@ -1,11 +1,10 @@
-"""A chain of functions, cut into chunks that are re-run."""
+"""`jrc.recompute_sequential`: a chain of functions, cut into chunks that are recomputed."""
 
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral
 from typing import Any
 
 from jrc._errors import speaking_as
-from jrc._validate import check_flag
+from jrc._validate import check_flag, whole_number
 from jrc.remat._segments.recompute_call import recompute
 
 
@@ -15,19 +14,19 @@ def recompute_sequential(
     segments: int,
     preserve_rng_state: bool = True,
 ) -> Any:
-    """Call functions one after another; of each chunk of them only the input is kept.
+    """Call functions one after another; of each chunk of them only the input is saved.
 
     The chain is cut into `segments` chunks of `len(functions) // segments` functions; the last
-    chunk takes what is over. Each chunk is one `jrc.recompute`, but the last, whose intermediates
-    the backward pass needs at once: it is not re-run.
+    chunk takes the remainder. Each chunk is one `jrc.recompute`, except the last: the backward
+    pass begins with it, so that it is not recomputed.
 
     Args:
         functions: The functions, at least one, in the order of their calls. Each is called with
             the result of the one before, as ONE argument, a tuple too: as in both sources below.
         *args: The arguments of the first function: one or many, any pytrees, any batch size.
-        segments: Number of chunks, from 1 (nothing is re-run) to `len(functions)`.
-        preserve_rng_state: As for `jrc.recompute`, for each chunk that is re-run. `False` needs a
-            typed key in the input of each of them.
+        segments: Number of chunks, from 1 (nothing is recomputed) to `len(functions)`.
+        preserve_rng_state: As for `jrc.recompute`, for each chunk that is recomputed. `False`
+            needs a typed key in the input of each of them.
 
     Returns:
         The result of the last function.
@@ -50,7 +49,11 @@ def recompute_sequential(
     """
     chain = _checked(functions)
     check_flag(preserve_rng_state, "preserve_rng_state", "jrc.recompute_sequential")
-    size = len(chain) // _checked_count(segments, len(chain))
+    segments = whole_number(
+        segments, "segments", "jrc.recompute_sequential", least=1, most=len(chain),
+        remedy=f"segments={len(chain)} makes each function a chunk.",
+    )  # fmt: skip
+    size = len(chain) // segments
     for k in range(segments - 1):
         chunk = chain[k * size : (k + 1) * size]
         with speaking_as("jrc.recompute_sequential", "jrc.recompute"):
@@ -72,30 +75,15 @@ def _composed(chunk: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 
 def _checked(functions: Any) -> list[Callable[..., Any]]:
     """The functions as a list, each of them callable."""
-    rule = "jrc.recompute_sequential: functions is a list of functions to call in order"
+    rule = "jrc.recompute_sequential: functions must be a list of functions"
     if not isinstance(functions, Iterable):
-        raise TypeError(f"{rule}; got {type(functions).__name__}. Write [first, second].")
+        raise TypeError(f"{rule}, got {type(functions).__name__}. Write [first, second].")
     chain = list(functions)
     if not chain:
-        raise ValueError(f"{rule}, at least one; got none. Return the arguments themselves.")
+        raise ValueError(f"{rule}, at least one, got none. Return the arguments themselves.")
     for i, function in enumerate(chain):
         if not callable(function):
             raise TypeError(
-                f"{rule}; got {type(function).__name__} at place {i}. Wrap it in a function."
+                f"{rule}, got {type(function).__name__} at place {i}. Wrap it in a function."
             )
     return chain
-
-
-def _checked_count(segments: Any, functions: int) -> int:
-    if isinstance(segments, bool) or not isinstance(segments, Integral):
-        raise TypeError(
-            "jrc.recompute_sequential: segments is a whole number of chunks; got "
-            f"{segments!r}. Write segments=2."
-        )
-    segments = int(segments)
-    if not 1 <= segments <= functions:
-        raise ValueError(
-            "jrc.recompute_sequential: segments is from 1 to the number of functions, "
-            f"{functions}; got {segments}. segments={functions} makes each function a chunk."
-        )
-    return segments

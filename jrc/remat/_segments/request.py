@@ -1,15 +1,14 @@
-"""What a user asks of a cut, checked before any program is looked at."""
+"""A user's request for a cut, checked before a program is traced."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jrc._errors import listed
 from jrc._jaxpr import call_name
-from jrc._validate import check_flag
+from jrc._validate import check_flag, one_of, whole_number
 from jrc.remat._policy.resolution import Policy
 from jrc.remat._policy.rules import Rule, check_keep
-from jrc.remat._region.interpreter import should_inline
+from jrc.remat._region.region import should_inline
 from jrc.remat._segments.cut_rules import RULES
 from jrc.remat._segments.keep_patterns import Pattern, checked_patterns
 
@@ -21,9 +20,9 @@ class Request:
     Attributes:
         checkpoints: Names of the boundaries.
         rule: How boundaries become segments.
-        say: What is kept inside of segments, by name or by operator.
-        patterns: What is kept there, by runs of operators.
-        no_recompute_segments: Numbers of segments that are left alone.
+        policy: The rules for what is saved inside segments.
+        patterns: Runs of operators whose results are saved there.
+        no_recompute_segments: Numbers of the segments that are not recomputed.
     """
 
     checkpoints: tuple[str, ...]
@@ -33,7 +32,7 @@ class Request:
     no_recompute_segments: tuple[Any, ...]
 
     def opens(self, eqn: Any) -> bool:
-        """Whether a `jit` call is written inline; one that is named itself stays closed."""
+        """Return whether a `jit` call is written inline; one that a pattern names is not."""
         if any(call_name(eqn) in pattern.all for pattern in self.patterns):
             return False
         return bool(self.patterns) or should_inline(self.policy)(eqn)
@@ -49,14 +48,14 @@ def checked_request(
     no_recompute_segments: Sequence[int],
     recompute_collectives: bool,
 ) -> Request:
-    """What is asked for, or an error about what is wrong whatever the program."""
+    """Return the request, or raise if it is wrong for any program."""
     _check_names(who, fn, checkpoints, rule)
     check_keep(keep, who)
     check_flag(recompute_collectives, "recompute_collectives", who)
     if isinstance(no_recompute_segments, str) or not isinstance(no_recompute_segments, Iterable):
         raise TypeError(
-            f"{who}: no_recompute_segments is a list of numbers; got {no_recompute_segments!r}. "
-            "Write no_recompute_segments=[0]."
+            f"{who}: no_recompute_segments must be a list of numbers, got "
+            f"{no_recompute_segments!r}. Write no_recompute_segments=[0]."
         )
     return Request(
         tuple(checkpoints),
@@ -70,41 +69,44 @@ def checked_request(
 def _check_names(who: str, fn: Any, checkpoints: Sequence[str], rule: str) -> None:
     if not callable(fn):
         raise TypeError(
-            f"{who}: the first argument is the function to cut; got {fn!r}. Pass the loss "
-            "function itself, and then the names of its marks."
+            f"{who}: fn must be the function to cut, got {fn!r}. Pass the loss function itself, "
+            "and then the names of its marks."
         )
-    if not isinstance(rule, str) or rule not in RULES:
-        raise ValueError(f"{who}: rule is one of {listed(RULES)}; got {rule!r}.")
+    one_of(rule, "rule", RULES, who)
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Collection):
         raise TypeError(
-            f"{who}: checkpoints is a list of mark names; got {type(checkpoints).__name__} "
+            f"{who}: checkpoints must be a list of mark names, got {type(checkpoints).__name__} "
             f"{checkpoints!r}. Write checkpoints=['block_0', 'block_1']."
         )
     for name in checkpoints:
         if not isinstance(name, str):
             raise TypeError(
-                f"{who}: a boundary is the name of a mark, a string; got {type(name).__name__}. "
+                f"{who}: checkpoints must contain names of marks, got {type(name).__name__}. "
                 "Mark the value with jrc.mark(x, 'name') and pass 'name'."
             )
 
 
-def checked_numbers(indices: Sequence[int], count: int, who: str) -> frozenset[int]:
-    """The numbers of segments that are left alone, of so many segments."""
-    for i in indices:
-        if isinstance(i, bool) or not hasattr(i, "__index__"):
-            raise TypeError(
-                f"{who}: no_recompute_segments holds segment numbers; got {i!r}. See them with "
-                "jrc.find_segments."
-            )
-        if not 0 <= i < count:
-            last = f" from 0 to {count - 1}" if count else ""
-            raise ValueError(
-                f"{who}: no_recompute_segments counts the {count} segments{last}; got {i}. See "
-                "them with jrc.find_segments."
-            )
-        if list(indices).count(i) > 1:
-            raise ValueError(
-                f"{who}: no_recompute_segments names segment {i} more than once; got "
-                f"{list(indices)}. Name it once."
-            )
-    return frozenset(int(i) for i in indices)
+def checked_numbers(indices: Sequence[Any], count: int, who: str) -> frozenset[int]:
+    """Return the numbers of segments that are not recomputed, or raise if one is no segment.
+
+    Args:
+        indices: What the user passed.
+        count: The number of segments.
+        who: The public function, for the error.
+    """
+    remedy = "See the segments with jrc.find_segments."
+    if indices and not count:
+        raise ValueError(
+            f"{who}: no_recompute_segments must be empty where there is no segment, got "
+            f"{list(indices)}. {remedy}"
+        )
+    numbers = [
+        whole_number(i, f"no_recompute_segments[{k}]", who, least=0, most=count - 1, remedy=remedy)
+        for k, i in enumerate(indices)
+    ]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"{who}: no_recompute_segments must name each segment once, got {numbers}. "
+            "Remove the repeated number."
+        )
+    return frozenset(numbers)

@@ -1,9 +1,8 @@
-"""What JAX really re-runs: the equations of a segment that its derivative cannot do without.
+"""Which equations of a segment JAX recomputes: those that its residuals depend on.
 
-Each equation runs under a name scope of its own while the segment is differentiated. What the
-derivative keeps (its residuals) is then followed back: an equation whose scope is met on the way
-must run again. This asks JAX instead of a table of derivative rules, and holds in both builds of
-`jax.checkpoint`.
+The segment is differentiated with each equation under a name scope of its own. The residuals of
+the derivative are then followed back: an equation whose scope is met on the way is recomputed.
+This asks JAX instead of a table of derivative rules, and is true with `jax_remat3` off and on.
 """
 
 import re
@@ -23,29 +22,31 @@ from jrc._jaxpr import (
     primitive_name,
     trace,
 )
-from jrc.remat._policy.resolution import SAVED
+from jrc.remat._policy.checkpoint_names import SAVED
 from jrc.remat._segments.cut import SectionedProgram
-from jrc.remat._segments.recompute_segments import run_section
+from jrc.remat._segments.run_sections import run_section
 
 _SCOPE = "jrc_equation_"
 
 
-def rerun_positions(traced: Traced, cuts: SectionedProgram) -> list[tuple[int, ...]]:
-    """For each segment, the equations that the backward pass runs again, in program order."""
+def rerun_positions(traced: Traced, sections: SectionedProgram) -> list[tuple[int, ...]]:
+    """Return for each section the equations that the backward pass recomputes, in order."""
     program = traced.program
-    probe = trace(lambda *inputs: _residuals(program, cuts, inputs), traced.inputs, {})
-    kept = probe.result.fill(probe.program.jaxpr.outvars)
-    # What is no variable is a constant, which nothing has to make again.
-    kept = [[var for var in residuals if is_atom(var)] for residuals in kept]
-    outvars = [var for residuals in kept for var in residuals]
-    # Without `jit` calls, of which a derivative may need a part only.
+    probe = trace(lambda *inputs: _residuals(program, sections, inputs), traced.inputs, {})
+    saved = probe.result.fill(probe.program.jaxpr.outvars)
+    # Anything else is a constant, which nothing recomputes.
+    saved = [[var for var in residuals if is_atom(var)] for residuals in saved]
+    outvars = [var for residuals in saved for var in residuals]
+    # Without `jit` calls, of which a residual may need a part only.
     flat = Program(inline_all(probe.program.jaxpr.replace(outvars=outvars)))
     at = _by_equation(flat)
     found, start = [], 0
-    for cut, residuals in zip(cuts.cuts, kept, strict=True):
+    for section, residuals in zip(sections.sections, saved, strict=True):
         stop = start + len(residuals)
-        live = flat.live(flat.jaxpr.outvars[start:stop], given=SAVED) if cut.recompute else ()
-        found.append(tuple(p for p in cut.positions if live and _again(program, p, flat, at, live)))
+        live = flat.live(flat.jaxpr.outvars[start:stop], given=SAVED) if section.recompute else ()
+        found.append(
+            tuple(p for p in section.positions if live and _is_rerun(program, p, flat, at, live))
+        )
         start = stop
     return found
 
@@ -59,35 +60,38 @@ def _by_equation(probe: Program) -> dict[int, list[int]]:
     return found
 
 
-def _again(
+def _is_rerun(
     program: Program, p: int, probe: Program, at: dict[int, list[int]], live: Sequence[bool]
 ) -> bool:
     """Whether equation `p` is met on the way from the residuals back to the inputs."""
-    mine = at.get(p, [])
+    own = at.get(p, [])
     if inner_programs(program.eqns[p]):
-        # Of an operator with a program inside, the derivative may need a part: that counts too.
-        return any(live[i] for i in mine)
-    # The value itself comes first in its scope; what its derivative adds comes behind.
+        # A residual may need a part of the program inside: that counts too.
+        return any(live[i] for i in own)
+    # The value itself comes first in its scope; what its derivative adds follows.
     name = primitive_name(program.eqns[p])
-    return next((live[i] for i in mine if primitive_name(probe.eqns[i]) == name), False)
+    return next((live[i] for i in own if primitive_name(probe.eqns[i]) == name), False)
 
 
-def _residuals(program: Program, cuts: SectionedProgram, inputs: Sequence[Any]) -> list[list[Any]]:
-    """What the derivative of each segment's body keeps, in order of segments."""
+def _residuals(
+    program: Program, sections: SectionedProgram, inputs: Sequence[Any]
+) -> list[list[Any]]:
+    """The residuals of the body of each section, in order."""
     values = dict(zip(program.jaxpr.invars, inputs, strict=True))
-    kept: list[list[Any]] = []
+    found: list[list[Any]] = []
 
     def region(body: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        results, pull = jax.vjp(body, *inputs)
-        kept[-1] = jax.tree.leaves(pull)
+        results, vjp = jax.vjp(body, *inputs)
+        found[-1] += jax.tree.leaves(vjp)
         return results
 
-    for cut in cuts.cuts:
-        kept.append([])
-        # Held values carry a mark in the place of JAX's name: see `rerun_positions`.
-        options: dict[str, Any] = {"name": lambda x, _: bind_mark(x, SAVED, 0), "scope": _scope}
-        run_section(program, cut, cuts.policy, values, region, **(options if cut.recompute else {}))
-    return kept
+    # Saved values carry a mark in place of JAX's name: `rerun_positions` looks for it.
+    options: dict[str, Any] = {"name": lambda x, _: bind_mark(x, SAVED, 0), "scope": _scope}
+    for section in sections.sections:
+        found.append([])
+        more = options if section.recompute else {}
+        run_section(program, section, sections.policy, values, region, **more)
+    return found
 
 
 def _scope(p: int) -> AbstractContextManager[Any]:

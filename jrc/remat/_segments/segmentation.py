@@ -1,4 +1,4 @@
-"""What a cut looks like to a person: segments, what they hold, what they re-run."""
+"""`jrc.find_segments`: how a function is cut, what is saved and what is recomputed."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -7,27 +7,28 @@ from typing import Any
 from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
 from jrc._text import table_text
 from jrc.remat._policy.rules import Rule
+from jrc.remat._region.effects import must_run_once
 from jrc.remat._segments.boundaries import counts_as_work
 from jrc.remat._segments.cut import Section, SectionedProgram, cut_program
-from jrc.remat._segments.cut_notices import segment_residuals
+from jrc.remat._segments.cut_notices import crossing_values, saved_values
 from jrc.remat._segments.request import checked_request
 from jrc.remat._segments.rerun_equations import rerun_positions
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """One stretch of the program.
+    """A segment of a program.
 
     Attributes:
         boundary: The marks of the boundaries that it makes.
-        recompute: Whether the backward pass runs it again.
+        recompute: Whether the backward pass recomputes it.
         equations: Every value it makes, in program order, by mark name or as
             `primitive:shape@file:line`.
-        recomputed: What the rule re-runs: every value that is not held. Marks themselves and mere
+        recomputed: What the rule recomputes: every value that is not saved. Marks and mere
             broadcasts do not count.
-        rerun: What JAX really re-runs once it has dropped what no gradient needs.
-        crossing: Values that later segments use although they are no boundary; they are held too.
-        held_bytes: Bytes of all values that leave the segment.
+        rerun: What JAX recomputes, once it has dropped what no gradient needs.
+        crossing: Values that are no boundary and that others read; they are saved too.
+        held_bytes: Bytes of all values that the segment saves or others read.
         rerun_flops: Floating-point operations of `rerun`.
     """
 
@@ -43,18 +44,19 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Segmentation:
-    """How a function is cut; prints as a table.
+    """How a function is cut; it prints as a table.
 
     Attributes:
         segments: The segments in program order.
-        rest: What lies in no segment and runs once, as one `Segment`.
-        held: Names of all values kept for the backward pass at the segments' ends and inside
-            them, besides the function's inputs.
-        crossing: Held values that are no boundary; moving a boundary there saves bytes.
+        rest: All equations in no segment, which run once, as one `Segment`.
+        held: Names of all values that are saved at the ends of segments and inside them, besides
+            the function's inputs.
+        crossing: Saved values that cross from one segment into another and are no boundary.
+            Better boundaries would reduce them.
         unused: Boundaries that cut nothing: the result does not depend on them, or they name an
-            input of the function; with the seeds' rules also names that nothing carries.
-        too_short: Pairs of neighbouring boundaries with a single equation or none between them,
-            which the seeds' rules do not re-run.
+            input of the function; with Paddle's rules also names that no mark carries.
+        too_short: Pairs of adjacent boundaries with a single equation or none between them,
+            which Paddle's rules do not recompute.
     """
 
     segments: tuple[Segment, ...]
@@ -65,7 +67,7 @@ class Segmentation:
     too_short: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        """The segments as a table, and below it what did not become one."""
+        """Return the segments as a table, and below it what did not become one."""
         rows = [
             (
                 str(i),
@@ -110,7 +112,7 @@ def find_segments(
     - `"fluid"` (Paddle's `RecomputeOptimizer`): from the first consumer of each boundary to the
       producer of the next, if that is more than one equation; a prefix from the start if the
       first such segment begins later. One boundary alone: from the start to its producer.
-      Unknown names are dropped, and random keys are kept.
+      Unknown names are dropped, and random keys are saved.
     - `"pass"` (Paddle's `RecomputePass`): the same, but the first boundary always gets the
       segment from the start to its producer, and there is no other prefix.
 
@@ -120,19 +122,19 @@ def find_segments(
         *args: The function's arguments; arrays or `jax.ShapeDtypeStruct`s.
         rule: How boundaries become segments.
         keep: As for `jrc.recompute_segments`, like the next three.
-        keep_patterns: Runs of operators that stay held.
-        no_recompute_segments: Numbers of segments that are left alone.
-        recompute_collectives: Whether collectives are run again.
+        keep_patterns: Runs of operators whose results are saved.
+        no_recompute_segments: Numbers of segments that are not recomputed.
+        recompute_collectives: Whether collectives are recomputed.
         **kwargs: The function's keyword arguments.
 
     Returns:
         The cut as a frozen value.
 
     Raises:
-        TypeError: If `fn` is no function, or `checkpoints` is a string or holds anything else
+        TypeError: If `fn` is no function, or `checkpoints` is a string or contains anything else
             than strings.
         ValueError: If a boundary is not marked, stands inside a loop or another construct, or
-            `rule` is unknown. The seeds' rules report a name that nothing carries in `.unused`.
+            `rule` is unknown. Paddle's rules report a name that no mark carries in `.unused`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -153,41 +155,46 @@ def find_segments(
         recompute_collectives,
     )  # fmt: skip
     traced = trace(fn, args, kwargs, request.opens)
-    cuts = cut_program(traced.program, request, who=who, fn=fn)
-    return segmentation_of(traced, cuts)
+    sections = cut_program(traced.program, request, who=who, fn=fn)
+    return segmentation_of(traced, sections)
 
 
-def segmentation_of(traced: Traced, cuts: SectionedProgram) -> Segmentation:
-    """The cut of a traced function as a value for a person."""
+def segmentation_of(traced: Traced, sections: SectionedProgram) -> Segmentation:
+    """Return how a traced function is cut, for a user."""
     program = traced.program
-    pairs = list(zip(cuts.cuts, rerun_positions(traced, cuts), strict=True))
-    segments = tuple(_describe(program, cut, again) for cut, again in pairs if cut.is_segment)
-    outside = sorted(p for cut in cuts.cuts if not cut.is_segment for p in cut.positions)
+    pairs = list(zip(sections.sections, rerun_positions(traced, sections), strict=True))
+    segments = tuple(_describe(program, part, rerun) for part, rerun in pairs if part.is_segment)
+    outside = sorted(p for part, _ in pairs if not part.is_segment for p in part.positions)
     rest = _describe(program, Section((), False, False, tuple(outside), {}), ())
     held = dict.fromkeys(
         name
-        for cut in cuts.cuts
-        if cut.is_segment
-        for name in segment_residuals(program, cut).values()
+        for part, _ in pairs
+        if part.is_segment
+        for name in saved_values(program, part).values()
     )
     crossing = tuple(name for segment in segments for name in segment.crossing)
-    return Segmentation(segments, rest, tuple(held), crossing, cuts.unused, cuts.too_short)
+    return Segmentation(segments, rest, tuple(held), crossing, sections.unused, sections.too_short)
 
 
-def _describe(program: Program, cut: Section, again: Sequence[int]) -> Segment:
-    kept = segment_residuals(program, cut)
-    counted = [p for p in cut.positions if counts_as_work(program, p)]
+def _describe(program: Program, section: Section, rerun: Sequence[int]) -> Segment:
+    saved = saved_values(program, section)
+    counted = [p for p in section.positions if counts_as_work(program, p)]
+    crossing = crossing_values(program, section) if section.is_segment else {}
     return Segment(
-        boundary=cut.boundary,
-        recompute=cut.recompute,
+        boundary=section.boundary,
+        recompute=section.recompute,
         equations=tuple(program.name(p) for p in counted),
         recomputed=tuple(
             program.name(p)
             for p in counted
-            if cut.recompute and not kept.keys() >= set(program.eqns[p].outvars)
+            if section.recompute and _is_recomputed(program.eqns[p], saved)
         ),
-        rerun=tuple(program.name(p) for p in again if counts_as_work(program, p)),
-        crossing=tuple(n for n in kept.values() if cut.is_segment and n not in cut.boundary),
-        held_bytes=sum(nbytes(var.aval) for var in kept),
-        rerun_flops=sum(equation_flops(program.eqns[p]) for p in again),
+        rerun=tuple(program.name(p) for p in rerun if counts_as_work(program, p)),
+        crossing=tuple(crossing.values()),
+        held_bytes=sum(nbytes(var.aval) for var in saved),
+        rerun_flops=sum(equation_flops(program.eqns[p]) for p in rerun),
     )
+
+
+def _is_recomputed(eqn: Any, saved: Mapping[Any, str]) -> bool:
+    return not saved.keys() >= set(eqn.outvars) and not must_run_once(eqn)
