@@ -1,5 +1,7 @@
 """Recomputation that fits a memory budget, and deep gradient compression, for JAX."""
 
+from importlib.metadata import version as _version
+
 from jrc import compat as compat
 from jrc import models as models
 from jrc.dgc import DGCAdvice as DGCAdvice
@@ -44,3 +46,5 @@ from jrc.train import TrainState as TrainState
 from jrc.train import TrainStep as TrainStep
 from jrc.train import init_state as init_state
 from jrc.train import make_train_step as make_train_step
+
+__version__ = _version("jrc")
