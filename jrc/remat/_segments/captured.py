@@ -12,7 +12,9 @@ False
 
 import enum
 import functools
+import os
 import sys
+import sysconfig
 import types
 import weakref
 from collections.abc import Hashable, Iterator
@@ -25,8 +27,8 @@ _MOST = 1000
 """The largest number of captured values: a function with more is not cached."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None), type(Ellipsis))
-_LIBRARIES = {"jax", "jaxlib", "jrc", "flax", "numpy", "optax", *sys.stdlib_module_names}
-_LIBRARIES -= {"__main__"}
+_LIBRARIES = {"jax", "jaxlib", "jrc", "flax", "numpy", "optax"}
+_STANDARD_LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 _FIXED = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, np.dtype)
 
 
@@ -149,5 +151,12 @@ def _is_of_jax(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
+@functools.cache
 def _is_library(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in _LIBRARIES
+    """Whether a module is no code of the user's, whose captured values are taken as constant."""
+    name = (module or "").partition(".")[0]
+    if name in _LIBRARIES or name in sys.builtin_module_names:
+        return True
+    # By place and not by name: a file `code.py` of the user's hides the module `code`.
+    path = os.path.realpath(getattr(sys.modules.get(name), "__file__", None) or "")
+    return path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
