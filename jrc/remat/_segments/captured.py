@@ -49,7 +49,7 @@ class _Identity:
 
 
 class _Walk:
-    """One walk over captured values; `seen` ends cycles, and keeps each value's identity its own."""
+    """One walk over captured values; `seen` ends cycles and keeps values alive, so ids unique."""
 
     def __init__(self):
         self.seen: dict[int, Any] = {}
