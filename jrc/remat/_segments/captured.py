@@ -51,7 +51,7 @@ class _Identity:
 
 
 class _Walk:
-    """One walk over captured values; `seen` ends cycles."""
+    """One walk over captured values; `seen` ends cycles and keeps values alive, so ids unique."""
 
     def __init__(self):
         self.seen: dict[int, Any] = {}
