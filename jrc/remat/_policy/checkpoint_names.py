@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-SAVED = "jrc.held"
+SAVED = "jrc.saved"
 """The name of values that are saved inside a recomputed region."""
 
 GROUP_SAVED = "jrc.group"
