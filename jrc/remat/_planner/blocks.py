@@ -7,6 +7,8 @@ cross from one repetition to the next.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jrc._jaxpr import Program, primitive_name
 from jrc.remat._planner.cost_graph import CostGraph
 
@@ -42,14 +44,16 @@ def longest_repetition(kinds: Sequence[Any]) -> tuple[int, int, int]:
     >>> longest_repetition("xababaz")
     (1, 2, 5)
     """
+    number: dict[Any, int] = {}
+    numbers = np.array([number.setdefault(kind, len(number)) for kind in kinds], int)
     best = (0, 0, 0)
-    n = len(kinds)
-    for period in range(1, n // 2 + 1):
-        run = 0
-        for i in range(n - period):
-            run = run + 1 if kinds[i] == kinds[i + period] else 0
-            if run >= period:
-                best = max(best, (run + period, -period, run - i - 1))
+    for period in range(1, len(kinds) // 2 + 1):
+        # Runs of places that are equal to the place one period behind.
+        equal = np.concatenate([[0], numbers[:-period] == numbers[period:], [0]]).astype(int)
+        starts, ends = np.flatnonzero(np.diff(equal) > 0), np.flatnonzero(np.diff(equal) < 0)
+        if len(starts) and (run := int((ends - starts).max())) >= period:
+            start = int(starts[(ends - starts).argmax()])
+            best = max(best, (run + period, -period, -start))
     length, period, start = best
     return -start, -period, length
 
