@@ -32,6 +32,11 @@ class Skeleton:
     treedef: Any
     leaves: tuple[Any, ...]
 
+    @property
+    def static(self) -> tuple[tuple[int, Any], ...]:
+        """The leaves that are no arrays, each with its position."""
+        return tuple((i, x) for i, x in enumerate(self.leaves) if x is not _HOLE)
+
     def fill(self, arrays: Sequence[Any]) -> Any:
         """Return the tree with these arrays in the places of those taken out."""
         new = iter(arrays)

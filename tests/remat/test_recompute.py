@@ -1,8 +1,6 @@
 """The call form of one segment, in both builds."""
 
 import functools
-import importlib
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._segments import captured
 from tests.remat.measure import bit_equal, largest_error, operators, saved_bytes
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
@@ -296,19 +293,3 @@ def test_a_module_that_changes_itself_is_named():
     with pytest.raises(TypeError, match=r"Call jrc.recompute_module\(module\)\(x\) instead"):
         jrc.recompute(norm, X)
     assert jrc.recompute_module(norm)(X).shape == X.shape
-
-
-def test_a_module_named_like_one_of_python_s_is_not_taken_for_it(tmp_path, monkeypatch):
-    """What `code.py` of the user's holds may change; what Python's own module holds does not."""
-    (tmp_path / "code.py").write_text("scale = 2.0\n\n\ndef block(x):\n    return scale * x\n")
-    monkeypatch.delitem(sys.modules, "code", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    captured._is_library.cache_clear()
-    module = importlib.import_module("code")
-    try:
-        assert float(jrc.recompute(module.block, jnp.float32(1))) == 2
-        module.scale = 3.0
-        assert float(jrc.recompute(module.block, jnp.float32(1))) == 3
-    finally:
-        del sys.modules["code"]
-        captured._is_library.cache_clear()

@@ -1,6 +1,10 @@
 """`jrc.recompute` traces a function once, and never returns stale constants."""
 
+import collections
 import functools
+import itertools
+import random
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +22,9 @@ both = pytest.mark.parametrize("reentrant", [True, False])
 
 
 @both
-def test_a_loop_over_one_block_traces_it_once(reentrant):
-    traces = []
-
+def test_a_loop_over_one_block_traces_it_once(reentrant, capsys):
     def block(w, x):
-        traces.append(1)
+        print("traced")
         return jnp.sin(x @ w)
 
     def loss(w, x, call):
@@ -30,15 +32,101 @@ def test_a_loop_over_one_block_traces_it_once(reentrant):
             x = call(block, w, x)
         return jnp.sum(x)
 
+    def traces():
+        return capsys.readouterr().out.count("traced")
+
     again = functools.partial(jrc.recompute, use_reentrant=reentrant)
     got = jax.grad(loss)(W, X, again)
-    assert len(traces) == 1
+    assert traces() == 1
     jax.jit(jax.grad(loss), static_argnums=2)(W, X, again)
-    assert len(traces) == 1
+    assert traces() == 0
     # Another shape is another trace.
     jax.grad(loss)(W, X[:2], again)
-    assert len(traces) == 2
+    assert traces() == 1
     assert largest_error(got, jax.grad(loss)(W, X, lambda f, *args: f(*args))) < 1e-6
+
+
+class Settings:
+    scale = 1.0
+
+    def scaled(self, x):
+        return x * SCALE
+
+    @staticmethod
+    def factor():
+        return SCALE
+
+
+class Table(dict):
+    scale = 1.0
+
+
+@jax.custom_vjp
+def custom(x):
+    return x * SCALE
+
+
+custom.defvjp(lambda x: (custom(x), None), lambda _, ct: (ct * SCALE,))
+
+
+def of_attribute(x):
+    return x * of_attribute.scale
+
+
+def of_import(x):
+    from tests.remat.test_trace_once import SCALE
+
+    return x * SCALE
+
+
+# Functions, each with what it captures somewhere that a change can hide.
+HIDDEN = {
+    "class attribute": lambda x: x * Settings.scale,
+    "method of an object": lambda x: SETTINGS.scaled(x),
+    "static method": lambda x: x * Settings.factor(),
+    "method": None,
+    "module": lambda x: x * sys.modules[__name__].SCALE,
+    "import inside": of_import,
+    "attribute of a function": of_attribute,
+    "subclass of dict": lambda x: x * TABLE.scale,
+    "function with a custom rule": lambda x: custom(x),
+    "ordered dict": lambda x: x * ORDERED["scale"],
+    "array of NumPy": lambda x: x * float(ARRAY[0]),
+}
+SETTINGS, TABLE, ARRAY = Settings(), Table(), np.ones(1)
+ORDERED = collections.OrderedDict(scale=1.0)
+HIDDEN["method"] = SETTINGS.scaled
+
+
+@both
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hidden_changes_are_seen(name, reentrant, monkeypatch):
+    for value in (2.0, 3.0, 4.0):
+        monkeypatch.setattr(sys.modules[__name__], "SCALE", value)
+        monkeypatch.setattr(Settings, "scale", value)
+        monkeypatch.setattr(TABLE, "scale", value, raising=False)
+        monkeypatch.setattr(of_attribute, "scale", value, raising=False)
+        monkeypatch.setitem(ORDERED, "scale", value)
+        ARRAY[0] = value
+        got = jrc.recompute(HIDDEN[name], X, use_reentrant=reentrant)
+        assert largest_error(got, X * value) < 1e-6
+
+
+def test_functions_that_change_what_they_capture_run_every_time():
+    count, draws, steps = {"i": 0}, random.Random(0), itertools.count(1)
+
+    def counted(x):
+        count["i"] += 1
+        return x * count["i"]
+
+    results = [float(jrc.recompute(counted, jnp.float32(1))) for _ in range(3)]
+    assert results == [1, 2, 3]
+    results = [float(jrc.recompute(lambda x: x * next(steps), jnp.float32(1))) for _ in range(3)]
+    assert results == [1, 2, 3]
+    drawn = lambda x: x * draws.random()  # noqa: E731
+    assert len({float(jrc.recompute(drawn, jnp.float32(1))) for _ in range(3)}) == 3
+    stepped = lambda x: x * next(steps)  # noqa: E731
+    assert len({float(jrc.recompute(stepped, jnp.float32(1))) for _ in range(3)}) == 3
 
 
 def test_changing_globals_cells_defaults_and_attributes_are_seen():

@@ -1,8 +1,9 @@
 """Tracing a function once for many calls, as `jax.checkpoint` does.
 
 JAX caches the trace of a `jax.jit` function by its argument types and its own configuration. Here
-a function is traced through one such `jit` for each fingerprint of what it captures, so that a
-cached trace has no stale constants. It lasts as long as the function (of a method, the object).
+a function is traced through one such `jit` for each key of what it captures (`trace_key`). A trace
+is cached as long as the function lives. A function that captures objects, a method, and one that
+changes what it captures are traced at every call.
 
 >>> import jax.numpy as jnp
 >>> def block(x):
@@ -24,10 +25,10 @@ import jax
 from jrc._errors import name_of
 from jrc._jaxpr import Program, Traced, inline_marked, trace
 from jrc._tree import Skeleton, split
-from jrc.remat._segments.captured import fingerprint, owner_of
+from jrc.remat._segments.trace_key import has_cache, trace_key
 
 _MOST = 32
-"""The largest number of fingerprints that are cached for one function."""
+"""The largest number of keys that are cached for one function."""
 
 _FUNCTION: ContextVar[Callable[..., Any]] = ContextVar("function")
 """The function that is being traced: a cached entry must not keep it alive."""
@@ -35,7 +36,7 @@ _FUNCTION: ContextVar[Callable[..., Any]] = ContextVar("function")
 
 @dataclasses.dataclass(frozen=True)
 class _Entry[T]:
-    """A traced function for one fingerprint.
+    """A traced function for one key.
 
     Attributes:
         jitted: The function of arrays, whose traces JAX caches.
@@ -74,9 +75,9 @@ def trace_cached[T](
         return _uncached(fn, args, kwargs, and_where, prepare)
     entry = entries.get(key) or _new_entry(skeleton, name_of(fn))
     outer = _traced(fn, entry, leaves)
-    if entry.results:
-        # A function that counts its calls captures another number now.
-        entries[_key(fn, skeleton)] = entry
+    if entry.results and _key(fn, skeleton) == key:
+        # Else the function has changed what it captures, such as a counter of its calls.
+        entries[key] = entry
     body = _only_call(outer)
     if body is not None and entry.results:
         program = _inlined(outer, body, and_where)
@@ -102,18 +103,19 @@ def _uncached[T](
 
 def _key(fn: Callable[..., Any], skeleton: Skeleton) -> Hashable | None:
     """What must be equal in two calls that share a trace, besides the types of the arrays."""
-    captured = fingerprint(fn, skeleton.leaves)
+    captured = trace_key(fn, skeleton.static)
     return None if captured is None else (skeleton.treedef, captured)
 
 
 def _entries_of(fn: Any) -> dict[Hashable, _Entry] | None:
     """The entries of a function, `None` if it can have none."""
-    owner = owner_of(fn)
-    try:
-        entries = None if owner is None else _ENTRIES.setdefault(owner, {})
-    except TypeError:  # it has no hash, or takes no weak reference
+    if not has_cache(fn):
         return None
-    if entries is not None and len(entries) > _MOST:
+    try:
+        entries = _ENTRIES.setdefault(fn, {})
+    except TypeError:  # it takes no weak reference
+        return None
+    if len(entries) > _MOST:
         entries.clear()
     return entries
 
