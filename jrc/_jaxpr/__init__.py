@@ -27,7 +27,6 @@ from jrc._jaxpr.mark import bind_mark as bind_mark
 from jrc._jaxpr.mark import mark_of as mark_of
 from jrc._jaxpr.op_tag import tag_of as tag_of
 from jrc._jaxpr.op_tag import tagged as tagged
-from jrc._jaxpr.op_tag import tagged_name as tagged_name
 from jrc._jaxpr.primitives import Fusion as Fusion
 from jrc._jaxpr.primitives import Reads as Reads
 from jrc._jaxpr.primitives import View as View

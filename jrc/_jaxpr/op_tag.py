@@ -10,13 +10,12 @@ from jax.extend.core import JaxprEqn
 _PREFIX = "jrc_tag_"
 
 
-def tagged(run: Callable[..., Any], tag: str, name: str = "") -> Callable[..., Any]:
+def tagged(run: Callable[..., Any], tag: str) -> Callable[..., Any]:
     """Return a function of arrays as a call with a tag; unchanged where nothing is traced.
 
     Args:
         run: The function.
-        tag: One word without an underscore; `tag_of` returns it.
-        name: The operator's name; `tagged_name` returns it.
+        tag: One word; `tag_of` returns it.
     """
     if not _is_staging():
         return run
@@ -24,19 +23,14 @@ def tagged(run: Callable[..., Any], tag: str, name: str = "") -> Callable[..., A
     def call(*args: Any) -> Any:
         return run(*args)
 
-    call.__name__ = f"{_PREFIX}{tag}_{name}"
+    call.__name__ = f"{_PREFIX}{tag}"
     return jax.jit(call)
 
 
 def tag_of(eqn: JaxprEqn) -> str | None:
     """Return the tag of a call, `None` if it has none."""
     name = str(eqn.params.get("name", "")) if eqn.primitive.name == "jit" else ""
-    return name.removeprefix(_PREFIX).partition("_")[0] if name.startswith(_PREFIX) else None
-
-
-def tagged_name(eqn: JaxprEqn) -> str:
-    """Return the name of the operator in a tagged call."""
-    return str(eqn.params["name"]).removeprefix(_PREFIX).partition("_")[2]
+    return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else None
 
 
 def _is_staging() -> bool:

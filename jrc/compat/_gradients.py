@@ -131,9 +131,9 @@ def _differentiate(
     loss.__name__ = name_of(loss_fn)
     lean = loss
     if options.checkpoints is not None:
+        known = _known_boundaries(who, name_of(loss_fn), program, options)
         with speaking_as(who, "jrc.recompute_segments"):
-            lean = recompute_segments(loss, options.checkpoints, rule="fluid")
-        _warn_of_unknown(who, name_of(loss_fn), program, options)
+            lean = recompute_segments(loss, known, rule="fluid")
 
     def scalar(inputs: Sequence[Any], probes: Sequence[Any]) -> tuple[Array, list[Array]]:
         arrays, skeleton = split(lean(inputs, probes))
@@ -153,17 +153,21 @@ def _differentiate(
     return Found(rest[0].fill(arrays), pairs, value_of)
 
 
-def _warn_of_unknown(who: str, fn: str, program: Program, options: Arguments) -> None:
-    """Log a warning for each boundary that is not a mark; Paddle drops it with a message."""
+def _known_boundaries(who: str, fn: str, program: Program, options: Arguments) -> list[str]:
+    """Return the boundaries that are marks; as in Paddle, others are dropped with a message."""
     warned = set() if options.warned is None else options.warned
     known = (*program.marks, *program.hidden_marks)
+    found = []
     for name in options.checkpoints:
-        if name not in warned and not program.matching_marks(name) and name not in known:
+        if not isinstance(name, str) or program.matching_marks(name) or name in known:
+            found.append(name)
+        elif name not in warned:
             warned.add(name)
             _logger.warning(
                 "%s: checkpoints should be marks of `%s`, got %r%s, which is ignored. It marks %s.",
                 who, fn, name, close_to(name, known), listed(known, "nothing"),
             )  # fmt: skip
+    return found
 
 
 def _as_arrays(params: PyTree) -> PyTree:

@@ -195,7 +195,7 @@ def rerun_loop(*args, **options):
 
 # Functions of a tag, and whether `keep_op` and `recompute_op` have an effect inside of them.
 TAGGED = {
-    "alone": (lambda tag: functools.partial(tagged_net, tag), False, False),
+    "alone": (lambda tag: functools.partial(tagged_net, tag), False, True),
     "segments": (
         lambda tag: jrc.recompute_segments(functools.partial(tagged_net, tag), ["h", "h#2"]),
         True,
@@ -212,7 +212,7 @@ TAGGED = {
         False,
         True,
     ),
-    "loop": (lambda tag: functools.partial(tagged_loop, tag, jax.lax.scan), False, False),
+    "loop": (lambda tag: functools.partial(tagged_loop, tag, jax.lax.scan), False, True),
     "recomputed loop": (lambda tag: functools.partial(tagged_loop, tag, rerun_loop), False, True),
 }
 

@@ -2,8 +2,6 @@
 
 >>> with collected_notices() as notices:
 ...     emit_notice("nothing matches 'tanh'.")
-...     emit_notice("nothing matches 'sin'.")
-...     withdraw_notice("nothing matches 'sin'.")
 >>> notices
 ["nothing matches 'tanh'."]
 """
@@ -22,13 +20,6 @@ def emit_notice(text: str) -> None:
         notices.append(text)
 
 
-def withdraw_notice(text: str) -> None:
-    """Remove a notice that turned out to be untrue."""
-    notices = _COLLECTED.get()
-    if notices is not None and text in notices:
-        notices.remove(text)
-
-
 @contextmanager
 def collected_notices() -> Iterator[list[str]]:
     """Collect the notices that are emitted while this context is open."""
@@ -38,12 +29,3 @@ def collected_notices() -> Iterator[list[str]]:
         yield notices
     finally:
         _COLLECTED.reset(token)
-
-
-def keep_tag_notice(operator: str) -> str:
-    """Return the notice about a tag of `jrc.keep_op` that no transform acts on."""
-    return (
-        f"jrc.keep_op({operator}) has no effect: a value is saved by the region that would "
-        "recompute it, and no jrc transform is around the call. Call it inside jrc.recompute, "
-        "jrc.recompute_segments or jrc.apply_rules, or remove the tag."
-    )

@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from jrc._jaxpr import Program, can_rebuild, evaluate, inline_marked, rebuild, tag_of, tagged_name
+from jrc._jaxpr import Program, can_rebuild, evaluate, inline_marked, rebuild, tag_of
 from jrc.remat._policy.checkpoint_names import GROUP_SAVED, SAVED, name_value
-from jrc.remat._policy.notices import keep_tag_notice, withdraw_notice
 from jrc.remat._policy.resolution import KEEP_TAG, RECOMPUTE, Policy
 from jrc.remat._region.effects import must_run_once
 from jrc.remat._region.recompute_groups import groups, with_views
@@ -152,7 +151,6 @@ class EquationRange:
     def _runner_of_tag(self, p: int) -> Run:
         """A call of `jrc.keep_op` as a function of the variables it reads."""
         eqn = self.program.eqns[p]
-        withdraw_notice(keep_tag_notice(tagged_name(eqn)))
         mode = EquationRange.run_saved
         inner = inner_function(eqn.params["jaxpr"], Policy(), mode, self.name)
         return self.program.run(p, inner)

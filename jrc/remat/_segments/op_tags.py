@@ -4,9 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import name_of
 from jrc._jaxpr import evaluate, tagged, trace
-from jrc.remat._policy.notices import emit_notice, keep_tag_notice
 from jrc.remat._policy.resolution import KEEP_TAG, RECOMPUTE, Policy
 from jrc.remat._region.effects import must_run_once
 from jrc.remat._region.interpreter import EquationRange, inner_function
@@ -45,13 +43,11 @@ def keep_op[F: Callable[..., Any]](fn: F) -> F:
     Source: MindSpore `Primitive.recompute(False)`.
     """
     _check_operator(fn, "jrc.keep_op")
-    name = name_of(fn)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        emit_notice(keep_tag_notice(name))
         traced = trace(fn, args, kwargs)
-        return traced.run(tagged(evaluate(traced.program.jaxpr), KEEP_TAG, name))
+        return traced.run(tagged(evaluate(traced.program.jaxpr), KEEP_TAG))
 
     return call  # type: ignore[return-value]
 
@@ -93,7 +89,7 @@ def recompute_op[F: Callable[..., Any]](fn: F) -> F:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         traced = trace(fn, args, kwargs, should_inline(Policy()))
-        return traced.run(tagged(_region(traced.program.jaxpr), RECOMPUTE, name_of(fn)))
+        return traced.run(tagged(_region(traced.program.jaxpr), RECOMPUTE))
 
     return call  # type: ignore[return-value]
 
