@@ -253,9 +253,7 @@ def test_an_axis_that_nothing_binds():
 
 def test_errors_name_this_optimizer():
     opt = DGCMomentumOptimizer(0.1, 0.9, 0)
-    with pytest.raises(
-        TypeError, match="DGCMomentumOptimizer.minimize: loss_fn must be a"
-    ):
+    with pytest.raises(TypeError, match="DGCMomentumOptimizer.minimize: loss_fn must be a"):
         opt.minimize(jnp.float32(1), PARAMS, opt.init(PARAMS))
     opt = DGCMomentumOptimizer(0.1, 0.9, 0, parameter_list=["fc_9/w"])
     with pytest.raises(ValueError, match=r"no mark is named 'fc_9/w' \(did you mean 'fc_1/w'"):

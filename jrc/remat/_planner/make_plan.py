@@ -33,8 +33,8 @@ def plan(
     in bytes at each position of the backward pass: what is saved so far, what is recomputed there,
     cotangents. It plans inside of `lax.scan` and `shard_map` too, and cuts loops into chunks where
     that pays. The result is a fixed row of candidates from the leanest to nothing recomputed; the
-    budget picks one of them by compiling a few. Nothing is run. The function is traced three times
-    for the row, and once more for each candidate that is compiled or counted.
+    budget picks one of them by compiling a few. Nothing is run. The function is called twice to
+    find the row, and once more for each candidate that is compiled.
 
     Opaque to the planner are `lax.cond`, `lax.while_loop`, functions with a `custom_vjp`,
     and regions under a `jax.checkpoint` of your own (flax's `nn.remat` and `nnx.remat` too): their

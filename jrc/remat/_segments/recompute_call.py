@@ -42,9 +42,12 @@ def recompute(
 
     Args:
         function: Any pure JAX-traceable function of pytrees. What it closes over gets gradients
-            too. It is traced once for equal argument types, as long as nothing that it captures
-            changes, so that a state which it threads (running statistics) is updated once. What
-            it changes in place (an nnx module, a dict) is lost: return it.
+            too. Its gradient needs one trace, so that a state which it threads (running
+            statistics) is updated once. Later calls reuse the trace for equal argument types if
+            the function captures nothing but arrays, plain values, containers of them, modules
+            and such functions, and as long as these do not change; a method, and a function that
+            captures an object or a class, is traced at every call. What it changes in place (an
+            nnx module, a dict) is lost: return it.
         *args: Its arguments; leaves that are no JAX arrays reach it unchanged.
         preserve_rng_state: `True`: the recomputation draws the same random bits. `False`: typed
             keys among the arguments are folded with a constant in the recomputation, which then
