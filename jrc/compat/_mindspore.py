@@ -4,21 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from jrc._errors import speaking_as
+from jrc._jaxpr import primitives_where
 from jrc._validate import check_flag
 from jrc.remat import SavePrimitives, keep_op, recompute_module, recompute_op
 
 # MindSpore's optimizer sharding gathers the shards of a parameter where it is used.
 _GATHERS = ("all_gather", "all_gather_invariant", "all_gather_reduced")
-_OTHERS = (
-    "psum",
-    "psum_invariant",
-    "pmax",
-    "pmin",
-    "reduce_scatter",
-    "all_to_all",
-    "ppermute",
-    "ragged_all_to_all",
-)
+_OTHERS = tuple(sorted(primitives_where(lambda facts: facts.is_collective) - set(_GATHERS)))
 
 
 def recompute_cell[M](

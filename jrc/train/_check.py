@@ -106,7 +106,8 @@ def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) ->
             raise ValueError(
                 f"{_WHO}: state must be built for the {replicas} replicas of the step, got one "
                 f"with compression for {got.size / want.size:g}. Give jrc.init_state and "
-                "jrc.make_train_step the same mesh."
+                "jrc.make_train_step the same mesh; without one, via='jit' takes one device, and "
+                "jrc.init_state all of them."
             )
     if any(mesh.shape[name] > 1 for name in names):
         check_axis(tx, params, axis, mesh)
