@@ -3,10 +3,20 @@
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
+import numpy as np
+from jaxtyping import Array, Float, Int, Integer, Key, Num, PyTree, Shaped, UInt
 
-Leaf = Shaped[Array, "..."]
-"""One array of a pytree, of any shape and dtype."""
+AnyArray = Any
+"""Within `Float[…]`: an array of JAX or NumPy, or a `jax.ShapeDtypeStruct`."""
+
+Real = float | np.integer | np.floating
+"""A real number of Python or of NumPy."""
+
+Whole = int | np.integer
+"""An integer of Python or of NumPy."""
+
+Leaf = Shaped[Array | np.ndarray, "..."] | np.generic | complex
+"""One array of a pytree, of any shape and dtype, or a number of Python or of NumPy."""
 
 Scalar = Float[Array, ""]
 """A float32 number on a device."""
@@ -33,4 +43,21 @@ class Transform(Protocol):
         ...
 
 
-__all__ = ["Array", "Count", "Float", "Int", "Leaf", "PyTree", "RandomKey", "Scalar", "Transform"]
+__all__ = [
+    "AnyArray",
+    "Array",
+    "Count",
+    "Float",
+    "Int",
+    "Integer",
+    "Leaf",
+    "Num",
+    "PyTree",
+    "RandomKey",
+    "Real",
+    "Scalar",
+    "Shaped",
+    "Transform",
+    "UInt",
+    "Whole",
+]

@@ -58,4 +58,4 @@ def _is_above_zero(eqn: JaxprEqn, casts: Mapping[Any, JaxprEqn]) -> bool:
 
 def _is_zero(atom: Any, casts: Mapping[Any, JaxprEqn]) -> bool:
     atom = source_of(atom, casts)
-    return isinstance(atom, Literal) and not getattr(atom.val, "shape", ()) and atom.val == 0
+    return isinstance(atom, Literal) and not getattr(atom.val, "shape", ()) and bool(atom.val == 0)

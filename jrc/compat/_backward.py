@@ -6,14 +6,15 @@ from typing import Any
 from jrc._typing import PyTree
 from jrc.compat._block import Callback
 from jrc.compat._gradients import Arguments, gradients
+from jrc.compat._request import Name
 
 
 def append_backward(
     loss_fn: Callable[..., Any],
     params: PyTree,
     *args: Any,
-    parameter_list: Sequence[str] | None = None,
-    no_grad_set: Collection[str] | None = None,
+    parameter_list: Sequence[Name] | None = None,
+    no_grad_set: Collection[Name] | None = None,
     callbacks: Callback | Sequence[Callback] | None = None,
     checkpoints: Sequence[str] | None = None,
     has_aux: bool = False,

@@ -9,10 +9,10 @@ import jax
 import optax
 
 from jrc._errors import close_to, listed, speaking_as
-from jrc._typing import Array, PyTree
+from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import is_real, whole_number
 from jrc.compat._optimizer import Optimizer
-from jrc.compat._request import checked_names
+from jrc.compat._request import Name, checked_names
 from jrc.dgc import dgc_momentum, l1_penalty, l2_penalty
 from jrc.persist import restore
 
@@ -82,16 +82,16 @@ class DGCMomentumOptimizer(Optimizer):
     def __init__(
         self,
         learning_rate: optax.ScalarOrSchedule,
-        momentum: float | Array,
-        rampup_begin_step: int,
-        rampup_step: int = 1,
-        sparsity: float | Sequence[float] = (0.999,),
+        momentum: Real | Array,
+        rampup_begin_step: Whole,
+        rampup_step: Whole = 1,
+        sparsity: Real | Sequence[Real] = (0.999,),
         use_nesterov: bool = False,
-        local_grad_clip_norm: float | Array | None = None,
-        num_trainers: int | None = None,
-        regularization: float | Array | optax.GradientTransformation | None = None,
+        local_grad_clip_norm: Real | Array | None = None,
+        num_trainers: Whole | None = None,
+        regularization: Any = None,
         name: str | None = None,
-        parameter_list: Sequence[str] | None = None,
+        parameter_list: Sequence[Name] | None = None,
         grad_clip: Any = None,
         *,
         axis_name: str | None = None,

@@ -38,7 +38,7 @@ class ParamGrad(_NamedGradient):
 
     __slots__ = ()
 
-    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Array]], str]:
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any]], str]:
         """Return the gradient; the name is part of the structure."""
         return ((jax.tree_util.DictKey(self.name), self.grad),), self.name
 

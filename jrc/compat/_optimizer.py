@@ -14,6 +14,7 @@ from jrc._typing import Array, PyTree
 from jrc.compat._block import Callback
 from jrc.compat._check import check_function
 from jrc.compat._gradients import Arguments, Found, ParamGrad, gradients
+from jrc.compat._request import Name
 from jrc.compat._update import check_given, clipped, gradient_tree, update
 from jrc.dgc import as_local
 
@@ -27,7 +28,7 @@ class Optimizer:
     def __init__(
         self,
         tx: Any,
-        parameter_list: Sequence[str] | None = None,
+        parameter_list: Sequence[Name] | None = None,
         axis_name: str | None = None,
     ) -> None:
         self.tx = tx
@@ -72,8 +73,8 @@ class Optimizer:
         params: PyTree,
         *args: Any,
         startup_program: None = None,
-        parameter_list: Sequence[str] | None = None,
-        no_grad_set: Collection[str] | None = None,
+        parameter_list: Sequence[Name] | None = None,
+        no_grad_set: Collection[Name] | None = None,
         callbacks: Callback | Sequence[Callback] | None = None,
         checkpoints: Sequence[str] | None = None,
         has_aux: bool = False,
@@ -171,8 +172,8 @@ class Optimizer:
         opt_state: PyTree,
         *args: Any,
         startup_program: None = None,
-        parameter_list: Sequence[str] | None = None,
-        no_grad_set: Collection[str] | None = None,
+        parameter_list: Sequence[Name] | None = None,
+        no_grad_set: Collection[Name] | None = None,
         grad_clip: optax.GradientTransformation | None = None,
         callbacks: Callback | Sequence[Callback] | None = None,
         has_aux: bool = False,

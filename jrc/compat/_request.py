@@ -19,6 +19,10 @@ class Request(NamedTuple):
     stopped: frozenset[Any]
 
 
+Name = str | tuple[str, Any]
+"""A name, or a pair that begins with one, as `append_backward` returns."""
+
+
 class Names(NamedTuple):
     """The names that a loss function has.
 

@@ -3,6 +3,7 @@
 import math
 import re
 
+from jrc._typing import Real
 from jrc._validate import finite_number
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -10,7 +11,7 @@ _BITS_OR_BYTES = {"bit/s": 1 / 8, "bps": 1 / 8, "B/s": 1.0}
 _TEXT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([kKmMgGtT]?)(i?)(bit/s|bps|B/s)\s*")
 
 
-def bytes_per_second(value: float | str, name: str, who: str) -> float:
+def bytes_per_second(value: Real | str, name: str, who: str) -> float:
     """Return a bandwidth in bytes per second.
 
     Args:

@@ -4,13 +4,13 @@ import math
 
 import jax.numpy as jnp
 
-from jrc._typing import Array, Float
+from jrc._typing import Array, Float, Real
 
 CLIP_SCALINGS = ("sqrt", "rsqrt")
 """How the bound grows with the number of replicas: `C sqrt(N)`, or `C / sqrt(N)`."""
 
 
-def clip_bound(max_norm: float | Array, replicas: int, scaling: str = "sqrt") -> float | Array:
+def clip_bound(max_norm: Real | Array, replicas: int, scaling: str = "sqrt") -> Real | Array:
     """Return the bound of one replica's gradient, for a bound C of the aggregated one.
 
     The sum of N independent gradients has about sqrt(N) times the norm of one. Where the loss was
@@ -33,7 +33,7 @@ def clip_bound(max_norm: float | Array, replicas: int, scaling: str = "sqrt") ->
 
 
 def clip_factor(
-    gradient: Float[Array, "..."], max_norm: float | Array, replicas: int, scaling: str = "sqrt"
+    gradient: Float[Array, "..."], max_norm: Real | Array, replicas: int, scaling: str = "sqrt"
 ) -> Array:
     r"""Return the factor that bounds a local gradient: `min(1, C sqrt(N) / ||g||)`.
 

@@ -23,7 +23,7 @@ from jrc.dgc._momentum import (
 from jrc.dgc._phases import Phase, entry_at, transfers_of
 from jrc.dgc._selectors import largest_masks
 
-Rows = list[Float[Array, "1 n"]]
+Rows = list[Float[Array, "1 _n"]]
 """One float32 row for each compressed leaf, as the state keeps it.
 
 XLA copies what is reshaped first, and does not write over it in place.

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from jrc._errors import listed
-from jrc._typing import Array
+from jrc._typing import Array, Real, Whole
 from jrc._validate import check_flag, is_real, one_of, scalar, whole_number
 from jrc.dgc._clip import CLIP_SCALINGS
 from jrc.dgc._collectives import AxisName, is_pair
@@ -30,7 +30,7 @@ from jrc.dgc._wires import WIRES, Wire
 
 _WHO = "jrc.scale_by_dgc"
 
-Number = float | Array
+Number = Real | Array
 """A Python number, or a scalar array such as a hyperparameter that a schedule injects."""
 
 
@@ -44,13 +44,13 @@ class DGCConfig:
 
     momentum: Number = 0.9
     sparsity: Any = (0.999,)
-    rampup_begin_step: int = 0
-    rampup_step: int = 1
+    rampup_begin_step: Whole = 0
+    rampup_step: Whole = 1
     use_nesterov: bool = False
     local_grad_clip_norm: Number | None = None
-    num_trainers: int | None = None
+    num_trainers: Whole | None = None
     axis_name: AxisName | None = None
-    min_size: int = 16384
+    min_size: Whole = 16384
     factor_masking: bool = True
     regularization: Any = None
     selector: Any = "auto"
@@ -176,7 +176,7 @@ def _check_axis(axis_name: Any) -> None:
     )
 
 
-def _trainers(num_trainers: int | None, axis_name: AxisName | None) -> int | None:
+def _trainers(num_trainers: Whole | None, axis_name: AxisName | None) -> int | None:
     if num_trainers is None:
         return None
     number = _static("num_trainers", num_trainers, 1)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from jrc._errors import speaking_as
-from jrc._typing import PyTree
+from jrc._typing import PyTree, Real, Whole
 from jrc._validate import finite_number, one_of, whole_number
 from jrc.dgc._advice import DGCAdvice, ExchangeCost
 from jrc.dgc._bandwidth import bytes_per_second
@@ -41,17 +41,17 @@ class _Way(NamedTuple):
 
 def dgc_advice(
     params: PyTree,
-    replicas: int,
-    bandwidth: float | str,
-    step_time: float,
+    replicas: Whole,
+    bandwidth: Real | str,
+    step_time: Real,
     *,
-    sparsity: float | Sequence[float] = 0.999,
+    sparsity: Real | Sequence[Real] = 0.999,
     wire: str = "f32",
-    min_size: int = 16384,
-    overhead: float | None = None,
-    memory_bandwidth: float | str = "15GB/s",
-    latency: float = 0.0,
-    overlap: float = 0.0,
+    min_size: Whole = 16384,
+    overhead: Real | None = None,
+    memory_bandwidth: Real | str = "15GB/s",
+    latency: Real = 0.0,
+    overlap: Real = 0.0,
 ) -> DGCAdvice:
     r"""Predict the time of a step, dense and compressed, and whether compression pays.
 
@@ -157,7 +157,7 @@ def dgc_advice(
     )
 
 
-def _counts(params: PyTree, sparsity: float, min_size: int) -> tuple[int, int, int]:
+def _counts(params: PyTree, sparsity: float, min_size: Whole) -> tuple[int, int, int]:
     """Return the entries of the compressed leaves, of those sent, and of the other leaves."""
     if not any([is_floating(leaf) for leaf in jax.tree.leaves(params)]):
         raise ValueError(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jrc._typing import Array, Float, Int
+from jrc._typing import Array, Float, Int, UInt
 
 BLOCK_BITS = 16
 BLOCK = 1 << BLOCK_BITS
@@ -33,7 +33,7 @@ class Entries(NamedTuple):
     """
 
     values: Float[Array, " k"]
-    positions: Int[Array, " k"]
+    positions: UInt[Array, " k"]
 
 
 class LeafEntries(NamedTuple):
@@ -67,7 +67,7 @@ class Space(NamedTuple):
         """The number of blocks."""
         return self.starts[-1] // BLOCK
 
-    def positions(self, place: int, indices: Int[Array, " k"]) -> Int[Array, " k"]:
+    def positions(self, place: int, indices: Int[Array, " k"]) -> UInt[Array, " k"]:
         """Return the positions of entries of the leaf number `place`."""
         return indices.astype(jnp.uint32) + np.uint32(self.starts[place])
 
@@ -97,10 +97,10 @@ class Space(NamedTuple):
             for place, part in enumerate(parts)
         ]
 
-    def _index(self, place: int, positions: Int[Array, " k"]) -> Int[Array, " k"]:
+    def _index(self, place: int, positions: UInt[Array, " k"]) -> Int[Array, " k"]:
         return (positions - np.uint32(self.starts[place])).astype(jnp.int32)
 
-    def _within(self, place: int, positions: Int[Array, " k"]) -> Int[Array, " k"]:
+    def _within(self, place: int, positions: UInt[Array, " k"]) -> Int[Array, " k"]:
         start, size = self.starts[place], self.sizes[place]
         inside = (positions >= np.uint32(start)) & (positions < np.uint32(start + size))
         return jnp.where(inside, self._index(place, positions), size)
@@ -112,7 +112,7 @@ def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(BLOCK * before for before in itertools.accumulate(blocks, initial=0))
 
 
-def shifted(positions: Array, start: Array | int, blocks: int) -> Int[Array, "..."]:
+def shifted(positions: Array, start: Array | int, blocks: int) -> UInt[Array, "..."]:
     """Return positions of a part of a space as positions of the whole space.
 
     Args:

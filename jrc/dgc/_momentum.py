@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jrc._typing import Array, Float, Int
+from jrc._typing import Array, Float, Int, Real
 
 AT: dict[str, Any] = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
 """How entries are written: each index once, indices outside of the leaf not at all."""
@@ -17,7 +17,7 @@ AT: dict[str, Any] = {"mode": "drop", "unique_indices": True, "wrap_negative_ind
 class Momentum(NamedTuple):
     """The factor m, and whether the step looks ahead (Nesterov)."""
 
-    factor: float | Array
+    factor: Real | Array
     use_nesterov: bool
 
 

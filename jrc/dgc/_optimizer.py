@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._errors import speaking_as
-from jrc._typing import Array, PyTree
+from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import scalar
 from jrc.dgc._collectives import AxisName
 from jrc.dgc._exchanges import Auto, Exchange
@@ -22,17 +22,17 @@ _WHO = "jrc.dgc_momentum"
 
 def dgc_momentum(
     learning_rate: optax.ScalarOrSchedule,
-    momentum: float | Array,
-    rampup_begin_step: int,
-    rampup_step: int = 1,
-    sparsity: float | Sequence[float] = (0.999,),
+    momentum: Real | Array,
+    rampup_begin_step: Whole,
+    rampup_step: Whole = 1,
+    sparsity: Real | Sequence[Real] = (0.999,),
     use_nesterov: bool = False,
-    local_grad_clip_norm: float | Array | None = None,
-    num_trainers: int | None = None,
-    regularization: float | Array | optax.GradientTransformation | None = None,
+    local_grad_clip_norm: Real | Array | None = None,
+    num_trainers: Whole | None = None,
+    regularization: Real | Array | optax.GradientTransformation | None = None,
     *,
     axis_name: AxisName | None = None,
-    min_size: int = 16384,
+    min_size: Whole = 16384,
     factor_masking: bool = True,
     selector: Selector | str = "auto",
     wire: Wire | str = "f32",

@@ -58,7 +58,8 @@ def plan_phases(
     if not sizes:
         return (before,)
     phases = [before] if config.rampup_begin_step > 0 else []
-    levels = active_levels(config.rampup_begin_step, config.rampup_step, config.sparsity)
+    begin, length = int(config.rampup_begin_step), int(config.rampup_step)
+    levels = active_levels(begin, length, config.sparsity)
     for start, level in levels:
         counts = tuple(entries_to_send(size, level, config.count_dtype) for size in sizes)
         is_last = start == levels[-1][0]

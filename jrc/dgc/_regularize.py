@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrc._typing import Array, PyTree
+from jrc._typing import Array, PyTree, Real
 from jrc._validate import scalar
 
 
-def l2_penalty(factor: float | Array) -> optax.GradientTransformation:
+def l2_penalty(factor: Real | Array) -> optax.GradientTransformation:
     r"""Return a transform that adds the gradient of an L2 penalty to local gradients.
 
     $$G = g + \lambda w$$
@@ -38,7 +38,7 @@ def l2_penalty(factor: float | Array) -> optax.GradientTransformation:
     return _penalty(_checked("jrc.l2_penalty", factor), lambda w: w)
 
 
-def l1_penalty(factor: float | Array) -> optax.GradientTransformation:
+def l1_penalty(factor: Real | Array) -> optax.GradientTransformation:
     r"""Return a transform that adds the gradient of an L1 penalty to local gradients.
 
     $$G = g + \lambda \operatorname{sign}(w)$$
@@ -65,9 +65,7 @@ def l1_penalty(factor: float | Array) -> optax.GradientTransformation:
     return _penalty(_checked("jrc.l1_penalty", factor), jnp.sign)
 
 
-def _penalty(
-    factor: float | Array, slope: Callable[[Array], Array]
-) -> optax.GradientTransformation:
+def _penalty(factor: Real | Array, slope: Callable[[Array], Array]) -> optax.GradientTransformation:
     """Return the transform `G = g + factor * slope(w)`."""
 
     def update_fn(
@@ -84,7 +82,7 @@ def _penalty(
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
 
 
-def _checked(who: str, factor: float | Array) -> float | Array:
+def _checked(who: str, factor: Real | Array) -> Real | Array:
     return scalar(factor, "factor", who, rule=">= 0", holds=lambda x: x >= 0, remedy="Pass 1e-4.")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
-from jrc._typing import Array, PyTree
+from jrc._typing import Array, PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc._collectives import AxisName, replica_axis
 from jrc.dgc._state import dgc_specs, dgc_states
@@ -23,7 +23,7 @@ _WHO = "jrc.reshard_dgc"
 
 def reshard_dgc(
     state: PyTree,
-    num_replicas: int,
+    num_replicas: Whole,
     *,
     mesh: Mesh | None = None,
     axis_name: AxisName = "data",
@@ -134,7 +134,7 @@ def _mixed_rows(
     return _placed(jax.jit(mix, out_shardings=sharding if stays else None)(leaf), sharding)
 
 
-def _mixed(leaf: Any, shares: Shares, like: Any) -> Array:
+def _mixed(leaf: Any, shares: Shares, like: Any) -> Array | np.ndarray:
     """Return weighted sums of rows; `like` is `numpy` or `jax.numpy`."""
     old = 1 + max(rank for parts in shares for rank, _ in parts)
     rows = leaf.reshape(old, leaf.shape[0] // old, *leaf.shape[1:])

@@ -85,7 +85,7 @@ def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
     )
 
 
-def is_floating(leaf: Leaf) -> bool:
+def is_floating(leaf: Any) -> bool:
     """Whether a leaf has momentum: real floating arrays do."""
     if not (is_number(leaf) or is_traced(leaf)):
         raise TypeError(

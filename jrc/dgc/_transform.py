@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import optax
 
-from jrc._typing import Array, PyTree
+from jrc._typing import Array, PyTree, Real, Whole
 from jrc.dgc import _update
 from jrc.dgc._collectives import AxisName
 from jrc.dgc._config import DGCConfig
@@ -48,18 +48,18 @@ class DGCTransformation(optax.GradientTransformationExtraArgs):
 
 
 def scale_by_dgc(
-    momentum: float | Array = 0.9,
+    momentum: Real | Array = 0.9,
     *,
-    sparsity: float | Sequence[float] = (0.999,),
-    rampup_begin_step: int = 0,
-    rampup_step: int = 1,
+    sparsity: Real | Sequence[Real] = (0.999,),
+    rampup_begin_step: Whole = 0,
+    rampup_step: Whole = 1,
     use_nesterov: bool = False,
-    local_grad_clip_norm: float | Array | None = None,
-    num_trainers: int | None = None,
+    local_grad_clip_norm: Real | Array | None = None,
+    num_trainers: Whole | None = None,
     axis_name: AxisName | None = None,
-    min_size: int = 16384,
+    min_size: Whole = 16384,
     factor_masking: bool = True,
-    regularization: float | Array | optax.GradientTransformation | None = None,
+    regularization: Real | Array | optax.GradientTransformation | None = None,
     selector: Selector | str = "auto",
     wire: Wire | str = "f32",
     exchange: Exchange | Auto | str = "auto",
@@ -158,7 +158,7 @@ def scale_by_dgc(
     def init_fn(params: PyTree) -> DGCState:
         if config.regularization is not None:
             check_stateless(config.regularization, params)
-        return initial_state(params, config.min_size, config.axis)
+        return initial_state(params, int(config.min_size), config.axis)
 
     def update_fn(
         updates: optax.Updates,
@@ -170,7 +170,7 @@ def scale_by_dgc(
         return _update.update(updates, cast(DGCState, state), params, config)
 
     def apply_fn(
-        gradients: PyTree, state: DGCState, params: PyTree, scale: float | Array = 1.0
+        gradients: PyTree, state: DGCState, params: PyTree, scale: Real | Array = 1.0
     ) -> tuple[PyTree, DGCState]:
         return _update.apply(gradients, state, params, scale, config)
 

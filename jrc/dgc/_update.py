@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._tree import sum_dtype
-from jrc._typing import Array, PyTree
+from jrc._typing import Array, PyTree, Real
 from jrc._validate import scalar
 from jrc.dgc._collectives import (
     all_finite,
@@ -51,7 +51,7 @@ def update(
 
 
 def apply(
-    gradients: PyTree, state: DGCState, params: PyTree, scale: Array | float, config: DGCConfig
+    gradients: PyTree, state: DGCState, params: PyTree, scale: Array | Real, config: DGCConfig
 ) -> tuple[PyTree, DGCState]:
     """Return the parameters with the scaled direction added, and the new state.
 
@@ -99,7 +99,7 @@ class Direction(NamedTuple):
 
 
 def _step(
-    leaves: Leaves, targets: Sequence[Array | None], scale: Array | float, config: DGCConfig
+    leaves: Leaves, targets: Sequence[Array | None], scale: Array | Real, config: DGCConfig
 ) -> tuple[Direction, DGCState]:
     """Return what the step moves by and the new state."""
     replicas = _checked_replicas(config)

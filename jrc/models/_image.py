@@ -3,11 +3,14 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jrc._typing import Array, Float, PyTree, RandomKey
+from jrc._typing import AnyArray, Array, Float, PyTree, RandomKey, Shaped
 from jrc.models._layers import dense, over
 
 _MOMENTUM = 0.9
@@ -51,8 +54,8 @@ def dense_init(inputs: int, outputs: int) -> dict[str, Undrawn | Array]:
 
 
 def conv(
-    kernel: Float[Array, "k k i o"], x: Float[Array, "b h w i"], stride: int = 1
-) -> Float[Array, "b h/stride w/stride o"]:
+    kernel: Float[AnyArray, "k k i o"], x: Float[AnyArray, "b h w i"], stride: int = 1
+) -> Float[Array, "b -(-h//{stride}) -(-w//{stride}) o"]:
     """Convolve in the dtype of `x`, with k // 2 zeros on every side of an odd kernel."""
     sides = [(size // 2, size // 2) for size in kernel.shape[:2]]
     return jax.lax.conv_general_dilated(
@@ -64,13 +67,13 @@ def conv(
     )
 
 
-def max_pool(x: Float[Array, "b h w c"]) -> Float[Array, "b h/2 w/2 c"]:
+def max_pool(x: Float[AnyArray, "b h w c"]) -> Float[Array, "b -(-h//2) -(-w//2) c"]:
     """Return the largest of 3 x 3 neighbours, with stride 2."""
     sides = ((0, 0), (1, 1), (1, 1), (0, 0))
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), sides)
 
 
-def average(x: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
+def average(x: Float[AnyArray, "b h w c"]) -> Float[Array, "b c"]:
     """Return the mean over height and width, at least in float32."""
     return jnp.mean(_wide(x), axis=(1, 2))
 
@@ -82,8 +85,11 @@ def batch_norm_init(width: int, scale: float = 1.0) -> tuple[dict[str, Array], d
 
 
 def batch_norm(
-    params: dict[str, Array], state: dict[str, Array], x: Float[Array, "b h w c"], train: bool
-) -> tuple[Float[Array, "b h w c"], dict[str, Array]]:
+    params: Mapping[str, Shaped[AnyArray, "..."]],
+    state: Mapping[str, Shaped[AnyArray, "..."]],
+    x: Float[AnyArray, "b h w c"],
+    train: bool,
+) -> tuple[Float[Array, "b h w c"], Mapping[str, Shaped[AnyArray, "..."]]]:
     """Normalise every channel to mean 0 and variance 1, then scale and shift.
 
     Training uses the mean and (biased) variance of the batch, and moves the state a tenth of the
@@ -109,7 +115,7 @@ def squeeze_excitation_init(width: int, reduction: int) -> PyTree:
     return {"squeeze": dense_init(width, inner), "excite": dense_init(inner, width)}
 
 
-def squeeze_excitation(params: dict, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
+def squeeze_excitation(params: PyTree, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
     """Scale every channel of an image by a gate computed from the mean of each channel.
 
     Source: Hu et al., "Squeeze-and-Excitation Networks", arXiv 1709.01507, sec. 3.
@@ -119,9 +125,9 @@ def squeeze_excitation(params: dict, x: Float[Array, "b h w c"]) -> Float[Array,
     return x * jax.lax.expand_dims(gate, (1, 2))
 
 
-def _wide(x: Array) -> Array:
+def _wide(x: Array | np.ndarray) -> Any:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _towards(old: Array, new: Array) -> Array:
+def _towards(old: Any, new: Array) -> Array:
     return (_MOMENTUM * old + (1.0 - _MOMENTUM) * new).astype(old.dtype)

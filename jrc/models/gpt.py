@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc._typing import AnyArray, Array, Float, Integer, PyTree, RandomKey
 from jrc._validate import check_flag, is_real, whole_number
 from jrc.models._check import check_apply, check_array, check_init
 from jrc.models._layers import (
@@ -96,7 +96,7 @@ def init(key: RandomKey, config: Config) -> PyTree:
 
 def apply(
     params: PyTree,
-    tokens: Int[Array, "batch length"],
+    tokens: Integer[AnyArray, "batch length"],
     config: Config,
     *,
     key: RandomKey | None = None,
@@ -144,7 +144,7 @@ def apply(
 
 def loss(
     params: PyTree,
-    batch: Int[Array, "batch length+1"],
+    batch: Integer[AnyArray, "batch length"],
     key: RandomKey | None = None,
     *,
     config: Config,
@@ -195,21 +195,25 @@ def _init_block(key: RandomKey, config: Config) -> PyTree:
 
 
 def embed(
-    params: PyTree, tokens: Int[Array, "b t"], config: Config, *, key: RandomKey | None = None
+    params: PyTree,
+    tokens: Integer[AnyArray, "b t"],
+    config: Config,
+    *,
+    key: RandomKey | None = None,
 ) -> Float[Array, "b t d"]:
     """Return the input of the first block: token plus position embeddings."""
     x = params["tokens"][tokens] + params["positions"][None, : tokens.shape[-1]]
     return dropout(x, config.dropout, key)
 
 
-def unembed(params: PyTree, x: Float[Array, "b t d"]) -> Float[Array, "b t vocabulary"]:
+def unembed(params: PyTree, x: Float[AnyArray, "b t d"]) -> Float[Array, "b t vocabulary"]:
     """Return logits from the output of the last block."""
     return dense(params["head"], layer_norm(params["norm"], x))
 
 
 def block(
     params: PyTree,
-    x: Float[Array, "b t d"],
+    x: Float[AnyArray, "b t d"],
     config: Config,
     *,
     key: RandomKey | None = None,

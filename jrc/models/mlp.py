@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc._typing import AnyArray, Array, Float, Integer, Num, PyTree, RandomKey
 from jrc._validate import is_whole, one_of
 from jrc.models._check import check_apply, check_array, check_init, check_labels, pair_of
 from jrc.models._layers import cross_entropy, dense, dense_init
@@ -71,7 +71,7 @@ def init(key: RandomKey, config: Config) -> PyTree:
 
 def apply(
     params: PyTree,
-    x: Float[Array, "batch features"],
+    x: Num[AnyArray, "batch features"],
     config: Config,
     *,
     key: RandomKey | None = None,
@@ -92,7 +92,7 @@ def apply(
 
 def loss(
     params: PyTree,
-    batch: tuple[Float[Array, "batch features"], Int[Array, " batch"]],
+    batch: tuple[Num[AnyArray, "batch features"], Integer[AnyArray, " batch"]],
     key: RandomKey | None = None,
     *,
     config: Config,

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._typing import Array, Float, Int, PyTree, RandomKey
+from jrc._typing import AnyArray, Array, Float, Integer, PyTree, RandomKey
 from jrc._validate import check_flag, whole_number
 from jrc.models._check import (
     check_apply,
@@ -181,7 +181,7 @@ def init(key: RandomKey, config: Config) -> tuple[PyTree, PyTree]:
 def apply(
     params: PyTree,
     state: PyTree,
-    x: Float[Array, "batch height width channels"],
+    x: Float[AnyArray, "batch height width channels"],
     config: Config,
     *,
     train: bool = False,
@@ -225,7 +225,7 @@ def apply(
 def loss(
     params: PyTree,
     state: PyTree,
-    batch: tuple[Float[Array, "batch height width channels"], Int[Array, " batch"]],
+    batch: tuple[Float[AnyArray, "batch height width channels"], Integer[AnyArray, " batch"]],
     key: RandomKey | None = None,
     *,
     config: Config,
@@ -242,11 +242,11 @@ def loss(
 def stem(
     params: PyTree,
     state: PyTree,
-    x: Float[Array, "b h w channels"],
+    x: Float[AnyArray, "b h w channels"],
     config: Config,
     *,
     train: bool = False,
-) -> tuple[Float[Array, "b h' w' c"], PyTree]:
+) -> tuple[Float[Array, "b new_h new_w c"], PyTree]:
     """Return the input of the first block, and the state of the stem's normalisation."""
     large = _stem(config) == "imagenet"
     x = conv(params["conv"], x, stride=2 if large else 1)
@@ -258,11 +258,11 @@ def stem(
 def block(
     params: PyTree,
     state: PyTree,
-    x: Float[Array, "b h w c"],
+    x: Float[AnyArray, "b h w c"],
     *,
     stride: int = 1,
     train: bool = False,
-) -> tuple[Float[Array, "b h/stride w/stride d"], PyTree]:
+) -> tuple[Float[Array, "b -(-h//{stride}) -(-w//{stride}) d"], PyTree]:
     """Run one block, relu(branch + shortcut), with `params["stage_i"]["block_j"]`."""
     count = 3 if "conv_3" in params else 2
     strided = 2 if count == 3 else 1

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
-from jrc._typing import Array, Float, Int
+from jrc._typing import AnyArray, Array, Float, UInt
 from jrc.dgc._entries import Entries, Space
 from jrc.dgc._selectors import Selector
 from jrc.dgc._wires import Wire
@@ -47,7 +47,7 @@ class Arrived(NamedTuple):
         counts: Entries of each leaf in a row, leaf after leaf; `None` if they are mixed.
     """
 
-    words: Int[Array, "rows words"]
+    words: UInt[Array, "rows words"]
     count: int
     blocks: int
     starts: tuple[int, ...]
@@ -117,7 +117,7 @@ class TensorExchange(Protocol):
 Exchange = EntryExchange | TensorExchange
 
 
-def encoded(entries: Entries, transfer: Transfer) -> tuple[Int[Array, " words"], Sent]:
+def encoded(entries: Entries, transfer: Transfer) -> tuple[UInt[Array, " words"], Sent]:
     """Return entries in the transfer's wire format, and what the format leaves behind.
 
     Args:
@@ -145,7 +145,9 @@ def encoded(entries: Entries, transfer: Transfer) -> tuple[Int[Array, " words"],
     return words, Sent(left, transfer.counts_by_leaf, None)
 
 
-def rounded_away(sent: Float[Array, " k"], read: Float[Array, " k"]) -> Float[Array, " k"]:
+def rounded_away(
+    sent: Float[AnyArray, "*shape"], read: Float[AnyArray, "*shape"]
+) -> Float[Array, "*shape"]:
     """Return what receivers do not read of the values that were sent."""
     # Not by subtraction alone: infinity minus infinity is NaN.
     return jnp.where(sent == read, 0.0, sent - read)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jrc._typing import Array, Float, Int
 from jrc.dgc._entries import Entries, Space
 
-Leaves = Sequence[Float[Array, " n"]]
+Leaves = Sequence[Float[Array, " _n"]]
 """One flat float32 array for each compressed leaf."""
 
 

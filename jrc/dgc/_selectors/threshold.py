@@ -16,13 +16,13 @@ SAMPLE = 1 << 16
 """Entries of a sample. A leaf with twice as many gets its threshold from a sample."""
 
 
-def magnitude_bits(values: Float[Array, " n"]) -> Int[Array, " n"]:
+def magnitude_bits(values: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
     """Return integers in the order of `|values|`; infinity is the largest number."""
     return lax.bitcast_convert_type(jnp.abs(values), jnp.int32)
 
 
 def kth_largest(
-    rows: Sequence[Int[Array, " n"]], counts: Int[Array, " rows"]
+    rows: Sequence[Int[Array, " _n"]], counts: Int[Array, " rows"]
 ) -> Int[Array, " rows"]:
     """Return for each row the largest t that at least `count` of its integers are >= t.
 
@@ -55,7 +55,7 @@ def kth_largest(
     return lax.fori_loop(0, MAGNITUDE_BITS, settle, zeros)[np.argsort(order)]
 
 
-def _side_by_side(rows: Sequence[Int[Array, " n"]]) -> Int[Array, "rows n"]:
+def _side_by_side(rows: Sequence[Int[Array, " _n"]]) -> Int[Array, "rows n"]:
     """Return the rows as one array, short ones filled up with -1, below every threshold."""
     width = max(row.size for row in rows)
     return jnp.stack([jnp.pad(row, (0, width - row.size), constant_values=-1) for row in rows])

@@ -6,16 +6,17 @@ word for each block says where its entries end.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from jrc._typing import Array, Float, Int
+from jrc._typing import Array, Float, UInt
 from jrc.dgc._entries import BLOCK, BLOCK_BITS, Entries
 
-Words = Int[Array, " words"]
+Words = UInt[Array, " words"]
 """uint32."""
 
 
-def as_bits(x: Array, dtype: jax.typing.DTypeLike) -> Array:
+def as_bits(x: Array | np.ndarray, dtype: jax.typing.DTypeLike) -> Array:
     """Return the same bits as another dtype."""
     return lax.bitcast_convert_type(x, dtype)
 
@@ -33,32 +34,32 @@ def by_position(entries: Entries) -> Entries:
 
 
 def addresses(
-    positions: Int[Array, " k"], blocks: int
-) -> tuple[Int[Array, " blocks"], Int[Array, " k"]]:
+    positions: UInt[Array, " k"], blocks: int
+) -> tuple[UInt[Array, " blocks"], UInt[Array, " k"]]:
     """Return where each block's entries end among sorted positions, and offsets in the blocks."""
     firsts = jnp.arange(1, blocks + 1, dtype=jnp.uint32)
     ends = jnp.searchsorted(positions >> BLOCK_BITS, firsts, side="left")
     return ends.astype(jnp.uint32), positions & (BLOCK - 1)
 
 
-def block_of(ends: Int[Array, " blocks"], count: int) -> Int[Array, " k"]:
+def block_of(ends: UInt[Array, " blocks"], count: int) -> UInt[Array, " k"]:
     """Return the block of each entry, behind the last block for entries of no leaf."""
     places = jnp.arange(count, dtype=jnp.uint32)
     return jnp.searchsorted(ends, places, side="right").astype(jnp.uint32)
 
 
-def positions_of(ends: Int[Array, " blocks"], offsets: Int[Array, " k"]) -> Int[Array, " k"]:
+def positions_of(ends: UInt[Array, " blocks"], offsets: UInt[Array, " k"]) -> UInt[Array, " k"]:
     """Return positions from where the blocks end and from the offsets in them."""
     return block_of(ends, offsets.size) << BLOCK_BITS | offsets
 
 
-def packed(parts: Int[Array, " k"]) -> Words:
+def packed(parts: UInt[Array, " k"]) -> Words:
     """Return short integers packed into words."""
     each = 4 // parts.dtype.itemsize
     filled = jnp.pad(parts, (0, -parts.size % each))
     return as_bits(filled.reshape(-1, each), jnp.uint32)
 
 
-def unpacked(words: Words, dtype: jax.typing.DTypeLike, count: int) -> Int[Array, " k"]:
+def unpacked(words: Words, dtype: jax.typing.DTypeLike, count: int) -> UInt[Array, " k"]:
     """Return the first `count` short integers of some words."""
     return as_bits(words, dtype).reshape(-1)[:count]
