@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -153,10 +153,12 @@ def _differentiate(
     return Found(rest[0].fill(arrays), pairs, value_of)
 
 
-def _known_boundaries(who: str, fn: str, program: Program, options: Arguments) -> list[str]:
+def _known_boundaries(who: str, fn: str, program: Program, options: Arguments) -> Any:
     """Return the boundaries that are marks; as in Paddle, others are dropped with a message."""
     warned = set() if options.warned is None else options.warned
     known = (*program.marks, *program.hidden_marks)
+    if isinstance(options.checkpoints, str) or not isinstance(options.checkpoints, Iterable):
+        return options.checkpoints  # `recompute_segments` raises
     found = []
     for name in options.checkpoints:
         if not isinstance(name, str) or program.matching_marks(name) or name in known:

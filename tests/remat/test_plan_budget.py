@@ -85,14 +85,15 @@ def test_bytes_are_those_of_one_device():
 
 def test_fractions_lie_between_the_two_ends():
     plans = [planned(fraction) for fraction in (0.0, 0.4, 1.0)]
-    assert plans[0].verified.peak_bytes == compiled(0).peak
+    ends = [compiled(i).peak for i in (0, len(net().candidates))]
+    assert plans[0].verified.peak_bytes <= min(ends)
     assert not plans[-1].reruns and plans[-1].verified.flops_ratio == 1.0
     budgets = [plan.budget for plan in plans]
     assert budgets == sorted(budgets) and budgets[1] == int(
         budgets[0] + 0.4 * (budgets[2] - budgets[0])
     )
     assert all(plan.verified.peak_bytes <= plan.budget for plan in plans)
-    assert all(plan.compilations <= 7 for plan in plans)
+    assert all(plan.compilations <= 8 for plan in plans)
 
 
 @pytest.mark.parametrize("peaks", [(10, 40, 30, 50, 20), (30, 40, 10), (30, 20, 10), (5, 5, 5)])

@@ -61,7 +61,7 @@ def plan(
             bound before: `functools.partial(fn, train=True)` is what is planned and applied to.
         budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), or a fraction (`float` in [0, 1])
             between the least peak that is reached (0) and that with nothing recomputed (1). A
-            fraction costs up to four more compilations, for the two ends.
+            fraction costs up to five more compilations, for the two ends.
         argnums: The arguments that are differentiated.
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
@@ -69,7 +69,7 @@ def plan(
         compilations: How many programs may be compiled (two, if one is asked for: the leanest and
             the plain one); each more halves the steps of the row of plans. One is enough where
             nothing need be recomputed, one more is compiled where only the model thought so, and up
-            to four more before a budget is refused, for the two ends.
+            to five more before a budget is refused, for the two ends.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never one with
