@@ -31,9 +31,9 @@ from jrc.models._image import conv as conv
 from jrc.models._layers import cross_entropy as cross_entropy
 from jrc.models._layers import dense as dense
 from jrc.models._layers import layer_norm as layer_norm
-from jrc.remat import Memory as Memory
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
+from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.activity import active_variables
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.candidates import Candidate

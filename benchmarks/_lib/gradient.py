@@ -18,13 +18,13 @@ import jaxlib
 
 from benchmarks._private import (
     PRODUCTS,
-    Memory,
     Program,
     equation_flops,
     inline_all,
     inner_programs,
     is_variable,
     mark_of,
+    memory_of,
     nbytes,
     primitive_name,
 )
@@ -113,17 +113,6 @@ def counts(fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> dict
         "product_flops": total(jaxpr, lambda eqn: _is_product(eqn) and equation_flops(eqn)),
         "products": total(jaxpr, _is_product, loops=False),
     }
-
-
-def memory_of(compiled: Any) -> Memory:
-    """Return the bytes of a compiled program, as XLA states them."""
-    stats = compiled.memory_analysis()
-    return Memory(
-        arguments=stats.argument_size_in_bytes,
-        outputs=stats.output_size_in_bytes,
-        temporaries=stats.temp_size_in_bytes,
-        aliased=stats.alias_size_in_bytes,
-    )
 
 
 def largest_error(tree: Any, other: Any) -> float:
