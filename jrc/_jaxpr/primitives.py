@@ -74,6 +74,7 @@ class Facts:
         view: Whether its result is its operand in another form.
         is_collective: Whether devices exchange data in it.
         is_contraction: Whether it is a product of matrices or a convolution.
+        is_pooling: Whether its derivative searches each window for the entry that was chosen.
         is_cast: Whether it changes nothing but the mesh axes that a type varies over.
         is_region: Whether it is a `jax.checkpoint` region.
         hides_residuals: Whether its derivative saves values of a program inside, which have no
@@ -89,6 +90,7 @@ class Facts:
     view: View = View.NONE
     is_collective: bool = False
     is_contraction: bool = False
+    is_pooling: bool = False
     is_cast: bool = False
     is_region: bool = False
     hides_residuals: bool = False
@@ -178,8 +180,8 @@ _row("ragged_dot_general", flops=rules.ragged_dot_general, **_operands, is_contr
 _row("conv_general_dilated", flops=rules.convolution, **_operands, is_contraction=True)
 _row("sort", flops=rules.sort)
 _row("top_k approx_top_k", flops=rules.top_k)
-_row("reduce_window reduce_window_max reduce_window_min reduce_window_sum",
-     flops=rules.reduce_window)  # fmt: skip
+_row("reduce_window reduce_window_sum", flops=rules.reduce_window)
+_row("reduce_window_max reduce_window_min", flops=rules.reduce_window, is_pooling=True)
 _row("fft", flops=rules.fft)
 _row("cholesky", flops=rules.cholesky)
 _row("lu", flops=rules.lu)

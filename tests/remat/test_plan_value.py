@@ -116,7 +116,14 @@ def of_stages(stages, **more):
             of_stages([{"equations": "0-9"}], chunks="2"),
             "chunks must be a whole number >= 0, got '2'",
         ),
-        (of_stages([{"equations": "0-9", "inside": None}]), "a stage with an inner decision must"),
+        (
+            of_stages([{"equations": "0-9", "inside": {"stages": []}}]),
+            "a stage with an inner decision must",
+        ),
+        (
+            of_stages([{"equations": "0-9", "recomputed": "0-9", "inside": None}]),
+            "a stage outside of all regions saves nothing by name",
+        ),
         (edited("layers tanh", budget=-1), "budget is -1, not a whole number from 0"),
         (edited("layers tanh", saved_bytes=1.5), "saved_bytes is 1.5, not a whole number from 0"),
         (edited("layers tanh", digest=3), "digest is 3, not text"),

@@ -1,16 +1,21 @@
 """Blocks of a program: the layers that a person would put under `jax.checkpoint` one by one.
 
-They are found as the longest run of equations that repeats itself, cut where the fewest bytes
-cross from one repetition to the next.
+They are found as runs of equations that repeat themselves: by matrix products and convolutions of
+equal shapes, or, where these cover less than half of the FLOPs, by operators of any shape. A run is
+cut where the fewest bytes cross from one repetition to the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from jrc._jaxpr import Program, primitive_name
+from jrc._jaxpr import Program, facts_of, primitive_name
 from jrc.remat._planner.cost_graph import CostGraph
+from jrc.remat._planner.settings import SETTINGS
+
+Run = tuple[int, int, int]
+"""A periodic part of a sequence: start, period and length."""
 
 
 def block_borders(program: Program, graph: CostGraph) -> list[int]:
@@ -18,25 +23,54 @@ def block_borders(program: Program, graph: CostGraph) -> list[int]:
 
     A border at index k lies in front of node k.
     """
-    heavy = [k for k, node in enumerate(graph.nodes) if node.flops and node.position >= 0]
-    kinds = [_kind(program, graph.nodes[k].position) for k in heavy]
-    start, period, length = longest_repetition(kinds)
-    if not period:
-        return []
-    crossing = crossing_bytes(graph)
+    equations = {
+        k: program.eqns[program.steps[node.position]]
+        for k, node in enumerate(graph.nodes)
+        if node.flops and node.position >= 0
+    }
+    products = _products(program, graph)
+    best: tuple[int, list[int], list[Run]] = (0, [], [])
+    for places, has_shapes in ((products, True), (list(equations), False)):
+        if best[0] >= SETTINGS.repeated_flops * graph.flops:
+            break
+        kinds = [_kind(equations[k], has_shapes) for k in places]
+        runs = [
+            (start, period, length)
+            for start, period, length in repetitions(kinds)
+            if any(k in products for k in places[start : start + period])
+        ]
+        covered = sum(graph.nodes[k].flops for s, _, n in runs for k in places[s : s + n])
+        if covered > best[0]:
+            best = covered, places, runs
+    _, places, runs = best
+    found = {k for run in runs for k in _borders_of(graph, places, run)}
+    return sorted(k for k in found if 0 < k < len(graph.nodes))
 
-    def borders(offset: int) -> list[int]:
-        ends = range(start + offset, start + length + 1, period)
-        return [_cheapest_between(heavy, end, crossing) for end in ends]
 
-    found = min(
-        (borders(offset) for offset in range(period)),
-        key=lambda places: (sum(crossing[k] for k in places) / len(places), -len(places), places),
-    )
-    return sorted({k for k in found if 0 < k < len(graph.nodes)})
+def end_of_last_block(program: Program, graph: CostGraph, borders: Sequence[int]) -> int:
+    """Return the place as far behind the last product as the other borders are behind theirs."""
+    places = _products(program, graph)
+    behind = sorted(k - max(p for p in places if p < k) for k in borders if places[0] < k)
+    distance = behind[len(behind) // 2] if behind else 1
+    return min(places[-1] + distance, len(graph.nodes) - 1)
 
 
-def longest_repetition(kinds: Sequence[Any]) -> tuple[int, int, int]:
+def repetitions(kinds: Sequence[Any]) -> Iterator[Run]:
+    """Yield the periodic runs of a sequence: the one that covers most, then those beside it.
+
+    >>> sorted(repetitions("xababazcdcd"))
+    [(1, 2, 5), (7, 2, 4)]
+    """
+    parts = [(0, len(kinds))]
+    while parts:
+        begin, end = parts.pop()
+        start, period, length = longest_repetition(kinds[begin:end])
+        if period:
+            yield begin + start, period, length
+            parts += [(begin, begin + start), (begin + start + length, end)]
+
+
+def longest_repetition(kinds: Sequence[Any]) -> Run:
     """Return start, period and length of the periodic run that covers most of a sequence.
 
     Of equal ones it is that of the shortest period; the period is 0 if nothing repeats.
@@ -58,11 +92,14 @@ def longest_repetition(kinds: Sequence[Any]) -> tuple[int, int, int]:
     return -start, -period, length
 
 
-def crossing_values(graph: CostGraph, border: int) -> frozenset[int]:
-    """Return the values that are made in front of a border and read behind it."""
+def crossing_values(graph: CostGraph, borders: Sequence[int]) -> frozenset[int]:
+    """Return the values that are made in front of one of these borders and read behind it."""
     last = _last_readers(graph)
     return frozenset(
-        v for node in graph.nodes[:border] for v in node.makes if last.get(v, -1) >= border
+        v
+        for k, node in enumerate(graph.nodes)
+        for v in node.makes
+        if any(k < border <= last.get(v, -1) for border in borders)
     )
 
 
@@ -82,17 +119,45 @@ def crossing_bytes(graph: CostGraph) -> list[int]:
     return found
 
 
+def _borders_of(graph: CostGraph, places: Sequence[int], run: Run) -> list[int]:
+    """The borders of a run: of every way to cut it alike, that across which fewest bytes go."""
+    start, period, length = run
+    crossing = crossing_bytes(graph)
+
+    def borders(offset: int, which: int) -> list[int]:
+        ends = range(start + offset, start + length + 1, period)
+        return [_cheapest_between(places, end, crossing)[which] for end in ends]
+
+    def cost(found: Sequence[int]) -> tuple[float, int, Sequence[int]]:
+        # A value that several borders share is saved once.
+        size = sum(graph.sizes[v] for v in crossing_values(graph, found))
+        return size / len(found), -len(found), found
+
+    return min((borders(offset, which) for offset in range(period) for which in (0, -1)), key=cost)
+
+
+def _products(program: Program, graph: CostGraph) -> list[int]:
+    """The nodes that are matrix products or convolutions."""
+    return [
+        k
+        for k, node in enumerate(graph.nodes)
+        if node.position >= 0
+        and facts_of(program.eqns[program.steps[node.position]]).is_contraction
+    ]
+
+
 def _last_readers(graph: CostGraph) -> dict[int, int]:
     return {v: k for k, node in enumerate(graph.nodes) for v in node.reads}
 
 
-def _cheapest_between(heavy: Sequence[int], end: int, crossing: Sequence[int]) -> int:
-    """The border of least crossing bytes behind one computing node and up to the next."""
-    first = heavy[end - 1] + 1 if end > 0 else 0
-    last = heavy[end] if end < len(heavy) else len(crossing) - 1
-    return min(range(first, last + 1), key=lambda k: (crossing[k], k))
+def _cheapest_between(places: Sequence[int], end: int, crossing: Sequence[int]) -> list[int]:
+    """The borders of least crossing bytes behind one computing node and up to the next."""
+    first = places[end - 1] + 1 if end > 0 else 0
+    last = places[end] if end < len(places) else len(crossing) - 1
+    least = min(crossing[first : last + 1])
+    return [k for k in range(first, last + 1) if crossing[k] == least]
 
 
-def _kind(program: Program, position: int) -> Any:
-    eqn = program.eqns[program.steps[position]]
-    return primitive_name(eqn), tuple(str(v.aval) for v in (*eqn.invars, *eqn.outvars))
+def _kind(eqn: Any, has_shapes: bool) -> Any:
+    shapes = tuple(str(v.aval) for v in (*eqn.invars, *eqn.outvars)) if has_shapes else ()
+    return primitive_name(eqn), shapes

@@ -12,12 +12,17 @@ from jrc._jaxpr import Program, is_variable, nbytes
 from jrc.remat._gradient.residuals import Residuals
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.decision import Decision
-from jrc.remat._planner.hand_made import hand_made_points
+from jrc.remat._planner.hand_made import hand_made, kept_by_xla
 from jrc.remat._planner.inner_programs import pareto_front
-from jrc.remat._planner.memory_model import should_try_plain_first, unfusable_bytes
+from jrc.remat._planner.memory_model import (
+    bytes_left_to_jax,
+    lent_bytes,
+    should_try_plain_first,
+    unfusable_bytes,
+)
 from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import ParetoPoint, spread_evenly
+from jrc.remat._planner.solver import ParetoPoint, solve, spread_evenly
 from jrc.remat._planner.stages import decision_of
 
 
@@ -69,28 +74,35 @@ def candidate_row(
         compilations: How many candidates a search may compile; each more doubles their number.
     """
     perturbed = list(perturbed)
-    results = sum(nbytes(v.aval) for v in perturbed)
-    plain = Candidate(None, residuals.bytes, residuals.bytes, 0, NOTHING_RECOMPUTED)
+    results = [nbytes(v.aval) for v in perturbed]
     graph, options, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1])
+    left_to_jax = residuals.bytes
+    if not options:
+        (kept,) = solve(graph, saved=kept_by_xla(graph, graph.nodes)) or [None]
+        left_to_jax = bytes_left_to_jax(residuals.bytes, kept.peak) if kept else left_to_jax
+    plain = Candidate(None, left_to_jax, residuals.bytes, 0, NOTHING_RECOMPUTED)
     if not points:
         return CandidateRow((plain,), (), False, _widest_equation(program, graph))
+
+    def candidate(point: ParetoPoint, decision: Decision, name: str = "") -> Candidate:
+        saved = (graph.sizes[v] for v in point.values)
+        temporaries = max(point.peak - lent_bytes(results, saved), 0)
+        return Candidate(decision, temporaries, point.saved, point.flops, name)
+
     base = 3 * graph.flops
     points = worthwhile_points(
         [point for point in points if point.peak < plain.temporaries or point is points[0]], base
     )
     solid = unfusable_bytes(residuals)
-    compilations -= should_try_plain_first(max(points[0].peak - results, 0), solid)
+    leanest = candidate(points[0], decision_of(graph, points[0]))
+    compilations -= should_try_plain_first(leanest.temporaries, solid)
     lean = [
-        Candidate(decision_of(graph, point), max(point.peak - results, 0), point.saved, point.flops)
+        candidate(point, decision_of(graph, point))
         for point in spread_evenly(points, base, max(1, 2**compilations - 2))
         if point.values or point.flops or point.bodies
     ]
     by_hand = [
-        Candidate(
-            decision_of(graph, point), max(point.peak - results, 0), point.saved, point.flops, name
-        )
-        for name, front in hand_made_points(program, graph, options).items()
-        for point in front[:1]
+        candidate(way.point, way.decision, way.name) for way in hand_made(program, graph, options)
     ]
     by_hand = sorted(by_hand, key=lambda each: (each.temporaries, each.recomputed))
     row = (*lean, plain)

@@ -106,11 +106,10 @@ def _check_positions(stage: Stage, seen: set[int], count: int | None, where: str
     strange = sorted(set(stage.recomputed).difference(found))
     if strange:
         raise ValueError(f"{where}: equation {strange[0]} is recomputed, but not in the stage")
-    if not stage.region and (len(found) != 1 or stage.saved or stage.recomputed):
-        raise ValueError(
-            f"{where}: a stage with an inner decision must be one equation, of which "
-            "nothing is saved"
-        )
+    if stage.inside is not None and len(found) != 1:
+        raise ValueError(f"{where}: a stage with an inner decision must be one equation")
+    if not stage.region and (stage.saved or stage.recomputed):
+        raise ValueError(f"{where}: a stage outside of all regions saves nothing by name")
 
 
 def _check_saved(stage: Stage, where: str) -> None:

@@ -60,6 +60,10 @@ class CostGraph:
     may_save: tuple[bool, ...]
     names: tuple[tuple[int, int], ...]
 
+    def is_fused(self, v: int) -> bool:
+        """Return whether XLA computes a variable inside of its readers."""
+        return not self.recomputed_bytes[v] and not self.passing_bytes[v]
+
     @property
     def flops(self) -> int:
         """FLOPs of one forward pass, at least 1."""

@@ -1,7 +1,8 @@
 """A decision: which values of a program are saved, and which equations run again.
 
 A decision is a sequence of stages. A stage is a range of equations that is recomputed as one
-region, or one construct (a loop, a `shard_map`) with a decision for the program inside of it.
+region, one construct (a loop, a `shard_map`) with a decision for the program inside of it, or a
+range that is left to JAX.
 
 >>> Decision((Stage((0, 1, 2), saved=((1, 0),)),)).to_data()
 {'stages': [{'equations': '0-2', 'saved': [[1, 0]]}]}
@@ -27,8 +28,8 @@ class Stage:
         positions: The equations in program order, numbered without casts to vary over a mesh axis.
         saved: The results that are saved for the backward pass.
         recomputed: The equations that the backward pass runs again.
-        region: Whether they are one recomputed region; else one construct outside of all regions.
-        inside: For such a construct, the decision for its program; `None` leaves it to JAX.
+        region: Whether they are one recomputed region; else JAX saves what it likes of them.
+        inside: For one construct outside of all regions, the decision for its program.
     """
 
     positions: tuple[int, ...]

@@ -42,6 +42,8 @@ def execute_decision(program: Program, decision: Decision) -> Run:
             if stage.region:
                 with planned_scope():
                     _run_region(program, _section(program, stage, stages[n] + within[n]), values)
+            elif stage.inside is None:
+                _run_plainly(program, sorted(stages[n] + within[n]), values)
             else:
                 _run_plainly(program, within[n], values)
                 _run_construct(program, stages[n][0], stage.inside, values)
@@ -117,7 +119,7 @@ def _run_region(program: Program, section: Section, values: dict[Any, Any]) -> N
         depending,
         recomputed_region,
         own_inside=own_inside,
-        name=_name_behind_barrier,
+        name=_name_in_front_of_barrier,
     )
     values |= {
         v: depending[v]
@@ -132,12 +134,13 @@ def _is_made(program: Program, var: Any) -> bool:
     return is_variable(source) and program.producer[source] != INPUT
 
 
-def _name_behind_barrier(x: Any, how: str) -> Any:
-    """Name a saved value behind a barrier.
+def _name_in_front_of_barrier(x: Any, how: str) -> Any:
+    """Name a saved value, and return it behind a barrier.
 
-    Else XLA recomputes it in its readers, from all that it is the sum of, and keeps those.
+    Else XLA recomputes it in its readers, from all that it is the sum of, and keeps those. JAX
+    rounds what it saves by `reduce_precision`, which XLA would fuse into the readers likewise.
     """
-    return name_value(barrier(x), how)
+    return barrier(name_value(x, how))
 
 
 def _is_raw_key(aval: Any) -> bool:

@@ -5,53 +5,79 @@ compiled before a budget is refused. Blocks are those of `blocks`; a `jax.checkp
 places elsewhere may compile to a few per cent less.
 """
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, facts_of
-from jrc.remat._planner.blocks import block_borders, crossing_values
-from jrc.remat._planner.cost_graph import CostGraph
+from jrc.remat._planner.blocks import block_borders, crossing_values, end_of_last_block
+from jrc.remat._planner.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve
+from jrc.remat._planner.stages import decision_of, decision_of_blocks
 
 
-def hand_made_points(
+@dataclasses.dataclass(frozen=True)
+class HandMade:
+    """A way to recompute by hand.
+
+    Attributes:
+        name: What it is called.
+        point: Its cost.
+        decision: What it recomputes.
+    """
+
+    name: str
+    point: ParetoPoint
+    decision: Decision
+
+
+def hand_made(
     program: Program,
     graph: CostGraph,
     options: Mapping[int, Sequence[InnerOption]] | None,
-) -> dict[str, list[ParetoPoint]]:
-    """Return, by name, what recomputing by hand would cost.
+) -> list[HandMade]:
+    """Return the ways in which a person would recompute by hand.
 
     Args:
         program: The program.
         graph: Its cost graph.
         options: By position, the options of constructs outside of all regions.
-
-    Returns:
-        Under each name a front: one point, or several where a loop can be treated in several ways.
     """
-    return {
-        name: solve(graph, options, saved=values)
-        for name, values in _save_sets(program, graph).items()
-    }
+    found = []
+    for name, values in _save_sets(program, graph).items():
+        for point in solve(graph, options, saved=values)[:1]:
+            found.append(HandMade(name, point, decision_of(graph, point)))
+    for name, borders in _borders(program, graph).items():
+        behind = kept_by_xla(graph, graph.nodes[max(borders) :])
+        values = crossing_values(graph, borders) | behind
+        for point in solve(graph, options, saved=values)[:1]:
+            decision = decision_of_blocks(graph, point, borders)
+            found.append(HandMade(name, point, decision))
+    return found
+
+
+def kept_by_xla(graph: CostGraph, nodes: Iterable[CostNode]) -> frozenset[int]:
+    """Return what XLA keeps for the backward pass of equations that are left to JAX.
+
+    These are results of kernels and of passes over data, and the operands of kernels. What it can
+    compute inside of a reader it computes there once more, whatever JAX saves.
+    """
+    kept: set[int] = set()
+    for node in nodes:
+        kept.update(v for v in node.makes if not graph.is_fused(v))
+        kept.update(v for v, _ in node.operands)
+    return frozenset(kept)
 
 
 def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:
-    products = _products(program, graph, batched=True)
     sets = {
         "everything recomputed": frozenset(),
-        "products saved": products,
+        "products saved": _products(program, graph, batched=True),
         "products without batch dimensions saved": _products(program, graph, batched=False),
-        "every mark recomputed": _at_borders(graph, _mark_borders(program, graph)),
         "marks saved": _marked(program, graph),
     }
-    borders = block_borders(program, graph)
-    sets["every block recomputed"] = _at_borders(graph, borders)
-    stride = round(math.sqrt(len(borders))) if borders else 1
-    if stride > 1:
-        sets[f"every {stride} blocks recomputed"] = _at_borders(
-            graph, borders[stride - 1 :: stride]
-        )
     unique: dict[frozenset[int], str] = {}
     for name, values in sets.items():
         if values or name == "everything recomputed":
@@ -59,8 +85,34 @@ def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:
     return {name: values for values, name in unique.items()}
 
 
-def _at_borders(graph: CostGraph, borders: Sequence[int]) -> frozenset[int]:
-    return frozenset().union(*(crossing_values(graph, k) for k in borders))
+def _borders(program: Program, graph: CostGraph) -> dict[str, list[int]]:
+    """Where a person would cut a program into regions, by name."""
+    found = {"every mark recomputed": _mark_borders(program, graph)}
+    blocks = block_borders(program, graph)
+    found["every block recomputed"] = blocks
+    if blocks:
+        last = end_of_last_block(program, graph, blocks)
+        found["every block recomputed, the last too"] = sorted({*blocks, last})
+    stride = round(math.sqrt(len(blocks))) if blocks else 1
+    if stride > 1:
+        found[f"every {stride} blocks recomputed"] = blocks[stride - 1 :: stride]
+    between = _between_blocks(program, graph)
+    unique: dict[tuple[int, ...], str] = {}
+    for name, borders in found.items():
+        if borders:
+            both = {*borders, *(k for k in between if k < max(borders))}
+            unique.setdefault(tuple(sorted(both)), name)
+    return {name: list(borders) for borders, name in unique.items()}
+
+
+def _between_blocks(program: Program, graph: CostGraph) -> list[int]:
+    """The places around equations that a person leaves between blocks: pooling."""
+    pools = [
+        k
+        for k, node in enumerate(graph.nodes)
+        if node.position >= 0 and facts_of(program.eqns[program.steps[node.position]]).is_pooling
+    ]
+    return [border for k in pools for border in (k, k + 1) if border]
 
 
 def _products(program: Program, graph: CostGraph, batched: bool) -> frozenset[int]:

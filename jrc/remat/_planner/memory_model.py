@@ -11,12 +11,13 @@ bytes, and the model only ranks candidates.
    a moment.
 3. **Cotangents.** The cotangent of a value lies in memory from its last reader to its maker, if a
    kernel of its own stands between them. That of an input stays to the end.
-4. **Results** that are not computed yet lend their memory to temporaries.
+4. **Results** that are not computed yet lend their memory to saved values that are no larger,
+   each to one at a time.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -100,6 +101,35 @@ def cotangent_bytes(program: Program, order: Sequence[int], active: set[Any]) ->
                 change[at[p]] += nbytes(var.aval)
                 change[max(reading) + 1] -= nbytes(var.aval)
     return list(itertools.accumulate(change))[:-1]
+
+
+def bytes_left_to_jax(residuals: int, kept: int) -> int:
+    """Return the bytes of temporaries where nothing is recomputed: halfway between two bounds.
+
+    Args:
+        residuals: Bytes of all that JAX saves. XLA recomputes some of it inside of readers.
+        kept: The peak if XLA recomputed all that it may. It does not where it writes out
+            broadcasts.
+    """
+    return (residuals + min(kept, residuals)) // 2
+
+
+def lent_bytes(results: Iterable[int], values: Iterable[int]) -> int:
+    """Return the bytes of values that lie in the memory of results that are not computed yet.
+
+    Args:
+        results: Bytes of each result.
+        values: Bytes of each value that lies in memory before the first result is computed.
+
+    >>> lent_bytes([10, 4], [8, 8, 3])
+    11
+    """
+    free, lent = sorted(results), 0
+    for size in sorted(values, reverse=True):
+        if free and size <= free[-1]:
+            free.pop()
+            lent += size
+    return lent
 
 
 def should_try_plain_first(least: int, unfusable_bytes: int) -> bool:

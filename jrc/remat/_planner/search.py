@@ -43,8 +43,8 @@ def choose(
     row = problem.candidates
     peaks = _Peaks(problem, compiled, who)
     top, lean = len(row) - 1, [*range(min(SETTINGS.leanest_compiled, len(row)))]
-    # The leanest way by hand: where the model is wrong, it needs less than the leanest candidate.
-    lean += [len(row)] if problem.by_hand else []
+    # The leanest ways by hand: where the model is wrong, they need less than the leanest candidate.
+    lean += range(len(row), len(row) + min(SETTINGS.by_hand_compiled, len(problem.by_hand)))
     found = None
     if isinstance(budget, float):
         least, most = sorted((min(map(peaks.of, lean)), peaks.of(top)))
@@ -65,6 +65,8 @@ def choose(
         # Before a budget is refused, both ends are compiled, the lean one first.
         found = max((i for i in (*peaks.memory, *lean) if peaks.of(i) <= budget), default=None)
         found = top if found is None and peaks.of(top) <= budget else found
+    if compiled:
+        found = _cheaper_by_hand(problem, peaks, budget, found)
     leanest = min(peaks.memory, key=peaks.of) if peaks.memory else 0
     chosen = leanest if found is None else found
     candidate = problem.all[chosen]
@@ -73,6 +75,24 @@ def choose(
         text = _refusal(problem, plan, peaks.memory.get(leanest), who)
         raise BudgetError(text, peaks.of(leanest), plan)
     return plan
+
+
+def _cheaper_by_hand(
+    problem: PlanningProblem, peaks: "_Peaks", budget: int | float, found: int | None
+) -> int | None:
+    """The way by hand of fewest FLOPs that fits, if it has fewer than what was found.
+
+    Compiled are those that fit by the model; where nothing else fits, those that nearly do.
+    """
+    count, every = len(problem.candidates), problem.all
+    most, limit = math.inf, SETTINGS.by_hand_margin * budget
+    if found is not None:
+        most, limit = every[found].recomputed, budget
+    for i in sorted(range(count, len(every)), key=lambda i: every[i].recomputed):
+        may_fit = i in peaks.memory or problem.predicted(every[i]).peak_bytes <= limit
+        if every[i].recomputed < most and may_fit and peaks.of(i) <= budget:
+            return i
+    return found
 
 
 class _Peaks:

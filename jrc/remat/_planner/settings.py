@@ -23,6 +23,8 @@ class PlannerSettings:
         states: How many states of undecided values the solver keeps between two equations.
         coarse_rest: Cells into which closed bytes are divided when there are too many labels.
         coarse_open: The same for the bytes of the open region.
+        repeated_flops: Blocks are runs of equal products if these have at least this share of the
+            FLOPs; else operators are compared, of any shape.
         inner_options: How many options of a loop or a `shard_map` the outer program chooses from.
         chunk_scales: Numbers of chunks of a loop that are tried, in multiples of the number that
             balances carries between chunks against saved values inside of them.
@@ -35,6 +37,9 @@ class PlannerSettings:
         merged_gain: A merged candidate gains at most this relative change of bytes.
         leanest_compiled: How many of the leanest candidates are compiled before a budget is
             refused: XLA may need less for the second than for the first.
+        by_hand_compiled: The same for the leanest ways by hand.
+        by_hand_margin: Where no candidate fits, a way by hand is compiled if its predicted peak is
+            at most this many times the budget.
         plain_first_ratio: The gradient with nothing recomputed is compiled first if what XLA must
             keep of it is less than this many times the peak of the leanest candidate.
         raw_key_words: An unsigned array of at most this many entries and two axes may be a raw
@@ -50,6 +55,7 @@ class PlannerSettings:
     states: int = 64
     coarse_rest: int = 400
     coarse_open: int = 100
+    repeated_flops: float = 0.5
     inner_options: int = 64
     chunk_scales: tuple[float, ...] = (0.5, 1.0, 2.0)
     flops_weight: float = 10.0
@@ -58,6 +64,8 @@ class PlannerSettings:
     low_price: float = 0.05
     merged_gain: float = 0.1
     leanest_compiled: int = 3
+    by_hand_compiled: int = 2
+    by_hand_margin: float = 1.25
     plain_first_ratio: int = 2
     raw_key_words: int = 64
 

@@ -1,5 +1,6 @@
 """From the values that are saved to the stages of a decision."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from jrc.remat._planner.cost_graph import CostGraph
@@ -19,6 +20,27 @@ def decision_of(graph: CostGraph, point: ParetoPoint) -> Decision:
             parts = _appended(parts, list(range(start, k + 1)), not is_construct, recomputed)
             start = k + 1
     return Decision(tuple(_stage(graph, point, part, recomputed, region) for part, region in parts))
+
+
+def decision_of_blocks(graph: CostGraph, point: ParetoPoint, borders: Sequence[int]) -> Decision:
+    """Return the decision of a person who puts the parts between borders under `jax.checkpoint`.
+
+    A part of which nothing is recomputed, but what XLA fuses into its readers, is left to JAX.
+
+    Args:
+        graph: The cost graph.
+        point: A save set that has all values which cross the borders.
+        borders: The places between parts, as indices into the nodes, in rising order.
+    """
+    _, recomputed = _recomputation(graph, point)
+    stages = []
+    for part in itertools.starmap(range, itertools.pairwise([0, *borders, len(graph.nodes)])):
+        positions = tuple(sorted(graph.nodes[k].position for k in part))
+        rerun = [k for k in part if recomputed[k]]
+        region = any(not graph.is_fused(v) for k in rerun for v in graph.nodes[k].makes)
+        again = tuple(sorted(graph.nodes[k].position for k in rerun if region))
+        stages.append(Stage(positions, recomputed=again, region=region))
+    return Decision(tuple(stages))
 
 
 def _appended(

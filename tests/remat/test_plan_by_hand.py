@@ -1,0 +1,137 @@
+"""No plan is beaten by `jax.checkpoint` around each block, on programs whose values skip blocks."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+from jrc._jaxpr import Program, flops, inline_all
+from jrc.remat._gradient.compiled_memory import memory_needed
+from jrc.remat._planner.blocks import repetitions
+from jrc.remat._planner.plan import Plan
+from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.unshare import unshared
+from tests.remat.measure import largest_error
+
+DEPTH = 8
+
+
+def mirrored(wrap):
+    """An MLP with skips from its first half to the mirrored second half."""
+    dense = wrap(lambda w, x: jax.nn.gelu(x @ w))
+    merge = wrap(lambda w, x, skip: jax.nn.gelu(x @ w) + skip)
+
+    def loss(weights, x):
+        skips = []
+        for w in weights[: DEPTH // 2]:
+            skips.append(x)
+            x = dense(w, x)
+        for w in weights[DEPTH // 2 :]:
+            x = merge(w, x, skips.pop())
+        return jnp.mean(x**2)
+
+    keys = jax.random.split(jax.random.key(0), DEPTH)
+    return loss, [jax.random.normal(k, (32, 32)) / 6 for k in keys], jnp.ones((512, 32))
+
+
+def unet(wrap):
+    """A convolutional net with pooling on the way down, and skips to the way up."""
+
+    def conv(w, x):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
+        return jax.nn.silu(x)
+
+    block = wrap(lambda p, x: conv(p[1], conv(p[0], x)))
+
+    def loss(params, x):
+        skips = []
+        for p in params[:2]:
+            x = block(p, x)
+            skips.append(x)
+            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        x = block(params[2], x)
+        for p in params[3:]:
+            x = jnp.repeat(jnp.repeat(x, 2, 1), 2, 2)
+            x = block(p, jnp.concatenate([x, skips.pop()], -1))
+        return jnp.mean(x**2)
+
+    widths = [(4, 8, 8), (8, 16, 16), (16, 16, 16), (32, 16, 16), (24, 8, 8)]
+    draw = lambda i, o: jax.random.normal(jax.random.key(i), (3, 3, i, o)) / 9  # noqa: E731
+    return loss, [(draw(a, b), draw(b, c)) for a, b, c in widths], jnp.ones((2, 32, 32, 4))
+
+
+def encoder_decoder(wrap):
+    """Every layer of the decoder reads what the encoder returned."""
+    encode = wrap(lambda p, x: x + jax.nn.gelu(x @ p[0]) @ p[1])
+
+    @wrap
+    def decode(p, x, memory):
+        weights = jax.nn.softmax(x @ p[0] @ memory.T)
+        x = x + weights @ memory
+        return x + jax.nn.gelu(x @ p[1]) @ p[2]
+
+    def loss(params, x):
+        memory = y = x
+        for p in params[0]:
+            memory = encode(p, memory)
+        for p in params[1]:
+            y = decode(p, y, memory)
+        return jnp.mean(y**2)
+
+    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 8  # noqa: E731
+    encoder = [(draw(i, 16, 64), draw(i, 64, 16)) for i in range(3)]
+    decoder = [(draw(i, 16, 16), draw(i, 16, 64), draw(i, 64, 16)) for i in range(3)]
+    return loss, (encoder, decoder), jnp.ones((128, 16))
+
+
+NETS = [mirrored, unet, encoder_decoder]
+
+
+def compiled_peak(fn, *args):
+    return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*args)).peak
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_block_checkpoints_by_hand_need_no_less(net):
+    loss, *args = net(lambda fn: fn)
+    wrapped = net(jax.checkpoint)[0]
+    by_hand = compiled_peak(wrapped, *args)
+    assert jrc.plan(loss, *args, budget=0.0).verified.peak_bytes <= by_hand
+    cost = flops(jax.make_jaxpr(jax.value_and_grad(wrapped))(*args))
+    assert jrc.plan(loss, *args, budget=by_hand).verified.flops <= cost
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_every_block_has_the_gradients_of_the_function(net):
+    loss, *args = net(lambda fn: fn)
+    problem = PlanningProblem.of(loss, tuple(args), 0, False, "test")
+    (every,) = [each for each in problem.by_hand if each.name == "every block recomputed"]
+    # What stands between blocks, and the last of them, is left to JAX.
+    assert {stage.region for stage in every.decision.stages} == {True, False}
+    assert not any(stage.saved for stage in every.decision.stages)
+    plan = Plan.from_json(problem.plan_of(every, 1, {}).to_json())
+    assert plan.decision == every.decision
+    plain, lean = (jax.jit(jax.grad(f))(*args) for f in (loss, plan.apply(loss)))
+    assert largest_error(lean, plain) < 1e-5
+
+
+def test_pooling_is_no_part_of_a_block():
+    loss, *args = unet(lambda fn: fn)
+    program = unshared(Program(inline_all(jax.make_jaxpr(loss)(*args).jaxpr)))
+    pools = {
+        k
+        for k, p in enumerate(program.steps)
+        if program.eqns[p].primitive.name == "reduce_window_max"
+    }
+    problem = PlanningProblem.of(loss, tuple(args), 0, False, "test")
+    (every,) = [each for each in problem.by_hand if each.name == "every block recomputed"]
+    plain = {k for stage in every.decision.stages if not stage.region for k in stage.positions}
+    assert len(pools) == 2
+    assert pools <= plain
+
+
+def test_two_stacks_of_layers_are_two_runs():
+    kinds = "e" + "ab" * 4 + "c" + "xyz" * 3 + "h"
+    assert sorted(repetitions(kinds)) == [(1, 2, 8), (10, 3, 9)]
+    assert list(repetitions("abc")) == list(repetitions("")) == []
