@@ -9,15 +9,16 @@ from typing import Any
 from jrc._errors import name_of
 from jrc._text import memory_text, table_text
 from jrc._validate import check_json, check_json_fields
+from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.check_decision import check_decision, check_decision_fits, left_out
-from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.decision import AS_WRITTEN, Decision
 from jrc.remat._planner.execute import execute_decision
 from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED, Kept
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import traced_for_plan
 
-_FORMAT = 2
+_FORMAT = 3
 
 _COST = {"peak_bytes": int, "flops": int, "flops_ratio": float}
 _CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str, "name": str}
@@ -29,10 +30,12 @@ _FIELDS = {
     "compilations": int,
     "kept": [{"name": str, "times": int, "bytes": int}],
     "candidates": [_CANDIDATE],
+    "opaque": [{"name": str, "place": str, "times": int, "bytes": int, "recomputed": bool}],
     "equations": [str],
     "inputs": [str],
     "closed": int,
     "digest": str,
+    "respect_checkpoints": bool,
     "left_out": str,
 }
 # Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
@@ -102,6 +105,8 @@ class Plan:
         decision: What is saved and recomputed, equation by equation; `None` if nothing is
             recomputed.
         signature: The program that the plan is for.
+        opaque: What the planner could not look into, the most bytes first: functions with a
+            `custom_vjp`, regions that were respected.
     """
 
     budget: int
@@ -114,6 +119,7 @@ class Plan:
     candidates: tuple[PlanCandidate, ...] = dataclasses.field(repr=False)
     decision: Decision | None = dataclasses.field(repr=False)
     signature: Signature = dataclasses.field(repr=False)
+    opaque: tuple[Opaque, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def reruns(self) -> bool:
@@ -153,10 +159,12 @@ class Plan:
             "compilations": self.compilations,
             "kept": [dataclasses.asdict(kept) for kept in self.kept],
             "candidates": [dataclasses.asdict(each) for each in self.candidates],
+            "opaque": [dataclasses.asdict(each) for each in self.opaque],
             "decision": self.decision and self.decision.to_data(),
             "left_out": left_out(self.decision, len(self.signature.equations)),
             "equations": list(self.signature.equations),
             "digest": self.signature.digest,
+            "respect_checkpoints": self.signature.respect_checkpoints,
             "inputs": list(self.signature.inputs),
             "closed": self.signature.closed,
         }
@@ -187,9 +195,14 @@ class Plan:
                 compilations=data["compilations"],
                 kept=tuple(Kept(**each) for each in data["kept"]),
                 candidates=tuple(_candidate(each) for each in data["candidates"]),
+                opaque=tuple(Opaque(**each) for each in data["opaque"]),
                 decision=decision,
                 signature=Signature(
-                    equations, data["digest"], tuple(data["inputs"]), data["closed"]
+                    equations,
+                    data["digest"],
+                    tuple(data["inputs"]),
+                    data["closed"],
+                    data["respect_checkpoints"],
                 ),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -206,7 +219,11 @@ class Plan:
             f"peak {memory_text(cost.peak_bytes)} ({source}; budget {memory_text(self.budget)}), "
             f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
         ]
-        lines.append(_kept_table(self.kept) if self.reruns else "nothing is recomputed")
+        if self.decision == AS_WRITTEN:
+            lines.append("the function runs as it is, under its own jax.checkpoint regions")
+        else:
+            lines.append(_kept_table(self.kept) if self.reruns else "nothing is recomputed")
+        lines += opaque_lines(self.opaque)
         if len(self.candidates) > 1:
             lines.append(_candidates_table(self.candidates))
         return "\n".join(lines)
@@ -225,19 +242,24 @@ def apply_decision[F: Callable[..., Any]](
 
     @functools.wraps(fn)
     def planned(*args: Any, **kwargs: Any) -> Any:
-        traced = traced_for_plan(fn, args, kwargs, who)
+        respected = signature.respect_checkpoints
+        traced = traced_for_plan(fn, args, kwargs, who, respected)
         program = traced.program
-        difference = signature.difference(signature_of(program, traced.closed))
+        difference = signature.difference(signature_of(program, traced.closed, respected))
         if difference:
             raise ValueError(
                 f"{who}: this plan was made for another program than that of `{name_of(fn)}`: "
                 f"{difference}. Shapes, types, operators and their order must be those that "
                 "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
             )
-        if decision is None:
+        if decision == AS_WRITTEN or (decision is None and not traced.regions):
             return fn(*args, **kwargs)
-        check_decision_fits(decision, program, who)
-        out, changes = traced.run(execute_decision(program, decision))
+        if decision is None:
+            run = traced.opened
+        else:
+            check_decision_fits(decision, program, who)
+            run = execute_decision(program, decision)
+        out, changes = traced.run(run)
         write_changes((args, kwargs), changes, name_of(fn), who)
         return out
 

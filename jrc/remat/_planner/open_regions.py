@@ -1,0 +1,97 @@
+"""Opening `jax.checkpoint` regions: their equations are written in place of them.
+
+A region that a user wrote is a suggestion. The planner sees what is inside, at any depth: in loops,
+in branches, in the parts of a `shard_map`, in `jit` calls. What a policy saves by name keeps its
+name as a mark.
+
+>>> import jax, jax.numpy as jnp
+>>> block = jax.checkpoint(lambda x: jnp.sin(jnp.cos(x)))
+>>> opened = open_regions(jax.make_jaxpr(block)(1.0))
+>>> [eqn.primitive.name for eqn in opened.jaxpr.eqns], opened.count
+(['cos', 'sin'], 1)
+"""
+
+import dataclasses
+from typing import Any
+
+from jax.extend.core import Jaxpr
+
+from jrc._jaxpr import (
+    can_rebuild,
+    facts_of,
+    inner_programs,
+    mark_of,
+    source_inside,
+    splice,
+    substitute,
+    tag_of,
+)
+from jrc.remat._policy.checkpoint_names import is_own_name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Opened:
+    """A program without regions.
+
+    Attributes:
+        jaxpr: The program; the same object if it has no region.
+        count: How many regions were opened.
+    """
+
+    jaxpr: Jaxpr
+    count: int
+
+
+def open_regions(jaxpr: Jaxpr) -> Opened:
+    """Return a program with the equations of its `jax.checkpoint` regions in place of them.
+
+    A region of a backward pass stays: it is differentiated already, and is recomputed there. So do
+    regions inside of custom derivatives, `while` loops and tagged calls.
+    """
+    count = sum(map(_regions_in, jaxpr.eqns))
+    return Opened(_opened(jaxpr) if count else jaxpr, count)
+
+
+def _regions_in(eqn: Any) -> int:
+    """How many regions an equation is or has inside."""
+    inside = inner_programs(eqn) if _is_opened(eqn) or _is_entered(eqn) else ()
+    return _is_opened(eqn) + sum(_regions_in(each) for jaxpr in inside for each in jaxpr.eqns)
+
+
+def _is_opened(eqn: Any) -> bool:
+    return facts_of(eqn).is_region and not eqn.params.get("differentiated")
+
+
+def _is_entered(eqn: Any) -> bool:
+    return can_rebuild(eqn) and tag_of(eqn) is None
+
+
+def _opened(jaxpr: Jaxpr) -> Jaxpr:
+    renamed: dict[Any, Any] = {}
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        eqn = eqn.replace(invars=substitute(eqn.invars, renamed))
+        mark = mark_of(eqn)
+        if _is_opened(eqn):
+            (inner,) = inner_programs(eqn)
+            more, results = splice(_opened(inner), eqn.invars)
+            eqns += [each.replace(source_info=source_inside(eqn, each)) for each in more]
+            renamed |= dict(zip(eqn.outvars, results, strict=True))
+        elif mark and is_own_name(mark[0]):
+            # What a region of this package saves is the planner's to decide too.
+            renamed[eqn.outvars[0]] = eqn.invars[0]
+        else:
+            eqns.append(_with_opened_inside(eqn) if _is_entered(eqn) else eqn)
+    return jaxpr.replace(eqns=eqns, outvars=substitute(jaxpr.outvars, renamed))
+
+
+def _with_opened_inside(eqn: Any) -> Any:
+    return eqn.replace(params={key: _opened_param(x) for key, x in eqn.params.items()})
+
+
+def _opened_param(param: Any) -> Any:
+    if isinstance(param, Jaxpr):
+        return _opened(param)
+    if isinstance(param, tuple) and param and all(isinstance(x, Jaxpr) for x in param):
+        return tuple(map(_opened, param))
+    return param
