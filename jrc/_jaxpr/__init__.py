@@ -2,7 +2,6 @@
 
 from jrc._jaxpr.atoms import is_atom as is_atom
 from jrc._jaxpr.atoms import is_variable as is_variable
-from jrc._jaxpr.atoms import substitute as substitute
 from jrc._jaxpr.control_flow import can_rebuild as can_rebuild
 from jrc._jaxpr.control_flow import loop_parts as loop_parts
 from jrc._jaxpr.control_flow import rebuild as rebuild
@@ -22,14 +21,14 @@ from jrc._jaxpr.equations import walk as walk
 from jrc._jaxpr.gradient_gate import gate as gate
 from jrc._jaxpr.inline import inline_all as inline_all
 from jrc._jaxpr.inline import inline_marked as inline_marked
-from jrc._jaxpr.inline import source_inside as source_inside
-from jrc._jaxpr.inline import splice as splice
 from jrc._jaxpr.known_results import is_relu as is_relu
 from jrc._jaxpr.known_results import with_results_given as with_results_given
 from jrc._jaxpr.mark import bind_mark as bind_mark
 from jrc._jaxpr.mark import mark_of as mark_of
 from jrc._jaxpr.op_tag import tag_of as tag_of
 from jrc._jaxpr.op_tag import tagged as tagged
+from jrc._jaxpr.open_regions import Opened as Opened
+from jrc._jaxpr.open_regions import open_regions as open_regions
 from jrc._jaxpr.primitives import Fusion as Fusion
 from jrc._jaxpr.primitives import Reads as Reads
 from jrc._jaxpr.primitives import View as View

@@ -90,7 +90,10 @@ def gathered(found: Iterable[Opaque]) -> tuple[Opaque, ...]:
         key = each.name, each.place, each.recomputed
         times, size = groups.get(key, (0, 0))
         groups[key] = times + each.times, size + each.bytes
-    together = [Opaque(*key[:2], *sums, key[2]) for key, sums in groups.items()]
+    together = [
+        Opaque(name, line, times, size, recomputed)
+        for (name, line, recomputed), (times, size) in groups.items()
+    ]
     return tuple(sorted(together, key=lambda each: (-each.bytes, each.place, each.name)))
 
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jrc._errors import name_of
-from jrc._jaxpr import Program, Traced, evaluate, folded, inline_marked, trace
+from jrc._jaxpr import Opened, Program, Traced, evaluate, folded, inline_marked, open_regions, trace
 from jrc._tree import is_number, is_traced
 from jrc.remat._gradient.arguments import call_checked
 from jrc.remat._gradient.variable_changes import with_changes
-from jrc.remat._planner.open_regions import Opened, open_regions
 from jrc.remat._planner.unshare import unshared
+from jrc.remat._policy.checkpoint_names import is_own_name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,7 +59,8 @@ def traced_for_plan(
     with jax.disable_jit(False):
         traced = trace(run, args, kwargs, lambda _: True)
     written = traced.program.jaxpr
-    opened = Opened(written, 0) if respect_checkpoints else open_regions(written)
+    # What a region of this package saves under a name of its own is the planner's to decide too.
+    opened = Opened(written, 0) if respect_checkpoints else open_regions(written, is_own_name)
     program = inlined_program(opened.jaxpr)
     return TracedForPlan(
         program, traced.inputs, traced.result, traced.closed, written, opened.count

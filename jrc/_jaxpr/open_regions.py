@@ -12,21 +12,18 @@ name as a mark.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend.core import Jaxpr
 
-from jrc._jaxpr import (
-    can_rebuild,
-    facts_of,
-    inner_programs,
-    mark_of,
-    source_inside,
-    splice,
-    substitute,
-    tag_of,
-)
-from jrc.remat._policy.checkpoint_names import is_own_name
+from jrc._jaxpr.atoms import substitute
+from jrc._jaxpr.control_flow import can_rebuild
+from jrc._jaxpr.equations import inner_programs
+from jrc._jaxpr.inline import source_inside, splice
+from jrc._jaxpr.mark import mark_of
+from jrc._jaxpr.op_tag import tag_of
+from jrc._jaxpr.primitives import facts_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,14 +39,19 @@ class Opened:
     count: int
 
 
-def open_regions(jaxpr: Jaxpr) -> Opened:
+def open_regions(jaxpr: Jaxpr, is_dropped: Callable[[str], bool] = lambda _: False) -> Opened:
     """Return a program with the equations of its `jax.checkpoint` regions in place of them.
 
     A region of a backward pass stays: it is differentiated already, and is recomputed there. So do
     regions inside of custom derivatives, `while` loops and tagged calls.
+
+    Args:
+        jaxpr: The program.
+        is_dropped: Of a name that a region saves, whether it is dropped from a program with
+            regions; others stay as marks.
     """
     count = sum(map(_regions_in, jaxpr.eqns))
-    return Opened(_opened(jaxpr) if count else jaxpr, count)
+    return Opened(_opened(jaxpr, is_dropped) if count else jaxpr, count)
 
 
 def _regions_in(eqn: Any) -> int:
@@ -66,7 +68,7 @@ def _is_entered(eqn: Any) -> bool:
     return can_rebuild(eqn) and tag_of(eqn) is None
 
 
-def _opened(jaxpr: Jaxpr) -> Jaxpr:
+def _opened(jaxpr: Jaxpr, is_dropped: Callable[[str], bool]) -> Jaxpr:
     renamed: dict[Any, Any] = {}
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
@@ -74,24 +76,22 @@ def _opened(jaxpr: Jaxpr) -> Jaxpr:
         mark = mark_of(eqn)
         if _is_opened(eqn):
             (inner,) = inner_programs(eqn)
-            more, results = splice(_opened(inner), eqn.invars)
+            more, results = splice(_opened(inner, is_dropped), eqn.invars)
             eqns += [each.replace(source_info=source_inside(eqn, each)) for each in more]
             renamed |= dict(zip(eqn.outvars, results, strict=True))
-        elif mark and is_own_name(mark[0]):
-            # What a region of this package saves is the planner's to decide too.
+        elif mark and is_dropped(mark[0]):
             renamed[eqn.outvars[0]] = eqn.invars[0]
         else:
-            eqns.append(_with_opened_inside(eqn) if _is_entered(eqn) else eqn)
+            eqns.append(_opened_inside(eqn, is_dropped) if _is_entered(eqn) else eqn)
     return jaxpr.replace(eqns=eqns, outvars=substitute(jaxpr.outvars, renamed))
 
 
-def _with_opened_inside(eqn: Any) -> Any:
-    return eqn.replace(params={key: _opened_param(x) for key, x in eqn.params.items()})
+def _opened_inside(eqn: Any, is_dropped: Callable[[str], bool]) -> Any:
+    def opened(param: Any) -> Any:
+        if isinstance(param, Jaxpr):
+            return _opened(param, is_dropped)
+        if isinstance(param, tuple) and param and all(isinstance(x, Jaxpr) for x in param):
+            return tuple(map(opened, param))
+        return param
 
-
-def _opened_param(param: Any) -> Any:
-    if isinstance(param, Jaxpr):
-        return _opened(param)
-    if isinstance(param, tuple) and param and all(isinstance(x, Jaxpr) for x in param):
-        return tuple(map(_opened, param))
-    return param
+    return eqn.replace(params={key: opened(x) for key, x in eqn.params.items()})
