@@ -37,6 +37,9 @@ def plan(
     budget picks one of them by compiling a few. Nothing is run. The function is called twice to
     find the row, and once more for each candidate that is compiled.
 
+    `Plan.apply` is the plan itself; `Plan.policy` says it by names, for a framework that takes a
+    policy of `jax.checkpoint`.
+
     Regions under a `jax.checkpoint` of your own (flax's `nn.remat`, `nnx.remat`, `nn.remat_scan`,
     `keras.remat`) are opened, in loops and branches too: what is inside is planned like the rest,
     and names that a policy saves are marks. "Nothing recomputed", and so a budget of 1.0 and the
@@ -45,8 +48,10 @@ def plan(
     offloads to another memory is not offloaded by the plan. With `respect_checkpoints=True`
     regions stay.
 
-    Opaque to the planner are `lax.cond`, `lax.while_loop` and functions with a `custom_vjp`: their
-    residuals count, and stay as JAX saves them.
+    The branches of `lax.cond` and `lax.switch` are planned inside as well. Opaque are
+    `lax.while_loop` and functions with a `custom_vjp` (or a `custom_jvp` around products): what
+    their forward rule saves counts exactly, and one may run again as a whole inside of a region.
+    The printed plan names them with their bytes.
 
     The peak is that of `jax.jit(jax.value_and_grad(fn, argnums, has_aux))` as XLA states it for
     one device: arguments + outputs + temporaries - aliased. Integers, keys and the like in a

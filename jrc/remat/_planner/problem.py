@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Program, evaluate, flops, nbytes
+from jrc._jaxpr import Opened, Program, evaluate, flops, nbytes
 from jrc._tree import is_traced
 from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import Arguments, arguments_of, call_checked
@@ -20,6 +20,7 @@ from jrc.remat._planner.candidates import Candidate, candidate_row
 from jrc.remat._planner.decision import AS_WRITTEN
 from jrc.remat._planner.opaque_in_plan import opaque_under
 from jrc.remat._planner.plan import Estimate, Plan, PlanCandidate, apply_decision
+from jrc.remat._planner.policy_by_names import by_name
 from jrc.remat._planner.saved_by_plan import change_text, saved_by
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import inlined_program, traced_for_plan
@@ -43,7 +44,7 @@ class PlanningProblem:
         has_aux: Whether the function returns more than a loss.
         fn: The function.
         compilations: How many candidates a search may compile.
-        regions: How many `jax.checkpoint` regions of the function are opened.
+        opened: The `jax.checkpoint` regions of the function that are opened.
         opaque: The equations that the planner cannot look into, each with its path.
     """
 
@@ -60,7 +61,7 @@ class PlanningProblem:
     has_aux: bool
     fn: Callable[..., Any]
     compilations: int
-    regions: int
+    opened: Opened
     opaque: tuple[tuple[Path, Opaque], ...]
 
     @classmethod
@@ -109,11 +110,16 @@ class PlanningProblem:
             has_aux=has_aux,
             fn=fn,
             compilations=compilations,
-            regions=traced.regions,
+            opened=traced.opened,
             opaque=opaque_equations(
                 program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
             ),
         )
+
+    @property
+    def regions(self) -> int:
+        """How many `jax.checkpoint` regions are opened."""
+        return self.opened.count
 
     @property
     def all(self) -> tuple[Candidate, ...]:
@@ -162,6 +168,7 @@ class PlanningProblem:
             total = self.counted(candidate) if counted is None else counted
             verified = self._estimate(memory[i].peak, total)
         decision = candidate.decision
+        opaque = opaque_under(decision, self.opaque)
         return Plan(
             budget=budget,
             predicted=self.predicted(candidate),
@@ -173,7 +180,8 @@ class PlanningProblem:
             candidates=self._weighed(i, memory),
             decision=decision,
             signature=self.signature,
-            opaque=opaque_under(decision, self.opaque),
+            opaque=opaque,
+            by_name=by_name(self.program, decision, self.opened, opaque),
         )
 
     def _weighed(self, chosen: int, memory: Mapping[int, Memory]) -> tuple[PlanCandidate, ...]:

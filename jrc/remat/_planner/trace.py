@@ -22,13 +22,18 @@ class TracedForPlan(Traced):
 
     Attributes:
         written: The program as the user wrote it, with its `jax.checkpoint` regions.
-        regions: How many of them are opened.
+        opened: What was opened of them.
     """
 
     written: Any
-    regions: int
+    opened: Opened
 
-    def opened(self, *inputs: Any) -> list[Any]:
+    @property
+    def regions(self) -> int:
+        """How many regions are opened."""
+        return self.opened.count
+
+    def plain(self, *inputs: Any) -> list[Any]:
         """Run the program without the regions."""
         return evaluate(self.program.jaxpr)(*inputs)
 
@@ -62,9 +67,7 @@ def traced_for_plan(
     # What a region of this package saves under a name of its own is the planner's to decide too.
     opened = Opened(written, 0) if respect_checkpoints else open_regions(written, is_own_name)
     program = inlined_program(opened.jaxpr)
-    return TracedForPlan(
-        program, traced.inputs, traced.result, traced.closed, written, opened.count
-    )
+    return TracedForPlan(program, traced.inputs, traced.result, traced.closed, written, opened)
 
 
 def inlined_program(jaxpr: Any) -> Program:
