@@ -18,7 +18,12 @@ import numpy as np
 
 from jrc._errors import listed
 
-_JSON_KINDS = {int: "a whole number from 0", float: "a number from 0", str: "text"}
+_JSON_KINDS = {
+    int: "a whole number from 0",
+    float: "a number from 0",
+    str: "text",
+    bool: "true or false",
+}
 
 
 def is_whole(value: object) -> bool:
@@ -171,8 +176,8 @@ def check_json(data: Any, format: object, fields: dict[str, Any]) -> None:
     Args:
         data: What `json.loads` returned.
         format: The value that its entry `"format"` must have.
-        fields: The kind of every other entry: `int`, `float`, `str`, or a dict or a one-entry
-            list of kinds.
+        fields: The kind of every other entry: `int`, `float`, `str`, `bool`, or a dict or
+            a one-entry list of kinds.
 
     Raises:
         ValueError: If an entry is missing or of another kind.
@@ -209,8 +214,8 @@ def check_json_fields(data: Any, kind: Any, name: str = "") -> None:
 
 
 def _is_json_kind(value: object, kind: type) -> bool:
-    if kind is str:
-        return isinstance(value, str)
+    if kind in (str, bool):
+        return isinstance(value, kind)
     kinds = (int,) if kind is int else (int, float)
     number = isinstance(value, kinds) and not isinstance(value, bool)
     return number and 0 <= value < math.inf  # type: ignore[operator]

@@ -27,6 +27,8 @@ from jrc._jaxpr.mark import bind_mark as bind_mark
 from jrc._jaxpr.mark import mark_of as mark_of
 from jrc._jaxpr.op_tag import tag_of as tag_of
 from jrc._jaxpr.op_tag import tagged as tagged
+from jrc._jaxpr.open_regions import Opened as Opened
+from jrc._jaxpr.open_regions import open_regions as open_regions
 from jrc._jaxpr.primitives import Fusion as Fusion
 from jrc._jaxpr.primitives import Reads as Reads
 from jrc._jaxpr.primitives import View as View

@@ -43,17 +43,20 @@ def _inline(
         if is_inlined(eqn):
             (inner,) = inner_programs(eqn)
             more, results = _inline_call(eqn, _inline(inner, is_inlined, keep_source))
-            eqns += [each.replace(source_info=_source(eqn, each, keep_source)) for each in more]
+            eqns += [
+                each.replace(
+                    source_info=source_inside(eqn, each) if keep_source else eqn.source_info
+                )
+                for each in more
+            ]
             renamed.update(zip(eqn.outvars, results, strict=True))
         else:
             eqns.append(eqn)
     return jaxpr.replace(eqns=eqns, outvars=substitute(jaxpr.outvars, renamed))
 
 
-def _source(call: JaxprEqn, inner: JaxprEqn, keep_source: bool) -> Any:
+def source_inside(call: JaxprEqn, inner: JaxprEqn) -> Any:
     """Return the source line and name scope of an inlined equation, inside those of the call."""
-    if not keep_source:
-        return call.source_info
     outside, inside = call.source_info.name_stack, inner.source_info.name_stack
     return inner.source_info.replace(name_stack=outside + inside)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jrc.remat._planner.activity import active_variables
+from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.search import highest_fitting

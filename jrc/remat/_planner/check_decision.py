@@ -6,11 +6,12 @@ Traceback (most recent call last):
 ValueError: decision, stage 1: equation 1 is listed twice
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, can_rebuild, inner_programs, primitive_name, repeats
 from jrc._validate import is_whole
-from jrc.remat._planner.decision import Decision, Stage, ranges_text
+from jrc.remat._planner.decision import AS_WRITTEN, Decision, Stage, ranges_text
 from jrc.remat._planner.trace import inlined_program
 
 
@@ -27,6 +28,13 @@ def check_decision(decision: Decision, count: int | None, where: str = "decision
     """
     if not _is_index(decision.chunks):
         raise ValueError(f"{where}: chunks must be a whole number >= 0, got {decision.chunks!r}")
+    if not isinstance(decision.as_written, bool):
+        raise ValueError(f"{where}: as_written must be a bool, got {decision.as_written!r}")
+    if decision.as_written and decision != AS_WRITTEN or decision.as_written and count is None:
+        raise ValueError(f"{where}: what runs as written has no stages, and is a whole function")
+    for k, branch in enumerate(decision.branches):
+        if branch is not None:
+            check_decision(branch, None, f"{where}, branch {k}")
     seen: set[int] = set()
     for k, stage in enumerate(decision.stages):
         name = f"{where}, stage {k}"
@@ -42,7 +50,9 @@ def left_out(decision: Decision | None, count: int) -> str:
     """Return, as ranges, the equations that a decision does not list: no result needs them."""
     stages = decision.stages if decision else ()
     found = {p for stage in stages for p in stage.positions}
-    return ranges_text([p for p in range(count) if p not in found]) if decision else ""
+    if decision is None or decision.as_written:
+        return ""
+    return ranges_text([p for p in range(count) if p not in found])
 
 
 def check_decision_fits(decision: Decision, program: Program, who: str) -> None:
@@ -58,6 +68,10 @@ def check_decision_fits(decision: Decision, program: Program, who: str) -> None:
 
 def _check_inside(decision: Decision, program: Program, where: str) -> None:
     steps, live = program.steps, program.live()
+    if decision.as_written:
+        return
+    if decision.branches:
+        raise ValueError(f"{where}: branches of what is no lax.cond")
     found = check_decision(decision, len(steps), where)
     missing = [k for k, p in enumerate(steps) if live[p] and k not in found]
     if missing:
@@ -90,8 +104,20 @@ def _check_construct(inside: Decision, eqn: Any, where: str) -> None:
         raise ValueError(f"{where}: the program inside of a {kind} cannot be planned so")
     if inside.chunks > repeats(eqn):
         raise ValueError(f"{where}: {inside.chunks} chunks of a loop of {repeats(eqn)} steps")
-    for jaxpr in inner_programs(eqn):
+    programs = inner_programs(eqn)
+    if kind == "cond":
+        _check_branches(inside, programs, where)
+        return
+    for jaxpr in programs:
         _check_inside(inside, inlined_program(jaxpr), f"{where}, inside")
+
+
+def _check_branches(inside: Decision, programs: Sequence[Any], where: str) -> None:
+    if len(inside.branches) != len(programs) or inside.stages:
+        raise ValueError(f"{where}: a cond of {len(programs)} branches needs as many decisions")
+    for k, (branch, jaxpr) in enumerate(zip(inside.branches, programs, strict=True)):
+        if branch is not None:
+            _check_inside(branch, inlined_program(jaxpr), f"{where}, branch {k}")
 
 
 def _check_positions(stage: Stage, seen: set[int], count: int | None, where: str) -> None:

@@ -3,13 +3,14 @@
 from typing import Any
 
 from jrc._jaxpr import facts_of, has_effects, inner_programs, tag_of
+from jrc.remat._gradient.custom_rules import is_custom_product
 from jrc.remat._policy.resolution import KEEP_TAG
 from jrc.remat._region.saved_equations import is_closed
 
 
 def hides_residuals(eqn: Any) -> bool:
     """Return whether the derivative of an equation saves values of a program inside of it."""
-    return facts_of(eqn).hides_residuals or is_closed(eqn)
+    return facts_of(eqn).hides_residuals or is_closed(eqn) or is_custom_product(eqn)
 
 
 def must_run_once(eqn: Any) -> bool:

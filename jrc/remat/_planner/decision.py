@@ -69,20 +69,41 @@ class Decision:
         stages: Its equations, in the order in which they run.
         chunks: For the body of a loop: the number of parts that the loop is cut into. Only the
             carries between parts are saved, and each part is recomputed in turn; 0 is no cut.
+        as_written: The function runs as the user wrote it, under its own `jax.checkpoint` regions;
+            there are no stages.
+        branches: For a `lax.cond`: a decision for each branch, instead of stages; `None` leaves
+            a branch to JAX.
     """
 
     stages: tuple[Stage, ...]
     chunks: int = 0
+    as_written: bool = False
+    branches: "tuple[Decision | None, ...]" = ()
 
     def to_data(self) -> dict[str, Any]:
         """Return the decision as plain data for JSON."""
         data: dict[str, Any] = {"stages": [stage.to_data() for stage in self.stages]}
-        return data | ({"chunks": self.chunks} if self.chunks else {})
+        if self.chunks:
+            data["chunks"] = self.chunks
+        if self.as_written:
+            data["as_written"] = True
+        if self.branches:
+            data["branches"] = [each and each.to_data() for each in self.branches]
+        return data
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> "Decision":
         """Return the decision that `to_data` described."""
-        return cls(tuple(Stage.from_data(each) for each in data["stages"]), data.get("chunks", 0))
+        return cls(
+            stages=tuple(Stage.from_data(each) for each in data["stages"]),
+            chunks=data.get("chunks", 0),
+            as_written=data.get("as_written", False),
+            branches=tuple(each and cls.from_data(each) for each in data.get("branches", ())),
+        )
+
+
+AS_WRITTEN = Decision((), as_written=True)
+"""The function under the `jax.checkpoint` regions that the user wrote."""
 
 
 def ranges_text(numbers: Sequence[int]) -> str:

@@ -152,9 +152,24 @@ def construct(program: Program, p: int, inside: Decision | None) -> Run:
     eqn = program.eqns[p]
     if inside is None:
         return evaluate(program.cut([p], eqn.outvars))
+    if inside.branches:
+        return program.run(p, rebuild(eqn, _branches(eqn, inside)))
     loop = functools.partial(_in_chunks, inside.chunks) if inside.chunks else jax.lax.scan
     body = lambda jaxpr: execute_decision(inlined_program(jaxpr), inside)  # noqa: E731
     return program.run(p, rebuild(eqn, body, loop))
+
+
+def _branches(eqn: Any, inside: Decision) -> Callable[[Any], Run]:
+    """From a branch of a `cond` to the function that runs it under its decision."""
+    pairs = zip(eqn.params["branches"], inside.branches, strict=True)
+    # In order: two branches may be one program.
+    runs = iter(
+        [
+            evaluate(jaxpr) if each is None else execute_decision(inlined_program(jaxpr), each)
+            for jaxpr, each in pairs
+        ]
+    )
+    return lambda _: next(runs)
 
 
 def _in_chunks(

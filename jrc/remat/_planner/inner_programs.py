@@ -1,6 +1,7 @@
-"""Planning inside of loops and `shard_map`: the options of such a construct."""
+"""Planning inside of loops, branches and `shard_map`: the options of such a construct."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +19,8 @@ from jrc._jaxpr import (
     repeats,
 )
 from jrc._tree import is_floating
-from jrc.remat._planner.activity import active_variables
+from jrc.remat._gradient.activity import active_variables
+from jrc.remat._planner.branch_options import branch_options
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.settings import SETTINGS
@@ -166,4 +168,8 @@ def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[Inner
     return found
 
 
-_PLANNED = {"scan": _loop_options, "shard_map": _shard_map_options}
+_PLANNED = {
+    "scan": _loop_options,
+    "shard_map": _shard_map_options,
+    "cond": functools.partial(branch_options, pareto_front),
+}

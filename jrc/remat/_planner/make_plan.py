@@ -26,6 +26,7 @@ def plan(
     has_aux: bool = False,
     verify: bool = True,
     compilations: int = 5,
+    respect_checkpoints: bool = False,
 ) -> Plan:
     """Return the cheapest recomputation whose compiled gradient program fits a budget.
 
@@ -36,9 +37,21 @@ def plan(
     budget picks one of them by compiling a few. Nothing is run. The function is called twice to
     find the row, and once more for each candidate that is compiled.
 
-    Opaque to the planner are `lax.cond`, `lax.while_loop`, functions with a `custom_vjp`,
-    and regions under a `jax.checkpoint` of your own (flax's `nn.remat` and `nnx.remat` too): their
-    residuals count, and stay as JAX saves them. Leave a `jax.checkpoint` out to have it planned.
+    `Plan.apply` is the plan itself; `Plan.policy` says it by names, for a framework that takes a
+    policy of `jax.checkpoint`.
+
+    Regions under a `jax.checkpoint` of your own (flax's `nn.remat`, `nnx.remat`, `nn.remat_scan`,
+    `keras.remat`) are opened, in loops and branches too: what is inside is planned like the rest,
+    and names that a policy saves are marks. "Nothing recomputed", and so a budget of 1.0 and the
+    FLOPs that others are compared with, is the program without these regions; the function with
+    them stands among the candidates by hand as "your jax.checkpoint as written". What a policy
+    offloads to another memory is not offloaded by the plan. With `respect_checkpoints=True`
+    regions stay.
+
+    The branches of `lax.cond` and `lax.switch` are planned inside as well. Opaque are
+    `lax.while_loop` and functions with a `custom_vjp` (or a `custom_jvp` around products): what
+    their forward rule saves counts exactly, and one may run again as a whole inside of a region.
+    The printed plan names them with their bytes.
 
     The peak is that of `jax.jit(jax.value_and_grad(fn, argnums, has_aux))` as XLA states it for
     one device: arguments + outputs + temporaries - aliased. Integers, keys and the like in a
@@ -70,6 +83,9 @@ def plan(
             the plain one); each more halves the steps of the row of plans. One is enough where
             nothing need be recomputed, one more is compiled where only the model thought so, and up
             to five more before a budget is refused, for the two ends.
+        respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
+            wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
+            inside is decided. The plan remembers it, and `Plan.apply` does the same.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never one with
@@ -105,7 +121,9 @@ def plan(
     compilations = whole_number(compilations, "compilations", who, least=1, most=10, remedy=remedy)
 
     def found() -> Plan:
-        problem = PlanningProblem.of(fn, args, argnums, has_aux, who, compilations)
+        problem = PlanningProblem.of(
+            fn, args, argnums, has_aux, who, compilations, respect_checkpoints
+        )
 
         def compiled(candidate: Candidate) -> Memory:
             return memory_needed(problem.lowered(candidate))

@@ -8,16 +8,18 @@ from typing import Any
 
 from jrc._errors import name_of
 from jrc._text import memory_text, table_text
-from jrc._validate import check_json, check_json_fields
+from jrc._validate import check_flag, check_json, check_json_fields
+from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.check_decision import check_decision, check_decision_fits, left_out
-from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.decision import AS_WRITTEN, Decision
 from jrc.remat._planner.execute import execute_decision
+from jrc.remat._planner.policy_by_names import ByName, lost_text, policy_of
 from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED, Kept
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import traced_for_plan
 
-_FORMAT = 2
+_FORMAT = 3
 
 _COST = {"peak_bytes": int, "flops": int, "flops_ratio": float}
 _CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str, "name": str}
@@ -29,10 +31,13 @@ _FIELDS = {
     "compilations": int,
     "kept": [{"name": str, "times": int, "bytes": int}],
     "candidates": [_CANDIDATE],
+    "by_name": {"names": [str], "lost": [str], "marks": [str]},
+    "opaque": [{"name": str, "place": str, "times": int, "bytes": int, "recomputed": bool}],
     "equations": [str],
     "inputs": [str],
     "closed": int,
     "digest": str,
+    "respect_checkpoints": bool,
     "left_out": str,
 }
 # Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
@@ -102,6 +107,9 @@ class Plan:
         decision: What is saved and recomputed, equation by equation; `None` if nothing is
             recomputed.
         signature: The program that the plan is for.
+        opaque: What the planner could not look into, the most bytes first: functions with a
+            `custom_vjp`, regions that were respected.
+        by_name: What names can say of it; `names` and `policy` are made of this.
     """
 
     budget: int
@@ -114,6 +122,8 @@ class Plan:
     candidates: tuple[PlanCandidate, ...] = dataclasses.field(repr=False)
     decision: Decision | None = dataclasses.field(repr=False)
     signature: Signature = dataclasses.field(repr=False)
+    opaque: tuple[Opaque, ...] = dataclasses.field(default=(), repr=False)
+    by_name: ByName = dataclasses.field(default=ByName(), repr=False)
 
     @property
     def reruns(self) -> bool:
@@ -141,6 +151,68 @@ class Plan:
         """
         return apply_decision(fn, self.decision, self.signature)
 
+    def names(self, *, approximate: bool = False) -> tuple[str, ...]:
+        """Return the tags of the values that this plan saves, for what takes a list of names.
+
+        Tags are those of `jax.ad_checkpoint.checkpoint_name` and `jrc.mark`. Names say a plan if
+        all that it saves is tagged, and of each name all values or none. Where the function has
+        `jax.checkpoint` regions, they say what these regions save: what is made outside, and what
+        enters a region, is saved in any case. Where a derivative reads a result from before its
+        tag (a tanh), JAX runs that operator again.
+
+        Args:
+            approximate: Whether to return the nearest names where they do not say the plan: those
+                of which it saves at least half of the bytes. The peak and the FLOPs are then
+                others than the plan's: look with `jrc.explain`.
+
+        Raises:
+            ValueError: If names do not say the plan; the message says what would be lost.
+        """
+        self._check_by_name("jrc.Plan.names", approximate, is_policy=False)
+        return self.by_name.names
+
+    def policy(self, *, approximate: bool = False) -> Callable[..., Any]:
+        """Return the plan as a policy of `jax.checkpoint`, for frameworks that take one.
+
+        It is one of JAX's own policies by names, and so is right with `JAX_REMAT3=1`. It is meant
+        for the `jax.checkpoint` regions that the function has, as in a model with `nn.remat`
+        around each block, or else for one around the whole function. See `names`.
+
+        Args:
+            approximate: As for `names`.
+
+        Returns:
+            `save_only_these_names(...)`; `nothing_saveable` where no name is saved, and
+            `everything_saveable` where nothing is recomputed.
+
+        Raises:
+            ValueError: If names do not say the plan, or `jrc.mark` alone gives them, which no
+                policy of JAX sees.
+
+        Example:
+            >>> import functools, jax, jax.numpy as jnp
+            >>> from jax.ad_checkpoint import checkpoint_name
+            >>> def loss(w, x, policy=None):
+            ...     block = lambda x: jnp.tanh(checkpoint_name(jnp.sin(x) @ w, "dot"))
+            ...     for _ in range(4):
+            ...         x = jax.checkpoint(block, policy=policy)(x)
+            ...     return jnp.sum(x)
+            >>> plan = jrc.plan(loss, jnp.ones((8, 8)), jnp.ones((64, 8)), budget=0.0)
+            >>> there = functools.partial(loss, policy=plan.policy(approximate=True))
+        """
+        self._check_by_name("jrc.Plan.policy", approximate, is_policy=True)
+        return policy_of(self.by_name, self.decision)
+
+    def _check_by_name(self, who: str, approximate: bool, is_policy: bool) -> None:
+        check_flag(approximate, "approximate", who)
+        lost = lost_text(self.by_name, self.decision, is_policy)
+        if lost and not approximate:
+            raise ValueError(
+                f"{who}: the plan must be one that names can say, got one of which they lose: "
+                f"{lost}. Name these values with jax.ad_checkpoint.checkpoint_name and plan again, "
+                "or pass approximate=True for the nearest names."
+            )
+
     def to_json(self) -> str:
         """Return the plan as text that `Plan.from_json` reads, on any host."""
         data = {
@@ -153,10 +225,13 @@ class Plan:
             "compilations": self.compilations,
             "kept": [dataclasses.asdict(kept) for kept in self.kept],
             "candidates": [dataclasses.asdict(each) for each in self.candidates],
+            "by_name": dataclasses.asdict(self.by_name),
+            "opaque": [dataclasses.asdict(each) for each in self.opaque],
             "decision": self.decision and self.decision.to_data(),
             "left_out": left_out(self.decision, len(self.signature.equations)),
             "equations": list(self.signature.equations),
             "digest": self.signature.digest,
+            "respect_checkpoints": self.signature.respect_checkpoints,
             "inputs": list(self.signature.inputs),
             "closed": self.signature.closed,
         }
@@ -187,9 +262,15 @@ class Plan:
                 compilations=data["compilations"],
                 kept=tuple(Kept(**each) for each in data["kept"]),
                 candidates=tuple(_candidate(each) for each in data["candidates"]),
+                by_name=ByName(**{key: tuple(x) for key, x in data["by_name"].items()}),
+                opaque=tuple(Opaque(**each) for each in data["opaque"]),
                 decision=decision,
                 signature=Signature(
-                    equations, data["digest"], tuple(data["inputs"]), data["closed"]
+                    equations,
+                    data["digest"],
+                    tuple(data["inputs"]),
+                    data["closed"],
+                    data["respect_checkpoints"],
                 ),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -206,7 +287,11 @@ class Plan:
             f"peak {memory_text(cost.peak_bytes)} ({source}; budget {memory_text(self.budget)}), "
             f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
         ]
-        lines.append(_kept_table(self.kept) if self.reruns else "nothing is recomputed")
+        if self.decision == AS_WRITTEN:
+            lines.append("the function runs as it is, under its own jax.checkpoint regions")
+        else:
+            lines.append(_kept_table(self.kept) if self.reruns else "nothing is recomputed")
+        lines += opaque_lines(self.opaque)
         if len(self.candidates) > 1:
             lines.append(_candidates_table(self.candidates))
         return "\n".join(lines)
@@ -225,19 +310,24 @@ def apply_decision[F: Callable[..., Any]](
 
     @functools.wraps(fn)
     def planned(*args: Any, **kwargs: Any) -> Any:
-        traced = traced_for_plan(fn, args, kwargs, who)
+        respected = signature.respect_checkpoints
+        traced = traced_for_plan(fn, args, kwargs, who, respected)
         program = traced.program
-        difference = signature.difference(signature_of(program, traced.closed))
+        difference = signature.difference(signature_of(program, traced.closed, respected))
         if difference:
             raise ValueError(
                 f"{who}: this plan was made for another program than that of `{name_of(fn)}`: "
                 f"{difference}. Shapes, types, operators and their order must be those that "
                 "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
             )
-        if decision is None:
+        if decision == AS_WRITTEN or (decision is None and not traced.regions):
             return fn(*args, **kwargs)
-        check_decision_fits(decision, program, who)
-        out, changes = traced.run(execute_decision(program, decision))
+        if decision is None:
+            run = traced.plain
+        else:
+            check_decision_fits(decision, program, who)
+            run = execute_decision(program, decision)
+        out, changes = traced.run(run)
         write_changes((args, kwargs), changes, name_of(fn), who)
         return out
 

@@ -7,17 +7,23 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Program, evaluate, flops, nbytes
+from jrc._jaxpr import Opened, Program, evaluate, flops, nbytes
 from jrc._tree import is_traced
 from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import Arguments, arguments_of, call_checked
 from jrc.remat._gradient.compiled_memory import Memory, bytes_on_device
+from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
 from jrc.remat._gradient.residuals import residuals_of
+from jrc.remat._planner.as_written import NAME as AS_WRITTEN_NAME
+from jrc.remat._planner.as_written import as_written_candidate
 from jrc.remat._planner.candidates import Candidate, candidate_row
+from jrc.remat._planner.decision import AS_WRITTEN
+from jrc.remat._planner.opaque_in_plan import opaque_under
 from jrc.remat._planner.plan import Estimate, Plan, PlanCandidate, apply_decision
+from jrc.remat._planner.policy_by_names import by_name
 from jrc.remat._planner.saved_by_plan import change_text, saved_by
 from jrc.remat._planner.signature import Signature, signature_of
-from jrc.remat._planner.trace import traced_for_plan
+from jrc.remat._planner.trace import inlined_program, traced_for_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +44,8 @@ class PlanningProblem:
         has_aux: Whether the function returns more than a loss.
         fn: The function.
         compilations: How many candidates a search may compile.
+        opened: The `jax.checkpoint` regions of the function that are opened.
+        opaque: The equations that the planner cannot look into, each with its path.
     """
 
     candidates: tuple[Candidate, ...]
@@ -53,6 +61,8 @@ class PlanningProblem:
     has_aux: bool
     fn: Callable[..., Any]
     compilations: int
+    opened: Opened
+    opaque: tuple[tuple[Path, Opaque], ...]
 
     @classmethod
     def of(
@@ -63,11 +73,14 @@ class PlanningProblem:
         has_aux: bool,
         who: str,
         compilations: int = 5,
+        respect_checkpoints: bool = False,
     ) -> "PlanningProblem":
         """Trace a function, and find its candidates."""
         check_flag(has_aux, "has_aux", who)
+        check_flag(respect_checkpoints, "respect_checkpoints", who)
         arguments = arguments_of(fn, args, argnums, who, numbers=True)
-        traced = traced_for_plan(_checked(fn, arguments, has_aux), args, {}, who)
+        checked = _checked(fn, arguments, has_aux)
+        traced = traced_for_plan(checked, args, {}, who, respect_checkpoints)
         program = traced.program
         # What a function closes over comes first among the inputs of its program.
         at = [traced.closed + arguments.arrays.index(i) for i in arguments.perturbed]
@@ -75,23 +88,38 @@ class PlanningProblem:
         run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
         residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
         row = candidate_row(program, perturbed, residuals, compilations)
+        signature = signature_of(program, traced.closed, respect_checkpoints)
+        plain = apply_decision(fn, None, signature) if traced.regions else fn
+        plain_flops = flops(arguments.traced(plain, has_aux))
+        by_hand = row.by_hand
+        if traced.regions:
+            by_hand = (*by_hand, as_written_candidate(traced.written, at, plain_flops))
         sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
         return cls(
             candidates=row.candidates,
-            by_hand=row.by_hand,
+            by_hand=tuple(sorted(by_hand, key=lambda each: (each.temporaries, each.recomputed))),
             plain_first=row.plain_first,
-            signature=signature_of(program, traced.closed),
+            signature=signature,
             given=sum(sizes.values()),
             returned=results + sum(sizes[v] for v in perturbed),
-            flops=flops(arguments.traced(fn, has_aux)),
+            flops=plain_flops,
             widest="nothing" if row.widest is None else program.name(row.widest),
             program=program,
             arguments=arguments,
             has_aux=has_aux,
             fn=fn,
             compilations=compilations,
+            opened=traced.opened,
+            opaque=opaque_equations(
+                program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
+            ),
         )
+
+    @property
+    def regions(self) -> int:
+        """How many `jax.checkpoint` regions are opened."""
+        return self.opened.count
 
     @property
     def all(self) -> tuple[Candidate, ...]:
@@ -100,7 +128,7 @@ class PlanningProblem:
 
     def applied(self, candidate: Candidate, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function under a candidate's decision."""
-        if candidate.decision is None:
+        if candidate.decision is None and not self.regions:
             return fn
         return apply_decision(fn, candidate.decision, self.signature)
 
@@ -140,6 +168,7 @@ class PlanningProblem:
             total = self.counted(candidate) if counted is None else counted
             verified = self._estimate(memory[i].peak, total)
         decision = candidate.decision
+        opaque = opaque_under(decision, self.opaque)
         return Plan(
             budget=budget,
             predicted=self.predicted(candidate),
@@ -151,6 +180,8 @@ class PlanningProblem:
             candidates=self._weighed(i, memory),
             decision=decision,
             signature=self.signature,
+            opaque=opaque,
+            by_name=by_name(self.program, decision, self.opened, opaque),
         )
 
     def _weighed(self, chosen: int, memory: Mapping[int, Memory]) -> tuple[PlanCandidate, ...]:
@@ -166,7 +197,9 @@ class PlanningProblem:
                     predicted=self.predicted(candidate),
                     compiled_peak_bytes=memory[i].peak if i in memory else None,
                     saved_bytes=candidate.saved,
-                    change=change_text(before, saved),
+                    change=AS_WRITTEN_NAME
+                    if decision == AS_WRITTEN
+                    else change_text(before, saved),
                     is_chosen=i == chosen,
                     name=candidate.name,
                 )

@@ -94,6 +94,10 @@ def _each_inside(
     program: Program, position: int, inside: Decision, times: int
 ) -> Iterable[tuple[str, int, int]]:
     eqn = program.eqns[program.steps[position]]
+    if inside.branches:
+        for jaxpr, branch in zip(eqn.params["branches"], inside.branches, strict=True):
+            yield from _each(inlined_program(jaxpr), branch or Decision(()), times)
+        return
     body = inlined_program(eqn.params["jaxpr"])
     if inside.chunks:
         start, count = loop_parts(eqn)

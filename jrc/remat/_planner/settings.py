@@ -26,6 +26,7 @@ class PlannerSettings:
         repeated_flops: Blocks are runs of equal products if these have at least this share of the
             FLOPs; else operators are compared, of any shape.
         inner_options: How many options of a loop or a `shard_map` the outer program chooses from.
+        branch_levels: How many options of a `cond`, and of each of its branches.
         chunk_scales: Numbers of chunks of a loop that are tried, in multiples of the number that
             balances carries between chunks against saved values inside of them.
         flops_weight: How many times a change of FLOPs counts as much as the same relative change
@@ -57,6 +58,7 @@ class PlannerSettings:
     coarse_open: int = 100
     repeated_flops: float = 0.5
     inner_options: int = 64
+    branch_levels: int = 8
     chunk_scales: tuple[float, ...] = (0.5, 1.0, 2.0)
     flops_weight: float = 10.0
     least_gain: float = 0.005

@@ -32,12 +32,15 @@ class Signature:
         inputs: Types of the arrays that it is given, those that the function closes over first.
         closed: How many of them the function closes over. Neither this nor `inputs` is compared:
             where an array comes from does not change a program.
+        respect_checkpoints: Whether `jax.checkpoint` regions of the function stay regions; else
+            the program is the one without them.
     """
 
     equations: tuple[str, ...]
     digest: str
     inputs: tuple[str, ...] = dataclasses.field(compare=False)
     closed: int = dataclasses.field(compare=False)
+    respect_checkpoints: bool = False
 
     def difference(self, other: "Signature") -> str | None:
         """Return in words how another program differs from this one; `None` if it does not."""
@@ -79,7 +82,7 @@ class Signature:
         return f"equation {a} was {was}, now it is {now}{more}"
 
 
-def signature_of(program: Program, closed: int) -> Signature:
+def signature_of(program: Program, closed: int, respect_checkpoints: bool = False) -> Signature:
     """Return the fingerprint of a program, the same in any process and at any source line.
 
     Casts do not count, so that it is the same inside of `shard_map`.
@@ -87,7 +90,8 @@ def signature_of(program: Program, closed: int) -> Signature:
     words = tuple(_words(program.eqns[p]) for p in program.steps)
     order = _by_first_use([program], len(program.jaxpr.invars))
     digest = hashlib.sha256("\n".join(_lines(program, order)).encode()).hexdigest()[:32]
-    return Signature(words, digest, tuple(_type(v.aval) for v in program.jaxpr.invars), closed)
+    inputs = tuple(_type(v.aval) for v in program.jaxpr.invars)
+    return Signature(words, digest, inputs, closed, respect_checkpoints)
 
 
 def _words(eqn: Any) -> str:

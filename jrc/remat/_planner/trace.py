@@ -8,19 +8,53 @@ import jax
 import jax.numpy as jnp
 
 from jrc._errors import name_of
-from jrc._jaxpr import Program, Traced, folded, inline_marked, trace
+from jrc._jaxpr import Opened, Program, Traced, evaluate, folded, inline_marked, open_regions, trace
 from jrc._tree import is_number, is_traced
 from jrc.remat._gradient.arguments import call_checked
 from jrc.remat._gradient.variable_changes import with_changes
 from jrc.remat._planner.unshare import unshared
+from jrc.remat._policy.checkpoint_names import is_own_name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedForPlan(Traced):
+    """A function's program as a plan sees it.
+
+    Attributes:
+        written: The program as the user wrote it, with its `jax.checkpoint` regions.
+        opened: What was opened of them.
+    """
+
+    written: Any
+    opened: Opened
+
+    @property
+    def regions(self) -> int:
+        """How many regions are opened."""
+        return self.opened.count
+
+    def plain(self, *inputs: Any) -> list[Any]:
+        """Run the program without the regions."""
+        return evaluate(self.program.jaxpr)(*inputs)
 
 
 def traced_for_plan(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], who: str
-) -> Traced:
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    who: str,
+    respect_checkpoints: bool = False,
+) -> TracedForPlan:
     """Return a function's program without `jit` calls; numbers are inputs, as under `jax.jit`.
 
     Its results are those of the function, and what the function changes in its arguments.
+
+    Args:
+        fn: The function.
+        args: Its arguments by position.
+        kwargs: Its arguments by name.
+        who: The public function, for errors.
+        respect_checkpoints: Whether `jax.checkpoint` regions stay as they are.
     """
     args, kwargs = jax.tree.map(_as_array, (args, dict(kwargs)))
     run = with_changes(
@@ -29,7 +63,11 @@ def traced_for_plan(
     # With `jax.disable_jit`, JAX unrolls loops: another program.
     with jax.disable_jit(False):
         traced = trace(run, args, kwargs, lambda _: True)
-    return dataclasses.replace(traced, program=inlined_program(traced.program.jaxpr))
+    written = traced.program.jaxpr
+    # What a region of this package saves under a name of its own is the planner's to decide too.
+    opened = Opened(written, 0) if respect_checkpoints else open_regions(written, is_own_name)
+    program = inlined_program(opened.jaxpr)
+    return TracedForPlan(program, traced.inputs, traced.result, traced.closed, written, opened)
 
 
 def inlined_program(jaxpr: Any) -> Program:

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import flops, inline_marked, live_equations
+from jrc._jaxpr import Program, flops, inline_marked, live_equations
 from jrc._validate import check_flag
 from jrc.remat._gradient.compiled_memory import memory_of
-from jrc.remat._gradient.loss import loss_of
+from jrc.remat._gradient.loss import Loss, loss_of
+from jrc.remat._gradient.opaque import Opaque, gathered, opaque_equations
 from jrc.remat._gradient.saved_values import saved_values
 from jrc.remat._policy.notices import collected_notices
 from jrc.remat._report.compiled_schedule import collectives, live_points
@@ -79,5 +80,15 @@ def explain(
         live=live_points(module, loss),
         collectives=collectives(module),
         warnings=(*notices, *warnings_of(forward, gradient, program, loss.name)),
+        opaque=_opaque(loss),
         device=jax.local_devices()[0].device_kind,
     )
+
+
+def _opaque(loss: Loss) -> tuple[Opaque, ...]:
+    """What the derivative saves of functions that nothing looks into."""
+    program = Program(inline_marked(loss.program.jaxpr, lambda _: True))
+    start = len(loss.constants)
+    perturbed = program.jaxpr.invars[start : start + len(loss.perturbed)]
+    found = opaque_equations(program, perturbed, program.jaxpr.outvars[:1], regions=False)
+    return gathered(each for _, each in found)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jrc._validate import check_json
 from jrc.remat._gradient.compiled_memory import Memory
+from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._gradient.saved_values import SavedValue
 from jrc.remat._report.compiled_schedule import Collective, LivePoint
 from jrc.remat._report.plot import plot_reports
@@ -17,7 +18,13 @@ from jrc.remat._report.text import compare_text, report_text
 
 _FORMAT = "jrc.Report/1"
 
-_PARTS = {"saved": SavedValue, "rerun": Rerun, "live": LivePoint, "collectives": Collective}
+_PARTS = {
+    "saved": SavedValue,
+    "rerun": Rerun,
+    "live": LivePoint,
+    "collectives": Collective,
+    "opaque": Opaque,
+}
 
 _FIELDS = {
     "name": str,
@@ -28,6 +35,7 @@ _FIELDS = {
     "live": [{"bytes": int, "phase": str}],
     "collectives": [{"kind": str, "count": int, "bytes": int, "rerun": int}],
     "warnings": [str],
+    "opaque": [{"name": str, "place": str, "times": int, "bytes": int, "recomputed": bool}],
     "device": str,
 }
 
@@ -52,6 +60,8 @@ class Report(ReportData):
         collectives: The exchanges between devices, per kind: `kind`, `count`, `bytes`, `rerun`.
         warnings: Recomputation without effect, each with the way out.
         device: The kind of device that the program was compiled for.
+        opaque: What `jrc.plan` cannot look into (functions with a `custom_vjp`), the most bytes
+            first: `name`, `place`, `times`, and the `bytes` that it saves besides its operands.
     """
 
     def __str__(self) -> str:

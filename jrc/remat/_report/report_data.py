@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jrc.remat._gradient.compiled_memory import Memory
+from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._gradient.saved_values import SavedValue, total_bytes
 from jrc.remat._report.compiled_schedule import Collective, LivePoint
 from jrc.remat._report.recompute_count import Rerun
@@ -26,6 +27,7 @@ class ReportData:
     collectives: tuple[Collective, ...]
     warnings: tuple[str, ...]
     device: str
+    opaque: tuple[Opaque, ...] = ()
 
     @property
     def saved_bytes(self) -> int:

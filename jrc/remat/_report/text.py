@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jrc._text import flops_text, memory_text, table_text
+from jrc.remat._gradient.opaque import opaque_lines
 from jrc.remat._gradient.saved_values import SavedValue
 from jrc.remat._report.report_data import ReportData, check_names, check_reports
 
@@ -32,6 +33,7 @@ def report_text(report: ReportData) -> str:
         f" ({_share(report.rerun_flops, report.flops)})",
         *_saved_table(report),
         *_mark_lines(report),
+        *opaque_lines(report.opaque),
         *_rerun_table(report),
         *_collective_table(report),
     ]

@@ -1,0 +1,89 @@
+"""Planning inside of the branches of a `lax.cond` or `lax.switch`.
+
+Each branch has a Pareto front of its own. One option of the construct is a level of bytes: every
+branch takes the decision of fewest FLOPs that stays within it, or its leanest. What the branches
+save shares memory where the types are equal; JAX is asked how much that is.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jrc._jaxpr import Program, is_variable
+from jrc.remat._gradient.residuals import residuals_of
+from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.execute import construct
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver import InnerOption, spread_evenly
+from jrc.remat._planner.stages import decision_of
+from jrc.remat._planner.trace import inlined_program
+
+Front = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """One way to run a branch: peak bytes beside what it saves, all bytes, FLOPs, decision."""
+
+    work: int
+    peak: int
+    flops: int
+    decision: Decision | None
+
+
+def branch_options(front: Front, program: Program, p: int, active: set[Any]) -> list[InnerOption]:
+    """Return the options of a `cond`, the leanest first.
+
+    Args:
+        front: `inner_programs.pareto_front`.
+        program: The program that contains it.
+        p: Its position.
+        active: The variables that a derivative flows through.
+    """
+    eqn = program.eqns[p]
+    rows = [_choices(front, inlined_program(b), eqn, active) for b in eqn.params["branches"]]
+    levels = sorted({choice.peak for row in rows for choice in row})
+    picked = [levels[round(i)] for i in _spread(len(levels), SETTINGS.branch_levels)]
+    combined = dict.fromkeys(tuple(_within(row, level) for row in rows) for level in picked)
+    return [_option(program, p, active, choices) for choices in combined]
+
+
+def _choices(front: Front, branch: Program, eqn: Any, active: set[Any]) -> list[_Choice]:
+    """The decisions of a branch, the leanest first."""
+    pairs = zip(branch.jaxpr.invars, eqn.invars[1:], strict=True)
+    perturbed = [v for v, x in pairs if is_variable(x) and x in active]
+    results = zip(branch.jaxpr.outvars, eqn.outvars, strict=True)
+    wanted = [x for x, v in results if is_variable(x) and v in active]
+    graph, _, points = front(branch, perturbed, wanted)
+    return [
+        _Choice(
+            point.peak - point.saved,
+            point.peak,
+            point.flops,
+            decision_of(graph, point) if point.flops else None,
+        )
+        for point in spread_evenly(points, graph.flops, SETTINGS.branch_levels)
+    ] or [_Choice(0, 0, 0, None)]
+
+
+def _spread(count: int, most: int) -> list[float]:
+    """Up to `most` indices, evenly spread, both ends among them."""
+    steps = min(count, most) - 1
+    return [i * (count - 1) / max(steps, 1) for i in range(steps + 1)]
+
+
+def _within(row: Sequence[_Choice], level: int) -> _Choice:
+    fitting = [choice for choice in row if choice.peak <= level]
+    return min(fitting, key=lambda choice: (choice.flops, choice.peak)) if fitting else row[0]
+
+
+def _option(program: Program, p: int, active: set[Any], choices: Sequence[_Choice]) -> InnerOption:
+    decisions = tuple(choice.decision for choice in choices)
+    inside = Decision((), branches=decisions) if any(decisions) else None
+    given = program.reads(p)
+    perturbed = [i for i, v in enumerate(given) if v in active]
+    run = construct(program, p, inside)
+    saved = residuals_of(run, [v.aval for v in given], perturbed).bytes
+    peak = saved + max(choice.work for choice in choices)
+    # One branch runs; the dearest is what a count of FLOPs assumes.
+    return InnerOption(saved, peak, max(choice.flops for choice in choices), inside)
