@@ -78,8 +78,8 @@ def candidate_row(
     graph, options, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1])
     left_to_jax = residuals.bytes
     if not options:
-        (kept,) = solve(graph, saved=kept_by_xla(graph, graph.nodes)) or [None]
-        left_to_jax = bytes_left_to_jax(residuals.bytes, kept.peak) if kept else left_to_jax
+        kept = solve(graph, saved=kept_by_xla(graph, graph.nodes))
+        left_to_jax = bytes_left_to_jax(residuals.bytes, kept[-1].peak) if kept else left_to_jax
     plain = Candidate(None, left_to_jax, residuals.bytes, 0, NOTHING_RECOMPUTED)
     if not points:
         return CandidateRow((plain,), (), False, _widest_equation(program, graph))

@@ -35,6 +35,10 @@ def check_decision(decision: Decision, count: int | None, where: str = "decision
     for k, branch in enumerate(decision.branches):
         if branch is not None:
             check_decision(branch, None, f"{where}, branch {k}")
+    for k, (steps, part) in enumerate(decision.parts):
+        if not is_whole(steps) or steps < 1 or decision.stages or part.parts:
+            raise ValueError(f"{where}, part {k}: a part has steps, and a decision for the body")
+        check_decision(part, None, f"{where}, part {k}")
     seen: set[int] = set()
     for k, stage in enumerate(decision.stages):
         name = f"{where}, stage {k}"
@@ -70,8 +74,11 @@ def _check_inside(decision: Decision, program: Program, where: str) -> None:
     steps, live = program.steps, program.live()
     if decision.as_written:
         return
-    if decision.branches:
-        raise ValueError(f"{where}: branches of what is no lax.cond")
+    if decision.branches or decision.parts:
+        what = (
+            "branches of what is no lax.cond" if decision.branches else "parts of what is no loop"
+        )
+        raise ValueError(f"{where}: {what}")
     found = check_decision(decision, len(steps), where)
     missing = [k for k, p in enumerate(steps) if live[p] and k not in found]
     if missing:
@@ -108,6 +115,15 @@ def _check_construct(inside: Decision, eqn: Any, where: str) -> None:
     if kind == "cond":
         _check_branches(inside, programs, where)
         return
+    if kind == "scan" and inside.parts:
+        total = sum(steps for steps, _ in inside.parts)
+        if total != repeats(eqn):
+            raise ValueError(f"{where}: parts of {total} steps of a loop of {repeats(eqn)}")
+        for k, (steps, part) in enumerate(inside.parts):
+            if part.chunks > steps:
+                raise ValueError(f"{where}, part {k}: {part.chunks} chunks of {steps} steps")
+            _check_inside(part, inlined_program(programs[0]), f"{where}, part {k}")
+        return
     for jaxpr in programs:
         _check_inside(inside, inlined_program(jaxpr), f"{where}, inside")
 
@@ -134,6 +150,8 @@ def _check_positions(stage: Stage, seen: set[int], count: int | None, where: str
         raise ValueError(f"{where}: equation {strange[0]} is recomputed, but not in the stage")
     if stage.inside is not None and len(found) != 1:
         raise ValueError(f"{where}: a stage with an inner decision must be one equation")
+    if not isinstance(stage.by_name, bool):
+        raise ValueError(f"{where}: by_name must be a bool, got {stage.by_name!r}")
     if not stage.region and (stage.saved or stage.recomputed):
         raise ValueError(f"{where}: a stage outside of all regions saves nothing by name")
 

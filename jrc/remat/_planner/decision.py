@@ -29,6 +29,8 @@ class Stage:
         saved: The results that are saved for the backward pass.
         recomputed: The equations that the backward pass runs again.
         region: Whether they are one recomputed region; else JAX saves what it likes of them.
+        by_name: Whether the region saves these results under a name, and reads them in the
+            backward pass. Else it is a bare `jax.checkpoint`: other regions read them.
         inside: For one construct outside of all regions, the decision for its program.
     """
 
@@ -36,6 +38,7 @@ class Stage:
     saved: tuple[Place, ...] = ()
     recomputed: tuple[int, ...] = ()
     region: bool = True
+    by_name: bool = True
     inside: "Decision | None" = None
 
     def to_data(self) -> dict[str, Any]:
@@ -45,6 +48,8 @@ class Stage:
             data["saved"] = [list(place) for place in self.saved]
         if self.recomputed:
             data["recomputed"] = ranges_text(self.recomputed)
+        if not self.by_name:
+            data["by_name"] = False
         if not self.region:
             data["inside"] = self.inside and self.inside.to_data()
         return data
@@ -57,6 +62,7 @@ class Stage:
             saved=tuple((p, i) for p, i in data.get("saved", ())),
             recomputed=_numbers(data.get("recomputed", "")),
             region="inside" not in data,
+            by_name=data.get("by_name", True),
             inside=None if data.get("inside") is None else Decision.from_data(data["inside"]),
         )
 
@@ -73,12 +79,15 @@ class Decision:
             there are no stages.
         branches: For a `lax.cond`: a decision for each branch, instead of stages; `None` leaves
             a branch to JAX.
+        parts: For a loop: how many steps run under which decision, in the order in which they
+            run, instead of stages.
     """
 
     stages: tuple[Stage, ...]
     chunks: int = 0
     as_written: bool = False
     branches: "tuple[Decision | None, ...]" = ()
+    parts: "tuple[tuple[int, Decision], ...]" = ()
 
     def to_data(self) -> dict[str, Any]:
         """Return the decision as plain data for JSON."""
@@ -89,6 +98,8 @@ class Decision:
             data["as_written"] = True
         if self.branches:
             data["branches"] = [each and each.to_data() for each in self.branches]
+        if self.parts:
+            data["parts"] = [[steps, each.to_data()] for steps, each in self.parts]
         return data
 
     @classmethod
@@ -99,6 +110,7 @@ class Decision:
             chunks=data.get("chunks", 0),
             as_written=data.get("as_written", False),
             branches=tuple(each and cls.from_data(each) for each in data.get("branches", ())),
+            parts=tuple((steps, cls.from_data(each)) for steps, each in data.get("parts", ())),
         )
 
 

@@ -16,6 +16,7 @@ from jrc._jaxpr import (
 )
 from jrc._tree import is_floating, is_typed_key
 from jrc.remat._planner.decision import Decision, Stage
+from jrc.remat._planner.run_loop import scan_in_chunks, scan_in_parts
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.trace import inlined_program
 from jrc.remat._policy.checkpoint_names import SAVED, name_value
@@ -87,7 +88,8 @@ def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, A
 
 
 def _section(program: Program, stage: Stage, positions: Sequence[int]) -> Section:
-    saved = {program.eqns[program.steps[k]].outvars[i]: SAVED for k, i in stage.saved}
+    values = [program.eqns[program.steps[k]].outvars[i] for k, i in stage.saved]
+    saved = dict.fromkeys(values if stage.by_name else (), SAVED)
     return Section((), True, True, tuple(sorted(positions)), saved)
 
 
@@ -154,9 +156,35 @@ def construct(program: Program, p: int, inside: Decision | None) -> Run:
         return evaluate(program.cut([p], eqn.outvars))
     if inside.branches:
         return program.run(p, rebuild(eqn, _branches(eqn, inside)))
-    loop = functools.partial(_in_chunks, inside.chunks) if inside.chunks else jax.lax.scan
+    if inside.parts:
+        return program.run(p, _loop_in_parts(eqn, inside))
     body = lambda jaxpr: execute_decision(inlined_program(jaxpr), inside)  # noqa: E731
-    return program.run(p, rebuild(eqn, body, loop))
+    return program.run(p, rebuild(eqn, body, _loop(inside)))
+
+
+def _loop(inside: Decision) -> Callable[..., Any]:
+    """What runs a `scan`, all of it or a part, under a decision for its body."""
+    if inside.chunks:
+        return functools.partial(scan_in_chunks, inside.chunks)
+    return jax.lax.scan
+
+
+def _loop_in_parts(eqn: Any, inside: Decision) -> Run:
+    """A `scan` in parts, each with a decision of its own."""
+    program = inlined_program(eqn.params["jaxpr"])
+    bodies = [execute_decision(program, each) for _, each in inside.parts]
+    current = [bodies[0]]
+
+    def select(k: int) -> None:
+        current[0] = bodies[k]
+
+    parts = [
+        (steps, functools.partial(select, k), _loop(each))
+        for k, (steps, each) in enumerate(inside.parts)
+    ]
+    return rebuild(
+        eqn, lambda _: lambda *inputs: current[0](*inputs), functools.partial(scan_in_parts, parts)
+    )
 
 
 def _branches(eqn: Any, inside: Decision) -> Callable[[Any], Run]:
@@ -170,40 +198,3 @@ def _branches(eqn: Any, inside: Decision) -> Callable[[Any], Run]:
         ]
     )
     return lambda _: next(runs)
-
-
-def _in_chunks(
-    chunks: int,
-    body: Callable[..., Any],
-    carry: Sequence[Any],
-    xs: Sequence[Any],
-    *,
-    length: int,
-    reverse: bool,
-    unroll: int,
-) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Run `lax.scan` in equal chunks, each recomputed; steps that are left over run last."""
-    size = length // chunks
-    scan = functools.partial(jax.lax.scan, body, reverse=reverse, unroll=unroll)
-    rest = length - size * chunks
-    first = slice(rest, None) if reverse else slice(0, length - rest)
-    last = slice(0, rest) if reverse else slice(length - rest, None)
-
-    def chunk(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, Any]:
-        def flat(*inputs: Any) -> list[Any]:
-            new, ys = scan(list(inputs[: len(carry)]), list(inputs[len(carry) :]), length=size)
-            return [*new, *ys]
-
-        # Not `recomputed_region`, which would save what the regions inside save.
-        with planned_scope():
-            results = jax.checkpoint(flat)(*carry, *xs)
-        return results[: len(carry)], results[len(carry) :]
-
-    parts = [x[first].reshape(chunks, size, *x.shape[1:]) for x in xs]
-    carry, ys = jax.lax.scan(chunk, list(carry), parts, length=chunks, reverse=reverse)
-    ys = [y.reshape(chunks * size, *y.shape[2:]) for y in ys]
-    if not rest:
-        return carry, ys
-    carry, more = scan(list(carry), [x[last] for x in xs], length=rest)
-    pairs = [(new, y) if reverse else (y, new) for y, new in zip(ys, more, strict=True)]
-    return carry, [jax.numpy.concatenate(pair) for pair in pairs]

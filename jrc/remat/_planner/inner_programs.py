@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.branch_options import branch_options
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.cost_graph import CostGraph
+from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve, spread_evenly
 from jrc.remat._planner.stages import decision_of
@@ -76,10 +78,17 @@ def _loop_options(program: Program, p: int, active: set[Any]) -> list[InnerOptio
         InnerOption(point.saved, point.peak, point.flops * length, decision_of(graph, point))
         for point in spread_evenly(points, graph.flops, SETTINGS.inner_options)
     ]
-    if any(node.runs_once for node in graph.nodes if node.position >= 0):
-        return _undominated(options)
-    constants = sum(v.aval.size for v in perturbed.intersection(body.jaxpr.invars[:start]))
-    return _undominated(options + _chunked(options, graph, length, carried, constants))
+    loop = _Loop(
+        length,
+        graph.flops,
+        carry=sum(nbytes(v.aval) for v in carried),
+        copied=_copied_bytes(eqn, end, active),
+        constants=sum(v.aval.size for v in perturbed.intersection(body.jaxpr.invars[:start])),
+    )
+    if not any(node.runs_once for node in graph.nodes if node.position >= 0):
+        options += _chunked(options, loop)
+    options = _undominated(options)
+    return _undominated(options + _in_parts(options, loop))
 
 
 def _perturbed_in_loop(body: Program, eqn: Any, active: set[Any], start: int, end: int) -> set[Any]:
@@ -97,34 +106,116 @@ def _perturbed_in_loop(body: Program, eqn: Any, active: set[Any], start: int, en
         perturbed |= more
 
 
-def _chunked(
-    options: Sequence[InnerOption],
-    graph: CostGraph,
-    length: int,
-    carried: Sequence[Any],
-    constants: int,
-) -> list[InnerOption]:
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """A loop.
+
+    Attributes:
+        length: Its steps.
+        flops: FLOPs of one step.
+        carry: Bytes of its carries.
+        copied: Bytes of the copies of its inputs and results if it runs in parts.
+        constants: Entries of what all steps read, whose gradients are added up.
+    """
+
+    length: int
+    flops: int
+    carry: int
+    copied: int
+    constants: int
+
+
+def _copied_bytes(eqn: Any, end: int, active: set[Any]) -> int:
+    """Bytes of slices of what a loop goes over, of their gradients, and of its joined results."""
+    _, carried = loop_parts(eqn)
+    sliced = [x for x in eqn.invars[end:] if is_variable(x)]
+    gradients = [x for x in sliced if x in active]
+    return sum(nbytes(x.aval) for x in (*sliced, *gradients, *eqn.outvars[carried:]))
+
+
+def _chunked(options: Sequence[InnerOption], loop: _Loop) -> list[InnerOption]:
     """The options in chunks: carries between chunks are saved, each chunk is recomputed.
 
-    Gradients of the `constants` entries that all steps read are added up chunk by chunk too.
+    Gradients of constants are added up chunk by chunk too.
     """
-    carry = sum(nbytes(v.aval) for v in carried)
     found = []
     for option in options:
-        each = option.saved / length
+        each = option.saved / loop.length
         work = option.peak - option.saved
-        best = math.sqrt(length * each / max(carry, 1))
-        for chunks in {_near_divisor(length, scale * best) for scale in SETTINGS.chunk_scales}:
-            if not 1 < chunks < length:
+        best = math.sqrt(loop.length * each / max(loop.carry, 1))
+        for chunks in {_near_divisor(loop.length, scale * best) for scale in SETTINGS.chunk_scales}:
+            if not 1 < chunks < loop.length:
                 continue
             # Steps that are left over run last, and are not recomputed.
-            size, rest = divmod(length, chunks)
-            saved = int(chunks * carry + rest * each)
-            peak = int(chunks * carry + max(size, rest) * each + work)
-            flops = option.flops + (graph.flops * size + constants) * chunks
+            size, rest = divmod(loop.length, chunks)
+            saved = int(chunks * loop.carry + rest * each)
+            peak = int(chunks * loop.carry + max(size, rest) * each + work)
+            flops = option.flops + (loop.flops * size + loop.constants) * chunks
             body = dataclasses.replace(option.body, chunks=chunks)
             found.append(InnerOption(saved, peak, flops, body))
     return found
+
+
+def _in_parts(options: Sequence[InnerOption], loop: _Loop) -> list[InnerOption]:
+    """Options whose first steps run under one option, and the last steps under a richer one.
+
+    The price between two options that lie far apart then follows the bytes in a line. What the last
+    steps save is freed before the first are differentiated.
+    """
+    found = []
+    for lean, rich in itertools.pairwise(_convex_front(options)):
+        price = (lean.flops - rich.flops) / (3 * loop.flops * loop.length)
+        count = min(int(price / SETTINGS.part_price), SETTINGS.most_parts, loop.length)
+        for i in range(1, count):
+            steps = _whole_chunks(lean.body, loop.length, round(loop.length * i / count))
+            if 0 < steps < loop.length:
+                found.append(_split(lean, rich, loop, steps))
+    return found
+
+
+def _whole_chunks(body: Decision, length: int, steps: int) -> int:
+    """The number of steps, rounded to whole chunks."""
+    size = length // body.chunks if body.chunks else 1
+    return round(steps / size) * size
+
+
+def _split(lean: InnerOption, rich: InnerOption, loop: _Loop, steps: int) -> InnerOption:
+    """The first steps under one option, the rest under another."""
+    share = steps / loop.length
+    bodies = [_for_steps(lean.body, loop.length, steps)]
+    bodies.append(_for_steps(rich.body, loop.length, loop.length - steps))
+    first, last = int(lean.saved * share), int(rich.saved * (1 - share))
+    saved = first + last + loop.carry + loop.copied
+    # A chunk of the last steps is no larger than all of them.
+    inside = min(rich.peak - rich.saved, int(rich.peak * (1 - share)) + loop.carry)
+    peak = max(saved + inside, first + loop.carry + loop.copied + lean.peak - lean.saved)
+    flops = int(lean.flops * share + rich.flops * (1 - share)) + loop.constants
+    parts = ((steps, bodies[0]), (loop.length - steps, bodies[1]))
+    return InnerOption(saved, peak, flops, Decision((), parts=parts))
+
+
+def _for_steps(body: Decision, length: int, steps: int) -> Decision:
+    """The decision for fewer steps of a loop, in chunks of the same size."""
+    if not body.chunks:
+        return body
+    chunks = steps // (length // body.chunks)
+    return dataclasses.replace(body, chunks=chunks if chunks > 1 else 0)
+
+
+def _convex_front(options: Sequence[InnerOption]) -> list[InnerOption]:
+    """The options with falling FLOPs per byte, the leanest first."""
+    front: list[InnerOption] = []
+    for option in sorted(options, key=lambda each: (each.peak, each.flops)):
+        if front and option.flops >= front[-1].flops:
+            continue
+        while len(front) > 1 and _slope(front[-2], option) <= _slope(front[-2], front[-1]):
+            front.pop()
+        front.append(option)
+    return front
+
+
+def _slope(one: InnerOption, other: InnerOption) -> float:
+    return (other.flops - one.flops) / max(other.peak - one.peak, 1)
 
 
 def _near_divisor(length: int, target: float) -> int:

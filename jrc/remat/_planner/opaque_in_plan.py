@@ -24,6 +24,9 @@ def _is_recomputed(decision: Decision | None, path: Path) -> bool:
         if stage is None or stage.region:
             return stage is not None and position in stage.recomputed
         decision = stage.inside
+        if decision and decision.parts:
+            # The first part is the leanest: what it does not recompute, none does.
+            decision = decision.parts[0][1]
         if decision and decision.chunks:
             return True
         if decision and decision.branches:

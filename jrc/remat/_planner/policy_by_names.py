@@ -101,6 +101,11 @@ class _Reader:
         for stage in decision.stages:
             if stage.region:
                 self._read_region(program, stage, times)
+            elif stage.inside is None and len(stage.positions) > 1:
+                first = program.eqns[program.steps[stage.positions[0]]]
+                self.constructs.append(
+                    f"what JAX saves from {place(first)} on, outside of all regions"
+                )
             else:
                 self._read_construct(program, stage, times)
 
@@ -140,6 +145,10 @@ class _Reader:
         if inside is None:
             return
         where = f"{eqn.primitive.name} at {place(eqn)}"
+        if inside.parts:
+            steps = " and ".join(str(steps) for steps, _ in inside.parts)
+            self.constructs.append(f"the {where} runs in parts of {steps} steps")
+            return
         if inside.chunks:
             self.constructs.append(f"the {where} runs in {inside.chunks} chunks")
             return

@@ -99,10 +99,11 @@ def _each_inside(
             yield from _each(inlined_program(jaxpr), branch or Decision(()), times)
         return
     body = inlined_program(eqn.params["jaxpr"])
-    if inside.chunks:
-        start, count = loop_parts(eqn)
-        carries = times * inside.chunks
-        for var in body.jaxpr.invars[start : start + count]:
-            name = f"carry between chunks of the loop at {place(eqn)}"
-            yield name, carries, carries * nbytes(var.aval)
-    yield from _each(body, inside, times * repeats(eqn))
+    for steps, part in inside.parts or ((repeats(eqn), inside),):
+        if part.chunks:
+            start, count = loop_parts(eqn)
+            carries = times * part.chunks
+            for var in body.jaxpr.invars[start : start + count]:
+                name = f"carry between chunks of the loop at {place(eqn)}"
+                yield name, carries, carries * nbytes(var.aval)
+        yield from _each(body, part, times * steps)

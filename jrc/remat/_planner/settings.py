@@ -29,6 +29,9 @@ class PlannerSettings:
         branch_levels: How many options of a `cond`, and of each of its branches.
         chunk_scales: Numbers of chunks of a loop that are tried, in multiples of the number that
             balances carries between chunks against saved values inside of them.
+        part_price: Between two options of a loop, a part of its steps is moved from one to the
+            other for each such share of the FLOPs of its gradient.
+        most_parts: At most so many such steps between two options.
         flops_weight: How many times a change of FLOPs counts as much as the same relative change
             of bytes when points are spread along the Pareto front.
         least_gain: Two candidates differ by at least this relative change of bytes.
@@ -60,6 +63,8 @@ class PlannerSettings:
     inner_options: int = 64
     branch_levels: int = 8
     chunk_scales: tuple[float, ...] = (0.5, 1.0, 2.0)
+    part_price: float = 0.02
+    most_parts: int = 16
     flops_weight: float = 10.0
     least_gain: float = 0.005
     highest_price: float = 2.0

@@ -39,7 +39,9 @@ def decision_of_blocks(graph: CostGraph, point: ParetoPoint, borders: Sequence[i
         rerun = [k for k in part if recomputed[k]]
         region = any(not graph.is_fused(v) for k in rerun for v in graph.nodes[k].makes)
         again = tuple(sorted(graph.nodes[k].position for k in rerun if region))
-        stages.append(Stage(positions, recomputed=again, region=region))
+        made = (v for k in part for v in graph.nodes[k].makes if v in point.values and region)
+        saved = tuple(sorted(graph.names[v] for v in made))
+        stages.append(Stage(positions, saved, again, region, by_name=not region))
     return Decision(tuple(stages))
 
 

@@ -1,0 +1,96 @@
+"""Running a loop in chunks that are recomputed, or in parts that have plans of their own."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrc.remat._region.rerun_scope import planned_scope
+
+Body = Callable[..., Any]
+Loop = Callable[..., tuple[Sequence[Any], Sequence[Any]]]
+
+
+def scan_in_chunks(
+    chunks: int,
+    body: Body,
+    carry: Sequence[Any],
+    xs: Sequence[Any],
+    *,
+    length: int,
+    reverse: bool,
+    unroll: int,
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Run `lax.scan` in equal chunks, each recomputed; steps that are left over run last."""
+    size = length // chunks
+    scan = functools.partial(jax.lax.scan, body, reverse=reverse, unroll=unroll)
+    rest = length - size * chunks
+    first, last = (
+        _steps(0, length - rest, length, reverse),
+        _steps(length - rest, length, length, reverse),
+    )
+
+    def chunk(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, Any]:
+        def flat(*inputs: Any) -> list[Any]:
+            new, ys = scan(list(inputs[: len(carry)]), list(inputs[len(carry) :]), length=size)
+            return [*new, *ys]
+
+        # Not `recomputed_region`, which would save what the regions inside save.
+        with planned_scope():
+            results = jax.checkpoint(flat)(*carry, *xs)
+        return results[: len(carry)], results[len(carry) :]
+
+    parts = [x[first].reshape(chunks, size, *x.shape[1:]) for x in xs]
+    carry, ys = jax.lax.scan(chunk, list(carry), parts, length=chunks, reverse=reverse)
+    ys = [y.reshape(chunks * size, *y.shape[2:]) for y in ys]
+    if not rest:
+        return carry, ys
+    carry, more = scan(list(carry), [x[last] for x in xs], length=rest)
+    return carry, _joined([ys, more], reverse)
+
+
+def scan_in_parts(
+    parts: Sequence[tuple[int, Callable[[], None], Loop]],
+    body: Body,
+    carry: Sequence[Any],
+    xs: Sequence[Any],
+    *,
+    length: int,
+    reverse: bool,
+    unroll: int,
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Run `lax.scan` in parts, one after another.
+
+    Args:
+        parts: For each part, in the order in which they run: the number of its steps, what makes
+            the body run under the part's decision, and what runs the loop.
+        body: The body of the loop.
+        carry: The carries.
+        xs: What the loop goes over.
+        length: The number of all steps.
+        reverse: Whether the last step runs first.
+        unroll: As for `lax.scan`.
+    """
+    found, done = [], 0
+    for steps, select, loop in parts:
+        select()
+        rows = _steps(done, done + steps, length, reverse)
+        # A function of its own: JAX traces the same function once.
+        part = lambda carry, xs: body(carry, xs)  # noqa: E731
+        each = [x[rows] for x in xs]
+        carry, ys = loop(part, list(carry), each, length=steps, reverse=reverse, unroll=unroll)
+        found.append(ys)
+        done += steps
+    return carry, _joined(found, reverse)
+
+
+def _steps(start: int, end: int, length: int, reverse: bool) -> slice:
+    """The rows of the steps that run as number `start` up to `end`."""
+    return slice(length - end, length - start) if reverse else slice(start, end)
+
+
+def _joined(parts: Sequence[Sequence[Any]], reverse: bool) -> list[Any]:
+    ordered = parts[::-1] if reverse else parts
+    return [jnp.concatenate(each) for each in zip(*ordered, strict=True)]
