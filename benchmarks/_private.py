@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jrc.remat._planner.activity import active_variables
 
 from jrc._jaxpr import Program as Program
 from jrc._jaxpr import equation_flops as equation_flops
@@ -34,6 +33,7 @@ from jrc.models._layers import dense as dense
 from jrc.models._layers import layer_norm as layer_norm
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
+from jrc.remat._gradient.activity import active_variables
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.candidates import Candidate

@@ -42,6 +42,7 @@ from jrc._jaxpr.provenance import Origin as Origin
 from jrc._jaxpr.provenance import Scope as Scope
 from jrc._jaxpr.provenance import origin_of as origin_of
 from jrc._jaxpr.rewrite import changed as changed
+from jrc._jaxpr.same_program import program_key as program_key
 from jrc._jaxpr.source_info import UNKNOWN as UNKNOWN
 from jrc._jaxpr.source_info import label as label
 from jrc._jaxpr.source_info import place as place

@@ -139,6 +139,19 @@ def test_the_function_as_written_is_a_plan_too():
     assert operators(jax.grad(plan.apply(fn)), WS, X) == operators(jax.grad(fn), WS, X)
 
 
+@pytest.mark.parametrize(
+    "change", [{"chunks": 2}, {"as_written": "yes"}, {"stages": [{"equations": "0"}]}]
+)
+def test_a_plan_as_written_that_was_edited_is_refused(change):
+    fn = stack(jax.checkpoint(block))
+    found = problem(fn, WS, X)
+    (own,) = [each for each in found.by_hand if each.name == AS_WRITTEN]
+    data = json.loads(found.plan_of(own, 0, {}).to_json())
+    data["decision"] |= change
+    with pytest.raises(ValueError, match="as.written"):
+        jrc.Plan.from_json(json.dumps(data))
+
+
 def test_regions_are_respected_where_that_is_asked_for():
     fn = stack(jax.checkpoint(block))
     kept, opened = guess(fn, respect_checkpoints=True), guess(fn)

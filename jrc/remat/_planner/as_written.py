@@ -5,7 +5,15 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import can_rebuild, evaluate, facts_of, flops, inner_programs, primitive_name
+from jrc._jaxpr import (
+    can_rebuild,
+    evaluate,
+    facts_of,
+    flops,
+    inner_programs,
+    primitive_name,
+    program_key,
+)
 from jrc._tree import is_floating
 from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.candidates import Candidate
@@ -49,7 +57,11 @@ def _gradient(written: Any, avals: Sequence[Any], perturbed: Sequence[int]) -> A
 
 def _most_inside(jaxpr: Any) -> int:
     """The most bytes that are recomputed at one time, in the largest region of a program."""
-    return max(map(_inside, jaxpr.eqns), default=0)
+    # Equal layers are asked about once.
+    kinds = {
+        (primitive_name(eqn), *map(program_key, inner_programs(eqn))): eqn for eqn in jaxpr.eqns
+    }
+    return max(map(_inside, kinds.values()), default=0)
 
 
 def _inside(eqn: Any) -> int:

@@ -6,10 +6,11 @@ save shares memory where the types are equal; JAX is asked how much that is.
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, is_variable
+from jrc._jaxpr import Program, is_variable, program_key
 from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.execute import construct
@@ -19,6 +20,11 @@ from jrc.remat._planner.stages import decision_of
 from jrc.remat._planner.trace import inlined_program
 
 Front = Callable[..., Any]
+
+# The options of equal constructs of one program, which has as many as it has layers.
+_KNOWN: weakref.WeakKeyDictionary[Program, dict[Any, list[InnerOption]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +46,16 @@ def branch_options(front: Front, program: Program, p: int, active: set[Any]) -> 
         p: Its position.
         active: The variables that a derivative flows through.
     """
+    eqn = program.eqns[p]
+    flags = tuple(is_variable(x) and x in active for x in (*eqn.invars, *eqn.outvars))
+    known = _KNOWN.setdefault(program, {})
+    key = flags, *map(program_key, eqn.params["branches"])
+    if key not in known:
+        known[key] = _options(front, program, p, active)
+    return known[key]
+
+
+def _options(front: Front, program: Program, p: int, active: set[Any]) -> list[InnerOption]:
     eqn = program.eqns[p]
     rows = [_choices(front, inlined_program(b), eqn, active) for b in eqn.params["branches"]]
     levels = sorted({choice.peak for row in rows for choice in row})

@@ -35,7 +35,7 @@ class TracedForPlan(Traced):
 
     def plain(self, *inputs: Any) -> list[Any]:
         """Run the program without the regions."""
-        return evaluate(self.program.jaxpr)(*inputs)
+        return evaluate(self.opened.jaxpr)(*inputs)
 
 
 def traced_for_plan(
