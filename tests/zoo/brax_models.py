@@ -36,6 +36,8 @@ def brax_ppo(toy: bool) -> Program:
             "policy_extras": {
                 "raw_action": drawn(batch, steps, actions),
                 "log_prob": drawn(batch, steps, seed=2),
+                "value": drawn(batch, steps, seed=3),
+                "distribution_params": drawn(batch, steps, 2 * actions, seed=4),
             },
         },
     )

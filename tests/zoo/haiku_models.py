@@ -15,7 +15,7 @@ def wrapped(block: Any, remat: Remat) -> Any:
     return block if remat is None else hk.remat(block, **remat)
 
 
-def _resnet(net: hk.nets.ResNet18, x: Any, remat: Remat) -> Any:
+def _resnet(net: hk.nets.ResNet, x: Any, remat: Remat) -> Any:
     """Run a ResNet block by block, as its own call does."""
     x = jax.nn.relu(net.initial_batchnorm(net.initial_conv(x), True))
     x = hk.max_pool(x, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
@@ -26,12 +26,16 @@ def _resnet(net: hk.nets.ResNet18, x: Any, remat: Remat) -> Any:
 
 
 def hk_resnet18(toy: bool) -> Program:
-    """ResNet-18 of `hk.nets`, with running means."""
+    """ResNet-18 as `hk.nets.ResNet18` has it, with running means; toy: fewer channels."""
     side, batch = (32, 4) if toy else (64, 16)
     channels = (8, 8, 16, 16) if toy else (64, 128, 256, 512)
 
     def forward(x: Any, remat: Remat = None) -> Any:
-        net = hk.nets.ResNet18(10, resnet_v2=False, channels_per_group=channels)
+        net = hk.nets.ResNet(
+            (2, 2, 2, 2), 10, bottleneck=False, channels_per_group=channels,
+            use_projection=(False, True, True, True),
+            initial_conv_config={"output_channels": channels[0]},
+        )  # fmt: skip
         return net(x, is_training=True) if remat is None else _resnet(net, x, remat)
 
     images, labels = drawn(batch, side, side, 3), jnp.arange(batch) % 10

@@ -10,6 +10,8 @@ import numpy as np
 Remat = Mapping[str, Any] | None
 """How blocks are recomputed by hand: not at all, or the options of `jax.checkpoint`."""
 
+_NOISE = 1e-5
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -92,6 +94,23 @@ def gradient(program: Program, loss: Callable[..., Any]) -> tuple[Callable[..., 
         return jax.value_and_grad(of, has_aux=True)([values[i] for i in chosen])
 
     return run, [leaves[i] for i in arrays]
+
+
+def gradient_error(got: Any, plain: Any) -> float:
+    """Return the largest difference of two gradients, relative to a leaf's largest entry.
+
+    A leaf whose entries are all rounding noise (the bias in front of a batch normalisation) is
+    compared relative to the largest entry of all leaves.
+    """
+    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True))
+    pairs = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in pairs if x.size]
+    sizes = [float(np.max(np.abs(y))) for _, y in pairs]
+    most = max(sizes, default=0.0)
+    errors = [
+        float(np.max(np.abs(x - y))) / (size if size > _NOISE * most else most or 1.0)
+        for (x, y), size in zip(pairs, sizes, strict=True)
+    ]
+    return max(errors, default=0.0)
 
 
 def is_array(leaf: Any) -> bool:
