@@ -49,9 +49,9 @@ def eqx_mlp(toy: bool) -> Program:
 
     def build(remat: Remat) -> Any:
         def loss(model: Any, x: Any, key: Any) -> Any:
-            for layer, key in zip(model, jax.random.split(key, layers), strict=True):
-                keys = jax.random.split(key, batch)
-                x = wrapped(jax.vmap(layer), remat)(x, keys)
+            run = wrapped(lambda layer, x, keys: jax.vmap(layer)(x, keys), remat)
+            for layer, own in zip(model, jax.random.split(key, layers), strict=True):
+                x = run(layer, x, jax.random.split(own, batch))
             return jnp.mean(x**2)
 
         return loss
@@ -103,8 +103,8 @@ class ViT(eqx.Module):
         n = image.shape[0] // self.patch
         x = image.reshape(n, self.patch, n, self.patch, 3).transpose(0, 2, 1, 3, 4)
         x = jax.vmap(self.embed)(x.reshape(n * n, -1)) + self.positions
-        for block, key in zip(self.blocks, jax.random.split(key, len(self.blocks)), strict=True):
-            x = wrapped(block, remat)(x, key)
+        for block, own in zip(self.blocks, jax.random.split(key, len(self.blocks)), strict=True):
+            x = wrapped(block, remat)(x, own)
         return self.head(jnp.mean(x, axis=0))
 
 

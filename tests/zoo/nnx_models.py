@@ -131,7 +131,9 @@ def nnx_scan(toy: bool) -> Program:
         body = wrapped(lambda layer, x: layer(x), options)
 
         def loss(model: Any, x: Any) -> Any:
-            scan = nnx.scan(lambda x, layer: body(layer, x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+            scan = nnx.scan(
+                lambda x, layer: body(layer, x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
+            )
             return jnp.mean(scan(x, model) ** 2)
 
         return loss
@@ -183,7 +185,11 @@ def nnx_llama(toy: bool) -> Program:
             half = width // heads // 2
             rates = 10000.0 ** (-jnp.arange(half) / half)
             angles = (jnp.arange(size["length"])[:, None] * rates[None])[None, :, None]
-            x, mask, tables = model.embed(batch[:, :-1]), causal(size), (jnp.sin(angles), jnp.cos(angles))
+            x, mask, tables = (
+                model.embed(batch[:, :-1]),
+                causal(size),
+                (jnp.sin(angles), jnp.cos(angles)),
+            )
             for block in model.blocks:
                 x = run(block, x, mask, tables)
             return cross_entropy(model.embed.attend(model.norm(x)), batch[:, 1:])

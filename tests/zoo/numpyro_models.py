@@ -16,7 +16,11 @@ def numpyro_vae(toy: bool) -> Program:
     """A variational autoencoder, its ELBO estimated with four particles."""
     pixels, hidden, latent, batch = (32, 16, 4, 64) if toy else (784, 512, 32, 1024)
     params = {
-        "encoder": [drawn(pixels, hidden), drawn(hidden, hidden, seed=1), drawn(hidden, 2 * latent)],
+        "encoder": [
+            drawn(pixels, hidden),
+            drawn(hidden, hidden, seed=1),
+            drawn(hidden, 2 * latent),
+        ],
         "decoder": [drawn(latent, hidden), drawn(hidden, hidden, seed=2), drawn(hidden, pixels)],
     }
 

@@ -74,7 +74,9 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) -> 
 def causal(size: dict[str, int]) -> jax.Array:
     """Return the mask of all blocks, [batch, length, length]."""
     length = size["length"]
-    return jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (size["batch"], length, length))
+    return jnp.broadcast_to(
+        jnp.tril(jnp.ones((length, length), bool)), (size["batch"], length, length)
+    )
 
 
 def rotary_tables(size: dict[str, int]) -> tuple[jax.Array, jax.Array]:

@@ -14,15 +14,15 @@ from tests.zoo.program import gradient, gradient_error
 # Packages warn, and add arrays of different ranks.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-SLOW = ("gemma", "keras_transformer", "keras_remat", "diffrax_ode", "hk_resnet18")
-"""Those that take more than some seconds to import, to trace or to compile."""
+QUICK = ("masked_transformer", "mirrored_mlp", "lstm_scan", "eqx_mlp", "nnx_scan", "brax_ppo")
+"""Those that every run of the tests goes through; the others are marked `slow`."""
 
 
-def programs(test):
+def programs(test, quick=QUICK):
     """All programs as parameters, with what is known of them."""
     found = []
     for name in NAMES:
-        marks = [pytest.mark.slow] if name in SLOW else []
+        marks = [] if name in quick else [pytest.mark.slow]
         if reason := FAILURES.get(test, {}).get(name):
             marks.append(pytest.mark.xfail(strict=True, reason=reason))
         found.append(pytest.param(name, marks=marks))
@@ -44,11 +44,10 @@ def program_of(name):
     return make(name, True)
 
 
-@functools.cache
-def leanest(name):
+def leanest(name, **options):
     program = program_of(name)
-    options = dict(argnums=program.argnums, has_aux=program.has_aux)
-    return jrc.plan(program.loss, *program.args, budget=0.0, verify=False, **options)
+    options |= dict(argnums=program.argnums, has_aux=program.has_aux)
+    return jrc.plan(program.loss, *program.args, budget=0.0, **options)
 
 
 def peak(program, fn):
@@ -69,7 +68,7 @@ def test_explained(name):
 def test_planned(name):
     """The leanest plan changes no gradient, without fusion, where rounding is the same."""
     program = program_of(name)
-    plan = leanest(name)
+    plan = leanest(name, verify=False)
     options = {"xla_disable_hlo_passes": "fusion", "xla_backend_optimization_level": 0}
     found = []
     for fn in (plan.apply(program.loss), program.loss):
@@ -78,7 +77,7 @@ def test_planned(name):
     assert gradient_error(*(grads for _, grads in found)) < program.tolerance
 
 
-@programs("leanest")
+@programs("leanest", quick=())
 def test_blocks_by_hand_are_not_leaner(name):
     """A checkpoint around each block has no lower peak than the leanest plan."""
     program = program_of(name)
