@@ -1,4 +1,16 @@
 """What does not hold yet, by program; each is a strict `xfail` of `test_programs`."""
 
-FAILURES: dict[str, dict[str, str]] = {}
+_BLOCKS = "the leanest plan has a higher peak than a checkpoint around each block"
+
+FAILURES: dict[str, dict[str, str]] = {
+    "planned": {
+        "mirrored_mlp": "with verify=False budget 0.0 is refused: least and budget are rounded apart"
+    },
+    "leanest": {
+        "encoder_decoder": f"{_BLOCKS}: the encoder's result is read by every block",
+        "branches": f"{_BLOCKS}: `cond` is opaque",
+        "own_checkpoints": f"{_BLOCKS}: `jax.checkpoint` is opaque",
+        "eqx_batchnorm": f"{_BLOCKS}: `batch_norm` under `vmap`",
+    },
+}
 """For each test the programs that fail it, with the reason."""

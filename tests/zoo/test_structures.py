@@ -115,3 +115,25 @@ def test_a_loss_that_is_a_module():
     assert plan.reruns
     assert largest_error(*(eqx.filter(each, eqx.is_array) for each in grads)) < 1e-6
     assert jrc.explain(loss, model, x).saved
+
+
+def test_a_transform_of_haiku_with_keys_and_marks_inside():
+    hk = pytest.importorskip("haiku")
+
+    def forward(x):
+        for i in range(4):
+            x = jrc.mark(jax.nn.gelu(hk.Linear(x.shape[-1])(x)), f"layer_{i}")
+            x = hk.dropout(hk.next_rng_key(), 0.1, x)
+        return jnp.mean(x**2)
+
+    net, x = hk.transform(forward), jnp.linspace(-1.0, 1.0, 4096).reshape(256, 16)
+    key = jax.random.key(1)
+    with jax.numpy_rank_promotion("allow"):
+        params = net.init(key, x)
+        plan = jrc.plan(net.apply, params, key, x, budget=0.0, verify=False)
+        fns = [plan.apply(net.apply), jrc.recompute_segments(net.apply, ["layer_0", "layer_2"])]
+        fns.append(functools.partial(jrc.recompute, net.apply))
+        plain = jax.grad(net.apply)(params, key, x)
+        assert plan.reruns and jrc.explain(net.apply, params, key, x).saved
+        for fn in fns:
+            assert largest_error(jax.grad(fn)(params, key, x), plain) < 1e-6
