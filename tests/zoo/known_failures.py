@@ -4,12 +4,14 @@ _BLOCKS = "the leanest plan has a higher peak than a checkpoint around each bloc
 
 FAILURES: dict[str, dict[str, str]] = {
     "planned": {
-        "mirrored_mlp": "with verify=False budget 0.0 is refused: least and budget are rounded apart"
+        "mirrored_mlp": "verify=False refuses budget 0.0: its least bytes are rounded apart"
     },
     "leanest": {
         "encoder_decoder": f"{_BLOCKS}: the encoder's result is read by every block",
         "branches": f"{_BLOCKS}: `cond` is opaque",
         "own_checkpoints": f"{_BLOCKS}: `jax.checkpoint` is opaque",
+        "hk_transformer": f"{_BLOCKS}: shared mask, keys split in the forward pass",
+        "linen_transformer": f"{_BLOCKS}: shared mask, keys split in the forward pass",
         "eqx_batchnorm": f"{_BLOCKS}: `batch_norm` under `vmap`",
     },
 }
