@@ -12,6 +12,7 @@ FAILURES: dict[str, dict[str, str]] = {
         "own_checkpoints": f"{_BLOCKS}: `jax.checkpoint` is opaque",
         "hk_transformer": f"{_BLOCKS}: shared mask, keys split in the forward pass",
         "linen_transformer": f"{_BLOCKS}: shared mask, keys split in the forward pass",
+        "linen_batchnorm": f"{_BLOCKS}, by some bytes",
         "eqx_batchnorm": f"{_BLOCKS}: `batch_norm` under `vmap`",
     },
 }

@@ -2,7 +2,8 @@
 
 >>> import jax.numpy as jnp
 >>> args = {"w": jnp.ones(3), "step": 4}, "train"
->>> arguments = arguments_of(print, args, 0, "here", numbers=True)
+>>> loss = lambda tree, mode: jnp.sum(tree["w"]) * tree["step"]
+>>> arguments = arguments_of(loss, args, 0, "here", numbers=True)
 >>> arguments.perturbed, arguments.arrays, arguments.filled(["the step", "the weights"])
 ((1,), (0, 1), ({'step': 'the step', 'w': 'the weights'}, 'train'))
 """
