@@ -13,6 +13,10 @@ FAILURES: dict[str, dict[str, str]] = {
         "hk_transformer": f"{_BLOCKS}: shared mask, keys split in the forward pass",
         "linen_transformer": f"{_BLOCKS}: shared mask, keys split in the forward pass",
         "linen_batchnorm": f"{_BLOCKS}, by some bytes",
+        "nnx_transformer": f"{_BLOCKS}: shared mask, keys split in the forward pass",
+        "nnx_llama": f"{_BLOCKS}: shared mask and rotary tables",
+        "nnx_scan": f"{_BLOCKS} in a loop",
+        "nnx_batchnorm": f"{_BLOCKS}, by some KiB",
         "eqx_batchnorm": f"{_BLOCKS}: `batch_norm` under `vmap`",
     },
 }
