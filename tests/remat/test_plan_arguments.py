@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -79,18 +80,57 @@ def test_a_loss_that_is_a_number_of_python():
         jrc.plan(lambda ws, x: 1.5, WS, X, budget=1.0)
 
 
-@pytest.mark.parametrize("mode", [True, 2])
-def test_numbers_are_traced_unless_they_are_bound(mode):
+@pytest.mark.parametrize("mode, text", [(True, "2 = True"), (2, "2 = 2")])
+def test_numbers_are_traced_unless_their_values_are_needed(mode, text, caplog):
     fn = (lambda ws, x, n: layers(ws, x) * len(range(n))) if mode == 2 else chosen
-    text = r"functools\.partial\(fn, n=\.\.\.\) or a lambda, .* JAX reports: \S"
-    with pytest.raises(TypeError, match=rf"jrc\.plan: `.*` must not need the value of .*{text}"):
-        jrc.plan(fn, WS, X, mode, budget=1.0)
-    with pytest.raises(
-        TypeError, match=rf"jrc\.Plan\.apply: `.*` must not need the value of .*{text}"
-    ):
-        guess("layers tanh").apply(fn)(WS, X, mode)
+    caplog.set_level("INFO", "jrc")
+    plan = jrc.plan(fn, WS, jnp.tile(X, (8, 1)), mode, budget=0.0, verify=False)
+    assert f"numbers among its arguments, which are passed as they are: {text}." in caplog.text
+    args = WS, jnp.tile(X, (8, 1)), mode
+    assert plan.reruns
+    assert largest_error(jax.grad(plan.apply(fn))(*args), jax.grad(fn)(*args)) < 1e-6
     bound = functools.partial(chosen, mode=mode, key=KEY)
     assert jrc.plan(bound, WS, X, budget=0.0, verify=False).signature.equations
+
+
+def test_an_array_whose_value_is_needed():
+    text = r"jrc\.plan: `.*` must not need the value of .* Pass a number of Python .* reports: \S"
+    with pytest.raises(TypeError, match=text):
+        jrc.plan(chosen, WS, X, jnp.asarray(True), budget=1.0)
+    text = text.replace("plan", r"Plan\.apply", 1)
+    with pytest.raises(TypeError, match=text):
+        guess("layers tanh").apply(chosen)(WS, X, jnp.asarray(True))
+
+
+def stretched(p, x):
+    """A shape depends on one number, a branch on another, and a third is a factor."""
+    x = jnp.tanh(x.reshape(-1, p["width"]) @ p["w"])
+    for _ in range(4):
+        x = jnp.tanh(x @ p["w"]) * (p["scale"] if p["rate"] > 0 else 1.0)
+    return jnp.sum(x)
+
+
+@pytest.mark.parametrize("rate", [0.5, np.float32(0.5)])
+def test_a_module_with_numbers_that_python_reads(rate):
+    """`equinox.nn.Dropout` is such a module: of its leaves one is a float, one a flag."""
+    p = {"w": WS[0], "width": 4, "scale": 0.5, "rate": rate}
+    x = jnp.ones((256,))
+    assert jrc.explain(stretched, p, x).saved
+    plan = jrc.plan(stretched, p, x, budget=0.0)
+    assert plan.reruns
+    by_hand = lambda fn: jax.grad(lambda w: fn({**p, "w": w}, x))(p["w"])  # noqa: E731
+    assert largest_error(by_hand(plan.apply(stretched)), by_hand(stretched)) < 1e-6
+    found = jrc.largest_batch(lambda n: (p, jnp.ones((4 * n,))), stretched, "20kB", most=512)
+    assert 0 < found.plain < found.recomputed
+    p["rate"] = 0.0
+    assert largest_error(by_hand(plan.apply(stretched)), by_hand(stretched)) < 1e-6
+
+
+def test_a_number_that_is_the_only_thing_differentiated():
+    fn = lambda n, x: jnp.sum(x) * n if n > 0 else jnp.sum(x)  # noqa: E731
+    for call in (functools.partial(jrc.plan, budget=1.0), jrc.explain):
+        with pytest.raises(ValueError, match="an argument with a floating array"):
+            call(fn, 2.0, X)
 
 
 @pytest.mark.parametrize("other", ["train", None, jnp.tanh, ("a", {"b": print})])

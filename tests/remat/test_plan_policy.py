@@ -73,7 +73,7 @@ def test_a_policy_saves_what_the_plan_saves(shape):
 
 def test_names_are_the_tags_that_are_saved():
     plans = plans_of(with_policy(unrolled))
-    blocks = plans["every block recomputed"]
+    blocks = plans["every block recomputed, the last too"]
     assert blocks.names() == () and blocks.policy() is policies.nothing_saveable
     products = plans["products saved"]
     assert set(products.names(approximate=True)) == {"up", "down"}

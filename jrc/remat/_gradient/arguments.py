@@ -2,7 +2,8 @@
 
 >>> import jax.numpy as jnp
 >>> args = {"w": jnp.ones(3), "step": 4}, "train"
->>> arguments = arguments_of(print, args, 0, "here", numbers=True)
+>>> loss = lambda tree, mode: jnp.sum(tree["w"]) * tree["step"]
+>>> arguments = arguments_of(loss, args, 0, "here", numbers=True)
 >>> arguments.perturbed, arguments.arrays, arguments.filled(["the step", "the weights"])
 ((1,), (0, 1), ({'step': 'the step', 'w': 'the weights'}, 'train'))
 """
@@ -19,6 +20,7 @@ import numpy as np
 from jrc._errors import name_of
 from jrc._tree import aval_of, is_floating, is_number, is_traced
 from jrc._validate import is_whole
+from jrc.remat._gradient.numbers import settled
 
 # What JAX raises where Python needs the value of a tracer.
 _NEEDS_A_VALUE = (
@@ -106,8 +108,9 @@ def arguments_of(
 ) -> Arguments:
     """Split a function's arguments into leaves, after checking them.
 
-    JAX arrays, shapes and NumPy arrays are inputs of the program; other leaves are passed to the
-    function as they are.
+    JAX arrays, shapes and NumPy arrays are inputs of the program, and so are floats in what is
+    differentiated; other leaves are passed to the function as they are. Numbers whose values the
+    function needs are passed too, whatever else is said of them; see `settled`.
 
     Args:
         fn: The function.
@@ -121,14 +124,24 @@ def arguments_of(
         ValueError: If there is no such argument, or it has no floating leaf.
     """
     chosen = _checked(fn, args, argnums, who)
-    name = name_of(inspect.unwrap(fn))
+
+    def traceable(path: Sequence[Any], leaf: Any) -> bool:
+        return numbers or (path[0].idx in chosen and _is_differentiable(leaf))
+
+    args, _ = settled(fn, args, {}, traceable, who)
     paths, treedef = jax.tree_util.tree_flatten_with_path(args)
     leaves = [leaf for _, leaf in paths]
     floating = [(chosen.index(path[0].idx), i) for i, (path, leaf) in enumerate(paths)
-             if path[0].idx in chosen and _is_differentiable(leaf)]  # fmt: skip
+                if path[0].idx in chosen and is_input(leaf) and is_floating(leaf)]  # fmt: skip
     perturbed = tuple(i for _, i in sorted(floating))
-    is_array = is_input if not numbers else lambda leaf: is_input(leaf) or is_number(leaf)
-    arrays = tuple(i for i, x in enumerate(leaves) if i in perturbed or is_array(x))
+    name = name_of(inspect.unwrap(fn))
+    if not perturbed:
+        raise ValueError(
+            f"{who}: argnums must name an argument with a floating array, got {argnums!r}, and "
+            f"arguments {chosen} of `{name_of(fn)}` have none. Pass argnums=, the positions to "
+            "differentiate."
+        )
+    arrays = tuple(i for i, x in enumerate(leaves) if is_input(x))
     for i in arrays:
         leaves[i] = leaves[i] if is_traced(leaves[i]) else aval_of(leaves[i])
     return Arguments(tuple(leaves), treedef, arrays, perturbed, name, who)
@@ -146,8 +159,8 @@ def call_checked(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: 
         raise TypeError(
             f"{who}: `{name_of(fn)}` must not need the value of a traced argument, got a use of "
             "one in an `if`, a Python loop or a shape. Arrays among the arguments are traced as "
-            "under jax.jit, and for a plan numbers and bools too. Bind a number with "
-            "functools.partial(fn, n=...) or a lambda, and use that instead of fn from here on. "
+            "under jax.jit. Pass a number of Python instead, or bind it with "
+            "functools.partial(fn, n=...), and use that instead of fn from here on. "
             f"JAX reports: {str(error).partition(chr(10))[0]}"
         ) from error
     except TypeError as error:
@@ -207,12 +220,6 @@ def _checked(
             f"{who}: argnums must name each argument once, got {argnums!r}. Leave out the "
             "repeated one."
         )
-    if not any(_is_differentiable(leaf) for n in chosen for leaf in jax.tree.leaves(args[n])):
-        raise ValueError(
-            f"{who}: argnums must name an argument with a floating array, got {argnums!r}, and "
-            f"arguments {chosen} of `{name_of(fn)}` have none. Pass argnums=, the positions to "
-            "differentiate."
-        )
     return chosen
 
 
@@ -255,8 +262,8 @@ def _described(value: Any) -> str:
     return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
 
 
-def _is_differentiable(leaf: Any) -> bool:
-    """Return whether a leaf is a floating array, shape or Python number."""
-    if isinstance(leaf, float | complex):
-        return True
-    return (is_input(leaf) or isinstance(leaf, np.generic)) and is_floating(leaf)
+def _is_differentiable(number: Any) -> bool:
+    """Return whether a number of Python or NumPy is floating."""
+    return isinstance(number, float | complex) or (
+        isinstance(number, np.generic) and is_floating(number)
+    )

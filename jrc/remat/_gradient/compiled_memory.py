@@ -56,10 +56,15 @@ def memory_of(compiled: Any) -> Memory:
 
 
 def memory_needed(lowered: Any) -> Memory:
-    """Compile a lowered program and return its memory; the program is not meant to be run.
+    """Compile a lowered program and return its memory; the program is not meant to be run."""
+    return memory_of(compiled_to_look_at(lowered))
 
-    On CPU the machine code is not optimised: the bytes are the same, and compilation is several
-    times faster.
+
+def compiled_to_look_at(lowered: Any) -> Any:
+    """Compile a lowered program that is not meant to be run.
+
+    On CPU the machine code is not optimised: bytes and instructions are the same, and compilation
+    is several times faster.
     """
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    return memory_of(lowered.compile(compiler_options=options))
+    return lowered.compile(compiler_options=options)

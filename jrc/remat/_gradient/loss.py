@@ -19,6 +19,7 @@ import jax
 from jrc._jaxpr import INPUT, Program, evaluate, inner_programs
 from jrc._jaxpr import trace as trace_program
 from jrc.remat._gradient.arguments import arguments_of, call_checked
+from jrc.remat._gradient.compiled_memory import compiled_to_look_at
 
 _MARK_SCOPE = "jrc_mark_"
 _COMPILING = threading.Lock()
@@ -60,14 +61,14 @@ class Loss:
         return jax.value_and_grad(self.value, has_aux=True)(list(perturbed), rest)
 
     def compiled(self) -> Any:
-        """Compile value and gradients."""
+        """Compile value and gradients; what is returned is not meant to be run."""
 
         def gradient(perturbed: Sequence[Any], rest: Sequence[Any]) -> Any:
             return jax.value_and_grad(self.marked_value, has_aux=True)(list(perturbed), rest)
 
         lowered = jax.jit(gradient).lower(self.perturbed, self.rest)
         with _name_scopes_in_cache_key():
-            return lowered.compile()
+            return compiled_to_look_at(lowered)
 
     def _split(
         self, run: Callable[..., Any], perturbed: Sequence[Any], rest: Sequence[Any]

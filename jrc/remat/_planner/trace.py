@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jrc._errors import name_of
 from jrc._jaxpr import Opened, Program, Traced, evaluate, folded, inline_marked, open_regions, trace
-from jrc._tree import is_number, is_traced
 from jrc.remat._gradient.arguments import call_checked
+from jrc.remat._gradient.numbers import settled
 from jrc.remat._gradient.variable_changes import with_changes
 from jrc.remat._planner.unshare import unshared
 from jrc.remat._policy.checkpoint_names import is_own_name
@@ -45,7 +44,7 @@ def traced_for_plan(
     who: str,
     respect_checkpoints: bool = False,
 ) -> TracedForPlan:
-    """Return a function's program without `jit` calls; numbers are inputs, as under `jax.jit`.
+    """Return a function's program without `jit` calls; numbers are inputs where they may be.
 
     Its results are those of the function, and what the function changes in its arguments.
 
@@ -56,7 +55,7 @@ def traced_for_plan(
         who: The public function, for errors.
         respect_checkpoints: Whether `jax.checkpoint` regions stay as they are.
     """
-    args, kwargs = jax.tree.map(_as_array, (args, dict(kwargs)))
+    args, kwargs = settled(fn, args, kwargs, lambda path, leaf: True, who)
     run = with_changes(
         lambda *args, **kwargs: call_checked(fn, args, kwargs, who), name_of(fn), who
     )
@@ -76,8 +75,3 @@ def inlined_program(jaxpr: Any) -> Program:
     Numbers have the type that they are cast to.
     """
     return unshared(Program(folded(inline_marked(jaxpr, lambda _: True))))
-
-
-def _as_array(leaf: Any) -> Any:
-    """A leaf as `jax.jit` takes it: numbers and NumPy arrays are arrays."""
-    return jnp.asarray(leaf) if is_number(leaf) and not is_traced(leaf) else leaf

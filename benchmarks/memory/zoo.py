@@ -1,0 +1,178 @@
+"""Measure plans of programs from packages, beside recomputation by hand.
+
+    python -m benchmarks.memory.zoo --out benchmarks/results/zoo.json
+    python -m benchmarks.memory.zoo --models eqx_vit,gemma --toy
+
+The programs are those of `tests/zoo`, at full size or tiny. For each: what a person would write
+(nothing recomputed, the whole loss under one `jax.checkpoint`, each block, two policies of JAX),
+and plans at three budgets between the least peak and that of nothing recomputed, with the peak as
+predicted and as compiled here once more, FLOPs, seconds and compilations. The column "beats" names
+the ways by hand that have fewer FLOPs within a plan's peak, or a lower peak than the leanest plan.
+
+Gradients of each plan are compared with the plain ones. Models that are not asked for stay in
+`--out` as they were, and each model is written when it is measured. A program whose package is not
+installed is left out. The exit status is 1 if a way by hand beats a plan, a gradient differs, or a
+plan fails.
+"""
+
+import argparse
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+import jrc
+from benchmarks._lib import platform
+from benchmarks._lib.command import Benchmark, Run, names_of
+from benchmarks._lib.gradient import UNFUSED, Cache
+from benchmarks._lib.report import Report
+from benchmarks._lib.table import Table
+from benchmarks._private import flops, memory_of
+from benchmarks.memory import _zoo_tables
+from tests.zoo.catalogue import NAMES, make, missing
+from tests.zoo.program import Program, gradient, gradient_error
+
+BUDGETS, TOY_BUDGETS = (0.5, 0.25, 0.0), (0.5, 0.0)
+POLICIES = {
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "unbatched dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+def measure(run: Run) -> None:
+    """Measure each model that was asked for."""
+    run.report |= platform.machine()
+    models = run.report.setdefault("models", {})
+    cache = Cache(run.options.cache, quick=True)
+    if run.options.cache:
+        # For the programs that jrc.plan compiles; its seconds are then those of a later run.
+        folder = run.options.cache / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
+    budgets = TOY_BUDGETS if run.options.toy else BUDGETS
+    for name in run.options.models:
+        if package := missing(name):
+            run.console.print(f"{name}: left out, {package} is not installed")
+            continue
+        run.status(f"{name}: making it")
+        program = make(name, run.options.toy)
+        models[name] = one(name, program, budgets, cache, run.status)
+        run.save()
+        # Modules keep what was compiled for them.
+        jax.clear_caches()
+
+
+def one(
+    name: str,
+    program: Program,
+    budgets: Sequence[float],
+    cache: Cache,
+    status: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return all figures of one program."""
+    found: dict[str, Any] = {"by_hand": {}, "plans": {}}
+    for way, fn in ways(program).items():
+        status(f"{name}: {way}")
+        found["by_hand"][way] = attempted(lambda fn=fn: figures(program, fn, cache))
+    plain = None
+    for budget in budgets:
+        status(f"{name}: budget {budget}")
+        began = time.perf_counter()
+        row = attempted(lambda budget=budget: planned(program, budget))
+        seconds = time.perf_counter() - began
+        if (plan := row.pop("plan", None)) is not None:
+            fn = plan.apply(program.loss)
+            status(f"{name}: gradients at budget {budget}")
+            plain = gradients(program, program.loss) if plain is None else plain
+            row |= figures(program, fn, cache)
+            row["gradients_differ"] = gradient_error(gradients(program, fn), plain)
+        found["plans"][str(budget)] = row | {"seconds": seconds}
+    return found | {"tolerance": program.tolerance}
+
+
+def ways(program: Program) -> dict[str, Callable[..., Any]]:
+    """Return the loss in each way by hand, by name; the first is the loss as it is."""
+    found = {"nothing": program.loss, "all under one": program.under_one({})}
+    if program.by_hand:
+        found["each block"] = program.build({})
+    for name, policy in POLICIES.items():
+        found[name] = program.under_one({"policy": policy})
+        if program.by_hand:
+            found[f"{name} of each block"] = program.build({"policy": policy})
+    return found | program.ways
+
+
+def attempted(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return figures, or the error: one program that fails does not end the run."""
+    try:
+        return measured()
+    except Exception as error:  # noqa: BLE001
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def planned(program: Program, budget: float) -> dict[str, Any]:
+    """Return the plan for a fraction, and what it says of itself."""
+    options = {"argnums": program.argnums, "has_aux": program.has_aux}
+    plan = jrc.plan(program.loss, *program.args, budget=budget, **options)
+    return {
+        "plan": plan,
+        "budget": plan.budget,
+        "predicted_peak": plan.predicted.peak_bytes,
+        "compilations": plan.compilations,
+    }
+
+
+def figures(program: Program, fn: Callable[..., Any], cache: Cache) -> dict[str, Any]:
+    """Return peak bytes and FLOPs of the gradient program of a loss."""
+    run, arrays = gradient(program, fn)
+    lowered = jax.jit(run).lower(*arrays)
+
+    def compiled() -> dict[str, Any]:
+        began = time.perf_counter()
+        peak = memory_of(lowered.compile(compiler_options=cache.options)).peak
+        return {"peak": peak, "compile_seconds": time.perf_counter() - began}
+
+    counted = flops(jax.make_jaxpr(run)(*arrays))
+    return {"flops": counted} | cache.of(lowered.as_text(), compiled)
+
+
+def gradients(program: Program, fn: Callable[..., Any]) -> Any:
+    """Return the gradients, computed without fusion, so that they round alike."""
+    run, arrays = gradient(program, fn)
+    return jax.jit(run, compiler_options=UNFUSED)(*arrays)[1]
+
+
+def tables(report: Report) -> list[Table]:
+    """Return one table for each program, and the summary."""
+    return _zoo_tables.tables(report)
+
+
+def problems(report: Report) -> Iterator[str]:
+    """Yield what is broken, of all programs in the report."""
+    for name, found in report["models"].items():
+        for budget, row in found["plans"].items():
+            if "error" in row:
+                yield f"{name}: budget {budget}: {row['error']}"
+            elif row["gradients_differ"] > found["tolerance"]:
+                yield f"{name}: budget {budget}: gradients differ by {row['gradients_differ']:.1e}"
+        # Bytes of tiny programs are not dominated by large values.
+        for budget, names in _zoo_tables.beating(found).items():
+            if names and not report["toy"]:
+                yield f"{name}: budget {budget} is beaten by: {', '.join(names)}"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the models."""
+    add = parser.add_argument
+    add("--models", type=names_of(NAMES), default=list(NAMES), help="default: all")
+    add("--cache", type=pathlib.Path, help="folder for what XLA states of programs")
+
+
+BENCHMARK = Benchmark(
+    "memory.zoo", __doc__, measure, tables, add_options, keys=("toy", "models"), problems=problems,
+)  # fmt: skip
+main = BENCHMARK.main
+
+if __name__ == "__main__":
+    main()
