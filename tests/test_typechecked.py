@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import random
 import subprocess
 import sys
 
@@ -54,6 +55,14 @@ def test_functions_inside_of_functions_are_left_as_they_are():
     applied = jrc.apply_rules(loss, Save("a"))
     assert "jaxtyping" not in inspect.getsourcefile(applied)
     assert "jaxtyping" in jrc.apply_rules.__code__.co_filename
+
+
+def test_checks_leave_the_random_numbers_of_a_test_alone(checks_on):
+    random.seed(1)
+    before = random.getstate()
+    jrc.remat.SavePrimitives("tanh", "exp")
+    jrc.dgc.choose_each(lambda leaf, k: jnp.arange(k), [jnp.ones(3)], [2], jrc.dgc.Space((3,)))
+    assert random.getstate() == before
 
 
 def test_source_lines_are_the_user_s():
