@@ -314,6 +314,12 @@ def altered(change):
             "uint32[140]",
         ),
         (
+            altered(lambda arrived, sent: (arrived._replace(starts=0), sent)),
+            TypeError,
+            "Arrived.starts must be a sequence of positions",
+            "int",
+        ),
+        (
             altered(lambda arrived, sent: (arrived._replace(counts=(70,)), sent)),
             ValueError,
             "Arrived.counts must be None or 2 numbers, one for each leaf, with the sum 70",

@@ -56,6 +56,11 @@ def exchanged_by(
 def _check_arrived(arrived: Arrived, transfer: Transfer, exchange: EntryExchange) -> None:
     count = whole_number(arrived.count, "Arrived.count", WHO, least=0, remedy=_REMEDY)
     blocks = whole_number(arrived.blocks, "Arrived.blocks", WHO, least=0, remedy=_REMEDY)
+    if not isinstance(arrived.starts, Sequence):
+        raise TypeError(
+            f"{WHO}: Arrived.starts must be a sequence of positions, one for each row, got "
+            f"{type(arrived.starts).__name__} from {exchange!r}. {_REMEDY}"
+        )
     shape = (len(arrived.starts), words_by(transfer.wire, count, blocks))
     check_array(arrived.words, shape, "uint32", "Arrived.words", exchange, _REMEDY)
     leaves = len(transfer.counts)
