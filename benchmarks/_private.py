@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jrc._jaxpr import Program as Program
 from jrc._jaxpr import equation_flops as equation_flops
+from jrc._jaxpr import facts_of as facts_of
 from jrc._jaxpr import flops as flops
 from jrc._jaxpr import inline_all as inline_all
 from jrc._jaxpr import inner_programs as inner_programs

@@ -26,18 +26,33 @@ def name_of(function: object) -> str:
 
 
 @contextlib.contextmanager
-def speaking_as(who: str, inner: str) -> Iterator[None]:
+def speaking_as(who: str, inner: str, **arguments: str) -> Iterator[None]:
     """Replace the name of a called function in errors by that of its public caller.
+
+    Args:
+        who: The caller.
+        inner: The function that it calls.
+        **arguments: Of an alias of `inner` with other names of arguments: its name for each. A
+            way out that calls `inner` then calls `who`.
 
     >>> with speaking_as("jrc.thin", "jrc.thick"):
     ...     raise ValueError("jrc.thick: no.")
     Traceback (most recent call last):
     ValueError: jrc.thin: no.
+    >>> with speaking_as("jrc.cells", "jrc.modules", module="cell"):
+    ...     raise ValueError("jrc.modules: module must be one. Write jrc.modules(net).")
+    Traceback (most recent call last):
+    ValueError: jrc.cells: cell must be one. Write jrc.cells(net).
     """
     try:
         yield
     except (TypeError, ValueError) as error:
         text = str(error)
         if text.startswith(f"{inner}: "):
-            error.args = (who + text.removeprefix(inner), *error.args[1:])
+            text = who + text.removeprefix(inner)
+            for old, new in arguments.items():
+                text = text.replace(f"{who}: {old} ", f"{who}: {new} ").replace(
+                    f"{inner}(", f"{who}("
+                )
+            error.args = (text, *error.args[1:])
         raise

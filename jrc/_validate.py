@@ -7,6 +7,7 @@ Traceback (most recent call last):
 ValueError: jrc.make_train_step: accumulate must be a whole number >= 1, got 0. Leave it out for 1.
 """
 
+import difflib
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -39,7 +40,7 @@ def is_real(value: object) -> bool:
 def check_flag(value: object, name: str, who: str) -> None:
     """Raise if `value` is not a bool: a word such as `"no"` would count as true."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{who}: {name} must be True or False, got {value!r}.")
+        raise TypeError(f"{who}: {name} must be True or False, got {value!r}. Write {name}=True.")
 
 
 def whole_number(
@@ -151,11 +152,20 @@ def one_of(value: Any, name: str, choices: Iterable[str], who: str) -> str:
 
     Raises:
         ValueError: If it is anything else.
+
+    >>> one_of("fluidd", "rule", ("partition", "fluid"), "jrc.find_segments")
+    Traceback (most recent call last):
+    ValueError: jrc.find_segments: rule must be one of 'partition', 'fluid', got 'fluidd'. Write
+    rule='fluid'.
     """
     known = tuple(choices)
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{who}: {name} must be one of {listed(known)}, got {value!r}.")
-    return value
+    if isinstance(value, str) and value in known:
+        return value
+    close = difflib.get_close_matches(value.lower(), known, n=1) if isinstance(value, str) else []
+    raise ValueError(
+        f"{who}: {name} must be one of {listed(known)}, got {value!r}. "
+        f"Write {name}={(*close, *known)[0]!r}."
+    )
 
 
 def _range_text(least: int | None, most: int | None) -> str:

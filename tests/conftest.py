@@ -5,6 +5,9 @@ spent on that. `XLA_FLAGS= python -m pytest` runs it with the code that users ha
 
 Equal programs are compiled once for all workers and child processes: they share a folder of XLA's
 results, made for this run alone. That is an eighth of the time.
+
+While a test runs, the annotations of `jrc` are checked (`tests/typechecked.py`), unless it passes
+wrong types on purpose: it expects an error, or is marked `wrong_types`.
 """
 
 import os
@@ -19,7 +22,33 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from tests import typechecked  # noqa: E402
+
+typechecked.install()
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True)
+def annotations_are_checked(request):
+    """Check annotations in tests that pass right types: a wrong one would fail before its test."""
+    typechecked.switch(not _passes_wrong_types(request))
+    yield
+    typechecked.switch(True)
+
+
+def _passes_wrong_types(request):
+    if request.node.get_closest_marker("wrong_types"):
+        return True
+    code = getattr(getattr(request, "function", None), "__code__", None)
+    return code is not None and "raises" in _names(code)
+
+
+def _names(code):
+    """Every name that a function and the functions inside of it read."""
+    inner = (const for const in code.co_consts if isinstance(const, type(code)))
+    return {*code.co_names, *(name for each in inner for name in _names(each))}

@@ -20,22 +20,18 @@ from benchmarks._private import (
     PRODUCTS,
     Program,
     equation_flops,
+    facts_of,
     inline_all,
     inner_programs,
     is_variable,
-    mark_of,
     memory_of,
     nbytes,
     primitive_name,
 )
 
 _COMPILED_PRODUCTS = (" dot(", " convolution(")
-# A name or a reshape of a saved value needs no bytes of its own. JAX lists 1 - y^2 beside a saved
-# y = tanh(x); XLA computes it where it is read.
-_VIEWS = frozenset(
-    "name CheckpointName gate reduce_precision optimization_barrier reshape squeeze expand_dims "
-    "copy one_minus_square".split()
-)
+# JAX lists 1 - y^2 beside a saved y = tanh(x); XLA computes it where it is read.
+_FROM_SAVED = ("one_minus_square",)
 
 # On a CPU most of the compile time goes into machine code, which no buffer depends on.
 QUICK = {"xla_backend_optimization_level": 0}
@@ -162,8 +158,9 @@ def _total_of(eqn: Any, of: Callable[[Any], int], loops: bool, used: set[Any]) -
 def saved_bytes(fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> int:
     """Return the bytes of the residuals of the derivative for the first argument.
 
-    Each buffer counts once, and arguments do not count. Neither does a value that depends on no
-    argument, since XLA computes it where it is read.
+    Each buffer counts once, a name or a reshape of it not again, and arguments do not count.
+    Neither does a value that depends on no argument, since XLA computes it where it is read.
+    `jrc.explain` lists those as well, and 1 - y^2 beside a saved y.
     """
 
     def residuals(first: Any, *rest: Any) -> list[Any]:
@@ -176,7 +173,7 @@ def saved_bytes(fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) ->
     for eqn in jaxpr.eqns:
         if made.intersection(v for v in eqn.invars if is_variable(v)):
             made.update(eqn.outvars)
-        if mark_of(eqn) is not None or primitive_name(eqn) in _VIEWS:
+        if facts_of(eqn).is_view or primitive_name(eqn) in _FROM_SAVED:
             for given, result in zip(eqn.invars, eqn.outvars, strict=False):
                 source[result] = source.get(given, given) if is_variable(given) else given
     kept = {source.get(v, v) for v in jaxpr.outvars if is_variable(v)}

@@ -20,18 +20,16 @@ import jax.numpy as jnp
 
 import jrc
 from benchmarks._lib.command import Benchmark, Run
+from benchmarks._lib.gradient import saved_bytes
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table, mib
-from benchmarks._private import PRODUCTS, mark_of, primitive_name, walk
+from benchmarks._private import PRODUCTS, primitive_name, walk
 from jrc.models import gpt, resnet
 
 SIXTEEN = "sixteen blocks, blocks a segment"
 # Bytes saved by the forward pass and peak, MiB, of Paddle on CPU for the same sixteen blocks.
 PADDLE = {"0": (192, 197), "1": (60, 85), "2": (28, 65), "4": (12, 73), "8": (4, 113),
           "16": (0, 205)}  # fmt: skip
-# A name or a reshape of a saved value needs no bytes of its own. JAX lists 1 - y^2 beside a saved
-# y = tanh(x); XLA computes it where it is read.
-ALIASES = ("reduce_precision", "optimization_barrier", "reshape", "squeeze", "one_minus_square")
 
 
 def measure(run: Run) -> None:
@@ -51,27 +49,13 @@ def measured(fn: Callable[..., Any], args: Any, has_aux: bool = False) -> dict[s
     """Return bytes, FLOPs and products of the gradient program of `fn`, a function of `args`."""
     report = jrc.explain(fn, *args, has_aux=has_aux)
     program = jax.make_jaxpr(jax.value_and_grad(fn, has_aux=has_aux))(*args)
-    scalar = (lambda *args: fn(*args)[0]) if has_aux else fn
     return {
-        "held": residual_bytes(scalar, args),
+        "held": saved_bytes(fn, args, has_aux),
         "temporaries": report.memory.temporaries,
         "peak": report.memory.peak,
         "flops": report.flops,
         "products": sum(n for eqn, n in walk(program) if primitive_name(eqn) in PRODUCTS),
     }
-
-
-def residual_bytes(fn: Callable[..., Any], args: Any) -> int:
-    """Return the bytes of the derivative's residuals: each buffer once, without arguments."""
-    jaxpr = jax.make_jaxpr(lambda *args: jax.tree.leaves(jax.vjp(fn, *args)[1]))(*args)
-    source = {}
-    for eqn in jaxpr.eqns:
-        if mark_of(eqn) is not None or primitive_name(eqn) in ALIASES:
-            for given, made in zip(eqn.invars, eqn.outvars, strict=False):
-                source[made] = source.get(given, given) if hasattr(given, "aval") else given
-    kept = {source.get(v, v) for v in jaxpr.outvars if not hasattr(v, "val")}
-    given = {*jaxpr.invars, *jaxpr.constvars}
-    return sum(v.aval.size * v.aval.dtype.itemsize for v in kept if v not in given)
 
 
 def sixteen(toy: bool) -> dict[str, Any]:

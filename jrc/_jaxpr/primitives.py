@@ -98,6 +98,11 @@ class Facts:
     construct: str = ""
 
     @property
+    def is_view(self) -> bool:
+        """Whether its result has the bytes of its operand, under another name or shape."""
+        return self.view in (View.NAME, View.ANNOTATION, View.RESHAPE, View.COPY)
+
+    @property
     def moves_data(self) -> bool:
         """Whether it computes nothing: it moves data, names it, or makes it from nothing."""
         return self.flops is rules.no_flops

@@ -15,11 +15,9 @@ from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.cost import nbytes
 from jrc._jaxpr.equations import construct_name, inner_programs
 from jrc._jaxpr.mark import numbered_marks
-from jrc._jaxpr.primitives import View, facts_of, primitive_name
+from jrc._jaxpr.primitives import facts_of, primitive_name
 from jrc._jaxpr.source_info import UNKNOWN, place
 
-# Equations whose result has the same bytes as their operand.
-_VIEWS = (View.NAME, View.ANNOTATION, View.RESHAPE, View.COPY)
 _ROUNDED = "reduce_precision"
 # A value that a loop passes from step to step is followed through this many steps.
 _MOST_STEPS = 8
@@ -215,7 +213,7 @@ def _from_outside(at: Origin) -> Origin:
 def _viewed(eqn: JaxprEqn, k: int) -> int | None:
     """Return the number of the operand that result `k` is a view of."""
     # Result k of `optimization_barrier` and `device_put` is operand k; other views have one result.
-    return k if facts_of(eqn).view in _VIEWS else None
+    return k if facts_of(eqn).is_view else None
 
 
 def _is_filling(scope: Scope, atom: Any) -> bool:

@@ -166,7 +166,7 @@ def _known_boundaries(who: str, fn: str, program: Program, options: Arguments) -
         elif name not in warned:
             warned.add(name)
             _logger.warning(
-                "%s: checkpoints should be marks of `%s`, got %r%s, which is ignored. It marks %s.",
+                "%s: checkpoints must be marks of `%s`, got %r%s, which is ignored. It marks %s.",
                 who, fn, name, close_to(name, known), listed(known, "nothing"),
             )  # fmt: skip
     return found

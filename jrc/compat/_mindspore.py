@@ -62,7 +62,7 @@ def recompute_cell[M](
     options: dict[str, Any] = {"recompute_collectives": bool(mp_comm_recompute or gathers)}
     if bool(mp_comm_recompute) != bool(gathers):
         options["keep"] = SavePrimitives(*(_OTHERS if gathers else _GATHERS))
-    with speaking_as(who, "jrc.recompute_module"):
+    with speaking_as(who, "jrc.recompute_module", module="cell"):
         return recompute_module(cell, **options)
 
 
@@ -91,5 +91,5 @@ def recompute_primitive[F: Callable[..., Any]](primitive: F, mode: bool = True) 
     who = "jrc.compat.recompute_primitive"
     check_flag(mode, "mode", who)
     tag = recompute_op if mode else keep_op
-    with speaking_as(who, f"jrc.{tag.__name__}"):
+    with speaking_as(who, f"jrc.{tag.__name__}", fn="primitive"):
         return tag(primitive)

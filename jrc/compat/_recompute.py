@@ -58,7 +58,7 @@ class RecomputeOptimizer(Optimizer):
         Raises:
             TypeError: If `checkpoints` is not a list of strings.
         """
-        rule = "jrc.compat.RecomputeOptimizer: _checkpoints should be a list of strings"
+        rule = "jrc.compat.RecomputeOptimizer: checkpoints must be a list of mark names"
         remedy = "Mark values with jrc.mark(x, 'fc_1') and pass ['fc_1']."
         if not isinstance(checkpoints, list | tuple):
             raise TypeError(f"{rule}, got {type(checkpoints).__name__} {checkpoints!r}. {remedy}")
@@ -72,8 +72,8 @@ class RecomputeOptimizer(Optimizer):
     def _boundaries(self, who: str) -> Sequence[str]:
         if self._checkpoints is None:
             raise ValueError(
-                f"{who}: You should call _set_checkpoints first, with the names of marks, got no "
-                "call. Write opt._set_checkpoints(['fc_1', 'pred'])."
+                f"{who}: checkpoints must be set before, to a list of mark names, got none. Write "
+                "opt._set_checkpoints(['fc_1', 'pred'])."
             )
         return self._checkpoints
 

@@ -11,7 +11,16 @@ from jrc._typing import Array, Count, Float, Int
 from jrc.dgc._collectives import dense_mean
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._entries import NOWHERE, Entries, shifted
-from jrc.dgc._exchanges import Arrived, EntryExchange, Exchange, Sent, TensorExchange, Transfer
+from jrc.dgc._exchanges import (
+    Arrived,
+    EntryExchange,
+    Exchange,
+    Sent,
+    TensorExchange,
+    Transfer,
+    exchanged_by,
+    mean_by,
+)
 from jrc.dgc._momentum import (
     AT,
     corrected_step,
@@ -21,7 +30,8 @@ from jrc.dgc._momentum import (
     velocity_of_direction,
 )
 from jrc.dgc._phases import Phase, entry_at, transfers_of
-from jrc.dgc._selectors import largest_masks
+from jrc.dgc._selectors import chosen_by, largest_masks
+from jrc.dgc._wires import decoded_by
 
 Rows = list[Float[Array, "1 _n"]]
 """One float32 row for each compressed leaf, as the state keeps it.
@@ -123,7 +133,7 @@ def tensors_step(work: Work, exchange: TensorExchange, config: DGCConfig) -> Out
     us, vs = _accumulate(work, config)
     masks = [mask & work.ok for mask in largest_masks(vs, work.counts)]
     sent = [jnp.where(mask, v, 0.0) for mask, v in zip(masks, vs, strict=True)]
-    means = exchange.mean(sent, config.axis)
+    means = mean_by(exchange, sent, config.axis)
     vs = [jnp.where(mask, 0.0, v) for mask, v in zip(masks, vs, strict=True)]
     if config.factor_masking:
         us = [factor_masked(u, mask) for mask, u in zip(masks, us, strict=True)]
@@ -151,7 +161,7 @@ def entries_step(
     out = Outcome([], [], [])
     for (part, transfer), entries in zip(transfers, chosen, strict=True):
         entries = Entries(jnp.where(work.ok, entries.values, 0.0), entries.positions)
-        arrived, sent = exchange.exchange(entries, transfer)
+        arrived, sent = exchanged_by(exchange, entries, transfer)
         new_us, new_vs = _clear(us[part], vs[part], sent, transfer, work.ok, config)
         targets = [
             # Not like v, which differs between replicas in its type.
@@ -173,18 +183,9 @@ def _accumulate(work: Work, config: DGCConfig) -> tuple[Rows, Rows]:
 
 
 def _chosen(vs: Rows, transfer: Transfer) -> Entries:
-    """Return the entries that the selector chooses, after a check of a user's own."""
+    """Return the entries that the selector chooses."""
     flat = [v.reshape(-1) for v in vs]
-    entries = transfer.selector.choose(flat, transfer.counts, transfer.space)
-    shape = (sum(transfer.counts),)
-    for name, array, dtype in zip(Entries._fields, entries, ("float32", "uint32"), strict=True):
-        if array.shape != shape or array.dtype != dtype:
-            raise ValueError(
-                f"jrc.scale_by_dgc: the selector's {name} must be {dtype}{list(shape)}, as many "
-                f"entries as the sum of counts, got {array.dtype}{list(array.shape)} from "
-                f"{transfer.selector!r}. Build them with jrc.dgc.choose_each."
-            )
-    return entries
+    return chosen_by(transfer.selector, flat, transfer.counts, transfer.space)
 
 
 def _clear(
@@ -214,7 +215,7 @@ def _add_arrived(
 
     def add(row: Array, totals: list[Array]) -> list[Array]:
         words = lax.dynamic_index_in_dim(arrived.words, row, keepdims=False)
-        entries = transfer.wire.decode(words, arrived.count, arrived.blocks)
+        entries = decoded_by(transfer.wire, words, arrived.count, arrived.blocks)
         entries = Entries(
             # A mean of few entries costs less than a division of the whole tensor.
             scale * (entries.values / transfer.replicas),

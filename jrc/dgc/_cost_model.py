@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 
 from jrc._errors import speaking_as
+from jrc._tree import aval_of
 from jrc._typing import PyTree, Real, Whole
 from jrc._validate import finite_number, one_of, whole_number
 from jrc.dgc._advice import DGCAdvice, ExchangeCost
@@ -59,18 +60,20 @@ def dgc_advice(
     \text{latency} \cdot \text{collectives}$$
 
     With n entries in compressed leaves, k of them sent at b bytes each, and d entries in the
-    others, one of N replicas sends `2 (N - 1) / N * 4 (n + d)` bytes in a ring all-reduce,
-    `(N - 1) b k` in a gather of entries, `2 (N - 1) / N * b k` in a sharded exchange (to the
-    owners and back), and to each of these two `2 (N - 1) / N * 4 d`. Without compression there is
-    no overhead, and the share `overlap` of the all-reduce is hidden behind the backward pass,
-    though never more than the time of the step; compression exchanges after the backward pass.
+    others, one of N replicas sends `(N - 1) b k` bytes in a gather of entries,
+    `2 (N - 1) / N * b k` in a sharded exchange (to the owners and back), besides each of these two
+    `2 (N - 1) / N * 4 d`, and `2 (N - 1) / N * 4 (n + d)` in a dense exchange: DGC adds up in
+    float32. A ring all-reduce without compression sends `2 (N - 1) / N` times the bytes of the
+    gradients, which have the parameters' dtypes. Without compression there is no overhead, and the
+    share `overlap` of the all-reduce is hidden behind the backward pass, though never more than the
+    time of the step; compression exchanges after the backward pass.
 
     The model leaves out the scales of 8-bit formats, the scalar of the check for finite gradients,
     the time to add N payloads, and passes that a compiler adds. Where the result is close, measure
     a step with and without compression on one replica, and pass the difference as `overhead`.
 
     Args:
-        params: A tree of arrays or `jax.ShapeDtypeStruct`s.
+        params: A tree of arrays or `jax.ShapeDtypeStruct`s, in the dtypes of the gradients.
         replicas: N.
         bandwidth: What one replica can send, bytes per second or text: `"1Gbit/s"`,
             `"100Mbit/s"`, `"25GB/s"`.
@@ -126,13 +129,13 @@ def dgc_advice(
         )
     wire = one_of(wire, "wire", BYTES_OF_ENTRY, _WHO)
     with speaking_as(_WHO, "jrc.scale_by_dgc"):
-        entries, sent, rest = _counts(params, checked_sparsity(sparsity)[-1], min_size)
+        counts = _counts(params, checked_sparsity(sparsity)[-1], min_size)
     if overhead is None:
         memory = bytes_per_second(memory_bandwidth, "memory_bandwidth", _WHO)
-        overhead = EXTRA_PASSES * 4 * entries / memory
+        overhead = EXTRA_PASSES * 4 * counts.entries / memory
     overhead = finite_number(overhead, "overhead", _WHO, remedy="Pass seconds, such as 0.01.")
 
-    ways = _ways(entries, BYTES_OF_ENTRY[wire] * sent, rest, replicas)
+    ways = _ways(counts, BYTES_OF_ENTRY[wire], replicas)
     plain = ways.pop("uncompressed")
     seconds = {
         name: step_time + overhead + way.bytes / rate + latency * way.collectives
@@ -150,16 +153,33 @@ def dgc_advice(
         pays=before > seconds[best],
         break_even=max(_break_even(plain, way, *times) for way in ways.values()),
         replicas=replicas,
-        entries=entries,
-        sent=sent,
+        entries=counts.entries,
+        sent=counts.sent,
         bandwidth=rate,
         overhead=overhead,
     )
 
 
-def _counts(params: PyTree, sparsity: float, min_size: Whole) -> tuple[int, int, int]:
-    """Return the entries of the compressed leaves, of those sent, and of the other leaves."""
-    if not any([is_floating(leaf) for leaf in jax.tree.leaves(params)]):
+class _Counts(NamedTuple):
+    """What the parameters come to.
+
+    Attributes:
+        entries: Entries of the compressed leaves.
+        sent: Those of them that a replica sends.
+        rest: Entries of the other floating leaves.
+        gradient_bytes: Bytes of all gradients.
+    """
+
+    entries: int
+    sent: int
+    rest: int
+    gradient_bytes: int
+
+
+def _counts(params: PyTree, sparsity: float, min_size: Whole) -> _Counts:
+    """Count entries and bytes of the floating leaves."""
+    floating = [leaf for leaf in jax.tree.leaves(params) if is_floating(leaf)]
+    if not floating:
         raise ValueError(
             f"{_WHO}: params must have a floating array in it, got none in "
             f"{type(params).__name__}. Pass the parameters, or their shapes from jax.eval_shape."
@@ -167,16 +187,20 @@ def _counts(params: PyTree, sparsity: float, min_size: Whole) -> tuple[int, int,
     state = jax.eval_shape(scale_by_dgc(min_size=min_size).init, params)
     sizes = [leaf.size for leaf in jax.tree.leaves(state.u)]
     rest = sum(leaf.size for leaf in jax.tree.leaves(state.velocity))
-    return sum(sizes), sum(entries_to_send(size, sparsity) for size in sizes), rest
+    sent = sum(entries_to_send(size, sparsity) for size in sizes)
+    gradients = map(aval_of, floating)
+    return _Counts(sum(sizes), sent, rest, sum(x.size * x.dtype.itemsize for x in gradients))
 
 
-def _ways(entries: int, payload: int, rest: int, replicas: int) -> dict[str, _Way]:
+def _ways(counts: _Counts, bytes_of_entry: int, replicas: int) -> dict[str, _Way]:
     """Return bytes and collectives of every exchange; leaves on the dense path take one more."""
-    everything = ring_all_reduce_bytes(entries + rest, replicas)
-    beside = ring_all_reduce_bytes(rest, replicas)
-    more = 1 + (rest > 0)  # the check for finite gradients, and the leaves on the dense path
+    payload = bytes_of_entry * counts.sent
+    uncompressed = ring_all_reduce_bytes(counts.gradient_bytes, replicas, itemsize=1)
+    everything = ring_all_reduce_bytes(counts.entries + counts.rest, replicas)
+    beside = ring_all_reduce_bytes(counts.rest, replicas)
+    more = 1 + (counts.rest > 0)  # the check for finite gradients, and the leaves on the dense path
     found = {
-        "uncompressed": _Way(everything, 1),
+        "uncompressed": _Way(uncompressed, 1),
         "allgather": _Way((replicas - 1) * payload + beside, 1 + more),
         "sharded": _Way(2 * (replicas - 1) / replicas * payload + beside, 2 + more),
         "dense": _Way(everything, 1 + more),

@@ -21,7 +21,11 @@ class Momentum(NamedTuple):
     use_nesterov: bool
 
 
-def momentum_step(velocity: Array, gradient: Array, momentum: Momentum) -> tuple[Array, Array]:
+Row = Float[Array, "*shape"]
+"""A float32 array of any shape; of one shape within a signature."""
+
+
+def momentum_step(velocity: Row, gradient: Row, momentum: Momentum) -> tuple[Row, Row]:
     """Return one step of momentum: `u <- m u + G`; Nesterov: `u <- m (u + G)`, moving by `u + G`.
 
     Args:
@@ -39,7 +43,7 @@ def momentum_step(velocity: Array, gradient: Array, momentum: Momentum) -> tuple
     return velocity, velocity
 
 
-def velocity_of_direction(velocity: Array, direction: Array, momentum: Momentum) -> Array:
+def velocity_of_direction(velocity: Row, direction: Row, momentum: Momentum) -> Row:
     """Return the new velocity, from the old one and the direction of `momentum_step`.
 
     Momentum is linear, so this holds for the mean direction of replicas that share a velocity.

@@ -9,7 +9,16 @@ from jrc._typing import Array, Count
 from jrc.dgc._collectives import ring_all_reduce_bytes
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._entries import Space, buckets_of, fits
-from jrc.dgc._exchanges import AllGather, Auto, DenseSum, EntryExchange, Exchange, Sharded, Transfer
+from jrc.dgc._exchanges import (
+    AllGather,
+    Auto,
+    DenseSum,
+    EntryExchange,
+    Exchange,
+    Sharded,
+    Transfer,
+    words_of,
+)
 from jrc.dgc._schedule import active_levels, entries_to_send
 from jrc.dgc._selectors import Blocked
 
@@ -94,7 +103,7 @@ def exchange_of_level(
                 candidates.append(Sharded())
     words = [
         sum(
-            exchange.words(transfer)
+            words_of(exchange, transfer)
             for _, transfer in transfers_of(exchange, sizes, counts, replicas, config)
         )
         for exchange in candidates

@@ -27,7 +27,8 @@ class DGCState(NamedTuple):
         skipped: Steps skipped for a gradient that was not finite, `int32[]`.
         density: Share of the compressed leaves' entries that the last step sent, `float32[]`.
         bytes_sent: Bytes that one replica sent in the last step, `float32[]`.
-        bytes_dense: Bytes that a dense all-reduce would have sent, `float32[]`.
+        bytes_dense: Bytes that a dense all-reduce of the gradients, in their dtypes, would have
+            sent, `float32[]`.
     """
 
     step: Count

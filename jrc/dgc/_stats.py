@@ -15,7 +15,8 @@ class DGCStats(NamedTuple):
     Attributes:
         density: Share of the compressed leaves' entries that was sent, `float32[]`.
         bytes_sent: Bytes that one replica sent, `float32[]`.
-        bytes_dense: Bytes that a dense all-reduce of float32 would have sent, `float32[]`.
+        bytes_dense: Bytes that a dense all-reduce of the gradients, in their dtypes, would have
+            sent, `float32[]`.
         norm_kept: L2 norm of all accumulated gradients that are not sent yet, `float32[]`.
         skipped: Steps skipped so far for a gradient that was not finite, `int32[]`.
         bytes_received: Bytes that one replica received, `float32[]`: in ring algorithms as many
@@ -35,7 +36,9 @@ def dgc_stats(state: PyTree) -> DGCStats:
 
     Bytes are those of ring algorithms: `2 (N - 1) / N * 4 n` for an all-reduce of n float32
     entries, `(N - 1) * 8 k` for an all-gather of k float32 entries with their positions; one
-    replica sends none. In a ring every replica receives as much as it sends.
+    replica sends none. In a ring every replica receives as much as it sends. DGC adds up in
+    float32: with bfloat16 gradients, `bytes_sent` of a step that compresses nothing is twice
+    `bytes_dense`.
 
     Args:
         state: Any tree with one `DGCState` in it, such as the state of a chain.

@@ -103,7 +103,8 @@ def _step(
 ) -> tuple[Direction, DGCState]:
     """Return what the step moves by and the new state."""
     replicas = _checked_replicas(config)
-    _check_local(pick(leaves.gradients, leaves.floating), config)
+    floating = pick(leaves.gradients, leaves.floating)
+    _check_local(floating, config)
     sizes = [gradient.size for gradient in pick(leaves.gradients, leaves.compressed)]
     rest = sum(gradient.size for gradient in pick(leaves.gradients, leaves.dense))
     phases = plan_phases(sizes, rest, replicas, config)
@@ -123,7 +124,7 @@ def _step(
     )
     outcome = run_phase(work, phases, now, replicas, config)
     directions, velocity = _dense_path(leaves, local, ok, config)
-    uncompressed = ring_all_reduce_bytes(sum(sizes) + rest, replicas)
+    dense_bytes = sum(gradient.size * gradient.dtype.itemsize for gradient in floating)
     state = DGCState(
         step=jnp.where(ok, optax.safe_increment(leaves.state.step), leaves.state.step),
         u=leaves.tree(leaves.u, leaves.compressed, outcome.u),
@@ -132,7 +133,7 @@ def _step(
         skipped=jnp.where(ok, leaves.state.skipped, optax.safe_increment(leaves.state.skipped)),
         density=entry_at([phase.density for phase in phases], now),
         bytes_sent=entry_at([phase.bytes_sent for phase in phases], now),
-        bytes_dense=jnp.float32(uncompressed),
+        bytes_dense=jnp.float32(ring_all_reduce_bytes(dense_bytes, replicas, itemsize=1)),
     )
     return Direction(outcome.targets, directions), state
 

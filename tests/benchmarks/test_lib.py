@@ -1,15 +1,20 @@
 """The library that benchmarks share: command line, report files, tables, child processes."""
 
 import doctest
+import functools
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from benchmarks._lib import child, table
+import jrc
+from benchmarks._lib import child, gradient, table
 from benchmarks._lib.command import Benchmark, at_least, names_of
 from benchmarks._lib.report import opened
 from benchmarks._lib.table import Table
 from benchmarks._lib.timing import in_turns, quartiles, ratios
+from jrc.models import gpt
 
 
 def one_table(report):
@@ -118,3 +123,39 @@ def test_programs_take_turns():
 def test_a_failing_child_raises_with_its_errors():
     with pytest.raises(RuntimeError, match="benchmarks.no_module failed:\n.*No module named"):
         list(child.results_of("no_module", {}))
+
+
+def recomputed_gpt(scan):
+    """The loss of a small GPT whose blocks are all recomputed, and its arguments."""
+    config = gpt.Config(layers=3, heads=2, width=16, length=16, scan=scan)
+    params = jax.eval_shape(functools.partial(gpt.init, config=config), jax.random.key(0))
+    batch = jax.ShapeDtypeStruct((4, 17), "int32")
+    loss = functools.partial(gpt.loss, config=config)
+    if scan:
+        loop = functools.partial(jrc.recompute_scan, segments=config.layers)
+        return functools.partial(loss, loop=loop), (params, batch)
+    return jrc.recompute_segments(loss, config.boundaries), (params, batch)
+
+
+def test_flops_of_a_loop_are_counted_alike_in_jrc_and_here():
+    products = []
+    for scan in (False, True):
+        fn, args = recomputed_gpt(scan)
+        found = gradient.counts(fn, args, False)
+        assert jrc.explain(fn, *args).flops == found["flops"]
+        products.append(found["product_flops"])
+    # The last product of a block is dead in the recomputed one, in a loop too.
+    assert products[0] == products[1]
+
+
+def test_saved_bytes_are_those_of_explain_without_constants():
+    fn, args = recomputed_gpt(False)
+    assert gradient.saved_bytes(fn, args, False) == jrc.explain(fn, *args).saved_bytes
+
+    def loss(w, x):
+        return jnp.sum(jax.nn.relu(jrc.mark(x @ w, "h").reshape(-1)) ** 2)
+
+    args = jnp.ones((4, 4)), jnp.ones((8, 4))
+    zeros = [v for v in jrc.explain(loss, *args).saved if v.primitive == "broadcast_in_dim"]
+    more = sum(value.bytes for value in zeros)
+    assert gradient.saved_bytes(loss, args, False) == jrc.explain(loss, *args).saved_bytes - more

@@ -211,7 +211,7 @@ def test_unknown_checkpoints_are_ignored_with_a_warning(caplog):
         append_backward(loss_fn, PARAMS, X, checkpoints=["h_1", "h_9"])
     (text,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert text == (
-        "jrc.compat.append_backward: checkpoints should be marks of `loss_fn`, got 'h_9' (did you "
+        "jrc.compat.append_backward: checkpoints must be marks of `loss_fn`, got 'h_9' (did you "
         "mean 'h_2', 'h_1', 'h_0'?), which is ignored. It marks 'h_0', 'h_1', 'h_2'."
     )
 

@@ -282,12 +282,12 @@ def test_boundaries_must_be_set():
     with pytest.raises(ValueError) as error:
         opt.minimize(LOSS, PARAMS, state, batch)
     assert str(error.value) == (
-        "jrc.compat.RecomputeOptimizer.minimize: You should call _set_checkpoints first, with "
-        "the names of marks, got no call. Write opt._set_checkpoints(['fc_1', 'pred'])."
+        "jrc.compat.RecomputeOptimizer.minimize: checkpoints must be set before, to a list of "
+        "mark names, got none. Write opt._set_checkpoints(['fc_1', 'pred'])."
     )
-    with pytest.raises(ValueError, match="RecomputeOptimizer.backward: You should call"):
+    with pytest.raises(ValueError, match="RecomputeOptimizer.backward: checkpoints must be set"):
         opt.backward(LOSS, PARAMS, batch)
-    words = "_checkpoints should be a list of strings, got"
+    words = "RecomputeOptimizer: checkpoints must be a list of mark names, got"
     with pytest.raises(TypeError, match=f"{words} str 'fc_1'. Mark values with jrc.mark"):
         opt._set_checkpoints("fc_1")
     with pytest.raises(TypeError, match=f"{words} one with int"):
@@ -316,7 +316,7 @@ def test_a_mistyped_boundary_is_a_warning_at_its_first_use(caplog):
         opt.minimize(LOSS, PARAMS, opt.init(PARAMS), batch)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
-        "jrc.compat.RecomputeOptimizer.minimize: checkpoints should be marks of `loss`, got 'fc1' "
+        "jrc.compat.RecomputeOptimizer.minimize: checkpoints must be marks of `loss`, got 'fc1' "
         "(did you mean 'fc_1'?), which is ignored. It marks 'fc_1', 'pred'."
     ]
 

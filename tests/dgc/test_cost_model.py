@@ -133,7 +133,7 @@ def test_it_counts_what_the_transform_would_compress():
     }
     advice = jrc.dgc_advice(params, 2, 1e6, 1.0, sparsity=(0.5, 0.9), min_size=100)
     assert (advice.entries, advice.sent) == (100, 9)
-    assert advice.uncompressed.bytes == 4 * 150
+    assert advice.uncompressed.bytes == 4 * 100 + 2 * 50
     assert jrc.dgc_advice(params, 2, 1e6, 1.0, min_size=0).entries == 150
 
 

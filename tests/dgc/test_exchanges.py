@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jrc.dgc import dgc_specs, dgc_stats, scale_by_dgc
+from jrc.dgc import dgc_advice, dgc_specs, dgc_stats, scale_by_dgc
 from jrc.dgc._collectives import dense_mean
 from tests.dgc.replicas import AXIS, assert_bit_equal, mesh, normal, stepper
 
@@ -48,6 +48,25 @@ def compiled(tx, params, gradients, replicas=4):
 
 
 PARAMS = {"w": jnp.ones((60, 50)), "x": jnp.ones(2000), "b": jnp.ones(30), "c": jnp.ones((4, 5))}
+
+
+def test_dense_bytes_are_those_of_the_gradients_dtypes():
+    params = {
+        "w": jnp.ones(2000, jnp.bfloat16),
+        "x": jnp.ones(2000),
+        "b": jnp.ones(30, jnp.float16),
+    }
+    gradients = jax.tree.map(lambda p: jnp.stack([p] * 4), params)
+    tx = scale_by_dgc(0.9, sparsity=0.99, axis_name=AXIS, min_size=1000)
+    program, state = compiled(tx, params, gradients)
+    _, state = jax.block_until_ready(program(gradients, state, params))
+    bytes_of_tree = 2000 * 2 + 2000 * 4 + 30 * 2
+    assert float(dgc_stats(state).bytes_dense) == 2 * 3 / 4 * bytes_of_tree
+    advice = dgc_advice(params, 4, "1Gbit/s", 0.1, sparsity=0.99, min_size=1000)
+    assert advice.uncompressed.bytes == 2 * 3 / 4 * bytes_of_tree
+    # DGC adds up in float32, whatever the gradients are.
+    assert advice.dense.bytes == 2 * 3 / 4 * 4 * 4030
+    assert advice.sharded.bytes == 2 * 3 / 4 * (8 * 40 + 4 * 30)
 
 
 def test_one_gather_of_the_predicted_bytes_and_no_large_sum():

@@ -185,7 +185,7 @@ def test_a_selector_that_returns_another_number_of_entries():
             return super().choose(leaves, [k - 1 for k in counts], space)
 
     tx = scale_by_dgc(sparsity=0.75, min_size=10, selector=Short(), exchange="allgather")
-    with pytest.raises(ValueError, match=r"values must be float32\[70\], .* got float32\[68\]"):
+    with pytest.raises(ValueError, match=r"values must be float32\[70\], got float32\[68\]"):
         tx.update(PARAMS, tx.init(PARAMS))
 
 
@@ -195,5 +195,167 @@ def test_a_wire_that_writes_another_number_of_words():
             return entries
 
     tx = scale_by_dgc(sparsity=0.75, min_size=10, wire=Long(), exchange="allgather")
-    with pytest.raises(ValueError, match=r"must write uint32\[70\], .* got uint32\[140\]"):
+    with pytest.raises(ValueError, match=r"must be uint32\[70\], got uint32\[140\]"):
         tx.update(PARAMS, tx.init(PARAMS))
+
+
+class AsList(Last):
+    def choose(self, leaves, counts, space):
+        return list(super().choose(leaves, counts, space))
+
+
+class Twice(Last):
+    def choose(self, leaves, counts, space):
+        values, positions = super().choose(leaves, counts, space)
+        return Entries(values, positions.at[1].set(positions[0]))
+
+
+class SignedPositions(Last):
+    def choose(self, leaves, counts, space):
+        values, positions = super().choose(leaves, counts, space)
+        return Entries(values, positions.astype(jnp.int32))
+
+
+class NoWords(Half):
+    def words(self, entries, blocks):
+        return None
+
+
+class OrderedAsList(Half):
+    def ordered(self, entries):
+        return [entries.values, entries.positions]
+
+
+class HalfRead(Half):
+    def decode(self, words, count, blocks):
+        values, positions = super().decode(words, count, blocks)
+        return Entries(values.astype(jnp.float16), positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Altered(AllGather):
+    """An exchange whose result goes through a function."""
+
+    change: object
+
+    def exchange(self, entries, transfer):
+        return self.change(*super().exchange(entries, transfer))
+
+
+class FewMeans(MeanByGather):
+    def mean(self, tensors, axis):
+        return tensors[:1]
+
+
+class HalfMeans(MeanByGather):
+    def mean(self, tensors, axis):
+        return [x.astype(jnp.bfloat16) for x in tensors]
+
+
+class TextForWords(AllGather):
+    def words(self, transfer):
+        return "8"
+
+
+GATHERED = {"exchange": "allgather"}
+
+
+def altered(change):
+    """An option: an exchange whose result goes through `change(arrived, sent)`."""
+    return {"exchange": Altered(change)}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "rule", "arrived"),
+    [
+        (GATHERED | {"selector": AsList()}, TypeError, "selector.choose(...) must be", "list"),
+        (
+            GATHERED | {"selector": Twice()},
+            ValueError,
+            "selector.choose(...).positions must be unique",
+            "150 2 times",
+        ),
+        (
+            GATHERED | {"selector": SignedPositions()},
+            ValueError,
+            "selector.choose(...).positions must be uint32[70]",
+            "int32[70]",
+        ),
+        (GATHERED | {"wire": NoWords()}, TypeError, "wire.words(...) must be a whole", "None"),
+        (
+            GATHERED | {"wire": OrderedAsList()},
+            TypeError,
+            "wire.ordered(...) must be a jrc.dgc.Entries",
+            "list",
+        ),
+        (
+            GATHERED | {"wire": HalfRead()},
+            ValueError,
+            "wire.decode(...).values must be float32[70]",
+            "float16[70]",
+        ),
+        (
+            {"exchange": "sharded", "wire": HalfRead()},
+            ValueError,
+            "wire.decode(...).values must be float32[",
+            "float16[",
+        ),
+        (altered(lambda arrived, _: arrived), TypeError, "be a pair (Arrived, Sent)", "Arrived"),
+        (
+            altered(lambda arrived, sent: (sent, arrived)),
+            TypeError,
+            "exchange.exchange(...)[0] must be a jrc.dgc.Arrived",
+            "Sent",
+        ),
+        (
+            altered(lambda arrived, sent: (arrived._replace(words=arrived.words[0]), sent)),
+            ValueError,
+            "Arrived.words must be uint32[1, 140]",
+            "uint32[140]",
+        ),
+        (
+            altered(lambda arrived, sent: (arrived._replace(starts=0), sent)),
+            TypeError,
+            "Arrived.starts must be a sequence of positions",
+            "int",
+        ),
+        (
+            altered(lambda arrived, sent: (arrived._replace(counts=(70,)), sent)),
+            ValueError,
+            "Arrived.counts must be None or 2 numbers, one for each leaf, with the sum 70",
+            "(70,)",
+        ),
+        (
+            altered(lambda arrived, sent: (arrived, sent._replace(left=None))),
+            TypeError,
+            "Sent.left must be a jrc.dgc.Entries",
+            "NoneType",
+        ),
+        (
+            altered(lambda arrived, sent: (arrived, sent._replace(returned=sent.left[0]))),
+            TypeError,
+            "Sent.returned must be a jrc.dgc.Entries",
+            "float32[70]",
+        ),
+        (
+            {"exchange": FewMeans()},
+            TypeError,
+            "exchange.mean(...) must be a list of 2",
+            "list of 1",
+        ),
+        (
+            {"exchange": HalfMeans()},
+            ValueError,
+            "exchange.mean(...)[0] must be float32[1, 200]",
+            "bfloat16[1, 200]",
+        ),
+        ({"exchange": TextForWords()}, TypeError, "exchange.words(...) must be a finite", "'8'"),
+    ],
+)
+def test_a_wrong_result_of_an_own_object(options, error, rule, arrived):
+    with pytest.raises(error) as raised:
+        tx = scale_by_dgc(sparsity=0.75, min_size=10, **options)
+        tx.update(PARAMS, tx.init(PARAMS))
+    text = str(raised.value)
+    assert text.startswith("jrc.scale_by_dgc: ") and rule in text and f"got {arrived}" in text
+    assert text.endswith(".") and ". " in text.partition("got")[2]

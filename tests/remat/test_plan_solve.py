@@ -1,6 +1,7 @@
 """The solver: equal to every choice there is, and how far that is from re-running anything."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -69,15 +70,35 @@ def test_the_front_is_that_of_every_choice(data, times):
     graph = data.draw(node_tables(most=7))
     options = data.draw(ways_of(graph))
     want = front(every_choice(graph, options, times))
-    if not want:
-        # A construct that cannot be run again, with something crossing it that cannot be kept.
-        return
     points = solve(graph, options, times)
     assert [(point.peak, point.flops) for point in points] == want
     for point in points:
         cost = cost_of(graph, point.values, chosen_ways(graph, options, point), times)
         assert (cost.peak, cost.flops, cost.saved) == (point.peak, point.flops, point.saved)
         assert cost.kept <= point.values
+
+
+def around_an_effect(may_save):
+    """A value that the derivative reads behind an equation with an effect."""
+    node = functools.partial(
+        CostNode, flops=1, inner_bytes=None, active=True, runs_once=False, has_effects=False,
+        cotangent_bytes=0, operands=(),
+    )  # fmt: skip
+    nodes = (
+        node(0, (), (0,), frozenset()),
+        node(1, (), (1,), frozenset(), runs_once=True, has_effects=True),
+        node(2, (0, 1), (2,), frozenset({0})),
+    )
+    sizes = (8, 8, 8)
+    return CostGraph(nodes, sizes, sizes, sizes, (may_save, True, True), ((0, 0), (1, 0), (2, 0)))
+
+
+def test_a_graph_without_any_save_set_has_no_front():
+    # No region may hold the effect, so that what crosses it cannot be recomputed.
+    assert solve(around_an_effect(may_save=False)) == []
+    assert not list(every_choice(around_an_effect(may_save=False)))
+    (point,) = solve(around_an_effect(may_save=True))
+    assert point.values >= {0}
 
 
 @given(graph=node_tables(least=10, most=11, constructs=False))

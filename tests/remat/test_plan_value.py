@@ -65,7 +65,9 @@ def test_a_plan_from_json_is_applied_as_the_plan_itself():
     ],
 )
 def test_what_is_no_plan(text):
-    with pytest.raises(ValueError, match=r"jrc\.Plan\.from_json: this is no plan of format 3") as e:
+    with pytest.raises(
+        ValueError, match=r"jrc\.Plan\.from_json: text must be a plan of format 3, "
+    ) as e:
         jrc.Plan.from_json(text)
     assert str(e.value).endswith("Plan again with jrc.plan.")
 
@@ -138,7 +140,8 @@ def of_stages(stages, **more):
 def test_a_plan_that_was_edited(text, said):
     with pytest.raises(ValueError, match=re.escape(said)) as info:
         jrc.Plan.from_json(text)
-    assert str(info.value).startswith("jrc.Plan.from_json: this is no plan of format 3")
+    assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 3, ")
+    assert str(info.value).endswith(". Plan again with jrc.plan.")
 
 
 def edited_inside(edit):

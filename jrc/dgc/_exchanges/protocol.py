@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jrc._typing import AnyArray, Array, Float, UInt
 from jrc.dgc._entries import Entries, Space
 from jrc.dgc._selectors import Selector
-from jrc.dgc._wires import Wire
+from jrc.dgc._wires import Wire, decoded_by, encoded_by, ordered_by
 
 
 class Transfer(NamedTuple):
@@ -59,9 +59,10 @@ class Sent(NamedTuple):
 
     Attributes:
         left: What v keeps at the positions that were sent: zero, or what the wire format rounded
-            away.
+            away. Its positions must be unique, but for those of no leaf.
         counts: How many of `left` belong to each leaf, leaf after leaf; `None` if they are mixed.
-        returned: Entries to add to v after that, of any leaves; `None` if there are none.
+        returned: Entries to add to v after that, of any leaves, at unique positions; `None` if
+            there are none.
     """
 
     left: Entries
@@ -128,19 +129,13 @@ def encoded(entries: Entries, transfer: Transfer) -> tuple[UInt[Array, " words"]
         uint32 words that `transfer.wire` decodes, and the `Sent` of an exchange that delivers all.
 
     Raises:
-        ValueError: When a wire format writes another number of words than its `words` returns.
+        TypeError: When a wire format returns no `Entries` where it must.
+        ValueError: When it writes another number of words than its `words` returns.
     """
     wire, blocks = transfer.wire, transfer.space.blocks
-    entries = wire.ordered(entries)
-    words = wire.encode(entries, blocks)
-    expected = wire.words(entries.values.size, blocks)
-    if words.shape != (expected,) or words.dtype != jnp.uint32:
-        raise ValueError(
-            f"jrc.scale_by_dgc: the wire format must write uint32[{expected}], as many words as "
-            f"its method words returns, got {words.dtype}{list(words.shape)} from {wire!r}. "
-            "Return the length of encode(entries, blocks) from words(entries, blocks)."
-        )
-    read = wire.decode(words, entries.values.size, blocks).values
+    entries = ordered_by(wire, entries)
+    words = encoded_by(wire, entries, blocks)
+    read = decoded_by(wire, words, entries.values.size, blocks).values
     left = Entries(rounded_away(entries.values, read), entries.positions)
     return words, Sent(left, transfer.counts_by_leaf, None)
 

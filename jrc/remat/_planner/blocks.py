@@ -120,9 +120,29 @@ def crossing_bytes(graph: CostGraph) -> list[int]:
 
 
 def _borders_of(graph: CostGraph, places: Sequence[int], run: Run) -> list[int]:
-    """The borders of a run: of every way to cut it alike, that across which fewest bytes go."""
-    start, period, length = run
+    """The borders of a run: of every way to cut it alike, that across which fewest bytes go.
+
+    Several repetitions are one block where much more would cross inside of it than at its ends:
+    the two layers that one skip goes around.
+    """
     crossing = crossing_bytes(graph)
+    found = _cheapest_borders(graph, places, run, crossing)
+    start, period, length = run
+    for multiple in range(2, min(SETTINGS.most_repetitions, length // (2 * period)) + 1):
+        wider = _cheapest_borders(graph, places, (start, multiple * period, length), crossing)
+        if _mean(wider, crossing) < SETTINGS.much_less_crossing * _mean(found, crossing):
+            found = wider
+    return found
+
+
+def _mean(borders: Sequence[int], crossing: Sequence[int]) -> float:
+    return sum(crossing[k] for k in borders) / len(borders)
+
+
+def _cheapest_borders(
+    graph: CostGraph, places: Sequence[int], run: Run, crossing: Sequence[int]
+) -> list[int]:
+    start, period, length = run
 
     def borders(offset: int, which: int) -> list[int]:
         ends = range(start + offset, start + length + 1, period)

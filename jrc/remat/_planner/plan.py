@@ -275,8 +275,8 @@ class Plan:
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
-                f"jrc.Plan.from_json: this is no plan of format {_FORMAT}, as Plan.to_json writes "
-                f"it ({type(error).__name__}: {error}). Plan again with jrc.plan."
+                f"jrc.Plan.from_json: text must be a plan of format {_FORMAT}, as Plan.to_json "
+                f"writes it, got {type(error).__name__}: {error}. Plan again with jrc.plan."
             ) from error
 
     def __str__(self) -> str:

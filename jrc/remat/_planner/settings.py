@@ -25,6 +25,8 @@ class PlannerSettings:
         coarse_open: The same for the bytes of the open region.
         repeated_flops: Blocks are runs of equal products if these have at least this share of the
             FLOPs; else operators are compared, of any shape.
+        most_repetitions: At most so many repetitions are one block.
+        much_less_crossing: They are if at most this share of the bytes crosses its ends.
         inner_options: How many options of a loop or a `shard_map` the outer program chooses from.
         branch_levels: How many options of a `cond`, and of each of its branches.
         chunk_scales: Numbers of chunks of a loop that are tried, in multiples of the number that
@@ -60,6 +62,8 @@ class PlannerSettings:
     coarse_rest: int = 400
     coarse_open: int = 100
     repeated_flops: float = 0.5
+    most_repetitions: int = 4
+    much_less_crossing: float = 0.8
     inner_options: int = 64
     branch_levels: int = 8
     chunk_scales: tuple[float, ...] = (0.5, 1.0, 2.0)

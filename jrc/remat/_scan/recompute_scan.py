@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,10 @@ def recompute_scan(
     carry: Any,
     xs: Any,
     *,
-    segments: str | int | Sequence[int] = "sqrt",
-    length: int | None = None,
+    segments: str | SupportsIndex | Sequence[SupportsIndex] = "sqrt",
+    length: SupportsIndex | None = None,
     reverse: bool = False,
-    unroll: int | bool = 1,
+    unroll: SupportsIndex = 1,
 ) -> tuple[Any, Any]:
     """Run `jax.lax.scan` so that its gradient saves few carries and no other intermediates.
 
@@ -112,7 +112,7 @@ def recompute_scan(
     return trees[0].unflatten(last), trees[1].unflatten(ys)
 
 
-def _length(xs: Any, length: int | None) -> int:
+def _length(xs: Any, length: SupportsIndex | None) -> int:
     """Return the number of steps, after checking that `xs` and `length` agree on it."""
     shapes = {name or "xs": np.shape(leaf) for name, leaf in named_leaves(xs)}
     if scalars := [name for name, shape in shapes.items() if not shape]:

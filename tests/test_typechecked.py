@@ -1,0 +1,88 @@
+"""The annotations of `jrc` are checked while tests run, and change nothing else."""
+
+import inspect
+import os
+import random
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+import jrc
+from jrc.dgc._momentum import Momentum, momentum_step
+from jrc.remat._policy.rules import Save
+from tests import typechecked
+
+pytestmark = pytest.mark.skipif(
+    "JRC_NO_TYPE_CHECKS" in os.environ, reason="the checks are switched off"
+)
+
+
+@pytest.fixture
+def checks_on():
+    typechecked.switch(True)
+
+
+def test_a_wrong_type_is_found(checks_on):
+    with pytest.raises(jaxtyping.TypeCheckError, match="parameters of jrc.remat.*mark"):
+        jrc.mark(1.0, 3)
+
+
+def test_a_wrong_dtype_is_found(checks_on):
+    row = jnp.zeros((1, 4))
+    momentum_step(row, row, Momentum(0.9, False))
+    with pytest.raises(jaxtyping.TypeCheckError, match="momentum_step"):
+        momentum_step(row.astype(jnp.int32), row, Momentum(0.9, False))
+
+
+def test_a_shape_that_differs_from_another_argument_s_is_found(checks_on):
+    with pytest.raises(jaxtyping.TypeCheckError, match="momentum_step"):
+        momentum_step(jnp.zeros((1, 4)), jnp.zeros((1, 5)), Momentum(0.9, False))
+
+
+@pytest.mark.wrong_types
+def test_the_marker_switches_them_off():
+    assert jaxtyping.config.jaxtyping_disable
+
+
+def test_functions_inside_of_functions_are_left_as_they_are():
+    def loss(x):
+        return jnp.sum(jnp.tanh(x))
+
+    applied = jrc.apply_rules(loss, Save("a"))
+    assert "jaxtyping" not in inspect.getsourcefile(applied)
+    assert "jaxtyping" in jrc.apply_rules.__code__.co_filename
+
+
+def test_checks_leave_the_random_numbers_of_a_test_alone(checks_on):
+    random.seed(1)
+    before = random.getstate()
+    jrc.remat.SavePrimitives("tanh", "exp")
+    jrc.dgc.choose_each(lambda leaf, k: jnp.arange(k), [jnp.ones(3)], [2], jrc.dgc.Space((3,)))
+    assert random.getstate() == before
+
+
+def test_source_lines_are_the_user_s():
+    def loss(x):
+        return jnp.sum(jrc.mark(jnp.tanh(x), "t") ** 2)
+
+    report = str(jrc.explain(loss, jax.ShapeDtypeStruct((4,), jnp.float32)))
+    assert "test_typechecked.py" in report and "_decorator.py" not in report
+
+
+def test_they_can_be_left_out():
+    code = "from tests import typechecked; typechecked.install(); import jrc; jrc.mark(1.0, 'x')"
+    code += "; print('jaxtyping' in jrc.mark.__code__.co_filename)"
+    for value, wrapped in [({}, "True"), ({"JRC_NO_TYPE_CHECKS": "1"}, "False")]:
+        environment = {k: v for k, v in os.environ.items() if k != "JRC_NO_TYPE_CHECKS"}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment | value,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == wrapped
