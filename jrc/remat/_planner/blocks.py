@@ -5,6 +5,7 @@ equal shapes, or, where these cover less than half of the FLOPs, by operators of
 cut where the fewest bytes cross from one repetition to the next.
 """
 
+import bisect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -122,21 +123,25 @@ def crossing_bytes(graph: CostGraph) -> list[int]:
 def _borders_of(graph: CostGraph, places: Sequence[int], run: Run) -> list[int]:
     """The borders of a run: of every way to cut it alike, that across which fewest bytes go.
 
-    Several repetitions are one block where much more would cross inside of it than at its ends:
-    the two layers that one skip goes around.
+    Several repetitions are one block where much more crosses most borders inside of it than its
+    ends: the two layers that one skip goes around.
     """
-    crossing = crossing_bytes(graph)
-    found = _cheapest_borders(graph, places, run, crossing)
+    crossing, limit = crossing_bytes(graph), SETTINGS.much_less_crossing
     start, period, length = run
+    found = _cheapest_borders(graph, places, run, crossing)
     for multiple in range(2, min(SETTINGS.most_repetitions, length // (2 * period)) + 1):
         wider = _cheapest_borders(graph, places, (start, multiple * period, length), crossing)
-        if _mean(wider, crossing) < SETTINGS.much_less_crossing * _mean(found, crossing):
-            found = wider
+        inside = [k for k in found if wider[0] < k < wider[-1] and k not in wider]
+        saved = [k for k in inside if _ends(wider, k, crossing) <= limit * crossing[k]]
+        if 2 * len(saved) > len(inside):
+            return wider
     return found
 
 
-def _mean(borders: Sequence[int], crossing: Sequence[int]) -> float:
-    return sum(crossing[k] for k in borders) / len(borders)
+def _ends(borders: Sequence[int], k: int, crossing: Sequence[int]) -> int:
+    """The bytes that cross the larger of the two borders around a place."""
+    i = bisect.bisect(borders, k)
+    return max(crossing[borders[i - 1]], crossing[borders[i]])
 
 
 def _cheapest_borders(
@@ -151,7 +156,8 @@ def _cheapest_borders(
     def cost(found: Sequence[int]) -> tuple[float, int, Sequence[int]]:
         # A value that several borders share is saved once.
         size = sum(graph.sizes[v] for v in crossing_values(graph, found))
-        return size / len(found), -len(found), found
+        # Of equal cuts the last one: a person's block ends with what the layer returns.
+        return size / len(found), -len(found), [-k for k in found]
 
     return min((borders(offset, which) for offset in range(period) for which in (0, -1)), key=cost)
 

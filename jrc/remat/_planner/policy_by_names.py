@@ -102,12 +102,18 @@ class _Reader:
             if stage.region:
                 self._read_region(program, stage, times)
             elif stage.inside is None and len(stage.positions) > 1:
-                first = program.eqns[program.steps[stage.positions[0]]]
-                self.constructs.append(
-                    f"what JAX saves from {place(first)} on, outside of all regions"
-                )
+                self._read_left_to_jax(program, stage)
             else:
                 self._read_construct(program, stage, times)
+
+    def _read_left_to_jax(self, program: Program, stage: Stage) -> None:
+        """Read equations that are left to JAX: in a region of the user's, they are recomputed."""
+        eqns = [program.eqns[program.steps[k]] for k in stage.positions]
+        made = {program.unmarked(v) for eqn in eqns for v in eqn.outvars}
+        if not self.opened.count or not made.isdisjoint(self.opened.inside):
+            self.constructs.append(
+                f"what JAX saves from {place(eqns[0])} on, outside of all regions"
+            )
 
     def _read_region(self, program: Program, stage: Stage, times: int) -> None:
         made = [
