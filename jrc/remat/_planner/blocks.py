@@ -94,14 +94,19 @@ def longest_repetition(kinds: Sequence[Any]) -> Run:
 
 
 def crossing_values(graph: CostGraph, borders: Sequence[int]) -> frozenset[int]:
-    """Return the values that are made in front of one of these borders and read behind it."""
+    """Return the values that are made in front of one of these borders and read behind it.
+
+    Args:
+        graph: The cost graph.
+        borders: Indices into its nodes, in rising order.
+    """
     last = _last_readers(graph)
-    return frozenset(
-        v
-        for k, node in enumerate(graph.nodes)
-        for v in node.makes
-        if any(k < border <= last.get(v, -1) for border in borders)
-    )
+    found: set[int] = set()
+    for k, node in enumerate(graph.nodes):
+        i = bisect.bisect(borders, k)
+        if i < len(borders):
+            found.update(v for v in node.makes if borders[i] <= last.get(v, -1))
+    return frozenset(found)
 
 
 def crossing_bytes(graph: CostGraph) -> list[int]:

@@ -12,10 +12,11 @@ from jrc._jaxpr import Program, is_variable, nbytes
 from jrc.remat._gradient.residuals import Residuals
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.decision import Decision
-from jrc.remat._planner.hand_made import hand_made, kept_by_xla
+from jrc.remat._planner.hand_made import hand_made
 from jrc.remat._planner.inner_programs import pareto_front
 from jrc.remat._planner.memory_model import (
     bytes_left_to_jax,
+    kept_by_xla,
     lent_bytes,
     should_try_plain_first,
     unfusable_bytes,

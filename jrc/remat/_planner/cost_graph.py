@@ -4,6 +4,7 @@ The solver sees this graph and nothing else of the program; `build_cost_graph` m
 """
 
 import dataclasses
+import functools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class CostGraph:
         """Return whether XLA computes a variable inside of its readers."""
         return not self.recomputed_bytes[v] and not self.passing_bytes[v]
 
-    @property
+    @functools.cached_property
     def flops(self) -> int:
         """FLOPs of one forward pass, at least 1."""
         return max(1, sum(node.flops for node in self.nodes))

@@ -7,13 +7,14 @@ places elsewhere may compile to a few per cent less.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, facts_of
 from jrc.remat._planner.blocks import block_borders, crossing_values, end_of_last_block
-from jrc.remat._planner.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.memory_model import kept_by_xla
 from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve
 from jrc.remat._planner.stages import decision_of, decision_of_blocks
 
@@ -56,19 +57,6 @@ def hand_made(
             decision = decision_of_blocks(graph, point, borders)
             found.append(HandMade(name, point, decision))
     return found
-
-
-def kept_by_xla(graph: CostGraph, nodes: Iterable[CostNode]) -> frozenset[int]:
-    """Return what XLA keeps for the backward pass of equations that are left to JAX.
-
-    These are results of kernels and of passes over data, and the operands of kernels. What it can
-    compute inside of a reader it computes there once more, whatever JAX saves.
-    """
-    kept: set[int] = set()
-    for node in nodes:
-        kept.update(v for v in node.makes if not graph.is_fused(v))
-        kept.update(v for v, _ in node.operands)
-    return frozenset(kept)
 
 
 def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:

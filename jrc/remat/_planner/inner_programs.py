@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import itertools
+import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,10 +26,19 @@ from jrc.remat._planner.branch_options import branch_options
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.memory_model import kept_by_xla
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve, spread_evenly
+from jrc.remat._planner.solver import (
+    InnerOption,
+    ParetoPoint,
+    TooMuchWork,
+    solve,
+    spread_evenly,
+)
 from jrc.remat._planner.stages import decision_of
 from jrc.remat._planner.trace import inlined_program
+
+_logger = logging.getLogger("jrc")
 
 
 def pareto_front(
@@ -50,7 +60,30 @@ def pareto_front(
     active = active_variables(program, perturbed, wanted)
     graph = build_cost_graph(program, active, carried)
     options = _inner_options(program, active)
-    return graph, options, solve(graph, options, times)
+    try:
+        points = solve(graph, options, times)
+    except TooMuchWork:
+        _logger.warning(
+            "jrc: a program of %d equations takes the planner too much work; its candidates are "
+            "ways by hand",
+            len(graph.nodes),
+        )
+        points = _without_search(graph, options, times)
+    return graph, options, points
+
+
+def _without_search(
+    graph: CostGraph, options: Mapping[int, Sequence[InnerOption]], times: int
+) -> list[ParetoPoint]:
+    """The Pareto front of a few save sets: nothing, kernels' results, all that XLA keeps."""
+    kernels = frozenset(v for node in graph.nodes for v in node.makes if not graph.is_fused(v))
+    sets = (frozenset(), kernels, kept_by_xla(graph, graph.nodes))
+    found = [point for each in sets for point in solve(graph, options, times, saved=each)]
+    front: list[ParetoPoint] = []
+    for point in sorted(found, key=lambda each: (each.peak, each.flops)):
+        if not front or point.flops < front[-1].flops:
+            front.append(point)
+    return front
 
 
 def _inner_options(program: Program, active: set[Any]) -> dict[int, list[InnerOption]]:

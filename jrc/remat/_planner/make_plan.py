@@ -1,6 +1,8 @@
 """`jrc.plan`: the cheapest recomputation that fits a budget."""
 
 import functools
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +16,11 @@ from jrc.remat._gradient.compiled_memory import Memory, memory_needed
 from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.plan import Plan
+from jrc.remat._planner.plan_cache import plan_in
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
+from jrc.remat._planner.signature import signature_of
+from jrc.remat._planner.trace import traced_for_plan
 
 
 def plan(
@@ -27,15 +32,18 @@ def plan(
     verify: bool = True,
     compilations: int = 5,
     respect_checkpoints: bool = False,
+    cache: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """Return the cheapest recomputation whose compiled gradient program fits a budget.
 
     For every intermediate value the planner weighs saving it against recomputing it, in FLOPs and
     in bytes at each position of the backward pass: what is saved so far, what is recomputed there,
-    cotangents. It plans inside of `lax.scan` and `shard_map` too, and cuts loops into chunks where
-    that pays. The result is a fixed row of candidates from the leanest to nothing recomputed; the
-    budget picks one of them by compiling a few. Nothing is run. The function is called twice to
-    find the row, and once more for each candidate that is compiled.
+    cotangents. It plans inside of `lax.scan` and `shard_map` too, cuts loops into chunks where that
+    pays, and gives the first steps of a loop a leaner plan than the last. The result is a fixed row
+    of candidates from the leanest to nothing recomputed; the budget picks one of them by compiling
+    a few. Ways by hand stand beside them: every block under `jax.checkpoint`, products saved, and
+    the like. Nothing is run. The function is called twice to find the row, and once more for each
+    candidate that is compiled.
 
     `Plan.apply` is the plan itself; `Plan.policy` says it by names, for a framework that takes a
     policy of `jax.checkpoint`.
@@ -69,12 +77,14 @@ def plan(
         fn: A JAX-traceable function of pytrees that returns a scalar loss, floating; pure, but
             that it may change variables of flax nnx modules that it is given.
         *args: Its arguments, by position: arrays, numbers, or `jax.ShapeDtypeStruct`s, in any
-            pytree. Numbers are traced, as under `jax.jit`; strings, functions and the like stay
-            what they are, and are passed to the planned function in the same way. Others are
-            bound before: `functools.partial(fn, train=True)` is what is planned and applied to.
+            pytree. Numbers are traced, as under `jax.jit`, unless `fn` needs their values (a shape
+            depends on them, an equinox module has them as fields); then they stay numbers, as the
+            log says. Strings, functions and the like stay what they are, and are passed to the
+            planned function in the same way. Others are bound before:
+            `functools.partial(fn, train=True)` is what is planned and applied to.
         budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), or a fraction (`float` in [0, 1])
             between the least peak that is reached (0) and that with nothing recomputed (1). A
-            fraction costs up to five more compilations, for the two ends.
+            fraction costs up to six more compilations, for the two ends.
         argnums: The arguments that are differentiated.
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
@@ -82,10 +92,13 @@ def plan(
         compilations: How many programs may be compiled (two, if one is asked for: the leanest and
             the plain one); each more halves the steps of the row of plans. One is enough where
             nothing need be recomputed, one more is compiled where only the model thought so, and up
-            to five more before a budget is refused, for the two ends.
+            to seven more before a budget is refused: the leanest candidates, the leanest ways by
+            hand, and the plain one. Equal programs are compiled once.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.
+        cache: A folder of plans. A plan for the same program, arguments of this function, device
+            and versions is read from there; a new one is stored.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never one with
@@ -120,17 +133,48 @@ def plan(
     remedy = "Five find one of about thirty plans, each more doubles their number."
     compilations = whole_number(compilations, "compilations", who, least=1, most=10, remedy=remedy)
 
+    if cache is not None and not isinstance(cache, str | os.PathLike):
+        raise TypeError(
+            f"{who}: cache must be the path of a folder, got {type(cache).__name__}. Write "
+            'cache="plans".'
+        )
+
     def found() -> Plan:
         problem = PlanningProblem.of(
             fn, args, argnums, has_aux, who, compilations, respect_checkpoints
         )
+        return choose(problem, limit, _Compiler(problem) if verify else None, who)
 
-        def compiled(candidate: Candidate) -> Memory:
-            return memory_needed(problem.lowered(candidate))
+    def stored() -> Plan:
+        if cache is None:
+            return found()
+        traced = traced_for_plan(fn, args, {}, who, respect_checkpoints)
+        signature = signature_of(traced.program, traced.closed, respect_checkpoints)
+        asked = {
+            "budget": limit,
+            "argnums": argnums,
+            "has_aux": has_aux,
+            "verify": verify,
+            "compilations": compilations,
+        }
+        return plan_in(cache, signature, args, asked, found)
 
-        return choose(problem, limit, compiled if verify else None, who)
+    return plan_of_process_0(stored, who)
 
-    return plan_of_process_0(found, who)
+
+class _Compiler:
+    """Compiles candidates; equal programs once."""
+
+    def __init__(self, problem: PlanningProblem):
+        self.problem = problem
+        self.known: dict[str, Memory] = {}
+
+    def __call__(self, candidate: Candidate) -> Memory:
+        lowered = self.problem.lowered(candidate)
+        text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+        if text not in self.known:
+            self.known[text] = memory_needed(lowered)
+        return self.known[text]
 
 
 def plan_within(

@@ -24,6 +24,7 @@ import jax
 
 from jrc._jaxpr import INPUT, Fusion, Program, facts_of, is_variable, nbytes
 from jrc.remat._gradient.residuals import Residuals
+from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.settings import SETTINGS
 
 
@@ -101,6 +102,19 @@ def cotangent_bytes(program: Program, order: Sequence[int], active: set[Any]) ->
                 change[at[p]] += nbytes(var.aval)
                 change[max(reading) + 1] -= nbytes(var.aval)
     return list(itertools.accumulate(change))[:-1]
+
+
+def kept_by_xla(graph: CostGraph, nodes: Iterable[CostNode]) -> frozenset[int]:
+    """Return what XLA keeps for the backward pass of equations that are left to JAX.
+
+    These are results of kernels and of passes over data, and the operands of kernels. What it can
+    compute inside of a reader it computes there once more, whatever JAX saves.
+    """
+    kept: set[int] = set()
+    for node in nodes:
+        kept.update(v for v in node.makes if not graph.is_fused(v))
+        kept.update(v for v, _ in node.operands)
+    return frozenset(kept)
 
 
 def bytes_left_to_jax(residuals: int, kept: int) -> int:

@@ -65,8 +65,7 @@ def choose(
         # Before a budget is refused, both ends are compiled, the lean one first.
         found = max((i for i in (*peaks.memory, *lean) if peaks.of(i) <= budget), default=None)
         found = top if found is None and peaks.of(top) <= budget else found
-    if compiled:
-        found = _cheaper_by_hand(problem, peaks, budget, found)
+    found = _cheaper_by_hand(problem, peaks, budget, found)
     leanest = min(peaks.memory, key=peaks.of) if peaks.memory else 0
     chosen = leanest if found is None else found
     candidate = problem.all[chosen]

@@ -21,6 +21,8 @@ class PlannerSettings:
             is needed, without looking at the other way.
         labels: How many labels the solver keeps at one place, about.
         states: How many states of undecided values the solver keeps between two equations.
+        label_steps: The bound on the solver's work: labels, summed over the equations. Where it is
+            reached, only ways by hand are candidates.
         coarse_rest: Cells into which closed bytes are divided when there are too many labels.
         coarse_open: The same for the bytes of the open region.
         repeated_flops: Blocks are runs of equal products if these have at least this share of the
@@ -59,6 +61,7 @@ class PlannerSettings:
     tiny_share: float = 1 / 4000
     labels: int = 400
     states: int = 64
+    label_steps: int = 20_000_000
     coarse_rest: int = 400
     coarse_open: int = 100
     repeated_flops: float = 0.5

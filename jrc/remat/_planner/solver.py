@@ -88,8 +88,15 @@ def solve(
 
     Returns:
         Points with rising peak and falling FLOPs; none if no save set is possible.
+
+    Raises:
+        TooMuchWork: If a search takes more steps than `settings.label_steps`.
     """
     return _Solver(graph, options or {}, times, settings, saved).front()
+
+
+class TooMuchWork(Exception):
+    """The solver has reached its bound on work, which is the same on every host."""
 
 
 def spread_evenly(points: Sequence[ParetoPoint], base: int, count: int) -> list[ParetoPoint]:
@@ -135,7 +142,11 @@ class _Solver:
     def front(self) -> list[ParetoPoint]:
         zero = np.zeros(1)
         states = {frozenset(): Labels(zero, zero, zero, zero, np.zeros(1, int))}
+        work = 0
         for node in reversed(self.graph.nodes):
+            work += sum(len(labels.flops) for labels in states.values())
+            if work > self.settings.label_steps and self.saved is None:
+                raise TooMuchWork
             found: dict[Key, list[Labels]] = {}
             for key, labels in states.items():
                 for new, made in self._before(node, key, labels):

@@ -1,0 +1,105 @@
+"""Plans in a folder, programs that are compiled once, and the bound on the solver's work."""
+
+import dataclasses
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+from jrc.remat._planner import inner_programs, make_plan, solver
+from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.settings import SETTINGS
+
+
+def loss(weights, x, times=4):
+    for _ in range(times):
+        x = jnp.tanh(jnp.sin(x @ weights) @ weights)
+    return jnp.sum(x**2)
+
+
+ARGS = jnp.eye(16) / 2, jnp.ones((64, 16))
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The budgets that were searched for."""
+    found = []
+    choose = make_plan.choose
+
+    def counted(problem, limit, *rest):
+        found.append(limit)
+        return choose(problem, limit, *rest)
+
+    monkeypatch.setattr(make_plan, "choose", counted)
+    return found
+
+
+def test_a_plan_is_found_again(tmp_path, searches):
+    first = jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path / "plans")
+    # Another function with the same program, and arrays of other values.
+    again = jrc.plan(
+        lambda w, x: loss(w, x), 2 * ARGS[0], ARGS[1], budget=0.5, cache=str(tmp_path / "plans")
+    )
+    assert again == first and len(searches) == 1
+    assert jax.jit(jax.grad(again.apply(loss)))(*ARGS).shape == (16, 16)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(budget=0.25),
+        dict(verify=False),
+        dict(compilations=4),
+        dict(args=(ARGS[0], jnp.ones((32, 16)))),
+        dict(args=(ARGS[0].astype(jnp.bfloat16), ARGS[1])),
+        dict(args=jax.device_put(ARGS, jax.devices()[1])),
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_a_plan_follows_from_is_compared(tmp_path, searches, change):
+    jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path)
+    change = dict(change)
+    args = change.pop("args", ARGS)
+    jrc.plan(loss, *args, **dict(budget=0.5) | change, cache=tmp_path)
+    assert len(searches) == 2 and len(list(tmp_path.glob("*.json"))) == 2
+
+
+def test_a_damaged_plan_is_made_again(tmp_path, searches, caplog):
+    first = jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text()[:100])
+    with caplog.at_level(logging.WARNING, "jrc"):
+        assert jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path) == first
+    assert "is no plan and is replaced" in caplog.text
+    assert jrc.Plan.from_json(path.read_text()) == first and len(searches) == 2
+
+
+def test_a_folder_is_a_path():
+    with pytest.raises(TypeError, match="cache must be the path of a folder, got bool"):
+        jrc.plan(loss, *ARGS, budget=0.5, cache=True)
+
+
+def test_equal_programs_are_compiled_once(monkeypatch):
+    problem = PlanningProblem.of(loss, ARGS, 0, False, "test")
+    compiled = []
+    needed = make_plan.memory_needed
+    monkeypatch.setattr(make_plan, "memory_needed", lambda low: compiled.append(0) or needed(low))
+    compiler = make_plan._Compiler(problem)
+    twin = dataclasses.replace(problem.candidates[0], name="the same under another name")
+    assert compiler(problem.candidates[0]) == compiler(twin)
+    assert len(compiled) == 1
+
+
+def test_beyond_the_bound_on_work_ways_by_hand_remain(monkeypatch, caplog):
+    few = dataclasses.replace(SETTINGS, label_steps=20)
+    monkeypatch.setattr(inner_programs, "solve", functools.partial(solver.solve, settings=few))
+    with caplog.at_level(logging.WARNING, "jrc"):
+        plan = jrc.plan(loss, *ARGS, budget=0.0)
+    assert "takes the planner too much work" in caplog.text
+    monkeypatch.undo()
+    nothing = jrc.plan(loss, *ARGS, budget=1.0)
+    assert plan.verified.peak_bytes < nothing.verified.peak_bytes
+    assert {each.name for each in plan.candidates} >= {"every block recomputed"}
