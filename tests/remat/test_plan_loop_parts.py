@@ -130,3 +130,14 @@ def test_a_plan_in_parts_is_stored_and_edits_are_refused():
 def test_the_convex_front_drops_what_lies_above_a_line():
     options = [InnerOption(0, peak, flops) for peak, flops in [(1, 9), (2, 8), (3, 2), (9, 0)]]
     assert [(each.peak, each.flops) for each in _convex_front(options)] == [(1, 9), (3, 2), (9, 0)]
+
+
+def test_every_step_recomputed_is_a_way_by_hand():
+    """What `jax.checkpoint` around the body does: carries are saved, and nothing else."""
+    (way,) = [each for each in problem().by_hand if each.name == "every step recomputed"]
+    (inside,) = [stage.inside for stage in way.decision.stages if stage.inside]
+    (stage,) = inside.stages
+    assert stage.region and stage.recomputed and not stage.saved
+    plain = jax.jit(jax.value_and_grad(lstm))(*arguments())
+    applied = problem().applied(way, lstm)
+    assert largest_error(jax.jit(jax.value_and_grad(applied))(*arguments()), plain) < 1e-5

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jrc._jaxpr import Program, facts_of, primitive_name
-from jrc.remat._planner.cost_graph import CostGraph
+from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.settings import SETTINGS
 
 Run = tuple[int, int, int]
@@ -25,7 +25,7 @@ def block_borders(program: Program, graph: CostGraph) -> list[int]:
     A border at index k lies in front of node k.
     """
     equations = {
-        k: program.eqns[program.steps[node.position]]
+        k: _equation(program, node)
         for k, node in enumerate(graph.nodes)
         if node.flops and node.position >= 0
     }
@@ -168,13 +168,18 @@ def _cheapest_borders(
 
 
 def _products(program: Program, graph: CostGraph) -> list[int]:
-    """The nodes that are matrix products or convolutions."""
+    """The nodes that are matrix products or convolutions, or constructs with programs inside."""
     return [
         k
         for k, node in enumerate(graph.nodes)
         if node.position >= 0
-        and facts_of(program.eqns[program.steps[node.position]]).is_contraction
+        and node.flops
+        and (node.inner_bytes is not None or facts_of(_equation(program, node)).is_contraction)
     ]
+
+
+def _equation(program: Program, node: CostNode) -> Any:
+    return program.eqns[program.steps[node.position]]
 
 
 def _last_readers(graph: CostGraph) -> dict[int, int]:

@@ -50,10 +50,16 @@ def hand_made(
     for name, values in _save_sets(program, graph).items():
         for point in solve(graph, options, saved=values)[:1]:
             found.append(HandMade(name, point, decision_of(graph, point)))
+    loops = {p: [each for each in some if each.by_hand] for p, some in (options or {}).items()}
+    if any(loops.values()):
+        loops = {p: some or (options or {})[p] for p, some in loops.items()}
+        for point in solve(graph, loops, saved=kept_by_xla(graph, graph.nodes))[:1]:
+            found.append(HandMade("every step recomputed", point, decision_of(graph, point)))
     for name, borders in _borders(program, graph).items():
         behind = kept_by_xla(graph, graph.nodes[max(borders) :])
         values = crossing_values(graph, borders) | behind
-        for point in solve(graph, options, saved=values)[:1]:
+        # A construct in a block is recomputed with it.
+        for point in solve(graph, saved=values)[:1]:
             decision = decision_of_blocks(graph, point, borders)
             found.append(HandMade(name, point, decision))
     return found

@@ -35,7 +35,7 @@ from jrc.remat._planner.solver import (
     solve,
     spread_evenly,
 )
-from jrc.remat._planner.stages import decision_of
+from jrc.remat._planner.stages import decision_of, decision_of_blocks
 from jrc.remat._planner.trace import inlined_program
 
 _logger = logging.getLogger("jrc")
@@ -118,10 +118,12 @@ def _loop_options(program: Program, p: int, active: set[Any]) -> list[InnerOptio
         copied=_copied_bytes(eqn, end, active),
         constants=sum(v.aval.size for v in perturbed.intersection(body.jaxpr.invars[:start])),
     )
+    by_hand: list[InnerOption] = []
     if not any(node.runs_once for node in graph.nodes if node.position >= 0):
         options += _chunked(options, loop)
+        by_hand = _every_step_recomputed(graph, length)
     options = _undominated(options)
-    return _undominated(options + _in_parts(options, loop))
+    return _undominated(options + _in_parts(options, loop)) + by_hand
 
 
 def _perturbed_in_loop(body: Program, eqn: Any, active: set[Any], start: int, end: int) -> set[Any]:
@@ -137,6 +139,22 @@ def _perturbed_in_loop(body: Program, eqn: Any, active: set[Any], start: int, en
         if more <= perturbed:
             return perturbed
         perturbed |= more
+
+
+def _every_step_recomputed(graph: CostGraph, length: int) -> list[InnerOption]:
+    """The body of a loop under one `jax.checkpoint`, which saves nothing but the carries."""
+    carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
+    return [
+        InnerOption(
+            point.saved,
+            point.peak,
+            point.flops * length,
+            decision_of_blocks(graph, point, ()),
+            by_hand=True,
+        )
+        for point in solve(graph, None, length, saved=carried)[:1]
+        if point.flops
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

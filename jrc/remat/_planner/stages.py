@@ -35,6 +35,8 @@ def decision_of_blocks(graph: CostGraph, point: ParetoPoint, borders: Sequence[i
     _, recomputed = _recomputation(graph, point)
     stages = []
     for part in itertools.starmap(range, itertools.pairwise([0, *borders, len(graph.nodes)])):
+        # A node without a position is the carries of a loop.
+        part = [k for k in part if graph.nodes[k].position >= 0]
         positions = tuple(sorted(graph.nodes[k].position for k in part))
         rerun = [k for k in part if recomputed[k]]
         region = any(not graph.is_fused(v) for k in rerun for v in graph.nodes[k].makes)
