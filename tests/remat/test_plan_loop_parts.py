@@ -9,7 +9,7 @@ import pytest
 
 import jrc
 from jrc.remat._planner.decision import Decision
-from jrc.remat._planner.inner_programs import _convex_front
+from jrc.remat._planner.loop_options import _convex_front
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.solver import InnerOption
 from tests.remat.measure import largest_error

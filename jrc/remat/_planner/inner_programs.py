@@ -1,31 +1,18 @@
 """Planning inside of loops, branches and `shard_map`: the options of such a construct."""
 
-import dataclasses
 import functools
-import itertools
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jrc._jaxpr import (
-    Program,
-    evaluate,
-    is_variable,
-    loop_parts,
-    nbytes,
-    primitive_name,
-    rebuild,
-    repeats,
-)
-from jrc._tree import is_floating
+from jrc._jaxpr import Program, evaluate, is_variable, primitive_name, rebuild, repeats
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.branch_options import branch_options
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.cost_graph import CostGraph
-from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.loop_options import loop_options
 from jrc.remat._planner.memory_model import kept_by_xla
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import (
@@ -35,7 +22,7 @@ from jrc.remat._planner.solver import (
     solve,
     spread_evenly,
 )
-from jrc.remat._planner.stages import decision_of, decision_of_blocks
+from jrc.remat._planner.stages import decision_of
 from jrc.remat._planner.trace import inlined_program
 
 _logger = logging.getLogger("jrc")
@@ -97,195 +84,6 @@ def _inner_options(program: Program, active: set[Any]) -> dict[int, list[InnerOp
     return found
 
 
-def _loop_options(program: Program, p: int, active: set[Any]) -> list[InnerOption]:
-    """Options of a `scan`: plans of its body, and the same in chunks."""
-    eqn = program.eqns[p]
-    body, length = inlined_program(eqn.params["jaxpr"]), repeats(eqn)
-    start, count = loop_parts(eqn)
-    end = start + count
-    carried = body.jaxpr.invars[start:end]
-    perturbed = _perturbed_in_loop(body, eqn, active, start, end)
-    wanted = [x for x in body.jaxpr.outvars if is_variable(x) and is_floating(x.aval)]
-    graph, _, points = pareto_front(body, perturbed, wanted, length, carried)
-    options = [
-        InnerOption(point.saved, point.peak, point.flops * length, decision_of(graph, point))
-        for point in spread_evenly(points, graph.flops, SETTINGS.inner_options)
-    ]
-    loop = _Loop(
-        length,
-        graph.flops,
-        carry=sum(nbytes(v.aval) for v in carried),
-        copied=_copied_bytes(eqn, end, active),
-        constants=sum(v.aval.size for v in perturbed.intersection(body.jaxpr.invars[:start])),
-    )
-    by_hand: list[InnerOption] = []
-    if not any(node.runs_once for node in graph.nodes if node.position >= 0):
-        options += _chunked(options, loop)
-        by_hand = _every_step_recomputed(graph, length)
-    options = _undominated(options)
-    return _undominated(options + _in_parts(options, loop)) + by_hand
-
-
-def _perturbed_in_loop(body: Program, eqn: Any, active: set[Any], start: int, end: int) -> set[Any]:
-    """The inputs of a loop's body that are differentiated in some step."""
-    inputs = body.jaxpr.invars
-    perturbed = {
-        v for v, x in zip(inputs, eqn.invars, strict=True) if is_variable(x) and x in active
-    }
-    while True:
-        reached = active_variables(body, perturbed, body.jaxpr.outvars) | perturbed
-        pairs = zip(inputs[start:end], body.jaxpr.outvars[: end - start], strict=True)
-        more = {v for v, x in pairs if is_variable(x) and x in reached}
-        if more <= perturbed:
-            return perturbed
-        perturbed |= more
-
-
-def _every_step_recomputed(graph: CostGraph, length: int) -> list[InnerOption]:
-    """The body of a loop under one `jax.checkpoint`, which saves nothing but the carries."""
-    carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
-    return [
-        InnerOption(
-            point.saved,
-            point.peak,
-            point.flops * length,
-            decision_of_blocks(graph, point, ()),
-            by_hand=True,
-        )
-        for point in solve(graph, None, length, saved=carried)[:1]
-        if point.flops
-    ]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Loop:
-    """A loop.
-
-    Attributes:
-        length: Its steps.
-        flops: FLOPs of one step.
-        carry: Bytes of its carries.
-        copied: Bytes of the copies of its inputs and results if it runs in parts.
-        constants: Entries of what all steps read, whose gradients are added up.
-    """
-
-    length: int
-    flops: int
-    carry: int
-    copied: int
-    constants: int
-
-
-def _copied_bytes(eqn: Any, end: int, active: set[Any]) -> int:
-    """Bytes of slices of what a loop goes over, of their gradients, and of its joined results."""
-    _, carried = loop_parts(eqn)
-    sliced = [x for x in eqn.invars[end:] if is_variable(x)]
-    gradients = [x for x in sliced if x in active]
-    return sum(nbytes(x.aval) for x in (*sliced, *gradients, *eqn.outvars[carried:]))
-
-
-def _chunked(options: Sequence[InnerOption], loop: _Loop) -> list[InnerOption]:
-    """The options in chunks: carries between chunks are saved, each chunk is recomputed.
-
-    Gradients of constants are added up chunk by chunk too.
-    """
-    found = []
-    for option in options:
-        each = option.saved / loop.length
-        work = option.peak - option.saved
-        best = math.sqrt(loop.length * each / max(loop.carry, 1))
-        for chunks in {_near_divisor(loop.length, scale * best) for scale in SETTINGS.chunk_scales}:
-            if not 1 < chunks < loop.length:
-                continue
-            # Steps that are left over run last, and are not recomputed.
-            size, rest = divmod(loop.length, chunks)
-            saved = int(chunks * loop.carry + rest * each)
-            peak = int(chunks * loop.carry + max(size, rest) * each + work)
-            flops = option.flops + (loop.flops * size + loop.constants) * chunks
-            body = dataclasses.replace(option.body, chunks=chunks)
-            found.append(InnerOption(saved, peak, flops, body))
-    return found
-
-
-def _in_parts(options: Sequence[InnerOption], loop: _Loop) -> list[InnerOption]:
-    """Options whose first steps run under one option, and the last steps under a richer one.
-
-    The price between two options that lie far apart then follows the bytes in a line. What the last
-    steps save is freed before the first are differentiated.
-    """
-    found = []
-    for lean, rich in itertools.pairwise(_convex_front(options)):
-        price = (lean.flops - rich.flops) / (3 * loop.flops * loop.length)
-        count = min(int(price / SETTINGS.part_price), SETTINGS.most_parts, loop.length)
-        for i in range(1, count):
-            steps = _whole_chunks(lean.body, loop.length, round(loop.length * i / count))
-            if 0 < steps < loop.length:
-                found.append(_split(lean, rich, loop, steps))
-    return found
-
-
-def _whole_chunks(body: Decision, length: int, steps: int) -> int:
-    """The number of steps, rounded to whole chunks."""
-    size = length // body.chunks if body.chunks else 1
-    return round(steps / size) * size
-
-
-def _split(lean: InnerOption, rich: InnerOption, loop: _Loop, steps: int) -> InnerOption:
-    """The first steps under one option, the rest under another."""
-    share = steps / loop.length
-    bodies = [_for_steps(lean.body, loop.length, steps)]
-    bodies.append(_for_steps(rich.body, loop.length, loop.length - steps))
-    first, last = int(lean.saved * share), int(rich.saved * (1 - share))
-    saved = first + last + loop.carry + loop.copied
-    # A chunk of the last steps is no larger than all of them.
-    inside = min(rich.peak - rich.saved, int(rich.peak * (1 - share)) + loop.carry)
-    peak = max(saved + inside, first + loop.carry + loop.copied + lean.peak - lean.saved)
-    flops = int(lean.flops * share + rich.flops * (1 - share)) + loop.constants
-    parts = ((steps, bodies[0]), (loop.length - steps, bodies[1]))
-    return InnerOption(saved, peak, flops, Decision((), parts=parts))
-
-
-def _for_steps(body: Decision, length: int, steps: int) -> Decision:
-    """The decision for fewer steps of a loop, in chunks of the same size."""
-    if not body.chunks:
-        return body
-    chunks = steps // (length // body.chunks)
-    return dataclasses.replace(body, chunks=chunks if chunks > 1 else 0)
-
-
-def _convex_front(options: Sequence[InnerOption]) -> list[InnerOption]:
-    """The options with falling FLOPs per byte, the leanest first."""
-    front: list[InnerOption] = []
-    for option in sorted(options, key=lambda each: (each.peak, each.flops)):
-        if front and option.flops >= front[-1].flops:
-            continue
-        while len(front) > 1 and _slope(front[-2], option) <= _slope(front[-2], front[-1]):
-            front.pop()
-        front.append(option)
-    return front
-
-
-def _slope(one: InnerOption, other: InnerOption) -> float:
-    return (other.flops - one.flops) / max(other.peak - one.peak, 1)
-
-
-def _near_divisor(length: int, target: float) -> int:
-    """The divisor nearest to a number by ratio; the rounded number where all are far."""
-    target = min(max(target, 1.0), float(length))
-    divisors = [d for d in range(1, length + 1) if length % d == 0]
-    best = min(divisors, key=lambda d: abs(math.log(d / target)))
-    return best if 0.5 < best / target < 2 else max(1, round(target))
-
-
-def _undominated(options: Sequence[InnerOption]) -> list[InnerOption]:
-    """The options that no other beats in peak, saved bytes and FLOPs."""
-    front: list[InnerOption] = []
-    for option in sorted(options, key=lambda each: (each.peak, each.flops, each.saved)):
-        if all(other.flops > option.flops or other.saved > option.saved for other in front):
-            front.append(option)
-    return front
-
-
 def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[InnerOption]:
     """Options of a `shard_map`, whose sizes are those of one device's part."""
     eqn = program.eqns[p]
@@ -311,7 +109,7 @@ def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[Inner
 
 
 _PLANNED = {
-    "scan": _loop_options,
+    "scan": functools.partial(loop_options, pareto_front),
     "shard_map": _shard_map_options,
     "cond": functools.partial(branch_options, pareto_front),
 }
