@@ -48,7 +48,7 @@ def _title(task: Task) -> str:
         f"{settings['batch']}): held-out {what} at the end, mean and range of {spread}, "
         "differences to dense with as many replicas ± their standard error over the seeds, and "
         "whether the mean lies within the range of the dense seeds or how far outside; the loss of "
-        f"training over the last {_last_stretch(first)} of the steps, and its difference; bytes "
+        f"training over the last {_last_steps(first)} of the steps, and its difference; bytes "
         "that a replica sent in the whole run and in its last step, as a share of dense "
         f"({first['device'].split(' x ')[-1]}, jax {first['jax']})"
     )
@@ -120,7 +120,7 @@ def training(runs: Runs) -> dict[str, float]:
     return {seed: run["curve"][-1]["train_loss"] for seed, run in runs.items()}
 
 
-def _last_stretch(run: Mapping[str, Any]) -> str:
+def _last_steps(run: Mapping[str, Any]) -> str:
     before, end = (point["step"] for point in run["curve"][-2:])
     return f"{(end - before) / end:.0%}"
 

@@ -65,7 +65,7 @@ CASES = {
         2 * (2 * 5 * 8 * 8) * (3 * 3 * 3),
     ),
     "moving data": (lambda: count(lambda a: a.T.reshape(-1)[None], A), 0),
-    "nobody reads it": (
+    "not read": (
         lambda: count(
             lambda a: jax.lax.scan(lambda c, _: (jnp.sin(c), c @ B), a, None, length=5)[0], A
         ),

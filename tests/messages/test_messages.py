@@ -10,7 +10,7 @@ from tests.messages import compat_rows, dgc_rows, remat_rows, train_rows
 
 ROWS = [*remat_rows.ROWS, *dgc_rows.ROWS, *train_rows.ROWS, *compat_rows.ROWS]
 
-ROOMS = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, models.resnet)
+PACKAGES = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, models.resnet)
 
 # Names without a row, and why.
 TAKES_ANYTHING = {
@@ -55,10 +55,10 @@ def owner(name):
 
 def public():
     """Every public name that can be called: all of a package, of a module what it defines."""
-    for room in ROOMS:
-        for name, value in vars(room).items():
+    for package in PACKAGES:
+        for name, value in vars(package).items():
             if callable(value) and not name.startswith("_"):
-                if hasattr(room, "__path__") or value.__module__ == room.__name__:
+                if hasattr(package, "__path__") or value.__module__ == package.__name__:
                     yield name, value
 
 

@@ -219,7 +219,7 @@ CASES["dropout"] = Case(dropped, (WS, X, KEY), has_aux=True)
 CASES["dropout, raw key"] = Case(dropped, (WS, X, RAW_KEY), has_aux=True)
 
 
-# 1 - tanh² of what is almost 1 has few digits: the last bit of a tanh made again shows.
+# 1 - tanh² of what is almost 1 has few digits: the last bit of a recomputed tanh shows.
 @case(exact=False, tolerance=1e-3)
 def running_products(ws, x):
     """The derivative of padding keeps a literal that has no hash."""

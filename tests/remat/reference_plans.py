@@ -45,7 +45,7 @@ def every_choice(
 
 
 def stands_outside(node):
-    """Whether an equation may, or must, stand outside of all stretches."""
+    """Whether an equation may, or must, stand outside of all regions."""
     return node.inner_bytes is not None or node.has_effects
 
 
@@ -54,7 +54,7 @@ def ways_outside(node, options):
 
 
 def must_keep(graph, node, v):
-    """What must not be made again; a plan of a large program also keeps what is tiny."""
+    """What must not be recomputed; a plan of a large program also keeps what is tiny."""
     total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
     tiny = 0 if all(graph.may_save) else total // 4000
     return node.runs_once or graph.sizes[v] <= tiny
@@ -64,7 +64,7 @@ def cost_of(graph, keep, ways, times=1):
     """The cost of keeping these of the values that are wanted; `None` if that cannot be run.
 
     `ways` has for every construct what is kept of its inside where it stands outside of all
-    stretches, and `None` where it is part of one.
+    regions, and `None` where it is part of one.
     """
     nodes = graph.nodes
     constructs = [k for k, node in enumerate(nodes) if stands_outside(node)]
@@ -92,7 +92,7 @@ def cost_of(graph, keep, ways, times=1):
     if any(maker[v] < k <= last for v, last in until.items() for k in outside):
         return None
 
-    # A stretch ends behind equation k if nothing made again up to there is read later.
+    # A region ends behind equation k if nothing recomputed up to there is read later.
     first, firsts = 0, []
     for k in range(len(nodes)):
         firsts.append(first)
@@ -104,7 +104,7 @@ def cost_of(graph, keep, ways, times=1):
         return inside + sum(graph.sizes[v] for v in nodes[k].makes if v in kept)
 
     def there_at(k):
-        """Bytes that come with equation k of the stretch that is being differentiated."""
+        """Bytes that come with equation k of the region that is being differentiated."""
         node, size = nodes[k], kept_at(k)
         if k in outside:
             way = outside[k]
@@ -249,7 +249,7 @@ def least_flops_anywhere(graph: CostGraph, budget: int, seconds: float = 60.0):
     """The fewest operations with which any schedule fits, which may run anything again anywhere.
 
     Every equation makes one value. There is a stage for every equation, the last first, in which
-    its derivative is taken. Before it anything may be made again from what is there, and anything
+    its derivative is taken. Before it anything may be recomputed from what is there, and anything
     be dropped; what is there never takes more than the budget, with the cotangents of the stage.
 
     Source: Jain et al., "Checkmate", arXiv 1910.02653, sec. 4, with the forward pass left out.
@@ -262,8 +262,8 @@ def least_flops_anywhere(graph: CostGraph, budget: int, seconds: float = 60.0):
         made = lambda v, t=t: rows.var("made", t, v)  # noqa: E731
         dropped = lambda v, by, t=t: rows.var("dropped", t, v, by)  # noqa: E731
         before = [(sizes[v], there(v)) for v in range(last + 1)]
-        room = budget - nodes[last].cotangent_bytes * nodes[last].active
-        rows.at_most(room, *before)
+        limit = budget - nodes[last].cotangent_bytes * nodes[last].active
+        rows.at_most(limit, *before)
         for k in range(last + 1):
             rows.at_most(1, (1, there(k)), (1, made(k)))
             if nodes[k].runs_once:
@@ -276,7 +276,7 @@ def least_flops_anywhere(graph: CostGraph, budget: int, seconds: float = 60.0):
                 later = rows.var("there", t + 1, k)
                 rows.at_most(0, (1, later), (-1, there(k)), (-1, made(k)))
             before.append((sizes[k], made(k)))
-            rows.at_most(room, *before)
+            rows.at_most(limit, *before)
             for v in (*nodes[k].reads, k):
                 if v in nodes[last].derivative_reads:
                     continue

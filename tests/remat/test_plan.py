@@ -77,7 +77,7 @@ OFF = {
     "sharded": 0.02,
     "resnet": 0.002,
 } | dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.03)
-# The next remat runs a body inside of a chunk once more, and transposes results that nobody reads.
+# The next remat runs a body inside of a chunk once more, and transposes results that are not read.
 OFF_IN_REMAT3 = {
     "scan of a prime": 0.25,
     "what_the_user_wraps": 0.08,
@@ -145,7 +145,7 @@ def test_random_programs_rerun_what_the_plan_says(graph, data):
 
 
 def test_saved_values_fall_with_the_rungs():
-    """The derivative really keeps less, rung by rung, and never more than is predicted."""
+    """The derivative really keeps less, candidate by candidate, and never more than is predicted."""
     problem = problem_of("layers tanh")
     sizes = [
         saved_bytes(problem.applied(candidate, layers), WS, X) for candidate in problem.candidates
@@ -431,5 +431,5 @@ def test_a_rule_that_keeps_its_own_result_is_kept_rather_than_run_again():
     problem = PlanningProblem.of(fn, args, 0, False, "test")
     for candidate in problem.candidates:
         assert problem.counted(candidate) <= 1.1 * problem.predicted(candidate).flops
-    # Attention stays, and what is made again is cheap.
+    # Attention stays, and what is recomputed is cheap.
     assert problem.predicted(problem.candidates[-3]).flops_ratio < 1.02

@@ -121,8 +121,8 @@ def test_few_compilations_find_a_plan_that_fits(compilations):
 
 def test_room_enough_takes_one_compilation():
     top = len(net().candidates) - 1
-    room = max(compiled(top).peak, net().predicted(net().candidates[top]).peak_bytes)
-    for budget in (room, 100 * room):
+    enough = max(compiled(top).peak, net().predicted(net().candidates[top]).peak_bytes)
+    for budget in (enough, 100 * enough):
         plan = jrc.plan(layers, *NET, budget=budget)
         assert not plan.reruns and plan.compilations == 1
 

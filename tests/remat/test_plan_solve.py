@@ -42,7 +42,7 @@ BOUNDED = settings(
 )
 
 
-COMPILATIONS, RUNGS = 5, 31
+COMPILATIONS, CANDIDATES = 5, 31
 
 
 def planned(fn, *args):
@@ -53,7 +53,7 @@ def planned(fn, *args):
 
 
 def chosen_ways(graph, options, point):
-    """For every construct, in order, the way that a point has, `None` inside of a stretch."""
+    """For every construct, in order, the way that a point has, `None` inside of a region."""
     return [
         next(way for way in ways if way.body == point.bodies[node.position])
         if node.position in point.bodies
@@ -143,7 +143,7 @@ def test_the_front_of_a_network():
 
 
 def test_what_is_run_again_is_what_the_choice_says():
-    """The stretches of a choice run again exactly what the reference does, and keep the same."""
+    """The regions of a choice recompute exactly what the reference does, and keep the same."""
     ws = [jnp.ones((4, 4))] * 4
     graph = planned(uneven, ws, jnp.ones((8, 4)))
     for point in solve(graph):
@@ -171,7 +171,7 @@ def test_the_front_by_hand():
     ]
     sizes = (100, 40, 1)
     graph = CostGraph(tuple(nodes), sizes, sizes, (0,) * 3, (True,) * 3, ((0, 0), (1, 0), (2, 0)))
-    # Value 0 stands alone at the end of the backward pass: made again there, it still counts.
+    # Value 0 stands alone at the end of the backward pass: recomputed there, it still counts.
     assert [(p.peak, p.flops, sorted(p.values)) for p in solve(graph)] == [
         (100, 10, [1]),
         (140, 0, [0, 1]),
@@ -232,10 +232,10 @@ def test_distance_to_re_running_anything_anywhere(count, skips, capsys):
     assert distances[0] < 0.1 and distances[1] < 0.02 and distances[2] < 0.005
 
 
-@given(fits=st.lists(st.integers(1, 50), min_size=1, max_size=RUNGS), data=st.data())
+@given(fits=st.lists(st.integers(1, 50), min_size=1, max_size=CANDIDATES), data=st.data())
 @settings(BOUNDED, max_examples=100)
-def test_more_budget_never_gives_a_lower_rung(fits, data):
-    """Whatever XLA makes of a rung, in few questions, and what is found does fit."""
+def test_more_budget_never_gives_a_leaner_candidate(fits, data):
+    """Whatever a candidate compiles to; few are asked, and what is found fits."""
     low, high = sorted((data.draw(st.integers(0, 51)), data.draw(st.integers(0, 51))))
 
     def search(budget):
@@ -262,8 +262,8 @@ def test_spread_keeps_both_ends_and_the_order(steps):
         ParetoPoint(int(peak), int(flops[-1] - done), 0, frozenset(), {})
         for peak, done in zip(peaks, flops, strict=True)
     ]
-    some = spread_evenly(points, 1000, RUNGS - 1)
+    some = spread_evenly(points, 1000, CANDIDATES - 1)
     assert some[0] is points[0] and some[-1] is points[-1]
     assert [id(p) for p in points if p in some] == [id(p) for p in some]
-    assert len(some) <= RUNGS - 1
-    assert len(points) > RUNGS - 1 or some == points
+    assert len(some) <= CANDIDATES - 1
+    assert len(points) > CANDIDATES - 1 or some == points
