@@ -144,8 +144,8 @@ def test_random_programs_rerun_what_the_plan_says(graph, data):
     assert rerun_operators(lean, plain, w, x, argnums=(0, 1)) == predicted
 
 
-def test_saved_values_fall_with_the_rungs():
-    """The derivative really keeps less, candidate by candidate, and never more than is predicted."""
+def test_leaner_candidates_save_less():
+    """The derivative saves less, candidate by candidate, and no more than is predicted."""
     problem = problem_of("layers tanh")
     sizes = [
         saved_bytes(problem.applied(candidate, layers), WS, X) for candidate in problem.candidates
