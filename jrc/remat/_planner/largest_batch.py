@@ -139,8 +139,13 @@ def largest_batch(
 
     def leanest(batch: int) -> int:
         problem = PlanningProblem.of(fn, arguments(batch), argnums, has_aux, who)
-        least = memory_needed(problem.lowered(problem.candidates[0])).peak
-        return min(logged(batch, "the leanest plan", least), known(batch))
+        least = known(batch)
+        for i in problem.leanest:
+            if least <= limit:
+                break
+            candidate = problem.all[i]
+            least = min(least, memory_needed(problem.lowered(candidate)).peak)
+        return logged(batch, "the leanest plan", least)
 
     def logged(batch: int, what: str, peak: int) -> int:
         _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))

@@ -45,6 +45,7 @@ def loop_options(front: Front, program: Program, p: int, active: set[Any]) -> li
         graph.flops,
         carry=sum(nbytes(v.aval) for v in carried),
         copied=_copied_bytes(eqn, end, active),
+        added=sum(x.aval.size for x in _gradients(eqn, end, active)),
         constants=sum(v.aval.size for v in perturbed.intersection(body.jaxpr.invars[:start])),
     )
     by_hand: list[InnerOption] = []
@@ -95,6 +96,7 @@ class _Loop:
         flops: FLOPs of one step.
         carry: Bytes of its carries.
         copied: Bytes of the copies of its inputs and results if it runs in parts.
+        added: Entries of the inputs' gradients that are added up if it runs in parts.
         constants: Entries of what all steps read, whose gradients are added up.
     """
 
@@ -102,6 +104,7 @@ class _Loop:
     flops: int
     carry: int
     copied: int
+    added: int
     constants: int
 
 
@@ -109,8 +112,13 @@ def _copied_bytes(eqn: Any, end: int, active: set[Any]) -> int:
     """Bytes of slices of what a loop goes over, of their gradients, and of its joined results."""
     _, carried = loop_parts(eqn)
     sliced = [x for x in eqn.invars[end:] if is_variable(x)]
-    gradients = [x for x in sliced if x in active]
+    gradients = _gradients(eqn, end, active)
     return sum(nbytes(x.aval) for x in (*sliced, *gradients, *eqn.outvars[carried:]))
+
+
+def _gradients(eqn: Any, end: int, active: set[Any]) -> list[Any]:
+    """What a loop goes over that is differentiated."""
+    return [x for x in eqn.invars[end:] if is_variable(x) and x in active]
 
 
 def _chunked(options: Sequence[InnerOption], loop: _Loop) -> list[InnerOption]:
@@ -161,25 +169,29 @@ def _whole_chunks(body: Decision, length: int, steps: int) -> int:
 
 def _split(lean: InnerOption, rich: InnerOption, loop: _Loop, steps: int) -> InnerOption:
     """The first steps under one option, the rest under another."""
-    share = steps / loop.length
-    bodies = [_for_steps(lean.body, loop.length, steps)]
-    bodies.append(_for_steps(rich.body, loop.length, loop.length - steps))
-    first, last = int(lean.saved * share), int(rich.saved * (1 - share))
-    saved = first + last + loop.carry + loop.copied
-    # A chunk of the last steps is no larger than all of them.
-    inside = min(rich.peak - rich.saved, int(rich.peak * (1 - share)) + loop.carry)
-    peak = max(saved + inside, first + loop.carry + loop.copied + lean.peak - lean.saved)
-    flops = int(lean.flops * share + rich.flops * (1 - share)) + loop.constants
-    parts = ((steps, bodies[0]), (loop.length - steps, bodies[1]))
+    rest = loop.length - steps
+    first, last = _for_steps(lean, loop, steps), _for_steps(rich, loop, rest)
+    copied = loop.carry + loop.copied
+    saved = first.saved + last.saved + copied
+    peak = max(first.saved + last.peak + copied, first.peak + copied)
+    flops = first.flops + last.flops + loop.constants + loop.added
+    parts = ((steps, first.body), (rest, last.body))
     return InnerOption(saved, peak, flops, Decision((), parts=parts))
 
 
-def _for_steps(body: Decision, length: int, steps: int) -> Decision:
-    """The decision for fewer steps of a loop, in chunks of the same size."""
-    if not body.chunks:
-        return body
-    chunks = steps // (length // body.chunks)
-    return dataclasses.replace(body, chunks=chunks if chunks > 1 else 0)
+def _for_steps(option: InnerOption, loop: _Loop, steps: int) -> InnerOption:
+    """The option for fewer steps of a loop, in chunks of the same size."""
+    share, work = steps / loop.length, option.peak - option.saved
+    if not option.body.chunks:
+        saved = int(option.saved * share)
+        return InnerOption(saved, saved + work, int(option.flops * share), option.body)
+    size = loop.length // option.body.chunks
+    chunks, recomputed = max(steps // size, 1), loop.flops * size + loop.constants
+    saved = chunks * loop.carry
+    plain = option.flops - recomputed * option.body.chunks
+    flops = int(plain * share) + recomputed * chunks
+    body = dataclasses.replace(option.body, chunks=chunks)
+    return InnerOption(saved, saved + work, flops, body)
 
 
 def _convex_front(options: Sequence[InnerOption]) -> list[InnerOption]:

@@ -22,6 +22,7 @@ from jrc.remat._planner.opaque_in_plan import opaque_under
 from jrc.remat._planner.plan import Estimate, Plan, PlanCandidate, apply_decision
 from jrc.remat._planner.policy_by_names import by_name
 from jrc.remat._planner.saved_by_plan import change_text, saved_by
+from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import inlined_program, traced_for_plan
 
@@ -125,6 +126,18 @@ class PlanningProblem:
     def all(self) -> tuple[Candidate, ...]:
         """The candidates, and behind them those by hand."""
         return (*self.candidates, *self.by_hand)
+
+    @property
+    def leanest(self) -> tuple[int, ...]:
+        """Those that are compiled before a budget is refused, by number in `all`.
+
+        The leanest candidates, and the leanest ways by hand: where the model is wrong, these need
+        less.
+        """
+        count = len(self.candidates)
+        by_hand = min(SETTINGS.by_hand_compiled, len(self.by_hand))
+        few = range(min(SETTINGS.leanest_compiled, count))
+        return (*few, *range(count, count + by_hand))
 
     def applied(self, candidate: Candidate, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function under a candidate's decision."""

@@ -42,9 +42,7 @@ def choose(
     """
     row = problem.candidates
     peaks = _Peaks(problem, compiled, who)
-    top, lean = len(row) - 1, [*range(min(SETTINGS.leanest_compiled, len(row)))]
-    # The leanest ways by hand: where the model is wrong, they need less than the leanest candidate.
-    lean += range(len(row), len(row) + min(SETTINGS.by_hand_compiled, len(problem.by_hand)))
+    top, lean = len(row) - 1, problem.leanest
     found = None
     if isinstance(budget, float):
         least, most = sorted((min(map(peaks.of, lean)), peaks.of(top)))
