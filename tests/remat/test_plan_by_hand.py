@@ -115,6 +115,17 @@ def test_every_block_has_the_gradients_of_the_function(net):
     assert largest_error(lean, plain) < 1e-5
 
 
+@pytest.mark.parametrize("net", NETS)
+def test_flops_by_hand_are_those_that_are_counted(net):
+    loss, *args = net(lambda fn: fn)
+    problem = PlanningProblem.of(loss, tuple(args), 0, False, "test")
+    blocks = [each for each in problem.by_hand if "block" in each.name]
+    assert blocks
+    for each in blocks:
+        predicted = problem.predicted(each).flops
+        assert abs(problem.counted(each) - predicted) <= 0.01 * problem.flops
+
+
 def test_pooling_is_no_part_of_a_block():
     loss, *args = unet(lambda fn: fn)
     program = unshared(Program(inline_all(jax.make_jaxpr(loss)(*args).jaxpr)))

@@ -16,7 +16,7 @@ from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.memory_model import kept_by_xla
 from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve
-from jrc.remat._planner.stages import decision_of, decision_of_blocks
+from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,8 @@ def hand_made(
         # A construct in a block is recomputed with it.
         for point in solve(graph, saved=values)[:1]:
             decision = decision_of_blocks(graph, point, borders)
-            found.append(HandMade(name, point, decision))
+            cost = dataclasses.replace(point, flops=recomputed_flops(graph, decision))
+            found.append(HandMade(name, cost, decision))
     return found
 
 

@@ -13,7 +13,7 @@ from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import InnerOption, solve, spread_evenly
-from jrc.remat._planner.stages import decision_of, decision_of_blocks
+from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
 from jrc.remat._planner.trace import inlined_program
 
 Front = Callable[..., Any]
@@ -74,17 +74,13 @@ def _perturbed_in_loop(body: Program, eqn: Any, active: set[Any], start: int, en
 def _every_step_recomputed(graph: CostGraph, length: int) -> list[InnerOption]:
     """The body of a loop under one `jax.checkpoint`, which saves nothing but the carries."""
     carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
-    return [
-        InnerOption(
-            point.saved,
-            point.peak,
-            point.flops * length,
-            decision_of_blocks(graph, point, ()),
-            by_hand=True,
-        )
-        for point in solve(graph, None, length, saved=carried)[:1]
-        if point.flops
-    ]
+    found = []
+    for point in solve(graph, None, length, saved=carried)[:1]:
+        body = decision_of_blocks(graph, point, ())
+        flops = recomputed_flops(graph, body) * length
+        if flops:
+            found.append(InnerOption(point.saved, point.peak, flops, body, by_hand=True))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

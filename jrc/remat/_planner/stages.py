@@ -36,15 +36,37 @@ def decision_of_blocks(graph: CostGraph, point: ParetoPoint, borders: Sequence[i
     stages = []
     for part in itertools.starmap(range, itertools.pairwise([0, *borders, len(graph.nodes)])):
         # A node without a position is the carries of a loop.
-        part = [k for k in part if graph.nodes[k].position >= 0]
-        positions = tuple(sorted(graph.nodes[k].position for k in part))
-        rerun = [k for k in part if recomputed[k]]
-        region = any(not graph.is_fused(v) for k in rerun for v in graph.nodes[k].makes)
-        again = tuple(sorted(graph.nodes[k].position for k in rerun if region))
-        made = (v for k in part for v in graph.nodes[k].makes if v in point.values and region)
-        saved = tuple(sorted(graph.names[v] for v in made))
-        stages.append(Stage(positions, saved, again, region, by_name=not region))
+        nodes = [k for k in part if graph.nodes[k].position >= 0]
+        made = [v for k in nodes for v in graph.nodes[k].makes]
+        region = any(
+            recomputed[k] and not all(map(graph.is_fused, graph.nodes[k].makes)) for k in nodes
+        )
+        again = _recomputed_from_inputs(graph, nodes) if region else ()
+        saved = [graph.names[v] for v in made if v in point.values and region]
+        positions = sorted(graph.nodes[k].position for k in nodes)
+        stages.append(
+            Stage(tuple(positions), tuple(sorted(saved)), again, region, by_name=not region)
+        )
     return Decision(tuple(stages))
+
+
+def recomputed_flops(graph: CostGraph, decision: Decision) -> int:
+    """Return the FLOPs of all equations that the regions of a decision recompute."""
+    flops = {node.position: node.flops for node in graph.nodes}
+    return sum(flops[p] for stage in decision.stages for p in stage.recomputed)
+
+
+def _recomputed_from_inputs(graph: CostGraph, part: Sequence[int]) -> tuple[int, ...]:
+    """The equations that a bare `jax.checkpoint` recomputes: it saves only what it is given."""
+    needed: set[int] = set()
+    found = []
+    for k in reversed(part):
+        node = graph.nodes[k]
+        needed |= node.derivative_reads
+        if node.inner_bytes or not needed.isdisjoint(node.makes):
+            found.append(node.position)
+            needed.update(node.reads)
+    return tuple(sorted(found))
 
 
 def _appended(
