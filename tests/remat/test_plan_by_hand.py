@@ -1,5 +1,7 @@
 """No plan is beaten by `jax.checkpoint` around each block, on programs whose values skip blocks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,7 +13,7 @@ from jrc.remat._planner.blocks import repetitions
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.unshare import unshared
-from tests.remat.measure import largest_error
+from tests.remat.measure import largest_error, operators
 
 DEPTH = 8
 
@@ -124,6 +126,27 @@ def test_flops_by_hand_are_those_that_are_counted(net):
     for each in blocks:
         predicted = problem.predicted(each).flops
         assert abs(problem.counted(each) - predicted) <= 0.01 * problem.flops
+
+
+def test_blocks_by_hand_run_nothing_twice_that_must_run_once():
+    """A bare checkpoint would; what `jrc.keep_op` tags is as a collective is."""
+
+    def loss(w, x, op):
+        for _ in range(6):
+            x = x + jnp.tanh(op(jnp.cos(x @ w)) @ w)
+        return jnp.sum(x**2)
+
+    args = jnp.eye(16), jnp.ones((64, 16))
+    tagged = functools.partial(loss, op=jrc.keep_op(jnp.sin))
+    names = [
+        {each.name for each in PlanningProblem.of(fn, args, 0, False, "test").by_hand}
+        for fn in (functools.partial(loss, op=jnp.sin), tagged)
+    ]
+    assert "every block recomputed" in names[0] - names[1]
+    problem = PlanningProblem.of(tagged, args, 0, False, "test")
+    for each in problem.all:
+        counts = operators(jax.grad(problem.applied(each, tagged)), *args)
+        assert counts["sin"] == operators(jax.grad(tagged), *args)["sin"]
 
 
 def test_pooling_is_no_part_of_a_block():

@@ -1,8 +1,8 @@
-"""Save sets that a person would try by hand, in the planner's own terms.
+"""What a person would try by hand, in the planner's own terms.
 
-They stand among the candidates of every plan with their predicted cost, and the leanest of them is
-compiled before a budget is refused. Blocks are those of `blocks`; a `jax.checkpoint` that a person
-places elsewhere may compile to a few per cent less.
+These ways stand among the candidates of every plan with their predicted cost. The leanest of them
+are compiled before a budget is refused. Blocks are those of `blocks`, each under a bare
+`jax.checkpoint`; one that a person places elsewhere may compile to a few per cent less.
 """
 
 import dataclasses
@@ -61,6 +61,9 @@ def hand_made(
         # A construct in a block is recomputed with it.
         for point in solve(graph, saved=values)[:1]:
             decision = decision_of_blocks(graph, point, borders)
+            again = {p for stage in decision.stages for p in stage.recomputed}
+            if any(node.runs_once and node.position in again for node in graph.nodes):
+                continue
             cost = dataclasses.replace(point, flops=recomputed_flops(graph, decision))
             found.append(HandMade(name, cost, decision))
     return found
