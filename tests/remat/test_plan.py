@@ -78,8 +78,7 @@ OFF = {
     "resnet": 0.002,
 } | dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.03)
 # The next remat runs a body inside of a chunk once more, and transposes results that are not read.
-OFF_IN_REMAT3 = {
-    "scan of a prime": 0.25,
+OFF_IN_REMAT3 = dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.25) | {
     "what_the_user_wraps": 0.08,
     "dropout": 0.01,
     "dropout, raw key": 0.01,
