@@ -16,7 +16,7 @@ from jrc.remat._gradient.compiled_memory import Memory, memory_needed
 from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.plan import Plan
-from jrc.remat._planner.plan_cache import plan_in
+from jrc.remat._planner.plan_cache import check_cache, plan_in
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
 from jrc.remat._planner.signature import signature_of
@@ -133,11 +133,7 @@ def plan(
     remedy = "Five find one of about thirty plans, each more doubles their number."
     compilations = whole_number(compilations, "compilations", who, least=1, most=10, remedy=remedy)
 
-    if cache is not None and not isinstance(cache, str | os.PathLike):
-        raise TypeError(
-            f"{who}: cache must be the path of a folder, got {type(cache).__name__}. Write "
-            'cache="plans".'
-        )
+    check_cache(cache, who)
 
     def found() -> Plan:
         problem = PlanningProblem.of(
@@ -171,7 +167,9 @@ class _Compiler:
 
     def __call__(self, candidate: Candidate) -> Memory:
         lowered = self.problem.lowered(candidate)
-        text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+        # Constants of a million entries have no part in the text: only their shapes matter here.
+        module = lowered.compiler_ir("stablehlo").operation
+        text = hashlib.sha256(module.get_asm(large_elements_limit=1024).encode()).hexdigest()
         if text not in self.known:
             self.known[text] = memory_needed(lowered)
         return self.known[text]
