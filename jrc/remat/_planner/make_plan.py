@@ -168,8 +168,9 @@ class _Compiler:
     def __call__(self, candidate: Candidate) -> Memory:
         lowered = self.problem.lowered(candidate)
         # Constants of a million entries have no part in the text: only their shapes matter here.
-        module = lowered.compiler_ir("stablehlo").operation
-        text = hashlib.sha256(module.get_asm(large_elements_limit=1024).encode()).hexdigest()
+        module: Any = lowered.compiler_ir("stablehlo")
+        text = module.operation.get_asm(large_elements_limit=1024)
+        text = hashlib.sha256(text.encode()).hexdigest()
         if text not in self.known:
             self.known[text] = memory_needed(lowered)
         return self.known[text]
