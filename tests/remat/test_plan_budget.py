@@ -270,6 +270,7 @@ def fused_chain(w):
     return jnp.sum(w)
 
 
+@pytest.mark.slow
 def test_what_xla_recomputes_by_itself_is_not_planned_away():
     """JAX would keep forty values; XLA keeps none, so that no plan may cost more, or be refused."""
     w = jnp.ones((64, 64))
