@@ -20,6 +20,7 @@ import numpy as np
 from jrc._errors import name_of
 from jrc._tree import aval_of, is_floating, is_number, is_traced
 from jrc._validate import is_whole
+from jrc.remat._gradient.compiled_memory import Memory, device_of, memory_needed
 from jrc.remat._gradient.numbers import settled
 
 # What JAX raises where Python needs the value of a tracer.
@@ -93,9 +94,18 @@ class Arguments:
         """Trace value and gradients into a jaxpr."""
         return jax.make_jaxpr(self.gradient(fn, has_aux))(*self.of(self.arrays))
 
+    @property
+    def platform(self) -> str:
+        """The platform that the program is compiled for: `"cpu"`, `"gpu"`, `"tpu"`."""
+        return device_of(self.of(self.arrays)).platform
+
     def lowered(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Lowered:
         """Lower value and gradients for compilation."""
         return jax.jit(self.gradient(fn, has_aux)).lower(*self.of(self.arrays))
+
+    def memory(self, lowered: jax.stages.Lowered) -> Memory:
+        """Compile what `lowered` returned, and return its memory."""
+        return memory_needed(lowered, self.platform)
 
 
 def arguments_of(
