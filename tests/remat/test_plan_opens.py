@@ -2,9 +2,6 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import flax.linen as nn
 import jax
@@ -17,6 +14,7 @@ import jrc
 from jrc._jaxpr import flops
 from jrc.remat import memory_needed
 from jrc.remat._planner.problem import PlanningProblem
+from tests.processes import run_python
 from tests.remat.measure import bit_equal, largest_error, operators
 
 policies = jax.checkpoint_policies
@@ -446,10 +444,4 @@ t.test_regions_are_respected_where_that_is_asked_for()
 t.test_branches_are_planned_inside(t.conditional)
 t.test_what_has_a_rule_of_its_own_is_counted_exactly("more")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"JAX_REMAT3": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(code, JAX_REMAT3="1")

@@ -17,7 +17,7 @@ from jrc.remat._gradient.compiled_memory import Memory, memory_needed
 from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.plan import Plan
-from jrc.remat._planner.plan_cache import plan_in
+from jrc.remat._planner.plan_cache import check_cache, plan_in
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
 from jrc.remat._planner.settings import SETTINGS
@@ -145,11 +145,7 @@ def plan(
         compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
     compilations = whole_number(compilations, "compilations", who, least=1, most=10, remedy=remedy)
 
-    if cache is not None and not isinstance(cache, str | os.PathLike):
-        raise TypeError(
-            f"{who}: cache must be the path of a folder, got {type(cache).__name__}. Write "
-            'cache="plans".'
-        )
+    check_cache(cache, who)
 
     name = there.name if there else ""
     args = abstract_on(there, args, who) if there else args
@@ -187,7 +183,10 @@ class _Compiler:
 
     def __call__(self, candidate: Candidate) -> Memory:
         lowered = self.problem.lowered(candidate)
-        text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+        # Constants of a million entries have no part in the text: only their shapes matter here.
+        module: Any = lowered.compiler_ir("stablehlo")
+        text = module.operation.get_asm(large_elements_limit=1024)
+        text = hashlib.sha256(text.encode()).hexdigest()
         if text not in self.known:
             self.known[text] = self.problem.arguments.memory(lowered)
         return self.known[text]

@@ -49,6 +49,8 @@ class PlannerSettings:
         leanest_compiled: How many of the leanest candidates are compiled before a budget is
             refused: XLA may need less for the second than for the first.
         by_hand_compiled: The same for the leanest ways by hand.
+        leanest_margin: One of them is compiled only if its predicted peak is at most this many
+            times the least compiled one.
         by_hand_margin: Where no candidate fits, a way by hand is compiled if its predicted peak is
             at most this many times the budget.
         plain_first_ratio: The gradient with nothing recomputed is compiled first if what XLA must
@@ -84,6 +86,7 @@ class PlannerSettings:
     compilations_on_target: int = 3
     leanest_compiled: int = 3
     by_hand_compiled: int = 2
+    leanest_margin: float = 1.25
     by_hand_margin: float = 1.25
     plain_first_ratio: int = 2
     raw_key_words: int = 64
