@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 from jax.experimental import topologies
 
 from jrc._targets.gpu_description import gpu_description
@@ -67,6 +68,14 @@ def compile_only_devices(target: ParsedName, who: str) -> tuple[Any, ...]:
             f"{_versions(package)}: install versions that belong together, with "
             f"pip install -U 'jrc[{_extra_of(package)}]'."
         ) from error
+
+
+def is_compile_only(device: Any) -> bool:
+    """Return whether programs are compiled for a device, and none can run on it here."""
+    try:
+        return device not in jax.devices(device.platform)
+    except RuntimeError:  # no backend of this platform starts here
+        return True
 
 
 @functools.lru_cache(maxsize=64)

@@ -198,6 +198,7 @@ def plan_within(
     budget: int | str | float,
     who: str,
     has_aux: Callable[[Any], bool],
+    platform: str | None = None,
 ) -> Plan:
     """Return the plan for a function inside of a larger program, whose whole peak is to fit.
 
@@ -207,6 +208,7 @@ def plan_within(
         budget: As for `plan`.
         who: The public function, for errors.
         has_aux: Of what `fn` returned, whether it is `(loss, aux)`.
+        platform: What the program is lowered for; by default JAX's own.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
@@ -227,7 +229,7 @@ def plan_within(
                     flops[candidate] = problem.counted(candidate)
                 return applied(*args)
 
-            return memory_needed(lower(counted))
+            return memory_needed(lower(counted), platform)
 
         return choose(problem, limit, compiled, who, flops)
 
