@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from jrc._targets.target import Target, target
+from jrc._targets.accelerator import Target, target
 from jrc._tree import aval_of, is_number, is_traced, path_name
 
 

@@ -20,7 +20,12 @@ import numpy as np
 from jrc._errors import name_of
 from jrc._tree import aval_of, is_floating, is_number, is_traced
 from jrc._validate import is_whole
-from jrc.remat._gradient.compiled_memory import Memory, device_of, memory_needed
+from jrc.remat._gradient.compiled_memory import (
+    Memory,
+    bytes_on_device,
+    device_of,
+    memory_needed,
+)
 from jrc.remat._gradient.numbers import settled
 
 # What JAX raises where Python needs the value of a tracer.
@@ -105,7 +110,8 @@ class Arguments:
 
     def memory(self, lowered: jax.stages.Lowered) -> Memory:
         """Compile what `lowered` returned, and return its memory."""
-        return memory_needed(lowered, self.platform)
+        given = sum(map(bytes_on_device, self.of(self.arrays)))
+        return memory_needed(lowered, self.platform, given)
 
 
 def arguments_of(

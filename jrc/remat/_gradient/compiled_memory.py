@@ -1,5 +1,6 @@
 """The memory that a compiled program needs, as XLA states it."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 
 from jrc._jaxpr import nbytes
+from jrc._targets import quiet_compiler
 from jrc.remat._gradient.refused import bytes_in_refusal
 
 
@@ -77,11 +79,15 @@ def memory_of(compiled: Any) -> Memory:
     )
 
 
-def memory_of_refused(error: Exception) -> Memory:
+def memory_of_refused(error: Exception, arguments: int = 0) -> Memory:
     """Return the memory of a program that a compiler refused as too large.
 
     The TPU compiler returns no program then, and states one number: arguments, results and
-    temporaries together. All of it counts as temporaries.
+    temporaries together. What is not arguments counts as temporaries.
+
+    Args:
+        error: What the compiler raised.
+        arguments: Bytes of the arguments on one device.
 
     Raises:
         RuntimeError: If it is no such error, the one that came; if it has no number, one that says
@@ -90,15 +96,17 @@ def memory_of_refused(error: Exception) -> Memory:
     size = bytes_in_refusal(str(error))
     if size is None:
         raise error
-    return Memory(arguments=0, outputs=0, temporaries=size, aliased=0)
+    given = min(arguments, size)
+    return Memory(arguments=given, outputs=0, temporaries=size - given, aliased=0)
 
 
-def memory_needed(lowered: Any, platform: str | None = None) -> Memory:
+def memory_needed(lowered: Any, platform: str | None = None, arguments: int = 0) -> Memory:
     """Compile a lowered program and return its memory; the program is not meant to be run.
 
     Args:
         lowered: The program.
         platform: What it is lowered for: `"cpu"`, `"gpu"` or `"tpu"`; by default JAX's own.
+        arguments: Bytes of its arguments on one device, where the compiler may refuse it.
 
     Raises:
         RuntimeError: If the compiler refuses the program because of its size and does not say how
@@ -107,7 +115,7 @@ def memory_needed(lowered: Any, platform: str | None = None) -> Memory:
     try:
         return memory_of(compiled_to_look_at(lowered, platform))
     except jax.errors.JaxRuntimeError as error:
-        return memory_of_refused(error)
+        return memory_of_refused(error, arguments)
 
 
 def compiled_to_look_at(lowered: Any, platform: str | None = None) -> Any:
@@ -116,5 +124,8 @@ def compiled_to_look_at(lowered: Any, platform: str | None = None) -> Any:
     On CPU the machine code is not optimised: bytes and instructions are the same, and compilation
     is several times faster.
     """
-    here = (platform or jax.default_backend()) == "cpu"
-    return lowered.compile(compiler_options={"xla_backend_optimization_level": 0} if here else None)
+    ours = jax.default_backend()
+    platform = platform or ours
+    options = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
+    with contextlib.nullcontext() if platform == ours else quiet_compiler():
+        return lowered.compile(compiler_options=options)

@@ -9,7 +9,12 @@ from jrc._jaxpr import Program, flops, inline_marked, live_equations
 from jrc._targets import Target, abstract_on, checked_target
 from jrc._text import memory_text
 from jrc._validate import check_flag
-from jrc.remat._gradient.compiled_memory import Memory, memory_of, memory_of_refused
+from jrc.remat._gradient.compiled_memory import (
+    Memory,
+    bytes_on_device,
+    memory_of,
+    memory_of_refused,
+)
 from jrc.remat._gradient.loss import Loss, loss_of
 from jrc.remat._gradient.opaque import Opaque, gathered, opaque_equations
 from jrc.remat._gradient.saved_values import saved_values
@@ -99,10 +104,11 @@ def _compiled(loss: Loss) -> tuple[Memory, Module | None, tuple[str, ...]]:
     try:
         compiled = loss.compiled()
     except jax.errors.JaxRuntimeError as error:
-        memory = memory_of_refused(error)
+        given = sum(map(bytes_on_device, (*loss.perturbed, *loss.rest)))
+        memory = memory_of_refused(error, given)
         text = (
             f"the compiler refuses this program, which needs {memory_text(memory.peak)}; "
-            "arguments, results and temporaries are not told apart. jrc.plan makes it fit"
+            "results and temporaries are not told apart. jrc.plan makes it fit"
         )
         return memory, None, (text,)
     return memory_of(compiled), parse_hlo(compiled.as_text()), ()

@@ -1,0 +1,1 @@
+"""Training: recomputation and compression together in one train step."""
