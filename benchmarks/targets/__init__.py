@@ -1,1 +1,1 @@
-"""Training: recomputation and compression together in one train step."""
+"""Targets: what fits on accelerators that need not be there."""

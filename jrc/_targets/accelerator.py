@@ -177,9 +177,14 @@ def target(name: str) -> Target:
 def targets() -> Targets:
     """Return the accelerators that may be asked for, with what is published of each.
 
+    Returns:
+        Every chip with its figures; `str()` is a table, with the shapes that each comes in.
+
     Example:
         >>> sorted(jrc.targets().chips)[:3]
         ['a100-40', 'a100-80', 'b200']
+
+    Source: each figure names its own; see `jrc.target(name).figures`.
     """
     return Targets(dict(CHIPS))
 

@@ -26,6 +26,8 @@ _FOR_TPU = _QUIET | {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_LOG_DIR": "disabled",
+    # Else one process of a machine at a time may load libtpu, as if it took the machine's TPUs.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }

@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import importlib.util
+import pathlib
+import re
 
 import flax.nnx as nnx
 import jax
@@ -80,7 +82,7 @@ def test_shardings_over_other_devices_are_refused(on_cpu):
 def test_a_plan_for_a_target_needs_no_budget(on_cpu):
     plan = jrc.plan(net, PARAMS, X, target="v5e")
     assert plan.budget == int(0.9 * 16 * GIB) and not plan.reruns
-    assert str(plan).startswith("peak 2") and " on one device of v5e:1 (compiled" in str(plan)
+    assert " on one device of v5e:1 (compiled; budget 14.4 GiB)" in str(plan).splitlines()[0]
     assert jrc.Plan.from_json(plan.to_json()) == plan and plan.target == "v5e:1"
     lean = jrc.plan(net, PARAMS, X, target=jrc.target("v5e"), budget=0.0)
     assert lean.verified.peak_bytes < plan.verified.peak_bytes
@@ -94,13 +96,13 @@ def test_a_plan_for_a_target_needs_no_budget(on_cpu):
 
 def test_plans_of_targets_are_stored_apart(on_cpu, tmp_path):
     for name in ("v5e", "v6e", "v5e:1"):
-        jrc.plan(net, PARAMS, X, target=name, budget=20_000, verify=False, cache=tmp_path)
+        jrc.plan(net, PARAMS, X, target=name, budget=40_000, verify=False, cache=tmp_path)
     assert len(list(tmp_path.glob("*.json"))) == 2
 
 
 def test_a_report_names_the_target_and_counts_one_device(on_cpu):
     to = jrc.target("h100:4")
-    mesh = jax.make_mesh((4,), ("data",), devices=to.devices)
+    mesh = Mesh(np.array(to.devices), ("data",))
     sharded = SHAPE((64, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data")))
     whole, part = (jrc.explain(net, PARAMS, x, target=to) for x in (X, sharded))
     assert whole.device == part.device == "h100:4"
@@ -122,9 +124,11 @@ def test_largest_batch_of_a_target(on_cpu):
     def args(batch):
         return PARAMS, SHAPE((batch, 16), jnp.float32)
 
-    found = jrc.largest_batch(args, net, 40_000, target="v5e")
-    assert 0 < found.plain < found.recomputed and found.plan.target == "v5e:1"
-    assert found == jrc.largest_batch(args, net, 40_000)._replace(plan=found.plan)
+    found = jrc.largest_batch(args, net, target="v5e", multiple_of=8, most=16)
+    assert (found.plain, found.recomputed) == (16, 16) and found.plan.target == "v5e:1"
+    assert found.plan.budget == jrc.target("v5e").budget
+    with pytest.raises(TypeError, match="budget must be bytes"):
+        jrc.largest_batch(args, net)
 
 
 def test_a_state_of_shapes(monkeypatch):
@@ -234,7 +238,7 @@ def test_the_command_line_plans_for_a_target(on_cpu, capsys, tmp_path, monkeypat
     assert "on one device of v5e:2x2" in capsys.readouterr().out
     assert cli.main(["explain", "nets.py:setup", "--target", "h100"]) == 0
     assert "gradient of `net` on h100" in capsys.readouterr().out
-    asked = ["--budget", "40kB", "--multiple-of", "8", "--json", "found.json", "--arg", "layers=3"]
+    asked = ["--multiple-of", "8", "--most", "16", "--json", "found.json", "--arg", "layers=2"]
     assert cli.main(["largest-batch", "nets.py:setup", "--target", "v5e", *asked]) == 0
     assert "fit with nothing recomputed" in capsys.readouterr().out
     assert (tmp_path / "found.json").exists()
@@ -276,7 +280,7 @@ def test_the_real_compiler_plans(name):
 def test_every_chip_compiles(name):
     to = jrc.target(name)
     assert len(to.devices) == to.device_count
-    mesh = jax.make_mesh((to.device_count,), ("data",), devices=to.devices)
+    mesh = Mesh(np.array(to.devices), ("data",))
     rows = NamedSharding(mesh, PartitionSpec("data"))
     x = SHAPE((64 * to.device_count, 16), jnp.float32, sharding=rows)
     report = jrc.explain(net, PARAMS, x, target=to)
@@ -292,3 +296,14 @@ def test_a_program_that_is_too_large_for_a_tpu_has_a_peak():
     with pytest.raises(jrc.BudgetError) as caught:
         jrc.plan(net, params, SHAPE((2**19, 4096), jnp.float32), target="v5e")
     assert caught.value.least_bytes > 16 * GIB
+
+
+def test_the_guide_runs_as_it_stands(on_cpu):
+    guide = pathlib.Path(jrc.__file__).parent.parent / "docs" / "targets.md"
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), re.S)
+    assert len(blocks) == 3
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["plan"].budget == jrc.target("v5e").budget and names["lean"].reruns
+    assert names["report"].device == "v5e:2x2"

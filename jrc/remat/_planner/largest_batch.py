@@ -164,8 +164,8 @@ def largest_batch(
         return seen[batch]
 
     multiple_of, end = int(multiple_of), int(most // multiple_of * multiple_of)
-    without = _largest(known, limit, multiple_of, end)
-    recomputed = max(without, _largest(leanest, limit, multiple_of, end))
+    without = largest_within(known, limit, multiple_of, end)
+    recomputed = max(without, largest_within(leanest, limit, multiple_of, end))
     if not recomputed:
         return LargestBatch(0, 0, None, end)
     args = arguments(recomputed)
@@ -191,7 +191,7 @@ def _check_growth(
         )
 
 
-def _largest(peak: Callable[[int], int], budget: int, step: int, end: int) -> int:
+def largest_within(peak: Callable[[int], int], budget: int, step: int, end: int) -> int:
     """The largest multiple of `step` up to `end` whose peak is within the budget, by secants."""
     first = peak(step)
     if first > budget:
