@@ -63,7 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 if the budget cannot be met or the function fails, 2 if the command is
         wrong.
     """
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if getattr(options, "budget", "") is None and options.accelerator is None:
+        parser.error("--budget must be given without --target, whose memory it is then a part of")
     options.failures = []
     try:
         _use_platform(options.platform, options.accelerator)
@@ -272,14 +275,13 @@ def _gradient_options(options: argparse.Namespace) -> dict[str, Any]:
         _ = there and there.devices  # before anything is traced
     except ImportError as error:
         raise UsageError(f"--target: {error}") from None
-    return {"argnums": argnums, "has_aux": options.has_aux, "target": there}
+    asked = {"argnums": argnums, "has_aux": options.has_aux}
+    return asked if there is None else asked | {"target": there}
 
 
 def _budget(options: argparse.Namespace) -> int | float | str | None:
     """Return bytes, or a fraction for a number with a point: `2e9` is a number of bytes."""
     text = options.budget
-    if text is None and options.accelerator is None:
-        raise UsageError("--budget must be given, got none. Give it, or --target with its memory.")
     if text is None:
         return None
     if text in ("0", "1"):
