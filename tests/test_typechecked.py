@@ -72,6 +72,7 @@ def test_source_lines_are_the_user_s():
     assert "test_typechecked.py" in report and "_decorator.py" not in report
 
 
+@pytest.mark.slow
 def test_they_can_be_left_out():
     code = "from tests import typechecked; typechecked.install(); import jrc; jrc.mark(1.0, 'x')"
     code += "; print('jaxtyping' in jrc.mark.__code__.co_filename)"

@@ -113,8 +113,19 @@ _UNKNOWN = Facts()
 
 
 def facts_of(eqn: JaxprEqn) -> Facts:
-    """Return the row of an equation's primitive, or what is assumed of an unknown one."""
-    return _TABLE.get(primitive_name(eqn), _UNKNOWN)
+    """Return the row of an equation's primitive, or what is assumed of an unknown one.
+
+    A collective over positional axes alone is none: `jax.vmap(..., axis_name=...)` makes those.
+    """
+    facts = _TABLE.get(primitive_name(eqn), _UNKNOWN)
+    if facts.is_collective and _has_positional_axes_alone(eqn):
+        return dataclasses.replace(facts, is_collective=False)
+    return facts
+
+
+def _has_positional_axes_alone(eqn: JaxprEqn) -> bool:
+    axes = eqn.params.get("axes", ())
+    return bool(axes) and all(isinstance(axis, int) for axis in axes)
 
 
 def primitive_name(eqn: JaxprEqn) -> str:

@@ -61,6 +61,16 @@ def test_collectives():
     )
 
 
+@pytest.mark.parametrize("reduce", [lax.psum, lax.pmax, lax.pmin])
+def test_a_reduction_over_a_mapped_axis_is_no_collective(reduce):
+    """Under `jax.vmap` it stands with a positional axis; no device exchanges anything."""
+    mapped = jax.vmap(lambda x: reduce(x, "batch"), axis_name="batch")
+    collectives = primitives_where(lambda facts: facts.is_collective)
+    eqns = jax.make_jaxpr(mapped)(jnp.ones((3, 2))).eqns
+    (eqn,) = [each for each in eqns if each.primitive.name in collectives]
+    assert not facts_of(eqn).is_collective
+
+
 def ragged(x, w):
     return lax.ragged_dot(x, w, jnp.array([1, 2]))
 

@@ -145,7 +145,7 @@ def test_a_budget_that_nothing_fits():
     error, leanest = info.value, compiled(0)
     assert isinstance(error, ValueError)
     assert error.least_bytes == error.plan.verified.peak_bytes <= leanest.peak
-    assert error.plan.budget == 1000 and error.plan.compilations <= 6
+    assert error.plan.budget == 1000 and error.plan.compilations <= 7
     assert re.fullmatch(
         r"jrc\.plan: the peak of the gradient of `layers` is at least 1\d\.\d\d KiB "
         r"\(1\d,\d{3} bytes\); the budget is 1,000 B\. "
@@ -270,6 +270,7 @@ def fused_chain(w):
     return jnp.sum(w)
 
 
+@pytest.mark.slow
 def test_what_xla_recomputes_by_itself_is_not_planned_away():
     """JAX would keep forty values; XLA keeps none, so that no plan may cost more, or be refused."""
     w = jnp.ones((64, 64))

@@ -94,6 +94,7 @@ def compiled_peak(fn, *args):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*args)).peak
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("net", NETS)
 def test_block_checkpoints_by_hand_need_no_less(net):
     loss, *args = net(lambda fn: fn)
@@ -104,6 +105,7 @@ def test_block_checkpoints_by_hand_need_no_less(net):
     assert jrc.plan(loss, *args, budget=by_hand).verified.flops <= cost
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("net", NETS)
 def test_every_block_has_the_gradients_of_the_function(net):
     loss, *args = net(lambda fn: fn)
@@ -147,6 +149,47 @@ def test_blocks_by_hand_run_nothing_twice_that_must_run_once():
     for each in problem.all:
         counts = operators(jax.grad(problem.applied(each, tagged)), *args)
         assert counts["sin"] == operators(jax.grad(tagged), *args)["sin"]
+
+
+def branching(wrap):
+    """Layers that a condition may skip."""
+    layer = wrap(lambda w, x: jnp.tanh(jnp.sin(jnp.cos(x @ w)) @ w))
+
+    def loss(weights, x, skipped):
+        for i, w in enumerate(weights):
+            x = jax.lax.cond(skipped[i], lambda w, x: x, layer, w, x)
+        return jnp.sum(x**2)
+
+    return loss, [jnp.eye(32)] * 4, jnp.ones((256, 32)), jnp.arange(4) == 1
+
+
+def test_branches_under_checkpoint_are_a_way_by_hand():
+    loss, *args = branching(lambda fn: fn)
+    problem = PlanningProblem.of(loss, tuple(args), 0, False, "test")
+    (every,) = [each for each in problem.by_hand if each.name == "every branch recomputed"]
+    by_hand = jax.jit(jax.value_and_grad(branching(jax.checkpoint)[0])).lower(*args)
+    assert memory_needed(problem.lowered(every)).peak <= memory_needed(by_hand).peak
+    grads = [
+        jax.grad(fn)(*args) for fn in (problem.applied(every, loss), branching(jax.checkpoint)[0])
+    ]
+    assert largest_error(*grads) == 0
+
+
+def test_blocks_that_normalise_over_a_mapped_axis_are_recomputed():
+    """The mean over `jax.vmap`'s axis is no collective, which would run once."""
+
+    def loss(weights, x):
+        def net(x):
+            for w in weights:
+                x = jnp.tanh(x @ w)
+                x = x - jax.lax.pmean(x, "batch")
+            return jnp.sum(x**2)
+
+        return jnp.sum(jax.vmap(net, axis_name="batch")(x))
+
+    args = [jnp.eye(16)] * 4, jnp.ones((64, 16))
+    problem = PlanningProblem.of(loss, args, 0, False, "test")
+    assert "every block recomputed" in {each.name for each in problem.by_hand}
 
 
 def test_pooling_is_no_part_of_a_block():

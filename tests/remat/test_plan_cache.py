@@ -48,6 +48,7 @@ def test_a_plan_is_found_again(tmp_path, searches):
     assert jax.jit(jax.grad(again.apply(loss)))(*ARGS).shape == (16, 16)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "change",
     [

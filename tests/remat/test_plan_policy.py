@@ -50,6 +50,7 @@ def plans_of(fn, *args):
     return {each.name or i: problem.plan_of(each, 2**40, {}) for i, each in enumerate(problem.all)}
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("shape", [unrolled, scanned])
 def test_a_policy_saves_what_the_plan_saves(shape):
     """Wherever names say a plan, the function under its policy is the function under the plan."""
@@ -271,6 +272,7 @@ def test_recipe_keras():
     run_python(KERAS, KERAS_BACKEND="jax")
 
 
+@pytest.mark.slow
 def test_with_the_next_remat():
     code = """
 import jax

@@ -345,6 +345,7 @@ print(plan.to_json())
 """
 
 
+@pytest.mark.slow
 def test_the_same_plan_in_every_process_and_without_scipy():
     first, second = (run_python(SCRIPT, PYTHONHASHSEED=seed) for seed in "12")
     assert first == second and jrc.Plan.from_json(first).reruns

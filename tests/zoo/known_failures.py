@@ -7,9 +7,8 @@ FAILURES: dict[str, dict[str, str]] = {
     "leanest": {
         "gemma": f"{_BLOCKS}, by 1 %",
         "encoder_decoder": f"{_BLOCKS}: the encoder's result is read by every block",
-        "branches": f"{_BLOCKS}: `cond` is opaque",
         "nnx_scan": f"{_BLOCKS} in a loop",
-        "eqx_batchnorm": f"{_BLOCKS}: `batch_norm` under `vmap`",
+        "eqx_batchnorm": f"{_BLOCKS}, by one activation of a block",
     },
 }
 """For each test the programs that fail it, with the reason."""

@@ -12,11 +12,12 @@ from typing import Any
 
 from jrc._jaxpr import Program, is_variable, program_key
 from jrc.remat._gradient.residuals import residuals_of
+from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.execute import construct
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import InnerOption, spread_evenly
-from jrc.remat._planner.stages import decision_of
+from jrc.remat._planner.solver import InnerOption, solve, spread_evenly
+from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
 from jrc.remat._planner.trace import inlined_program
 
 Front = Callable[..., Any]
@@ -35,6 +36,14 @@ class _Choice:
     peak: int
     flops: int
     decision: Decision | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Branch:
+    """The ways to run a branch, the leanest first, and that of a person: all of it run again."""
+
+    choices: list[_Choice]
+    by_hand: _Choice | None
 
 
 def branch_options(front: Front, program: Program, p: int, active: set[Any]) -> list[InnerOption]:
@@ -57,21 +66,26 @@ def branch_options(front: Front, program: Program, p: int, active: set[Any]) -> 
 
 def _options(front: Front, program: Program, p: int, active: set[Any]) -> list[InnerOption]:
     eqn = program.eqns[p]
-    rows = [_choices(front, inlined_program(b), eqn, active) for b in eqn.params["branches"]]
-    levels = sorted({choice.peak for row in rows for choice in row})
+    branches = [_branch(front, inlined_program(b), eqn, active) for b in eqn.params["branches"]]
+    levels = sorted({choice.peak for branch in branches for choice in branch.choices})
     picked = [levels[round(i)] for i in _spread(len(levels), SETTINGS.branch_levels)]
-    combined = dict.fromkeys(tuple(_within(row, level) for row in rows) for level in picked)
-    return [_option(program, p, active, choices) for choices in combined]
+    combined = dict.fromkeys(
+        tuple(_within(branch.choices, level) for branch in branches) for level in picked
+    )
+    found = [_option(program, p, active, choices) for choices in combined]
+    by_hand = [branch.by_hand for branch in branches]
+    if None not in by_hand and any(choice.flops for choice in by_hand):
+        found.append(_option(program, p, active, by_hand, by_hand=True))
+    return found
 
 
-def _choices(front: Front, branch: Program, eqn: Any, active: set[Any]) -> list[_Choice]:
-    """The decisions of a branch, the leanest first."""
+def _branch(front: Front, branch: Program, eqn: Any, active: set[Any]) -> _Branch:
     pairs = zip(branch.jaxpr.invars, eqn.invars[1:], strict=True)
     perturbed = [v for v, x in pairs if is_variable(x) and x in active]
     results = zip(branch.jaxpr.outvars, eqn.outvars, strict=True)
     wanted = [x for x, v in results if is_variable(x) and v in active]
     graph, _, points = front(branch, perturbed, wanted)
-    return [
+    choices = [
         _Choice(
             point.peak - point.saved,
             point.peak,
@@ -79,7 +93,18 @@ def _choices(front: Front, branch: Program, eqn: Any, active: set[Any]) -> list[
             decision_of(graph, point) if point.flops else None,
         )
         for point in spread_evenly(points, graph.flops, SETTINGS.branch_levels)
-    ] or [_Choice(0, 0, 0, None)]
+    ]
+    return _Branch(choices or [_Choice(0, 0, 0, None)], _all_recomputed(graph))
+
+
+def _all_recomputed(graph: CostGraph) -> _Choice | None:
+    """A branch under one `jax.checkpoint`; `None` where something in it must run once."""
+    points = solve(graph, saved=frozenset())[:1]
+    if any(node.runs_once for node in graph.nodes) or not points:
+        return None if points else _Choice(0, 0, 0, None)
+    decision = decision_of_blocks(graph, points[0], ())
+    flops = recomputed_flops(graph, decision)
+    return _Choice(points[0].peak, points[0].peak, flops, decision if flops else None)
 
 
 def _spread(count: int, most: int) -> list[float]:
@@ -93,7 +118,13 @@ def _within(row: Sequence[_Choice], level: int) -> _Choice:
     return min(fitting, key=lambda choice: (choice.flops, choice.peak)) if fitting else row[0]
 
 
-def _option(program: Program, p: int, active: set[Any], choices: Sequence[_Choice]) -> InnerOption:
+def _option(
+    program: Program,
+    p: int,
+    active: set[Any],
+    choices: Sequence[_Choice],
+    by_hand: bool = False,
+) -> InnerOption:
     decisions = tuple(choice.decision for choice in choices)
     inside = Decision((), branches=decisions) if any(decisions) else None
     given = program.reads(p)
@@ -102,4 +133,4 @@ def _option(program: Program, p: int, active: set[Any], choices: Sequence[_Choic
     saved = residuals_of(run, [v.aval for v in given], perturbed).bytes
     peak = saved + max(choice.work for choice in choices)
     # One branch runs; the dearest is what a count of FLOPs assumes.
-    return InnerOption(saved, peak, max(choice.flops for choice in choices), inside)
+    return InnerOption(saved, peak, max(choice.flops for choice in choices), inside, by_hand)

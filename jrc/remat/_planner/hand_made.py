@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, facts_of
+from jrc._jaxpr import Program, facts_of, primitive_name
 from jrc.remat._planner.blocks import block_borders, crossing_values, end_of_last_block
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
@@ -50,11 +50,7 @@ def hand_made(
     for name, values in _save_sets(program, graph).items():
         for point in solve(graph, options, saved=values)[:1]:
             found.append(HandMade(name, point, decision_of(graph, point)))
-    loops = {p: [each for each in some if each.by_hand] for p, some in (options or {}).items()}
-    if any(loops.values()):
-        loops = {p: some or (options or {})[p] for p, some in loops.items()}
-        for point in solve(graph, loops, saved=kept_by_xla(graph, graph.nodes))[:1]:
-            found.append(HandMade("every step recomputed", point, decision_of(graph, point)))
+    found += _inside_constructs(program, graph, options or {})
     for name, borders in _borders(program, graph).items():
         behind = kept_by_xla(graph, graph.nodes[max(borders) :])
         values = crossing_values(graph, borders) | behind
@@ -67,6 +63,27 @@ def hand_made(
             cost = dataclasses.replace(point, flops=recomputed_flops(graph, decision))
             found.append(HandMade(name, cost, decision))
     return found
+
+
+def _inside_constructs(
+    program: Program, graph: CostGraph, options: Mapping[int, Sequence[InnerOption]]
+) -> list[HandMade]:
+    """The body of every loop, or every branch, under `jax.checkpoint`; the rest left to JAX."""
+    by_hand = {k: [each for each in some if each.by_hand] for k, some in options.items()}
+    chosen = {k for k, some in by_hand.items() if some}
+    if not chosen:
+        return []
+    kinds = {primitive_name(program.eqns[program.steps[k]]) for k in chosen}
+    name = "every branch recomputed" if kinds == {"cond"} else "every step recomputed"
+    # What runs once stays outside of regions, where only these options are left.
+    outside = [
+        dataclasses.replace(node, runs_once=node.runs_once or node.position in chosen)
+        for node in graph.nodes
+    ]
+    graph = dataclasses.replace(graph, nodes=tuple(outside))
+    offered = {k: some or options[k] for k, some in by_hand.items()}
+    points = solve(graph, offered, saved=kept_by_xla(graph, graph.nodes))[:1]
+    return [HandMade(name, point, decision_of(graph, point)) for point in points]
 
 
 def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:

@@ -102,7 +102,7 @@ def _cheaper_by_hand(
     most, limit = math.inf, SETTINGS.by_hand_margin * budget
     if found is not None:
         most, limit = every[found].recomputed, budget
-    compilations = SETTINGS.by_hand_compiled
+    compilations = SETTINGS.cheaper_compiled
     for i in sorted(range(count, len(every)), key=problem.cost_order):
         if every[i].recomputed >= most:
             break

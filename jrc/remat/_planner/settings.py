@@ -51,6 +51,7 @@ class PlannerSettings:
         by_hand_compiled: The same for the leanest ways by hand.
         leanest_margin: One of them is compiled only if its predicted peak is at most this many
             times the least compiled one.
+        cheaper_compiled: At most so many ways by hand are compiled because they cost fewer FLOPs.
         by_hand_margin: Where no candidate fits, a way by hand is compiled if its predicted peak is
             at most this many times the budget.
         plain_first_ratio: The gradient with nothing recomputed is compiled first if what XLA must
@@ -84,9 +85,10 @@ class PlannerSettings:
     merged_gain: float = 0.1
     compilations: int = 5
     compilations_on_target: int = 3
-    leanest_compiled: int = 3
-    by_hand_compiled: int = 2
+    leanest_compiled: int = 2
+    by_hand_compiled: int = 3
     leanest_margin: float = 1.25
+    cheaper_compiled: int = 2
     by_hand_margin: float = 1.25
     plain_first_ratio: int = 2
     raw_key_words: int = 64

@@ -42,7 +42,8 @@ class InnerOption:
         peak: Peak bytes while it is differentiated, the saved ones included.
         flops: FLOPs that are recomputed.
         body: The decision for the program inside; `None` leaves it to JAX.
-        by_hand: Whether it is what a person would do: `jax.checkpoint` around the body of a loop.
+        by_hand: Whether it is what a person would do: `jax.checkpoint` around the body of a loop,
+            or around each branch of a `cond`.
     """
 
     saved: int
