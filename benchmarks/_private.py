@@ -23,6 +23,7 @@ from jrc._jaxpr import mark_of as mark_of
 from jrc._jaxpr import nbytes as nbytes
 from jrc._jaxpr import primitive_name as primitive_name
 from jrc._jaxpr import walk as walk
+from jrc._targets import abstract_on as abstract_on
 from jrc._text import memory_text as memory_text
 from jrc._text import network_text as network_text
 from jrc._text import seconds_text as seconds_text
@@ -39,6 +40,7 @@ from jrc.remat._gradient.activity import active_variables
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.largest_batch import largest_within as largest_within
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
 from jrc.remat._planner.settings import SETTINGS

@@ -4,6 +4,9 @@ from importlib.metadata import version as _version
 
 from jrc import compat as compat
 from jrc import models as models
+from jrc._targets import Target as Target
+from jrc._targets import target as target
+from jrc._targets import targets as targets
 from jrc.dgc import DGCAdvice as DGCAdvice
 from jrc.dgc import DGCState as DGCState
 from jrc.dgc import DGCStats as DGCStats

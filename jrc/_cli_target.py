@@ -32,7 +32,7 @@ class Target(NamedTuple):
     args: tuple[Any, ...]
 
 
-def load(name: str, settings: Sequence[str], failures: list[BaseException]) -> Target:
+def load(name: str, settings: Sequence[str], failures: list[BaseException], *first: Any) -> Target:
     """Return the function and its arguments that TARGET names.
 
     Args:
@@ -40,6 +40,7 @@ def load(name: str, settings: Sequence[str], failures: list[BaseException]) -> T
         settings: Keyword arguments for the named function, each as `KEY=VALUE`.
         failures: Gets every exception of the user's code: on import, of the named function, and of
             the function that it returns.
+        *first: Arguments for the named function, before the keyword arguments.
 
     Raises:
         UsageError: If there is no such function, or it does not return `(fn, args)`.
@@ -58,7 +59,7 @@ def load(name: str, settings: Sequence[str], failures: list[BaseException]) -> T
             f"TARGET must name a function, got {attribute!r}, which {where} has "
             f"not{close_to(attribute, known)}. It has {listed(sorted(known))}."
         )
-    returned = _recorded(setup, failures)(**dict(map(_setting, settings)))
+    returned = _recorded(setup, failures)(*first, **dict(map(_setting, settings)))
     if not (
         isinstance(returned, tuple)
         and len(returned) == 2

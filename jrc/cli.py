@@ -1,18 +1,22 @@
-"""The command line: `jrc explain` and `jrc plan`; `python -m jrc` is the same."""
+"""The command line: `jrc explain`, `plan`, `largest-batch`, `targets`; also `python -m jrc`."""
 
 import argparse
+import json
 import pathlib
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import jax
 from rich.console import Console
 
 from jrc import remat
-from jrc._cli_target import UsageError, load
+from jrc._cli_target import Target, UsageError, load
 from jrc._progress import shown_meanwhile
+from jrc._targets import target as target_named
+from jrc._targets import targets as all_targets
 
 _ABOUT = """\
 Report what a gradient saves, and make it fit a memory budget. Nothing is run: functions are traced
@@ -38,6 +42,10 @@ examples:
   jrc plan net:setup --budget 2GiB --json plan.json
   jrc plan models/net.py:setup --budget 0.5           # half way from the least peak to the most
   jrc explain net:setup --platform cpu
+  jrc targets                                         # accelerators that need not be there
+  jrc plan net:setup --target v5e:2x2 --budget 0.8    # compiled by the TPU's own compiler
+  jrc plan net:setup --target h100                    # nine tenths of its memory
+  jrc largest-batch net:batch --target h100           # batch(n, layers=4) returns (fn, args)
 
 A saved plan is applied with jrc.Plan.from_json(text).apply(fn), a saved report is read with
 jrc.Report.from_json(text). Exit codes: 0 done, 1 the budget cannot be met or the function failed,
@@ -55,10 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 if the budget cannot be met or the function fails, 2 if the command is
         wrong.
     """
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if getattr(options, "budget", "") is None and options.accelerator is None:
+        parser.error("--budget must be given without --target, whose memory it is then a part of")
     options.failures = []
     try:
-        _use_platform(options.platform)
+        _use_platform(options.platform, options.accelerator)
         options.run(options)
     except Exception as error:
         if options.debug:
@@ -98,10 +109,11 @@ def _one_line(error: Exception, code: int) -> str:
     return text if code == 2 else f"{type(error).__name__}: {text} (--debug shows where)"
 
 
-def _use_platform(name: str | None) -> None:
-    """Set JAX's platform and see that it starts."""
-    if name is None:
+def _use_platform(name: str | None, accelerator: str | None = None) -> None:
+    """Set JAX's platform and see that it starts; the CPU where a target is compiled for."""
+    if name is None and accelerator is None:
         return
+    name = name or "cpu"
     jax.config.update("jax_platforms", name)
     try:
         jax.devices()
@@ -121,7 +133,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="explain | plan")
+    parser.add_argument("--version", action="version", version=f"jrc {version('jrc')}")
+    names = "explain | plan | largest-batch | targets"
+    commands = parser.add_subparsers(dest="command", required=True, metavar=names)
     explain = _command(commands, "explain", "what the gradient saves, re-runs and needs", _explain)
     explain.add_argument("--compare", metavar="TARGET", help="a second function, set beside it")
     explain.add_argument(
@@ -130,19 +144,33 @@ def _parser() -> argparse.ArgumentParser:
     plan = _command(commands, "plan", "the cheapest recomputation that fits a budget", _plan)
     plan.add_argument(
         "--budget",
-        required=True,
         help="peak bytes: 2000000000, 2e9, 2GiB, 500MB; or, written with a point, a fraction "
-        "between the least reachable peak (0.0) and the peak with nothing re-run (1.0)",
+        "between the least reachable peak (0.0) and the peak with nothing re-run (1.0); with "
+        "--target it may be left out: nine tenths of a device",
     )
     plan.add_argument(
         "--compilations",
         type=int,
         metavar="N",
-        help="how many programs may be compiled, 1 to 10; 5 if not given",
+        help="how many programs may be compiled, 1 to 10; 5 if not given, 3 with --target",
     )
     plan.add_argument(
         "--no-verify", action="store_true", help="compile nothing: a guess, which may not fit"
     )
+    batch = _command(
+        commands, "largest-batch", "the largest batch that fits a budget", _largest_batch
+    )
+    batch.add_argument("--budget", help="peak bytes, as for plan; not a fraction")
+    batch.add_argument(
+        "--multiple-of", type=int, default=1, metavar="N", help="only batches that N divides"
+    )
+    batch.add_argument(
+        "--most", type=int, default=2**20, metavar="N", help="the largest batch that is looked at"
+    )
+    listed = commands.add_parser("targets", help="the accelerators that --target takes")
+    listed.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its sources")
+    listed.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    listed.set_defaults(run=_targets, platform=None, accelerator=None)
     return parser
 
 
@@ -167,6 +195,12 @@ def _command(commands: Any, name: str, about: str, run: Callable[..., None]) -> 
     )
     command.add_argument("--has-aux", action="store_true", help="fn returns (loss, aux)")
     command.add_argument("--platform", metavar="NAME", help="cpu, cuda or tpu; else what JAX finds")
+    command.add_argument(
+        "--target",
+        dest="accelerator",
+        metavar="NAME",
+        help="compile for an accelerator that need not be there: v5e:2x2, h100; see jrc targets",
+    )
     command.add_argument("--json", metavar="PATH", help="write the result there")
     command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return command
@@ -194,7 +228,7 @@ def _report(name: str, options: argparse.Namespace, asked: dict[str, Any]) -> An
 
 def _plan(options: argparse.Namespace) -> None:
     asked = _gradient_options(options)
-    asked |= {"budget": _budget(options.budget), "verify": not options.no_verify}
+    asked |= {"budget": _budget(options), "verify": not options.no_verify}
     if options.compilations is not None:
         asked["compilations"] = options.compilations
     _check_paths(options.json)
@@ -206,6 +240,28 @@ def _plan(options: argparse.Namespace) -> None:
         _write(options.json, plan.to_json())
 
 
+def _largest_batch(options: argparse.Namespace) -> None:
+    """TARGET is called with each batch, and returns `(fn, args)` for it."""
+    asked = _gradient_options(options) | {"budget": _budget(options)}
+    asked |= {"multiple_of": options.multiple_of, "most": options.most}
+    _check_paths(options.json)
+
+    def setup(batch: int) -> Target:
+        return load(options.target, options.arg, options.failures, batch)
+
+    fn = setup(options.multiple_of).fn
+    with shown_meanwhile("jrc.largest_batch: tracing"):
+        found = remat.largest_batch(lambda batch: setup(batch).args, fn, **asked)
+    _print(str(found))
+    if options.json:
+        plan = None if found.plan is None else json.loads(found.plan.to_json())
+        _write(options.json, json.dumps(found._asdict() | {"plan": plan}))
+
+
+def _targets(options: argparse.Namespace) -> None:
+    _print(str(all_targets() if options.name is None else target_named(options.name)))
+
+
 def _gradient_options(options: argparse.Namespace) -> dict[str, Any]:
     try:
         numbers = tuple(int(n) for n in options.argnums.split(","))
@@ -214,11 +270,20 @@ def _gradient_options(options: argparse.Namespace) -> dict[str, Any]:
             f"--argnums must be one position or several, such as 0 or 0,2, got {options.argnums!r}."
         ) from None
     argnums = numbers[0] if len(numbers) == 1 else numbers
-    return {"argnums": argnums, "has_aux": options.has_aux}
+    there = None if options.accelerator is None else target_named(options.accelerator)
+    try:
+        _ = there and there.devices  # before anything is traced
+    except ImportError as error:
+        raise UsageError(f"--target: {error}") from None
+    asked = {"argnums": argnums, "has_aux": options.has_aux}
+    return asked if there is None else asked | {"target": there}
 
 
-def _budget(text: str) -> int | float | str:
+def _budget(options: argparse.Namespace) -> int | float | str | None:
     """Return bytes, or a fraction for a number with a point: `2e9` is a number of bytes."""
+    text = options.budget
+    if text is None:
+        return None
     if text in ("0", "1"):
         raise UsageError(
             f"--budget must be a size or a fraction, got {text}, which is a number of bytes. Write "

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(jrc.__file__).parent
 LAYERS = (
     {"_typing", "_errors"},
     {"_tree", "_multihost", "_progress", "_validate", "_text"},
-    {"_jaxpr", "_rng", "persist"},
+    {"_jaxpr", "_rng", "_targets", "persist"},
     {"remat", "dgc"},
     {"train", "models"},
     {"compat"},

@@ -39,7 +39,8 @@ def test_public_functions_are_documented(name):
 
 
 NO_NEED = {
-    "Raises:": ("dgc_specs",),
+    "Args:": ("targets",),
+    "Raises:": ("dgc_specs", "targets"),
     "Source:": (
         "restore",
         "init_state",

@@ -15,7 +15,7 @@ GROUPS = {
         "apply_rules", "Save", "SavePrimitives", "RecomputePrimitives", "Offload", "recompute_op",
         "keep_op",
     ),
-    "Explain and plan": ("explain", "plan", "largest_batch"),
+    "Explain and plan": ("explain", "plan", "largest_batch", "target", "targets"),
     "Compress": (
         "dgc_momentum", "scale_by_dgc", "l1_penalty", "l2_penalty", "dgc_stats", "dgc_specs",
         "reshard_dgc", "dgc_advice",
@@ -23,7 +23,7 @@ GROUPS = {
     "Train and save": ("init_state", "make_train_step", "save", "restore"),
     "Results": (
         "Report", "Plan", "BudgetError", "LargestBatch", "Segmentation", "Segment", "TrainState",
-        "TrainStep", "StepInfo", "DGCState", "DGCStats", "DGCAdvice", "ExchangeCost",
+        "TrainStep", "StepInfo", "DGCState", "DGCStats", "DGCAdvice", "ExchangeCost", "Target",
     ),
 }  # fmt: skip
 MODULES = {

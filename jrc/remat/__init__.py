@@ -2,6 +2,7 @@
 
 from jrc.remat._flax.recompute_module import recompute_module as recompute_module
 from jrc.remat._gradient.compiled_memory import Memory as Memory
+from jrc.remat._gradient.compiled_memory import device_of as device_of
 from jrc.remat._gradient.compiled_memory import memory_needed as memory_needed
 from jrc.remat._planner.budget import BudgetError as BudgetError
 from jrc.remat._planner.budget import checked_budget as checked_budget

@@ -9,7 +9,7 @@ import jax
 from jrc._errors import name_of
 from jrc._tree import aval_of
 from jrc._typing import PyTree
-from jrc.remat import Plan, plan_within
+from jrc.remat import Plan, device_of, plan_within
 from jrc.train._gradient import result_of
 from jrc.train._state import TrainState
 
@@ -51,6 +51,7 @@ class Budgeted:
                 self._budget,
                 self._who,
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
+                device_of(leaves).platform,
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
         self.plan, call = self._known[key]

@@ -14,6 +14,7 @@ from jrc._rng import check_key
 from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, dgc_specs, dgc_states
+from jrc.train._abstract import abstract_state, is_abstract
 
 _WHO = "jrc.init_state"
 
@@ -52,7 +53,9 @@ def init_state(
 
     Args:
         params: Parameters of one replica, any pytree of arrays. They are copied, so that a step
-            that donates its state does not delete them.
+            that donates its state does not delete them. With `jax.ShapeDtypeStruct`s, or a mesh of
+            `jrc.target(name).devices`, the state has shapes and shardings in the place of arrays:
+            `TrainStep.memory` and `TrainStep.lower` take it.
         tx: The optimizer.
         key: The random key of the run.
         model_state: A pytree of arrays that the loss function threads, or `None`.
@@ -81,12 +84,16 @@ def init_state(
         check_transform(tx, _WHO)
         check_key(key, _WHO)
         check_arrays({"params": params, "model_state": model_state}, _WHO)
-        opt_state = tx.init(params)
+        shapes = is_abstract((params, model_state, key), found)
+        opt_state = jax.eval_shape(tx.init, params) if shapes else tx.init(params)
         _check_first(opt_state)
         return found, opt_state
 
     mesh, opt_state = all_or_none(here, _WHO) if _spans_processes(mesh) else here()
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
+    if is_abstract(state, mesh):
+        rows = mesh.shape[names_of(axis_name)[0]]
+        return abstract_state(state, dgc_specs(state, axis_name), mesh, rows)
     if mesh.is_multi_process:
         _check_same(state)
     shared = NamedSharding(mesh, PartitionSpec())

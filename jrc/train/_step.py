@@ -51,6 +51,7 @@ class TrainStep:
     _blocks: bool = _hidden()
     _plan: Plan | None = _hidden(default=None)
     _calls: int = _hidden(default=0)
+    _platform: str | None = _hidden(default=None)
 
     @property
     def plan(self) -> Plan | None:
@@ -94,7 +95,7 @@ class TrainStep:
 
         Source: XLA's figures for the compiled program.
         """
-        return memory_needed(self._lowered(state, batch, "memory"))
+        return memory_needed(self._lowered(state, batch, "memory"), self._platform)
 
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
         """Return the lowered program, for its text and cost (arrays or shapes as arguments)."""
@@ -225,7 +226,8 @@ def make_train_step(
 
     devices = mesh.local_devices
     blocks = mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
-    return TrainStep(replicas, via, call, check, blocks, plan)
+    platform = mesh.devices.flat[0].platform
+    return TrainStep(replicas, via, call, check, blocks, plan, _platform=platform)
 
 
 def _outside_of_meshes() -> Any:

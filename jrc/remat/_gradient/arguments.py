@@ -21,6 +21,12 @@ import numpy as np
 from jrc._errors import name_of
 from jrc._tree import aval_of, is_floating, is_number, is_traced
 from jrc._validate import is_whole
+from jrc.remat._gradient.compiled_memory import (
+    Memory,
+    bytes_on_device,
+    device_of,
+    memory_needed,
+)
 from jrc.remat._gradient.numbers import settled
 
 # What JAX raises where Python needs the value of a tracer.
@@ -99,6 +105,11 @@ class Arguments:
         """Trace value and gradients into a jaxpr."""
         return jax.make_jaxpr(self.gradient(fn, has_aux))(*self.of(self.arrays))
 
+    @property
+    def platform(self) -> str:
+        """The platform that the program is compiled for: `"cpu"`, `"gpu"`, `"tpu"`."""
+        return device_of(self.of(self.arrays)).platform
+
     def lowered(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Lowered:
         """Lower value and gradients for compilation.
 
@@ -112,6 +123,11 @@ class Arguments:
         except _NotAnArrayError:
             pass
         return jax.jit(self.gradient(fn, has_aux)).lower(*self.of(self.arrays))
+
+    def memory(self, lowered: jax.stages.Lowered) -> Memory:
+        """Compile what `lowered` returned, and return its memory."""
+        given = sum(map(bytes_on_device, self.of(self.arrays)))
+        return memory_needed(lowered, self.platform, given)
 
     def _lowered_by_value_and_grad(
         self, fn: Callable[..., Any], has_aux: bool

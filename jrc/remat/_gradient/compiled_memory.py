@@ -1,12 +1,16 @@
 """The memory that a compiled program needs, as XLA states it."""
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 
 from jrc._jaxpr import nbytes
+from jrc._targets import quiet_compiler
+from jrc.remat._gradient.refused import bytes_in_refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +48,26 @@ def bytes_on_device(array: Any) -> int:
     return part * nbytes(aval) // max(math.prod(array.shape), 1)
 
 
+def device_of(arrays: Iterable[Any]) -> Any:
+    """Return a device that a program with these arguments is compiled for.
+
+    Args:
+        arrays: Arrays, or shapes with shardings; where none names a device, it is JAX's first.
+    """
+    for array in arrays:
+        sharding = None if isinstance(array, jax.core.Tracer) else getattr(array, "sharding", None)
+        if isinstance(array, jax.Array) and not array.committed:
+            continue
+        if isinstance(sharding, jax.sharding.Sharding) and _names_devices(sharding):
+            return min(sharding.device_set, key=lambda device: device.id)
+    return jax.local_devices()[0]
+
+
+def _names_devices(sharding: jax.sharding.Sharding) -> bool:
+    mesh = getattr(sharding, "mesh", None)
+    return mesh is None or isinstance(mesh, jax.sharding.Mesh)
+
+
 def memory_of(compiled: Any) -> Memory:
     """Return the memory of a compiled program, from `jax.jit(fn).lower(...).compile()`."""
     stats = compiled.memory_analysis()
@@ -55,16 +79,53 @@ def memory_of(compiled: Any) -> Memory:
     )
 
 
-def memory_needed(lowered: Any) -> Memory:
-    """Compile a lowered program and return its memory; the program is not meant to be run."""
-    return memory_of(compiled_to_look_at(lowered))
+def memory_of_refused(error: Exception, arguments: int = 0) -> Memory:
+    """Return the memory of a program that a compiler refused as too large.
+
+    The TPU compiler returns no program then, and states one number: arguments, results and
+    temporaries together. What is not arguments counts as temporaries.
+
+    Args:
+        error: What the compiler raised.
+        arguments: Bytes of the arguments on one device.
+
+    Raises:
+        RuntimeError: If it is no such error, the one that came; if it has no number, one that says
+            so.
+    """
+    size = bytes_in_refusal(str(error))
+    if size is None:
+        raise error
+    given = min(arguments, size)
+    return Memory(arguments=given, outputs=0, temporaries=size - given, aliased=0)
 
 
-def compiled_to_look_at(lowered: Any) -> Any:
+def memory_needed(lowered: Any, platform: str | None = None, arguments: int = 0) -> Memory:
+    """Compile a lowered program and return its memory; the program is not meant to be run.
+
+    Args:
+        lowered: The program.
+        platform: What it is lowered for: `"cpu"`, `"gpu"` or `"tpu"`; by default JAX's own.
+        arguments: Bytes of its arguments on one device, where the compiler may refuse it.
+
+    Raises:
+        RuntimeError: If the compiler refuses the program because of its size and does not say how
+            much memory it needs.
+    """
+    try:
+        return memory_of(compiled_to_look_at(lowered, platform))
+    except jax.errors.JaxRuntimeError as error:
+        return memory_of_refused(error, arguments)
+
+
+def compiled_to_look_at(lowered: Any, platform: str | None = None) -> Any:
     """Compile a lowered program that is not meant to be run.
 
     On CPU the machine code is not optimised: bytes and instructions are the same, and compilation
     is several times faster.
     """
-    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    return lowered.compile(compiler_options=options)
+    ours = jax.default_backend()
+    platform = platform or ours
+    options = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
+    with contextlib.nullcontext() if platform == ours else quiet_compiler():
+        return lowered.compile(compiler_options=options)

@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import INPUT, Program, evaluate, inner_programs
+from jrc._jaxpr import INPUT, Program, evaluate, inner_programs, nbytes
 from jrc._jaxpr import trace as trace_program
 from jrc.remat._gradient.arguments import arguments_of, call_checked
-from jrc.remat._gradient.compiled_memory import compiled_to_look_at
+from jrc.remat._gradient.compiled_memory import bytes_on_device, compiled_to_look_at, device_of
 
 _MARK_SCOPE = "jrc_mark_"
 _COMPILING = threading.Lock()
@@ -60,6 +60,18 @@ class Loss:
         """Return value and gradients."""
         return jax.value_and_grad(self.value, has_aux=True)(list(perturbed), rest)
 
+    @property
+    def device(self) -> Any:
+        """A device that the gradient is compiled for."""
+        return device_of((*self.perturbed, *self.rest))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether `jit` shards an argument over several devices."""
+        return any(
+            bytes_on_device(x) < nbytes(jax.typeof(x)) for x in (*self.perturbed, *self.rest)
+        )
+
     def compiled(self) -> Any:
         """Compile value and gradients; what is returned is not meant to be run."""
 
@@ -68,7 +80,7 @@ class Loss:
 
         lowered = jax.jit(gradient).lower(self.perturbed, self.rest)
         with _name_scopes_in_cache_key():
-            return compiled_to_look_at(lowered)
+            return compiled_to_look_at(lowered, self.device.platform)
 
     def _split(
         self, run: Callable[..., Any], perturbed: Sequence[Any], rest: Sequence[Any]

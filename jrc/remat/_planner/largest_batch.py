@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from jrc._errors import name_of
+from jrc._targets import Target, abstract_on, checked_target
 from jrc._text import memory_text
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
-from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.make_plan import plan
 from jrc.remat._planner.plan import Plan
@@ -52,12 +52,13 @@ class LargestBatch(NamedTuple):
 def largest_batch(
     make_args: Callable[[int], Sequence[Any]],
     fn: Callable[..., Any],
-    budget: int | str,
+    budget: int | str | None = None,
     *,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     multiple_of: int = 1,
     most: int = 2**20,
+    target: Target | str | None = None,
 ) -> LargestBatch:
     """Return the largest batch whose gradient fits a budget, with and without recomputation.
 
@@ -68,11 +69,13 @@ def largest_batch(
         make_args: From a batch size the tuple of arguments of `fn`: arrays, or better
             `jax.ShapeDtypeStruct`s, which take no memory.
         fn: As for `jrc.plan`.
-        budget: Bytes on one device, as a number or as text (`"16GiB"`).
+        budget: Bytes on one device, as a number or as text (`"16GiB"`). With a target it may be
+            left out, and is then nine tenths of the memory of one of its devices.
         argnums: As for `jrc.plan`.
         has_aux: As for `jrc.plan`.
         multiple_of: Only batches that are a multiple of this, as when they are cut over devices.
         most: The largest batch that is looked at.
+        target: As for `jrc.plan`.
 
     Returns:
         Both sizes and the plan for the larger one.
@@ -106,7 +109,8 @@ def largest_batch(
             f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
         )
     check_flag(has_aux, "has_aux", who)
-    limit = checked_budget(budget, who)
+    there = checked_target(target, who)
+    limit = checked_budget(there.budget if there and budget is None else budget, who)
     if isinstance(limit, float):
         raise TypeError(
             f"{who}: budget must be bytes (an int) or text ('16GiB'), got {budget!r}. A fraction "
@@ -132,11 +136,11 @@ def largest_batch(
                 f"{who}: `{name_of(make_args)}` must return the arguments of fn as a tuple, got "
                 f"{type(args).__name__}. For one argument write `return (x,)`."
             )
-        return tuple(args)
+        return abstract_on(there, tuple(args), who) if there else tuple(args)
 
     def plain(batch: int) -> int:
         args = arguments_of(fn, arguments(batch), argnums, who, numbers=True)
-        return logged(batch, "nothing recomputed", memory_needed(args.lowered(fn, has_aux)).peak)
+        return logged(batch, "nothing recomputed", args.memory(args.lowered(fn, has_aux)).peak)
 
     def leanest(batch: int) -> int:
         problem = PlanningProblem.of(fn, arguments(batch), argnums, has_aux, who)
@@ -146,7 +150,7 @@ def largest_batch(
         return logged(batch, "the leanest plan", least)
 
     def compiled(problem: PlanningProblem, i: int) -> int:
-        return memory_needed(problem.lowered(problem.all[i])).peak
+        return problem.arguments.memory(problem.lowered(problem.all[i])).peak
 
     def logged(batch: int, what: str, peak: int) -> int:
         _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))
@@ -160,8 +164,8 @@ def largest_batch(
         return seen[batch]
 
     multiple_of, end = int(multiple_of), int(most // multiple_of * multiple_of)
-    without = _largest(known, limit, multiple_of, end)
-    recomputed = max(without, _largest(leanest, limit, multiple_of, end))
+    without = largest_within(known, limit, multiple_of, end)
+    recomputed = max(without, largest_within(leanest, limit, multiple_of, end))
     if not recomputed:
         return LargestBatch(0, 0, None, end)
     args = arguments(recomputed)
@@ -170,7 +174,7 @@ def largest_batch(
     return LargestBatch(
         without,
         recomputed,
-        plan(fn, *args, budget=limit, argnums=argnums, has_aux=has_aux),
+        plan(fn, *args, budget=limit, argnums=argnums, has_aux=has_aux, target=there),
         end,
     )
 
@@ -187,7 +191,7 @@ def _check_growth(
         )
 
 
-def _largest(peak: Callable[[int], int], budget: int, step: int, end: int) -> int:
+def largest_within(peak: Callable[[int], int], budget: int, step: int, end: int) -> int:
     """The largest multiple of `step` up to `end` whose peak is within the budget, by secants."""
     first = peak(step)
     if first > budget:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jrc._multihost import all_or_none
+from jrc._targets import Target, abstract_on, checked_target
 from jrc._tree import aval_of
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.compiled_memory import Memory, memory_needed
@@ -19,6 +20,7 @@ from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.plan_cache import check_cache, plan_in
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
+from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.signature import signature_of
 from jrc.remat._planner.trace import traced_for_plan
 
@@ -26,13 +28,14 @@ from jrc.remat._planner.trace import traced_for_plan
 def plan(
     fn: Callable[..., Any],
     *args: Any,
-    budget: int | str | float,
+    budget: int | str | float | None = None,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     verify: bool = True,
-    compilations: int = 5,
+    compilations: int | None = None,
     respect_checkpoints: bool = False,
     cache: str | os.PathLike[str] | None = None,
+    target: Target | str | None = None,
 ) -> Plan:
     """Return the cheapest recomputation whose compiled gradient program fits a budget.
 
@@ -89,13 +92,15 @@ def plan(
             `functools.partial(fn, train=True)` is what is planned and applied to.
         budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), or a fraction (`float` in [0, 1])
             between the least peak that is reached (0) and that with nothing recomputed (1). A
-            fraction costs up to six more compilations, for the two ends.
+            fraction costs up to six more compilations, for the two ends. It may be left out with a
+            target, and is then nine tenths of the memory of one of its devices.
         argnums: The arguments that are differentiated.
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
-        compilations: How many programs may be compiled (two, if one is asked for: the leanest and
-            the plain one); each more halves the steps of the row of plans. One is enough where
+        compilations: How many programs may be compiled, 5 if not given, with a target 3, because
+            a compilation may then take a minute (two, if one is asked for: the leanest and the
+            plain one); each more halves the steps of the row of plans. One is enough where
             nothing need be recomputed, one more is compiled where only the model thought so, and up
             to seven more before a budget is refused: the leanest candidates, the leanest ways by
             hand, and the plain one. Equal programs are compiled once.
@@ -104,6 +109,9 @@ def plan(
             inside is decided. The plan remembers it, and `Plan.apply` does the same.
         cache: A folder of plans. A plan for the same program, arguments of this function, device
             and versions is read from there; a new one is stored.
+        target: An accelerator that need not be there, a `jrc.Target` or its name (`"v5e:2x2"`,
+            `"h100"`): its own compiler compiles the programs. Arguments that are sharded over
+            `target.devices` stay so, and the others are replicated there, or on its first device.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never one with
@@ -115,6 +123,7 @@ def plan(
         ValueError: If the budget is no size, `compilations` below 1, or there is nothing floating
             to be differentiated.
         BudgetError: If no plan fits; it carries the least peak and the plan that reaches it.
+        ImportError: If the compiler of the target is not installed.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -133,16 +142,22 @@ def plan(
     position as in Beaumont et al., "Rockmate", ICML 2023.
     """
     who = "jrc.plan"
-    limit = checked_budget(budget, who)
+    there = checked_target(target, who)
+    limit = checked_budget(there.budget if there and budget is None else budget, who)
     check_flag(verify, "verify", who)
     remedy = "Five find one of about thirty plans, each more doubles their number."
+    if compilations is None:
+        compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
     compilations = whole_number(compilations, "compilations", who, least=1, most=10, remedy=remedy)
 
     check_cache(cache, who)
 
+    name = there.name if there else ""
+    args = abstract_on(there, args, who) if there else args
+
     def found() -> Plan:
         problem = PlanningProblem.of(
-            fn, args, argnums, has_aux, who, compilations, respect_checkpoints
+            fn, args, argnums, has_aux, who, compilations, respect_checkpoints, name
         )
         return choose(problem, limit, _Compiler(problem) if verify else None, who)
 
@@ -157,6 +172,7 @@ def plan(
             "has_aux": has_aux,
             "verify": verify,
             "compilations": compilations,
+            "target": name,
         }
         return plan_in(cache, signature, args, asked, found)
 
@@ -177,7 +193,7 @@ class _Compiler:
         text = module.operation.get_asm(large_elements_limit=1024)
         text = hashlib.sha256(text.encode()).hexdigest()
         if text not in self.known:
-            self.known[text] = memory_needed(lowered)
+            self.known[text] = self.problem.arguments.memory(lowered)
         return self.known[text]
 
 
@@ -187,6 +203,7 @@ def plan_within(
     budget: int | str | float,
     who: str,
     has_aux: Callable[[Any], bool],
+    platform: str | None = None,
 ) -> Plan:
     """Return the plan for a function inside of a larger program, whose whole peak is to fit.
 
@@ -196,6 +213,7 @@ def plan_within(
         budget: As for `plan`.
         who: The public function, for errors.
         has_aux: Of what `fn` returned, whether it is `(loss, aux)`.
+        platform: What the program is lowered for; by default JAX's own.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
@@ -216,7 +234,7 @@ def plan_within(
                     flops[candidate] = problem.counted(candidate)
                 return applied(*args)
 
-            return memory_needed(lower(counted))
+            return memory_needed(lower(counted), platform)
 
         return choose(problem, limit, compiled, who, flops)
 

@@ -110,6 +110,7 @@ class Plan:
         opaque: What the planner could not look into, the most bytes first: functions with a
             `custom_vjp`, regions that were respected.
         by_name: What names can say of it; `names` and `policy` are made of this.
+        target: The name of the target that it was made for; empty for the devices of the process.
     """
 
     budget: int
@@ -124,6 +125,7 @@ class Plan:
     signature: Signature = dataclasses.field(repr=False)
     opaque: tuple[Opaque, ...] = dataclasses.field(default=(), repr=False)
     by_name: ByName = dataclasses.field(default=ByName(), repr=False)
+    target: str = ""
 
     @property
     def reruns(self) -> bool:
@@ -227,6 +229,7 @@ class Plan:
             "candidates": [dataclasses.asdict(each) for each in self.candidates],
             "by_name": dataclasses.asdict(self.by_name),
             "opaque": [dataclasses.asdict(each) for each in self.opaque],
+            "target": self.target,
             "decision": self.decision and self.decision.to_data(),
             "left_out": left_out(self.decision, len(self.signature.equations)),
             "equations": list(self.signature.equations),
@@ -272,6 +275,7 @@ class Plan:
                     data["closed"],
                     data["respect_checkpoints"],
                 ),
+                target=data.get("target", ""),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
@@ -283,8 +287,10 @@ class Plan:
         """The cost, what is saved, and the candidates beside the plan."""
         cost = self.verified or self.predicted
         source = "compiled" if self.verified else "predicted"
+        where = f" on one device of {self.target}" if self.target else ""
         lines = [
-            f"peak {memory_text(cost.peak_bytes)} ({source}; budget {memory_text(self.budget)}), "
+            f"peak {memory_text(cost.peak_bytes)}{where} ({source}; budget "
+            f"{memory_text(self.budget)}), "
             f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
         ]
         if self.decision == AS_WRITTEN:
@@ -371,6 +377,7 @@ def _candidate(data: dict[str, Any]) -> PlanCandidate:
 def _check_json(data: Any) -> None:
     """Raise a `ValueError` that names the first entry of a plan's data that is not of its kind."""
     check_json(data, _FORMAT, _FIELDS)
+    check_json_fields({"target": data.get("target", "")}, {"target": str})
     if data.get("verified") is not None:
         check_json_fields({"verified": data["verified"]}, {"verified": _COST})
     for i, each in enumerate(data["candidates"]):

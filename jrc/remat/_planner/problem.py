@@ -47,6 +47,7 @@ class PlanningProblem:
         compilations: How many candidates a search may compile.
         opened: The `jax.checkpoint` regions of the function that are opened.
         opaque: The equations that the planner cannot look into, each with its path.
+        target: The name of the target that programs are compiled for; empty without one.
     """
 
     candidates: tuple[Candidate, ...]
@@ -64,6 +65,7 @@ class PlanningProblem:
     compilations: int
     opened: Opened
     opaque: tuple[tuple[Path, Opaque], ...]
+    target: str = ""
 
     @classmethod
     def of(
@@ -73,8 +75,9 @@ class PlanningProblem:
         argnums: int | Sequence[int],
         has_aux: bool,
         who: str,
-        compilations: int = 5,
+        compilations: int = SETTINGS.compilations,
         respect_checkpoints: bool = False,
+        target: str = "",
     ) -> "PlanningProblem":
         """Trace a function, and find its candidates."""
         check_flag(has_aux, "has_aux", who)
@@ -115,6 +118,7 @@ class PlanningProblem:
             opaque=opaque_equations(
                 program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
             ),
+            target=target,
         )
 
     @property
@@ -200,6 +204,7 @@ class PlanningProblem:
             signature=self.signature,
             opaque=opaque,
             by_name=by_name(self.program, decision, self.opened, opaque),
+            target=self.target,
         )
 
     def _weighed(self, chosen: int, memory: Mapping[int, Memory]) -> tuple[PlanCandidate, ...]:

@@ -177,7 +177,7 @@ def _refusal(problem: PlanningProblem, plan: Plan, memory: Memory | None, who: s
     peak = (plan.verified or plan.predicted).peak_bytes
     given, returned = problem.given, problem.returned
     temporaries = max(peak - given - returned, 0)
-    if memory is not None:
+    if memory is not None and memory.outputs:  # none where the compiler stated the peak alone
         given, returned, temporaries = memory.arguments, memory.outputs, memory.temporaries
     return (
         f"{who}: the peak of {what} `{name_of(problem.fn)}` is at least "

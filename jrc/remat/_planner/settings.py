@@ -43,6 +43,9 @@ class PlannerSettings:
             share of the FLOPs of the gradient.
         low_price: Below this price several steps are merged into one candidate.
         merged_gain: A merged candidate gains at most this relative change of bytes.
+        compilations: How many programs a search may compile.
+        compilations_on_target: The same for an accelerator that is not there, whose compiler may
+            take a minute for each.
         leanest_compiled: How many of the leanest candidates are compiled before a budget is
             refused: XLA may need less for the second than for the first.
         by_hand_compiled: The same for the leanest ways by hand.
@@ -80,6 +83,8 @@ class PlannerSettings:
     highest_price: float = 2.0
     low_price: float = 0.05
     merged_gain: float = 0.1
+    compilations: int = 5
+    compilations_on_target: int = 3
     leanest_compiled: int = 2
     by_hand_compiled: int = 3
     leanest_margin: float = 1.25

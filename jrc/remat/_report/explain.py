@@ -6,15 +6,22 @@ from typing import Any
 import jax
 
 from jrc._jaxpr import Program, flops, inline_marked, live_equations
+from jrc._targets import Target, abstract_on, checked_target
+from jrc._text import memory_text
 from jrc._validate import check_flag
-from jrc.remat._gradient.compiled_memory import memory_of
+from jrc.remat._gradient.compiled_memory import (
+    Memory,
+    bytes_on_device,
+    memory_of,
+    memory_of_refused,
+)
 from jrc.remat._gradient.loss import Loss, loss_of
 from jrc.remat._gradient.opaque import Opaque, gathered, opaque_equations
 from jrc.remat._gradient.saved_values import saved_values
 from jrc.remat._policy.notices import collected_notices
 from jrc.remat._report.compiled_schedule import collectives, live_points
 from jrc.remat._report.diagnostics import warnings_of
-from jrc.remat._report.hlo import parse_hlo
+from jrc.remat._report.hlo import Module, parse_hlo
 from jrc.remat._report.recompute_count import reruns
 from jrc.remat._report.report import Report
 
@@ -24,6 +31,7 @@ def explain(
     *args: Any,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    target: Target | str | None = None,
 ) -> Report:
     """Report what the gradient of a function saves and recomputes, and what it needs compiled.
 
@@ -38,6 +46,7 @@ def explain(
             they are.
         argnums: Which arguments are differentiated: every floating leaf of them.
         has_aux: Whether `fn` returns a pair of the scalar and anything else.
+        target: An accelerator that need not be there, as for `jrc.plan`.
 
     Returns:
         The report, a frozen value that prints as a table.
@@ -62,27 +71,47 @@ def explain(
 
     Source: JAX's `jax.ad_checkpoint.print_saved_residuals`, and XLA's `memory_analysis`.
     """
-    check_flag(has_aux, "has_aux", "jrc.explain")
+    who = "jrc.explain"
+    check_flag(has_aux, "has_aux", who)
+    there = checked_target(target, who)
+    args = abstract_on(there, args, who) if there else args
     with collected_notices() as notices:
-        loss = loss_of(fn, args, argnums, has_aux, "jrc.explain")
+        loss = loss_of(fn, args, argnums, has_aux, who)
     forward = loss.program.jaxpr
     traced = jax.make_jaxpr(loss.gradient)(loss.perturbed, loss.rest)
     gradient = inline_marked(traced, lambda _: True)
     program = live_equations(gradient)
-    compiled = loss.compiled()
-    module = parse_hlo(compiled.as_text())
+    memory, module, refused = _compiled(loss)
     return Report(
         name=loss.name,
         saved=saved_values(loss),
         rerun=reruns(forward, program),
         flops=flops(traced),
-        memory=memory_of(compiled),
-        live=live_points(module, loss),
-        collectives=collectives(module),
-        warnings=(*notices, *warnings_of(forward, gradient, program, loss.name)),
+        memory=memory,
+        live=live_points(module, loss) if module else (),
+        collectives=collectives(module) if module else (),
+        warnings=(*refused, *notices, *warnings_of(forward, gradient, program, loss.name)),
         opaque=_opaque(loss),
-        device=jax.local_devices()[0].device_kind,
+        device=there.name if there else loss.device.device_kind,
     )
+
+
+def _compiled(loss: Loss) -> tuple[Memory, Module | None, tuple[str, ...]]:
+    """Return the memory of the compiled gradient, its instructions, and what the compiler refused.
+
+    A program that is too large for a TPU has no instructions: the compiler states its peak alone.
+    """
+    try:
+        compiled = loss.compiled()
+    except jax.errors.JaxRuntimeError as error:
+        given = sum(map(bytes_on_device, (*loss.perturbed, *loss.rest)))
+        memory = memory_of_refused(error, given)
+        text = (
+            f"the compiler refuses this program, which needs {memory_text(memory.peak)}; "
+            "results and temporaries are not told apart. jrc.plan makes it fit"
+        )
+        return memory, None, (text,)
+    return memory_of(compiled), parse_hlo(compiled.as_text()), ()
 
 
 def _opaque(loss: Loss) -> tuple[Opaque, ...]:

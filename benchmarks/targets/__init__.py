@@ -1,0 +1,1 @@
+"""Targets: what fits on accelerators that need not be there."""

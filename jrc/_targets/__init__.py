@@ -1,0 +1,9 @@
+"""Accelerators that need not be there: their facts, and devices that programs are compiled for."""
+
+from jrc._targets.abstract import abstract_on as abstract_on
+from jrc._targets.abstract import checked_target as checked_target
+from jrc._targets.accelerator import Target as Target
+from jrc._targets.accelerator import target as target
+from jrc._targets.accelerator import targets as targets
+from jrc._targets.compile_only import is_compile_only as is_compile_only
+from jrc._targets.quiet import quiet_compiler as quiet_compiler

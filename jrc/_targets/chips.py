@@ -1,0 +1,137 @@
+"""What is published of each accelerator, per JAX device, with the source of every figure.
+
+A JAX device is a chip, but for TPU7x, whose chips are two devices each with half of everything.
+Rates are those of one direction: vendors state links in both.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A published number.
+
+    Attributes:
+        value: The number; `None` if none is published.
+        source: Who states it.
+    """
+
+    value: float | None
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One kind of accelerator; all figures are those of one JAX device.
+
+    Attributes:
+        name: What it is called in the name of a target: `"v5e"`, `"h100"`.
+        title: What its vendor calls it.
+        platform: `"tpu"` or `"gpu"`, as JAX's devices say.
+        memory_bytes: Bytes of device memory.
+        peak_flops: Dense bfloat16 floating-point operations per second.
+        memory_bandwidth: Bytes per second of device memory.
+        host_bandwidth: Bytes per second to or from the host's memory, one direction.
+        link_bandwidth: Bytes per second to other devices over all fast links, one direction.
+        devices_per_chip: JAX devices of one chip.
+    """
+
+    name: str
+    title: str
+    platform: str
+    memory_bytes: Figure
+    peak_flops: Figure
+    memory_bandwidth: Figure
+    host_bandwidth: Figure
+    link_bandwidth: Figure
+    devices_per_chip: int = 1
+
+
+_CLOUD = "Google Cloud TPU documentation, page"
+_BOOK = "Austin et al., How to Scale Your Model, part 2"
+_NVIDIA = "NVIDIA, data sheet of"
+_OPENXLA = "OpenXLA, target_config/specs"
+
+
+def _tpu(
+    name: str,
+    title: str,
+    memory: float,
+    flops: float,
+    bandwidth: float,
+    host: float | None,
+    link: float,
+    usable: str,
+    devices_per_chip: int = 1,
+) -> Chip:
+    """Return a TPU; the figures given are those of a chip."""
+    page = f"{_CLOUD} {name}"
+    half = f", half of a chip's {memory:g} GiB" if devices_per_chip > 1 else ""
+    n = devices_per_chip
+    return Chip(
+        name,
+        title,
+        "tpu",
+        Figure(int(memory * _GIB / n), f"{page}{half}; the compiler lets programs use {usable}"),
+        Figure(flops / n, page),
+        Figure(bandwidth / n, page),
+        Figure(host, _BOOK) if host else Figure(None, "not published"),
+        Figure(link / n, f"{page}: inter-chip interconnect, one direction"),
+        n,
+    )
+
+
+def _gpu(
+    name: str,
+    title: str,
+    memory: int,
+    spec: str,
+    flops: float,
+    bandwidth: float,
+    host: tuple[float, str],
+    link: tuple[float, str],
+) -> Chip:
+    sheet = f"{_NVIDIA} {title}"
+    return Chip(
+        name,
+        title,
+        "gpu",
+        Figure(memory, spec),
+        Figure(flops, f"{sheet}: bfloat16 without sparsity"),
+        Figure(bandwidth, sheet),
+        Figure(host[0], f"{sheet}: {host[1]}, one direction"),
+        Figure(link[0], f"{sheet}: {link[1]}, one direction"),
+    )
+
+
+_GEN4 = (32e9, "PCIe Gen4 x16")
+_GEN5 = (64e9, "PCIe Gen5 x16")
+_C2C = (225e9, "half of a superchip's NVLink-C2C")
+
+_ALL = (
+    _tpu("v4", "TPU v4", 32, 275e12, 1.2e12, 16e9, 300e9, "30.75 GiB"),
+    _tpu("v5e", "TPU v5e", 16, 197e12, 819e9, 16e9, 200e9, "15.75 GiB"),
+    _tpu("v5p", "TPU v5p", 95, 459e12, 2.765e12, 16e9, 600e9, "95.73 GiB"),
+    _tpu("v6e", "TPU v6e (Trillium)", 32, 918e12, 1.64e12, 32e9, 400e9, "31.24 GiB"),
+    _tpu("tpu7x", "TPU7x (Ironwood)", 192, 2307e12, 7.38e12, None, 600e9, "94.74 GiB", 2),
+    _gpu("a100-40", "A100 SXM 40 GB", 42_298_834_944, f"{_OPENXLA}/a100_sxm_40", 312e12, 1.555e12,
+         _GEN4, (300e9, "NVLink")),
+    _gpu("a100-80", "A100 SXM 80 GB", 85_100_068_864, f"{_OPENXLA}/a100_sxm_80", 312e12, 2.039e12,
+         _GEN4, (300e9, "NVLink")),
+    _gpu("h100", "H100 SXM 80 GB", 84_942_979_072, f"{_OPENXLA}/h100_sxm", 989.4e12, 3.352e12,
+         _GEN5, (450e9, "NVLink")),
+    _gpu("h200", "H200 SXM 141 GB", 151_397_597_184, f"{_OPENXLA}/h200", 989.4e12, 4.8e12,
+         _GEN5, (450e9, "NVLink")),
+    _gpu("b200", "B200 SXM 180 GB", 191_514_411_008, f"{_OPENXLA}/b200", 2250e12, 7.67e12,
+         _GEN5, (900e9, "NVLink")),
+    _gpu("gb200", "GB200 NVL72, one GPU", 197_897_748_480, f"{_OPENXLA}/gb200", 2500e12, 7.93e12,
+         _C2C, (900e9, "NVLink")),
+    _gpu("l40s", "L40S 48 GB", 46_068 * 2**20, "NVIDIA's driver: 46,068 MiB with ECC", 362e12,
+         864e9, _GEN4, (32e9, "PCIe Gen4 x16, no NVLink")),
+)  # fmt: skip
+
+CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in _ALL}
+"""Every chip by its name."""

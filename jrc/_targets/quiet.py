@@ -1,0 +1,71 @@
+"""Keep the log of a compiler from the user's terminal while it compiles for an absent device.
+
+Compilers write their log to file descriptor 2, at a level that they read before Python can set it.
+What they report there (no device to tune on, a program that is too large) is known or raised.
+"""
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+
+# The head of a line of absl's log: `W1122 21:23:35.490409   11302 sort_rewriter.cc:798] `.
+_LOG_LINE = re.compile(rb"[IWE]\d{4} \d{2}:\d{2}:\d{2}\.\d+\s")
+_STDERR = 2
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def without_log(written: bytes) -> bytes:
+    r"""Return what was written to standard error without the lines of a compiler's log.
+
+    >>> without_log(b"mine\nW1122 21:23:35.490409   113 a.cc:7] slow.\nTo avoid this\n")
+    b'mine\n'
+    """
+    passed = []
+    for line in written.splitlines(keepends=True):
+        if _LOG_LINE.match(line):
+            break  # messages have several lines, and are written at once
+        passed.append(line)
+    return b"".join(passed)
+
+
+@contextlib.contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Pass on what is written to standard error, except a compiler's log."""
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _redirected():
+            yield
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
+@contextlib.contextmanager
+def _redirected() -> Iterator[None]:
+    try:
+        real = os.dup(_STDERR)
+    except OSError:  # the process has no standard error
+        yield
+        return
+    read, write = os.pipe()
+    reader = threading.Thread(target=_pass_on, args=(read, real), daemon=True)
+    os.dup2(write, _STDERR)
+    os.close(write)
+    reader.start()
+    try:
+        yield
+    finally:
+        # The pipe's only other end: the reader comes to the end of what was written.
+        os.dup2(real, _STDERR)
+        reader.join()
+        os.close(read)
+        os.close(real)
+
+
+def _pass_on(read: int, real: int) -> None:
+    while written := os.read(read, 1 << 16):
+        with contextlib.suppress(OSError):
+            os.write(real, without_log(written))
