@@ -73,8 +73,8 @@ def _options(front: Front, program: Program, p: int, active: set[Any]) -> list[I
         tuple(_within(branch.choices, level) for branch in branches) for level in picked
     )
     found = [_option(program, p, active, choices) for choices in combined]
-    by_hand = [branch.by_hand for branch in branches]
-    if None not in by_hand and any(choice.flops for choice in by_hand):
+    by_hand = [branch.by_hand for branch in branches if branch.by_hand]
+    if len(by_hand) == len(branches) and any(choice.flops for choice in by_hand):
         found.append(_option(program, p, active, by_hand, by_hand=True))
     return found
 
