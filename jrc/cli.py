@@ -157,6 +157,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--no-verify", action="store_true", help="compile nothing: a guess, which may not fit"
     )
+    plan.add_argument(
+        "--cache", metavar="FOLDER", help="read the plan from there, or store it there"
+    )
     batch = _command(
         commands, "largest-batch", "the largest batch that fits a budget", _largest_batch
     )
@@ -167,6 +170,12 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument(
         "--most", type=int, default=2**20, metavar="N", help="the largest batch that is looked at"
     )
+    for command in (plan, batch):
+        command.add_argument(
+            "--respect-checkpoints",
+            action="store_true",
+            help="leave your own jax.checkpoint regions as they are",
+        )
     listed = commands.add_parser("targets", help="the accelerators that --target takes")
     listed.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its sources")
     listed.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -229,6 +238,7 @@ def _report(name: str, options: argparse.Namespace, asked: dict[str, Any]) -> An
 def _plan(options: argparse.Namespace) -> None:
     asked = _gradient_options(options)
     asked |= {"budget": _budget(options), "verify": not options.no_verify}
+    asked |= {"respect_checkpoints": options.respect_checkpoints, "cache": options.cache}
     if options.compilations is not None:
         asked["compilations"] = options.compilations
     _check_paths(options.json)
@@ -244,6 +254,7 @@ def _largest_batch(options: argparse.Namespace) -> None:
     """TARGET is called with each batch, and returns `(fn, args)` for it."""
     asked = _gradient_options(options) | {"budget": _budget(options)}
     asked |= {"multiple_of": options.multiple_of, "most": options.most}
+    asked |= {"respect_checkpoints": options.respect_checkpoints}
     _check_paths(options.json)
 
     def setup(batch: int) -> Target:

@@ -129,6 +129,7 @@ def test_plan_asks_for_the_budget(net, capsys, monkeypatch, text, budget):
     asked = json.loads((net / "p.json").read_text())
     assert asked == {
         "budget": budget, "verify": False, "argnums": 0, "has_aux": False, "args": 2,
+        "respect_checkpoints": False, "cache": None,
     }  # fmt: skip
 
 
@@ -152,8 +153,11 @@ def test_a_number_of_compilations(net, capsys, monkeypatch):
     plan = lambda fn, *args, **asked: FakePlan(asked)  # noqa: E731
     monkeypatch.setattr("jrc.remat.plan", plan)
     options = ("--budget", "1kB", "--compilations", "7", "--json", "p.json")
+    options += ("--cache", "plans", "--respect-checkpoints")
     assert run(capsys, "plan", "net_to_see:setup", *options)[0] == 0
-    assert json.loads((net / "p.json").read_text())["compilations"] == 7
+    asked = json.loads((net / "p.json").read_text())
+    assert asked["compilations"] == 7
+    assert asked["cache"] == "plans" and asked["respect_checkpoints"] is True
 
 
 @pytest.mark.parametrize(

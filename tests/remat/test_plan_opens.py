@@ -427,6 +427,16 @@ def test_what_is_opaque_inside_of_loops_and_branches():
     assert {each.times for each in jrc.explain(loss, WS, X).opaque} == {6}
 
 
+def test_the_largest_batch_respects_regions():
+    fn = lambda w, x: jnp.sum(jax.checkpoint(lambda w, x: jnp.sin(jnp.tanh(x @ w) @ w))(w, x))  # noqa: E731
+    args = lambda batch: (jnp.eye(16), jax.ShapeDtypeStruct((batch, 16), jnp.float32))  # noqa: E731
+    options = dict(multiple_of=8, most=64)
+    found = jrc.largest_batch(args, fn, "20kB", respect_checkpoints=True, **options)
+    assert found.plan.signature.respect_checkpoints and found.recomputed >= found.plain > 0
+    with pytest.raises(TypeError, match="respect_checkpoints"):
+        jrc.largest_batch(args, fn, "20kB", respect_checkpoints="no", **options)
+
+
 def test_regions_that_are_respected_are_named():
     fn = stack(WRAPS["dots_saveable"](block))
     (opaque,) = guess(fn, respect_checkpoints=True).opaque

@@ -58,6 +58,7 @@ def largest_batch(
     has_aux: bool = False,
     multiple_of: int = 1,
     most: int = 2**20,
+    respect_checkpoints: bool = False,
     target: Target | str | None = None,
 ) -> LargestBatch:
     """Return the largest batch whose gradient fits a budget, with and without recomputation.
@@ -75,6 +76,7 @@ def largest_batch(
         has_aux: As for `jrc.plan`.
         multiple_of: Only batches that are a multiple of this, as when they are cut over devices.
         most: The largest batch that is looked at.
+        respect_checkpoints: As for `jrc.plan`.
         target: As for `jrc.plan`.
 
     Returns:
@@ -109,6 +111,7 @@ def largest_batch(
             f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
         )
     check_flag(has_aux, "has_aux", who)
+    check_flag(respect_checkpoints, "respect_checkpoints", who)
     there = checked_target(target, who)
     limit = checked_budget(there.budget if there and budget is None else budget, who)
     if isinstance(limit, float):
@@ -143,7 +146,9 @@ def largest_batch(
         return logged(batch, "nothing recomputed", args.memory(args.lowered(fn, has_aux)).peak)
 
     def leanest(batch: int) -> int:
-        problem = PlanningProblem.of(fn, arguments(batch), argnums, has_aux, who)
+        problem = PlanningProblem.of(
+            fn, arguments(batch), argnums, has_aux, who, respect_checkpoints=respect_checkpoints
+        )
         least = known(batch)
         if least > limit:
             least = min(least, least_peak(problem, lambda i: compiled(problem, i), limit))
@@ -174,7 +179,15 @@ def largest_batch(
     return LargestBatch(
         without,
         recomputed,
-        plan(fn, *args, budget=limit, argnums=argnums, has_aux=has_aux, target=there),
+        plan(
+            fn,
+            *args,
+            budget=limit,
+            argnums=argnums,
+            has_aux=has_aux,
+            respect_checkpoints=respect_checkpoints,
+            target=there,
+        ),
         end,
     )
 
