@@ -365,6 +365,7 @@ def problem_of(name):
     return PlanningProblem.of(case.fn, case.args, case.argnums, case.has_aux, "test")
 
 
+@functools.cache
 def guess(name, candidate=0):
     """A plan of a case, with a made-up peak in the place of a compiled one."""
     problem = problem_of(name)

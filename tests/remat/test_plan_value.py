@@ -89,55 +89,73 @@ def of_stages(stages, **more):
     "text, said",
     [
         (
-            of_stages([{"equations": "0-99"}]),
+            lambda: of_stages([{"equations": "0-99"}]),
             "decision, stage 0: equation 99 does not exist; the pro",
         ),
         (
-            of_stages([{"equations": "0-5"}, {"equations": "5-9"}]),
+            lambda: of_stages([{"equations": "0-5"}, {"equations": "5-9"}]),
             "stage 1: equation 5 is listed tw",
         ),
-        (of_stages([{"equations": "1-9"}]), "its stages leave out equations 0; those"),
-        (of_stages([]), "its stages leave out equations 0-9; those that no result needs are none"),
-        (of_stages([{"equations": "5-0"}]), "'5-0' is no list of equations"),
-        (of_stages([{"equations": "1,0,2-9"}]), "stage 0: its equations must be in pro"),
-        (of_stages([{"equations": "0-99999999999"}]), "'0-99999999999' is no list of equations"),
-        (edited("layers tanh", saved=[[99, 0]]), "result 0 of equation 99 is saved, but not made"),
-        (edited("layers tanh", saved=[[0, -1]]), "result -1 of equation 0 is saved, but not made"),
+        (lambda: of_stages([{"equations": "1-9"}]), "its stages leave out equations 0; those"),
         (
-            edited("layers tanh", saved=[["0", 0]]),
+            lambda: of_stages([]),
+            "its stages leave out equations 0-9; those that no result needs are none",
+        ),
+        (lambda: of_stages([{"equations": "5-0"}]), "'5-0' is no list of equations"),
+        (lambda: of_stages([{"equations": "1,0,2-9"}]), "stage 0: its equations must be in pro"),
+        (
+            lambda: of_stages([{"equations": "0-99999999999"}]),
+            "'0-99999999999' is no list of equations",
+        ),
+        (
+            lambda: edited("layers tanh", saved=[[99, 0]]),
+            "result 0 of equation 99 is saved, but not made",
+        ),
+        (
+            lambda: edited("layers tanh", saved=[[0, -1]]),
+            "result -1 of equation 0 is saved, but not made",
+        ),
+        (
+            lambda: edited("layers tanh", saved=[["0", 0]]),
             "result 0 of equation '0' is saved, but not made",
         ),
-        (edited("layers tanh", recomputed="99"), "equation 99 is recomputed, but not in"),
+        (lambda: edited("layers tanh", recomputed="99"), "equation 99 is recomputed, but not in"),
         (
-            of_stages([{"equations": "0-9"}], chunks=-2),
+            lambda: of_stages([{"equations": "0-9"}], chunks=-2),
             "chunks must be a whole number >= 0, got -2",
         ),
         (
-            of_stages([{"equations": "0-9"}], chunks="2"),
+            lambda: of_stages([{"equations": "0-9"}], chunks="2"),
             "chunks must be a whole number >= 0, got '2'",
         ),
         (
-            of_stages([{"equations": "0-9", "inside": {"stages": []}}]),
+            lambda: of_stages([{"equations": "0-9", "inside": {"stages": []}}]),
             "a stage with an inner decision must",
         ),
         (
-            of_stages([{"equations": "0-9", "recomputed": "0-9", "inside": None}]),
+            lambda: of_stages([{"equations": "0-9", "recomputed": "0-9", "inside": None}]),
             "a stage outside of all regions saves nothing by name",
         ),
-        (edited("layers tanh", budget=-1), "budget is -1, not a whole number from 0"),
-        (edited("layers tanh", saved_bytes=1.5), "saved_bytes is 1.5, not a whole number from 0"),
-        (edited("layers tanh", digest=3), "digest is 3, not text"),
-        (edited("layers tanh", inputs=[1]), "inputs[0] is 1, not text"),
-        (edited("layers tanh", closed=99), "closed is 99, of 5 inputs"),
-        (edited("layers tanh", kept=[{"name": "a", "times": -1, "bytes": 0}]), "kept[0].times is"),
-        (edited("layers tanh", verified={"peak_bytes": 1}), "verified.flops is missing"),
-        (edited("layers tanh", format=1), "format 1"),
-        ("[]", "list, not an object"),
+        (lambda: edited("layers tanh", budget=-1), "budget is -1, not a whole number from 0"),
+        (
+            lambda: edited("layers tanh", saved_bytes=1.5),
+            "saved_bytes is 1.5, not a whole number from 0",
+        ),
+        (lambda: edited("layers tanh", digest=3), "digest is 3, not text"),
+        (lambda: edited("layers tanh", inputs=[1]), "inputs[0] is 1, not text"),
+        (lambda: edited("layers tanh", closed=99), "closed is 99, of 5 inputs"),
+        (
+            lambda: edited("layers tanh", kept=[{"name": "a", "times": -1, "bytes": 0}]),
+            "kept[0].times is",
+        ),
+        (lambda: edited("layers tanh", verified={"peak_bytes": 1}), "verified.flops is missing"),
+        (lambda: edited("layers tanh", format=1), "format 1"),
+        (lambda: "[]", "list, not an object"),
     ],
 )
 def test_a_plan_that_was_edited(text, said):
     with pytest.raises(ValueError, match=re.escape(said)) as info:
-        jrc.Plan.from_json(text)
+        jrc.Plan.from_json(text())
     assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 3, ")
     assert str(info.value).endswith(". Plan again with jrc.plan.")
 
