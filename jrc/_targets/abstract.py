@@ -88,7 +88,8 @@ def _replicated(to: Target, kept: Sequence[Sharding], who: str) -> Sharding:
             "mesh for all."
         )
     meshes = (s.mesh for s in kept if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh))
-    mesh = next(meshes, None) or Mesh(np.asarray(to.devices[:1]), ("device",))
+    devices = [device for device in to.devices if any(device in each for each in sets)]
+    mesh = next(meshes, None) or Mesh(np.asarray(devices or to.devices[:1]), ("device",))
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jrc
 from jrc import cli
@@ -62,6 +62,13 @@ def test_shardings_over_the_target_are_kept(on_cpu):
     w, x = abstract_on(to, (jnp.ones((2, 2)), SHAPE((8, 2), jnp.float32, sharding=rows)), "here")
     assert x.sharding == rows
     assert w.sharding.device_set == set(to.devices) and w.sharding.is_fully_replicated
+
+
+def test_one_device_of_several_may_be_chosen(on_cpu):
+    to = jrc.target("v5e:2x2")
+    x = SHAPE((8,), jnp.float32, sharding=SingleDeviceSharding(to.devices[2]))
+    w, x = abstract_on(to, (jnp.ones(2), x), "here")
+    assert w.sharding.device_set == x.sharding.device_set == {to.devices[2]}
 
 
 def test_shardings_over_other_devices_are_refused(on_cpu):
