@@ -16,6 +16,9 @@ from jrc.dgc import l1_penalty as l1_penalty
 from jrc.dgc import l2_penalty as l2_penalty
 from jrc.dgc import reshard_dgc as reshard_dgc
 from jrc.dgc import scale_by_dgc as scale_by_dgc
+from jrc.outer_optimizers import DiLoCo as DiLoCo
+from jrc.outer_optimizers import OuterState as OuterState
+from jrc.outer_optimizers import SparseLoCo as SparseLoCo
 from jrc.persist import restore as restore
 from jrc.persist import save as save
 from jrc.remat import BudgetError as BudgetError
