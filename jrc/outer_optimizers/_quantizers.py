@@ -4,7 +4,7 @@ Codes have the sign in their highest bit. What rounding loses stays with the sen
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,6 +15,7 @@ FITS = 8
 """Iterations of Lloyd's algorithm for two levels; it is mostly still after four."""
 
 
+@runtime_checkable
 class Quantizer(Protocol):
     """How values are written; any object with these members works."""
 
