@@ -49,5 +49,6 @@ from jrc.train import TrainState as TrainState
 from jrc.train import TrainStep as TrainStep
 from jrc.train import init_state as init_state
 from jrc.train import make_train_step as make_train_step
+from jrc.train import reshard as reshard
 
 __version__ = _version("jrc")

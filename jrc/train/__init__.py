@@ -7,6 +7,7 @@ Example:
 """
 
 from jrc.train._replica import StepInfo as StepInfo
+from jrc.train._reshard import reshard as reshard
 from jrc.train._state import TrainState as TrainState
 from jrc.train._state import init_state as init_state
 from jrc.train._step import TrainStep as TrainStep
