@@ -20,7 +20,8 @@ class StepInfo(NamedTuple):
 
     With `outer=` an inner step exchanges nothing. `loss`, `grad_norm` and `norm_kept` are then
     those of the last round, means over its inner steps (NaN and 0 before the first), and `losses`
-    and `aux` are returned as they are, not reduced, with a leading axis of replicas.
+    and `aux` are returned as they are, not reduced, with a leading axis of this process's
+    replicas.
 
     Attributes:
         loss: Mean loss over all replicas.
@@ -36,8 +37,8 @@ class StepInfo(NamedTuple):
         norm_kept: L2 norm of the residual gradients of all replicas after the step; 0 without
             compression.
         synchronised: Whether the replicas exchanged something in this step.
-        losses: With `outer=` the loss of each replica in this step, `float32[replicas]`; else
-            `None`.
+        losses: With `outer=` the loss of each replica of this process in this step,
+            `float32[replicas]`; else `None`.
         left_out: Replicas whose contribution to this round was left out, because something was
             not finite.
     """

@@ -81,14 +81,16 @@ def reshard(
     def resharded(node: Any) -> Any:
         if not isinstance(node, OuterState):
             return placed.shared(node)
-        shared = jax.tree.map(placed.shared, node._replace(local=()))
+        old = node.rounds, node.shared, node.report
+        rounds, shared, report = jax.tree.map(placed.shared, old)
         floats = iter(next(fresh))
         own = jax.tree.map(
             lambda x: next(floats) if _is_float(x) else placed.nearest(x), node.local
         )
         params = jax.tree.map(placed.copies, begun.params)
         model_state = jax.tree.map(placed.copies, begun.model_state)
-        return shared._replace(local=own._replace(params=params, model_state=model_state))
+        own = own._replace(params=params, model_state=model_state)
+        return OuterState(rounds, shared, report, own)
 
     return jax.tree.map(resharded, state, is_leaf=lambda node: isinstance(node, OuterState))
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._typing import PyTree
 from jrc.train._state import TrainState
@@ -30,11 +31,25 @@ class Rounds:
         closes = (number + 1) % self._every == 0
         state, info = (self._closing if closes else self._inner)(state, batch)
         self._last, self._number = state.step, number + 1
-        return state, info
+        return state, info._replace(
+            losses=_local_rows(info.losses), aux=jax.tree.map(_local_rows, info.aux)
+        )
 
     def lower(self, state: TrainState, batch: PyTree, closing: bool = True) -> jax.stages.Lowered:
         """Return the lowered program of the step that ends a round, which needs more memory."""
         return (self._closing if closing else self._inner).lower(state, batch)
+
+
+def _local_rows(x: Any) -> Any:
+    """Return the rows of this process, so that it can read them; with one process that is all."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or x.is_fully_addressable:
+        return x
+    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start)
+    mesh = Mesh([shard.device for shard in shards], ("data",))
+    shape = sum(shard.data.shape[0] for shard in shards), *x.shape[1:]
+    return jax.make_array_from_single_device_arrays(
+        shape, NamedSharding(mesh, PartitionSpec("data")), [shard.data for shard in shards]
+    )
 
 
 def _number_of(step: Any) -> int:
