@@ -72,7 +72,7 @@ METHODS: Mapping[str, Method] = {
     "sparseloco_15": _sparse(15),
     "sparseloco_30": _sparse(30),
     "sparseloco_15_d16": _sparse(15, density=1 / 16),
-    "sparseloco_15_senders": _sparse(15, mean="senders"),
+    "sparseloco_15_all": _sparse(15, mean="all"),
     "sparseloco_15_chunk": _sparse(15, levels="chunk"),
     "sparseloco_15_f32": _sparse(15, wire="f32"),
     "diloco_15": Method("DiLoCo, every 15", jrc.DiLoCo(15)),

@@ -40,7 +40,7 @@ class SparseLoCo:
 
     $$e_r \leftarrow \beta e_r + \theta - \theta_r, \quad \hat v_r = Q(\text{top-}k(e_r)), \quad
     e_r \leftarrow e_r - \hat v_r, \quad
-    \theta \leftarrow \theta - \eta \, \tfrac{1}{N} \textstyle\sum_r \hat v_r$$
+    \theta \leftarrow \theta - \eta \, \tfrac{1}{M} \textstyle\sum_r \hat v_r$$
 
     Each replica has taken `sync_every` steps of its own with the inner optimizer, from the shared
     parameters theta to theta_r. What is not sent, and what rounding loses, stays in e. There is no
@@ -61,8 +61,9 @@ class SparseLoCo:
         outer_lr: Eta, the outer learning rate.
         levels: `"leaf"`: two float32 levels for each leaf. `"chunk"`: two bfloat16 levels for each
             chunk, which are closer and cost 32 bits a chunk.
-        mean: `"all"`: sums are divided by the number of replicas that took part in the round.
-            `"senders"`: each entry by the number of those that sent it, which makes longer steps.
+        mean: What M is. `"senders"`: for each entry the number of replicas that sent it, as in the
+            published code. `"all"`: the number of replicas that took part in the round, as in the
+            paper, which makes shorter steps and needs many more rounds.
 
     Raises:
         TypeError: If a number is none.
@@ -87,7 +88,7 @@ class SparseLoCo:
     wire: str = "2bit"
     outer_lr: Real = 1.0
     levels: str = "leaf"
-    mean: str = "all"
+    mean: str = "senders"
 
     collective = "all_gather"
 
