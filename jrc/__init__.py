@@ -44,9 +44,12 @@ from jrc.remat import recompute_op as recompute_op
 from jrc.remat import recompute_scan as recompute_scan
 from jrc.remat import recompute_segments as recompute_segments
 from jrc.remat import recompute_sequential as recompute_sequential
+from jrc.train import CommunicationAdvice as CommunicationAdvice
 from jrc.train import StepInfo as StepInfo
 from jrc.train import TrainState as TrainState
 from jrc.train import TrainStep as TrainStep
+from jrc.train import WayCost as WayCost
+from jrc.train import communication_advice as communication_advice
 from jrc.train import init_state as init_state
 from jrc.train import make_train_step as make_train_step
 from jrc.train import reshard as reshard

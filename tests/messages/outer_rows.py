@@ -15,6 +15,10 @@ def unfinished():
     return jrc.reshard(step(begun, BATCH)[0], 2)
 
 
+def advice(replicas=4, bandwidth="1Gbit/s", **options):
+    return jrc.communication_advice(PARAMS, replicas, bandwidth, 0.1, **options)
+
+
 def traced():
     begun = jrc.init_state(PARAMS, SGD, KEY(), outer=OUTER)
     jax.jit(jrc.make_train_step(loss, SGD, outer=OUTER))(begun, BATCH)
@@ -22,6 +26,7 @@ def traced():
 
 Type, Value = TypeError, ValueError
 SPARSE, DILOCO, RESHARD = "jrc.SparseLoCo", "jrc.DiLoCo", "jrc.reshard"
+ADVICE = "jrc.communication_advice"
 STEP, INIT = "jrc.make_train_step", "jrc.init_state"
 
 # fmt: off
@@ -80,5 +85,13 @@ ROWS = [
     Row(RESHARD, "an optimizer's state alone",
         lambda: jrc.reshard(state(outer=OUTER).opt_state, 2), Value, "must be a whole train state",
         "got OuterState", "Pass the state of jrc.init_state"),
+    Row(ADVICE, "no replicas", lambda: advice(0), Value, "replicas must be a whole number >= 1",
+        "got 0", "Pass mesh.shape"),
+    Row(ADVICE, "a bandwidth without a unit", lambda: advice(bandwidth="1"), Value,
+        "bandwidth as text must be", "got '1'", "Write '1Gbit/s'"),
+    Row(ADVICE, "no waiting at all", lambda: advice(utilisation=1), Value,
+        "utilisation must be below 1", "got 1.0", "Pass a share, such as 0.9"),
+    Row(ADVICE, "a name for an outer optimizer", lambda: advice(outers=["diloco"]), Type,
+        "outer must be None or an outer optimizer", "got 'diloco'", "jrc.SparseLoCo(sync_every="),
 ]
 # fmt: on

@@ -22,7 +22,7 @@ PACKAGES = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, mod
 TAKES_ANYTHING = {
     "what jrc makes and hands out": """DGCState DGCStats DGCAdvice DGCTransformation ExchangeCost
         LargestBatch BudgetError Segment Segmentation Estimate Memory StepInfo TrainState Block
-        Operator ParamGrad OuterState""",
+        Operator ParamGrad OuterState CommunicationAdvice WayCost""",
     "no arguments": "Exact Global Float32 BFloat16 AllGather Sharded DenseSum Auto",
     "what a user's own selector, wire format or exchange is made of": """Selector Wire EntryExchange
         TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",
