@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jrc._typing import Array, PyTree, Scalar
+from jrc._typing import Array, PyTree, Scalar, Whole
 
 
 class Encoded(NamedTuple):
@@ -27,7 +27,7 @@ class OuterOptimizer(Protocol):
     """
 
     @property
-    def sync_every(self) -> int:
+    def sync_every(self) -> Whole:
         """Return the inner steps of a round."""
         ...
 

@@ -160,6 +160,8 @@ def communication_advice(
         sent = bytes_of_round(outer, shapes, HEADER_WORDS, replicas)
         found.append((_name_of(outer), int(outer.sync_every), sent, 0.0))
 
+    step_time = float(step_time)
+
     def cost(name: str, every: int, sent: float, overhead: float) -> WayCost:
         wait = sent / dgc.bandwidth + (latency if replicas > 1 else 0.0)
         seconds = step_time + overhead + wait / every

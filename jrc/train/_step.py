@@ -227,7 +227,7 @@ def make_train_step(
         rows = mesh.shape[names[0]]
         body = functools.partial(outer_step, loss_fn, tx, outer, axes, rows, accumulate)
         closing = lambda closes: run(functools.partial(body, closes))  # noqa: E731
-        return Rounds(closing(False), closing(True), outer.sync_every)
+        return Rounds(closing(False), closing(True), int(outer.sync_every))
 
     if memory_budget is not None:
         call = Budgeted(build, loss_fn, memory_budget, WHO)

@@ -18,7 +18,7 @@ def test_golden_bytes_of_the_wire():
     at = 256 * np.arange(16) + np.arange(16)
     values[at] = [9, -8, 9, 8, -9, 8, 9, 8, 9, 8, -9, 8, 2, 2, -2, 2]
     outer = jrc.SparseLoCo(density=16 / 4096)
-    message = outer.encode(jnp.asarray(values), jnp.zeros(4096)).message
+    message = jax.jit(outer.encode)(jnp.asarray(values), jnp.zeros(4096)).message
     levels = np.asarray(message[:2]).view(np.float32)
     np.testing.assert_allclose(levels, [2.0, 8.5], rtol=1e-6)
     # The largest first, the lower index first among equals.

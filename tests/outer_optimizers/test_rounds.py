@@ -11,6 +11,10 @@ from tests.outer_optimizers import reference
 SHAPES = {"w": (70, 130), "b": (300,), "s": ()}
 
 
+encode = jax.jit(lambda outer, difference, local: outer.encode(difference, local), static_argnums=0)
+decode = jax.jit(lambda outer, *given: outer.decode(*given), static_argnums=0)
+
+
 def drawn(seed, scale=1.0):
     rng = np.random.default_rng(seed)
     return {n: (scale * rng.normal(size=s) ** 3).astype(np.float32) for n, s in SHAPES.items()}
@@ -18,7 +22,7 @@ def drawn(seed, scale=1.0):
 
 def one_round(outer, theta, own, local, shared, valid=None):
     difference = [jax.tree.map(lambda a, b: jnp.asarray(a - b), theta, mine) for mine in own]
-    found = [outer.encode(d, e) for d, e in zip(difference, local, strict=True)]
+    found = [encode(outer, d, e) for d, e in zip(difference, local, strict=True)]
     messages = [each.message for each in found]
     valid = jnp.ones(len(own), bool) if valid is None else jnp.asarray(valid)
     if outer.collective == "all_gather":
@@ -26,7 +30,7 @@ def one_round(outer, theta, own, local, shared, valid=None):
     else:
         arrived = sum(m for m, is_valid in zip(messages, valid, strict=True) if is_valid)
     theta = jax.tree.map(jnp.asarray, theta)
-    params, shared = outer.decode(theta, shared, arrived, valid)
+    params, shared = decode(outer, theta, shared, arrived, valid)
     return params, shared, found
 
 
@@ -100,9 +104,9 @@ def test_what_is_sent_and_what_is_kept_is_what_was_accumulated(wire, levels):
     for i in range(4):
         step = drawn(10 + i)
         total = {name: total[name] + step[name] for name in SHAPES}
-        found = outer.encode(jax.tree.map(jnp.asarray, step), local)
+        found = encode(outer, jax.tree.map(jnp.asarray, step), local)
         zero = jax.tree.map(jnp.zeros_like, step)
-        got, _ = outer.decode(zero, None, found.message[None], jnp.ones(1, bool))
+        got, _ = decode(outer, zero, None, found.message[None], jnp.ones(1, bool))
         received = {name: received[name] - np.asarray(got[name]) for name in SHAPES}
         local = found.local
     for name in SHAPES:
@@ -114,8 +118,8 @@ def test_entries_without_worth_are_not_sent():
     """Rows that never change get no noise from levels that are fitted to the others."""
     outer = jrc.SparseLoCo(2)
     difference = jnp.zeros((256, 64)).at[:64].set(jax.random.normal(jax.random.key(0), (64, 64)))
-    found = outer.encode(difference, jnp.zeros((256, 64)))
-    got, _ = outer.decode(jnp.zeros((256, 64)), None, found.message[None], jnp.ones(1, bool))
+    found = encode(outer, difference, jnp.zeros((256, 64)))
+    got, _ = decode(outer, jnp.zeros((256, 64)), None, found.message[None], jnp.ones(1, bool))
     assert int((got[:64] != 0).sum()) == 64 and not bool(got[64:].any())
     assert not bool(found.local[64:].any())
 
@@ -148,7 +152,7 @@ def test_leaves_without_entries_and_of_few_bits():
     theta = {"none": jnp.zeros((0, 3)), "half": jnp.ones((4,), jnp.bfloat16)}
     local, _ = outer.init(theta)
     difference = jax.tree.map(lambda x: 0.5 * jnp.ones(x.shape), theta)
-    found = outer.encode(difference, local)
-    got, _ = outer.decode(theta, None, found.message[None], jnp.ones(1, bool))
+    found = encode(outer, difference, local)
+    got, _ = decode(outer, theta, None, found.message[None], jnp.ones(1, bool))
     assert got["none"].shape == (0, 3) and got["half"].dtype == jnp.bfloat16
     assert got["half"].tolist() == [0.5] * 4
