@@ -5,8 +5,8 @@
 
 A byte-level GPT on the standard library's source, trained by four replicas on equal batches of the
 whole. AdamW has the same rate, schedule and clipping in every method; with an outer optimizer each
-replica clips its own gradient. DGC is momentum SGD with the rate of `convergence.train`. AdamW's rate was
-not searched, and outer optimizers have their defaults.
+replica clips its own gradient. DGC is momentum SGD with the rate of `convergence.train`. AdamW's
+rate was not searched, and outer optimizers have their defaults.
 
 `--out` is written after every run, and runs that it has are not repeated: the same command
 continues an interrupted table.
