@@ -16,7 +16,7 @@ from jrc.dgc import AxisName, dgc_states
 from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._check_axis import check_axis
 from jrc.train._outer_check import check_inner
-from jrc.train._specs import state_specs
+from jrc.train._specs import outer_states, state_specs
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of
 
 _WHO = "jrc.make_train_step"
@@ -136,12 +136,13 @@ def check_rows(expected: PyTree, state: TrainState, axis: AxisName, mesh: Mesh) 
     """Raise unless what differs between replicas has a row for each of them."""
     replicas = mesh.shape[names_of(axis)[0]]
     specs = jax.tree.leaves(state_specs(expected, axis))
+    what = "rows" if outer_states(expected) else "compression"
     leaves = zip(jax.tree.leaves(expected), jax.tree.leaves(state.opt_state), specs, strict=True)
     for want, got, spec in leaves:
         if spec != PartitionSpec() and got.size != want.size * replicas:
             raise ValueError(
                 f"{_WHO}: state must be built for the {replicas} replicas of the step, got one "
-                f"with compression for {got.size / want.size:g}. Give jrc.init_state and "
+                f"with {what} for {got.size / want.size:g}. Give jrc.init_state and "
                 "jrc.make_train_step the same mesh; without one, via='jit' takes one device, and "
                 "jrc.init_state all of them."
             )

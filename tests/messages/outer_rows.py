@@ -4,7 +4,7 @@ import jax
 
 import jrc
 from tests.messages.rows import Row
-from tests.messages.train_rows import BATCH, KEY, PARAMS, SGD, compress, loss, make, state
+from tests.messages.train_rows import BATCH, KEY, PARAMS, SGD, compress, loss, make, mesh, state
 
 OUTER = jrc.SparseLoCo(3)
 
@@ -74,6 +74,9 @@ ROWS = [
     Row(STEP, "a state with an outer optimizer", lambda: make()(state(outer=OUTER), BATCH),
         Value, "must be built for the optimizer tx", "got one with the opt_state",
         "Build it with jrc.init_state"),
+    Row(STEP, "rows of other replicas",
+        lambda: make(outer=OUTER, mesh=mesh(4))(state(outer=OUTER, mesh=mesh(2)), BATCH), Value,
+        "must be built for the 4 replicas", "got one with rows for 2", "the same mesh"),
     Row(STEP, "an outer optimizer inside of jit", traced, Type, "outside of jax.jit",
         "got a traced state", "Call it in a Python loop"),
     Row(RESHARD, "no replicas", lambda: jrc.reshard(state(outer=OUTER), 0), Value,
