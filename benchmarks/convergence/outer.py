@@ -202,7 +202,7 @@ def tables(report: Report) -> list[Table]:
 
 def _less(record: Mapping[str, Any]) -> str:
     sent = record["bytes_sent"]
-    return f"{record['bytes_dense'] / sent:,.3g} x" if sent else "-"
+    return f"{record['bytes_dense'] / sent:,.0f} x" if sent else "-"
 
 
 def _mean(seeds: Mapping[str, Any], figure: str) -> float:
