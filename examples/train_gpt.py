@@ -1,7 +1,10 @@
-"""Train a byte-level GPT on real text, with recomputation and deep gradient compression.
+"""Train a byte-level GPT on real text, with recomputation and few bytes on the network.
 
     python examples/train_gpt.py                    # four replicas; simulated ones on a CPU
     python examples/train_gpt.py --dense            # the same with an uncompressed all-reduce
+    python examples/train_gpt.py --optimizer adamw  # AdamW with an uncompressed all-reduce
+    python examples/train_gpt.py --outer sparseloco # AdamW, exchanged every 15 steps, two bits
+    python examples/train_gpt.py --outer diloco     # the same, dense with outer momentum
     python examples/train_gpt.py --resume           # continue from the last save
     python examples/train_gpt.py --text my_corpus/  # any folder or file
 
@@ -22,17 +25,31 @@ from common import console
 import jrc
 from jrc.models import gpt
 
+OUTER = {"sparseloco": jrc.SparseLoCo, "diloco": jrc.DiLoCo}
+
 
 def arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--text", type=pathlib.Path, help="file or folder (default: the standard library's source)")
     common.add_options(parser, "runs/gpt", steps=400, batch=2, unit="sequences")
+    add("--optimizer", choices=("sgd", "adamw"), help="default: sgd, with --outer adamw")
+    add("--outer", choices=OUTER, help="local steps, and an exchange every --sync-every of them")
+    add("--sync-every", type=int, default=15, help="local steps of a round (default: 15)")
     add("--layers", type=int, default=4)
     add("--width", type=int, default=128)
     add("--heads", type=int, default=4)
     add("--length", type=int, default=256)
-    return common.parse(parser, argv)
+    return common.parse(parser, argv, finish)
+
+
+def finish(parser, options):
+    """Put in what depends on other options, and refuse those that do not go together."""
+    options.optimizer = options.optimizer or ("adamw" if options.outer else "sgd")
+    if options.sync_every < 1:
+        parser.error(f"--sync-every must be a whole number >= 1, got {options.sync_every}.")
+    if options.outer and options.dense:
+        parser.error("--dense must not be given with --outer, got both. Leave one of them out.")
 
 
 # ---------------------------------------------------------------- text
@@ -91,6 +108,12 @@ def plot(found, out):
     common.plot_memory(plt, found, out / "memory.png")
 
 
+def way(options, outer):
+    if outer or options.optimizer == "adamw":
+        return f"AdamW, {outer}" if outer else "dense AdamW"
+    return "dense momentum SGD" if options.dense else "DGC"
+
+
 def run(options):
     devices, mesh = common.devices_and_mesh(options)
     config = gpt.Config(
@@ -103,14 +126,15 @@ def run(options):
     train_text, held_out = split_text(text, options.length)
     loss_fn = functools.partial(gpt.loss, config=config)
     tx = common.optimizer(options)
+    outer = OUTER[options.outer](options.sync_every) if options.outer else None
     params = gpt.init(jax.random.key(options.seed), config)
     size = sum(x.size for x in jax.tree.leaves(params))
-    state = jrc.init_state(params, tx, jax.random.key(options.seed + 1), mesh=mesh)
+    state = jrc.init_state(params, tx, jax.random.key(options.seed + 1), mesh=mesh, outer=outer)
     lean = jrc.recompute_segments(loss_fn, config.boundaries)
-    step = jrc.make_train_step(lean, tx, mesh=mesh)
+    step = jrc.make_train_step(lean, tx, mesh=mesh, outer=outer)
     console.print(
         f"{size:,} parameters, {len(train_text):,} bytes of text, {len(devices)} x "
-        f"{devices[0].device_kind}, {'dense momentum SGD' if options.dense else 'DGC'}"
+        f"{devices[0].device_kind}, {way(options, outer)}"
     )
 
     tests = [batch_at(held_out, i, 8, options.length, options.seed) for i in range(8)]
@@ -125,7 +149,7 @@ def run(options):
     batch_of = lambda i: batch_at(train_text, i, count, options.length, options.seed)  # noqa: E731
     state = common.train(options, step, state, history, batch_of, history["before"])
 
-    plain = jrc.make_train_step(loss_fn, tx, mesh=mesh)
+    plain = jrc.make_train_step(loss_fn, tx, mesh=mesh, outer=outer)
     memory = common.compare_memory(step, plain, state, batch_of(0))
     after = evaluate(jax.device_get(state.params))
     results = {"held_out_before": history["before"], "held_out_after": after}

@@ -19,6 +19,9 @@ from jrc.dgc import l1_penalty as l1_penalty
 from jrc.dgc import l2_penalty as l2_penalty
 from jrc.dgc import reshard_dgc as reshard_dgc
 from jrc.dgc import scale_by_dgc as scale_by_dgc
+from jrc.outer_optimizers import DiLoCo as DiLoCo
+from jrc.outer_optimizers import OuterState as OuterState
+from jrc.outer_optimizers import SparseLoCo as SparseLoCo
 from jrc.persist import restore as restore
 from jrc.persist import save as save
 from jrc.remat import BudgetError as BudgetError
@@ -44,10 +47,14 @@ from jrc.remat import recompute_op as recompute_op
 from jrc.remat import recompute_scan as recompute_scan
 from jrc.remat import recompute_segments as recompute_segments
 from jrc.remat import recompute_sequential as recompute_sequential
+from jrc.train import CommunicationAdvice as CommunicationAdvice
 from jrc.train import StepInfo as StepInfo
 from jrc.train import TrainState as TrainState
 from jrc.train import TrainStep as TrainStep
+from jrc.train import WayCost as WayCost
+from jrc.train import communication_advice as communication_advice
 from jrc.train import init_state as init_state
 from jrc.train import make_train_step as make_train_step
+from jrc.train import reshard as reshard
 
 __version__ = _version("jrc")

@@ -13,7 +13,7 @@ LAYERS = (
     {"_typing", "_errors"},
     {"_tree", "_multihost", "_progress", "_validate", "_text"},
     {"_jaxpr", "_rng", "_targets", "persist"},
-    {"remat", "dgc"},
+    {"remat", "dgc", "outer_optimizers"},
     {"train", "models"},
     {"compat"},
     {"_cli_target"},

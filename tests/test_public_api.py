@@ -21,7 +21,8 @@ def test_the_contract_s_names_are_there():
     recompute_scan recompute_module recompute_op keep_op apply_rules Save SavePrimitives
     RecomputePrimitives Offload explain Report plan Plan largest_batch BudgetError scale_by_dgc
     dgc_momentum DGCState dgc_stats dgc_specs reshard_dgc dgc_advice l1_penalty
-    l2_penalty TrainState init_state make_train_step save restore models compat"""
+    l2_penalty SparseLoCo DiLoCo reshard TrainState init_state make_train_step save restore
+    models compat"""
     assert set(promised.split()) <= set(PUBLIC)
     assert {*SEEDS} <= set(vars(jrc.compat))
 
@@ -48,6 +49,7 @@ NO_NEED = {
         "dgc_specs",
         "dgc_stats",
         "reshard_dgc",
+        "reshard",
     ),
 }
 

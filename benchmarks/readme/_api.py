@@ -20,10 +20,12 @@ GROUPS = {
         "dgc_momentum", "scale_by_dgc", "l1_penalty", "l2_penalty", "dgc_stats", "dgc_specs",
         "reshard_dgc", "dgc_advice",
     ),
+    "Synchronise seldom": ("SparseLoCo", "DiLoCo", "communication_advice", "reshard"),
     "Train and save": ("init_state", "make_train_step", "save", "restore"),
     "Results": (
         "Report", "Plan", "BudgetError", "LargestBatch", "Segmentation", "Segment", "TrainState",
         "TrainStep", "StepInfo", "DGCState", "DGCStats", "DGCAdvice", "ExchangeCost", "Target",
+        "OuterState", "CommunicationAdvice", "WayCost",
     ),
 }  # fmt: skip
 MODULES = {

@@ -10,6 +10,7 @@ from benchmarks._lib.report import Report, has_result, result
 from benchmarks._lib.table import Row, Table, mib
 from benchmarks._private import network_text
 from benchmarks.convergence import _tables as convergence
+from benchmarks.convergence import outer
 from benchmarks.dgc import _tables as dgc
 from benchmarks.memory import _plan_tables, recompute, segments
 from benchmarks.network import _tables as network
@@ -88,5 +89,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
         ("convergence.png",
          "Held-out loss of three tasks against bytes sent, dense momentum SGD and DGC"),
     ),
+    "outer": part("outer", outer.tables),
     "together": part("together", together.tables),
 }  # fmt: skip

@@ -36,9 +36,9 @@ class Budgeted:
         """Do one step."""
         return self._planned(state, batch)(state, batch)
 
-    def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
+    def lower(self, state: TrainState, batch: PyTree, **options: bool) -> jax.stages.Lowered:
         """Return the lowered program of the planned step."""
-        return self._planned(state, batch).lower(state, batch)
+        return self._planned(state, batch).lower(state, batch, **options)
 
     def _planned(self, state: TrainState, batch: PyTree) -> Any:
         leaves, treedef = jax.tree.flatten((state, batch))

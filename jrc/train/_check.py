@@ -12,8 +12,11 @@ from jrc._multihost import differing
 from jrc._rng import check_key
 from jrc._tree import aval_of, is_array, is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import PyTree, Scalar, Transform
-from jrc.dgc import AxisName, dgc_specs, dgc_states
+from jrc.dgc import AxisName, dgc_states
+from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._check_axis import check_axis
+from jrc.train._outer_check import check_inner
+from jrc.train._specs import outer_states, state_specs
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of
 
 _WHO = "jrc.make_train_step"
@@ -80,14 +83,7 @@ def _is_placed(leaf: Any) -> bool:
 
 def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) -> None:
     """Raise unless the state was built for this optimizer, these replicas and this axis."""
-    check_arrays({"params": state.params, "model_state": state.model_state}, _WHO)
-    check_key(state.key, _WHO)
-    for name, leaf in named_leaves(state.params):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            raise ValueError(
-                f"{_WHO}: every leaf of params must be floating, because it is differentiated, got "
-                f"{kind_of(leaf)} at {name!r}. Keep it in the model state."
-            )
+    check_leaves(state)
     params = jax.tree.map(aval_of, state.params)
     expected = jax.eval_shape(tx.init, params)
     if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
@@ -97,20 +93,59 @@ def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) ->
         )
     if not dgc_states(expected):
         return
-    names = names_of(axis)
-    replicas = mesh.shape[names[0]]
-    specs = jax.tree.leaves(dgc_specs(expected, axis))
+    check_rows(expected, state, axis, mesh)
+    if any(mesh.shape[name] > 1 for name in names_of(axis)):
+        check_axis(tx, params, axis, mesh)
+
+
+def check_outer_state(
+    outer: OuterOptimizer, tx: Transform, state: Any, axis: AxisName, mesh: Mesh
+) -> None:
+    """Raise unless the state was built for these optimizers and replicas."""
+    check_leaves(state)
+    params = jax.tree.map(aval_of, state.params)
+    inner = jax.eval_shape(tx.init, params)
+    check_inner(inner, _WHO)
+    expected = jax.eval_shape(
+        lambda params, model_state, inner: initial_state(outer, params, model_state, inner),
+        params,
+        state.model_state,
+        inner,
+    )
+    if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
+        raise ValueError(
+            f"{_WHO}: state must be built for tx and outer={outer!r}, got one with another "
+            "opt_state. Build it with jrc.init_state(params, tx, key, outer=outer)."
+        )
+    check_rows(expected, state, axis, mesh)
+
+
+def check_leaves(state: TrainState) -> None:
+    """Raise unless parameters are floating arrays, and the key is one."""
+    check_arrays({"params": state.params, "model_state": state.model_state}, _WHO)
+    check_key(state.key, _WHO)
+    for name, leaf in named_leaves(state.params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise ValueError(
+                f"{_WHO}: every leaf of params must be floating, because it is differentiated, got "
+                f"{kind_of(leaf)} at {name!r}. Keep it in the model state."
+            )
+
+
+def check_rows(expected: PyTree, state: TrainState, axis: AxisName, mesh: Mesh) -> None:
+    """Raise unless what differs between replicas has a row for each of them."""
+    replicas = mesh.shape[names_of(axis)[0]]
+    specs = jax.tree.leaves(state_specs(expected, axis))
+    what = "rows" if outer_states(expected) else "compression"
     leaves = zip(jax.tree.leaves(expected), jax.tree.leaves(state.opt_state), specs, strict=True)
     for want, got, spec in leaves:
         if spec != PartitionSpec() and got.size != want.size * replicas:
             raise ValueError(
                 f"{_WHO}: state must be built for the {replicas} replicas of the step, got one "
-                f"with compression for {got.size / want.size:g}. Give jrc.init_state and "
+                f"with {what} for {got.size / want.size:g}. Give jrc.init_state and "
                 "jrc.make_train_step the same mesh; without one, via='jit' takes one device, and "
                 "jrc.init_state all of them."
             )
-    if any(mesh.shape[name] > 1 for name in names):
-        check_axis(tx, params, axis, mesh)
 
 
 def pair_of(out: Any, name: str, stateful: bool = False) -> tuple[Any, Any]:

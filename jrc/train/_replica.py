@@ -18,6 +18,11 @@ from jrc.train._state import TrainState
 class StepInfo(NamedTuple):
     """The report of one step: scalars, equal on every replica.
 
+    With `outer=` an inner step exchanges nothing. `loss`, `grad_norm` and `norm_kept` are then
+    those of the last round, means over its inner steps (NaN and 0 before the first), and `losses`
+    and `aux` are returned as they are, not reduced, with a leading axis of this process's
+    replicas.
+
     Attributes:
         loss: Mean loss over all replicas.
         aux: The other results of the loss function: floating leaves averaged, counts (integers
@@ -31,6 +36,11 @@ class StepInfo(NamedTuple):
             as it sent.
         norm_kept: L2 norm of the residual gradients of all replicas after the step; 0 without
             compression.
+        synchronised: Whether the replicas exchanged something in this step.
+        losses: With `outer=` the loss of each replica of this process in this step,
+            `float32[replicas]`; else `None`.
+        left_out: Replicas whose contribution to this round was left out, because something was
+            not finite.
     """
 
     loss: Scalar
@@ -41,6 +51,9 @@ class StepInfo(NamedTuple):
     skipped: Array
     bytes_received: Scalar
     norm_kept: Scalar
+    synchronised: Array
+    losses: Array | None
+    left_out: Array
 
 
 def replica_step(
@@ -53,7 +66,7 @@ def replica_step(
     batch: PyTree,
 ) -> tuple[TrainState, StepInfo]:
     """Return the state after one step of one replica, and its report."""
-    over = _Replicas(axes)
+    over = Replicas(axes)
     key = fold_all(state.key, state.step, over.rank)
     local = gradient(loss_fn, state.params, state.model_state, batch, key, accumulate)
     compression = dgc_states(state.opt_state)
@@ -71,15 +84,16 @@ def replica_step(
     sent += ring_all_reduce_bytes(dense, replicas, itemsize=1)
     # One reduction for three scalars; the sum over replicas is their mean times their number.
     unsent = optax.tree.norm([state.v for state in dgc_states(opt_state)], squared=True)
-    loss, norm, kept = over.mean((local.loss, _norm(local.grads), jnp.float32(unsent)))
+    loss, norm, kept = over.mean((local.loss, norm_of(local.grads), jnp.float32(unsent)))
     aux = jax.tree.map(lambda x: mean_or_sum(jnp.asarray(x), over.mean, over.total), local.aux)
     kept = jnp.sqrt(kept * (1 if axes is None else jax.lax.axis_size(axes[0])))
-    info = StepInfo(loss, aux, norm, density, sent, skipped, sent, kept)
+    exchanged = jnp.bool_(True), None, jnp.int32(0)
+    info = StepInfo(loss, aux, norm, density, sent, skipped, sent, kept, *exchanged)
     return TrainState(state.step + 1, params, model_state, opt_state, state.key), info
 
 
 def _updated(
-    tx: Transform, state: TrainState, grads: PyTree, over: "_Replicas"
+    tx: Transform, state: TrainState, grads: PyTree, over: "Replicas"
 ) -> tuple[PyTree, PyTree, Array]:
     """Return parameters and optimizer state after the update, and whether it was skipped."""
     if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` drops the method
@@ -131,7 +145,7 @@ def _accumulating(opt_state: PyTree) -> list[Any]:
     return jax.tree.leaves(opt_state, is_leaf=accumulates)
 
 
-class _Replicas:
+class Replicas:
     """Reductions over the replica axes of a step; without an axis, a single replica."""
 
     def __init__(self, axis: tuple[str, ...] | None) -> None:
@@ -167,7 +181,7 @@ def _has_bad(grads: PyTree) -> Array:
     return jnp.stack([~jnp.isfinite(g).all() for g in jax.tree.leaves(grads)] or [False]).any()
 
 
-def _norm(grads: PyTree) -> Array:
+def norm_of(grads: PyTree) -> Array:
     """Return the L2 norm of a gradient, in float32: squares in half precision overflow."""
     return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
 

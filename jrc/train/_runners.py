@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jrc._typing import Array, PyTree
-from jrc.dgc import dgc_specs
 from jrc.train._replica import StepInfo
+from jrc.train._specs import outer_states, state_specs
 from jrc.train._state import TrainState, names_of
 
 
@@ -22,12 +22,12 @@ def _via_jit(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate: bool)
 
 def _via_shard_map(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate: bool) -> Any:
     def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
-        specs = dgc_specs(state, axis_name)
+        specs = state_specs(state, axis_name)
         return jax.shard_map(
             body,
             mesh=mesh,
             in_specs=(specs, PartitionSpec(names_of(axis_name))),
-            out_specs=(specs, PartitionSpec()),
+            out_specs=(specs, info_specs(state, names_of(axis_name))),
             # With replication types JAX would sum gradients before they are compressed, and refuse
             # loss functions that scan over a constant carry.
             check_vma=False,
@@ -43,23 +43,25 @@ def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool
     @functools.cache
     def mapped(treedef: Any, local: tuple[bool, ...]) -> Any:
         axes = [0 if is_local else None for is_local in local]
+        infos = _axes_of(info_specs(treedef.unflatten(local), (axis_name,)))
 
         def flat(leaves: list[Array], batch: PyTree) -> tuple[list[Array], StepInfo]:
             state, info = body(treedef.unflatten(leaves), batch)
             return jax.tree.leaves(state), info
 
-        return jax.pmap(flat, axis_name, in_axes=(axes, 0), out_axes=(axes, None), devices=devices)
+        return jax.pmap(flat, axis_name, in_axes=(axes, 0), out_axes=(axes, infos), devices=devices)
 
     def spread(x: Array | np.ndarray) -> Array:
         return jnp.reshape(x, (replicas, -1, *jnp.shape(x)[1:]))
 
     def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
         leaves, treedef = jax.tree.flatten(state)
-        specs = jax.tree.leaves(dgc_specs(state, axis_name))
+        specs = jax.tree.leaves(state_specs(state, axis_name))
         local = tuple(spec != PartitionSpec() for spec in specs)
         pairs = zip(leaves, local, strict=True)
         stacked = [spread(x) if is_local else x for x, is_local in pairs]
         new, info = mapped(treedef, local)(stacked, jax.tree.map(spread, batch))
+        info = _joined(info, info_specs(state, (axis_name,)))
         joined = [
             x.reshape(-1, *x.shape[2:]) if is_local else x
             for x, is_local in zip(new, local, strict=True)
@@ -67,6 +69,27 @@ def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool
         return treedef.unflatten(joined), info
 
     return call
+
+
+def info_specs(state: PyTree, names: tuple[str, ...]) -> PyTree:
+    """Return the specs of a report: with an outer optimizer losses and aux are not reduced."""
+    own = PartitionSpec(names) if outer_states(state) else PartitionSpec()
+    local = {"losses": own, "aux": own}
+    specs: list[Any] = [local.get(name, PartitionSpec()) for name in StepInfo._fields]
+    return StepInfo(*specs)
+
+
+def _axes_of(specs: PyTree) -> PyTree:
+    """Return the axes of pmap's results for the specs of shard_map."""
+    return jax.tree.map(lambda spec: None if spec == PartitionSpec() else 0, specs)
+
+
+def _joined(info: StepInfo, specs: PyTree) -> StepInfo:
+    """Return a report whose rows lie along one axis, not two."""
+    if specs.losses == PartitionSpec():
+        return info
+    join = lambda x: jnp.reshape(x, (-1, *x.shape[2:]))  # noqa: E731
+    return info._replace(losses=join(info.losses), aux=jax.tree.map(join, info.aux))
 
 
 RUNNERS: dict[str, Callable[..., Any]] = {

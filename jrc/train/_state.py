@@ -13,8 +13,11 @@ from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
 from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey, Transform
-from jrc.dgc import AxisName, dgc_specs, dgc_states
+from jrc.dgc import AxisName, dgc_states
+from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._abstract import abstract_state, is_abstract
+from jrc.train._outer_check import check_inner, check_outer
+from jrc.train._specs import state_specs
 
 _WHO = "jrc.init_state"
 
@@ -27,7 +30,8 @@ class TrainState(NamedTuple):
         params: The parameters, equal on every replica.
         model_state: Running statistics and the like, equal on every replica; `None` without.
         opt_state: The optimizer's state. The `u` and `v` of a `DGCState` in it have a row for each
-            replica; everything else is shared.
+            replica; everything else is shared. With `outer=` an `OuterState`, whose `local` has a
+            row for each replica; `params` and `model_state` are then those after the last round.
         key: The random key of the run. Each step folds it, and does not replace it.
     """
 
@@ -46,6 +50,7 @@ def init_state(
     model_state: PyTree = None,
     mesh: Mesh | None = None,
     axis_name: AxisName = "data",
+    outer: OuterOptimizer | None = None,
 ) -> TrainState:
     """Return the state before the first step, placed on the mesh.
 
@@ -61,16 +66,19 @@ def init_state(
         model_state: A pytree of arrays that the loss function threads, or `None`.
         mesh: The devices of the replicas; `None` is one axis over all devices of all processes.
         axis_name: The mesh axis of the replicas, or the pair `(inner, outer)` of the compression.
+        outer: The outer optimizer, such as `jrc.SparseLoCo()`; `tx` is then the inner one, of each
+            replica.
 
     Returns:
         A `TrainState` in which `u` and `v` of a `DGCState` are (replicas, n) and sharded over the
-        axis, and everything else is replicated.
+        axis, as all rows of an `OuterState`'s `local`, and everything else is replicated.
 
     Raises:
-        TypeError: If `mesh` is not a mesh, `tx` not a transform, `key` not a key, or a leaf not an
-            array.
+        TypeError: If `mesh` is not a mesh, `tx` not a transform, `key` not a key, `outer` not an
+            outer optimizer, or a leaf not an array.
         ValueError: If the mesh has no such axis or no device of this process, if a transform
-            before the compression in a chain has state, or if processes gave different values.
+            before the compression in a chain has state, if there is a compression beside `outer`,
+            or if processes gave different values.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -84,16 +92,22 @@ def init_state(
         check_transform(tx, _WHO)
         check_key(key, _WHO)
         check_arrays({"params": params, "model_state": model_state}, _WHO)
+        check_outer(outer, _WHO)
         shapes = is_abstract((params, model_state, key), found)
         opt_state = jax.eval_shape(tx.init, params) if shapes else tx.init(params)
         _check_first(opt_state)
+        if outer is not None:
+            check_inner(opt_state, _WHO)
+            first = functools.partial(initial_state, outer)
+            first = functools.partial(jax.eval_shape, first) if shapes else first
+            opt_state = first(params, model_state, opt_state)
         return found, opt_state
 
     mesh, opt_state = all_or_none(here, _WHO) if _spans_processes(mesh) else here()
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
     if is_abstract(state, mesh):
         rows = mesh.shape[names_of(axis_name)[0]]
-        return abstract_state(state, dgc_specs(state, axis_name), mesh, rows)
+        return abstract_state(state, state_specs(state, axis_name), mesh, rows)
     if mesh.is_multi_process:
         _check_same(state)
     shared = NamedSharding(mesh, PartitionSpec())
@@ -109,7 +123,7 @@ def init_state(
         tile = functools.partial(jnp.tile, reps=(replicas, *(1 for _ in x.shape[1:])))
         return jax.jit(tile, out_shardings=NamedSharding(mesh, spec))(x)
 
-    return jax.tree.map(placed, state, dgc_specs(state, axis_name))
+    return jax.tree.map(placed, state, state_specs(state, axis_name))
 
 
 def _spans_processes(mesh: object) -> bool:

@@ -13,6 +13,7 @@ from jrc._multihost import all_or_none
 from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
 from jrc.dgc import AxisName
+from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Memory, Plan, memory_needed
 from jrc.train._budget import Budgeted
 from jrc.train._check import (
@@ -20,11 +21,15 @@ from jrc.train._check import (
     check_batch_of_processes,
     check_devices,
     check_form,
+    check_outer_state,
     check_state,
 )
 from jrc.train._op_tags import with_op_tags
 from jrc.train._options import WHO, check_options, mesh_of_step
+from jrc.train._outer import outer_step
+from jrc.train._outer_check import check_outer
 from jrc.train._replica import StepInfo, replica_step
+from jrc.train._rounds import Rounds
 from jrc.train._runners import RUNNERS
 from jrc.train._state import TrainState, check_transform, names_of
 
@@ -97,11 +102,23 @@ class TrainStep:
         """
         return memory_needed(self._lowered(state, batch, "memory"), self._platform)
 
-    def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
-        """Return the lowered program, for its text and cost (arrays or shapes as arguments)."""
-        return self._lowered(state, batch, "lower")
+    def lower(self, state: TrainState, batch: PyTree, **options: bool) -> jax.stages.Lowered:
+        """Return the lowered program, for its text and cost (arrays or shapes as arguments).
 
-    def _lowered(self, state: TrainState, batch: PyTree, called: str) -> jax.stages.Lowered:
+        Args:
+            state: From `jrc.init_state`, or its shapes with shardings.
+            batch: As for a call, or its shapes.
+            **options: With `outer=`: `closing=False` for the inner step, which exchanges nothing,
+                in place of the step that ends a round.
+
+        Returns:
+            The lowered program.
+        """
+        return self._lowered(state, batch, "lower", **options)
+
+    def _lowered(
+        self, state: TrainState, batch: PyTree, called: str, **options: bool
+    ) -> jax.stages.Lowered:
         if self.via == "pmap":
             raise ValueError(
                 f"jrc.TrainStep.{called}: via must be one that makes a single program, got "
@@ -109,7 +126,7 @@ class TrainStep:
             )
         with _outside_of_meshes():
             self._check(state, batch, first=True, runs=False)
-            return self._call.lower(state, batch)  # type: ignore[attr-defined]
+            return self._call.lower(state, batch, **options)  # type: ignore[attr-defined]
 
 
 def make_train_step(
@@ -123,6 +140,7 @@ def make_train_step(
     memory_budget: int | str | float | None = None,
     accumulate: int = 1,
     donate: bool = True,
+    outer: OuterOptimizer | None = None,
 ) -> TrainStep:
     """Join a loss function and an optimizer into `step(state, batch) -> (state, info)`.
 
@@ -162,6 +180,9 @@ def make_train_step(
         accumulate: Number of equal parts into which the batch of a replica is split; their
             gradients are averaged before the update.
         donate: Whether the step may reuse the memory of its argument `state`.
+        outer: An outer optimizer, such as `jrc.SparseLoCo()`, the same as for `jrc.init_state`.
+            Each replica then takes its `sync_every` steps with `tx` alone, and replicas exchange
+            what they changed at the end of each such round.
 
     Returns:
         The step.
@@ -191,6 +212,7 @@ def make_train_step(
     """
     check_transform(tx, WHO)
     check_options(loss_fn, via, donate, plan, memory_budget)
+    check_outer(outer, WHO)
     accumulate = whole_number(
         accumulate, "accumulate", WHO, least=1, remedy="1 takes the batch as one part."
     )
@@ -200,8 +222,13 @@ def make_train_step(
     axes = None if via == "jit" else names
 
     def build(loss_fn: Callable[..., Any]) -> Any:
-        body = functools.partial(replica_step, loss_fn, tx, axes, replicas, accumulate)
-        return RUNNERS[via](body, mesh, axis_name, donate)
+        run = lambda body: RUNNERS[via](body, mesh, axis_name, donate)  # noqa: E731
+        if outer is None:
+            return run(functools.partial(replica_step, loss_fn, tx, axes, replicas, accumulate))
+        rows = mesh.shape[names[0]]
+        body = functools.partial(outer_step, loss_fn, tx, outer, axes, rows, accumulate)
+        closing = lambda closes: run(functools.partial(body, closes))  # noqa: E731
+        return Rounds(closing(False), closing(True), int(outer.sync_every))
 
     if memory_budget is not None:
         call = Budgeted(build, loss_fn, memory_budget, WHO)
@@ -213,7 +240,9 @@ def make_train_step(
             check_form(state)
             parts = f"replicas * accumulate = {replicas} * {accumulate}"
             check_batch(batch, replicas * accumulate, parts)
-            if first:
+            if first and outer is not None:
+                check_outer_state(outer, tx, state, axis_name, mesh)
+            elif first:
                 check_state(tx, state, axis_name, mesh)
             if via != "pmap":  # pmap copies the state to its devices
                 check_devices(state, mesh)

@@ -6,13 +6,21 @@ import pytest
 
 import jrc
 from jrc import compat, dgc, models, persist, remat, train
-from tests.messages import compat_rows, dgc_rows, remat_rows, target_rows, train_rows
+from tests.messages import (
+    compat_rows,
+    dgc_rows,
+    outer_rows,
+    remat_rows,
+    target_rows,
+    train_rows,
+)
 
 ROWS = [
     *remat_rows.ROWS,
     *target_rows.ROWS,
     *dgc_rows.ROWS,
     *train_rows.ROWS,
+    *outer_rows.ROWS,
     *compat_rows.ROWS,
 ]
 
@@ -22,7 +30,7 @@ PACKAGES = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, mod
 TAKES_ANYTHING = {
     "what jrc makes and hands out": """DGCState DGCStats DGCAdvice DGCTransformation ExchangeCost
         LargestBatch BudgetError Segment Segmentation Estimate Memory StepInfo TrainState Block
-        Operator ParamGrad Target""",
+        Operator ParamGrad OuterState CommunicationAdvice WayCost Target""",
     "no arguments": "Exact Global Float32 BFloat16 AllGather Sharded DenseSum Auto targets",
     "what a user's own selector, wire format or exchange is made of": """Selector Wire EntryExchange
         TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",

@@ -1,0 +1,225 @@
+"""Measure held-out loss against bytes and rounds: AdamW dense, SparseLoCo, DiLoCo, and DGC.
+
+    python -m benchmarks.convergence.outer --out benchmarks/results/outer.json
+    python -m benchmarks.convergence.outer --methods adamw,sparseloco_15 --seeds 3
+
+A byte-level GPT on the standard library's source, trained by four replicas on equal batches of the
+whole. AdamW has the same rate, schedule and clipping in every method; with an outer optimizer each
+replica clips its own gradient. DGC is momentum SGD with the rate of `convergence.train`. AdamW's
+rate was not searched, and outer optimizers have their defaults.
+
+`--out` is written after every run, and runs that it has are not repeated: the same command
+continues an interrupted table.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+import jrc
+from benchmarks._lib import platform
+from benchmarks._lib.command import Benchmark, Run, at_least, names_of
+from benchmarks._lib.report import Report
+from benchmarks._lib.table import Table
+from benchmarks._private import network_text
+from benchmarks.convergence._tasks import SHARED, TASKS, Settings, Task
+from benchmarks.convergence._trainer import WARM_UP, evaluated
+from jrc.outer_optimizers import OuterOptimizer
+
+NAME = "convergence.outer"
+REPLICAS = 4
+SIZES: Settings = {
+    "layers": 2, "heads": 4, "width": 64, "length": 64, "batch": 16, "steps": 4000,
+    "rate": 3e-3, "weight_decay": 0.1, "b2": 0.95, "sgd_rate": 0.3, "min_size": 2048,
+}  # fmt: skip
+TOY: Settings = {"layers": 1, "width": 32, "length": 16, "batch": 8, "steps": 6, "evaluations": 2}
+HEADS = ("", "rounds", "held-out", "to dense", "training", "sent", "less than dense", "seconds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way to train four replicas.
+
+    Attributes:
+        title: For a table.
+        outer: The outer optimizer; `None` exchanges in every step.
+        dgc: Whether the optimizer is DGC and not AdamW.
+    """
+
+    title: str
+    outer: OuterOptimizer | None = None
+    dgc: bool = False
+
+
+def _sparse(every: int, **options: Any) -> Method:
+    text = "".join(f", {name}={value}" for name, value in options.items())
+    return Method(f"SparseLoCo, every {every}{text}", jrc.SparseLoCo(every, **options))
+
+
+METHODS: Mapping[str, Method] = {
+    "adamw": Method("AdamW, dense"),
+    "sparseloco_1": _sparse(1),
+    "sparseloco_5": _sparse(5),
+    "sparseloco_15": _sparse(15),
+    "sparseloco_30": _sparse(30),
+    "sparseloco_15_d16": _sparse(15, density=1 / 16),
+    "sparseloco_15_all": _sparse(15, mean="all"),
+    "sparseloco_15_chunk": _sparse(15, levels="chunk"),
+    "sparseloco_15_f32": _sparse(15, wire="f32"),
+    "diloco_15": Method("DiLoCo, every 15", jrc.DiLoCo(15)),
+    "diloco_30": Method("DiLoCo, every 30", jrc.DiLoCo(30)),
+    "diloco_30_4bit": Method("DiLoCo, every 30, wire=4bit", jrc.DiLoCo(30, wire="4bit")),
+    "average_30": Method("plain averaging, every 30", jrc.DiLoCo(30, 1.0, 0.0)),
+    "dgc": Method("DGC 99.9 %, momentum SGD", dgc=True),
+}
+
+
+def optimizer(method: Method, settings: Settings) -> optax.GradientTransformation:
+    """Return the optimizer of a method: the inner one, where there is an outer one."""
+    peak = settings["sgd_rate" if method.dgc else "rate"]
+    steps = settings["steps"]
+    rate = optax.warmup_cosine_decay_schedule(0.0, peak, max(1, steps // 20), steps)
+    if method.dgc:
+        return jrc.dgc_momentum(
+            rate,
+            settings["momentum"],
+            0,
+            max(1, steps // 10),
+            WARM_UP,
+            local_grad_clip_norm=settings["clip"],
+            axis_name="data",
+            min_size=settings["min_size"],
+        )
+    adamw = optax.adamw(rate, b2=settings["b2"], weight_decay=settings["weight_decay"])
+    return optax.chain(optax.clip_by_global_norm(settings["clip"]), adamw)
+
+
+def train(method: Method, task: Task, seed: int, status: Any) -> Report:
+    """Return the record of one run: its curve, rounds, bytes and seconds."""
+    began = time.perf_counter()
+    mesh = Mesh(jax.devices()[:REPLICAS], ("data",))
+    tx, steps = optimizer(method, task.settings), task.settings["steps"]
+    params, _ = task.init(jax.random.key(seed))
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    key = jax.random.key(seed + 1)
+    state = jrc.init_state(params, tx, key, mesh=mesh, outer=method.outer)
+    step = jrc.make_train_step(task.loss_fn, tx, mesh=mesh, outer=method.outer)
+    points, curve = evaluated(steps, task.settings["evaluations"]), []
+    sent, rounds, losses = 0.0, 0, []
+    for i in range(steps):
+        state, info = step(state, task.batch_of(seed, i))
+        sent += float(info.bytes_sent)
+        rounds += bool(info.synchronised)
+        losses.append(info.loss if info.losses is None else info.losses)
+        if i + 1 in points:
+            held_out = task.evaluate(jax.device_get(state.params), None)["loss"]
+            trained = task.per_nat * float(np.mean([np.mean(x) for x in losses]))
+            point = {"step": i + 1, "rounds": rounds, "bytes": sent}
+            curve.append({**point, "train_loss": trained, "loss": held_out})
+            losses = []
+            status(f"step {i + 1:,} of {steps:,}, {held_out:.3f} {task.unit}")
+    return {
+        "curve": curve,
+        "rounds": rounds,
+        "bytes_sent": sent,
+        "bytes_dense": steps * 2 * (REPLICAS - 1) / REPLICAS * 4 * size,
+        "parameters": size,
+        "seconds": time.perf_counter() - began,
+        "device": f"{REPLICAS} x {jax.devices()[0].device_kind}",
+        "jax": jax.__version__,
+    }
+
+
+def measure(run: Run) -> None:
+    """Do every run that the report lacks."""
+    options = run.options
+    platform.require_devices(REPLICAS, NAME)
+    settings = SHARED | SIZES | (TOY if options.toy else {})
+    settings["steps"] = options.steps or settings["steps"]
+    task = TASKS["gpt"](settings)
+    made = run.report.setdefault("settings", task.settings)
+    if differ := [k for k in made | task.settings if made.get(k) != task.settings.get(k)]:
+        sys.exit(
+            f"{NAME}: --out must have runs with equal {', '.join(differ)}, got others in "
+            f"{options.out}. Ask for the same, or write to another file."
+        )
+    runs = run.report.setdefault("runs", {})
+    run.report |= {"title": task.title, "unit": task.unit}
+    for name, seed in _lacking(options, runs):
+        status = lambda text, what=f"{name}, seed {seed}": run.status(f"{what}: {text}")  # noqa: E731
+        runs.setdefault(name, {})[str(seed)] = train(METHODS[name], task, seed, status)
+        run.report["runs"] = {m: runs[m] for m in METHODS if m in runs}
+        runs = run.report["runs"]
+        run.save()
+
+
+def _lacking(options: argparse.Namespace, runs: Report) -> Iterator[tuple[str, int]]:
+    for seed in range(options.seeds):
+        for name in options.methods:
+            if str(seed) not in runs.get(name, {}):
+                yield name, seed
+
+
+def tables(report: Report) -> list[Table]:
+    """Return one table with a row for each method."""
+    runs = report["runs"]
+    if not runs:
+        return []
+    dense = _mean(runs.get("adamw", {}), "loss")
+    rows = []
+    for name, seeds in runs.items():
+        first = next(iter(seeds.values()))
+        loss, trained = _mean(seeds, "loss"), _mean(seeds, "train_loss")
+        rows.append((
+            METHODS[name].title,
+            f"{first['rounds']:,}",
+            f"{loss:.3f}",
+            "-" if name == "adamw" else f"{loss / dense - 1:+.1%}",
+            f"{trained:.3f}",
+            network_text(first["bytes_sent"]),
+            _less(first),
+            f"{statistics.fmean(each['seconds'] for each in seeds.values()):.0f}",
+        ))  # fmt: skip
+    settings = report["settings"]
+    seeds = max(len(each) for each in runs.values())
+    title = (
+        f"{report['title']} ({first['parameters']:,} parameters, {settings['steps']:,} steps of "
+        f"{settings['batch']} x {settings['length']} bytes on {REPLICAS} replicas, {seeds} "
+        f"seed{'s' * (seeds > 1)}): held-out loss at the end, {report['unit']}, training loss "
+        "before it, and what a replica sent in the whole run"
+    )
+    return [Table(title, HEADS, rows)]
+
+
+def _less(record: Mapping[str, Any]) -> str:
+    sent = record["bytes_sent"]
+    return f"{record['bytes_dense'] / sent:,.0f} x" if sent else "-"
+
+
+def _mean(seeds: Mapping[str, Any], figure: str) -> float:
+    ends = [each["curve"][-1][figure] for each in seeds.values()]
+    return statistics.fmean(ends) if ends else float("nan")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add methods and the number of runs."""
+    add = parser.add_argument
+    add("--methods", type=names_of(METHODS), default=list(METHODS), help="default: all")
+    add("--seeds", type=at_least(1), default=1, help="runs of each (default: %(default)s)")
+    add("--steps", type=at_least(1), help="steps of a run (default: 4000)")
+
+
+BENCHMARK = Benchmark(NAME, __doc__, measure, tables, add_options, keys=("runs",))
+main = BENCHMARK.main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""DiLoCo: the mean of what all replicas changed, and Nesterov momentum."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrc._typing import Array, PyTree, Real, Whole
+from jrc._validate import check_flag, finite_number, one_of, whole_number
+from jrc.outer_optimizers._chunks import Chunks
+from jrc.outer_optimizers._leaves import (
+    leaves_with_entries,
+    shapes_of,
+    size_of,
+    stepped,
+    with_leaves,
+    zeros_like,
+)
+from jrc.outer_optimizers._message import (
+    LeafFormat,
+    coded,
+    mean_of_messages,
+    message_words,
+    written,
+)
+from jrc.outer_optimizers._protocol import Encoded
+from jrc.outer_optimizers._quantizers import DENSE, Quantizer
+
+_WHO = "jrc.DiLoCo"
+
+_CHUNK = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class DiLoCo:
+    r"""Exchange all that replicas changed every `sync_every` steps, with outer momentum.
+
+    $$g = \tfrac{1}{N} \textstyle\sum_r (\theta - \theta_r), \quad m \leftarrow \mu m + g, \quad
+    \theta \leftarrow \theta - \eta (g + \mu m)$$
+
+    without Nesterov's form $\theta \leftarrow \theta - \eta m$.
+
+    Attributes:
+        sync_every: Inner steps of a round, H.
+        outer_lr: Eta, the outer learning rate.
+        outer_momentum: Mu, in [0, 1).
+        nesterov: Whether the momentum is Nesterov's.
+        wire: `"f32"`: one all-reduce of float32. `"4bit"`: one all-gather of four-bit floats (a
+            sign, and a power of two below the largest of each 4096 entries); what rounding loses
+            is lost, as in Streaming DiLoCo.
+
+    Raises:
+        TypeError: If a number is none, or `nesterov` not a bool.
+        ValueError: If a value is out of its range.
+
+    Example:
+        >>> import jrc
+        >>> jrc.DiLoCo(sync_every=50)
+        DiLoCo(sync_every=50, outer_lr=0.7, outer_momentum=0.9, nesterov=True, wire='f32')
+        >>> jrc.DiLoCo(sync_every=0)
+        Traceback (most recent call last):
+        ValueError: jrc.DiLoCo: sync_every must be a whole number >= 1, got 0. Write sync_every=100.
+
+    Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+    arXiv:2311.08105, algorithm 1; four bits: arXiv:2501.18512.
+    """
+
+    sync_every: Whole = 100
+    outer_lr: Real = 0.7
+    outer_momentum: Real = 0.9
+    nesterov: bool = True
+    wire: str = "f32"
+
+    def __post_init__(self) -> None:
+        """Check every argument."""
+        whole_number(self.sync_every, "sync_every", _WHO, least=1, remedy="Write sync_every=100.")
+        remedy = "Write outer_lr=0.7."
+        finite_number(self.outer_lr, "outer_lr", _WHO, positive=True, remedy=remedy)
+        remedy = "Write outer_momentum=0.9."
+        momentum = finite_number(self.outer_momentum, "outer_momentum", _WHO, remedy=remedy)
+        if momentum >= 1:
+            raise ValueError(
+                f"{_WHO}: outer_momentum must be a number in [0, 1), got {momentum!r}. {remedy}"
+            )
+        check_flag(self.nesterov, "nesterov", _WHO)
+        one_of(self.wire, "wire", DENSE, _WHO)
+
+    @property
+    def collective(self) -> str:
+        """Return how messages are exchanged."""
+        return "all_reduce" if self._quantizer is None else "all_gather"
+
+    @property
+    def _quantizer(self) -> Quantizer | None:
+        return DENSE[self.wire]
+
+    def formats(self, params: Any) -> tuple[LeafFormat, ...]:
+        """Return how all entries are sent in four bits: in flat chunks, as one leaf."""
+        count = -(-size_of(params) // _CHUNK)
+        if self._quantizer is None or not count:
+            return ()
+        chunks = Chunks((size_of(params),), (count, 1), (_CHUNK, 1))
+        return (LeafFormat(chunks, _CHUNK, self._quantizer, True),)
+
+    def init(self, params: PyTree) -> tuple[PyTree, PyTree]:
+        """Return no state of a replica, and the momentum, which begins at zero."""
+        return None, zeros_like(params)
+
+    def encode(self, difference: PyTree, local: PyTree) -> Encoded:
+        """Return the message of one replica.
+
+        Args:
+            difference: Shared parameters less its own, float32.
+            local: `None`.
+
+        Returns:
+            float32 numbers, or uint32 words for four bits; `None`; and zero, as nothing is kept.
+        """
+        parts = [leaf.reshape(-1) for leaf in leaves_with_entries(difference)]
+        flat = jnp.concatenate([jnp.zeros(0, jnp.float32), *parts])
+        formats = self.formats(difference)
+        if formats:
+            flat = written([coded(formats[0].chunks.split(flat), formats[0])], formats)
+        return Encoded(flat, local, jnp.zeros((), jnp.float32))
+
+    def decode(
+        self, params: PyTree, shared: PyTree, messages: Array, valid: Array
+    ) -> tuple[PyTree, PyTree]:
+        """Return the new shared parameters and momentum.
+
+        Args:
+            params: The shared parameters.
+            shared: The momentum.
+            messages: The sum of the valid replicas' messages, or all of them in rank order.
+            valid: bool[replicas].
+
+        Returns:
+            Parameters and momentum.
+        """
+        if formats := self.formats(params):
+            (flat,) = mean_of_messages(messages, valid, formats, over_senders=False)
+        else:
+            flat = messages / jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
+        means = with_leaves(params, _cut(flat, shapes_of(params)))
+        momentum = jax.tree.map(lambda m, g: self.outer_momentum * m + g, shared, means)
+        ahead = lambda m, g: g + self.outer_momentum * m if self.nesterov else m  # noqa: E731
+        directions = leaves_with_entries(jax.tree.map(ahead, momentum, means))
+        return stepped(params, directions, lambda step: self.outer_lr * step), momentum
+
+    def message_words(self, params: Any) -> int:
+        """Return the 32-bit words of a message."""
+        return message_words(self.formats(params)) if self._quantizer else size_of(params)
+
+    def entries_sent(self, params: Any) -> int:
+        """Return the entries that a message has a value for."""
+        return size_of(params)
+
+
+def _cut(flat: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
+    """Return the leaves of these shapes that lie one after another."""
+    found, start = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        found.append(flat[start : start + size].reshape(shape))
+        start += size
+    return found

@@ -1,0 +1,187 @@
+"""Which way to exchange pays: dense, DGC, or few synchronisations, by a cost model."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from jrc._errors import speaking_as
+from jrc._text import bandwidth_text, network_text, seconds_text, table_text
+from jrc._tree import aval_of
+from jrc._typing import PyTree, Real, Whole
+from jrc._validate import finite_number, whole_number
+from jrc.dgc import dgc_advice
+from jrc.outer_optimizers import DiLoCo, OuterOptimizer, SparseLoCo
+from jrc.train._outer import bytes_of_round
+from jrc.train._outer_check import check_outer
+
+_WHO = "jrc.communication_advice"
+
+HEADER_WORDS = 5
+"""Words in front of a message of a round: whether it is finite, loss, norm, steps, norm kept."""
+
+
+class WayCost(NamedTuple):
+    """The cost of one way to train.
+
+    Attributes:
+        name: `"dense"`, `"dgc"`, or the outer optimizer.
+        sync_every: Steps from one exchange to the next.
+        bytes: Bytes that one replica sends in an exchange.
+        seconds: Mean time of a step, exchanges included.
+        total: Time of all steps, seconds.
+        utilisation: Share of the time in which replicas compute.
+        enough: The least `sync_every` for the utilisation that was asked for; 1 if every step will
+            do.
+    """
+
+    name: str
+    sync_every: int
+    bytes: float
+    seconds: float
+    total: float
+    utilisation: float
+    enough: int
+
+
+class CommunicationAdvice(NamedTuple):
+    """The prediction of `jrc.communication_advice`; prints as a table and a sentence.
+
+    Attributes:
+        ways: Dense, DGC, then outer optimizers by their `sync_every`.
+        best: The name of the first of them that reaches the utilisation; of the fastest if none
+            does.
+        utilisation: The utilisation that was asked for.
+        replicas: N.
+        bandwidth: Bytes per second that a replica can send.
+    """
+
+    ways: tuple[WayCost, ...]
+    best: str
+    utilisation: float
+    replicas: int
+    bandwidth: float
+
+    def __str__(self) -> str:
+        asked = f"{self.utilisation:.0%}"
+        heads = ("", "", "every", "bytes", "step", "all steps", "computing", f"every, for {asked}")
+        rows = [
+            (
+                way.name,
+                "<-" if way.name == self.best else "",
+                f"{way.sync_every:,}",
+                network_text(way.bytes),
+                seconds_text(way.seconds),
+                _long_text(way.total),
+                f"{way.utilisation:.1%}",
+                f"{way.enough:,}",
+            )
+            for way in self.ways
+        ]
+        head = f"{self.replicas} replicas at {bandwidth_text(self.bandwidth)}"
+        return "\n".join([head, table_text(heads, rows)])
+
+
+def communication_advice(
+    params: PyTree,
+    replicas: Whole,
+    bandwidth: Real | str,
+    step_time: Real,
+    *,
+    steps: Whole = 1,
+    outers: Sequence[OuterOptimizer] = (DiLoCo(), DiLoCo(wire="4bit"), SparseLoCo()),
+    sparsity: Real = 0.999,
+    latency: Real = 0.0,
+    utilisation: Real = 0.9,
+) -> CommunicationAdvice:
+    r"""Predict the time of training by dense gradients, DGC and outer optimizers.
+
+    $$T = \text{steps} \cdot \left(T_{\text{step}} + \frac{1}{H} \left(
+    \frac{\text{bytes}}{\text{bandwidth}} + \text{latency} \right)\right)$$
+
+    with H = 1 for dense gradients and DGC. Bytes are those that one replica sends in ring
+    algorithms; nothing is hidden behind computation. What a method costs in loss is not in the
+    model: dense loses nothing, and more frequent exchanges lose less, so that the first way that
+    reaches the utilisation is advised, in the order dense, DGC (which is momentum SGD), then
+    `outers` by their `sync_every`. The rounds' own computation, about that of a step, is left out.
+
+    Args:
+        params: A tree of arrays or `jax.ShapeDtypeStruct`s, in the dtypes of the gradients.
+        replicas: N.
+        bandwidth: What one replica can send, bytes per second or text: `"1Gbit/s"`.
+        step_time: Seconds of one step without exchange.
+        steps: Steps of the whole run.
+        outers: The outer optimizers that are weighed.
+        sparsity: Of DGC.
+        latency: Seconds that each exchange takes besides its bytes.
+        utilisation: Share of the time in which replicas should compute, in (0, 1).
+
+    Returns:
+        The prediction.
+
+    Raises:
+        TypeError: When an argument is no number, or one of `outers` no outer optimizer.
+        ValueError: When a number is out of its range or a unit is not known.
+
+    Example:
+        >>> import jax
+        >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
+        >>> advice = communication_advice(params, 4, "20Mbit/s", step_time=0.5, steps=10_000)
+        >>> for way in advice.ways:
+        ...     print(f"{way.name} every {way.sync_every}: {way.utilisation:.0%}")
+        dense every 1: 1%
+        dgc every 1: 77%
+        SparseLoCo 2bit every 30: 95%
+        DiLoCo f32 every 100: 45%
+        DiLoCo 4bit every 100: 77%
+        >>> advice.best
+        'SparseLoCo 2bit'
+
+    Source: Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv:2501.18512,
+    section 3.1 (compute utilisation).
+    """
+    replicas = whole_number(replicas, "replicas", _WHO, least=1, remedy="Pass mesh.shape['data'].")
+    steps = whole_number(steps, "steps", _WHO, least=1, remedy="Pass those of the whole run.")
+    latency = finite_number(latency, "latency", _WHO, remedy="Pass seconds, such as 50e-6.")
+    for each in outers:
+        check_outer(each, _WHO)
+    rule = "Pass a share, such as 0.9."
+    utilisation = finite_number(utilisation, "utilisation", _WHO, positive=True, remedy=rule)
+    if utilisation >= 1:
+        raise ValueError(f"{_WHO}: utilisation must be below 1, got {utilisation!r}. {rule}")
+    with speaking_as(_WHO, "jrc.dgc_advice"):
+        dgc = dgc_advice(params, replicas, bandwidth, step_time, sparsity=sparsity, latency=latency)
+    shapes = jax.tree.map(aval_of, params)
+    found = [("dense", 1, dgc.uncompressed.bytes, 0.0)]
+    if dgc.entries:
+        found.append(("dgc", 1, getattr(dgc, dgc.best).bytes, dgc.overhead))
+    for outer in sorted(outers, key=lambda outer: outer.sync_every):
+        sent = bytes_of_round(outer, shapes, HEADER_WORDS, replicas)
+        found.append((_name_of(outer), int(outer.sync_every), sent, 0.0))
+
+    step_time = float(step_time)
+
+    def cost(name: str, every: int, sent: float, overhead: float) -> WayCost:
+        wait = sent / dgc.bandwidth + (latency if replicas > 1 else 0.0)
+        seconds = step_time + overhead + wait / every
+        allowed = step_time * (1 / utilisation - 1) - overhead
+        enough = math.ceil(wait / allowed - 1e-9) if allowed > 0 else 1
+        share = step_time / seconds if seconds else 1.0
+        return WayCost(name, every, sent, seconds, steps * seconds, share, max(1, enough))
+
+    ways = tuple(cost(*way) for way in found)
+    good = [way for way in ways if way.utilisation >= utilisation]
+    best = good[0] if good else min(ways, key=lambda way: way.seconds)
+    return CommunicationAdvice(ways, best.name, utilisation, replicas, dgc.bandwidth)
+
+
+def _name_of(outer: OuterOptimizer) -> str:
+    """Return `SparseLoCo 2bit`, of another class its name."""
+    wire = getattr(outer, "wire", "")
+    return f"{type(outer).__name__} {wire}".rstrip()
+
+
+def _long_text(seconds: float) -> str:
+    """Seconds in hours if there are some."""
+    return f"{seconds / 3600:,.3g} h" if seconds >= 3600 else seconds_text(seconds)

@@ -1,0 +1,177 @@
+"""Another number of replicas, for any training state: workers leave and join between rounds."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jrc._errors import speaking_as
+from jrc._typing import PyTree, Whole
+from jrc._validate import whole_number
+from jrc.dgc import AxisName, DGCState, replica_axis, reshard_dgc
+from jrc.outer_optimizers import LocalState, OuterState
+from jrc.train._specs import outer_states
+
+_WHO = "jrc.reshard"
+
+
+def reshard(
+    state: PyTree,
+    num_replicas: Whole,
+    *,
+    mesh: Mesh | None = None,
+    axis_name: AxisName = "data",
+) -> PyTree:
+    """Return the state of a run on N replicas as one for N' replicas.
+
+    With an outer optimizer, between two rounds: every replica begins the next round with the shared
+    parameters. The states of the inner optimizers and what was not sent are mixed so that their
+    means stay, as `jrc.reshard_dgc` mixes u and v; counters and keys are those of the nearest
+    replica. Without one this is `jrc.reshard_dgc`.
+
+    To continue from a save with another number of replicas, restore it with its own number first.
+    Here it was saved with 4:
+
+    ```python
+    state = jrc.init_state(params, tx, key, mesh=mesh, outer=outer)  # the new number
+    like = jrc.reshard(jax.eval_shape(lambda: state), 4, mesh=mesh)
+    state = jrc.reshard(jrc.restore(path, like), mesh.shape["data"], mesh=mesh)
+    ```
+
+    Args:
+        state: A train state of all replicas, of JAX or NumPy arrays, or its shapes.
+        num_replicas: N', at least 1.
+        mesh: The mesh on which the result is placed; `None` leaves the placement as it is.
+        axis_name: The mesh axis of the replicas, or the pair `(inner, outer)`.
+
+    Returns:
+        The same tree with N' rows in what each replica has of its own.
+
+    Raises:
+        TypeError: If `num_replicas` is no whole number, or `mesh` no mesh.
+        ValueError: If a round is not finished, if there is nothing to share out, for a number below
+            1, or if the mesh has no such axis.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> outer = jrc.SparseLoCo(sync_every=2)
+        >>> params = {"w": jnp.ones(3)}
+        >>> state = jrc.init_state(params, optax.adam(0.1), jax.random.key(0), outer=outer)
+        >>> jrc.reshard(state, 3).opt_state.local.params["w"].shape
+        (3, 3)
+    """
+    remedy = "Pass mesh.shape['data']."
+    replicas = whole_number(num_replicas, "num_replicas", _WHO, least=1, remedy=remedy)
+    found = outer_states(state)
+    with speaking_as(_WHO, "jrc.reshard_dgc"):
+        if not found:
+            return reshard_dgc(state, replicas, mesh=mesh, axis_name=axis_name)
+        for each in found:
+            _check_finished(each.local)
+        axis = replica_axis(axis_name, _WHO)
+        # The rows are mixed as those of a compression.
+        local = [_floats(each.local) for each in found]
+        rows = reshard_dgc(_as_compression(local), replicas, mesh=mesh, axis_name=axis).v
+    placed = _Placement(mesh, axis, replicas)
+    begun = _begin(state)
+    fresh = iter(rows)
+
+    def resharded(node: Any) -> Any:
+        if not isinstance(node, OuterState):
+            return placed.shared(node)
+        old = node.rounds, node.shared, node.report
+        rounds, shared, report = jax.tree.map(placed.shared, old)
+        floats = iter(next(fresh))
+        own = jax.tree.map(
+            lambda x: next(floats) if _is_float(x) else placed.nearest(x), node.local
+        )
+        params = jax.tree.map(placed.copies, begun.params)
+        model_state = jax.tree.map(placed.copies, begun.model_state)
+        own = own._replace(params=params, model_state=model_state)
+        return OuterState(rounds, shared, report, own)
+
+    return jax.tree.map(resharded, state, is_leaf=lambda node: isinstance(node, OuterState))
+
+
+def _begin(state: Any) -> Any:
+    """Return the train state, whose parameters every replica begins a round with."""
+    if hasattr(state, "params") and hasattr(state, "model_state"):
+        return state
+    raise ValueError(
+        f"{_WHO}: state must be a whole train state with an outer optimizer, which has the shared "
+        f"parameters, got {type(state).__name__}. Pass the state of jrc.init_state."
+    )
+
+
+def _check_finished(local: LocalState) -> None:
+    """Raise if replicas have taken steps since the last round, which would be lost."""
+    taken = local.steps, local.failed
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in taken):
+        return
+    parts = [_local_part(x) for x in taken]
+    if steps := int(max(np.max(x, initial=0) for x in parts)):
+        raise ValueError(
+            f"{_WHO}: state must be one between two rounds, got one with {steps} inner steps since "
+            "the last. Take the steps up to the end of the round first."
+        )
+
+
+def _local_part(x: Any) -> np.ndarray:
+    """Return the rows of this process."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return np.concatenate([np.ravel(shard.data) for shard in x.addressable_shards])
+    return np.asarray(x)
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _floats(local: LocalState) -> list[Any]:
+    return [x for x in jax.tree.leaves(local) if _is_float(x)]
+
+
+def _as_compression(rows: PyTree) -> DGCState:
+    zero = jnp.zeros(())
+    return DGCState(jnp.int32(0), (), rows, (), jnp.int32(0), zero, zero, zero)
+
+
+class _Placement:
+    """How the arrays that are not mixed get their new rows, and where they lie."""
+
+    def __init__(self, mesh: Mesh | None, axis: str, replicas: int) -> None:
+        self.replicas, self._rows, self._all = replicas, None, None
+        if mesh is not None:
+            mesh = Mesh(mesh.devices, mesh.axis_names)
+            splits = replicas % mesh.shape[axis] == 0
+            self._all = NamedSharding(mesh, PartitionSpec())
+            self._rows = NamedSharding(mesh, PartitionSpec(axis)) if splits else self._all
+
+    def shared(self, x: Any) -> Any:
+        """Return what is equal on every replica."""
+        return _put(x, x.shape, lambda x: x, self._all)
+
+    def nearest(self, x: Any) -> Any:
+        """Return the rows of the nearest old replicas."""
+        at = np.arange(self.replicas) * x.shape[0] // self.replicas
+        return _put(x, (self.replicas, *x.shape[1:]), lambda x: x[at], self._rows)
+
+    def copies(self, x: Any) -> Any:
+        """Return a row for each replica."""
+        shape = (self.replicas, *x.shape)
+        return _put(x, shape, lambda x: jnp.broadcast_to(x, shape), self._rows)
+
+
+def _put(x: Any, shape: tuple[int, ...], change: Any, sharding: NamedSharding | None) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+    # Rows that stay on their devices are made there, on several processes too.
+    stays = (
+        sharding is not None
+        and isinstance(x, jax.Array)
+        and x.sharding.device_set == sharding.device_set
+    )
+    new = jax.jit(change, out_shardings=sharding if stays else None)(x)
+    return new if sharding is None or stays else jax.device_put(new, sharding)

@@ -1,0 +1,44 @@
+"""How a train state is laid out over the replicas, with and without an outer optimizer."""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jrc._typing import PyTree
+from jrc.dgc import AxisName, dgc_specs, replica_axis
+from jrc.outer_optimizers import OuterState
+
+
+def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
+    """Return the tree of `PartitionSpec`s of a state: local rows are split, all else is not.
+
+    Args:
+        state: A train state, or its shapes.
+        axis_name: The replica axis, or the pair `(inner, outer)` of which rows differ along the
+            outer one.
+
+    Returns:
+        The same tree with a `PartitionSpec` in each leaf's place.
+    """
+    own = PartitionSpec(replica_axis(axis_name))
+    if not outer_states(state):
+        return dgc_specs(state, axis_name)
+
+    def specs_of(node: Any) -> Any:
+        if not isinstance(node, OuterState):
+            return PartitionSpec()
+        specs = jax.tree.map(lambda _: PartitionSpec(), node)
+        return specs._replace(local=jax.tree.map(lambda _: own, node.local))
+
+    return jax.tree.map(specs_of, state, is_leaf=_is_outer)
+
+
+def outer_states(tree: PyTree) -> list[OuterState]:
+    """Return every `OuterState` in a tree; a train state has one with `outer=`."""
+    leaves = jax.tree.leaves(tree, is_leaf=_is_outer)
+    return [leaf for leaf in leaves if isinstance(leaf, OuterState)]
+
+
+def _is_outer(node: object) -> bool:
+    return isinstance(node, OuterState)
