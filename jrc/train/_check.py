@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._multihost import differing
@@ -14,6 +14,7 @@ from jrc._tree import aval_of, is_array, is_number, is_traced, is_typed_key, nam
 from jrc._typing import PyTree, Scalar, Transform
 from jrc.dgc import AxisName, dgc_specs, dgc_states
 from jrc.train._check_axis import check_axis
+from jrc.train._placement import same_types
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of
 
 _WHO = "jrc.make_train_step"
@@ -72,6 +73,13 @@ def check_devices(state: TrainState, mesh: Mesh) -> None:
             f"{len(step.sharding.device_set)}, not the same ones. Give jrc.init_state and "
             "jrc.make_train_step the same mesh."
         )
+    shared = NamedSharding(mesh, PartitionSpec())
+    if placed and mesh.size > 1 and not same_types(step.sharding, shared):
+        raise ValueError(
+            f"{_WHO}: state must lie on the mesh of the step, whose axis_types are "
+            f"{mesh.axis_types}, got one on {step.sharding}. Give jrc.init_state and "
+            "jrc.make_train_step the same mesh."
+        )
 
 
 def _is_placed(leaf: Any) -> bool:
@@ -88,7 +96,7 @@ def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) ->
                 f"{_WHO}: every leaf of params must be floating, because it is differentiated, got "
                 f"{kind_of(leaf)} at {name!r}. Keep it in the model state."
             )
-    params = jax.tree.map(aval_of, state.params)
+    params = jax.tree.map(_without_sharding, state.params)
     expected = jax.eval_shape(tx.init, params)
     if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
         raise ValueError(
@@ -111,6 +119,11 @@ def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) ->
             )
     if any(mesh.shape[name] > 1 for name in names):
         check_axis(tx, params, axis, mesh)
+
+
+def _without_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
+    aval = aval_of(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def pair_of(out: Any, name: str, stateful: bool = False) -> tuple[Any, Any]:
