@@ -83,9 +83,14 @@ def varies(x: Array, axis: str) -> bool:
     return axis in jax.typeof(x).mat.varying
 
 
+def is_tracked(axis: str) -> bool:
+    """Whether types say what varies along the axis, as with `check_vma=True`."""
+    return is_bound(axis) and varies(lax.axis_index(axis), axis)
+
+
 def is_already_reduced(gradient: Array, axis: str | None) -> bool:
     """Whether types are tracked along the axis and the gradient is equal on every replica."""
-    if axis is None or not varies(lax.axis_index(axis), axis):
+    if axis is None or not is_tracked(axis):
         return False
     return not varies(gradient, axis)
 
@@ -129,7 +134,9 @@ def all_finite(gradients: list[Array], axes: Sequence[str]) -> Array:
     tops = [jnp.max(jnp.abs(gradient), initial=0.0) for gradient in gradients]
     finite = jnp.isfinite(jnp.stack(tops)).all()
     bad = (~finite).astype(jnp.int32)
-    return (lax.psum(bad, tuple(axes)) if axes else bad) == 0
+    # What types say is equal along an axis cannot be added up over it, and need not be.
+    over = tuple(axis for axis in axes if varies(bad, axis) or not is_tracked(axis))
+    return (lax.psum(bad, over) if over else bad) == 0
 
 
 def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:

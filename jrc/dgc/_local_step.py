@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jrc._typing import Array, Count, Real, Scalar
-from jrc.dgc._collectives import as_local, dense_mean
+from jrc.dgc._collectives import all_finite, as_local, bound_axes, dense_mean
 from jrc.dgc._compressed import Work, run_phase
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._leaves import Leaves, pick
@@ -23,7 +23,6 @@ class Before(NamedTuple):
 
     Attributes:
         step: DGC steps taken, `int32[]`.
-        ok: Whether the step is taken, `bool[]`.
         scale: What the direction is multiplied by, `float32[]`.
         gradients: Local gradients of the compressed leaves, with a row axis.
         u: Their velocities.
@@ -34,7 +33,6 @@ class Before(NamedTuple):
     """
 
     step: Any
-    ok: Any
     scale: Any
     gradients: Any
     u: Any
@@ -48,6 +46,7 @@ class After(NamedTuple):
     """The arrays that a step returns.
 
     Attributes:
+        ok: Whether the step is taken: all gradients on all devices are finite, `bool[]`.
         targets: The targets with the scaled direction added.
         u: New velocities of the compressed leaves.
         v: New accumulated gradients.
@@ -57,6 +56,7 @@ class After(NamedTuple):
         bytes_sent: Bytes that this device sends, `float32[]`.
     """
 
+    ok: Any
     targets: Any
     u: Any
     v: Any
@@ -75,14 +75,12 @@ def before_of(
     targets: Sequence[Array | None],
     shards: Shards,
     scale: Array | Real,
-    ok: Array,
 ) -> Before:
     """Return what the step reads, split as the state is."""
     specs, dense = shards.specs_of(leaves)
     gradients = as_split(pick(local, leaves.compressed), specs, shards.mesh)
     return Before(
         leaves.state.step,
-        ok,
         jnp.asarray(scale, jnp.float32),
         [gradient[None] for gradient in gradients],
         pick(leaves.u, leaves.compressed),
@@ -96,13 +94,13 @@ def before_of(
 def before_specs(compressed: Specs, dense: Specs) -> Before:
     """Return how `Before` is split, from the specs of the leaves of both kinds."""
     rows = [PartitionSpec(None, *spec) for spec in compressed]
-    return Before(WHOLE, WHOLE, WHOLE, rows, rows, rows, list(compressed), dense, dense)
+    return Before(WHOLE, WHOLE, rows, rows, rows, list(compressed), dense, dense)
 
 
 def after_specs(compressed: Specs, dense: Specs) -> After:
     """Return how `After` is split."""
     rows = [PartitionSpec(None, *spec) for spec in compressed]
-    return After(list(compressed), rows, rows, dense, dense, WHOLE, WHOLE)
+    return After(WHOLE, list(compressed), rows, rows, dense, dense, WHOLE, WHOLE)
 
 
 def local_step(
@@ -122,6 +120,9 @@ def local_step(
     Returns:
         The new arrays.
     """
+    # Known before anything changes. Where it is false every new value is the old one. XLA's maximum
+    # over devices loses NaN, and so it is asked for here, of each device.
+    ok = all_finite([*before.gradients, *before.dense], bound_axes(config.axis))
     places = list(range(len(kinds)))
     groups = [
         [place for place in places if kinds[place] == kind] for kind in dict.fromkeys(kinds)
@@ -132,16 +133,18 @@ def local_step(
     for group in groups:
         sizes = [before.v[place].size for place in group]
         tables.append(plan_phases(sizes, 0 if tables else rest, replicas, config))
-        work = _work(before, group, tables[-1], config)
+        work = _work(before, ok, group, tables[-1], config)
         outcome = run_phase(work, tables[-1], phase_at(before.step, tables[-1]), replicas, config)
         for place, *new in zip(group, *outcome, strict=True):
             targets[place], us[place], vs[place] = new
-    directions, velocity = _dense_path(before, config)
+    directions, velocity = _dense_path(before, ok, config)
     density, sent = _report(before.step, tables, [before.v[place].size for place in places])
-    return After(targets, us, vs, directions, velocity, density, sent)
+    return After(ok, targets, us, vs, directions, velocity, density, sent)
 
 
-def _work(before: Before, group: list[int], phases: Sequence[Phase], config: DGCConfig) -> Work:
+def _work(
+    before: Before, ok: Array, group: list[int], phases: Sequence[Phase], config: DGCConfig
+) -> Work:
     """Return the inputs of the phase for some leaves."""
     now = phase_at(before.step, phases)
     local = lambda rows: [as_local(x, config.axis) for x in pick(rows, tuple(group))]  # noqa: E731
@@ -152,20 +155,20 @@ def _work(before: Before, group: list[int], phases: Sequence[Phase], config: DGC
         targets=pick(before.targets, tuple(group)),
         scale=before.scale,
         counts=entry_at([_int32(phase.counts) for phase in phases], now, jnp.int32),
-        ok=before.ok,
+        ok=ok,
     )
 
 
-def _dense_path(before: Before, config: DGCConfig) -> tuple[list[Array], list[Array]]:
+def _dense_path(before: Before, ok: Array, config: DGCConfig) -> tuple[list[Array], list[Array]]:
     """Return directions and velocities of the leaves that are too small to compress."""
     means = dense_mean(before.dense, config.axis)
     steps = [
         momentum_step(velocity, mean, config.decay)
         for velocity, mean in zip(before.velocity, means, strict=True)
     ]
-    directions = [jnp.where(before.ok, direction, 0.0) for _, direction in steps]
+    directions = [jnp.where(ok, direction, 0.0) for _, direction in steps]
     pairs = zip(steps, before.velocity, strict=True)
-    return directions, [jnp.where(before.ok, new, old) for (new, _), old in pairs]
+    return directions, [jnp.where(ok, new, old) for (new, _), old in pairs]
 
 
 def _report(

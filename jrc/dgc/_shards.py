@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._specs import axes_of, is_spec, number_of_shards, restricted, trimmed
 from jrc._typing import PyTree
-from jrc.dgc._collectives import is_bound, varies
+from jrc.dgc._collectives import is_tracked
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._leaves import Leaves, pick
 from jrc.dgc._state import check_whole
@@ -75,8 +74,8 @@ def shards_of(leaves: Leaves, param_specs: PyTree, config: DGCConfig) -> Shards:
             f"got None and {listed(sorted(free & set(mesh.auto_axes)))}. Pass the PartitionSpecs "
             "of the parameters, or PartitionSpec() if they are whole on each device."
         )
-    if given is not None and config.axis is not None:
-        check_whole(given, config.axis, _WHO)
+    if param_specs is not None and config.axis is not None:
+        check_whole(param_specs, config.axis, _WHO)
     seen = [_typed(leaves, place, free) for place in range(len(leaves.gradients))]
     specs = seen if given is None else [restricted(spec, free) for spec in given]
     axes = [frozenset(axes_of(spec)) for spec in (specs if given is None else given)]
@@ -87,7 +86,7 @@ def shards_of(leaves: Leaves, param_specs: PyTree, config: DGCConfig) -> Shards:
     unknown = [
         name
         for name in mesh.manual_axes
-        if given is None and name not in own and sizes[name] > 1 and not _tracked(name)
+        if given is None and name not in own and sizes[name] > 1 and not is_tracked(name)
     ]
     if config.axis is None and not any(specs[place] for place in leaves.floating):
         free = set()
@@ -111,7 +110,7 @@ def on_shards(
     """
     if not shards.free:
         return fn
-    tracked = axis is not None and _tracked(axis)
+    tracked = axis is not None and is_tracked(axis)
     nested = bool(jax.sharding.get_abstract_mesh().axis_names)
     return jax.shard_map(
         fn,
@@ -192,8 +191,3 @@ def _varying(gradient: Any) -> frozenset[str]:
     if not isinstance(gradient, jax.core.Tracer):
         return frozenset()
     return frozenset(jax.typeof(gradient).mat.varying)
-
-
-def _tracked(axis: str) -> bool:
-    """Whether types say what varies along the axis, as with `check_vma=True`."""
-    return is_bound(axis) and varies(lax.axis_index(axis), axis)

@@ -15,7 +15,6 @@ from jrc._tree import sum_dtype
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import scalar
 from jrc.dgc._collectives import (
-    all_finite,
     bound_axes,
     is_already_reduced,
     num_replicas,
@@ -123,9 +122,7 @@ def _step(
     manual = bound_axes(config.axis)
     axes = [each & set(manual) for each in shards.axes]
     local = local_gradients(leaves, axes, replicas, config)
-    # Known before anything changes. Where it is false every new value is the old one.
-    ok = all_finite(pick(local, leaves.floating), manual)
-    before = before_of(leaves, local, targets, shards, scale, ok)
+    before = before_of(leaves, local, targets, shards, scale)
     kinds = pick(shards.axes, leaves.compressed)
 
     def run(before: Before) -> After:
@@ -135,6 +132,7 @@ def _step(
     after = on_shards(run, shards, (before_specs(*specs),), after_specs(*specs), config.axis)(
         before
     )
+    ok = after.ok
     # Shards have equal sizes, so that one device's share is known without asking the mesh.
     dense_bytes = sum(
         gradient.size * gradient.dtype.itemsize / shards.parts(place)
