@@ -11,6 +11,23 @@ import time
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+def run_python(code, **settings):
+    """What Python printed for this code, with these environment variables; `None` leaves one out.
+
+    An error with all that it wrote if it does not end well.
+    """
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])} | settings
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={name: value for name, value in env.items() if value is not None},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def free_port():
     with socket.socket() as free:
         free.bind(("localhost", 0))

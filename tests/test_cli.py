@@ -299,12 +299,14 @@ def test_as_a_module(net):
     assert done.returncode == 2 and "got 'nothing', which net_to_see has not" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_platform_that_is_not_there_is_one_line(net):
     done = as_a_module("explain", "net_to_see:setup", "--platform", "nowhere")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "--platform must be one that JAX can start here, got 'nowhere': Unable" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_platform_that_is_there_is_used(net):
     done = as_a_module("explain", "net_to_see:setup", "--platform", "cpu")
     assert (done.returncode, done.stderr) == (0, "")

@@ -88,6 +88,7 @@ def test_without_locks_a_save_goes_on_with_a_warning(number, tmp_path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["jrc_0"]
 
 
+@pytest.mark.slow
 def test_runs_that_save_to_one_folder_at_once_lose_nothing(tmp_path):
     command = [sys.executable, "-m", "tests.save_again_and_again", str(tmp_path)]
     writers = [

@@ -3,8 +3,6 @@
 import inspect
 import os
 import random
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +13,7 @@ import jrc
 from jrc.dgc._momentum import Momentum, momentum_step
 from jrc.remat._policy.rules import Save
 from tests import typechecked
+from tests.processes import run_python
 
 pytestmark = pytest.mark.skipif(
     "JRC_NO_TYPE_CHECKS" in os.environ, reason="the checks are switched off"
@@ -73,16 +72,9 @@ def test_source_lines_are_the_user_s():
     assert "test_typechecked.py" in report and "_decorator.py" not in report
 
 
+@pytest.mark.slow
 def test_they_can_be_left_out():
     code = "from tests import typechecked; typechecked.install(); import jrc; jrc.mark(1.0, 'x')"
     code += "; print('jaxtyping' in jrc.mark.__code__.co_filename)"
-    for value, wrapped in [({}, "True"), ({"JRC_NO_TYPE_CHECKS": "1"}, "False")]:
-        environment = {k: v for k, v in os.environ.items() if k != "JRC_NO_TYPE_CHECKS"}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment | value,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.strip() == wrapped
+    for value, wrapped in [(None, "True"), ("1", "False")]:
+        assert run_python(code, JRC_NO_TYPE_CHECKS=value).strip() == wrapped

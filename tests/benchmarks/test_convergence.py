@@ -40,7 +40,7 @@ def test_a_task_trains_and_compresses(trained):
     check_report(*trained, ["lstm"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_task_trains_and_compresses(tmp_path):
     out = tmp_path / "convergence.json"
     check_report(train.main([*SMALL, "--out", str(out)]), out, list(TASKS))

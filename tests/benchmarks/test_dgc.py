@@ -91,7 +91,7 @@ def test_quartiles_and_ratios_of_rounds():
     assert found["other"]["ratio"] == [1.5, 2.0, 2.5]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sections_are_added_to_a_file_and_become_tables(tmp_path, monkeypatch):
     out = tmp_path / "dgc.json"
     out.write_text(json.dumps({"toy": True, "compile": "as it was"}))

@@ -33,10 +33,11 @@ def gradients(name, way=None):
 # The others take a minute and more together.
 QUICK = {"lstm", "mlp"}
 MODELS_TIMED = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS
 ]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS_TIMED)
 def test_every_way_has_the_plain_gradients(name):
     plain = gradients(name)
@@ -50,6 +51,7 @@ def test_every_way_has_the_plain_gradients(name):
         assert same, way
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_ways_save_fewer_bytes_and_compute_more(name):
     model = built(name)

@@ -148,7 +148,7 @@ def test_loopback_has_no_limit():
         Loopback(2).limit(100)
 
 
-@pytest.mark.slow  # .ci/run runs the toy size, too
+@pytest.mark.exhaustive  # .ci/run runs the toy size, too
 def test_two_processes_take_steps_on_loopback(tmp_path):
     out = ("--out", str(tmp_path / "network.json"))
     said = run_python("-m", "benchmarks.network.steps", "--toy", "--methods", "dense,dgc", *out)
@@ -162,7 +162,7 @@ def test_two_processes_take_steps_on_loopback(tmp_path):
     assert not {"ddp", "powersgd", "handing_over"} & set(row)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pytorch_takes_turns_on_loopback(tmp_path):
     pytest.importorskip("torch")
     # Parameters that differ between processes, of any method, would end it.

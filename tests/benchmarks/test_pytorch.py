@@ -50,6 +50,7 @@ def front(planner):
     return _front.Front(planner)
 
 
+@pytest.mark.slow
 def test_the_front_has_the_figures_of_its_programs(front, planner):
     plain = _front.counted(planner, planner.model.fn)
     curve = front.curve()
@@ -68,6 +69,7 @@ def test_the_front_is_monotone_and_its_choices_fit(front):
     assert front.within(middle["saved"]) == front.within(middle["saved"] + 1) == middle
 
 
+@pytest.mark.slow
 def test_no_way_by_hand_is_below_the_front(front, planner):
     rows = dict(_front.by_hand(planner))
     assert len(rows) == 5
@@ -75,7 +77,7 @@ def test_no_way_by_hand_is_below_the_front(front, planner):
         assert front.within(row["saved"])["product_flops"] <= row["product_flops"], name
 
 
-@pytest.mark.slow  # .ci/run runs the toy size, too
+@pytest.mark.exhaustive  # .ci/run runs the toy size, too
 def test_without_pytorch_there_is_jrcs_side(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     out = tmp_path / "peers.json"

@@ -31,10 +31,12 @@ def test_the_named_model_is_the_librarys():
 # The others take half a minute together.
 QUICK = (_scale_policies.FULL, "save_dot_except_mlp")
 WAYS = [
-    w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in _scale_policies.POLICIES
+    w if w in QUICK else pytest.param(w, marks=pytest.mark.exhaustive)
+    for w in _scale_policies.POLICIES
 ]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_has_the_plain_gradients(way):
     args = drawn(SHAPES)
@@ -61,7 +63,7 @@ def test_policies_save_the_values_that_they_name():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sizes_and_speeds_of_a_toy(tmp_path):
     report = scale.main(["--toy", "--platform", "cpu", "--out", str(tmp_path / "scale.json")])
     for found in (report["sizes"]["batch"], report["sizes"]["sequence"]):

@@ -11,7 +11,7 @@ from tests.zoo.program import gradient_error
 pytest.importorskip("equinox", reason="the extra `zoo` is not installed")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_program_at_toy_size(tmp_path, capsys):
     out = tmp_path / "zoo.json"
     command = ["--toy", "--platform", "cpu", "--models", "eqx_mlp", "--out", str(out)]

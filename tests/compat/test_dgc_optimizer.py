@@ -73,6 +73,7 @@ def test_the_documented_signature_comes_first_and_later_arguments_behind():
     assert names[len(DOCUMENTED) :] == ["parameter_list", "grad_clip", "axis_name", "options"]
 
 
+@pytest.mark.slow
 def test_the_bound_has_two_names():
     one, two = (
         DGCMomentumOptimizer(0.3, 0.9, 0, min_size=0, num_trainers=1, **{name: 0.25})
@@ -97,6 +98,7 @@ def test_the_defaults_are_paddle_s():
     assert int(jnp.count_nonzero(updates["b"])) == 16383 and isinstance(state[0], jrc.DGCState)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("check_vma", "recompute"), [(True, True), (False, False)])
 def test_on_replicas(check_vma, recompute):
     """Gradients stay local; the result is that of the whole batch and equal on every replica."""

@@ -130,6 +130,7 @@ def of_leaf(tree, *path):
     }
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_parameters_that_are_not_listed_are_unchanged(name):
     tx = TRANSFORMS[name]

@@ -117,6 +117,7 @@ def test_a_donated_state_gives_the_same_steps():
         assert_bit_equal((updates, given), (expected, before))
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize(
     ("size", "sparsity", "count"),
     [(1, 0.0, 1), (1, 0.999999, 1), (7, 0.999999, 1), (101, 0.0, 101), (2, 0.5, 1)],

@@ -67,6 +67,7 @@ def descended(tx, params, gradients):
     return jax.jit(functools.partial(descend, tx))(params, gradients)
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize(
     ("name", "exchange"),
     [*((name, "auto") for name in SETTINGS), ("plain", "dense"), ("all", "dense")],

@@ -9,7 +9,7 @@ import pytest
 import rnn_scan
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_gpt_fits_a_quarter_with_the_same_losses():
     found = fit_budget.main("--steps 2 --length 64".split())
     budget, verified = found["plan"].budget, found["plan"].verified.peak_bytes
@@ -21,7 +21,7 @@ def test_a_gpt_fits_a_quarter_with_the_same_losses():
     np.testing.assert_allclose(planned, plain, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_recomputed_modules_need_less_memory_and_are_equal():
     found = flax_modules.main("--layers 2 --width 16 --batch 128".split())
     for kind in ("linen", "nnx"):
@@ -31,6 +31,7 @@ def test_recomputed_modules_need_less_memory_and_are_equal():
             assert peak < plain and equal == [True, True, True], (kind, name)
 
 
+@pytest.mark.slow
 def test_recomputed_loops_save_less_and_have_equal_losses():
     reports, losses = rnn_scan.main("--steps 3 --length 100 --width 8".split())
     plain, *lean = reports
@@ -41,7 +42,7 @@ def test_recomputed_loops_save_less_and_have_equal_losses():
     assert losses[plain][2] < losses[plain][0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compression_in_every_chain_sends_less_and_replicas_stay_equal():
     found = compose_optax.main("--steps 4 --replicas 2 --layers 1 --width 32".split())
     dense, *others = found.values()

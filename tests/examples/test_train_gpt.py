@@ -11,7 +11,7 @@ from tests.examples.runs import run, run_interrupted
 TOY = "--steps 60 --layers 1 --width 64 --length 32 --rampup-step 6 --save-every 2".split()
 
 
-@pytest.mark.slow  # train_multihost.py has the same code, and its test always runs
+@pytest.mark.exhaustive  # train_multihost.py has the same code, and its test always runs
 def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     text = run("train_gpt", *TOY, "--out", str(unbroken))

@@ -6,6 +6,7 @@ import signal
 import time
 
 import numpy as np
+import pytest
 
 from tests.processes import Processes, free_port, run_processes
 
@@ -25,6 +26,7 @@ def under_slurm():
     return [job | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in "01"]
 
 
+@pytest.mark.slow
 def test_processes_train_and_resume_with_the_same_numbers(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     with Processes(by_hand(unbroken)) as processes:

@@ -23,7 +23,7 @@ train_resnet.main(sys.argv[1:])
 """
 
 
-@pytest.mark.slow  # train_multihost.py has the same code, and its test always runs
+@pytest.mark.exhaustive  # train_multihost.py has the same code, and its test always runs
 def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     text = run("train_resnet", *TOY, "--out", str(unbroken))
@@ -45,7 +45,7 @@ def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
         assert (unbroken / picture).stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_on_cifar(tmp_path):
     inner = write(tmp_path, "python")
     options = "--steps 2 --width 2 --depth 14 --batch 4 --replicas 2 --dense".split()

@@ -89,6 +89,7 @@ def test_errors(build, text):
         build()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_scanned_blocks_are_the_unrolled_ones(dropout):
     unrolled = dataclasses.replace(SMALL, dropout=dropout, layers=3)

@@ -187,6 +187,7 @@ def test_half_precision_keeps_its_dtype_and_the_state_float32():
     assert logits.dtype == jnp.float32
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("config", "convolutions"),
     [
@@ -204,6 +205,7 @@ def test_mindspore_s_setting_re_runs_these_convolutions(config, convolutions):
     assert more["conv_general_dilated"] == more["rsqrt"] == convolutions
 
 
+@pytest.mark.slow
 def test_mindspore_s_setting_changes_memory_only():
     args = (*resnet.init(jax.random.key(0), SMALL), batch_of(SMALL))
     plain = functools.partial(resnet.loss, config=SMALL)
@@ -225,6 +227,7 @@ def test_mindspore_s_setting_changes_memory_only():
         assert largest_error(state["stage_1"][f"block_{j}"], want) < 1e-5
 
 
+@pytest.mark.slow
 def test_all_blocks_re_run_are_bit_equal_where_nothing_is_fused():
     config = resnet.Config(depth=8, classes=2, channels=1, width=2)
     args = (*resnet.init(jax.random.key(0), config), batch_of(config, size=4, count=2))

@@ -1,8 +1,6 @@
 """`jrc.recompute_module`: errors, and behaviour that both kinds of modules share."""
 
 import functools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,7 @@ from flax import linen as nn
 from flax import nnx
 
 import jrc
+from tests.processes import run_python
 from tests.remat.measure import largest_error, rerun_operators
 
 
@@ -64,7 +63,7 @@ def test_rules_are_checked():
 
 def test_flax_is_imported_on_demand():
     code = "import jrc, sys; assert not [m for m in sys.modules if m.split('.')[0] == 'flax']"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(code)
 
 
 class LinenBlock(nn.Module):

@@ -45,6 +45,7 @@ def some_candidates(problem):
     return [problem.candidates[i] for i in sorted({0, count // 2})]
 
 
+@pytest.mark.slow_after(10)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_function(name):
     case, problem = CASES[name], problem_of(name)
@@ -86,6 +87,7 @@ OFF_IN_REMAT3 = dict.fromkeys((name for name in CASES if name.startswith("scan")
 }
 
 
+@pytest.mark.slow_after(10)
 @pytest.mark.parametrize("name", CASES)
 def test_flops_are_those_that_are_predicted(name):
     """What a plan says that it keeps is kept: else its makers would be counted again."""
@@ -170,6 +172,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_under_transforms(name):
     transform = TRANSFORMS[name]
@@ -219,6 +222,7 @@ def inside(fn, local, has_aux=False):
 INSIDE = ["custom_vjp", "integers_and_booleans", "dropout", "nested_scans", "what_the_user_wraps"]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", [*INSIDE, "closing"])
 def test_inside_of_shard_map(name):
     """A plan that was made outside, for one device's part, whether gradients are local or not."""
@@ -391,6 +395,7 @@ def test_a_loop_of_no_turns():
     assert largest_error(jax.jit(jax.grad(lean))(WS, X), jax.jit(jax.grad(fn))(WS, X)) < 1e-6
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.skipif(
     getattr(jax.config, "jax_remat3", False), reason="jax.checkpoint itself leaves its names behind"
 )

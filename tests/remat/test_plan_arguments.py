@@ -110,6 +110,7 @@ def stretched(p, x):
     return jnp.sum(x)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("rate", [0.5, np.float32(0.5)])
 def test_a_module_with_numbers_that_python_reads(rate):
     """`equinox.nn.Dropout` is such a module: of its leaves one is a float, one a flag."""

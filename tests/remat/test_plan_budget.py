@@ -157,6 +157,44 @@ def test_a_budget_that_nothing_fits():
     assert planned(error.least_bytes).verified.peak_bytes == error.least_bytes
 
 
+def ways(*costs):
+    """The small problem with these candidates by hand, each of temporaries and FLOPs."""
+    by_hand = tuple(
+        dataclasses.replace(
+            net().candidates[0], temporaries=bytes_, recomputed=flops, name=f"way {i}"
+        )
+        for i, (bytes_, flops) in enumerate(costs)
+    )
+    return dataclasses.replace(net(), by_hand=by_hand)
+
+
+def test_a_way_by_hand_that_costs_more_is_not_chosen():
+    """Bisection finds nothing; of what is compiled last, one candidate and one way fit."""
+    some = ways((10, 10**9))
+    sizes = dict.fromkeys(some.all, 10**7)
+    sizes |= {some.candidates[0]: 10**6 + 1, some.candidates[1]: 10**6, some.by_hand[0]: 10**6}
+    memory = lambda candidate: Memory(0, 0, sizes[candidate], 0)  # noqa: E731
+    plan = choose(some, 10**6, memory, "jrc.plan")
+    assert plan.predicted == some.predicted(some.candidates[1])
+
+
+def test_without_compilations_a_refusal_names_the_least_of_all():
+    lean = net().candidates[0]
+    some = ways((lean.temporaries - 64, lean.recomputed + 1))
+    least = some.predicted(some.by_hand[0]).peak_bytes
+    with pytest.raises(jrc.BudgetError) as info:
+        choose(some, least // 2, None, "jrc.plan")
+    assert info.value.least_bytes == least < some.predicted(lean).peak_bytes
+
+
+def test_few_ways_by_hand_are_compiled():
+    some = ways(*((100, 10 + i) for i in range(8)))
+    sizes = dict.fromkeys(some.all, 10**7) | {some.candidates[0]: 10**6}
+    memory = lambda candidate: Memory(0, 0, sizes[candidate], 0)  # noqa: E731
+    assert choose(some, 10**6, memory, "jrc.plan").compilations <= 8
+    assert choose(some, 0.5, memory, "jrc.plan").compilations <= 9
+
+
 def test_without_compiling():
     """Then a plan is a guess: it has no verified cost, and is found by the prediction."""
     low, high = (net().predicted(net().candidates[i]).peak_bytes for i in (0, 3))
@@ -232,6 +270,7 @@ def fused_chain(w):
     return jnp.sum(w)
 
 
+@pytest.mark.slow
 def test_what_xla_recomputes_by_itself_is_not_planned_away():
     """JAX would keep forty values; XLA keeps none, so that no plan may cost more, or be refused."""
     w = jnp.ones((64, 64))

@@ -94,6 +94,7 @@ def compiled_peak(fn, *args):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*args)).peak
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("net", NETS)
 def test_block_checkpoints_by_hand_need_no_less(net):
     loss, *args = net(lambda fn: fn)
@@ -104,6 +105,7 @@ def test_block_checkpoints_by_hand_need_no_less(net):
     assert jrc.plan(loss, *args, budget=by_hand).verified.flops <= cost
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("net", NETS)
 def test_every_block_has_the_gradients_of_the_function(net):
     loss, *args = net(lambda fn: fn)

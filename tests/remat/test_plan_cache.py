@@ -6,10 +6,11 @@ import logging
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jrc
-from jrc.remat._planner import inner_programs, make_plan, solver
+from jrc.remat._planner import inner_programs, make_plan, plan_cache, solver
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.settings import SETTINGS
 
@@ -47,6 +48,7 @@ def test_a_plan_is_found_again(tmp_path, searches):
     assert jax.jit(jax.grad(again.apply(loss)))(*ARGS).shape == (16, 16)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -80,6 +82,36 @@ def test_a_damaged_plan_is_made_again(tmp_path, searches, caplog):
 def test_a_folder_is_a_path():
     with pytest.raises(TypeError, match="cache must be the path of a folder, got bool"):
         jrc.plan(loss, *ARGS, budget=0.5, cache=True)
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_is_no_folder(tmp_path, below):
+    file = tmp_path / "taken"
+    file.write_text("")
+    with pytest.raises(ValueError, match=r"cache must be a folder that can be written, got '.*tak"):
+        jrc.plan(loss, *ARGS, budget=0.5, cache=file / below)
+
+
+def test_a_plan_that_cannot_be_stored_is_returned(tmp_path, monkeypatch, caplog):
+    def full(*_args, **_options):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(plan_cache.tempfile, "NamedTemporaryFile", full)
+    with caplog.at_level(logging.WARNING, "jrc"):
+        plan = jrc.plan(loss, *ARGS, budget=0.5, verify=False, cache=tmp_path)
+    assert isinstance(plan, jrc.Plan) and "was not stored (No space left" in caplog.text
+
+
+def test_large_constants_have_no_part_in_the_text(monkeypatch):
+    rows = np.random.default_rng(0).random((300, 16), np.float32)
+    fn = lambda w: jnp.sum(jnp.tanh(rows @ w))  # noqa: E731
+    problem = PlanningProblem.of(fn, (jnp.ones((16, 16)),), 0, False, "test")
+    hashed, sha256 = [], make_plan.hashlib.sha256
+    monkeypatch.setattr(
+        make_plan.hashlib, "sha256", lambda *text: hashed.extend(map(len, text)) or sha256(*text)
+    )
+    make_plan._Compiler(problem)(problem.candidates[-1])
+    assert 0 < max(hashed) < rows.nbytes
 
 
 def test_equal_programs_are_compiled_once(monkeypatch):

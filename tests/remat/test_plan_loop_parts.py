@@ -60,6 +60,7 @@ def test_flops_follow_the_bytes_in_a_line():
     assert len(in_parts()) >= 4
 
 
+@pytest.mark.slow
 def test_a_budget_between_buys_what_it_pays_for():
     args = arguments()
     least = jrc.plan(lstm, *args, budget=0.1).verified

@@ -2,9 +2,6 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import flax.linen as nn
 import jax
@@ -17,6 +14,7 @@ import jrc
 from jrc._jaxpr import flops
 from jrc.remat import memory_needed
 from jrc.remat._planner.problem import PlanningProblem
+from tests.processes import run_python
 from tests.remat.measure import bit_equal, largest_error, operators
 
 policies = jax.checkpoint_policies
@@ -79,6 +77,7 @@ def plain(name):
     return (lambda f: lambda x, w: jnp.cos(f(x, w))) if name == "nested" else lambda f: f
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["checkpoint", "dots_saveable", "names", "no cse", "nested"])
 def test_a_region_is_planned_like_the_rest(name, shape):
@@ -90,6 +89,7 @@ def test_a_region_is_planned_like_the_rest(name, shape):
     assert other.regions == 0 < one.regions
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", WRAPS)
 def test_gradients_are_those_of_the_function(name):
     fn = scanned(WRAPS[name](block)) if name != "of a jit" else stack(WRAPS[name](block))
@@ -304,6 +304,7 @@ def conditional_steps(ws, x):
     return jnp.sum(jax.lax.scan(step, x, jnp.stack(ws))[0])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fn", [conditional, switched, conditional_steps])
 def test_branches_are_planned_inside(fn):
     found = problem(fn, WS, X)
@@ -378,6 +379,7 @@ def ruled(rule):
     return loss
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", RULES)
 def test_what_has_a_rule_of_its_own_is_counted_exactly(name):
     """Its forward rule runs again inside of a region; what it saves counts once."""
@@ -432,6 +434,7 @@ def test_regions_that_are_respected_are_named():
     assert opaque.bytes == 6 * X.nbytes
 
 
+@pytest.mark.slow
 def test_all_of_it_with_the_next_remat():
     """JAX's remat of the future writes regions and names in another form."""
     code = """
@@ -446,10 +449,4 @@ t.test_regions_are_respected_where_that_is_asked_for()
 t.test_branches_are_planned_inside(t.conditional)
 t.test_what_has_a_rule_of_its_own_is_counted_exactly("more")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"JAX_REMAT3": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(code, JAX_REMAT3="1")

@@ -1,11 +1,8 @@
 """A plan said by names: `Plan.names` and `Plan.policy`, and the recipes of the docs."""
 
 import functools
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import flax.linen as nn
 import jax
@@ -16,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jrc
 from jrc.remat._planner.problem import PlanningProblem
+from tests.processes import run_python
 from tests.remat.measure import largest_error, operators, saved_bytes
 
 policies = jax.checkpoint_policies
@@ -52,6 +50,7 @@ def plans_of(fn, *args):
     return {each.name or i: problem.plan_of(each, 2**40, {}) for i, each in enumerate(problem.all)}
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("shape", [unrolled, scanned])
 def test_a_policy_saves_what_the_plan_saves(shape):
     """Wherever names say a plan, the function under its policy is the function under the plan."""
@@ -270,15 +269,10 @@ assert plans_of(all_, params, x)["your jax.checkpoint as written"].reruns
 
 def test_recipe_keras():
     pytest.importorskip("keras")
-    done = subprocess.run(
-        [sys.executable, "-c", KERAS],
-        env=os.environ | {"KERAS_BACKEND": "jax"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(KERAS, KERAS_BACKEND="jax")
 
 
+@pytest.mark.slow
 def test_with_the_next_remat():
     code = """
 import jax
@@ -288,13 +282,7 @@ t.test_a_policy_saves_what_the_plan_saves(t.unrolled)
 t.test_a_policy_saves_what_the_plan_saves(t.scanned)
 t.test_recipe_big_vision(__import__("pytest").MonkeyPatch())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"JAX_REMAT3": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(code, JAX_REMAT3="1")
 
 
 def test_every_recipe_stands_in_the_docs():

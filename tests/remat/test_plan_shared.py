@@ -56,6 +56,7 @@ def compiled_peak(fn):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*arguments())).peak
 
 
+@pytest.mark.slow
 def test_a_shared_mask_does_not_join_the_blocks():
     plan = jrc.plan(loss, *arguments(), budget=0.0)
     by_hand = compiled_peak(functools.partial(loss, wrap=jax.checkpoint))
@@ -73,6 +74,7 @@ def test_the_candidates_have_what_a_person_would_try():
     assert "every block recomputed" in str(plan)
 
 
+@pytest.mark.slow
 def test_every_block_is_what_checkpoint_does():
     """The save set has one residual stream for each border, and recomputes each block once."""
     (every,) = [each for each in problem().by_hand if each.name == "every block recomputed"]

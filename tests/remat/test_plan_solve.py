@@ -108,7 +108,7 @@ def test_the_front_of_larger_graphs(graph):
     assert [(point.peak, point.flops) for point in solve(graph)] == want
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(graph=node_tables(least=13, most=14, constructs=False))
 @settings(BOUNDED, max_examples=10)
 def test_the_front_of_graphs_of_fourteen_nodes(graph):
@@ -212,7 +212,7 @@ def test_what_stands_before_a_collective_may_be_kept():
         assert {v for v in graph.nodes[k].reads} <= point.values
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count, skips", [(12, 0.0), (12, 0.4), (16, 0.4), (20, 0.0)])
 def test_distance_to_re_running_anything_anywhere(count, skips, capsys):
     """Checkmate's program may make a value twice; a plan makes it once. That costs little."""

@@ -2,16 +2,14 @@
 
 import functools
 import json
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jrc
+from tests.processes import run_python
 from tests.remat.measure import (
     bit_equal,
 )
@@ -347,16 +345,7 @@ print(plan.to_json())
 """
 
 
+@pytest.mark.slow
 def test_the_same_plan_in_every_process_and_without_scipy():
-    def text(seed):
-        return subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
-    first, second = text("1"), text("2")
+    first, second = (run_python(SCRIPT, PYTHONHASHSEED=seed) for seed in "12")
     assert first == second and jrc.Plan.from_json(first).reruns

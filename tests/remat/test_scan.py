@@ -459,6 +459,7 @@ def test_inside_shard_map(check_vma):
     assert largest_error(run(cut((2, 2))), run(jax.lax.scan)) < 1e-6
 
 
+@pytest.mark.slow
 def test_second_derivatives_both_ways_and_no_forward_mode():
     def at(x, scan):
         return loss(W * x, H, inputs(5), scan)

@@ -37,6 +37,7 @@ def layers(ws, x, activation=jnp.sin):
 NAMES = [f"layer_{i}" for i in range(4)]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("activation", [jnp.sin, jnp.tanh, jax.nn.gelu, jax.nn.relu])
 def test_bit_equal_to_the_plain_function_without_fusion(activation):
     plain = functools.partial(layers, activation=activation)
@@ -67,6 +68,7 @@ def test_saves_only_what_crosses():
     assert saved_bytes(lean, WS, X) == 3 * layer + body
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("rule", ["partition", "fluid", "pass"])
 @given(graph=graphs(mark_all=False), data=st.data())
 @settings(max_examples=30, deadline=None)
@@ -91,6 +93,7 @@ def test_random_graphs_rerun_what_is_predicted(rule, graph, data):
     assert rerun_operators(lean, plain, W, X, argnums=(0, 1)) == predicted
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("rule", ["partition", "fluid", "pass"])
 def test_dropout_masks_are_bit_equal(rule):
     def dropped(w, x, key):
@@ -135,6 +138,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_under_transforms(name):
     lean = jrc.recompute_segments(layers, NAMES[:3])
@@ -467,6 +471,7 @@ def test_results_of_one_equation_are_saved_one_by_one():
     assert largest_error(jax.grad(lean)(W, X), jax.grad(loss)(W, X)) < 1e-6
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_hand_wrapped_checkpoints():
     """For different ends of a block, and with random draws."""
     w, x, key = jnp.ones((64, 64)) * 0.01, jnp.ones((256, 64)), jax.random.key(0)

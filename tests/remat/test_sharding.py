@@ -105,9 +105,10 @@ def count(fn, operator, *args):
 
 # The others take half a minute together.
 QUICK = ("psum", "all_gather")
-EACH = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in COLLECTIVES]
+EACH = [n if n in QUICK else pytest.param(n, marks=pytest.mark.exhaustive) for n in COLLECTIVES]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("name", EACH)
 def test_collectives_are_recomputed_only_on_request(name, check_vma):
@@ -139,6 +140,7 @@ def test_collectives_are_recomputed_only_on_request(name, check_vma):
             assert largest_error(jax.jit(jax.value_and_grad(lean))(*args), want) < 1e-6
 
 
+@pytest.mark.slow
 def test_collectives_in_a_segment_around_shard_map_and_in_pmap():
     def inner(w, x):
         return jnp.sin(lax.psum(jnp.sin(x @ w), "a") * x)

@@ -51,6 +51,7 @@ def plain(via, accumulate=1):
     return peak, jax.device_get((state.params, info.loss, info.aux))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("via", "accumulate"), [("shard_map", 1), ("shard_map", 2), ("jit", 1)])
 def test_a_whole_step_fits_its_budget_and_stays_the_same(via, accumulate):
     peak, wanted = plain(via, accumulate)
@@ -78,6 +79,7 @@ def sorted_data(params, batch, key):
     return jnp.mean(x**2) + 0 * jax.lax.axis_index("data")
 
 
+@pytest.mark.slow
 def test_operations_are_counted_and_not_predicted():
     keys = jax.random.split(jax.random.key(0), DEPTH)
     params = [jax.random.normal(k, (WIDTH, WIDTH)) / 4 for k in keys]
@@ -104,6 +106,7 @@ def test_a_large_budget_recomputes_nothing():
     assert step.plan.compilations == 1
 
 
+@pytest.mark.slow
 def test_a_budget_below_the_least_peak_is_an_error_with_that_peak():
     state, step = start("jit", memory_budget="1kB")
     with pytest.raises(
@@ -116,6 +119,7 @@ def test_a_budget_below_the_least_peak_is_an_error_with_that_peak():
     assert peak_of(step, state) <= error.value.least_bytes
 
 
+@pytest.mark.slow
 def test_other_shapes_have_a_plan_of_their_own():
     state, step = start("jit", memory_budget=0.0, donate=False)
     step(state, batch())
@@ -126,6 +130,7 @@ def test_other_shapes_have_a_plan_of_their_own():
     assert step.plan is first
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 def test_a_given_plan_is_applied(via):
     state, _ = start(via)
@@ -141,6 +146,7 @@ def test_a_given_plan_is_applied(via):
     assert abs(info.loss - plain("shard_map")[1][1]) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_plan_for_another_batch_is_refused():
     state, _ = start("jit")
     part = jax.ShapeDtypeStruct((BATCH // 2, WIDTH), jnp.float32)
@@ -158,6 +164,7 @@ def weak_loss(params, batch, key):
     return jnp.mean(x.astype(jnp.float32))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("via", ["jit", "shard_map"])
 def test_a_weakly_typed_batch_leaf_is_planned_as_it_is_traced(via):
     """`jnp.full(shape, 2.0)` is weak: times bfloat16 it stays bfloat16."""

@@ -16,8 +16,9 @@ from tests.train.tasks import dgc, same_bits, start
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "task", ["digits", pytest.param("gpt with dropout", marks=pytest.mark.slow)]
+    "task", ["digits", pytest.param("gpt with dropout", marks=pytest.mark.exhaustive)]
 )
 def test_killed_run_resumes_bit_for_bit(task, tmp_path):
     with subprocess.Popen(

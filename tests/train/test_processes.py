@@ -19,7 +19,8 @@ from tests.train.train_in_processes import STEPS, compress, start, whole
 
 LAYOUTS = {"2 processes": (2, 1), "4 processes": (4, 1), "2 processes of 2 devices": (2, 2)}
 # Four at once take a minute on two cores.
-EACH = [pytest.param(n, marks=pytest.mark.slow) if n[0] == "4" else n for n in LAYOUTS]
+MARKS = {"4 processes": pytest.mark.exhaustive, "2 processes of 2 devices": pytest.mark.slow}
+EACH = [pytest.param(n, marks=MARKS.get(n, ())) for n in LAYOUTS]
 
 
 @functools.cache
@@ -170,6 +171,7 @@ def test_what_is_wrong_anywhere_is_an_error_everywhere():
     assert every[0][name] == "" and "got 'cpu:0', of which process 1 has none" in every[1][name]
 
 
+@pytest.mark.slow
 def test_a_mesh_without_one_of_the_processes_stops_all():
     *others, last = [process["left out"] for process in found("4 processes")]
     assert last.startswith(
@@ -180,6 +182,7 @@ def test_a_mesh_without_one_of_the_processes_stops_all():
         assert "got 'cpu:0'" in text and "of which process 3 has none" in text
 
 
+@pytest.mark.slow
 def test_killed_processes_leave_the_last_whole_save(tmp_path):
     with Processes(ranks("tests.train.save_until_killed", 2, tmp_path)) as processes:
         while (saved := processes.said()[0].count("saved")) < 2:

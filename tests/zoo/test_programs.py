@@ -14,7 +14,7 @@ from tests.zoo.program import gradient, gradient_error
 # Packages warn, and add arrays of different ranks.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-QUICK = ("masked_transformer", "mirrored_mlp", "lstm_scan", "eqx_mlp", "nnx_scan", "brax_ppo")
+QUICK = ("masked_transformer", "lstm_scan", "eqx_mlp")
 """Those that every run of the tests goes through; the others are marked `slow`."""
 
 

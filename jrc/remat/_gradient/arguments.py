@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,6 +40,9 @@ class Arguments:
         treedef: The tree of the arguments.
         arrays: Indices of the leaves that are inputs of the function's program.
         perturbed: Indices of those that are differentiated, in the order of `argnums`.
+        argnums: The arguments that are differentiated, by position.
+        are_plain: Whether `jax.jit` and `jax.value_and_grad` take the arguments as they are: all
+            leaves are arrays, all of the differentiated ones floating.
         name: The function's name.
         who: The public function, for errors.
     """
@@ -47,6 +51,8 @@ class Arguments:
     treedef: Any
     arrays: tuple[int, ...]
     perturbed: tuple[int, ...]
+    argnums: int | tuple[int, ...]
+    are_plain: bool
     name: str
     who: str
 
@@ -94,8 +100,36 @@ class Arguments:
         return jax.make_jaxpr(self.gradient(fn, has_aux))(*self.of(self.arrays))
 
     def lowered(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Lowered:
-        """Lower value and gradients for compilation."""
+        """Lower value and gradients for compilation.
+
+        Where it can be, the program is that of `jax.jit(jax.value_and_grad(fn, argnums, has_aux))`
+        to the letter, so that JAX's persistent cache of compiled programs has it for the user's own
+        call.
+        """
+        try:
+            if self.are_plain:
+                return self._lowered_by_value_and_grad(fn, has_aux)
+        except _NotAnArrayError:
+            pass
         return jax.jit(self.gradient(fn, has_aux)).lower(*self.of(self.arrays))
+
+    def _lowered_by_value_and_grad(
+        self, fn: Callable[..., Any], has_aux: bool
+    ) -> jax.stages.Lowered:
+        @functools.wraps(fn)
+        def loss(*args: Any) -> Any:
+            out = call_checked(fn, args, {}, self.who)
+            self.result(out, has_aux)
+            if not all(map(is_number, jax.tree.leaves(out))):
+                raise _NotAnArrayError
+            return out
+
+        gradient = jax.value_and_grad(loss, self.argnums, has_aux)
+        return jax.jit(gradient).lower(*self.filled(self.of(self.arrays)))
+
+
+class _NotAnArrayError(Exception):
+    """A function returned, beside its loss, what is no array: `jax.jit` does not take it."""
 
 
 def arguments_of(
@@ -144,7 +178,17 @@ def arguments_of(
     arrays = tuple(i for i, x in enumerate(leaves) if is_input(x))
     for i in arrays:
         leaves[i] = leaves[i] if is_traced(leaves[i]) else aval_of(leaves[i])
-    return Arguments(tuple(leaves), treedef, arrays, perturbed, name, who)
+    differentiated = [path for path, _ in paths if path[0].idx in chosen]
+    return Arguments(
+        leaves=tuple(leaves),
+        treedef=treedef,
+        arrays=arrays,
+        perturbed=perturbed,
+        argnums=chosen if isinstance(argnums, Sequence) else chosen[0],
+        are_plain=len(arrays) == len(leaves) and len(differentiated) == len(perturbed),
+        name=name,
+        who=who,
+    )
 
 
 def call_checked(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: str) -> Any:

@@ -29,7 +29,7 @@ def block_borders(program: Program, graph: CostGraph) -> list[int]:
         for k, node in enumerate(graph.nodes)
         if node.flops and node.position >= 0
     }
-    products = _products(program, graph)
+    products = _product_positions(program, graph)
     best: tuple[int, list[int], list[Run]] = (0, [], [])
     for places, has_shapes in ((products, True), (list(equations), False)):
         if best[0] >= SETTINGS.repeated_flops * graph.flops:
@@ -50,7 +50,7 @@ def block_borders(program: Program, graph: CostGraph) -> list[int]:
 
 def end_of_last_block(program: Program, graph: CostGraph, borders: Sequence[int]) -> int:
     """Return the place as far behind the last product as the other borders are behind theirs."""
-    places = _products(program, graph)
+    places = _product_positions(program, graph)
     behind = sorted(k - max(p for p in places if p < k) for k in borders if places[0] < k)
     distance = behind[len(behind) // 2] if behind else 1
     return min(places[-1] + distance, len(graph.nodes) - 1)
@@ -167,7 +167,7 @@ def _cheapest_borders(
     return min((borders(offset, which) for offset in range(period) for which in (0, -1)), key=cost)
 
 
-def _products(program: Program, graph: CostGraph) -> list[int]:
+def _product_positions(program: Program, graph: CostGraph) -> list[int]:
     """The nodes that are matrix products or convolutions, or constructs with programs inside."""
     return [
         k

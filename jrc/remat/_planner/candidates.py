@@ -52,7 +52,7 @@ class CandidateRow:
 
     Attributes:
         candidates: The leanest first; nothing recomputed last.
-        by_hand: What a person would try by hand and the model finds dominated, the leanest first.
+        by_hand: What a person would try by hand and the model finds dominated.
         plain_first: Whether the last may need less than the first, and is compiled before it.
         widest: The equation whose differentiation alone needs most bytes, by position.
     """
@@ -105,7 +105,6 @@ def candidate_row(
     by_hand = [
         candidate(way.point, way.decision, way.name) for way in hand_made(program, graph, options)
     ]
-    by_hand = sorted(by_hand, key=lambda each: (each.temporaries, each.recomputed))
     row = (*lean, plain)
     plain_first = should_try_plain_first(row[0].temporaries, solid)
     return CandidateRow(row, tuple(by_hand), plain_first, _widest_equation(program, graph))

@@ -72,8 +72,8 @@ def hand_made(
 def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:
     sets = {
         "everything recomputed": frozenset(),
-        "products saved": _products(program, graph, batched=True),
-        "products without batch dimensions saved": _products(program, graph, batched=False),
+        "products saved": _saved_products(program, graph, batched=True),
+        "products without batch dimensions saved": _saved_products(program, graph, batched=False),
         "marks saved": _marked(program, graph),
     }
     unique: dict[frozenset[int], str] = {}
@@ -113,7 +113,7 @@ def _between_blocks(program: Program, graph: CostGraph) -> list[int]:
     return [border for k in pools for border in (k, k + 1) if border]
 
 
-def _products(program: Program, graph: CostGraph, batched: bool) -> frozenset[int]:
+def _saved_products(program: Program, graph: CostGraph, batched: bool) -> frozenset[int]:
     """The results of matrix products and convolutions, or of those without batch dimensions."""
     return frozenset(
         v

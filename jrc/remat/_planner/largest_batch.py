@@ -17,6 +17,7 @@ from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.make_plan import plan
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.search import least_peak
 
 _logger = logging.getLogger("jrc")
 
@@ -140,12 +141,12 @@ def largest_batch(
     def leanest(batch: int) -> int:
         problem = PlanningProblem.of(fn, arguments(batch), argnums, has_aux, who)
         least = known(batch)
-        for i in problem.leanest:
-            if least <= limit:
-                break
-            candidate = problem.all[i]
-            least = min(least, memory_needed(problem.lowered(candidate)).peak)
+        if least > limit:
+            least = min(least, least_peak(problem, lambda i: compiled(problem, i), limit))
         return logged(batch, "the leanest plan", least)
+
+    def compiled(problem: PlanningProblem, i: int) -> int:
+        return memory_needed(problem.lowered(problem.all[i])).peak
 
     def logged(batch: int, what: str, peak: int) -> int:
         _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))

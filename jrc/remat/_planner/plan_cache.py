@@ -23,6 +23,29 @@ from jrc.remat._planner.signature import Signature
 _logger = logging.getLogger("jrc")
 
 
+def check_cache(cache: Any, who: str) -> None:
+    """Raise unless plans can be stored under this path.
+
+    Raises:
+        TypeError: If it is neither `None` nor a path.
+        ValueError: If it is no folder and cannot become one.
+    """
+    if cache is None:
+        return
+    if not isinstance(cache, str | os.PathLike):
+        raise TypeError(
+            f"{who}: cache must be the path of a folder, got {type(cache).__name__}. Write "
+            'cache="plans".'
+        )
+    try:
+        pathlib.Path(cache).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{who}: cache must be a folder that can be written, got {str(cache)!r} ({error}). "
+            "Name another folder, or leave cache out."
+        ) from error
+
+
 def plan_in(
     folder: str | os.PathLike[str],
     signature: Signature,
@@ -43,7 +66,7 @@ def plan_in(
     if path.exists():
         try:
             plan = Plan.from_json(path.read_text())
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             _logger.warning("jrc.plan: %s is no plan and is replaced (%s)", path, error)
         else:
             if plan.signature == signature:
@@ -51,7 +74,10 @@ def plan_in(
                 return plan
     plan = find()
     if jax.process_index() == 0:
-        _write(path, plan.to_json())
+        try:
+            _write(path, plan.to_json())
+        except OSError as error:
+            _logger.warning("jrc.plan: the plan was not stored (%s)", error)
     return plan
 
 

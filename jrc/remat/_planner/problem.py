@@ -129,7 +129,7 @@ class PlanningProblem:
 
     @property
     def leanest(self) -> tuple[int, ...]:
-        """Those that are compiled before a budget is refused, by number in `all`.
+        """Those that may need least, by number in `all`, the least predicted peak first.
 
         The leanest candidates, and the leanest ways by hand: where the model is wrong, these need
         less.
@@ -137,7 +137,12 @@ class PlanningProblem:
         count = len(self.candidates)
         by_hand = min(SETTINGS.by_hand_compiled, len(self.by_hand))
         few = range(min(SETTINGS.leanest_compiled, count))
-        return (*few, *range(count, count + by_hand))
+        both = (*few, *range(count, count + by_hand))
+        return tuple(sorted(both, key=lambda i: self.all[i].temporaries))
+
+    def cost_order(self, i: int) -> tuple[int, int]:
+        """Return what orders the candidates by cost: FLOPs, then predicted bytes."""
+        return self.all[i].recomputed, self.all[i].temporaries
 
     def applied(self, candidate: Candidate, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function under a candidate's decision."""

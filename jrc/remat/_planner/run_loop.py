@@ -27,10 +27,8 @@ def scan_in_chunks(
     size = length // chunks
     scan = functools.partial(jax.lax.scan, body, reverse=reverse, unroll=unroll)
     rest = length - size * chunks
-    first, last = (
-        _steps(0, length - rest, length, reverse),
-        _steps(length - rest, length, length, reverse),
-    )
+    first = _steps(0, length - rest, length, reverse)
+    last = _steps(length - rest, length, length, reverse)
 
     def chunk(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, Any]:
         def flat(*inputs: Any) -> list[Any]:

@@ -42,10 +42,10 @@ def choose(
     """
     row = problem.candidates
     peaks = _Peaks(problem, compiled, who)
-    top, lean = len(row) - 1, problem.leanest
+    top = len(row) - 1
     found = None
     if isinstance(budget, float):
-        least, most = sorted((min(map(peaks.of, lean)), peaks.of(top)))
+        least, most = sorted((least_peak(problem, peaks.of), peaks.of(top)))
         budget = int(least + budget * (most - least))
         # Both ends are compiled; one in between that needs more than the top must not hide it.
         found = top if peaks.of(top) <= budget else None
@@ -59,12 +59,12 @@ def choose(
             problem.plain_first,
             more and not problem.plain_first,
         )
-    if found is None and peaks.memory:
+    if found is None and compiled:
         # Before a budget is refused, both ends are compiled, the lean one first.
-        found = max((i for i in (*peaks.memory, *lean) if peaks.of(i) <= budget), default=None)
-        found = top if found is None and peaks.of(top) <= budget else found
+        last = (*sorted(problem.leanest, key=problem.cost_order), top)
+        found = next((i for i in last if peaks.of(i) <= budget), None)
     found = _cheaper_by_hand(problem, peaks, budget, found)
-    leanest = min(peaks.memory, key=peaks.of) if peaks.memory else 0
+    leanest = min(peaks.memory or range(len(problem.all)), key=peaks.of)
     chosen = leanest if found is None else found
     candidate = problem.all[chosen]
     plan = problem.plan_of(candidate, budget, peaks.memory, (flops or {}).get(candidate))
@@ -74,20 +74,43 @@ def choose(
     return plan
 
 
+def least_peak(problem: PlanningProblem, peak_of: Callable[[int], int], enough: float = 0) -> int:
+    """Return the least peak in bytes of those candidates that may be the leanest.
+
+    Args:
+        problem: The function and its candidates.
+        peak_of: The peak in bytes of a candidate, by number in `problem.all`.
+        enough: Bytes; no further candidate is tried once one needs at most this.
+    """
+    least: float = math.inf
+    for i in problem.leanest:
+        expected = problem.predicted(problem.all[i]).peak_bytes
+        if least <= enough or expected > SETTINGS.leanest_margin * least:
+            break
+        least = min(least, peak_of(i))
+    return int(least)
+
+
 def _cheaper_by_hand(
     problem: PlanningProblem, peaks: "_Peaks", budget: int | float, found: int | None
 ) -> int | None:
     """The way by hand of fewest FLOPs that fits, if it has fewer than what was found.
 
-    Compiled are those that fit by the model; where nothing else fits, those that nearly do.
+    Compiled are the first few that fit by the model; where nothing else fits, that nearly do.
     """
     count, every = len(problem.candidates), problem.all
     most, limit = math.inf, SETTINGS.by_hand_margin * budget
     if found is not None:
         most, limit = every[found].recomputed, budget
-    for i in sorted(range(count, len(every)), key=lambda i: every[i].recomputed):
-        may_fit = i in peaks.memory or problem.predicted(every[i]).peak_bytes <= limit
-        if every[i].recomputed < most and may_fit and peaks.of(i) <= budget:
+    compilations = SETTINGS.by_hand_compiled
+    for i in sorted(range(count, len(every)), key=problem.cost_order):
+        if every[i].recomputed >= most:
+            break
+        if i not in peaks.memory:
+            if problem.predicted(every[i]).peak_bytes > limit or not compilations:
+                continue
+            compilations -= 1
+        if peaks.of(i) <= budget:
             return i
     return found
 

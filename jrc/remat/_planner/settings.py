@@ -46,6 +46,8 @@ class PlannerSettings:
         leanest_compiled: How many of the leanest candidates are compiled before a budget is
             refused: XLA may need less for the second than for the first.
         by_hand_compiled: The same for the leanest ways by hand.
+        leanest_margin: One of them is compiled only if its predicted peak is at most this many
+            times the least compiled one.
         by_hand_margin: Where no candidate fits, a way by hand is compiled if its predicted peak is
             at most this many times the budget.
         plain_first_ratio: The gradient with nothing recomputed is compiled first if what XLA must
@@ -79,6 +81,7 @@ class PlannerSettings:
     merged_gain: float = 0.1
     leanest_compiled: int = 3
     by_hand_compiled: int = 2
+    leanest_margin: float = 1.25
     by_hand_margin: float = 1.25
     plain_first_ratio: int = 2
     raw_key_words: int = 64
