@@ -52,6 +52,7 @@ class Budgeted:
                 self._budget,
                 self._who,
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
+                split=any(spec_of(leaf) for leaf in jax.tree.leaves(state.params)),
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
         self.plan, call = self._known[key]

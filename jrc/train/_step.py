@@ -234,8 +234,8 @@ def make_train_step(
             if placed:
                 check_split_batch(batch, mesh, names, accumulate)
             if first:
-                check_state(tx, state, axis_name, mesh)
                 check_split_state(state, mesh, names, via)
+                check_state(tx, state, axis_name, mesh)
             if via != "pmap":  # pmap copies the state to its devices
                 check_devices(state, mesh)
             if first and is_split(mesh, names, via):

@@ -226,3 +226,62 @@ def test_an_axis_that_only_the_loss_function_splits_is_used():
     step = jrc.make_train_step(loss, tx, mesh=mesh, axis_name="fsdp", via="jit")
     _, info = step(state, next(batches(1)))
     assert np.isfinite(info.loss)
+
+
+@pytest.mark.slow
+def test_a_flax_nnx_model_with_its_partition_specs():
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            draw = nnx.initializers.lecun_normal()
+            into = nnx.with_partitioning(draw, ("fsdp", "model"))
+            back = nnx.with_partitioning(draw, ("model", "fsdp"))
+            self.up = nnx.Linear(16, 32, rngs=rngs, kernel_init=into)
+            self.down = nnx.Linear(32, 8, rngs=rngs, kernel_init=back)
+
+        def __call__(self, x):
+            return self.down(nnx.gelu(self.up(x)))
+
+    mesh = mesh_of(2, 2, 2)
+    with jax.set_mesh(mesh):
+        graph, params = nnx.split(Net(nnx.Rngs(0)))
+    specs = nnx.get_partition_spec(params)
+    params = nnx.pure(params)
+    specs = nnx.pure(specs)
+    params = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), params, specs)
+
+    def loss(params, batch, key):
+        return jnp.mean((nnx.merge(graph, params)(batch[0]) - batch[1]) ** 2)
+
+    tx = jrc.dgc_momentum(0.1, 0.9, 0, sparsity=0.9, min_size=100, axis_name="replica")
+    state = jrc.init_state(params, tx, jax.random.key(0), mesh=mesh, axis_name="replica")
+    step = jrc.make_train_step(loss, tx, mesh=mesh, axis_name="replica")
+    for batch in batches(3):
+        state, info = step(state, batch)
+    kernel = state.opt_state[0].v["up"]["kernel"]
+    assert kernel.sharding.spec == P("replica", "fsdp", "model") and np.isfinite(info.loss)
+
+
+def test_an_equinox_model_that_is_sharded():
+    eqx = pytest.importorskip("equinox")
+    mesh = mesh_of(4, 2)
+    model = eqx.nn.MLP(16, 8, 32, 2, key=jax.random.key(0))
+    arrays, static = eqx.partition(model, eqx.is_array)
+
+    def split(x):
+        spec = P("model", "fsdp") if x.ndim == 2 and x.shape[1] % 4 == 0 else P()
+        return eqx.filter_shard(x, NamedSharding(mesh, spec))
+
+    params = jax.tree.map(split, arrays)
+
+    def loss(params, batch, key):
+        return jnp.mean((jax.vmap(eqx.combine(params, static))(batch[0]) - batch[1]) ** 2)
+
+    tx = optax.adamw(1e-2)
+    state = jrc.init_state(params, tx, jax.random.key(0), mesh=mesh, axis_name="fsdp")
+    step = jrc.make_train_step(loss, tx, mesh=mesh, axis_name="fsdp", via="jit")
+    for batch in batches(3):
+        state, info = step(state, batch)
+    weight = state.opt_state[0].mu.layers[0].weight
+    assert weight.sharding.spec == P("model", "fsdp") and np.isfinite(info.loss)
