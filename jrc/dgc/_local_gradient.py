@@ -9,7 +9,7 @@ from jrc._tree import sum_dtype
 from jrc._typing import Array, PyTree
 from jrc.dgc._clip import clip_factor
 from jrc.dgc._collectives import dense_mean
-from jrc.dgc._config import DGCConfig
+from jrc.dgc._config import DGCConfig, Number
 from jrc.dgc._leaves import Leaves, masked, pick, put
 from jrc.dgc._state import is_placeholder
 
@@ -34,8 +34,8 @@ def local_gradients(
         wide = _as_float32(pick(local, leaves.floating))
         local = put(local, leaves.floating, dense_mean(wide, config.inner_axis))
     local = put(local, leaves.floating, _as_float32(pick(local, leaves.floating)))
-    if config.local_grad_clip_norm is not None:
-        clipped = _clipped(leaves, local, axes, replicas, config)
+    if (bound := config.local_grad_clip_norm) is not None:
+        clipped = _clipped(leaves, local, axes, bound, replicas, config)
         local = put(local, leaves.compressed, _as_float32(clipped))
     if config.regularization is None:
         return local
@@ -48,12 +48,12 @@ def _clipped(
     leaves: Leaves,
     local: list[Any],
     axes: Sequence[Collection[str]],
+    bound: Number,
     replicas: int,
     config: DGCConfig,
 ) -> list[Array]:
     """Return the compressed leaves' gradients after clipping."""
     clips = config.clip_before_rampup | (leaves.state.step >= config.rampup_begin_step)
-    bound = config.local_grad_clip_norm
 
     def factor(place: int) -> Array:
         split = sorted(axes[place])

@@ -88,13 +88,13 @@ def reshard_dgc(
     whole = shares_of(old or replicas, replicas)
 
     def resharded(path: Any, leaf: Any, spec: PartitionSpec) -> Any:
-        own = None if mesh is None else _spec_on(mesh, leaf, axis)
         if spec == PartitionSpec():
-            return _placed(leaf, None if own is None else NamedSharding(mesh, own))
+            there = None if mesh is None else NamedSharding(mesh, _spec_on(mesh, leaf, axis))
+            return _placed(leaf, there)
         _check_leaf(path, leaf, old)
         lead = leaf.shape[0] // old * replicas
         shape = (lead, *leaf.shape[1:])
-        sharding = None if own is None else _sharding(shape, replicas, mesh, axis, own)
+        sharding = None if mesh is None else _sharding(leaf, shape, replicas, mesh, axis)
         return _mixed_rows(leaf, shape, whole, sharding)
 
     return jax.tree.map_with_path(resharded, state, specs)
@@ -189,11 +189,11 @@ def _spec_on(mesh: Mesh, leaf: Any, axis: str) -> PartitionSpec:
 
 
 def _sharding(
-    shape: tuple[int, ...], replicas: int, mesh: Mesh, axis: str, own: PartitionSpec
+    leaf: Any, shape: tuple[int, ...], replicas: int, mesh: Mesh, axis: str
 ) -> NamedSharding:
     """Return a sharding of rows over the axis, or of another dimension that the axis divides."""
     parts = mesh.shape[axis]
-    entries = list(padded(own, len(shape)))
+    entries = list(padded(_spec_on(mesh, leaf, axis), len(shape)))
     sizes = [replicas, *shape[1:]]
     free = [at for at, size in enumerate(sizes) if at == 0 or entries[at] is None]
     at = next((at for at in free if sizes[at] % parts == 0), None)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 
 from jrc._specs import Mirror, axes_of, is_spec, mirrored, spec_of, trimmed
 from jrc._tree import is_number, is_traced, path_name
@@ -101,12 +101,14 @@ def _zeros_like(leaf: Leaf, own: set[str | None]) -> Array:
     return zeros
 
 
-def _split_of(leaf: Leaf) -> NamedSharding | None:
+def _split_of(leaf: Leaf) -> Sharding | None:
     """Return how a leaf is split, `None` if it is whole."""
     spec = spec_of(leaf)
     if not spec:
         return None
-    return jax.typeof(leaf).sharding if isinstance(leaf, jax.core.Tracer) else leaf.sharding
+    if isinstance(leaf, jax.core.Tracer):
+        return jax.typeof(leaf).sharding
+    return leaf.sharding if isinstance(leaf, jax.Array) else None
 
 
 def is_floating(leaf: Any) -> bool:

@@ -71,7 +71,7 @@ def _axes(mesh: Mesh | AbstractMesh) -> str:
     return f"Mesh({sizes})"
 
 
-def has_explicit(mesh: Mesh) -> bool:
+def has_explicit(mesh: Mesh | AbstractMesh) -> bool:
     """Whether an axis of the mesh is explicit: arrays then carry their sharding in their types."""
     return AxisType.Explicit in mesh.axis_types
 

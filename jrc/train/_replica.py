@@ -116,7 +116,7 @@ def _updated(
         return state.params, _count_skipped(state.opt_state)
 
     def update() -> tuple[PyTree, PyTree]:
-        extended = optax.with_extra_args_support(tx)
+        extended: Any = optax.with_extra_args_support(tx)  # type: ignore[arg-type]
         updates, opt_state = extended.update(grads, state.opt_state, state.params, **extra)
         return optax.apply_updates(state.params, updates), opt_state
 

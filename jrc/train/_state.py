@@ -139,12 +139,13 @@ def specs_of_state(state: TrainState, mesh: Mesh, axis: str, who: str) -> TrainS
     params = own_specs(state.params, mesh, who, "params")
     if dgc_states(state.opt_state):
         check_whole(params, axis, who)
+    whole: Any = PartitionSpec()
     return TrainState(
-        PartitionSpec(),
+        whole,
         params,
         own_specs(state.model_state, mesh, who, "model_state"),
         state_specs(state.opt_state, axis, state.params, params),
-        PartitionSpec(),
+        whole,
     )
 
 
@@ -216,14 +217,14 @@ def mesh_or_all(mesh: Mesh | None, axis_name: AxisName, who: str) -> Mesh:
             f"{who}: mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}. "
             f"Write jax.sharding.Mesh(devices, ({axis_name!r},))."
         )
-    if mesh is None and isinstance(axis_name, tuple):
+    if mesh is None and not isinstance(axis_name, str):
         raise ValueError(
             f"{who}: mesh must be given with a pair of axes, which depend on the hosts, got "
             f"axis_name={axis_name!r} alone. Pass "
             f"mesh=jax.make_mesh((hosts, devices), {names_of(axis_name)!r})."
         )
     if mesh is None:
-        return mesh_over_all(axis_name)
+        return mesh_over_all(str(axis_name))
     for name in names_of(axis_name):
         if name not in mesh.axis_names:
             raise ValueError(

@@ -22,7 +22,8 @@ TAKES_ANYTHING = {
         TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",
     "a base class": "Rule",
     "for jrc's own packages, behind a function with rows": """as_local check_whole
-        ring_all_reduce_bytes served state_specs dgc_states checked_budget check_picture check_writable plan_within memory_needed""",
+        ring_all_reduce_bytes served state_specs dgc_states checked_budget check_picture
+        check_writable plan_within memory_needed""",
     "a piece of `apply`, which checks": "block embed unembed stem",
 }
 

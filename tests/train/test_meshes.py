@@ -247,8 +247,8 @@ def test_a_flax_nnx_model_with_its_partition_specs():
     with jax.set_mesh(mesh):
         graph, params = nnx.split(Net(nnx.Rngs(0)))
     specs = nnx.get_partition_spec(params)
-    params = nnx.pure(params)
-    specs = nnx.pure(specs)
+    params = nnx.as_pure(params)
+    specs = nnx.as_pure(specs)
     params = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), params, specs)
 
     def loss(params, batch, key):

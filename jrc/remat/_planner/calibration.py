@@ -1,8 +1,8 @@
 """The predicted peak of a sharded program, calibrated by a few compiled ones.
 
 The model counts the bytes of whole arrays. How XLA splits intermediate values over devices is
-known from a compiled program only: predictions lie on the lines through the leanest candidate, two further
-up the row, and the one with nothing recomputed.
+known from a compiled program only: predictions lie on the lines through the leanest candidate, two
+further up the row, and the one with nothing recomputed.
 """
 
 import dataclasses
