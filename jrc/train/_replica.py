@@ -116,7 +116,10 @@ def _updated(
         return state.params, _count_skipped(state.opt_state)
 
     def update() -> tuple[PyTree, PyTree]:
-        extended: Any = optax.with_extra_args_support(tx)  # type: ignore[arg-type]
+        # An `optax.MultiSteps` takes extra arguments, though it is no transform of optax's class.
+        whole: Any = tx
+        takes_more = isinstance(tx, optax.MultiSteps)
+        extended = whole if takes_more else optax.with_extra_args_support(whole)
         updates, opt_state = extended.update(grads, state.opt_state, state.params, **extra)
         return optax.apply_updates(state.params, updates), opt_state
 

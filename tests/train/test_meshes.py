@@ -285,3 +285,16 @@ def test_an_equinox_model_that_is_sharded():
         state, info = step(state, batch)
     weight = state.opt_state[0].mu.layers[0].weight
     assert weight.sharding.spec == P("model", "fsdp") and np.isfinite(info.loss)
+
+
+@pytest.mark.slow
+def test_multi_steps_around_compression_gets_the_specs():
+    mesh = mesh_of(2, 2, 2)
+    dgc = jrc.dgc_momentum(0.05, 0.9, 0, sparsity=0.9, axis_name="replica", min_size=100)
+    tx = optax.MultiSteps(dgc, 2)
+    state = start(tx, mesh, axis="replica")
+    assert state.opt_state.acc_grads["a"].sharding.spec == P(("replica", "fsdp"), "model")
+    step = jrc.make_train_step(loss_fn, tx, mesh=mesh, axis_name="replica")
+    for batch in batches(4):
+        state, info = step(state, batch)
+    assert int(state.opt_state.gradient_step) == 2 and np.isfinite(info.loss)
