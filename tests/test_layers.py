@@ -11,7 +11,7 @@ import jrc
 ROOT = pathlib.Path(jrc.__file__).parent
 LAYERS = (
     {"_typing", "_errors"},
-    {"_tree", "_multihost", "_progress", "_validate", "_text"},
+    {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text"},
     {"_jaxpr", "_rng", "_targets", "persist"},
     {"remat", "dgc", "outer_optimizers"},
     {"train", "models"},

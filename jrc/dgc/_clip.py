@@ -1,8 +1,10 @@
 """Local gradient clipping, before anything is accumulated."""
 
 import math
+from collections.abc import Sequence
 
 import jax.numpy as jnp
+from jax import lax
 
 from jrc._typing import Array, Float, Real
 
@@ -33,7 +35,11 @@ def clip_bound(max_norm: Real | Array, replicas: int, scaling: str = "sqrt") -> 
 
 
 def clip_factor(
-    gradient: Float[Array, "..."], max_norm: Real | Array, replicas: int, scaling: str = "sqrt"
+    gradient: Float[Array, "..."],
+    max_norm: Real | Array,
+    replicas: int,
+    scaling: str = "sqrt",
+    axes: Sequence[str] = (),
 ) -> Array:
     r"""Return the factor that bounds a local gradient: `min(1, C sqrt(N) / ||g||)`.
 
@@ -42,6 +48,7 @@ def clip_factor(
         max_norm: C.
         replicas: N.
         scaling: `"sqrt"`, or `"rsqrt"` for a bound of `C / sqrt(N)`.
+        axes: Manual axes over which the tensor is split, and its norm added up.
 
     Returns:
         A float32 scalar in [0, 1].
@@ -50,8 +57,11 @@ def clip_factor(
     """
     # Squares of entries from 1e19 on overflow, and those below 1e-19 vanish.
     largest = jnp.max(jnp.abs(gradient), initial=0.0)
+    if axes:
+        largest = lax.pmax(largest, tuple(axes))
     scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
-    norm = scale * jnp.linalg.norm((gradient / scale).reshape(-1))
+    squares = jnp.sum(jnp.square(gradient / scale))
+    norm = scale * jnp.sqrt(lax.psum(squares, tuple(axes)) if axes else squares)
     bound = clip_bound(max_norm, replicas, scaling)
     # A norm of zero must not divide.
     return jnp.where(norm > bound, bound / jnp.where(norm > bound, norm, 1.0), 1.0)

@@ -71,14 +71,26 @@ def num_replicas(axis: str | None) -> int:
     return 1 if axis is None else lax.axis_size(axis)
 
 
+def bound_axes(axis: str | None) -> tuple[str, ...]:
+    """Return the replica axis and all other manual axes of the trace."""
+    own = () if axis is None else (axis,)
+    others = jax.sharding.get_abstract_mesh().manual_axes
+    return (*own, *(name for name in others if name != axis and is_bound(name)))
+
+
 def varies(x: Array, axis: str) -> bool:
     """Whether the type of `x` is varying: its value differs between the replicas."""
     return axis in jax.typeof(x).mat.varying
 
 
+def is_tracked(axis: str) -> bool:
+    """Whether types say what varies along the axis, as with `check_vma=True`."""
+    return is_bound(axis) and varies(lax.axis_index(axis), axis)
+
+
 def is_already_reduced(gradient: Array, axis: str | None) -> bool:
     """Whether types are tracked along the axis and the gradient is equal on every replica."""
-    if axis is None or not varies(lax.axis_index(axis), axis):
+    if axis is None or not is_tracked(axis):
         return False
     return not varies(gradient, axis)
 
@@ -111,21 +123,27 @@ def rank(axis: str | None) -> Array:
     return jnp.int32(0) if axis is None else lax.axis_index(axis)
 
 
-def all_finite(gradients: list[Array], axis: str | None) -> Array:
-    """Whether every entry of every gradient is finite on every replica, `bool[]`.
+def all_finite(gradients: list[Array], axes: Sequence[str]) -> Array:
+    """Whether every entry of every gradient is finite on every device of these axes, `bool[]`.
 
-    One scalar all-reduce: the replicas take a step together or not at all.
+    One scalar all-reduce: the devices take a step together or not at all.
     """
     if not gradients:
         return jnp.bool_(True)
     # A maximum keeps NaN, and XLA makes it in one pass without an array of booleans.
     tops = [jnp.max(jnp.abs(gradient), initial=0.0) for gradient in gradients]
     finite = jnp.isfinite(jnp.stack(tops)).all()
-    return total((~finite).astype(jnp.int32), axis) == 0
+    bad = (~finite).astype(jnp.int32)
+    # What types say is equal along an axis cannot be added up over it, and need not be.
+    over = tuple(axis for axis in axes if varies(bad, axis) or not is_tracked(axis))
+    return (lax.psum(bad, over) if over else bad) == 0
 
 
 def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:
     """Return means of float32 tensors over the replicas, in one all-reduce.
+
+    Tensors that are split over axes that are not manual are reduced one by one: joined, they would
+    have to be gathered. Those of other varying types have an all-reduce for each type.
 
     Args:
         tensors: Local ones, of any shapes.
@@ -136,6 +154,20 @@ def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:
     """
     if not tensors or axis is None:
         return list(tensors)
+    mesh = jax.sharding.get_abstract_mesh()
+    if any(mesh.shape[name] > 1 for name in (*mesh.auto_axes, *mesh.explicit_axes)):
+        return [total(tensor, axis) / num_replicas(axis) for tensor in tensors]
+    kinds = [frozenset(jax.typeof(tensor).mat.varying) for tensor in tensors]
+    means = {
+        kind: iter(
+            _joined_mean([x for x, k in zip(tensors, kinds, strict=True) if k == kind], axis)
+        )
+        for kind in dict.fromkeys(kinds)
+    }
+    return [next(means[kind]) for kind in kinds]
+
+
+def _joined_mean(tensors: Sequence[Array], axis: str) -> list[Array]:
     flat = jnp.concatenate([tensor.reshape(-1) for tensor in tensors])
     mean = total(flat, axis) / num_replicas(axis)
     means, start = [], 0

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jrc._typing import Array, Count, Float, Int
-from jrc.dgc._collectives import dense_mean
+from jrc.dgc._collectives import as_local, dense_mean
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._entries import NOWHERE, Entries, shifted
 from jrc.dgc._exchanges import (
@@ -27,17 +28,15 @@ from jrc.dgc._momentum import (
     factor_masked,
     factor_masked_at,
     momentum_step,
+    places_in,
     velocity_of_direction,
 )
 from jrc.dgc._phases import Phase, entry_at, transfers_of
 from jrc.dgc._selectors import chosen_by, largest_masks
 from jrc.dgc._wires import decoded_by
 
-Rows = list[Float[Array, "1 _n"]]
-"""One float32 row for each compressed leaf, as the state keeps it.
-
-XLA copies what is reshaped first, and does not write over it in place.
-"""
+Rows = list[Float[Array, "1 ..."]]
+"""A float32 array for each compressed leaf, as the state keeps it: a row axis before its shape."""
 
 
 class Work(NamedTuple):
@@ -47,7 +46,8 @@ class Work(NamedTuple):
         gradients: Local ones.
         u: Velocities.
         v: Accumulated gradients.
-        targets: What the direction is added to, flat; zeros are made where there is `None`.
+        targets: What the direction is added to, in the leaves' shapes; zeros are made where there
+            is `None`.
         scale: What the direction is multiplied by, `float32[]`.
         counts: Entries that the running phase sends of each leaf, `int32[leaves]`.
         ok: Whether the step is taken: all gradients of all replicas are finite, `bool[]`.
@@ -164,8 +164,7 @@ def entries_step(
         arrived, sent = exchanged_by(exchange, entries, transfer)
         new_us, new_vs = _clear(us[part], vs[part], sent, transfer, work.ok, config)
         targets = [
-            # Not like v, which differs between replicas in its type.
-            jnp.zeros(v.size, jnp.float32) if target is None else target
+            _zeros_of(v, config.axis) if target is None else target
             for v, target in zip(new_vs, work.targets[part], strict=True)
         ]
         new = Outcome(_add_arrived(targets, arrived, transfer, work.scale), new_us, new_vs)
@@ -194,13 +193,27 @@ def _clear(
     """Return u and v without what was sent, and with what came back."""
     nowhere_unless_ok = jnp.where(ok, sent.left.positions, NOWHERE)
     left = transfer.space.leaves(Entries(sent.left.values, nowhere_unless_ok), sent.counts)
-    vs = [v.at[0, leaf.indices].set(leaf.values, **AT) for v, leaf in zip(vs, left, strict=True)]
+    vs = [
+        v.at[places_in(v, leaf.indices)].set(leaf.values, **AT)
+        for v, leaf in zip(vs, left, strict=True)
+    ]
     if config.factor_masking:
         us = [factor_masked_at(u, leaf.indices) for u, leaf in zip(us, left, strict=True)]
     if sent.returned is not None:
         back = transfer.space.leaves(sent.returned, None)
-        vs = [v.at[0, x.indices].add(x.values, **AT) for v, x in zip(vs, back, strict=True)]
+        vs = [
+            v.at[places_in(v, leaf.indices)].add(leaf.values, **AT)
+            for v, leaf in zip(vs, back, strict=True)
+        ]
     return us, vs
+
+
+def _zeros_of(v: Array, axis: str | None) -> Array:
+    """Return a target of zeros: typed as v, but equal on all replicas."""
+    zeros = jnp.zeros(v.shape[1:], jnp.float32)
+    for name in sorted(set(jax.typeof(v).mat.varying) - {axis}):
+        zeros = as_local(zeros, name)
+    return zeros
 
 
 def _add_arrived(
@@ -223,18 +236,19 @@ def _add_arrived(
         )
         found = transfer.space.leaves(entries, arrived.counts)
         return [
-            total.at[leaf.indices].add(leaf.values, **AT)
+            total.at[places_in(total, leaf.indices)].add(leaf.values, **AT)
             for total, leaf in zip(totals, found, strict=True)
         ]
 
-    return lax.fori_loop(0, arrived.words.shape[0], add, list(targets))
+    rows = [target[None] for target in targets]
+    return [total[0] for total in lax.fori_loop(0, arrived.words.shape[0], add, rows)]
 
 
 def _add_means(work: Work, means: Sequence[Array]) -> list[Array]:
     """Return the targets with dense means added."""
     return [
-        jnp.where(work.ok, work.scale * mean.reshape(-1), 0.0)
+        jnp.where(work.ok, work.scale * mean[0], 0.0)
         if target is None
-        else jnp.where(work.ok, target + work.scale * mean.reshape(-1), target)
+        else jnp.where(work.ok, target + work.scale * mean[0], target)
         for target, mean in zip(work.targets, means, strict=True)
     ]

@@ -59,6 +59,7 @@ class DGCConfig:
     clip_scaling: str = "sqrt"
     clip_before_rampup: bool = False
     count_dtype: str = "float64"
+    param_specs: Any = None
 
     def __post_init__(self) -> None:
         """Check every field and bring it into its form."""

@@ -96,7 +96,7 @@ def flatten(gradients: PyTree, state: DGCState, params: PyTree | None, method: s
     compressed = tuple(i for i, buffer in enumerate(u) if not is_placeholder(buffer))
     dense = tuple(i for i, buffer in enumerate(velocity) if not is_placeholder(buffer))
     for place in compressed:
-        _check(*paths[place], u[place].shape, lambda gradient: (1, gradient.size))
+        _check(*paths[place], u[place].shape, lambda gradient: (1, *gradient.shape))
     for place in dense:
         _check(*paths[place], velocity[place].shape, lambda gradient: gradient.shape)
     flat = None
@@ -112,7 +112,7 @@ def updates_of(leaves: Leaves, compressed: list[Array], dense: list[Array]) -> P
 
     Args:
         leaves: The leaves of the step.
-        compressed: Directions of the compressed leaves, of any shape with as many entries.
+        compressed: Directions of the compressed leaves.
         dense: Directions of the leaves on the dense path.
 
     Returns:
@@ -125,10 +125,8 @@ def updates_of(leaves: Leaves, compressed: list[Array], dense: list[Array]) -> P
     ]
     for places, directions in ((leaves.compressed, compressed), (leaves.dense, dense)):
         shaped = [
-            direction.reshape(gradient.shape).astype(jnp.result_type(param))
-            for direction, gradient, param in zip(
-                directions, pick(leaves.gradients, places), pick(like, places), strict=True
-            )
+            direction.astype(jnp.result_type(param))
+            for direction, param in zip(directions, pick(like, places), strict=True)
         ]
         out = put(out, places, shaped)
     return leaves.treedef.unflatten(out)

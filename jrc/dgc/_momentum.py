@@ -24,6 +24,9 @@ class Momentum(NamedTuple):
 Row = Float[Array, "*shape"]
 """A float32 array of any shape; of one shape within a signature."""
 
+Rows = Float[Array, "1 *shape"]
+"""A float32 array with a row axis before the shape of its leaf, as the state keeps it."""
+
 
 def momentum_step(velocity: Row, gradient: Row, momentum: Momentum) -> tuple[Row, Row]:
     """Return one step of momentum: `u <- m u + G`; Nesterov: `u <- m (u + G)`, moving by `u + G`.
@@ -63,18 +66,18 @@ def velocity_of_direction(velocity: Row, direction: Row, momentum: Momentum) -> 
 
 
 def corrected_step(
-    u: Float[Array, "1 n"],
-    v: Float[Array, "1 n"],
-    gradient: Float[Array, "1 n"],
+    u: Rows,
+    v: Rows,
+    gradient: Rows,
     momentum: Momentum,
     ok: Array,
-) -> tuple[Float[Array, "1 n"], Float[Array, "1 n"]]:
+) -> tuple[Rows, Rows]:
     """Return one step of momentum correction: `v <- v + u` (Nesterov: `v <- v + u + G`).
 
     The direction of momentum is accumulated in v, and not the gradient.
 
     Args:
-        u: Local velocity, float32, as the state keeps it: a row.
+        u: Local velocity, float32, as the state keeps it: with a row axis.
         v: Accumulated, unsent gradient, float32.
         gradient: G, local, float32.
         momentum: m and its form.
@@ -90,11 +93,36 @@ def corrected_step(
     return new, jnp.where(ok, v + direction, v)
 
 
-def factor_masked(u: Float[Array, "1 n"], sent: Array) -> Float[Array, "1 n"]:
-    """Return the velocity with zeros where the mask `sent: bool[1, n]` is true: factor masking."""
+def factor_masked(u: Rows, sent: Array) -> Rows:
+    """Return the velocity with zeros where `sent: bool[1, *shape]` is true: factor masking."""
     return jnp.where(sent, 0.0, u)
 
 
-def factor_masked_at(u: Float[Array, "1 n"], indices: Int[Array, " k"]) -> Float[Array, "1 n"]:
-    """Return the velocity with zeros at the indices that were sent: factor masking."""
-    return u.at[0, indices].set(0.0, **AT)
+def factor_masked_at(u: Rows, indices: Int[Array, " k"]) -> Rows:
+    """Return the velocity with zeros at the flat indices that were sent: factor masking."""
+    return u.at[places_in(u, indices)].set(0.0, **AT)
+
+
+def places_in(rows: Rows, indices: Int[Array, " k"]) -> tuple[Any, ...]:
+    """Return the index of each entry in its leaf's own shape, in the only row.
+
+    XLA copies an array that is reshaped, and does not write over it in place.
+
+    Args:
+        rows: A leaf with a row axis.
+        indices: Flat ones; those outside of the leaf, negative ones too, stay outside.
+
+    Returns:
+        What `rows.at[...]` takes.
+
+    >>> row, *where = places_in(jnp.ones((1, 2, 3)), jnp.array([4, 6, -1]))
+    >>> row, [x.tolist() for x in where]
+    (0, [[1, 2, -1], [1, 0, 2]])
+    """
+    if rows.ndim == 1:
+        return (indices,)
+    out: list[Any] = []
+    for size in rows.shape[:1:-1]:
+        out.append(jnp.remainder(indices, size))
+        indices = jnp.floor_divide(indices, size)
+    return (0, indices, *out[::-1])

@@ -40,6 +40,7 @@ def dgc_momentum(
     clip_scaling: str = "sqrt",
     clip_before_rampup: bool = False,
     count_dtype: str = "float64",
+    param_specs: PyTree = None,
 ) -> DGCTransformation:
     r"""Return momentum SGD with compressed gradients: `scale_by_dgc`, then the learning rate.
 
@@ -64,6 +65,7 @@ def dgc_momentum(
         clip_scaling: How the bound of a gradient grows with the number of replicas.
         clip_before_rampup: Clip before the first compressed step too.
         count_dtype: The dtype in which the number of entries is computed.
+        param_specs: How parameters are split over other mesh axes.
 
     Returns:
         An optax optimizer. Besides `init` and `update` it has `apply(gradients, state, params) ->
@@ -99,19 +101,25 @@ def dgc_momentum(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
+        *,
+        param_specs: PyTree = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
         compression, schedule = _parts(state)
-        updates, new = direction.update(updates, compression, params)
+        updates, new = direction.update(updates, compression, params, param_specs=param_specs)
         updates, after = rate.update(updates, schedule, params)
         return updates, (new, _unless_skipped(compression, new, schedule, after))
 
-    def apply(gradients: PyTree, state: optax.OptState, params: PyTree) -> tuple[PyTree, PyTree]:
+    def apply(
+        gradients: PyTree, state: optax.OptState, params: PyTree, *, param_specs: PyTree = None
+    ) -> tuple[PyTree, PyTree]:
         compression, schedule = _parts(state)
         # Whatever the rate is, and of whatever schedule: its update of a one is the scale.
         scale, after = rate.update(jnp.ones(()), schedule)
-        params, new = direction.apply(gradients, compression, params, scale)
+        params, new = direction.apply(
+            gradients, compression, params, scale, param_specs=param_specs
+        )
         return params, (new, _unless_skipped(compression, new, schedule, after))
 
     return DGCTransformation(init, update, apply)

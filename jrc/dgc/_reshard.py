@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
+from jrc._specs import axes_of, number_of_shards, padded, restricted, spec_of, trimmed
 from jrc._typing import Array, PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc._collectives import AxisName, replica_axis
@@ -53,7 +54,9 @@ def reshard_dgc(
             optimizer's state or a whole train state, of JAX or NumPy arrays, or of
             `jax.ShapeDtypeStruct`s.
         num_replicas: N', at least 1. N is the number of rows of u and v.
-        mesh: The mesh on which the result is placed; `None` leaves the placement as it is.
+        mesh: The mesh on which the result is placed; `None` leaves the placement as it is. What
+            is split over axes inside of a replica stays so, where the mesh has these axes and they
+            divide it.
         axis_name: The mesh axis over which the rows are split, of a pair the outer one. Where
             its size does not divide them, another dimension is split, or none.
 
@@ -79,18 +82,19 @@ def reshard_dgc(
     remedy = "Pass mesh.shape['data']."
     replicas = whole_number(num_replicas, "num_replicas", _WHO, least=1, remedy=remedy)
     axis = replica_axis(axis_name, _WHO)
-    mesh = _checked_mesh(mesh, axis)
+    _check_mesh(mesh, axis)
     old = _rows_of(state)
     specs = dgc_specs(state, axis)
     whole = shares_of(old or replicas, replicas)
 
     def resharded(path: Any, leaf: Any, spec: PartitionSpec) -> Any:
         if spec == PartitionSpec():
-            return _placed(leaf, None if mesh is None else NamedSharding(mesh, spec))
+            there = None if mesh is None else NamedSharding(mesh, _spec_on(mesh, leaf, axis))
+            return _placed(leaf, there)
         _check_leaf(path, leaf, old)
         lead = leaf.shape[0] // old * replicas
         shape = (lead, *leaf.shape[1:])
-        sharding = None if mesh is None else _sharding(shape, replicas, mesh, axis)
+        sharding = None if mesh is None else _sharding(leaf, shape, replicas, mesh, axis)
         return _mixed_rows(leaf, shape, whole, sharding)
 
     return jax.tree.map_with_path(resharded, state, specs)
@@ -129,9 +133,25 @@ def _mixed_rows(
     if isinstance(leaf, np.ndarray):
         return _placed(np.asarray(_mixed(leaf, shares, np)), sharding)
     mix = functools.partial(_mixed, shares=shares, like=jnp)
-    # Rows that stay on their devices need never be gathered on one of them.
-    stays = sharding is not None and _devices(leaf) == sharding.device_set
-    return _placed(jax.jit(mix, out_shardings=sharding if stays else None)(leaf), sharding)
+    if sharding is None or isinstance(leaf, jax.core.Tracer):
+        return _placed(jax.jit(mix)(leaf), sharding)
+    # With automatic axes: rows of explicit ones could not be taken one by one. Rows that stay on
+    # their devices need never be gathered on one of them.
+    stays = leaf.sharding.device_set == sharding.device_set
+    out = jax.jit(mix, out_shardings=_automatic(sharding) if stays else None)(_plain(leaf))
+    return _placed(out, sharding)
+
+
+def _plain(leaf: jax.Array) -> jax.Array:
+    """Return the array with automatic axes in its type."""
+    if not isinstance(leaf.sharding, NamedSharding):
+        return leaf
+    return jax.device_put(leaf, _automatic(leaf.sharding))
+
+
+def _automatic(sharding: NamedSharding) -> NamedSharding:
+    mesh = sharding.mesh
+    return NamedSharding(Mesh(mesh.devices, mesh.axis_names), sharding.spec)
 
 
 def _mixed(leaf: Any, shares: Shares, like: Any) -> Array | np.ndarray:
@@ -157,17 +177,30 @@ def _placed(leaf: Any, sharding: NamedSharding | None) -> Any:
     return jax.device_put(leaf, sharding)
 
 
-def _sharding(shape: tuple[int, ...], replicas: int, mesh: Mesh, axis_name: str) -> NamedSharding:
+def _spec_on(mesh: Mesh, leaf: Any, axis: str) -> PartitionSpec:
+    """Return how a leaf is split over the axes inside of a replica, where these divide it."""
+    spec = spec_of(leaf)
+    inside = restricted(spec, set(mesh.axis_names) - {axis})
+    entries = [
+        entry if size % number_of_shards(PartitionSpec(entry), mesh.shape) == 0 else None
+        for entry, size in zip(padded(inside, len(leaf.shape)), leaf.shape, strict=True)
+    ]
+    return trimmed(PartitionSpec(*entries))
+
+
+def _sharding(
+    leaf: Any, shape: tuple[int, ...], replicas: int, mesh: Mesh, axis: str
+) -> NamedSharding:
     """Return a sharding of rows over the axis, or of another dimension that the axis divides."""
-    parts = mesh.shape[axis_name]
-    sizes = (replicas, *shape[1:])
-    at = next((i for i, size in enumerate(sizes) if size % parts == 0), None)
-    spec = PartitionSpec() if at is None else PartitionSpec(*[None] * at, axis_name)
-    return NamedSharding(mesh, spec)
-
-
-def _devices(leaf: Any) -> Any:
-    return None if isinstance(leaf, jax.core.Tracer) else leaf.sharding.device_set
+    parts = mesh.shape[axis]
+    entries = list(padded(_spec_on(mesh, leaf, axis), len(shape)))
+    sizes = [replicas, *shape[1:]]
+    free = [at for at, size in enumerate(sizes) if at == 0 or entries[at] is None]
+    at = next((at for at in free if sizes[at] % parts == 0), None)
+    if at is not None:
+        inner = axes_of(PartitionSpec(entries[at]))
+        entries[at] = (axis, *inner) if inner else axis
+    return NamedSharding(mesh, trimmed(PartitionSpec(*entries)))
 
 
 def _rows_of(state: PyTree) -> int:
@@ -204,10 +237,10 @@ def _check_leaf(path: Any, leaf: Any, old: int) -> None:
         )
 
 
-def _checked_mesh(mesh: Mesh | None, axis_name: str) -> Mesh | None:
-    """Return the mesh with automatic axes, as a train step has them."""
+def _check_mesh(mesh: Mesh | None, axis_name: str) -> None:
+    """Raise unless this is a mesh with the axis."""
     if mesh is None:
-        return None
+        return
     if not isinstance(mesh, Mesh):
         raise TypeError(
             f"{_WHO}: mesh must be a jax.sharding.Mesh or None, got {mesh!r}. Pass "
@@ -218,4 +251,3 @@ def _checked_mesh(mesh: Mesh | None, axis_name: str) -> Mesh | None:
             f"{_WHO}: axis_name must be an axis of the mesh, one of {listed(mesh.axis_names)}, got "
             f"{axis_name!r}. Pass one of them."
         )
-    return Mesh(mesh.devices, mesh.axis_names)

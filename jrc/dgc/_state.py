@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 
-from jrc._tree import is_number, is_traced
+from jrc._specs import Mirror, axes_of, is_spec, mirrored, spec_of, trimmed
+from jrc._tree import is_number, is_traced, path_name
 from jrc._typing import Array, Count, Leaf, PyTree, Scalar
 from jrc.dgc._collectives import AxisName, as_local, replica_axis
 
@@ -20,13 +21,13 @@ class DGCState(NamedTuple):
 
     Attributes:
         step: DGC steps taken, `int32[]`.
-        u: Local velocity of each compressed leaf, `float32[1, n]`: a row for each replica; under
-            `shard_map` a replica sees its own.
-        v: Accumulated, unsent gradient of each compressed leaf, `float32[1, n]` likewise.
+        u: Local velocity of each compressed leaf, `float32[1, *shape]`: a row for each replica, in
+            the leaf's shape and sharding; under `shard_map` a replica sees its own.
+        v: Accumulated, unsent gradient of each compressed leaf, `float32[1, *shape]` likewise.
         velocity: Momentum of each leaf on the dense path, float32 in the leaf's shape.
         skipped: Steps skipped for a gradient that was not finite, `int32[]`.
         density: Share of the compressed leaves' entries that the last step sent, `float32[]`.
-        bytes_sent: Bytes that one replica sent in the last step, `float32[]`.
+        bytes_sent: Bytes that one device sent in the last step, `float32[]`: those of its shards.
         bytes_dense: Bytes that a dense all-reduce of the gradients, in their dtypes, would have
             sent, `float32[]`.
     """
@@ -46,13 +47,17 @@ def is_placeholder(node: Any) -> bool:
     return node is None or isinstance(node, optax.MaskedNode)
 
 
-def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
-    """Return the state before the first step: zeros for each floating leaf.
+def initial_state(
+    params: PyTree, min_size: int, axis: str | None, inner: str | None = None
+) -> DGCState:
+    """Return the state before the first step: zeros for each floating leaf, split as it is.
 
     Args:
         params: The parameters of one replica.
-        min_size: Entries from which on a floating leaf is compressed.
+        min_size: Entries from which on a floating leaf is compressed, those of its shard where
+            `init` runs inside a `shard_map`.
         axis: The replica axis, which need not be bound here.
+        inner: The axis along which gradients are averaged first.
 
     Returns:
         The state.
@@ -67,12 +72,12 @@ def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
     def row(leaf: Leaf) -> Array | optax.MaskedNode:
         if not is_compressed(leaf):
             return optax.MaskedNode()
-        return as_local(jnp.zeros((1, jnp.size(leaf)), jnp.float32), axis)
+        return as_local(_zeros_like(leaf, {axis, inner})[None], axis)
 
     def shaped(leaf: Leaf) -> Array | optax.MaskedNode:
         if is_compressed(leaf) or not is_floating(leaf):
             return optax.MaskedNode()
-        return jnp.zeros(jnp.shape(leaf), jnp.float32)
+        return _zeros_like(leaf, {axis, inner})
 
     return DGCState(
         step=jnp.zeros((), jnp.int32),
@@ -84,6 +89,26 @@ def initial_state(params: PyTree, min_size: int, axis: str | None) -> DGCState:
         bytes_sent=jnp.zeros((), jnp.float32),
         bytes_dense=jnp.zeros((), jnp.float32),
     )
+
+
+def _zeros_like(leaf: Leaf, own: set[str | None]) -> Array:
+    """Return float32 zeros that are split, and vary between shards, as the leaf does."""
+    sharding = None if isinstance(leaf, jax.ShapeDtypeStruct) else _split_of(leaf)
+    zeros = jnp.zeros(jnp.shape(leaf), jnp.float32, device=sharding)
+    if isinstance(leaf, jax.core.Tracer):
+        for name in sorted(set(jax.typeof(leaf).mat.varying) - own):
+            zeros = as_local(zeros, name)
+    return zeros
+
+
+def _split_of(leaf: Leaf) -> Sharding | None:
+    """Return how a leaf is split, `None` if it is whole."""
+    spec = spec_of(leaf)
+    if not spec:
+        return None
+    if isinstance(leaf, jax.core.Tracer):
+        return jax.typeof(leaf).sharding
+    return leaf.sharding if isinstance(leaf, jax.Array) else None
 
 
 def is_floating(leaf: Any) -> bool:
@@ -102,23 +127,30 @@ def is_floating(leaf: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def dgc_specs(state: PyTree, axis_name: AxisName) -> PyTree:
+def dgc_specs(state: PyTree, axis_name: AxisName, param_specs: PyTree = None) -> PyTree:
     """Return the `PartitionSpec`s of a state, for `in_specs` and `out_specs` of `jax.shard_map`.
 
     `P(axis_name)` for what differs between replicas: u and v of every `DGCState`, and the
     gradients that an `optax.MultiSteps` around one accumulates. `P()` for all else.
+
+    With `param_specs` the replicas themselves are split, over other axes of the mesh: u and v are
+    `P(axis_name, *spec)`, and parameters and every array of their shape, as those of the
+    transforms behind the compression, are `spec`.
 
     Args:
         state: Any tree with `DGCState`s in it: an optimizer's state, a whole train state, or the
             shapes of one.
         axis_name: The replica axis, or the pair `(inner, outer)` of which states differ along the
             outer one.
+        param_specs: A `PartitionSpec` for each parameter, in their tree, or one for all. Leave it
+            out in a `jax.shard_map` that is manual over the replica axis alone.
 
     Returns:
         The same tree with a `PartitionSpec` in each leaf's place.
 
     Raises:
-        ValueError: If `axis_name` is neither a name nor a pair of two.
+        ValueError: If `axis_name` is neither a name nor a pair of two, or if a parameter is split
+            over the replica axis.
 
     Example:
         >>> from jrc.dgc import dgc_momentum
@@ -126,19 +158,46 @@ def dgc_specs(state: PyTree, axis_name: AxisName) -> PyTree:
         >>> specs = dgc_specs(state, "data")
         >>> specs[0].u["w"] == PartitionSpec("data"), specs[0].step == PartitionSpec()
         (True, True)
+        >>> specs = dgc_specs(state, "data", {"w": PartitionSpec("model")})
+        >>> specs[0].u["w"] == PartitionSpec("data", "model")
+        True
     """
     own = replica_axis(axis_name, "jrc.dgc_specs")
+    if param_specs is not None:
+        check_whole(param_specs, own, "jrc.dgc_specs")
+    return state_specs(state, own, None, param_specs)
 
-    def specs_of(node: Any) -> Any:
-        if not _has_local_fields(node):
-            return PartitionSpec()
-        parts = {
-            name: _local_specs(part, own) if name in _LOCAL_FIELDS else dgc_specs(part, axis_name)
-            for name, part in node._asdict().items()
-        }
-        return type(node)(**parts)
 
-    return jax.tree.map(specs_of, state, is_leaf=_has_local_fields)
+def state_specs(state: PyTree, axis: str, params: PyTree, specs: PyTree) -> PyTree:
+    """Return the specs of a state of parameters that are split themselves.
+
+    Args:
+        state: Any tree, with or without `DGCState`s.
+        axis: The replica axis.
+        params: The parameters, so that arrays of another shape are told apart; `None` if their
+            shapes are not known.
+        specs: A `PartitionSpec` for each parameter, or one for all; `None` if they are whole.
+
+    Returns:
+        The same tree with a `PartitionSpec` in each leaf's place.
+    """
+    treedef = jax.tree.structure(state)
+    layouts = treedef.flatten_up_to(_layouts(state))
+    mirrors = mirrored(state, params, specs)
+    pairs = zip(layouts, mirrors, strict=True)
+    return treedef.unflatten([_spec(layout, mirror, axis) for layout, mirror in pairs])
+
+
+def check_whole(param_specs: PyTree, axis: str, who: str) -> None:
+    """Raise if a parameter is split over the replica axis: each replica needs whole ones."""
+    for path, spec in jax.tree.flatten_with_path(param_specs, is_leaf=is_spec)[0]:
+        if spec is not None and axis in axes_of(spec):
+            raise ValueError(
+                f"{who}: params must be whole on every replica of the compressed axis {axis!r}, "
+                f"got {path_name(path) or 'a leaf'!r} split by {spec}. Split parameters inside of "
+                f"a replica, over another axis: jax.make_mesh((2, 4), ({axis!r}, 'fsdp')) and "
+                "PartitionSpec('fsdp') (hybrid sharding)."
+            )
 
 
 def dgc_states(tree: PyTree) -> list[DGCState]:
@@ -147,8 +206,31 @@ def dgc_states(tree: PyTree) -> list[DGCState]:
     return [leaf for leaf in leaves if isinstance(leaf, DGCState)]
 
 
-_LOCAL_FIELDS = ("u", "v", "acc_grads")
-"""Fields of a `DGCState`, and of an `optax.MultiStepsState`, that differ between replicas."""
+_LAYOUTS = {"u": "rows", "v": "rows", "acc_grads": "joined"}
+"""Fields of a `DGCState`, and of an `optax.MultiStepsState`, that differ between replicas.
+
+`"rows"`: a row for each replica; `"joined"`: the replicas' arrays one after another.
+"""
+
+
+def _layouts(state: PyTree) -> PyTree:
+    """Return for each leaf how the arrays of the replicas are joined, `"shared"` if they are equal.
+
+    A scalar is always shared.
+    """
+
+    def layouts_of(node: Any) -> Any:
+        if not _has_local_fields(node):
+            return "shared"
+        parts = {name: local(name, part) for name, part in node._asdict().items()}
+        return type(node)(**parts)
+
+    def local(name: str, part: PyTree) -> PyTree:
+        if name not in _LAYOUTS:
+            return _layouts(part)
+        return jax.tree.map(lambda leaf: _LAYOUTS[name] if jnp.ndim(leaf) else "shared", part)
+
+    return jax.tree.map(layouts_of, state, is_leaf=_has_local_fields)
 
 
 def _has_local_fields(node: Any) -> bool:
@@ -158,7 +240,12 @@ def _has_local_fields(node: Any) -> bool:
     return isinstance(node, DGCState)
 
 
-def _local_specs(tree: PyTree, axis_name: str) -> PyTree:
-    """Return specs that split arrays along their first axis; a scalar is not split."""
-    local = PartitionSpec(axis_name)
-    return jax.tree.map(lambda leaf: local if jnp.ndim(leaf) else PartitionSpec(), tree)
+def _spec(layout: str, mirror: Mirror, axis: str) -> PartitionSpec:
+    """Return the spec of a leaf, from the layout of its replicas and the spec of its parameter."""
+    spec = mirror.spec or PartitionSpec()
+    if layout == "rows":
+        return trimmed(PartitionSpec(axis, *spec))
+    if layout == "joined":
+        first = axes_of(PartitionSpec(*spec[:1]))
+        return trimmed(PartitionSpec((axis, *first) if first else axis, *spec[1:]))
+    return trimmed(PartitionSpec(None, *spec) if mirror.rows else spec)

@@ -24,8 +24,8 @@ class DGCTransformation(optax.GradientTransformationExtraArgs):
 
     Attributes:
         init: `params -> state`.
-        update: `(gradients, state, params, **extra) -> (updates, state)`. Extra arguments have no
-            effect.
+        update: `(gradients, state, params, *, param_specs=None, **extra) -> (updates, state)`.
+            Other extra arguments have no effect.
         apply: `(gradients, state, params, scale=1.0) -> (params, state)`: adds `scale` times what
             `update` returns, up to the order of the additions. That of `jrc.dgc_momentum` has no
             scale. Under `jit` with donation, take parameters and state in the order in which you
@@ -66,6 +66,7 @@ def scale_by_dgc(
     clip_scaling: str = "sqrt",
     clip_before_rampup: bool = False,
     count_dtype: str = "float64",
+    param_specs: PyTree = None,
 ) -> DGCTransformation:
     r"""Aggregate local gradients by sending each step only the entries of largest magnitude.
 
@@ -129,6 +130,10 @@ def scale_by_dgc(
         clip_before_rampup: Clip before b too.
         count_dtype: The dtype in which k is computed, `"float64"`, or `"float32"` for Paddle's
             count.
+        param_specs: How parameters are split over other mesh axes than `axis_name`: a
+            `PartitionSpec` for each, in their tree, or one for all. Each device then chooses and
+            sends entries of its own shards. Needed where these axes are automatic; explicit axes
+            and `check_vma=True` say it by types. `update` and `apply` take `param_specs` too.
 
     Returns:
         An optax transform with a `DGCState`. Updates have the parameters' dtypes, or the
@@ -158,20 +163,27 @@ def scale_by_dgc(
     def init_fn(params: PyTree) -> DGCState:
         if config.regularization is not None:
             check_stateless(config.regularization, params)
-        return initial_state(params, int(config.min_size), config.axis)
+        return initial_state(params, int(config.min_size), config.axis, config.inner_axis)
 
     def update_fn(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
+        *,
+        param_specs: PyTree = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
-        return _update.update(updates, cast(DGCState, state), params, config)
+        return _update.update(updates, cast(DGCState, state), params, config, param_specs)
 
     def apply_fn(
-        gradients: PyTree, state: DGCState, params: PyTree, scale: Real | Array = 1.0
+        gradients: PyTree,
+        state: DGCState,
+        params: PyTree,
+        scale: Real | Array = 1.0,
+        *,
+        param_specs: PyTree = None,
     ) -> tuple[PyTree, DGCState]:
-        return _update.apply(gradients, state, params, scale, config)
+        return _update.apply(gradients, state, params, scale, config, param_specs)
 
     return DGCTransformation(init_fn, update_fn, apply_fn)

@@ -1,11 +1,11 @@
-"""One update, in call order: flatten, check, local gradients, compressed leaves, the others, state.
+"""One update, in call order: flatten, check, local gradients, the step of the shards, state.
 
 `update` returns the direction as an array for each parameter; `apply` adds it to the parameters.
 Both take the same way.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +15,26 @@ from jrc._tree import sum_dtype
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import scalar
 from jrc.dgc._collectives import (
-    all_finite,
-    as_local,
-    dense_mean,
+    bound_axes,
     is_already_reduced,
     num_replicas,
     ring_all_reduce_bytes,
 )
-from jrc.dgc._compressed import Work, run_phase
 from jrc.dgc._config import DGCConfig
+from jrc.dgc._exchanges import Sharded
 from jrc.dgc._leaves import Leaves, flatten, pick, put, updates_of
 from jrc.dgc._local_gradient import local_gradients
-from jrc.dgc._momentum import momentum_step
-from jrc.dgc._phases import entry_at, phase_at, plan_phases
+from jrc.dgc._local_step import After, Before, after_specs, before_of, before_specs, local_step
+from jrc.dgc._shards import Shards, check_known, on_shards, shards_of
 from jrc.dgc._state import DGCState, is_placeholder
 
 
 def update(
-    gradients: PyTree, state: DGCState, params: PyTree | None, config: DGCConfig
+    gradients: PyTree,
+    state: DGCState,
+    params: PyTree | None,
+    config: DGCConfig,
+    param_specs: PyTree = None,
 ) -> tuple[PyTree, DGCState]:
     """Return updates that are equal on every replica, and the new state.
 
@@ -41,17 +43,24 @@ def update(
         state: From `init` or the step before.
         params: The parameters, if known.
         config: The arguments of `scale_by_dgc`.
+        param_specs: How parameters are split; `None` takes that of the config.
 
     Returns:
         Updates like the gradients, in the parameters' dtypes, and the new state.
     """
     leaves = flatten(gradients, state, params, "update")
-    direction, state = _step(leaves, [None] * len(leaves.compressed), 1.0, config)
+    targets: list[None] = [None] * len(leaves.compressed)
+    direction, state = _step(leaves, targets, 1.0, config, param_specs)
     return updates_of(leaves, direction.compressed, direction.dense), state
 
 
 def apply(
-    gradients: PyTree, state: DGCState, params: PyTree, scale: Array | Real, config: DGCConfig
+    gradients: PyTree,
+    state: DGCState,
+    params: PyTree,
+    scale: Array | Real,
+    config: DGCConfig,
+    param_specs: PyTree = None,
 ) -> tuple[PyTree, DGCState]:
     """Return the parameters with the scaled direction added, and the new state.
 
@@ -63,6 +72,7 @@ def apply(
         params: The parameters.
         scale: What the direction is multiplied by, `float32[]`.
         config: The arguments of `scale_by_dgc`.
+        param_specs: How parameters are split; `None` takes that of the config.
 
     Returns:
         Parameters and state.
@@ -71,26 +81,24 @@ def apply(
     remedy = "Pass -0.1 to descend with a learning rate of 0.1."
     scalar(scale, "scale", "jrc.scale_by_dgc", remedy=remedy)
     old = [x if is_placeholder(x) else jnp.asarray(x) for x in leaves.params or ()]
-    flat = [x.reshape(-1) for x in pick(old, leaves.compressed)]
+    compressed = pick(old, leaves.compressed)
     # Sums of several replicas' entries are not rounded one by one to half precision.
-    targets = [x if x.dtype == jnp.float32 else None for x in flat]
-    direction, state = _step(leaves, targets, scale, config)
-    compressed = [
-        (_added(x, landed) if target is None else landed).reshape(param.shape)
-        for x, target, landed, param in zip(
-            flat, targets, direction.compressed, pick(old, leaves.compressed), strict=True
-        )
+    targets = [x if x.dtype == jnp.float32 else None for x in compressed]
+    direction, state = _step(leaves, targets, scale, config, param_specs)
+    new = [
+        _added(x, landed) if target is None else landed
+        for x, target, landed in zip(compressed, targets, direction.compressed, strict=True)
     ]
     pairs = zip(pick(old, leaves.dense), direction.dense, strict=True)
     dense = [_added(x, scale * change) for x, change in pairs]
-    return leaves.tree(put(old, leaves.compressed, compressed), leaves.dense, dense), state
+    return leaves.tree(put(old, leaves.compressed, new), leaves.dense, dense), state
 
 
 class Direction(NamedTuple):
     """What a step moves by, leaf by leaf.
 
     Attributes:
-        compressed: The targets with the scaled direction added, float32, flat.
+        compressed: The targets with the scaled direction added, float32.
         dense: The direction of the leaves on the dense path, float32, not scaled.
     """
 
@@ -99,58 +107,48 @@ class Direction(NamedTuple):
 
 
 def _step(
-    leaves: Leaves, targets: Sequence[Array | None], scale: Array | Real, config: DGCConfig
+    leaves: Leaves,
+    targets: Sequence[Array | None],
+    scale: Array | Real,
+    config: DGCConfig,
+    param_specs: PyTree,
 ) -> tuple[Direction, DGCState]:
     """Return what the step moves by and the new state."""
     replicas = _checked_replicas(config)
     floating = pick(leaves.gradients, leaves.floating)
     _check_local(floating, config)
-    sizes = [gradient.size for gradient in pick(leaves.gradients, leaves.compressed)]
-    rest = sum(gradient.size for gradient in pick(leaves.gradients, leaves.dense))
-    phases = plan_phases(sizes, rest, replicas, config)
-    now = phase_at(leaves.state.step, phases)
+    shards = shards_of(leaves, config.param_specs if param_specs is None else param_specs, config)
+    _check_choice(shards, config)
+    manual = bound_axes(config.axis)
+    axes = [each & set(manual) for each in shards.axes]
+    local = local_gradients(leaves, axes, replicas, config)
+    before = before_of(leaves, local, targets, shards, scale)
+    kinds = pick(shards.axes, leaves.compressed)
 
-    local = local_gradients(leaves, replicas, config)
-    # Known before anything changes. Where it is false every new value is the old one.
-    ok = all_finite(pick(local, leaves.floating), config.axis)
-    work = Work(
-        gradients=[gradient.reshape(1, -1) for gradient in pick(local, leaves.compressed)],
-        u=[as_local(u, config.axis) for u in pick(leaves.u, leaves.compressed)],
-        v=[as_local(v, config.axis) for v in pick(leaves.v, leaves.compressed)],
-        targets=targets,
-        scale=jnp.asarray(scale, jnp.float32),
-        counts=entry_at([_int32(phase.counts) for phase in phases], now, jnp.int32),
-        ok=ok,
+    def run(before: Before) -> After:
+        return local_step(before, kinds, replicas, config)
+
+    specs = shards.specs_of(leaves)
+    after = on_shards(run, shards, (before_specs(*specs),), after_specs(*specs), config.axis)(
+        before
     )
-    outcome = run_phase(work, phases, now, replicas, config)
-    directions, velocity = _dense_path(leaves, local, ok, config)
-    dense_bytes = sum(gradient.size * gradient.dtype.itemsize for gradient in floating)
+    ok = after.ok
+    # Shards have equal sizes, so that one device's share is known without asking the mesh.
+    dense_bytes = sum(
+        gradient.size * gradient.dtype.itemsize / shards.parts(place)
+        for place, gradient in zip(leaves.floating, floating, strict=True)
+    )
     state = DGCState(
         step=jnp.where(ok, optax.safe_increment(leaves.state.step), leaves.state.step),
-        u=leaves.tree(leaves.u, leaves.compressed, outcome.u),
-        v=leaves.tree(leaves.v, leaves.compressed, outcome.v),
-        velocity=leaves.tree(leaves.velocity, leaves.dense, velocity),
+        u=leaves.tree(leaves.u, leaves.compressed, after.u),
+        v=leaves.tree(leaves.v, leaves.compressed, after.v),
+        velocity=leaves.tree(leaves.velocity, leaves.dense, after.velocity),
         skipped=jnp.where(ok, leaves.state.skipped, optax.safe_increment(leaves.state.skipped)),
-        density=entry_at([phase.density for phase in phases], now),
-        bytes_sent=entry_at([phase.bytes_sent for phase in phases], now),
+        density=after.density,
+        bytes_sent=after.bytes_sent,
         bytes_dense=jnp.float32(ring_all_reduce_bytes(dense_bytes, replicas, itemsize=1)),
     )
-    return Direction(outcome.targets, directions), state
-
-
-def _dense_path(
-    leaves: Leaves, local: list[Any], ok: Array, config: DGCConfig
-) -> tuple[list[Array], list[Array]]:
-    """Return directions and velocities of the leaves that are too small to compress."""
-    means = dense_mean(pick(local, leaves.dense), config.axis)
-    velocities = pick(leaves.velocity, leaves.dense)
-    steps = [
-        momentum_step(velocity, mean, config.decay)
-        for velocity, mean in zip(velocities, means, strict=True)
-    ]
-    directions = [jnp.where(ok, direction, 0.0) for _, direction in steps]
-    new = [jnp.where(ok, new, old) for (new, _), old in zip(steps, velocities, strict=True)]
-    return directions, new
+    return Direction(after.targets, after.directions), state
 
 
 def _added(x: Array, change: Array) -> Array:
@@ -160,11 +158,6 @@ def _added(x: Array, change: Array) -> Array:
         limits = jnp.finfo(x.dtype)
         new = jnp.clip(new, float(limits.min), float(limits.max))
     return new.astype(x.dtype)
-
-
-def _int32(counts: Sequence[int]) -> list[int]:
-    """Return counts that fit into int32; only a dense sum takes leaves with more entries."""
-    return [min(count, 2**31 - 1) for count in counts]
 
 
 def _checked_replicas(config: DGCConfig) -> int:
@@ -177,6 +170,16 @@ def _checked_replicas(config: DGCConfig) -> int:
             f"{replicas}, got {config.num_trainers}. Leave num_trainers out to take that size."
         )
     return replicas
+
+
+def _check_choice(shards: Shards, config: DGCConfig) -> None:
+    """Raise if leaves that are equal on several devices might be sent differently by them."""
+    if config.local_grad_clip_norm is not None:
+        check_known(shards, "local_grad_clip_norm")
+    if not getattr(config.selector, "by_leaf", True):
+        check_known(shards, f"selector={config.selector!r}")
+    if isinstance(config.exchange, Sharded):
+        check_known(shards, "exchange='sharded'")
 
 
 def _check_local(gradients: list[jax.Array], config: DGCConfig) -> None:

@@ -20,19 +20,23 @@ def is_abstract(tree: PyTree, mesh: Mesh) -> bool:
     return shapes or is_compile_only(mesh.devices.flat[0])
 
 
-def abstract_state(state: PyTree, specs: PyTree, mesh: Mesh, replicas: int) -> PyTree:
+def abstract_state(
+    state: PyTree, specs: PyTree, row_specs: PyTree, mesh: Mesh, replicas: int
+) -> PyTree:
     """Return the shapes of a state, with shardings over the mesh.
 
     Args:
         state: The state of one replica: arrays or shapes.
-        specs: The spec of each leaf; one that names an axis has a row for each replica.
+        specs: How each leaf is split.
+        row_specs: For each leaf an empty spec, or one that names an axis if it has a row for each
+            replica.
         mesh: The mesh.
         replicas: The number of replicas.
     """
 
-    def placed(x: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-        rows = (replicas, *x.shape[1:]) if spec != PartitionSpec() else jnp.shape(x)
+    def placed(x: Any, spec: PartitionSpec, row: PartitionSpec) -> jax.ShapeDtypeStruct:
+        shape = (replicas, *x.shape[1:]) if row != PartitionSpec() else jnp.shape(x)
         dtype = x.dtype if is_typed_key(x) else jnp.result_type(x)
-        return jax.ShapeDtypeStruct(rows, dtype, sharding=NamedSharding(mesh, spec))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    return jax.tree.map(placed, state, specs)
+    return jax.tree.map(placed, state, specs, row_specs)

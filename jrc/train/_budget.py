@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jrc._errors import name_of
+from jrc._specs import spec_of
 from jrc._tree import aval_of
 from jrc._typing import PyTree
 from jrc.remat import Plan, device_of, plan_within
@@ -43,7 +44,7 @@ class Budgeted:
     def _planned(self, state: TrainState, batch: PyTree) -> Any:
         leaves, treedef = jax.tree.flatten((state, batch))
         avals = map(aval_of, leaves)
-        key = treedef, tuple((x.shape, str(x.dtype), x.weak_type) for x in avals)
+        key = treedef, tuple((x.shape, str(x.dtype), x.weak_type, spec_of(x)) for x in avals)
         if key not in self._known:
             plan = plan_within(
                 self._loss_fn,
@@ -51,7 +52,8 @@ class Budgeted:
                 self._budget,
                 self._who,
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
-                device_of(leaves).platform,
+                platform=device_of(leaves).platform,
+                split=any(spec_of(leaf) for leaf in jax.tree.leaves(state.params)),
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
         self.plan, call = self._known[key]

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._multihost import differing
@@ -16,7 +16,8 @@ from jrc.dgc import AxisName, dgc_states
 from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._check_axis import check_axis
 from jrc.train._outer_check import check_inner
-from jrc.train._specs import outer_states, state_specs
+from jrc.train._placement import same_types
+from jrc.train._specs import outer_states, row_specs
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of
 
 _WHO = "jrc.make_train_step"
@@ -75,6 +76,13 @@ def check_devices(state: TrainState, mesh: Mesh) -> None:
             f"{len(step.sharding.device_set)}, not the same ones. Give jrc.init_state and "
             "jrc.make_train_step the same mesh."
         )
+    shared = NamedSharding(mesh, PartitionSpec())
+    if placed and mesh.size > 1 and not same_types(step.sharding, shared):
+        raise ValueError(
+            f"{_WHO}: state must lie on the mesh of the step, whose axis_types are "
+            f"{mesh.axis_types}, got one on {step.sharding}. Give jrc.init_state and "
+            "jrc.make_train_step the same mesh."
+        )
 
 
 def _is_placed(leaf: Any) -> bool:
@@ -84,7 +92,7 @@ def _is_placed(leaf: Any) -> bool:
 def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) -> None:
     """Raise unless the state was built for this optimizer, these replicas and this axis."""
     check_leaves(state)
-    params = jax.tree.map(aval_of, state.params)
+    params = jax.tree.map(_without_sharding, state.params)
     expected = jax.eval_shape(tx.init, params)
     if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
         raise ValueError(
@@ -135,7 +143,7 @@ def check_leaves(state: TrainState) -> None:
 def check_rows(expected: PyTree, state: TrainState, axis: AxisName, mesh: Mesh) -> None:
     """Raise unless what differs between replicas has a row for each of them."""
     replicas = mesh.shape[names_of(axis)[0]]
-    specs = jax.tree.leaves(state_specs(expected, axis))
+    specs = jax.tree.leaves(row_specs(expected, axis))
     what = "rows" if outer_states(expected) else "compression"
     leaves = zip(jax.tree.leaves(expected), jax.tree.leaves(state.opt_state), specs, strict=True)
     for want, got, spec in leaves:
@@ -146,6 +154,11 @@ def check_rows(expected: PyTree, state: TrainState, axis: AxisName, mesh: Mesh) 
                 "jrc.make_train_step the same mesh; without one, via='jit' takes one device, and "
                 "jrc.init_state all of them."
             )
+
+
+def _without_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
+    aval = aval_of(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def pair_of(out: Any, name: str, stateful: bool = False) -> tuple[Any, Any]:

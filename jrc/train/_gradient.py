@@ -36,11 +36,17 @@ def gradient(
     batch: PyTree,
     key: RandomKey,
     accumulate: int,
+    strided: bool = False,
 ) -> Gradient:
-    """Return the gradient of the mean loss over a batch, taken in `accumulate` equal parts."""
+    """Return the gradient of the mean loss over a batch, taken in `accumulate` equal parts.
+
+    Parts are contiguous. Strided ones, every `accumulate`-th example, leave each example on its
+    device where XLA splits the batch.
+    """
     if accumulate == 1:
         return _of_part(loss_fn, params, model_state, batch, key)
-    parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+    split = _strided_parts if strided else _contiguous_parts
+    parts = jax.tree.map(lambda x: split(x, accumulate), batch)
 
     def add_part(
         total: tuple[Any, Any, Any], part: tuple[Array, PyTree]
@@ -55,13 +61,22 @@ def gradient(
     shapes = jax.eval_shape(lambda: _of_part(loss_fn, params, model_state, first, key))
     # A bfloat16 sum would lose many small parts of a bfloat16 gradient.
     zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, sum_dtype(x.dtype)), (shapes.loss, shapes.grads)
+        lambda x: jnp.zeros(x.shape, sum_dtype(x.dtype), device=x.sharding),
+        (shapes.loss, shapes.grads),
     )
     (loss, grads, model_state), aux = jax.lax.scan(
         add_part, (*zeros, model_state), (jnp.arange(accumulate), parts)
     )
     grads = jax.tree.map(lambda g, x: (g / accumulate).astype(x.dtype), grads, shapes.grads)
     return Gradient(loss / accumulate, grads, model_state, jax.tree.map(_over_parts, aux))
+
+
+def _contiguous_parts(x: Array, number: int) -> Array:
+    return x.reshape(number, -1, *x.shape[1:])
+
+
+def _strided_parts(x: Array, number: int) -> Array:
+    return x.reshape(-1, number, *x.shape[1:]).swapaxes(0, 1)
 
 
 def mean_or_sum(

@@ -11,10 +11,8 @@ from jrc._errors import listed
 from jrc._validate import check_flag, one_of
 from jrc.dgc import AxisName
 from jrc.remat import Plan, checked_budget
-from jrc.train._runners import RUNNERS
+from jrc.train._runners import RUNNERS, WHO
 from jrc.train._state import check_axis_name, mesh_or_all, names_of
-
-WHO = "jrc.make_train_step"
 
 
 def check_options(loss_fn: Any, via: Any, donate: Any, plan: Any, budget: Any) -> None:
@@ -51,11 +49,6 @@ def mesh_of_step(mesh: Mesh | None, axis_name: AxisName, via: str) -> Mesh:
     if via == "jit" and mesh is None:
         mesh = _one_device(axis_name)
     mesh = mesh_or_all(mesh, axis_name, WHO)
-    if via == "jit" and mesh.size > 1:
-        raise ValueError(
-            f"{WHO}: mesh must have one device with via='jit', got {mesh.size}. Use "
-            "via='shard_map'."
-        )
     if via == "pmap" and mesh.is_multi_process:
         raise ValueError(
             f"{WHO}: mesh must be of one process with via='pmap', got devices of "

@@ -2,6 +2,11 @@
 
 from typing import Any
 
+import jax
+from jax.sharding import Mesh
+
+from jrc._errors import listed
+from jrc._specs import axes_of
 from jrc._typing import PyTree
 from jrc.dgc import dgc_states
 from jrc.outer_optimizers import OuterOptimizer
@@ -25,3 +30,25 @@ def check_inner(opt_state: PyTree, who: str) -> None:
             "nothing, got one with jrc.scale_by_dgc. Pass a plain optimizer, such as "
             "optax.adamw(1e-3), or leave outer= out."
         )
+
+
+def check_whole_replicas(specs: PyTree, who: str) -> None:
+    """Raise if a parameter is split: each replica of an outer optimizer is one device."""
+    axes = {axis for spec in jax.tree.leaves(specs) for axis in axes_of(spec)}
+    if axes:
+        _raise_split(axes, who)
+
+
+def check_axes(mesh: Mesh, names: tuple[str, ...], who: str) -> None:
+    """Raise if the mesh has axes besides those of the replicas."""
+    axes = {axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in names}
+    if axes:
+        _raise_split(axes, who)
+
+
+def _raise_split(axes: set[str], who: str) -> None:
+    raise ValueError(
+        f"{who}: with outer= every replica must be one device with whole parameters, got a split "
+        f"over {listed(sorted(axes))}. Use a mesh with the axes of axis_name alone, or compress "
+        "over one axis of this mesh with jrc.scale_by_dgc."
+    )

@@ -12,6 +12,7 @@ from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.dgc import DGCState, DGCTransformation, dgc_states, ring_all_reduce_bytes, served
 from jrc.train._gradient import gradient, mean_or_sum
+from jrc.train._split import Split
 from jrc.train._state import TrainState
 
 
@@ -29,10 +30,10 @@ class StepInfo(NamedTuple):
             and booleans) added over parts and replicas.
         grad_norm: Mean over replicas of the L2 norm of the local gradient.
         density: Share of the compressed entries that was sent; 1 without compression.
-        bytes_sent: Bytes that each replica sent for gradients.
+        bytes_sent: Bytes that each device sent for gradients over the axes of the step.
         skipped: Whether parameters, optimizer and model state were left unchanged because a
             gradient was not finite (only with a `DGCState`).
-        bytes_received: Bytes that each replica received for gradients: in ring algorithms as many
+        bytes_received: Bytes that each device received for gradients: in ring algorithms as many
             as it sent.
         norm_kept: L2 norm of the residual gradients of all replicas after the step; 0 without
             compression.
@@ -64,24 +65,40 @@ def replica_step(
     accumulate: int,
     state: TrainState,
     batch: PyTree,
+    *,
+    split: Split | None = None,
 ) -> tuple[TrainState, StepInfo]:
-    """Return the state after one step of one replica, and its report."""
+    """Return the state after one step of one replica, and its report.
+
+    `split` says how the replica itself is split by XLA, if it is.
+    """
     over = Replicas(axes)
     key = fold_all(state.key, state.step, over.rank)
-    local = gradient(loss_fn, state.params, state.model_state, batch, key, accumulate)
+    local = gradient(
+        loss_fn,
+        state.params,
+        state.model_state,
+        batch,
+        key,
+        accumulate,
+        strided=split is not None,
+    )
     compression = dgc_states(state.opt_state)
     own = served(local.grads, compression)
     grads = jax.tree.map(lambda g, own: g if own else over.mean(g), local.grads, own)
     if any(isinstance(node, optax.MultiStepsState) for node in _accumulating(state.opt_state)):
         grads = jax.tree.map(lambda g, own: over.storable(g) if own else g, grads, own)
-    params, opt_state, skipped = _updated(tx, state, grads, over)
+    params, opt_state, skipped = _updated(tx, state, grads, over, split)
     model_state = jax.tree.map(over.shared, local.model_state)
     if compression:
         model_state = _unless(skipped, state.model_state, model_state)
     density, sent = _sent(compression, opt_state, skipped)
     pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True)
-    dense = sum(g.size * g.dtype.itemsize for g, alone in pairs if not alone)
-    sent += ring_all_reduce_bytes(dense, replicas, itemsize=1)
+    if split is None:
+        dense = sum(g.size * g.dtype.itemsize for g, alone in pairs if not alone)
+        sent += ring_all_reduce_bytes(dense, replicas, itemsize=1)
+    else:
+        sent += split.bytes_of([g if not alone else None for g, alone in pairs])
     # One reduction for three scalars; the sum over replicas is their mean times their number.
     unsent = optax.tree.norm([state.v for state in dgc_states(opt_state)], squared=True)
     loss, norm, kept = over.mean((local.loss, norm_of(local.grads), jnp.float32(unsent)))
@@ -93,12 +110,13 @@ def replica_step(
 
 
 def _updated(
-    tx: Transform, state: TrainState, grads: PyTree, over: "Replicas"
+    tx: Transform, state: TrainState, grads: PyTree, over: "Replicas", split: Split | None
 ) -> tuple[PyTree, PyTree, Array]:
     """Return parameters and optimizer state after the update, and whether it was skipped."""
+    extra = {} if split is None else {"param_specs": split.specs}
     if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` drops the method
         # `apply` skips by itself, and writes only the parameter entries that were sent.
-        params, opt_state = tx.apply(grads, state.opt_state, state.params)
+        params, opt_state = tx.apply(grads, state.opt_state, state.params, **extra)
         ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
         return params, opt_state, new.skipped != old.skipped
     if not dgc_states(state.opt_state):
@@ -112,7 +130,11 @@ def _updated(
         return state.params, _count_skipped(state.opt_state)
 
     def update() -> tuple[PyTree, PyTree]:
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        # An `optax.MultiSteps` takes extra arguments, though it is no transform of optax's class.
+        whole: Any = tx
+        takes_more = isinstance(tx, optax.MultiSteps)
+        extended = whole if takes_more else optax.with_extra_args_support(whole)
+        updates, opt_state = extended.update(grads, state.opt_state, state.params, **extra)
         return optax.apply_updates(state.params, updates), opt_state
 
     params, opt_state = jax.lax.cond(skipped, skip, update)

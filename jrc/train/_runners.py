@@ -11,29 +11,55 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
-from jrc.train._specs import outer_states, state_specs
+from jrc.train._specs import outer_states, row_specs
+from jrc.train._split import PlacedStep, Split, needs_placement
 from jrc.train._state import TrainState, names_of
+
+WHO = "jrc.make_train_step"
 
 
 def _via_jit(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate: bool) -> Any:
-    del mesh, axis_name
-    return jax.jit(body, donate_argnums=(0,) if donate else ())
+    donated = (0,) if donate else ()
+    if not needs_placement(mesh, names_of(axis_name), "jit"):
+        return jax.jit(body, donate_argnums=donated)
+
+    def build(split: Split | None, shardings: Any) -> Any:
+        run = body if split is None else functools.partial(body, split=split)
+        return _jit(run, donated, shardings)
+
+    return PlacedStep(build, mesh, names_of(axis_name), "jit", WHO)
 
 
 def _via_shard_map(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate: bool) -> Any:
-    def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
-        specs = state_specs(state, axis_name)
-        return jax.shard_map(
-            body,
-            mesh=mesh,
-            in_specs=(specs, PartitionSpec(names_of(axis_name))),
-            out_specs=(specs, info_specs(state, names_of(axis_name))),
-            # With replication types JAX would sum gradients before they are compressed, and refuse
-            # loss functions that scan over a constant carry.
-            check_vma=False,
-        )(state, batch)
+    donated = (0,) if donate else ()
+    names = names_of(axis_name)
 
-    return jax.jit(call, donate_argnums=(0,) if donate else ())
+    def build(split: Split | None, shardings: Any) -> Any:
+        def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
+            specs = row_specs(state, axis_name)
+            return jax.shard_map(
+                body if split is None else functools.partial(body, split=split),
+                mesh=mesh,
+                axis_names=set(mesh.axis_names if split is None else names),
+                in_specs=(specs, PartitionSpec(names)),
+                out_specs=(specs, info_specs(state, names)),
+                # With replication types JAX would sum gradients before they are compressed, and
+                # refuse loss functions that scan over a constant carry.
+                check_vma=False,
+            )(state, batch)
+
+        return _jit(call, donated, shardings)
+
+    if not needs_placement(mesh, names, "shard_map"):
+        return build(None, None)
+    return PlacedStep(build, mesh, names, "shard_map", WHO)
+
+
+def _jit(call: Callable[..., Any], donated: tuple[int, ...], shardings: Any) -> Any:
+    """Return the compiled call; a state with shardings keeps them."""
+    if shardings is None:
+        return jax.jit(call, donate_argnums=donated)
+    return jax.jit(call, donate_argnums=donated, out_shardings=(shardings, None))
 
 
 def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:
@@ -56,7 +82,7 @@ def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool
 
     def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
         leaves, treedef = jax.tree.flatten(state)
-        specs = jax.tree.leaves(state_specs(state, axis_name))
+        specs = jax.tree.leaves(row_specs(state, axis_name))
         local = tuple(spec != PartitionSpec() for spec in specs)
         pairs = zip(leaves, local, strict=True)
         stacked = [spread(x) if is_local else x for x, is_local in pairs]

@@ -1,4 +1,4 @@
-"""How a train state is laid out over the replicas, with and without an outer optimizer."""
+"""Which leaves of a train state have a row for each replica, with and without `outer=`."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from jrc.dgc import AxisName, dgc_specs, replica_axis
 from jrc.outer_optimizers import OuterState
 
 
-def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
-    """Return the tree of `PartitionSpec`s of a state: local rows are split, all else is not.
+def row_specs(state: PyTree, axis_name: AxisName) -> PyTree:
+    """Return the tree of `PartitionSpec`s of a state over the replicas: rows are split, alone.
 
     Args:
         state: A train state, or its shapes.

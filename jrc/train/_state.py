@@ -11,13 +11,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrc._errors import listed
 from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
+from jrc._specs import restricted
 from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey, Transform
-from jrc.dgc import AxisName, dgc_states
+from jrc.dgc import AxisName, check_whole, dgc_states, state_specs
 from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._abstract import abstract_state, is_abstract
-from jrc.train._outer_check import check_inner, check_outer
-from jrc.train._specs import state_specs
+from jrc.train._outer_check import check_inner, check_outer, check_whole_replicas
+from jrc.train._placement import copied, own_specs
+from jrc.train._specs import outer_states, row_specs
+from jrc.train._topology import mesh_over_all
 
 _WHO = "jrc.init_state"
 
@@ -56,6 +59,9 @@ def init_state(
 
     With several processes each of them calls this, with the same values.
 
+    Parameters that are split over the mesh by a `NamedSharding` stay so (FSDP, tensor and expert
+    parallelism), and the arrays that the optimizer keeps for each of them are split alike.
+
     Args:
         params: Parameters of one replica, any pytree of arrays. They are copied, so that a step
             that donates its state does not delete them. With `jax.ShapeDtypeStruct`s, or a mesh of
@@ -64,21 +70,24 @@ def init_state(
         tx: The optimizer.
         key: The random key of the run.
         model_state: A pytree of arrays that the loss function threads, or `None`.
-        mesh: The devices of the replicas; `None` is one axis over all devices of all processes.
+        mesh: The devices, with automatic or explicit axes; `None` is one axis over all devices of
+            all processes.
         axis_name: The mesh axis of the replicas, or the pair `(inner, outer)` of the compression.
         outer: The outer optimizer, such as `jrc.SparseLoCo()`; `tx` is then the inner one, of each
             replica.
 
     Returns:
-        A `TrainState` in which `u` and `v` of a `DGCState` are (replicas, n) and sharded over the
-        axis, as all rows of an `OuterState`'s `local`, and everything else is replicated.
+        A `TrainState` in which `u` and `v` of a `DGCState` are (replicas, *shape) and split over
+        the axis, and further as their parameter is. So are all rows of an `OuterState`'s `local`.
+        What is not split is replicated.
 
     Raises:
         TypeError: If `mesh` is not a mesh, `tx` not a transform, `key` not a key, `outer` not an
             outer optimizer, or a leaf not an array.
         ValueError: If the mesh has no such axis or no device of this process, if a transform
             before the compression in a chain has state, if there is a compression beside `outer`,
-            or if processes gave different values.
+            if processes gave different values, or if parameters are split over another mesh, over
+            the axis that is compressed, or at all with `outer`.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -105,25 +114,66 @@ def init_state(
 
     mesh, opt_state = all_or_none(here, _WHO) if _spans_processes(mesh) else here()
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
+    axis = names_of(axis_name)[0]
     if is_abstract(state, mesh):
-        rows = mesh.shape[names_of(axis_name)[0]]
-        return abstract_state(state, state_specs(state, axis_name), mesh, rows)
+        specs = specs_of_state(state, mesh, axis, _WHO)
+        return abstract_state(state, specs, row_specs(state, axis), mesh, mesh.shape[axis])
     if mesh.is_multi_process:
         _check_same(state)
-    shared = NamedSharding(mesh, PartitionSpec())
-    replicas = mesh.shape[names_of(axis_name)[0]]
+    return _placed(state, mesh, axis)
 
-    def placed(x: Any, spec: PartitionSpec) -> jax.Array:
-        # An explicit dtype: a weak type would be lost at the first step, which would compile twice.
-        # Always a copy: a step that donates its state must not delete the user's array.
-        x = jnp.copy(x) if is_typed_key(x) else jnp.array(x, jnp.result_type(x))
-        x = _on_all(x, shared)
-        if spec == PartitionSpec():
-            return x
-        tile = functools.partial(jnp.tile, reps=(replicas, *(1 for _ in x.shape[1:])))
-        return jax.jit(tile, out_shardings=NamedSharding(mesh, spec))(x)
 
-    return jax.tree.map(placed, state, state_specs(state, axis_name))
+def _placed(state: TrainState, mesh: Mesh, axis: str) -> TrainState:
+    """Return the state on the mesh, split as its parameters are, u and v with a row per replica."""
+    specs = specs_of_state(state, mesh, axis, _WHO)
+    rows = row_specs(state, axis)
+
+    # Rows are made with automatic axes, whatever those of the run are.
+    automatic = Mesh(mesh.devices, mesh.axis_names)
+
+    def placed(x: Any, spec: PartitionSpec, row: PartitionSpec) -> jax.Array:
+        if row == PartitionSpec():
+            return copied(x, NamedSharding(mesh, spec))
+        # Of one replica first, so that no device ever holds more than its own shard of a row.
+        inside = restricted(spec, set(mesh.axis_names) - {axis})
+        one = copied(x, NamedSharding(automatic, inside))
+        tile = functools.partial(jnp.tile, reps=(mesh.shape[axis], *(1 for _ in x.shape[1:])))
+        rows = jax.jit(tile, out_shardings=NamedSharding(automatic, spec))(one)
+        return jax.device_put(rows, NamedSharding(mesh, spec))
+
+    return jax.tree.map(placed, state, specs, rows)
+
+
+def specs_of_state(state: TrainState, mesh: Mesh, axis: str, who: str) -> TrainState:
+    """Return how a state is split: parameters as they are, the optimizer's arrays like them.
+
+    Args:
+        state: The state, or its shapes with shardings.
+        mesh: The mesh of the run.
+        axis: The replica axis.
+        who: The public function, for errors.
+
+    Returns:
+        The state with a `PartitionSpec` in each leaf's place.
+
+    Raises:
+        ValueError: If parameters are split over another mesh, over a compressed axis, or at all
+            with an outer optimizer.
+    """
+    params = own_specs(state.params, mesh, who, "params")
+    if outer_states(state):
+        check_whole_replicas(params, who)
+        return row_specs(state, axis)
+    if dgc_states(state.opt_state):
+        check_whole(params, axis, who)
+    whole: Any = PartitionSpec()
+    return TrainState(
+        whole,
+        params,
+        own_specs(state.model_state, mesh, who, "model_state"),
+        state_specs(state.opt_state, axis, state.params, params),
+        whole,
+    )
 
 
 def _spans_processes(mesh: object) -> bool:
@@ -160,15 +210,6 @@ def kind_of(leaf: Any) -> str:
     return f"{dtype}{list(jnp.shape(leaf))}"
 
 
-def _on_all(x: jax.Array, shared: NamedSharding) -> jax.Array:
-    """Return a copy on every device of the mesh."""
-    traced = isinstance(x, jax.core.Tracer)
-    if traced or not shared.mesh.is_multi_process or not x.is_fully_addressable:
-        return jax.device_put(x, shared)
-    parts = [jax.device_put(x, device) for device in shared.mesh.local_devices]
-    return jax.make_array_from_single_device_arrays(x.shape, shared, parts)
-
-
 def _check_same(state: TrainState) -> None:
     """Raise if processes start from different parameters, which no step would make equal."""
     given = {"params": state.params, "model_state": state.model_state, "key": state.key}
@@ -203,14 +244,14 @@ def mesh_or_all(mesh: Mesh | None, axis_name: AxisName, who: str) -> Mesh:
             f"{who}: mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}. "
             f"Write jax.sharding.Mesh(devices, ({axis_name!r},))."
         )
-    if mesh is None and isinstance(axis_name, tuple):
+    if mesh is None and not isinstance(axis_name, str):
         raise ValueError(
             f"{who}: mesh must be given with a pair of axes, which depend on the hosts, got "
             f"axis_name={axis_name!r} alone. Pass "
             f"mesh=jax.make_mesh((hosts, devices), {names_of(axis_name)!r})."
         )
     if mesh is None:
-        return Mesh(jax.devices(), (axis_name,))
+        return mesh_over_all(str(axis_name))
     for name in names_of(axis_name):
         if name not in mesh.axis_names:
             raise ValueError(
@@ -223,8 +264,7 @@ def mesh_or_all(mesh: Mesh | None, axis_name: AxisName, who: str) -> Mesh:
             f"{listed(map(str, mesh.devices.flat))}, of which process {jax.process_index()} has "
             "none. Build the mesh of jax.devices(), or leave it out."
         )
-    # With explicit axes every batch would need a sharding.
-    return Mesh(mesh.devices, mesh.axis_names)
+    return mesh
 
 
 def _check_first(opt_state: PyTree) -> None:

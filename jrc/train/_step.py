@@ -24,13 +24,15 @@ from jrc.train._check import (
     check_outer_state,
     check_state,
 )
+from jrc.train._check_mesh import check_every_axis, check_split_batch, check_split_state
 from jrc.train._op_tags import with_op_tags
 from jrc.train._options import WHO, check_options, mesh_of_step
 from jrc.train._outer import outer_step
-from jrc.train._outer_check import check_outer
+from jrc.train._outer_check import check_axes, check_outer
 from jrc.train._replica import StepInfo, replica_step
 from jrc.train._rounds import Rounds
 from jrc.train._runners import RUNNERS
+from jrc.train._split import is_split, needs_placement
 from jrc.train._state import TrainState, check_transform, names_of
 
 # Virtual CPU devices that run several steps ahead of each other deadlock in their collectives.
@@ -53,6 +55,7 @@ class TrainStep:
     via: str
     _call: Callable[[TrainState, PyTree], tuple[TrainState, StepInfo]] = _hidden()
     _check: Callable[..., None] = _hidden()
+    _inside: Callable[[], Any] = _hidden()
     _blocks: bool = _hidden()
     _plan: Plan | None = _hidden(default=None)
     _calls: int = _hidden(default=0)
@@ -78,6 +81,7 @@ class TrainStep:
         """
         with _outside_of_meshes():
             self._check(state, batch, first=self._calls == 0, runs=True)
+        with self._inside():
             state, info = self._call(state, batch)
         self._calls += 1
         if self._blocks and self._calls % _BLOCK_EVERY == 0:
@@ -126,6 +130,7 @@ class TrainStep:
             )
         with _outside_of_meshes():
             self._check(state, batch, first=True, runs=False)
+        with self._inside():
             return self._call.lower(state, batch, **options)  # type: ignore[attr-defined]
 
 
@@ -143,6 +148,14 @@ def make_train_step(
     outer: OuterOptimizer | None = None,
 ) -> TrainStep:
     """Join a loss function and an optimizer into `step(state, batch) -> (state, info)`.
+
+    Parameters may be split: a step keeps the shardings of the state from `jrc.init_state`.
+
+    - `via="shard_map"`: the mesh axes besides `axis_name` split each replica, by automatic or
+      explicit sharding. Gradients are averaged, or compressed, between replicas, shard by shard.
+    - `via="jit"`: XLA splits everything, over any mesh: FSDP, tensor, expert and sequence
+      parallelism, by the shardings of parameters and batch. The loss is the mean over the whole
+      batch, and XLA reduces gradients.
 
     Every replica computes the gradient of its own part of the batch. A `tx` that holds a `DGCState`
     gets these local gradients and exchanges them itself. Any other gets their mean, as do leaves
@@ -166,12 +179,14 @@ def make_train_step(
             the mean over the given part of the batch. The floating leaves of the model state are
             averaged over the replicas, integers are taken from replica 0.
         tx: Any optax transform; one with `jrc.scale_by_dgc(axis_name=axis_name)` compresses.
-        mesh: The devices of the replicas; `None` is one axis over all devices of all processes.
-            The same as for `jrc.init_state`.
+        mesh: The devices of the replicas, with automatic or explicit axes; `None` is one axis over
+            all devices of all processes (of `via="jit"`, one device). The same as for
+            `jrc.init_state`.
         axis_name: The mesh axis of the replicas, or the pair `(inner, outer)` of the compression:
             gradients are averaged over the inner axis, inside a host, and compressed over the outer
             one, between hosts. A batch is split over both, the outer one first.
-        via: `"shard_map"`, `"pmap"` (one process) or `"jit"` (one device, no axis).
+        via: `"shard_map"`, `"pmap"` (one process) or `"jit"` (no replicas; on several devices
+            without compression).
         plan: The result of `jrc.plan` for `loss_fn` and the arguments of one replica.
         memory_budget: Bytes on one device (`int`), text (`"16GiB"`) or a fraction, as for
             `jrc.plan`, for the whole step: optimizer state, donation and accumulation included.
@@ -192,10 +207,12 @@ def make_train_step(
             not a plan, `accumulate` not a whole number, or `donate` not a bool; at the first call,
             if `loss_fn` does not take its arguments, or the state is not from `jrc.init_state`.
         ValueError: If `via` is unknown, `accumulate` below 1, an axis missing, or `plan` and
-            `memory_budget` both given; for more than one device with `"jit"`, more than one process
-            or a budget with `"pmap"`; at the first call, for a batch that does not split or differs
-            between processes, a state on other devices, a loss that is not a scalar, a compression
-            over another axis, or a plan for another program.
+            `memory_budget` both given; for more than one process or a budget with `"pmap"`; at the
+            first call, for a batch that does not split or differs between processes, a state on
+            other devices or another mesh, a loss that is not a scalar, a compression
+            over another axis or with `"jit"` on several devices, parameters that are split over
+            the axis of replicas, a mesh axis that nothing is split over, or a plan for another
+            program.
         BudgetError: At the first call, if no plan fits; on one process it stops all of them.
 
     Example:
@@ -218,6 +235,8 @@ def make_train_step(
     )
     mesh = mesh_of_step(mesh, axis_name, via)
     names = names_of(axis_name)
+    if outer is not None:
+        check_axes(mesh, names, WHO)
     replicas = math.prod(mesh.shape[name] for name in names)
     axes = None if via == "jit" else names
 
@@ -235,17 +254,25 @@ def make_train_step(
     else:
         call = build(with_op_tags(loss_fn) if plan is None else plan.apply(loss_fn))
 
+    placed = needs_placement(mesh, names, via)
+
     def check(state: TrainState, batch: PyTree, first: bool, runs: bool) -> None:
         def here() -> None:
             check_form(state)
             parts = f"replicas * accumulate = {replicas} * {accumulate}"
             check_batch(batch, replicas * accumulate, parts)
+            if placed:
+                check_split_batch(batch, mesh, names, accumulate)
+            if first:
+                check_split_state(state, mesh, names, via)
             if first and outer is not None:
                 check_outer_state(outer, tx, state, axis_name, mesh)
             elif first:
                 check_state(tx, state, axis_name, mesh)
             if via != "pmap":  # pmap copies the state to its devices
                 check_devices(state, mesh)
+            if first and is_split(mesh, names, via):
+                check_every_axis(build(loss_fn), state, batch, mesh, names)
 
         if first and runs and mesh.is_multi_process:
             all_or_none(here, WHO)
@@ -256,7 +283,13 @@ def make_train_step(
     devices = mesh.local_devices
     blocks = mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
     platform = mesh.devices.flat[0].platform
-    return TrainStep(replicas, via, call, check, blocks, plan, _platform=platform)
+    inside = functools.partial(_inside, mesh) if placed else _outside_of_meshes
+    return TrainStep(replicas, via, call, check, inside, blocks, plan, _platform=platform)
+
+
+def _inside(mesh: Mesh) -> Any:
+    """Set the mesh of the step, so that a loss function may name its axes."""
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def _outside_of_meshes() -> Any:

@@ -172,7 +172,7 @@ def test_num_trainers_that_disagrees():
         (jnp.ones(3), "must have the structure of the parameters that init got"),
         (
             PARAMS | {"w": jnp.ones((20, 11))},
-            "the gradient of ['w'] must fit its state of shape (1, 200), got (1, 220). Build",
+            "the gradient of ['w'] must fit its state of shape (1, 20, 10), got (1, 20, 11). Build",
         ),
         (
             PARAMS | {"b": jnp.ones((3, 1))},

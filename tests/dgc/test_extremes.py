@@ -42,7 +42,7 @@ def test_huge_tied_and_vanishing_gradients(way):
         assert not np.isnan(flat(updates)).any()
         for kept in (state.u, state.v):
             assert not any(np.isnan(leaf).any() for leaf in kept.values())
-        kept = np.concatenate([np.asarray(v, np.float64).mean(0) for v in state.v.values()])
+        kept = np.concatenate([np.asarray(v, np.float64).mean(0).ravel() for v in state.v.values()])
         # The sum of four such numbers at an owner overflows float32.
         if abs(value) <= 1 or "allgather" in WAYS[way].values():
             np.testing.assert_allclose(flat(updates) + kept, value, rtol=1e-5, atol=1e-36)

@@ -57,7 +57,7 @@ def test_a_host_is_one_replica_with_the_mean_gradient(check_vma):
     first = functools.partial(jax.tree.map, lambda x: x[:, 0])
     assert_trees_close(first(path), first(expected), 1e-5)
     assert_trees_close(state[0].v, last[0].v, 1e-5)
-    assert state[0].v["w"].shape == (HOSTS, 1200)
+    assert state[0].v["w"].shape == (HOSTS, 40, 30)
     assert dgc_stats(state).bytes_sent == dgc_stats(last).bytes_sent
 
 

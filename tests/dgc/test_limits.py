@@ -75,7 +75,7 @@ def test_buckets_send_what_one_bucket_sends(way, monkeypatch):
         return
     # Other owners get a bucket's entries, and other sums stay in v: together they are the same.
     totals = [
-        {name: updates[name].reshape(-1) + v[name].mean(0) for name in "abc"}
+        {name: updates[name].reshape(-1) + v[name].mean(0).reshape(-1) for name in "abc"}
         for updates, _, v in found
     ]
     assert_trees_close(*totals, 1e-6)

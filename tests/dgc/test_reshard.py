@@ -178,7 +178,7 @@ def test_placed_on_a_mesh(devices, kind):
     before, after = (on(number, kind) for number in devices)
     params = {"w": jnp.ones((6, 4)), "b": jnp.ones(3)}
     state = jrc.init_state(params, wrapped("plain"), jax.random.key(0), mesh=before)
-    rows = np.arange(24.0 * devices[0], dtype=np.float32).reshape(devices[0], 24)
+    rows = np.arange(24.0 * devices[0], dtype=np.float32).reshape(devices[0], 6, 4)
     rows = jax.device_put(rows, state.opt_state[0].v["w"].sharding)
     own = state.opt_state[0]
     state = state._replace(opt_state=(own._replace(v=own.v | {"w": rows}), *state.opt_state[1:]))

@@ -81,7 +81,7 @@ def test_scalars_and_empty_arrays():
     tx = scale_by_dgc(0.5, sparsity=0.999, min_size=0)
     updates, state = tx.update(params, tx.init(params), params)
     assert_bit_equal(updates, params)
-    assert state.u["s"].shape == (1, 1) and state.velocity["e"].shape == (0, 3)
+    assert state.u["s"].shape == (1,) and state.velocity["e"].shape == (0, 3)
 
 
 def test_bfloat16_keeps_float32_state():

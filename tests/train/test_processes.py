@@ -146,8 +146,8 @@ ERRORS = {
     "nothing to restore": "FileNotFoundError: jrc.restore: ",
     "missing here": "FileNotFoundError: jrc.restore: path must be the folder of a save, got",
     "other save": "in which process 1 does not see jrc_0",
-    "other replicas": "got float32[4, 1024] for leaf 'opt_state/0/u/in', which was saved as "
-    "float32[2, 1024]. Build like as it was saved",
+    "other replicas": "got float32[4, 16, 64] for leaf 'opt_state/0/u/in', which was saved as "
+    "float32[2, 16, 64]. Build like as it was saved",
 }
 
 

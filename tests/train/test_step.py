@@ -214,7 +214,7 @@ def test_init_state_lays_out_and_copies():
     params = {"w": jnp.ones((40, 50)), "b": jnp.ones(3)}
     state = jrc.init_state(params, dgc(), jax.random.key(0), mesh=mesh())
     dgc_state = state.opt_state[0]
-    assert dgc_state.u["w"].shape == dgc_state.v["w"].shape == (REPLICAS, 2000)
+    assert dgc_state.u["w"].shape == dgc_state.v["w"].shape == (REPLICAS, 40, 50)
     assert dgc_state.u["w"].sharding.spec == P("data")
     assert all(x.sharding.is_fully_replicated for x in (state.params["w"], state.key))
     step = jrc.make_train_step(lambda p, b, k: jnp.sum(p["w"]) * jnp.mean(b), dgc(), mesh=mesh())
@@ -292,8 +292,6 @@ def test_errors():
         make(accumulate=0)
     with pytest.raises(ValueError, match="axis of the mesh, got 'batch'. The axes are 'data'"):
         make(mesh=mesh(), axis_name="batch")
-    with pytest.raises(ValueError, match="must have one device with via='jit', got 4"):
-        make(mesh=mesh(), via="jit")
     with pytest.raises(ValueError, match="jrc.init_state: axis_name must be an axis of the mesh"):
         jrc.init_state({}, optax.sgd(0.1), jax.random.key(0), mesh=mesh(), axis_name="x")
     state = jrc.init_state({"w": jnp.ones(3)}, optax.sgd(0.1), jax.random.key(0), mesh=mesh())
@@ -525,7 +523,7 @@ def test_pairs_of_axes_average_inside_and_compress_between():
     two = Mesh(np.array(jax.devices()[:4]).reshape(hosts, 2), ("data", "chip"))
     tx = jrc.dgc_momentum(0.1, 0.9, 0, sparsity=(0.5,), min_size=2, axis_name=pair)
     state = jrc.init_state(NET, tx, jax.random.key(0), mesh=two, axis_name=pair)
-    assert state.opt_state[0].v["w"].shape == (hosts, 24)
+    assert state.opt_state[0].v["w"].shape == (hosts, 4, 6)
     step = jrc.make_train_step(net_loss, tx, mesh=two, axis_name=pair)
     flat = jrc.dgc_momentum(0.1, 0.9, 0, sparsity=(0.5,), min_size=2, axis_name="data")
     one = Mesh(np.array(jax.devices()[:hosts]), ("data",))

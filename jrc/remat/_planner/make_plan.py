@@ -15,6 +15,7 @@ from jrc._tree import aval_of
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.compiled_memory import Memory, memory_needed
 from jrc.remat._planner.budget import checked_budget
+from jrc.remat._planner.calibration import is_split
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.plan_cache import check_cache, plan_in
@@ -68,10 +69,10 @@ def plan(
     one device: arguments + outputs + temporaries - aliased. Integers, keys and the like in a
     differentiated argument (a train state, a flax nnx module) get no gradient. With arguments that
     `jit` shards over devices, compiled peaks, and so budgets and fractions of them, are right. A
-    predicted peak has one device's part of the arguments, the same of their gradients, and all of
-    the temporaries, because only XLA knows how those are sharded: with `verify=False` it may be
-    larger than the true one by as many times as there are devices. In `shard_map` sizes are those
-    of one device.
+    predicted peak is calibrated then: only XLA knows how it splits intermediate values, so that the
+    leanest candidate, two in between and the one with nothing recomputed are compiled, with
+    `verify=False` too, and the others are predicted on the lines through these. In `shard_map`
+    sizes are those of one device.
 
     What is compiled is the program of `jax.jit(jax.value_and_grad(plan.apply(fn), ...))` itself.
     With JAX's persistent cache of compiled programs (`jax_compilation_cache_dir`) your own call
@@ -159,7 +160,10 @@ def plan(
         problem = PlanningProblem.of(
             fn, args, argnums, has_aux, who, compilations, respect_checkpoints, name
         )
-        return choose(problem, limit, _Compiler(problem) if verify else None, who)
+        compiled = _Compiler(problem)
+        if is_split(problem.arguments.leaves):
+            problem = problem.calibrated(compiled)
+        return choose(problem, limit, compiled if verify else None, who)
 
     def stored() -> Plan:
         if cache is None:
@@ -204,6 +208,7 @@ def plan_within(
     who: str,
     has_aux: Callable[[Any], bool],
     platform: str | None = None,
+    split: bool = False,
 ) -> Plan:
     """Return the plan for a function inside of a larger program, whose whole peak is to fit.
 
@@ -214,6 +219,7 @@ def plan_within(
         who: The public function, for errors.
         has_aux: Of what `fn` returned, whether it is `(loss, aux)`.
         platform: What the program is lowered for; by default JAX's own.
+        split: Whether XLA splits the program over devices, so that predictions are calibrated.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
@@ -224,6 +230,7 @@ def plan_within(
         problem = _problem_within(fn, lower, who, has_aux)
         flops: dict[Candidate, int] = {}
 
+        @functools.cache
         def compiled(candidate: Candidate) -> Memory:
             applied = problem.applied(candidate, fn)
 
@@ -236,6 +243,8 @@ def plan_within(
 
             return memory_needed(lower(counted), platform)
 
+        if split:
+            problem = problem.calibrated(compiled)
         return choose(problem, limit, compiled, who, flops)
 
     return plan_of_process_0(found, who)

@@ -16,6 +16,7 @@ from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
 from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.as_written import NAME as AS_WRITTEN_NAME
 from jrc.remat._planner.as_written import as_written_candidate
+from jrc.remat._planner.calibration import Calibration, calibration_of
 from jrc.remat._planner.candidates import Candidate, candidate_row
 from jrc.remat._planner.decision import AS_WRITTEN
 from jrc.remat._planner.opaque_in_plan import opaque_under
@@ -48,6 +49,7 @@ class PlanningProblem:
         opened: The `jax.checkpoint` regions of the function that are opened.
         opaque: The equations that the planner cannot look into, each with its path.
         target: The name of the target that programs are compiled for; empty without one.
+        calibration: From the model's peak to that of one device, where arguments are split.
     """
 
     candidates: tuple[Candidate, ...]
@@ -66,6 +68,7 @@ class PlanningProblem:
     opened: Opened
     opaque: tuple[tuple[Path, Opaque], ...]
     target: str = ""
+    calibration: Calibration = Calibration()
 
     @classmethod
     def of(
@@ -157,7 +160,19 @@ class PlanningProblem:
     def predicted(self, candidate: Candidate) -> Estimate:
         """Return the cost of a candidate as the model has it."""
         peak = self.given + self.returned + candidate.temporaries
-        return self._estimate(peak, self.flops + candidate.recomputed)
+        return self._estimate(self.calibration.of(peak), self.flops + candidate.recomputed)
+
+    def calibrated(self, compiled: Callable[[Candidate], Memory]) -> "PlanningProblem":
+        """Return the problem with predictions for one device, for arguments that are split.
+
+        Args:
+            compiled: Compiles a candidate; called for the leanest, for two in between, and for
+                nothing recomputed.
+        """
+        row = self.candidates
+        some = dict.fromkeys((row[0], row[len(row) // 4], row[len(row) // 2], row[-1]))
+        pairs = [(self.predicted(each).peak_bytes, compiled(each).peak) for each in some]
+        return dataclasses.replace(self, calibration=calibration_of(pairs))
 
     def counted(self, candidate: Candidate) -> int:
         """Return the FLOPs of the gradient program under a candidate's decision."""
