@@ -113,9 +113,7 @@ def test_regions_of_the_loss_are_respected_under_a_budget():
     state = jrc.init_state(jnp.eye(8), optax.sgd(0.1), jax.random.key(0))
     options = dict(memory_budget="1MiB", donate=False)
     for respects in (False, True):
-        step = jrc.make_train_step(
-            loss_fn, optax.sgd(0.1), respect_checkpoints=respects, **options
-        )
+        step = jrc.make_train_step(loss_fn, optax.sgd(0.1), respect_checkpoints=respects, **options)
         step(state, jnp.ones((8, 8)))
         assert step.plan.signature.respect_checkpoints is respects
 
