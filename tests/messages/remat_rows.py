@@ -234,7 +234,7 @@ ROWS = [
     Row("jrc.Plan.apply", "another program", lambda: plan().apply(vector)(W, X), Value,
         "made for another program", "`vector`", "plan again with jrc.plan"),
     Row("jrc.Plan.from_json", "another format", lambda: jrc.Plan.from_json(report().to_json()),
-        Value, "text must be a plan of format 3", "'jrc.Report/1'", "Plan again with jrc.plan"),
+        Value, "text must be a plan of format 4", "'jrc.Report/1'", "Plan again with jrc.plan"),
     Row("jrc.largest_batch", "arguments for a function", lambda: largest(make_args=(W, X)), Type,
         "make_args must be a function", "got tuple", "Write jrc.largest_batch(lambda batch:"),
     Row("jrc.largest_batch", "a fraction", lambda: largest(0.5), Type, "budget must be bytes",

@@ -192,6 +192,46 @@ def test_blocks_that_normalise_over_a_mapped_axis_are_recomputed():
     assert "every block recomputed" in {each.name for each in problem.by_hand}
 
 
+def wave(p, x):
+    """A step of a wave equation, without a product."""
+    around = jnp.roll(x, 1, 0) + jnp.roll(x, -1, 0) + jnp.roll(x, 1, 1) + jnp.roll(x, -1, 1)
+    return x + 0.1 * jnp.tanh((around - 4 * x) * p) * jnp.sin(x)
+
+
+def adapted(p, x):
+    """A layer whose weights are a product themselves, which the model predicts far too high."""
+    return jnp.tanh(x @ (p[0] + p[1] @ p[2]))
+
+
+SHAPES = jax.ShapeDtypeStruct
+STACKS = {
+    "no products": (wave, SHAPES((64, 64), jnp.float32), SHAPES((64, 64), jnp.float32)),
+    "made weights": (
+        adapted,
+        [SHAPES(s, jnp.float32) for s in ((128, 128), (128, 4), (4, 128))],
+        SHAPES((4, 128), jnp.float32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_budget_of_zero_is_what_blocks_by_hand_need(name):
+    layer, params, x = STACKS[name]
+
+    def stack(layer):
+        def loss(params, x):
+            for p in params:
+                x = layer(p, x)
+            return jnp.sum(x**2)
+
+        return loss
+
+    args = [params] * 8, x
+    by_hand = jax.jit(jax.value_and_grad(stack(jax.checkpoint(layer)))).lower(*args)
+    plan = jrc.plan(stack(layer), *args, budget=0.0)
+    assert plan.verified.peak_bytes <= memory_needed(by_hand).peak
+
+
 def test_pooling_is_no_part_of_a_block():
     loss, *args = unet(lambda fn: fn)
     program = unshared(Program(inline_all(jax.make_jaxpr(loss)(*args).jaxpr)))

@@ -70,6 +70,48 @@ def test_what_a_plan_follows_from_is_compared(tmp_path, searches, change):
     assert len(searches) == 2 and len(list(tmp_path.glob("*.json"))) == 2
 
 
+def under(policy):
+    layer = jax.checkpoint(lambda w, x: jnp.tanh(jnp.sin(x @ w) @ w), policy=policy)
+    return lambda w, x: jnp.sum(layer(w, layer(w, x)))
+
+
+def with_rule(saved):
+    @jax.custom_vjp
+    def layer(w, x):
+        return jnp.sin(x @ w)
+
+    def forward(w, x):
+        return layer(w, x), (w, x, [jnp.cos(x @ w)] * saved)
+
+    def backward(kept, g):
+        w, x, more = kept
+        g = g * (more[0] if more else jnp.cos(x @ w))
+        return x.T @ g, g @ w.T
+
+    layer.defvjp(forward, backward)
+    return lambda w, x: jnp.sum(layer(w, layer(w, x)))
+
+
+POLICIES = jax.checkpoint_policies
+
+
+@pytest.mark.parametrize(
+    "fns",
+    [
+        (under(POLICIES.nothing_saveable), under(POLICIES.dots_saveable)),
+        (under(POLICIES.save_only_these_names("a")), under(POLICIES.everything_saveable)),
+        (with_rule(0), with_rule(1)),
+        (lambda w, x: loss(w, x * 1.0), lambda w, x: loss(w, x * 3.0)),
+    ],
+    ids=["policies", "other policies", "custom rules", "constants"],
+)
+def test_what_the_gradient_does_is_compared(tmp_path, searches, fns):
+    for fn in fns:
+        options = dict(budget=0.5, verify=False, respect_checkpoints=True)
+        jrc.plan(fn, *ARGS, cache=tmp_path, **options)
+    assert len(searches) == 2
+
+
 def test_a_damaged_plan_is_made_again(tmp_path, searches, caplog):
     first = jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path)
     (path,) = tmp_path.iterdir()

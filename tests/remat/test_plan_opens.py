@@ -427,6 +427,32 @@ def test_what_is_opaque_inside_of_loops_and_branches():
     assert {each.times for each in jrc.explain(loss, WS, X).opaque} == {6}
 
 
+def test_regions_as_written_are_for_the_function_that_has_them():
+    """Without its regions, or with another policy, a function would need more than was promised."""
+
+    def net(wrap):
+        layer = wrap(lambda w, x: jnp.sin(jnp.tanh(x @ w) @ w))
+        return lambda w, x: jnp.sum(layer(w, layer(w, x)))
+
+    args = jnp.eye(16), jnp.ones((64, 16))
+    policies = jax.checkpoint_policies
+    wraps = [
+        functools.partial(jax.checkpoint, policy=policy)
+        for policy in (
+            policies.save_only_these_names("a"),
+            policies.save_only_these_names("b"),
+            policies.dots_saveable,
+        )
+    ]
+    problem = PlanningProblem.of(net(wraps[0]), args, 0, False, "test")
+    (written,) = [each for each in problem.by_hand if each.name.endswith("as written")]
+    plan = jrc.Plan.from_json(problem.plan_of(written, 10**6, {}).to_json())
+    jax.grad(plan.apply(net(wraps[0])))(*args)
+    for wrap in (*wraps[1:], lambda layer: layer):
+        with pytest.raises(ValueError, match=r"its jax\.checkpoint regions, .*, are others"):
+            jax.grad(plan.apply(net(wrap)))(*args)
+
+
 def test_the_largest_batch_respects_regions():
     fn = lambda w, x: jnp.sum(jax.checkpoint(lambda w, x: jnp.sin(jnp.tanh(x @ w) @ w))(w, x))  # noqa: E731
     args = lambda batch: (jnp.eye(16), jax.ShapeDtypeStruct((batch, 16), jnp.float32))  # noqa: E731

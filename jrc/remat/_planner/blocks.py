@@ -1,8 +1,9 @@
 """Blocks of a program: the layers that a person would put under `jax.checkpoint` one by one.
 
 They are found as runs of equations that repeat themselves: by matrix products and convolutions of
-equal shapes, or, where these cover less than half of the FLOPs, by operators of any shape. A run is
-cut where the fewest bytes cross from one repetition to the next.
+equal shapes, or, where these cover less than half of the FLOPs, by operators of any shape, at last
+by those without a product (stencils, Fourier transforms). A run is cut where the fewest bytes cross
+from one repetition to the next.
 """
 
 import bisect
@@ -31,14 +32,19 @@ def block_borders(program: Program, graph: CostGraph) -> list[int]:
     }
     products = _product_positions(program, graph)
     best: tuple[int, list[int], list[Run]] = (0, [], [])
-    for places, has_shapes in ((products, True), (list(equations), False)):
+    every = list(equations)
+    for places, has_shapes, needed in (
+        (products, True, products),
+        (every, False, products),
+        (every, False, every),
+    ):
         if best[0] >= SETTINGS.repeated_flops * graph.flops:
             break
         kinds = [_kind(equations[k], has_shapes) for k in places]
         runs = [
             (start, period, length)
             for start, period, length in repetitions(kinds)
-            if any(k in products for k in places[start : start + period])
+            if any(k in needed for k in places[start : start + period])
         ]
         covered = sum(graph.nodes[k].flops for s, _, n in runs for k in places[s : s + n])
         if covered > best[0]:
@@ -49,8 +55,13 @@ def block_borders(program: Program, graph: CostGraph) -> list[int]:
 
 
 def end_of_last_block(program: Program, graph: CostGraph, borders: Sequence[int]) -> int:
-    """Return the place as far behind the last product as the other borders are behind theirs."""
+    """Return the place as far behind the last product as the other borders are behind theirs.
+
+    Where blocks have no products, it is any operator that computes.
+    """
     places = _product_positions(program, graph)
+    if not places or places[0] >= borders[0]:
+        places = [k for k, node in enumerate(graph.nodes) if node.flops and node.position >= 0]
     behind = sorted(k - max(p for p in places if p < k) for k in borders if places[0] < k)
     distance = behind[len(behind) // 2] if behind else 1
     return min(places[-1] + distance, len(graph.nodes) - 1)

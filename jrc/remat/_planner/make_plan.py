@@ -13,6 +13,7 @@ from jrc._multihost import all_or_none
 from jrc._targets import Target, abstract_on, checked_target
 from jrc._tree import aval_of
 from jrc._validate import check_flag, whole_number
+from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import Memory, memory_needed
 from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.calibration import is_split
@@ -169,8 +170,11 @@ def plan(
         if cache is None:
             return found()
         traced = traced_for_plan(fn, args, {}, who, respect_checkpoints)
-        signature = signature_of(traced.program, traced.closed, respect_checkpoints)
+        signature = signature_of(traced, respect_checkpoints)
+        arguments = arguments_of(fn, args, argnums, who, numbers=True)
         asked = {
+            # Custom rules, policies, shardings and small constants are in the gradient's program.
+            "gradient": _fingerprint(arguments.lowered(fn, has_aux)),
             "budget": limit,
             "argnums": argnums,
             "has_aux": has_aux,
@@ -192,13 +196,17 @@ class _Compiler:
 
     def __call__(self, candidate: Candidate) -> Memory:
         lowered = self.problem.lowered(candidate)
-        # Constants of a million entries have no part in the text: only their shapes matter here.
-        module: Any = lowered.compiler_ir("stablehlo")
-        text = module.operation.get_asm(large_elements_limit=1024)
-        text = hashlib.sha256(text.encode()).hexdigest()
+        text = _fingerprint(lowered)
         if text not in self.known:
             self.known[text] = self.problem.arguments.memory(lowered)
         return self.known[text]
+
+
+def _fingerprint(lowered: jax.stages.Lowered) -> str:
+    """A hash of a lowered program without its name; of large constants their shapes alone."""
+    module: Any = lowered.compiler_ir("stablehlo")
+    _, _, text = module.operation.get_asm(large_elements_limit=1024).partition(" attributes ")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def plan_within(

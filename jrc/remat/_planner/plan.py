@@ -19,7 +19,7 @@ from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED, Kept
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import traced_for_plan
 
-_FORMAT = 3
+_FORMAT = 4
 
 _COST = {"peak_bytes": int, "flops": int, "flops_ratio": float}
 _CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str, "name": str}
@@ -38,6 +38,7 @@ _FIELDS = {
     "closed": int,
     "digest": str,
     "respect_checkpoints": bool,
+    "written": str,
     "left_out": str,
 }
 # Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
@@ -235,6 +236,7 @@ class Plan:
             "equations": list(self.signature.equations),
             "digest": self.signature.digest,
             "respect_checkpoints": self.signature.respect_checkpoints,
+            "written": self.signature.written,
             "inputs": list(self.signature.inputs),
             "closed": self.signature.closed,
         }
@@ -274,6 +276,7 @@ class Plan:
                     tuple(data["inputs"]),
                     data["closed"],
                     data["respect_checkpoints"],
+                    data["written"],
                 ),
                 target=data.get("target", ""),
             )
@@ -319,7 +322,10 @@ def apply_decision[F: Callable[..., Any]](
         respected = signature.respect_checkpoints
         traced = traced_for_plan(fn, args, kwargs, who, respected)
         program = traced.program
-        difference = signature.difference(signature_of(program, traced.closed, respected))
+        found = signature_of(traced, respected)
+        difference = signature.difference(found)
+        if not difference and decision == AS_WRITTEN and found.written != signature.written:
+            difference = "its jax.checkpoint regions, which the plan leaves as written, are others"
         if difference:
             raise ValueError(
                 f"{who}: this plan was made for another program than that of `{name_of(fn)}`: "

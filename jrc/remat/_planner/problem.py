@@ -95,7 +95,7 @@ class PlanningProblem:
         run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
         residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
         row = candidate_row(program, perturbed, residuals, compilations)
-        signature = signature_of(program, traced.closed, respect_checkpoints)
+        signature = signature_of(traced, respect_checkpoints)
         plain = apply_decision(fn, None, signature) if traced.regions else fn
         plain_flops = flops(arguments.traced(plain, has_aux))
         by_hand = row.by_hand

@@ -15,7 +15,7 @@ from jrc._jaxpr import (
     primitive_name,
     tag_of,
 )
-from jrc.remat._planner.trace import inlined_program
+from jrc.remat._planner.trace import TracedForPlan, inlined_program
 
 # Parameters that describe the types of values, which a cast to vary over a mesh axis changes.
 _TYPES = frozenset({"weak_type", "linear"})
@@ -34,6 +34,7 @@ class Signature:
             where an array comes from does not change a program.
         respect_checkpoints: Whether `jax.checkpoint` regions of the function stay regions; else
             the program is the one without them.
+        written: A hash of the program with the regions that are opened; empty without any.
     """
 
     equations: tuple[str, ...]
@@ -41,6 +42,7 @@ class Signature:
     inputs: tuple[str, ...] = dataclasses.field(compare=False)
     closed: int = dataclasses.field(compare=False)
     respect_checkpoints: bool = False
+    written: str = dataclasses.field(default="", compare=False)
 
     def difference(self, other: "Signature") -> str | None:
         """Return in words how another program differs from this one; `None` if it does not."""
@@ -82,16 +84,25 @@ class Signature:
         return f"equation {a} was {was}, now it is {now}{more}"
 
 
-def signature_of(program: Program, closed: int, respect_checkpoints: bool = False) -> Signature:
+def signature_of(traced: TracedForPlan, respect_checkpoints: bool = False) -> Signature:
     """Return the fingerprint of a program, the same in any process and at any source line.
 
     Casts do not count, so that it is the same inside of `shard_map`.
     """
-    words = tuple(_words(program.eqns[p]) for p in program.steps)
+    program = traced.program
+    return Signature(
+        equations=tuple(_words(program.eqns[p]) for p in program.steps),
+        digest=_digest(program),
+        inputs=tuple(_type(v.aval) for v in program.jaxpr.invars),
+        closed=traced.closed,
+        respect_checkpoints=respect_checkpoints,
+        written=_digest(inlined_program(traced.written)) if traced.regions else "",
+    )
+
+
+def _digest(program: Program) -> str:
     order = _by_first_use([program], len(program.jaxpr.invars))
-    digest = hashlib.sha256("\n".join(_lines(program, order)).encode()).hexdigest()[:32]
-    inputs = tuple(_type(v.aval) for v in program.jaxpr.invars)
-    return Signature(words, digest, inputs, closed, respect_checkpoints)
+    return hashlib.sha256("\n".join(_lines(program, order)).encode()).hexdigest()[:32]
 
 
 def _words(eqn: Any) -> str:
@@ -125,8 +136,10 @@ def _lines(program: Program, order: Sequence[int]) -> list[str]:
 
 
 def _settings(eqn: Any) -> str:
-    """The whole numbers among an operator's parameters: axes, lengths, directions."""
+    """The whole numbers among an operator's parameters: axes, lengths, directions; its policy."""
     settings = {key: _numbers_of(x) for key, x in eqn.params.items() if key not in _TYPES}
+    if callable(policy := eqn.params.get("policy")):
+        settings["policy"] = _function(policy)
     return "".join(f" {key}={settings[key]}" for key in sorted(settings) if settings[key])
 
 
@@ -134,6 +147,22 @@ def _numbers_of(setting: Any) -> str:
     if isinstance(setting, tuple | list):
         return f"({','.join(map(_numbers_of, setting))})"
     return str(int(setting)) if isinstance(setting, int) else ""
+
+
+def _function(fn: Any) -> str:
+    """A function's name and what it closes over: `save_only_these_names` differs by its names."""
+    cells = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    return f"{getattr(fn, '__qualname__', type(fn).__name__)}({','.join(map(_constant, cells))})"
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, set | frozenset):
+        return f"{{{','.join(sorted(map(_constant, value)))}}}"
+    if isinstance(value, tuple | list):
+        return f"({','.join(map(_constant, value))})"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    return _function(value) if callable(value) else type(value).__name__
 
 
 def _order_inside(eqn: Any, inner: Sequence[Program]) -> tuple[int, Sequence[int]]:
