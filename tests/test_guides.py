@@ -11,6 +11,13 @@ PAGES = {page.stem: page for page in (ROOT / "README.md", *sorted(ROOT.glob("doc
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 # The pages that a reader comes to first; the others take longer.
 DEFAULT = ("README", "explain", "many_processes")
+# What the last block of a page must have reached.
+SHOWN = {
+    "few_synchronisations": lambda found: int(found["state"].opt_state.rounds) == 2,
+    "meshes": lambda found: found["step"].plan is not None,
+    "plan": lambda found: found["plan"].verified.peak_bytes <= 10 * 2**20,
+    "README": lambda found: found["plan"].verified.peak_bytes <= 32 * 2**20,
+}
 WITH_CODE = [
     pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow)
     for name, page in PAGES.items()
@@ -27,8 +34,7 @@ def test_every_block_of_a_page_runs(name, tmp_path, monkeypatch):
     for block in BLOCK.finditer(text):
         above = "\n" * text.count("\n", 0, block.start(1))  # lines of a traceback are the page's
         exec(compile(above + block[1], str(PAGES[name]), "exec"), found)
-    if name == "few_synchronisations":
-        assert int(found["state"].opt_state.rounds) == 2
+    assert name not in SHOWN or SHOWN[name](found)
 
 
 def test_readme_is_short():
