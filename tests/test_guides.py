@@ -1,4 +1,4 @@
-"""README.md and `docs/`: every block of Python runs as it stands, and every link leads somewhere."""
+"""README.md and `docs/`: every block of Python runs as it stands; every link leads somewhere."""
 
 import importlib.util
 import pathlib
