@@ -42,6 +42,11 @@ def test_readme_is_short():
     assert len(lines) <= 150 and max(map(len, lines)) <= 100
 
 
+def test_readme_links_every_page():
+    text = PAGES["README"].read_text()
+    assert [name for name in PAGES if f"docs/{name}.md" not in text] == ["README"]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_leads_somewhere(name):
     page = PAGES[name]
