@@ -27,10 +27,12 @@ class Budgeted:
         build: Callable[[Callable[..., Any]], Any],
         loss_fn: Callable[..., Any],
         budget: int | str | float,
+        respect_checkpoints: bool,
         who: str,
     ) -> None:
         self.plan: Plan | None = None
         self._build, self._loss_fn, self._budget, self._who = build, loss_fn, budget, who
+        self._respects = respect_checkpoints
         self._known: dict[Any, tuple[Plan, Any]] = {}
 
     def __call__(self, state: TrainState, batch: PyTree) -> Any:
@@ -53,6 +55,7 @@ class Budgeted:
                 self._who,
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
                 platform=device_of(leaves).platform,
+                respect_checkpoints=self._respects,
                 split=any(spec_of(leaf) for leaf in jax.tree.leaves(state.params)),
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))

@@ -15,7 +15,9 @@ from jrc.train._runners import RUNNERS, WHO
 from jrc.train._state import check_axis_name, mesh_or_all, names_of
 
 
-def check_options(loss_fn: Any, via: Any, donate: Any, plan: Any, budget: Any) -> None:
+def check_options(
+    loss_fn: Any, via: Any, donate: Any, plan: Any, budget: Any, respect_checkpoints: Any
+) -> None:
     """Raise if an argument has a wrong type or value, or two do not go together."""
     if not callable(loss_fn):
         raise TypeError(
@@ -33,6 +35,12 @@ def check_options(loss_fn: Any, via: Any, donate: Any, plan: Any, budget: Any) -
         raise ValueError(
             f"{WHO}: plan and memory_budget must not both be given, got a plan and {budget!r}. "
             "Leave one of them out."
+        )
+    check_flag(respect_checkpoints, "respect_checkpoints", WHO)
+    if respect_checkpoints and budget is None:
+        raise ValueError(
+            f"{WHO}: respect_checkpoints must go with memory_budget, got none. Pass "
+            "memory_budget='16GiB', or a plan that was made with respect_checkpoints=True."
         )
     if budget is None:
         return

@@ -143,6 +143,7 @@ def make_train_step(
     via: str = "shard_map",
     plan: Plan | None = None,
     memory_budget: int | str | float | None = None,
+    respect_checkpoints: bool = False,
     accumulate: int = 1,
     donate: bool = True,
     outer: OuterOptimizer | None = None,
@@ -192,6 +193,8 @@ def make_train_step(
             `jrc.plan`, for the whole step: optimizer state, donation and accumulation included.
             The first call with arguments of given shapes and dtypes makes a plan, for which it
             compiles the step a few times.
+        respect_checkpoints: With a budget, whether regions under a `jax.checkpoint` of your own
+            stay as they are, as for `jrc.plan`.
         accumulate: Number of equal parts into which the batch of a replica is split; their
             gradients are averaged before the update.
         donate: Whether the step may reuse the memory of its argument `state`.
@@ -228,7 +231,7 @@ def make_train_step(
         (1.0, 1)
     """
     check_transform(tx, WHO)
-    check_options(loss_fn, via, donate, plan, memory_budget)
+    check_options(loss_fn, via, donate, plan, memory_budget, respect_checkpoints)
     check_outer(outer, WHO)
     accumulate = whole_number(
         accumulate, "accumulate", WHO, least=1, remedy="1 takes the batch as one part."
@@ -250,7 +253,7 @@ def make_train_step(
         return Rounds(closing(False), closing(True), int(outer.sync_every))
 
     if memory_budget is not None:
-        call = Budgeted(build, loss_fn, memory_budget, WHO)
+        call = Budgeted(build, loss_fn, memory_budget, respect_checkpoints, WHO)
     else:
         call = build(with_op_tags(loss_fn) if plan is None else plan.apply(loss_fn))
 

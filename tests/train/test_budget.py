@@ -106,6 +106,18 @@ def test_a_large_budget_recomputes_nothing():
     assert step.plan.compilations == 1
 
 
+def test_regions_of_the_loss_are_respected_under_a_budget():
+    def loss_fn(params, batch, key):
+        return jnp.mean(jax.checkpoint(lambda w, x: jnp.sin(jnp.tanh(x @ w) @ w))(params, batch))
+
+    state = jrc.init_state(jnp.eye(8), optax.sgd(0.1), jax.random.key(0))
+    options = dict(memory_budget="1MiB", donate=False)
+    for respects in (False, True):
+        step = jrc.make_train_step(loss_fn, optax.sgd(0.1), respect_checkpoints=respects, **options)
+        step(state, jnp.ones((8, 8)))
+        assert step.plan.signature.respect_checkpoints is respects
+
+
 @pytest.mark.slow
 def test_a_budget_below_the_least_peak_is_an_error_with_that_peak():
     state, step = start("jit", memory_budget="1kB")

@@ -110,7 +110,10 @@ def _borders(program: Program, graph: CostGraph) -> dict[str, list[int]]:
         found["every block recomputed, the last too"] = sorted({*blocks, last})
     stride = round(math.sqrt(len(blocks))) if blocks else 1
     if stride > 1:
-        found[f"every {stride} blocks recomputed"] = blocks[stride - 1 :: stride]
+        few = blocks[stride - 1 :: stride]
+        found[f"every {stride} blocks recomputed"] = few
+        last = end_of_last_block(program, graph, blocks)
+        found[f"every {stride} blocks recomputed, the last too"] = sorted({*few, last})
     between = _between_blocks(program, graph)
     unique: dict[tuple[int, ...], str] = {}
     for name, borders in found.items():

@@ -209,6 +209,7 @@ def plan_within(
     has_aux: Callable[[Any], bool],
     platform: str | None = None,
     split: bool = False,
+    respect_checkpoints: bool = False,
 ) -> Plan:
     """Return the plan for a function inside of a larger program, whose whole peak is to fit.
 
@@ -220,6 +221,7 @@ def plan_within(
         has_aux: Of what `fn` returned, whether it is `(loss, aux)`.
         platform: What the program is lowered for; by default JAX's own.
         split: Whether XLA splits the program over devices, so that predictions are calibrated.
+        respect_checkpoints: As for `plan`.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
@@ -227,7 +229,7 @@ def plan_within(
     limit = checked_budget(budget, who)
 
     def found() -> Plan:
-        problem = _problem_within(fn, lower, who, has_aux)
+        problem = _problem_within(fn, lower, who, has_aux, respect_checkpoints)
         flops: dict[Candidate, int] = {}
 
         @functools.cache
@@ -255,6 +257,7 @@ def _problem_within(
     lower: Callable[[Callable[..., Any]], jax.stages.Lowered],
     who: str,
     has_aux: Callable[[Any], bool],
+    respect_checkpoints: bool,
 ) -> PlanningProblem:
     """The planning problem of a function, for the arguments that a larger program calls it with."""
     found: list[PlanningProblem] = []
@@ -264,7 +267,11 @@ def _problem_within(
         out = fn(*args)
         if not found:
             avals = jax.tree.map(aval_of, args)
-            found.append(PlanningProblem.of(fn, avals, 0, has_aux(out), who))
+            found.append(
+                PlanningProblem.of(
+                    fn, avals, 0, has_aux(out), who, respect_checkpoints=respect_checkpoints
+                )
+            )
         return out
 
     lower(recorded)

@@ -181,7 +181,7 @@ def _refusal(problem: PlanningProblem, plan: Plan, memory: Memory | None, who: s
         given, returned, temporaries = memory.arguments, memory.outputs, memory.temporaries
     return (
         f"{who}: the peak of {what} `{name_of(problem.fn)}` is at least "
-        f"{exact_memory_text(peak)}; the budget is {memory_text(plan.budget)}. Of the least, "
+        f"{exact_memory_text(peak)}; the budget is {exact_memory_text(plan.budget)}. Of the least, "
         f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
         f"temporaries {memory_text(temporaries)}, pinned most by {problem.widest}. Raise the "
         "budget, or make the batch smaller: jrc.largest_batch finds how small."

@@ -87,7 +87,7 @@ class PlannerSettings:
     compilations_on_target: int = 3
     leanest_compiled: int = 2
     by_hand_compiled: int = 3
-    leanest_margin: float = 1.25
+    leanest_margin: float = 2.0
     cheaper_compiled: int = 2
     by_hand_margin: float = 1.25
     plain_first_ratio: int = 2
