@@ -1,1 +1,1 @@
-"""README: the generated parts of README.md and benchmarks/README.md."""
+"""README: the generated parts of README.md, docs/ and benchmarks/README.md."""

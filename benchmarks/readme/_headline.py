@@ -1,4 +1,7 @@
-"""The first parts of README.md: the example's output, and one table of what jrc saves."""
+"""The table of README.md, the example's output, and where training ends.
+
+`MODELS` are the models of the first rows with the sizes that `benchmarks/_models` gives them.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +13,12 @@ from benchmarks._lib.report import has_result, result
 from benchmarks._lib.table import Row, Table
 from benchmarks._private import memory_text, network_text, seconds_text
 from benchmarks.convergence._tables import brief
+
+MODELS = {
+    "gpt": "GPT, 12 x 256, 4 x 512 tokens",
+    "resnet": "ResNet-50, 64 images, 32 x 32",
+    "linen": "linen ViT, 6 x 256, 16 images, 64 x 64",
+}
 
 
 def example() -> str:
@@ -23,17 +32,23 @@ def example() -> str:
 def headline() -> str:
     """Return a row for each kind of saving: memory, gradient bytes, time on slow links."""
     rows = [*memory_rows(), *byte_rows(), *network_rows()]
-    return Table("", ("", "without", "with jrc", "", "price"), rows).markdown()
+    return Table("", ("", "without jrc", "with jrc", "", "price"), rows).markdown()
+
+
+def settings(what: str, without: str = "", ours: str = "") -> Row:
+    """Return the row above those that share what they measure and the settings of both sides."""
+    return (f"**{what}**", without, ours, "", "")
 
 
 def memory_rows() -> Iterator[Row]:
     """Yield the peaks of three models with nothing recomputed and with a plan."""
+    yield settings("Peak of the compiled gradient", "nothing recomputed", "`jrc.plan`")
     models = result("plan")["models"]
-    for name in ("gpt", "resnet", "linen"):
+    for name, sizes in MODELS.items():
         model = models[name]
         base, lean = model["baseline"], model["beside"]["quarter"]
         yield (
-            f"peak of a gradient: {model['title']}",
+            sizes,
             memory_text(base["peak"]),
             memory_text(lean["peak"]),
             f"1/{base['peak'] / lean['peak']:.1f}",
@@ -43,32 +58,40 @@ def memory_rows() -> Iterator[Row]:
 
 def byte_rows() -> Iterator[Row]:
     """Yield the gradient bytes of both models, dense float32 and compressed."""
+    yield settings("Gradient bytes, 99.9 %", "float32", '`wire="bf16"`, `min_size=0`')
     for name, model in result("dgc")["payload"]["models"].items():
         (row,) = (r for r in model["rows"] if r["wire"] == "bf16" and r["all_leaves"])
         dense = 4 * model["parameters"]
+        size = "" if name[-1] == "M" else f", {_millions(model['parameters'])}"
         yield (
-            f'gradient bytes of a replica and step (`wire="bf16"`, `min_size=0`): {name}',
+            f"{name}{size}",
             network_text(dense),
             network_text(row["payload"]),
             f"1/{dense / row['payload']:,.0f}",
-            "u and v: 8 bytes a parameter",
+            "8 bytes a parameter",
         )
 
 
 def network_rows() -> Iterator[Row]:
     """Yield DGC beside the faster of the two dense exchanges, JAX's and PyTorch's."""
     found = result("network")
+    size = _millions(found["parameters"])
+    yield settings(f"Step of {size}, 99.9 %", "float32", '`wire="f32"`, `min_size=16384`')
     for name in ("2 processes, 1 Gbit/s", "4 processes, 1 Gbit/s", "4 processes, 100 Mbit/s"):
         run = found["runs"][name]
         dense = min((run[way] for way in ("dense", "ddp") if way in run), key=_seconds)
         whose = "PyTorch DDP" if dense is run.get("ddp") else "JAX"
         yield (
-            f"optimizer step, {found['parameters'] / 1e6:.1f} M parameters: {name}",
+            name,
             f"{seconds_text(dense['seconds'])} ({whose})",
             seconds_text(run["dgc"]["seconds"]),
             f"1/{dense['seconds'] / run['dgc']['seconds']:.1f}",
-            "",
+            "8 bytes a parameter",
         )
+
+
+def _millions(parameters: int) -> str:
+    return f"{parameters / 1e6:.1f} M parameters"
 
 
 def _seconds(way: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md and benchmarks/README.md: measured tables, and the API.
+"""Write the generated parts of README.md, docs/ and benchmarks/README.md: tables, and the API.
 
     python -m benchmarks.readme.update
     python -m benchmarks.readme.update --check
@@ -16,12 +16,10 @@ from benchmarks.readme import _api, _headline
 from benchmarks.readme._parts import PARTS
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {
-        "example": _headline.example,
-        "headline": _headline.headline,
-        "trained": _headline.trained,
-        "api": _api.page,
-    },
+    "README.md": {"headline": _headline.headline},
+    "docs/api.md": {"api": _api.page},
+    "docs/benchmarks.md": {"trained": _headline.trained},
+    "docs/examples.md": {"example": _headline.example},
     "benchmarks/README.md": PARTS,
 }
 
@@ -36,7 +34,7 @@ def written(old: str, parts: Mapping[str, Callable[[], str]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write both pages, or check them."""
+    """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail on a difference")
     check = parser.parse_args(argv).check
