@@ -53,6 +53,7 @@ from jrc.train import TrainState as TrainState
 from jrc.train import TrainStep as TrainStep
 from jrc.train import WayCost as WayCost
 from jrc.train import communication_advice as communication_advice
+from jrc.train import flush as flush
 from jrc.train import init_state as init_state
 from jrc.train import make_train_step as make_train_step
 from jrc.train import reshard as reshard

@@ -18,7 +18,7 @@ GROUPS = {
     "Explain and plan": ("explain", "plan", "largest_batch", "target", "targets"),
     "Compress": (
         "dgc_momentum", "scale_by_dgc", "l1_penalty", "l2_penalty", "dgc_stats", "dgc_specs",
-        "reshard_dgc", "dgc_advice",
+        "reshard_dgc", "flush", "dgc_advice",
     ),
     "Synchronise seldom": ("SparseLoCo", "DiLoCo", "communication_advice", "reshard"),
     "Train and save": ("init_state", "make_train_step", "save", "restore"),

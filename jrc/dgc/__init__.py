@@ -25,6 +25,7 @@ from jrc.dgc._exchanges import Sharded as Sharded
 from jrc.dgc._exchanges import TensorExchange as TensorExchange
 from jrc.dgc._exchanges import Transfer as Transfer
 from jrc.dgc._exchanges import encoded as encoded
+from jrc.dgc._flush import apply_residuals as apply_residuals
 from jrc.dgc._leaves import served as served
 from jrc.dgc._optimizer import dgc_momentum as dgc_momentum
 from jrc.dgc._regularize import l1_penalty as l1_penalty

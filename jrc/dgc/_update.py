@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrc._tree import sum_dtype
+from jrc._tree import added
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import scalar
 from jrc.dgc._collectives import (
@@ -86,11 +86,11 @@ def apply(
     targets = [x if x.dtype == jnp.float32 else None for x in compressed]
     direction, state = _step(leaves, targets, scale, config, param_specs)
     new = [
-        _added(x, landed) if target is None else landed
+        added(x, landed) if target is None else landed
         for x, target, landed in zip(compressed, targets, direction.compressed, strict=True)
     ]
     pairs = zip(pick(old, leaves.dense), direction.dense, strict=True)
-    dense = [_added(x, scale * change) for x, change in pairs]
+    dense = [added(x, scale * change) for x, change in pairs]
     return leaves.tree(put(old, leaves.compressed, new), leaves.dense, dense), state
 
 
@@ -149,15 +149,6 @@ def _step(
         bytes_dense=jnp.float32(ring_all_reduce_bytes(dense_bytes, replicas, itemsize=1)),
     )
     return Direction(after.targets, after.directions), state
-
-
-def _added(x: Array, change: Array) -> Array:
-    """Return the sum in the dtype of `x`; 8-bit floats saturate at their largest number."""
-    new = x.astype(sum_dtype(x.dtype)) + change
-    if x.dtype.itemsize == 1:
-        limits = jnp.finfo(x.dtype)
-        new = jnp.clip(new, float(limits.min), float(limits.max))
-    return new.astype(x.dtype)
 
 
 def _checked_replicas(config: DGCConfig) -> int:

@@ -35,7 +35,7 @@ TAKES_ANYTHING = {
     "what a user's own selector, wire format or exchange is made of": """Selector Wire EntryExchange
         TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",
     "a base class": "Rule",
-    "for jrc's own packages, behind a function with rows": """as_local check_whole
+    "for jrc's own packages, behind a function with rows": """apply_residuals as_local check_whole
         ring_all_reduce_bytes served state_specs dgc_states checked_budget check_picture
         check_writable plan_within memory_needed device_of""",
     "a piece of `apply`, which checks": "block embed unembed stem",
