@@ -42,6 +42,17 @@ class DGCState(NamedTuple):
     bytes_dense: Scalar
 
 
+class EF21State(DGCState):
+    """State of `scale_by_ef21`, laid out, saved and resharded as a `DGCState`.
+
+    Of it `u` is each replica's average M of its gradients, `v` is M less what it has sent so far,
+    and `velocity` is the estimate g of every floating leaf, equal on every replica: the mean of M
+    is g and the mean of v.
+    """
+
+    __slots__ = ()
+
+
 def is_placeholder(node: Any) -> bool:
     """Whether a node stands in the place of a leaf: `None`, or a masked-out leaf."""
     return node is None or isinstance(node, optax.MaskedNode)
@@ -88,6 +99,14 @@ def initial_state(
         density=jnp.zeros((), jnp.float32),
         bytes_sent=jnp.zeros((), jnp.float32),
         bytes_dense=jnp.zeros((), jnp.float32),
+    )
+
+
+def initial_estimates(params: PyTree, axis: str | None, inner: str | None) -> PyTree:
+    """Return float32 zeros for each floating leaf, equal on every replica; others masked out."""
+    return jax.tree.map(
+        lambda leaf: _zeros_like(leaf, {axis, inner}) if is_floating(leaf) else optax.MaskedNode(),
+        params,
     )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jrc._tree import aval_of
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import check_flag, scalar
-from jrc.dgc import DGCState, apply_residuals, dgc_states
+from jrc.dgc import DGCState, EF21State, apply_residuals, dgc_states
 from jrc.train._state import TrainState
 
 _WHO = "jrc.flush"
@@ -89,11 +89,12 @@ def _checked(state: Any) -> list[DGCState]:
             "jrc.init_state or a train step returned."
         )
     found = dgc_states(state.opt_state)
-    if not found:
+    averages = any(isinstance(each, EF21State) for each in found)
+    if not found or averages:
+        arrived = "an EF21State" if averages else f"none in {type(state.opt_state).__name__}"
         raise ValueError(
-            f"{_WHO}: state must have a DGCState in its opt_state, got none in "
-            f"{type(state.opt_state).__name__}. Without jrc.scale_by_dgc nothing is kept back: "
-            "leave jrc.flush out."
+            f"{_WHO}: state must have a DGCState in its opt_state, got {arrived}. Without "
+            "jrc.scale_by_dgc no step is kept back: leave jrc.flush out."
         )
     return found
 

@@ -30,7 +30,7 @@ PACKAGES = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, mod
 TAKES_ANYTHING = {
     "what jrc makes and hands out": """DGCState DGCStats DGCAdvice DGCTransformation ExchangeCost
         LargestBatch BudgetError Segment Segmentation Estimate Memory StepInfo TrainState Block
-        Operator ParamGrad OuterState CommunicationAdvice WayCost Target""",
+        Operator ParamGrad OuterState CommunicationAdvice WayCost Target EF21State""",
     "no arguments": "Exact Global Float32 BFloat16 AllGather Sharded DenseSum Auto targets",
     "what a user's own selector, wire format or exchange is made of": """Selector Wire EntryExchange
         TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",

@@ -248,6 +248,8 @@ ROWS = [
         "state must be a TrainState", "got EmptyState", "Pass the state that jrc.init_state"),
     Row("jrc.flush", "nothing is compressed", lambda: jrc.flush(placed(), 0.1), Value,
         "state must have a DGCState in its opt_state", "got none in tuple", "leave jrc.flush out"),
+    Row("jrc.flush", "averages", lambda: jrc.flush(state(tx=jrc.scale_by_ef21(min_size=1)), 0.1),
+        Value, "state must have a DGCState", "got an EF21State", "leave jrc.flush out"),
     Row("jrc.flush", "a schedule", lambda: jrc.flush(compressed(), optax.constant_schedule(0.1)),
         Type, "learning_rate must be a finite number", "got <function",
         "schedule(int(state.step))"),
