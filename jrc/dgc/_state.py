@@ -45,9 +45,19 @@ class DGCState(NamedTuple):
 class EF21State(DGCState):
     """State of `scale_by_ef21`, laid out, saved and resharded as a `DGCState`.
 
-    Of it `u` is each replica's average M of its gradients, `v` is M less what it has sent so far,
-    and `velocity` is the estimate g of every floating leaf, equal on every replica: the mean of M
-    is g and the mean of v.
+    The mean of u over the replicas is the velocity and the mean of v.
+
+    Attributes:
+        step: Steps taken, `int32[]`.
+        u: Average M of the replica's own gradients, of each compressed leaf,
+            `float32[1, *shape]`: a row for each replica.
+        v: M less what the replica has sent of it so far, `float32[1, *shape]` likewise.
+        velocity: Estimate g of the mean of M, of every floating leaf, float32 in the leaf's shape,
+            equal on every replica.
+        skipped: Steps skipped for a gradient that was not finite, `int32[]`.
+        density: Share of the compressed leaves' entries that the last step sent, `float32[]`.
+        bytes_sent: Bytes that one device sent in the last step, `float32[]`.
+        bytes_dense: Bytes that a dense all-reduce of the gradients would have sent, `float32[]`.
     """
 
     __slots__ = ()
