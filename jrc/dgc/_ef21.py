@@ -74,9 +74,9 @@ def scale_by_ef21(
     ```
 
     The first gradient is M as it is. Steps before `rampup_begin_step` send everything, and leaves
-    below `min_size` always do: g is then the average of the mean gradient. An entry that is sent
-    for the first time after them begins with g = 0, and Adam's second moment of it is small: some
-    dense steps at the beginning give it its size.
+    below `min_size` always do: g is then the average of the mean gradient. With
+    `rampup_begin_step=0` an entry has g = 0 until it is sent for the first time, and Adam's second
+    moment of it is then far too small: keep the dense step at the beginning, or take some more.
 
     A gradient that is not finite, on any replica, skips the step on all of them: updates are zero
     and the state stays, except for the count of skipped steps.
