@@ -10,6 +10,7 @@ from jrc._targets import targets as targets
 from jrc.dgc import DGCAdvice as DGCAdvice
 from jrc.dgc import DGCState as DGCState
 from jrc.dgc import DGCStats as DGCStats
+from jrc.dgc import EF21State as EF21State
 from jrc.dgc import ExchangeCost as ExchangeCost
 from jrc.dgc import dgc_advice as dgc_advice
 from jrc.dgc import dgc_momentum as dgc_momentum
@@ -19,6 +20,7 @@ from jrc.dgc import l1_penalty as l1_penalty
 from jrc.dgc import l2_penalty as l2_penalty
 from jrc.dgc import reshard_dgc as reshard_dgc
 from jrc.dgc import scale_by_dgc as scale_by_dgc
+from jrc.dgc import scale_by_ef21 as scale_by_ef21
 from jrc.outer_optimizers import DiLoCo as DiLoCo
 from jrc.outer_optimizers import OuterState as OuterState
 from jrc.outer_optimizers import SparseLoCo as SparseLoCo
@@ -53,6 +55,7 @@ from jrc.train import TrainState as TrainState
 from jrc.train import TrainStep as TrainStep
 from jrc.train import WayCost as WayCost
 from jrc.train import communication_advice as communication_advice
+from jrc.train import flush as flush
 from jrc.train import init_state as init_state
 from jrc.train import make_train_step as make_train_step
 from jrc.train import reshard as reshard

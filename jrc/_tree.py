@@ -106,6 +106,15 @@ def sum_dtype(dtype: Any) -> Any:
     return jnp.dtype(jnp.float32) if small else jnp.promote_types(dtype, jnp.float32)
 
 
+def added(x: jax.Array, change: jax.Array) -> jax.Array:
+    """Return the sum in the dtype of `x`; 8-bit floats saturate at their largest number."""
+    new = x.astype(sum_dtype(x.dtype)) + change
+    if x.dtype.itemsize == 1:
+        limits = jnp.finfo(x.dtype)
+        new = jnp.clip(new, float(limits.min), float(limits.max))
+    return new.astype(x.dtype)
+
+
 def is_typed_key(leaf: Any) -> bool:
     """Whether this is a `jax.random.key` array; a raw `uint32` key looks like data."""
     dtype = getattr(leaf, "dtype", None)

@@ -32,6 +32,10 @@ TRANSFORMS = {
     "injected": optax.inject_hyperparams(
         jrc.dgc_momentum, static_args=("rampup_begin_step", "rampup_step", "min_size", "sparsity")
     )(learning_rate=0.1, momentum=0.9, rampup_begin_step=0, min_size=8),
+    "scale_by_ef21": jrc.scale_by_ef21(0.5, sparsity=0.75, min_size=8),
+    "ef21 and adam": optax.chain(
+        jrc.scale_by_ef21(jnp.float32(0.1), sparsity=0.75, min_size=8), optax.scale_by_adam(b1=0.0)
+    ),
     "every second": optax.MultiSteps(scale(), 2),
 }  # fmt: skip
 table = pytest.mark.parametrize("name", TRANSFORMS)

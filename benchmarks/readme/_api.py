@@ -17,15 +17,15 @@ GROUPS = {
     ),
     "Explain and plan": ("explain", "plan", "largest_batch", "target", "targets"),
     "Compress": (
-        "dgc_momentum", "scale_by_dgc", "l1_penalty", "l2_penalty", "dgc_stats", "dgc_specs",
-        "reshard_dgc", "dgc_advice",
+        "dgc_momentum", "scale_by_dgc", "scale_by_ef21", "l1_penalty", "l2_penalty", "dgc_stats",
+        "dgc_specs", "reshard_dgc", "flush", "dgc_advice",
     ),
     "Synchronise seldom": ("SparseLoCo", "DiLoCo", "communication_advice", "reshard"),
     "Train and save": ("init_state", "make_train_step", "save", "restore"),
     "Results": (
         "Report", "Plan", "BudgetError", "LargestBatch", "Segmentation", "Segment", "TrainState",
-        "TrainStep", "StepInfo", "DGCState", "DGCStats", "DGCAdvice", "ExchangeCost", "Target",
-        "OuterState", "CommunicationAdvice", "WayCost",
+        "TrainStep", "StepInfo", "DGCState", "EF21State", "DGCStats", "DGCAdvice", "ExchangeCost",
+        "Target", "OuterState", "CommunicationAdvice", "WayCost",
     ),
 }  # fmt: skip
 MODULES = {

@@ -13,6 +13,7 @@ from jrc.dgc._collectives import as_local as as_local
 from jrc.dgc._collectives import replica_axis as replica_axis
 from jrc.dgc._collectives import ring_all_reduce_bytes as ring_all_reduce_bytes
 from jrc.dgc._cost_model import dgc_advice as dgc_advice
+from jrc.dgc._ef21 import scale_by_ef21 as scale_by_ef21
 from jrc.dgc._entries import Entries as Entries
 from jrc.dgc._entries import Space as Space
 from jrc.dgc._exchanges import AllGather as AllGather
@@ -25,6 +26,7 @@ from jrc.dgc._exchanges import Sharded as Sharded
 from jrc.dgc._exchanges import TensorExchange as TensorExchange
 from jrc.dgc._exchanges import Transfer as Transfer
 from jrc.dgc._exchanges import encoded as encoded
+from jrc.dgc._flush import apply_residuals as apply_residuals
 from jrc.dgc._leaves import served as served
 from jrc.dgc._optimizer import dgc_momentum as dgc_momentum
 from jrc.dgc._regularize import l1_penalty as l1_penalty
@@ -38,6 +40,7 @@ from jrc.dgc._selectors import Selector as Selector
 from jrc.dgc._selectors import TwoStage as TwoStage
 from jrc.dgc._selectors import choose_each as choose_each
 from jrc.dgc._state import DGCState as DGCState
+from jrc.dgc._state import EF21State as EF21State
 from jrc.dgc._state import check_whole as check_whole
 from jrc.dgc._state import dgc_specs as dgc_specs
 from jrc.dgc._state import dgc_states as dgc_states

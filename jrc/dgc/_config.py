@@ -22,7 +22,7 @@ from jrc.dgc._exchanges import (
     Sharded,
     TensorExchange,
 )
-from jrc.dgc._momentum import Momentum
+from jrc.dgc._momentum import Average, Momentum
 from jrc.dgc._regularize import l2_penalty
 from jrc.dgc._schedule import COUNT_DTYPES
 from jrc.dgc._selectors import SELECTORS, Blocked, Selector
@@ -88,7 +88,7 @@ class DGCConfig:
             object.__setattr__(self, name, value)
 
     @property
-    def decay(self) -> Momentum:
+    def decay(self) -> Momentum | Average:
         """The momentum and its form."""
         return Momentum(self.momentum, self.use_nesterov)
 

@@ -62,7 +62,13 @@ def put(leaves: Sequence[Any], places: Places, new: Sequence[Any]) -> list[Any]:
     return out
 
 
-def flatten(gradients: PyTree, state: DGCState, params: PyTree | None, method: str) -> Leaves:
+def flatten(
+    gradients: PyTree,
+    state: DGCState,
+    params: PyTree | None,
+    method: str,
+    kind: type[DGCState] = DGCState,
+) -> Leaves:
     """Flatten the trees of a step and check that they belong together.
 
     Args:
@@ -70,6 +76,7 @@ def flatten(gradients: PyTree, state: DGCState, params: PyTree | None, method: s
         state: Made by `init` for parameters of the same structure.
         params: The parameters, if given.
         method: `"update"` or `"apply"`.
+        kind: The class of the state.
 
     Returns:
         The leaves.
@@ -78,10 +85,11 @@ def flatten(gradients: PyTree, state: DGCState, params: PyTree | None, method: s
         TypeError: When the state is another transform's.
         ValueError: When structure, dtype or size do not match.
     """
-    if not isinstance(state, DGCState):
+    if type(state) is not kind:
+        name = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(
-            f"jrc.scale_by_dgc: state must be a DGCState, got {type(state).__name__}. Start with "
-            "state = tx.init(params), and give the state of a chain to the chain."
+            f"jrc.scale_by_dgc: state must be {name}, got {type(state).__name__}. Start "
+            "with state = tx.init(params), and give the state of a chain to the chain."
         )
     paths, treedef = jax.tree.flatten_with_path(gradients, is_leaf=is_placeholder)
     own = [leaf for _, leaf in paths]
@@ -94,7 +102,9 @@ def flatten(gradients: PyTree, state: DGCState, params: PyTree | None, method: s
     v = jax.tree.leaves(state.v, is_leaf=is_placeholder)
     velocity = jax.tree.leaves(state.velocity, is_leaf=is_placeholder)
     compressed = tuple(i for i, buffer in enumerate(u) if not is_placeholder(buffer))
-    dense = tuple(i for i, buffer in enumerate(velocity) if not is_placeholder(buffer))
+    dense = tuple(
+        i for i, buffer in enumerate(velocity) if not is_placeholder(buffer) and i not in compressed
+    )
     for place in compressed:
         _check(*paths[place], u[place].shape, lambda gradient: (1, *gradient.shape))
     for place in dense:

@@ -1,7 +1,8 @@
-"""The formulas of momentum, momentum correction and factor masking.
+"""The formulas of momentum, momentum correction and factor masking, and of averaged gradients.
 
 Source: Lin et al., "Deep Gradient Compression", arXiv:1712.01887, sections 3.1 and 3.2 and
-appendix B.
+appendix B. Averages: Fatkhullin, Tyurin and Richtarik, "Momentum Provably Improves Error
+Feedback!", arXiv:2305.15155, algorithm 1.
 """
 
 from typing import Any, NamedTuple
@@ -21,6 +22,16 @@ class Momentum(NamedTuple):
     use_nesterov: bool
 
 
+class Average(NamedTuple):
+    """The share of a new gradient in an average, `u <- u + rate (G - u)`; it moves by its change.
+
+    The change is accumulated in v. What is sent of v is added to an estimate, so that the mean of u
+    over the replicas is that estimate and the mean of v.
+    """
+
+    rate: Real | Array
+
+
 Row = Float[Array, "*shape"]
 """A float32 array of any shape; of one shape within a signature."""
 
@@ -28,8 +39,10 @@ Rows = Float[Array, "1 *shape"]
 """A float32 array with a row axis before the shape of its leaf, as the state keeps it."""
 
 
-def momentum_step(velocity: Row, gradient: Row, momentum: Momentum) -> tuple[Row, Row]:
+def momentum_step(velocity: Row, gradient: Row, momentum: Momentum | Average) -> tuple[Row, Row]:
     """Return one step of momentum: `u <- m u + G`; Nesterov: `u <- m (u + G)`, moving by `u + G`.
+
+    An average moves by its own change.
 
     Args:
         velocity: u, float32.
@@ -39,6 +52,9 @@ def momentum_step(velocity: Row, gradient: Row, momentum: Momentum) -> tuple[Row
     Returns:
         The new velocity and the direction to move in.
     """
+    if isinstance(momentum, Average):
+        change = momentum.rate * (gradient - velocity)
+        return velocity + change, change
     if momentum.use_nesterov:
         velocity = momentum.factor * (velocity + gradient)
         return velocity, velocity + gradient
@@ -46,7 +62,7 @@ def momentum_step(velocity: Row, gradient: Row, momentum: Momentum) -> tuple[Row
     return velocity, velocity
 
 
-def velocity_of_direction(velocity: Row, direction: Row, momentum: Momentum) -> Row:
+def velocity_of_direction(velocity: Row, direction: Row, momentum: Momentum | Average) -> Row:
     """Return the new velocity, from the old one and the direction of `momentum_step`.
 
     Momentum is linear, so this holds for the mean direction of replicas that share a velocity.
@@ -54,12 +70,15 @@ def velocity_of_direction(velocity: Row, direction: Row, momentum: Momentum) -> 
 
     Args:
         velocity: u before the step, float32.
-        direction: `u'` for `u' = m u + G`; Nesterov: `u' + G` for `u' = m (u + G)`.
+        direction: `u'` for `u' = m u + G`; Nesterov: `u' + G` for `u' = m (u + G)`; of an average
+            its change.
         momentum: m and its form.
 
     Returns:
         The velocity after the step; Nesterov: `m (u + direction) / (1 + m)`, with G eliminated.
     """
+    if isinstance(momentum, Average):
+        return velocity + direction
     if momentum.use_nesterov:
         return momentum.factor * (velocity + direction) / (1 + momentum.factor)
     return direction
@@ -69,7 +88,7 @@ def corrected_step(
     u: Rows,
     v: Rows,
     gradient: Rows,
-    momentum: Momentum,
+    momentum: Momentum | Average,
     ok: Array,
 ) -> tuple[Rows, Rows]:
     """Return one step of momentum correction: `v <- v + u` (Nesterov: `v <- v + u + G`).
@@ -86,6 +105,9 @@ def corrected_step(
     Returns:
         The new u and v; the old ones where not `ok`.
     """
+    if isinstance(momentum, Average):
+        new, change = momentum_step(u, gradient, momentum)
+        return jnp.where(ok, new, u), jnp.where(ok, v + change, v)
     # Selects and not products: 0 * NaN is NaN. Both are written over the old ones as long as v is
     # made from the new u: from the old one, XLA would copy it first.
     new = jnp.where(ok, momentum_step(u, gradient, momentum)[0], u)

@@ -42,6 +42,27 @@ class DGCState(NamedTuple):
     bytes_dense: Scalar
 
 
+class EF21State(DGCState):
+    """State of `scale_by_ef21`, laid out, saved and resharded as a `DGCState`.
+
+    The mean of u over the replicas is the velocity and the mean of v.
+
+    Attributes:
+        step: Steps taken, `int32[]`.
+        u: Average M of the replica's own gradients, of each compressed leaf,
+            `float32[1, *shape]`: a row for each replica.
+        v: M less what the replica has sent of it so far, `float32[1, *shape]` likewise.
+        velocity: Estimate g of the mean of M, of every floating leaf, float32 in the leaf's shape,
+            equal on every replica.
+        skipped: Steps skipped for a gradient that was not finite, `int32[]`.
+        density: Share of the compressed leaves' entries that the last step sent, `float32[]`.
+        bytes_sent: Bytes that one device sent in the last step, `float32[]`.
+        bytes_dense: Bytes that a dense all-reduce of the gradients would have sent, `float32[]`.
+    """
+
+    __slots__ = ()
+
+
 def is_placeholder(node: Any) -> bool:
     """Whether a node stands in the place of a leaf: `None`, or a masked-out leaf."""
     return node is None or isinstance(node, optax.MaskedNode)
@@ -88,6 +109,14 @@ def initial_state(
         density=jnp.zeros((), jnp.float32),
         bytes_sent=jnp.zeros((), jnp.float32),
         bytes_dense=jnp.zeros((), jnp.float32),
+    )
+
+
+def initial_estimates(params: PyTree, axis: str | None, inner: str | None) -> PyTree:
+    """Return float32 zeros for each floating leaf, equal on every replica; others masked out."""
+    return jax.tree.map(
+        lambda leaf: _zeros_like(leaf, {axis, inner}) if is_floating(leaf) else optax.MaskedNode(),
+        params,
     )
 
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrc._tree import sum_dtype
+from jrc._tree import added
 from jrc._typing import Array, PyTree, Real
-from jrc._validate import scalar
+from jrc._validate import is_real, scalar
 from jrc.dgc._collectives import (
     bound_axes,
     is_already_reduced,
@@ -50,7 +50,7 @@ def update(
     """
     leaves = flatten(gradients, state, params, "update")
     targets: list[None] = [None] * len(leaves.compressed)
-    direction, state = _step(leaves, targets, 1.0, config, param_specs)
+    direction, state = step(leaves, targets, 1.0, config, param_specs)
     return updates_of(leaves, direction.compressed, direction.dense), state
 
 
@@ -84,13 +84,13 @@ def apply(
     compressed = pick(old, leaves.compressed)
     # Sums of several replicas' entries are not rounded one by one to half precision.
     targets = [x if x.dtype == jnp.float32 else None for x in compressed]
-    direction, state = _step(leaves, targets, scale, config, param_specs)
+    direction, state = step(leaves, targets, scale, config, param_specs)
     new = [
-        _added(x, landed) if target is None else landed
+        added(x, landed) if target is None else landed
         for x, target, landed in zip(compressed, targets, direction.compressed, strict=True)
     ]
     pairs = zip(pick(old, leaves.dense), direction.dense, strict=True)
-    dense = [_added(x, scale * change) for x, change in pairs]
+    dense = [added(x, scale * change) for x, change in pairs]
     return leaves.tree(put(old, leaves.compressed, new), leaves.dense, dense), state
 
 
@@ -106,14 +106,27 @@ class Direction(NamedTuple):
     dense: list[Array]
 
 
-def _step(
+def step(
     leaves: Leaves,
     targets: Sequence[Array | None],
     scale: Array | Real,
     config: DGCConfig,
     param_specs: PyTree,
+    factor: Array | Real = 1.0,
 ) -> tuple[Direction, DGCState]:
-    """Return what the step moves by and the new state."""
+    """Return what the step moves by and the new state.
+
+    Args:
+        leaves: The leaves of the step.
+        targets: What the direction of each compressed leaf is added to, `None` for zeros.
+        scale: What the direction is multiplied by.
+        config: The arguments of the transform.
+        param_specs: How parameters are split; `None` takes that of the config.
+        factor: What local gradients are multiplied by.
+
+    Returns:
+        The direction, and the state.
+    """
     replicas = _checked_replicas(config)
     floating = pick(leaves.gradients, leaves.floating)
     _check_local(floating, config)
@@ -122,6 +135,9 @@ def _step(
     manual = bound_axes(config.axis)
     axes = [each & set(manual) for each in shards.axes]
     local = local_gradients(leaves, axes, replicas, config)
+    if not (is_real(factor) and factor == 1):
+        scaled = [gradient * factor for gradient in pick(local, leaves.floating)]
+        local = put(local, leaves.floating, scaled)
     before = before_of(leaves, local, targets, shards, scale)
     kinds = pick(shards.axes, leaves.compressed)
 
@@ -149,15 +165,6 @@ def _step(
         bytes_dense=jnp.float32(ring_all_reduce_bytes(dense_bytes, replicas, itemsize=1)),
     )
     return Direction(after.targets, after.directions), state
-
-
-def _added(x: Array, change: Array) -> Array:
-    """Return the sum in the dtype of `x`; 8-bit floats saturate at their largest number."""
-    new = x.astype(sum_dtype(x.dtype)) + change
-    if x.dtype.itemsize == 1:
-        limits = jnp.finfo(x.dtype)
-        new = jnp.clip(new, float(limits.min), float(limits.max))
-    return new.astype(x.dtype)
 
 
 def _checked_replicas(config: DGCConfig) -> int:

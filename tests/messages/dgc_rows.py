@@ -35,7 +35,7 @@ def hosts():
 
 
 Type, Value = TypeError, ValueError
-ONE = "jrc.scale_by_dgc"
+ONE, EF21 = "jrc.scale_by_dgc", "jrc.scale_by_ef21"
 
 # fmt: off
 ROWS = [
@@ -170,5 +170,13 @@ ROWS = [
         "kind must be one of", "got 'f32'", "Write kind='fp8'"),
     Row("jrc.dgc.replica_axis", "no axis", lambda: dgc.replica_axis(None), Value,
         "the name of one axis or a pair", "got None", "Pass the axis_name of the compression"),
+    Row(EF21, "a rate of nothing", lambda: jrc.scale_by_ef21(0), Value,
+        "momentum_rate must be a finite number in (0, 1]", "got 0", "Pass 0.1, one minus Adam's"),
+    Row(EF21, "a rate in words", lambda: jrc.scale_by_ef21("0.1"), Type,
+        "momentum_rate must be a finite number in (0, 1]", "got '0.1'", "Pass 0.1"),
+    Row(EF21, "nothing to send", lambda: jrc.scale_by_ef21(sparsity=1.0), Value,
+        "must be a number in [0, 1)", "got 1.0", "0.999 sends one entry in a thousand"),
+    Row(EF21, "the state of another", lambda: jrc.scale_by_ef21(min_size=8).update(G, state(), G),
+        Type, "state must be an EF21State", "got DGCState", "Start with state = tx.init(params)"),
 ]
 # fmt: on

@@ -30,12 +30,12 @@ PACKAGES = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, mod
 TAKES_ANYTHING = {
     "what jrc makes and hands out": """DGCState DGCStats DGCAdvice DGCTransformation ExchangeCost
         LargestBatch BudgetError Segment Segmentation Estimate Memory StepInfo TrainState Block
-        Operator ParamGrad OuterState CommunicationAdvice WayCost Target""",
+        Operator ParamGrad OuterState CommunicationAdvice WayCost Target EF21State""",
     "no arguments": "Exact Global Float32 BFloat16 AllGather Sharded DenseSum Auto targets",
     "what a user's own selector, wire format or exchange is made of": """Selector Wire EntryExchange
         TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",
     "a base class": "Rule",
-    "for jrc's own packages, behind a function with rows": """as_local check_whole
+    "for jrc's own packages, behind a function with rows": """apply_residuals as_local check_whole
         ring_all_reduce_bytes served state_specs dgc_states checked_budget check_picture
         check_writable plan_within memory_needed device_of""",
     "a piece of `apply`, which checks": "block embed unembed stem",

@@ -34,6 +34,10 @@ def state(params=PARAMS, tx=SGD, key=None, **options):
 placed = functools.cache(state)
 
 
+def compressed():
+    return state(tx=compress(), mesh=mesh())
+
+
 def make(fn=loss, tx=SGD, **options):
     return jrc.make_train_step(fn, tx, **({"donate": False} | options))
 
@@ -244,5 +248,18 @@ ROWS = [
     Row(RESTORE, "a save without arrays",
         lambda: restore(LIKE, damage=lambda file: shutil.rmtree(file.parents[1] / "arrays")), Value,
         "may be damaged", "run/jrc_0", "Restore a copy of the folder"),
+    Row("jrc.flush", "an optimizer's state", lambda: jrc.flush(optax.EmptyState(), 0.1), Type,
+        "state must be a TrainState", "got EmptyState", "Pass the state that jrc.init_state"),
+    Row("jrc.flush", "nothing is compressed", lambda: jrc.flush(placed(), 0.1), Value,
+        "state must have a DGCState in its opt_state", "got none in tuple", "leave jrc.flush out"),
+    Row("jrc.flush", "averages", lambda: jrc.flush(state(tx=jrc.scale_by_ef21(min_size=1)), 0.1),
+        Value, "state must have a DGCState", "got an EF21State", "leave jrc.flush out"),
+    Row("jrc.flush", "a schedule", lambda: jrc.flush(compressed(), optax.constant_schedule(0.1)),
+        Type, "learning_rate must be a finite number", "got <function",
+        "schedule(int(state.step))"),
+    Row("jrc.flush", "no rate", lambda: jrc.flush(compressed(), float("nan")), Value,
+        "learning_rate must be a finite number", "got nan", "Pass 0.1"),
+    Row("jrc.flush", "a word for a switch", lambda: jrc.flush(compressed(), 0.1, donate="no"),
+        Type, "donate must be True or False", "got 'no'", "Write donate=True"),
 ]
 # fmt: on

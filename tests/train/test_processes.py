@@ -97,6 +97,18 @@ def test_a_resumed_run_is_the_unbroken_one(layout):
 
 
 @pytest.mark.parametrize("layout", EACH)
+def test_a_flush_is_equal_on_all(layout):
+    every = [process["train"] for process in found(layout)]
+    alone, _ = in_one_process(int(np.prod(LAYOUTS[layout])))
+    params = copies([process["flushed"].params for process in every])
+    for leaf, want in zip(params, jax.tree.leaves(jrc.flush(alone, 0.1).params), strict=True):
+        assert all(x.tobytes() == leaf[0].tobytes() for x in leaf)
+        assert np.abs(leaf[0] - want).max() <= 1e-5
+    rows = [process["flushed"].opt_state[0].v["in"] for process in every]
+    assert not any(np.any(x) for parts in rows for x in parts.values())
+
+
+@pytest.mark.parametrize("layout", EACH)
 def test_a_nan_on_one_process_is_skipped_on_all(layout):
     for process in found(layout):
         before, after = process["train"]["state"], process["train"]["after"]

@@ -86,7 +86,7 @@ def train(mesh, folder):
             jrc.save(folder / "state", state)
         state, info = step(state, own(mesh, i))
         infos.append(jax.device_get(info))
-    found = {"state": here(state), "infos": infos}
+    found = {"state": here(state), "infos": infos, "flushed": here(jrc.flush(state, 0.1))}
 
     again = jrc.restore(folder / "state", state)
     for i in range(SAVED, STEPS):

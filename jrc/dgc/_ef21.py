@@ -1,0 +1,178 @@
+"""EF21 with momentum: an estimate of the mean gradient, of which each step sends changes alone."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jrc._errors import speaking_as
+from jrc._typing import Array, PyTree, Real, Whole
+from jrc._validate import scalar
+from jrc.dgc._collectives import AxisName
+from jrc.dgc._config import DGCConfig, Number
+from jrc.dgc._exchanges import Auto, Exchange
+from jrc.dgc._leaves import flatten, pick, put, updates_of
+from jrc.dgc._momentum import Average
+from jrc.dgc._selectors import Selector
+from jrc.dgc._state import EF21State, initial_estimates, initial_state
+from jrc.dgc._update import step
+from jrc.dgc._wires import Wire
+
+_WHO, _INNER = "jrc.scale_by_ef21", "jrc.scale_by_dgc"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class EF21Config(DGCConfig):
+    """The arguments of `jrc.scale_by_ef21`, and those of `jrc.scale_by_dgc` that it shares.
+
+    Attributes:
+        rate: Eta, the share of a new gradient in the average.
+    """
+
+    rate: Number = 0.1
+
+    @property
+    def decay(self) -> Average:
+        """The average, in the place of momentum."""
+        return Average(self.rate)
+
+
+def scale_by_ef21(
+    momentum_rate: Real | Array = 0.1,
+    *,
+    sparsity: Real | Sequence[Real] = 0.99,
+    rampup_begin_step: Whole = 1,
+    rampup_step: Whole = 1,
+    num_trainers: Whole | None = None,
+    axis_name: AxisName | None = None,
+    min_size: Whole = 16384,
+    selector: Selector | str = "auto",
+    wire: Wire | str = "f32",
+    exchange: Exchange | Auto | str = "auto",
+    param_specs: PyTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Estimate the mean of the replicas' averaged gradients, sending the largest changes.
+
+    $$M_i \leftarrow (1 - \eta) M_i + \eta G_i, \quad
+    c_i = \operatorname{top}_k(M_i - g_i), \quad g_i \leftarrow g_i + c_i, \quad
+    g \leftarrow g + \frac{1}{N} \sum_i c_i$$
+
+    where G is the local gradient of replica i. Updates are g: dense, equal on every replica, bit
+    for bit. So AdamW works behind it, with momentum here in the place of Adam's own:
+
+    ```python
+    tx = optax.chain(
+        optax.clip_by_global_norm(1.0),  # of each replica's own gradient
+        jrc.scale_by_ef21(0.1, axis_name="data"),
+        optax.scale_by_adam(b1=0.0),
+        optax.add_decayed_weights(0.01),
+        optax.scale_by_learning_rate(3e-4),
+    )
+    ```
+
+    The first gradient is M as it is. Steps before `rampup_begin_step` send everything, and leaves
+    below `min_size` always do: g is then the average of the mean gradient. With
+    `rampup_begin_step=0` an entry has g = 0 until it is sent for the first time, and Adam's second
+    moment of it is then far too small: keep the dense step at the beginning, or take some more.
+
+    A gradient that is not finite, on any replica, skips the step on all of them: updates are zero
+    and the state stays, except for the count of skipped steps.
+
+    Args:
+        momentum_rate: Eta in (0, 1], one minus Adam's b1.
+        sparsity: Share of the entries that is kept back, one or one per level; for this and what
+            follows see `jrc.scale_by_dgc`.
+        rampup_begin_step: The first step that sends less than everything.
+        rampup_step: Steps over which the sparsity levels are spread.
+        num_trainers: N, to be checked against the size of `axis_name`.
+        axis_name: The axis over which the replicas differ, or a pair `(inner, outer)`.
+        min_size: Entries from which on a floating leaf is compressed; 0 compresses all.
+        selector: How entries of the changes are chosen.
+        wire: How an entry is written. What a short format rounds away is sent later.
+        exchange: How entries reach the other replicas.
+        param_specs: How parameters are split over other mesh axes.
+
+    Returns:
+        An optax transform with an `EF21State`: three float32 numbers for each parameter of a
+        compressed leaf. `jrc.make_train_step`, `jrc.save`, `jrc.dgc_specs`, `jrc.reshard` and
+        `jrc.dgc_stats` take it as they take a `DGCState`.
+
+    Raises:
+        ValueError: For an argument outside its range; from `update` as `jrc.scale_by_dgc`.
+        TypeError: For an argument of the wrong kind, or complex parameters.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tx = scale_by_ef21(0.5, sparsity=0.75, rampup_begin_step=0, min_size=0)
+        >>> params = jnp.zeros(4)
+        >>> updates, state = tx.update(jnp.array([1.0, -4.0, 2.0, 3.0]), tx.init(params), params)
+        >>> updates.tolist(), state.v.tolist()
+        ([0.0, -4.0, 0.0, 0.0], [[1.0, 0.0, 2.0, 3.0]])
+        >>> updates, state = tx.update(jnp.array([1.0, -2.0, 2.0, 3.0]), state, params)
+        >>> updates.tolist(), state.u.tolist()
+        ([0.0, -4.0, 0.0, 3.0], [[1.0, -3.0, 2.0, 3.0]])
+
+    Source: Fatkhullin, Tyurin and Richtarik, "Momentum Provably Improves Error Feedback!",
+    arXiv:2305.15155, algorithm 1 (EF21-SGDM). v is kept in the place of g_i = M_i - v_i.
+    """
+    options = dict(locals())
+    rate = _checked_rate(options.pop("momentum_rate"))
+    with speaking_as(_WHO, _INNER):
+        config = EF21Config(rate=rate, factor_masking=False, **options)
+
+    def init_fn(params: PyTree) -> EF21State:
+        axes = config.axis, config.inner_axis
+        with speaking_as(_WHO, _INNER):
+            state = initial_state(params, int(config.min_size), *axes)
+            return EF21State(*state._replace(velocity=initial_estimates(params, *axes)))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        param_specs: PyTree = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del extra_args
+        with speaking_as(_WHO, _INNER):
+            return _updated(updates, cast(EF21State, state), params, config, param_specs)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _updated(
+    gradients: PyTree,
+    state: EF21State,
+    params: PyTree | None,
+    config: EF21Config,
+    param_specs: PyTree,
+) -> tuple[PyTree, EF21State]:
+    """Return the estimates as updates, and the new state."""
+    leaves = flatten(gradients, state, params, "update", EF21State)
+    before = pick(leaves.velocity, leaves.compressed)
+    # From zero, an average with this gradient is the first gradient itself.
+    first = jnp.where(state.step == 0, 1 / jnp.float32(config.rate), 1.0)
+    direction, new = step(leaves, before, 1.0, config, param_specs, factor=first)
+    dense = pick(leaves.treedef.flatten_up_to(new.velocity), leaves.dense)
+    velocity = put(leaves.velocity, leaves.compressed, direction.compressed)
+    ok = new.skipped == state.skipped
+    taken = lambda estimates: [jnp.where(ok, x, 0.0) for x in estimates]  # noqa: E731
+    updates = updates_of(leaves, taken(direction.compressed), taken(dense))
+    velocity = leaves.tree(velocity, leaves.dense, dense)
+    return updates, EF21State(*new._replace(velocity=velocity))
+
+
+def _checked_rate(rate: Any) -> Number:
+    rate = scalar(
+        rate,
+        "momentum_rate",
+        _WHO,
+        rule="in (0, 1]",
+        holds=lambda r: 0 < r <= 1,
+        remedy="Pass 0.1, one minus Adam's b1.",
+    )
+    return jnp.asarray(rate, jnp.float32) if isinstance(rate, jax.Array) else float(rate)
