@@ -10,6 +10,8 @@ import pytest
 from flax import nnx
 
 import jrc
+from jrc.remat import memory_needed
+from jrc.remat._planner.problem import PlanningProblem
 from tests.remat.measure import (
     largest_error,
 )
@@ -91,6 +93,33 @@ def test_numbers_are_traced_unless_their_values_are_needed(mode, text, caplog):
     assert largest_error(jax.grad(plan.apply(fn))(*args), jax.grad(fn)(*args)) < 1e-6
     bound = functools.partial(chosen, mode=mode, key=KEY)
     assert jrc.plan(bound, WS, X, budget=0.0, verify=False).signature.equations
+
+
+def test_an_error_beside_a_number_is_the_user_s_own():
+    """Not that of the number being traced, which jrc alone tried."""
+
+    def shapes(w, n):
+        return jnp.sum(w.reshape(n, -1) * jnp.ones((7, 3)))
+
+    def raises(w, n):
+        if n > 2:
+            raise RuntimeError("too many")
+        return jnp.sum(w)
+
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        jrc.plan(shapes, jnp.ones((16, 16)), 4, budget=0.5)
+    with pytest.raises(RuntimeError, match="too many"):
+        jrc.plan(raises, jnp.ones((16, 16)), 4, budget=0.5)
+
+
+def test_closed_over_arrays_are_no_arguments():
+    """XLA has them as constants of the program."""
+    frozen = jnp.ones((64, 64))
+    args = jnp.ones((4, 64)), jnp.ones((8, 4))
+    problem = PlanningProblem.of(
+        lambda w, x: jnp.sum(jnp.tanh(x @ w @ frozen)), args, 0, False, "test"
+    )
+    assert problem.given == memory_needed(problem.lowered(problem.candidates[-1])).arguments
 
 
 def test_an_array_whose_value_is_needed():

@@ -38,8 +38,9 @@ def settled(
     """Return arguments in which NumPy arrays, and numbers that are traced, are JAX arrays.
 
     Of three ways the first is taken in which the function can be traced: all numbers traced;
-    integers and flags as they are; all as they are. If none works it is the first, whose error is
-    raised where the function is called. Which numbers stay as they are is logged to `jrc`.
+    integers and flags as they are; all as they are. If none works it is the second: where the
+    function is called, its error is the user's own, and not that an integer is traced. Which
+    numbers stay as they are is logged to `jrc`.
 
     Args:
         fn: The function; it is called only if there are numbers that may be traced.
@@ -59,7 +60,7 @@ def settled(
     if not numbers:
         return treedef.unflatten(_with_arrays(leaves, ()))
     ways = [numbers, [i for i in numbers if not _is_integer(leaves[i])], []]
-    traced = next((way for way in ways if _can_trace(fn, treedef, leaves, way)), numbers)
+    traced = next((way for way in ways if _can_trace(fn, treedef, leaves, way)), ways[1])
     if static := sorted({*numbers} - {*traced}):
         text = ", ".join(f"{path_name(names[i])} = {leaves[i]!r}" for i in static)
         _logger.info(_STATIC, who, name_of(fn), text)

@@ -102,13 +102,15 @@ class PlanningProblem:
         if traced.regions:
             by_hand = (*by_hand, as_written_candidate(traced.written, at, plain_flops))
         sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
+        # XLA counts closed-over arrays as constants of the program, and not as its arguments.
+        given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
         return cls(
             candidates=row.candidates,
             by_hand=tuple(sorted(by_hand, key=lambda each: (each.temporaries, each.recomputed))),
             plain_first=row.plain_first,
             signature=signature,
-            given=sum(sizes.values()),
+            given=given,
             returned=results + sum(sizes[v] for v in perturbed),
             flops=plain_flops,
             widest="nothing" if row.widest is None else program.name(row.widest),
