@@ -60,6 +60,7 @@ def test_the_front_has_the_figures_of_its_programs(front, planner):
     assert curve[-1]["product_flops"] == plain["product_flops"]
 
 
+@pytest.mark.slow
 def test_the_front_is_monotone_and_its_choices_fit(front):
     curve = front.curve()
     assert all(a["saved"] < b["saved"] for a, b in zip(curve, curve[1:], strict=False))

@@ -68,7 +68,7 @@ def assert_same(actual, expected):
     jax.tree.map(check, actual, expected)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_apply_is_update_and_apply_updates(form):
     rate = optax.linear_schedule(0.5, 0.1, 6)

@@ -59,6 +59,7 @@ def test_buckets_golden(sizes, buckets):
     assert all(Space(sizes[part]).starts[-1] <= 2**31 for part in found)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("way", ["allgather", "sharded"])
 def test_buckets_send_what_one_bucket_sends(way, monkeypatch):
     params = {"a": jnp.zeros(300), "b": jnp.zeros((20, 10)), "c": jnp.zeros(70), "d": jnp.zeros(3)}

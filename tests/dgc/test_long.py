@@ -14,6 +14,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_replicas_stay_bit_equal(way):
     params = {"w": jnp.linspace(-1.0, 1.0, 320), "x": jnp.ones(150), "b": jnp.ones(5)}

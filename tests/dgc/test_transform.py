@@ -67,7 +67,7 @@ def descended(tx, params, gradients):
     return jax.jit(functools.partial(descend, tx))(params, gradients)
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("name", "exchange"),
     [*((name, "auto") for name in SETTINGS), ("plain", "dense"), ("all", "dense")],
@@ -118,6 +118,7 @@ def test_replicas_stay_bit_equal_over_a_thousand_steps(via):
     assert (ranks[0] != ranks[1]).any()
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(("begin", "axis"), [(0, None), (0, AXIS), (1000, AXIS)])
 def test_everything_sent_is_momentum_sgd(nesterov, begin, axis):

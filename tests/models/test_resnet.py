@@ -100,6 +100,7 @@ class Reference(nn.Module):
         return nn.relu(x + y)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("train", [True, False])
 def test_bottleneck_equals_flax(train):
     config = resnet.Config(depth=50, width=2, squeeze_excitation=2)
@@ -246,6 +247,7 @@ def test_find_segments_counts_the_convolutions():
     assert count == [1, 2, 2, 3, 2, 3, 2]
 
 
+@pytest.mark.slow
 def test_learns_in_the_train_step_and_evaluates_with_running_averages():
     config = resnet.Config(depth=8, classes=2, channels=1, width=4)
     params, model_state = resnet.init(jax.random.key(0), config)

@@ -92,6 +92,7 @@ def test_four_bits_of_diloco_are_close_and_an_eighth_of_the_words():
     assert np.abs(np.asarray(got["w"] - want["w"])).max() < 0.25 * step
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("wire", ["2bit", "4bit", "bf16", "f32"])
 @pytest.mark.parametrize("levels", ["leaf", "chunk"])
 def test_what_is_sent_and_what_is_kept_is_what_was_accumulated(wire, levels):

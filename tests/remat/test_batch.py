@@ -23,7 +23,7 @@ def peak(fn, batch):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*make_args(batch))).peak
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 12])
 def test_one_step_more_does_not_fit(step):
     budget = 60_000

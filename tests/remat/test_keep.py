@@ -602,6 +602,7 @@ def test_rules_that_cannot_reach_are_refused():
         jrc.apply_rules(plain, jrc.remat.Rule())
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.skipif(
     getattr(jax.config, "jax_remat3", False), reason="jax.checkpoint itself leaves its names behind"
 )
@@ -624,7 +625,7 @@ ALONE = {
 }
 
 
-@pytest.mark.slow_after(5)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("name", ALONE)
 def test_recompute_op_acts_alone(name, around):

@@ -45,7 +45,7 @@ def some_candidates(problem):
     return [problem.candidates[i] for i in sorted({0, count // 2})]
 
 
-@pytest.mark.slow_after(10)
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_function(name):
     case, problem = CASES[name], problem_of(name)
@@ -87,7 +87,7 @@ OFF_IN_REMAT3 = dict.fromkeys((name for name in CASES if name.startswith("scan")
 }
 
 
-@pytest.mark.slow_after(10)
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", CASES)
 def test_flops_are_those_that_are_predicted(name):
     """What a plan says that it keeps is kept: else its makers would be counted again."""

@@ -119,6 +119,7 @@ def test_every_block_has_the_gradients_of_the_function(net):
     assert largest_error(lean, plain) < 1e-5
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("net", NETS)
 def test_flops_by_hand_are_those_that_are_counted(net):
     loss, *args = net(lambda fn: fn)

@@ -66,6 +66,7 @@ def test_a_shared_mask_does_not_join_the_blocks():
     assert largest_error(lean, plain) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_candidates_have_what_a_person_would_try():
     plan = jrc.plan(loss, *arguments(), budget=1.0, verify=False)
     names = {each.name for each in plan.candidates}

@@ -22,6 +22,7 @@ from tests.remat.plan_cases import (
 )
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", ["layers tanh", "nested_scans", "sharded", "dropout", "gpt"])
 def test_plans_survive_json(name):
     for candidate in (0, -1):

@@ -183,6 +183,7 @@ def test_saved_carries(n):
         assert [carries(s) for s in (1, n, (8, 4))] == [1, n, 8]
 
 
+@pytest.mark.slow
 def test_compiled_peak_grows_as_the_root_and_the_logarithm():
     h = jnp.ones((64, 4))
 

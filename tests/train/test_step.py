@@ -28,6 +28,7 @@ def close(a, b, tolerance):
     return all(np.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in leaves)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("task", ["digits", pytest.param("gpt", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("tx", ["dgc", "sgd"])
 def test_pmap_equals_shard_map(task, tx):
@@ -56,6 +57,7 @@ def test_accumulation_is_the_mean_of_its_parts(via):
     assert close([i.loss for i in whole], [i.loss for i in parts], 1e-6)
 
 
+@pytest.mark.slow
 def test_recomputation_changes_nothing_in_a_step():
     from tests.train.tasks import tiny_gpt
 
@@ -231,6 +233,7 @@ def test_the_shapes_of_a_state_cost_nothing():
         assert (shape.shape, shape.dtype) == (leaf.shape, leaf.dtype)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_any_mesh_and_any_placement_of_the_batch(kind):
     on = jax.make_mesh((REPLICAS,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])
@@ -588,6 +591,7 @@ def test_a_skipped_step_is_skipped_behind_what_takes_nan_out():
     assert same_bits((new.u, new.v, new.step), (old.u, old.v, old.step)) and int(new.skipped) == 1
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("axes", ["data", ("chip", "data")])
 def test_gradients_that_multi_steps_gathers_are_saved_whole(axes, tmp_path):
     on = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "chip"))
