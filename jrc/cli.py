@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if getattr(options, "budget", "") is None and options.accelerator is None:
-        parser.error("--budget must be given without --target, whose memory it is then a part of")
+        parser.error("--budget must be given, or --target, of whose memory it is nine tenths then")
     options.failures = []
     try:
         _use_platform(options.platform, options.accelerator)
@@ -281,13 +281,15 @@ def _gradient_options(options: argparse.Namespace) -> dict[str, Any]:
             f"--argnums must be one position or several, such as 0 or 0,2, got {options.argnums!r}."
         ) from None
     argnums = numbers[0] if len(numbers) == 1 else numbers
-    there = None if options.accelerator is None else target_named(options.accelerator)
+    asked = {"argnums": argnums, "has_aux": options.has_aux}
+    if options.accelerator is None:
+        return asked
+    there = target_named(options.accelerator)
     try:
-        _ = there and there.devices  # before anything is traced
+        len(there.devices)  # starts the compiler, before anything is traced
     except ImportError as error:
         raise UsageError(f"--target: {error}") from None
-    asked = {"argnums": argnums, "has_aux": options.has_aux}
-    return asked if there is None else asked | {"target": there}
+    return asked | {"target": there}
 
 
 def _budget(options: argparse.Namespace) -> int | float | str | None:

@@ -17,7 +17,7 @@ from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._check_axis import check_axis
 from jrc.train._outer_check import check_inner
 from jrc.train._placement import same_types
-from jrc.train._specs import outer_states, row_specs
+from jrc.train._rows import outer_states, row_specs
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of
 
 _WHO = "jrc.make_train_step"

@@ -12,7 +12,7 @@ from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import AxisName, DGCState, replica_axis, reshard_dgc
 from jrc.outer_optimizers import LocalState, OuterState
-from jrc.train._specs import outer_states
+from jrc.train._rows import outer_states
 
 _WHO = "jrc.reshard"
 

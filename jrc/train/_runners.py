@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
-from jrc.train._specs import outer_states, row_specs
+from jrc.train._rows import outer_states, row_specs
 from jrc.train._split import PlacedStep, Split, needs_placement
 from jrc.train._state import TrainState, names_of
 

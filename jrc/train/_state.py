@@ -19,7 +19,7 @@ from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._abstract import abstract_state, is_abstract
 from jrc.train._outer_check import check_inner, check_outer, check_whole_replicas
 from jrc.train._placement import copied, own_specs
-from jrc.train._specs import outer_states, row_specs
+from jrc.train._rows import outer_states, row_specs
 from jrc.train._topology import mesh_over_all
 
 _WHO = "jrc.init_state"

@@ -300,7 +300,10 @@ def test_every_chip_compiles(name):
 def test_a_program_that_is_too_large_for_a_tpu_has_a_peak():
     params = {"w": [SHAPE((4096, 4096), jnp.float32)] * 4}
     report = jrc.explain(net, params, SHAPE((2**19, 4096), jnp.float32), target="v5e")
-    assert 40 * GIB < report.memory.peak < 50 * GIB
+    given = 4 * (4 * 4096**2 + 2**19 * 4096)
+    assert report.memory.arguments == given
+    # Three of the four activations at least, beside the arguments; how many is libtpu's choice.
+    assert given + 24 * GIB < report.memory.peak < given + 48 * GIB
     with pytest.raises(jrc.BudgetError) as caught:
         jrc.plan(net, params, SHAPE((2**19, 4096), jnp.float32), target="v5e")
     assert caught.value.least_bytes > 16 * GIB

@@ -36,7 +36,7 @@ class Program:
     by_hand: bool = True
     ways: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     whole: Callable[[Remat], Callable[..., Any]] | None = None
-    tolerance: float = 1e-6
+    tolerance: float = 1e-5
 
     @property
     def loss(self) -> Callable[..., Any]:

@@ -103,9 +103,10 @@ def plan(
         compilations: How many programs may be compiled, 5 if not given, with a target 3, because
             a compilation may then take a minute (two, if one is asked for: the leanest and the
             plain one); each more halves the steps of the row of plans. One is enough where
-            nothing need be recomputed, one more is compiled where only the model thought so, and up
-            to seven more before a budget is refused: the leanest candidates, the leanest ways by
-            hand, and the plain one. Equal programs are compiled once.
+            nothing need be recomputed, and one more is compiled where only the model thought so.
+            Up to two more are ways by hand that would cost fewer FLOPs. Up to six more are
+            compiled before a budget is refused: the two leanest candidates, the three leanest ways
+            by hand, and the plain one. Equal programs are compiled once.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.

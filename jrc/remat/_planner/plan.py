@@ -3,19 +3,25 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jrc._errors import name_of
-from jrc._text import memory_text, table_text
+from jrc._text import memory_text
 from jrc._validate import check_flag, check_json, check_json_fields
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.check_decision import check_decision, check_decision_fits, left_out
 from jrc.remat._planner.decision import AS_WRITTEN, Decision
 from jrc.remat._planner.execute import execute_decision
+from jrc.remat._planner.plan_candidates import (
+    Estimate,
+    PlanCandidate,
+    candidates_table,
+    kept_table,
+)
 from jrc.remat._planner.policy_by_names import ByName, lost_text, policy_of
-from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED, Kept
+from jrc.remat._planner.saved_by_plan import Kept
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import traced_for_plan
 
@@ -32,6 +38,7 @@ _FIELDS = {
     "kept": [{"name": str, "times": int, "bytes": int}],
     "candidates": [_CANDIDATE],
     "by_name": {"names": [str], "lost": [str], "marks": [str]},
+    "target": str,
     "opaque": [{"name": str, "place": str, "times": int, "bytes": int, "recomputed": bool}],
     "equations": [str],
     "inputs": [str],
@@ -41,52 +48,6 @@ _FIELDS = {
     "written": str,
     "left_out": str,
 }
-# Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
-_KEPT_ROWS = 12
-_CANDIDATES_BESIDE = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """What a gradient program costs.
-
-    Attributes:
-        peak_bytes: Arguments, outputs and temporaries of the compiled program on one device, less
-            what is aliased.
-        flops: Floating-point operations of the whole program, loops times their length.
-        flops_ratio: The same over those with nothing recomputed.
-    """
-
-    peak_bytes: int
-    flops: int
-    flops_ratio: float
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanCandidate:
-    """A candidate that was weighed for a plan.
-
-    Attributes:
-        predicted: Its cost as the model has it.
-        compiled_peak_bytes: Peak bytes of its compiled program; `None` if it was not compiled.
-        saved_bytes: Predicted bytes that are saved after the forward pass.
-        change: What it saves more and less than the leaner candidate before it.
-        is_chosen: Whether it is the plan.
-        name: What it is called, if a person would try it by hand.
-    """
-
-    predicted: Estimate
-    compiled_peak_bytes: int | None
-    saved_bytes: int
-    change: str
-    is_chosen: bool
-    name: str = ""
-
-    @property
-    def peak_bytes(self) -> int:
-        """The compiled peak, or the predicted one."""
-        compiled = self.compiled_peak_bytes
-        return self.predicted.peak_bytes if compiled is None else compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,7 +239,7 @@ class Plan:
                     data["respect_checkpoints"],
                     data["written"],
                 ),
-                target=data.get("target", ""),
+                target=data["target"],
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
@@ -299,10 +260,10 @@ class Plan:
         if self.decision == AS_WRITTEN:
             lines.append("the function runs as it is, under its own jax.checkpoint regions")
         else:
-            lines.append(_kept_table(self.kept) if self.reruns else "nothing is recomputed")
+            lines.append(kept_table(self.kept) if self.reruns else "nothing is recomputed")
         lines += opaque_lines(self.opaque)
         if len(self.candidates) > 1:
-            lines.append(_candidates_table(self.candidates))
+            lines.append(candidates_table(self.candidates))
         return "\n".join(lines)
 
 
@@ -346,36 +307,6 @@ def apply_decision[F: Callable[..., Any]](
     return planned  # type: ignore[return-value]
 
 
-def _kept_table(kept: Sequence[Kept]) -> str:
-    rows = [(each.name, f"{each.times:,}", memory_text(each.bytes)) for each in kept[:_KEPT_ROWS]]
-    if rest := kept[_KEPT_ROWS:]:
-        times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
-        rows.append((f"{len(rest)} more", f"{times:,}", memory_text(size)))
-    return table_text(("saved", "values", "bytes"), rows)
-
-
-def _candidates_table(candidates: Sequence[PlanCandidate]) -> str:
-    """The chosen candidate, its neighbours, both ends of the row, and what is done by hand."""
-    count = 1 + next(i for i, each in enumerate(candidates) if each.name == NOTHING_RECOMPUTED)
-    chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
-    beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
-    shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
-    rows = []
-    for i in shown:
-        each = candidates[i]
-        source = "" if each.compiled_peak_bytes is None else " (compiled)"
-        place = f"{i + 1} of {count}" if i < count else "by hand"
-        rows.append(
-            (
-                f"{'> ' if each.is_chosen else ''}{place}",
-                each.name or each.change,
-                f"{memory_text(each.peak_bytes)}{source}",
-                f"{each.predicted.flops_ratio:.3f} x",
-            )
-        )
-    return table_text(("candidate", "change from the leaner one", "peak", "FLOPs"), rows)
-
-
 def _candidate(data: dict[str, Any]) -> PlanCandidate:
     return PlanCandidate(**data | {"predicted": Estimate(**data["predicted"])})
 
@@ -383,7 +314,6 @@ def _candidate(data: dict[str, Any]) -> PlanCandidate:
 def _check_json(data: Any) -> None:
     """Raise a `ValueError` that names the first entry of a plan's data that is not of its kind."""
     check_json(data, _FORMAT, _FIELDS)
-    check_json_fields({"target": data.get("target", "")}, {"target": str})
     if data.get("verified") is not None:
         check_json_fields({"verified": data["verified"]}, {"verified": _COST})
     for i, each in enumerate(data["candidates"]):

@@ -20,7 +20,8 @@ from jrc.remat._planner.calibration import Calibration, calibration_of
 from jrc.remat._planner.candidates import Candidate, candidate_row
 from jrc.remat._planner.decision import AS_WRITTEN
 from jrc.remat._planner.opaque_in_plan import opaque_under
-from jrc.remat._planner.plan import Estimate, Plan, PlanCandidate, apply_decision
+from jrc.remat._planner.plan import Plan, apply_decision
+from jrc.remat._planner.plan_candidates import Estimate, PlanCandidate
 from jrc.remat._planner.policy_by_names import by_name
 from jrc.remat._planner.saved_by_plan import change_text, saved_by
 from jrc.remat._planner.settings import SETTINGS

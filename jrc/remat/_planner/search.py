@@ -59,9 +59,11 @@ def choose(
             problem.plain_first,
             more and not problem.plain_first,
         )
-    if found is None and compiled:
-        # Before a budget is refused, both ends are compiled, the lean one first.
-        last = (*sorted(problem.leanest, key=problem.cost_order), top)
+    if found is None:
+        # Before a budget is refused, both ends are compiled, the lean one first. A prediction
+        # costs nothing: all are asked.
+        lean = problem.leanest if compiled else range(len(problem.all))
+        last = (*sorted(lean, key=problem.cost_order), top)
         found = next((i for i in last if peaks.of(i) <= budget), None)
     found = _cheaper_by_hand(problem, peaks, budget, found)
     leanest = min(peaks.memory or range(len(problem.all)), key=peaks.of)

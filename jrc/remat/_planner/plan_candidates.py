@@ -1,0 +1,85 @@
+"""What a plan shows of its choice: the cost of each candidate, and tables of it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jrc._text import memory_text, table_text
+from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED, Kept
+
+# Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
+_KEPT_ROWS = 12
+_CANDIDATES_BESIDE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a gradient program costs.
+
+    Attributes:
+        peak_bytes: Arguments, outputs and temporaries of the compiled program on one device, less
+            what is aliased.
+        flops: Floating-point operations of the whole program, loops times their length.
+        flops_ratio: The same over those with nothing recomputed.
+    """
+
+    peak_bytes: int
+    flops: int
+    flops_ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanCandidate:
+    """A candidate that was weighed for a plan.
+
+    Attributes:
+        predicted: Its cost as the model has it.
+        compiled_peak_bytes: Peak bytes of its compiled program; `None` if it was not compiled.
+        saved_bytes: Predicted bytes that are saved after the forward pass.
+        change: What it saves more and less than the leaner candidate before it.
+        is_chosen: Whether it is the plan.
+        name: What it is called, if a person would try it by hand.
+    """
+
+    predicted: Estimate
+    compiled_peak_bytes: int | None
+    saved_bytes: int
+    change: str
+    is_chosen: bool
+    name: str = ""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The compiled peak, or the predicted one."""
+        compiled = self.compiled_peak_bytes
+        return self.predicted.peak_bytes if compiled is None else compiled
+
+
+def kept_table(kept: Sequence[Kept]) -> str:
+    """Return the table of what is saved, the largest first."""
+    rows = [(each.name, f"{each.times:,}", memory_text(each.bytes)) for each in kept[:_KEPT_ROWS]]
+    if rest := kept[_KEPT_ROWS:]:
+        times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
+        rows.append((f"{len(rest)} more", f"{times:,}", memory_text(size)))
+    return table_text(("saved", "values", "bytes"), rows)
+
+
+def candidates_table(candidates: Sequence[PlanCandidate]) -> str:
+    """Return the table of the plan, its neighbours, both ends of the row, and ways by hand."""
+    count = 1 + next(i for i, each in enumerate(candidates) if each.name == NOTHING_RECOMPUTED)
+    chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
+    beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
+    shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
+    rows = []
+    for i in shown:
+        each = candidates[i]
+        source = "" if each.compiled_peak_bytes is None else " (compiled)"
+        place = f"{i + 1} of {count}" if i < count else "by hand"
+        rows.append(
+            (
+                f"{'> ' if each.is_chosen else ''}{place}",
+                each.name or each.change,
+                f"{memory_text(each.peak_bytes)}{source}",
+                f"{each.predicted.flops_ratio:.3f} x",
+            )
+        )
+    return table_text(("candidate", "change from the leaner one", "peak", "FLOPs"), rows)
