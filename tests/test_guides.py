@@ -1,5 +1,6 @@
 """README.md and `docs/`: every block of Python runs as it stands; every link leads somewhere."""
 
+import ast
 import importlib.util
 import pathlib
 import re
@@ -21,8 +22,14 @@ SHOWN = {
 WITH_CODE = [
     pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow)
     for name, page in PAGES.items()
-    if BLOCK.search(page.read_text())
+    if BLOCK.search(page.read_text()) and name != "recipes"
 ]
+# Each stands alone: a reader copies one.
+RECIPES = {
+    section.splitlines()[0]: section
+    for section in re.split("^## ", PAGES["recipes"].read_text(), flags=re.M)
+    if BLOCK.search(section)
+}
 
 
 @pytest.mark.parametrize("name", WITH_CODE)
@@ -35,6 +42,26 @@ def test_every_block_of_a_page_runs(name, tmp_path, monkeypatch):
         above = "\n" * text.count("\n", 0, block.start(1))  # lines of a traceback are the page's
         exec(compile(above + block[1], str(PAGES[name]), "exec"), found)
     assert name not in SHOWN or SHOWN[name](found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", RECIPES)
+def test_every_recipe_runs_alone(title):
+    (code,) = BLOCK.findall(RECIPES[title])
+    if missing := [name for name in imported(code) if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"{missing[0]} is not installed: pip install -e '.[zoo,zoo-gemma]'")
+    found = {}
+    exec(compile(code, f"docs/recipes.md, {title}", "exec"), found)
+    if "info" in found:
+        assert found["info"].loss > 0 and not found["info"].skipped
+
+
+def imported(code):
+    """Return the packages that a block imports."""
+    nodes = list(ast.walk(ast.parse(code)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return [name.partition(".")[0] for name in names]
 
 
 def test_readme_is_short():
