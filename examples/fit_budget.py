@@ -13,6 +13,7 @@ import functools
 import pathlib
 import sys
 
+import common
 import jax
 import numpy as np
 import optax
@@ -44,12 +45,12 @@ def train(step, tx, params, batches, mesh):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     add = parser.add_argument
-    add("--budget", help="such as 64MiB (default: a quarter of what the plain gradient needs)")
-    add("--steps", type=int, default=5)
-    add("--layers", type=int, default=12)
-    add("--length", type=int, default=128)
+    add("--budget", help="such as 64MiB (none: a quarter of what the plain gradient needs)")
+    add("--steps", type=int, default=5, help="steps of training")
+    add("--layers", type=int, default=12, help="blocks of the model")
+    add("--length", type=int, default=128, help="length of a sequence")
     options = parser.parse_args(argv)
     console = Console()
 
