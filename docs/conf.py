@@ -43,20 +43,30 @@ napoleon_use_ivar = True
 
 html_math_renderer = "mathml"
 html_theme = "sphinx_book_theme"
-html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True}
+html_theme_options = {
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+    "footer_content_items": [],  # neither author nor copyright
+}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 
-# A README of the repository, and the page that includes it.
-READMES = {"../benchmarks/README.md": "measurements.md", "../examples/README.md": "examples.md"}
+# A folder whose README.md is included, and the page that includes it.
+READMES = {"benchmarks": "measurements", "examples": "examples"}
+
+
+def link_to_pages(app, path, page, source):
+    """Link to the pages that include a README, in README.md too."""
+    for folder, target in READMES.items():
+        source[0] = source[0].replace(f"](../{folder}/README.md", f"]({target}.md")
+        source[0] = source[0].replace(f"]({folder}/README.md", f"](docs/{target}.md")
 
 
 def prepare(app, page, source):
-    """Link to the pages that include a README; put the docstrings behind the tables of the API."""
+    """Put the docstrings behind the tables of the API."""
+    link_to_pages(app, None, page, source)
     text = source[0]
-    for readme, target in READMES.items():
-        text = text.replace(f"]({readme}", f"]({target}")
     if page == "api":
         text = re.sub(r"^\| `(\w+)([^`]*)`", r"| {py:obj}`\1\2 <jrc.\1>`", text, flags=re.M)
         text += docstrings()
@@ -79,3 +89,4 @@ def docstrings():
 def setup(app):
     """Register the handlers of this configuration."""
     app.connect("source-read", prepare)
+    app.connect("include-read", link_to_pages)

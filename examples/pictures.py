@@ -55,7 +55,7 @@ def draw(path, title, panels, size, caption=""):
         figure.suptitle(title, fontsize=15, weight="bold", x=0.01, ha="left")
         if caption:
             figure.supxlabel(caption, fontsize=10, color=GREY, x=0.01, ha="left")
-        figure.savefig(path, dpi=100)
+        figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
         plt.close(figure)
     return path
 
@@ -103,9 +103,9 @@ def training(path, title, found, panels):
     end, caption = warm_up_end(found), ""
     if end is not None:
         caption = (
-            f"Dotted: the warm-up ends at step {end}. From then on few entries of "
-            "the gradient are sent; the others gather until they are large enough.\nParameters "
-            "lag behind until as much leaves as comes in: the loss rises for some tens of steps."
+            f"Dotted: the warm-up ends at step {end}. Behind it a step sends few entries of the "
+            "gradient, and keeps the others for later steps.\nUpdates then come late, so that the "
+            "loss may rise for some tens of steps."
         )
 
     def marked(panel):
@@ -117,7 +117,8 @@ def training(path, title, found, panels):
         return draw_panel
 
     panels = [*panels, lambda axes: bytes_sent(axes, found)]
-    return draw(path, title, [marked(panel) for panel in panels], (6, 4.6), caption)
+    size = min(6, 13 / len(panels)), 4.6
+    return draw(path, title, [marked(panel) for panel in panels], size, caption)
 
 
 def bytes_sent(axes, found):

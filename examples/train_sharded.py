@@ -17,6 +17,7 @@ import optax
 from common import console
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from pictures import memory, network
 from rich.table import Table
 from train_gpt import batch_at, read_text, split_text
 
@@ -126,8 +127,9 @@ def show(found, options):
     table = Table("", "", title=f"GPT on {dict(zip(AXES, options.mesh, strict=True))}")
     table.add_row("loss, first step", f"{found['losses'][0]:.3f} nats/byte")
     table.add_row("loss, last step", f"{found['losses'][-1]:.3f} nats/byte")
-    for name in ("parameter_bytes", "parameter_bytes_on_a_device", "peak_bytes", "bytes_sent"):
-        table.add_row(name.replace("_", " "), f"{found[name] / 2**10:,.1f} KiB")
+    for name in ("parameter_bytes", "parameter_bytes_on_a_device", "peak_bytes"):
+        table.add_row(name.replace("_", " "), memory(found[name]))
+    table.add_row("bytes sent", network(found["bytes_sent"]))
     console.print(table)
 
 

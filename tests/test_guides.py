@@ -9,6 +9,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {page.stem: page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+# Read on a code host, and included in the site.
+FOLDERS = {f"{name}/README": ROOT / name / "README.md" for name in ("benchmarks", "examples")}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 # The pages that a reader comes to first; the others take longer.
 DEFAULT = ("README", "explain", "many_processes")
@@ -72,13 +74,14 @@ def test_readme_is_short():
 def test_readme_links_every_page():
     text = PAGES["README"].read_text()
     missing = [name for name in PAGES if f"docs/{name}.md" not in text]
-    # These only include a page that has its links: README itself, benchmarks/README.md.
-    assert missing == ["README", "index", "measurements"]
+    # These only include a README, which README.md links: examples/, its own, benchmarks/.
+    assert missing == ["README", "examples", "index", "measurements"]
+    assert "examples/README.md" in text and "docs/finetune_llm.ipynb" in text
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *FOLDERS])
 def test_every_link_leads_somewhere(name):
-    page = PAGES[name]
+    page = (PAGES | FOLDERS)[name]
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     links = [to for to in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in to]
     for path, _, heading in (to.partition("#") for to in links):
