@@ -43,7 +43,7 @@ def arguments(argv=None):
     add("--model", choices=("llama", "gemma"), default="llama", help="whose blocks")
     add("--start", type=pathlib.Path, help="parameters that an earlier run saved (none: random)")
     add("--text", type=pathlib.Path, help="file or folder (none: the standard library's source)")
-    add("--budget", help="of the train step, such as 64MiB (none: half of the temporaries)")
+    add("--budget", help="of the train step, such as 64MiB (none: three fifths of the temporaries)")
     add("--target", help="an accelerator to plan for as well, such as v5e:1")
     add("--out", type=pathlib.Path, default="runs/llm", help="folder of saves and pictures")
     add("--resume", action="store_true", help="go on from the last save under --out")
@@ -186,7 +186,7 @@ def run(options):
     args = params, batches(1)(0), jax.random.key(0)
     report = look(loss_fn, *args)
     needs = report.memory
-    budget = options.budget or f"{(needs.peak - needs.temporaries // 2) // 1024}KiB"
+    budget = options.budget or f"{(needs.peak - needs.temporaries * 2 // 5) // 1024}KiB"
     plan = plan_here(options, loss_fn, args, report, budget)
     peaks = {"nothing recomputed": report.memory.peak, "jrc.plan": plan.verified.peak_bytes}
     if options.target:

@@ -117,7 +117,7 @@ def training(path, title, found, panels):
         return draw_panel
 
     panels = [*panels, lambda axes: bytes_sent(axes, found)]
-    size = min(6, 13 / len(panels)), 4.6
+    size = min(6, 12.5 / len(panels)), 4.6
     return draw(path, title, [marked(panel) for panel in panels], size, caption)
 
 
@@ -139,6 +139,8 @@ def peaks(axes, found):
     for part, colour in zip(("arguments", "outputs", "temporaries"), (GREY, GREEN, BLUE),
                             strict=True):  # fmt: skip
         sizes = np.array([found["memory"][name][part] for name in names]) / 2**20
+        if not sizes.any():
+            continue
         axes.barh(list(names.values()), sizes, left=start, label=part, color=colour, height=0.6)
         start += sizes
     for y, total in enumerate(start):
