@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jrc._tree import tree_difference
 from jrc._typing import Array, PyTree
 from jrc.dgc._state import DGCState, is_placeholder
 
@@ -97,7 +98,8 @@ def flatten(
     if treedef != expected:
         raise ValueError(
             "jrc.scale_by_dgc: gradients must have the structure of the parameters that init got, "
-            f"{expected}, got {treedef}. Build the state with tx.init for these parameters."
+            f"got others: {tree_difference(state.u, gradients, is_placeholder)}. Build the state "
+            "with tx.init for these parameters."
         )
     v = jax.tree.leaves(state.v, is_leaf=is_placeholder)
     velocity = jax.tree.leaves(state.velocity, is_leaf=is_placeholder)

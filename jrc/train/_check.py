@@ -10,7 +10,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrc._errors import listed
 from jrc._multihost import differing
 from jrc._rng import check_key
-from jrc._tree import aval_of, is_array, is_number, is_traced, is_typed_key, named_leaves
+from jrc._tree import (
+    aval_of,
+    is_array,
+    is_number,
+    is_traced,
+    is_typed_key,
+    named_leaves,
+    tree_difference,
+)
 from jrc._typing import PyTree, Scalar, Transform
 from jrc.dgc import AxisName, dgc_states
 from jrc.outer_optimizers import OuterOptimizer, initial_state
@@ -94,10 +102,10 @@ def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) ->
     check_leaves(state)
     params = jax.tree.map(_without_sharding, state.params)
     expected = jax.eval_shape(tx.init, params)
-    if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
+    if difference := tree_difference(expected, state.opt_state):
         raise ValueError(
-            f"{_WHO}: state must be built for the optimizer tx, got one with the opt_state "
-            f"{jax.tree.structure(state.opt_state)}. Build it with jrc.init_state(params, tx, key)."
+            f"{_WHO}: state must be built for the optimizer tx, got one with another opt_state: "
+            f"{difference}. Build it with jrc.init_state(params, tx, key)."
         )
     if not dgc_states(expected):
         return
@@ -120,10 +128,10 @@ def check_outer_state(
         state.model_state,
         inner,
     )
-    if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
+    if difference := tree_difference(expected, state.opt_state):
         raise ValueError(
             f"{_WHO}: state must be built for tx and outer={outer!r}, got one with another "
-            "opt_state. Build it with jrc.init_state(params, tx, key, outer=outer)."
+            f"opt_state: {difference}. Build it with jrc.init_state(params, tx, key, outer=outer)."
         )
     check_rows(expected, state, axis, mesh)
 

@@ -1,5 +1,6 @@
 """The largest batch that fits into a budget."""
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -110,6 +111,12 @@ def largest_batch(
             f"{who}: {which} must be a function, got {type(given).__name__}. Write "
             f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
         )
+    if _takes_one(make_args) is False:
+        raise TypeError(
+            f"{who}: make_args must be a function of the batch alone, got `{name_of(make_args)}"
+            f"{inspect.signature(make_args)}`. It comes first, then the loss function: write "
+            f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
+        )
     check_flag(has_aux, "has_aux", who)
     check_flag(respect_checkpoints, "respect_checkpoints", who)
     there = checked_target(target, who)
@@ -190,6 +197,19 @@ def largest_batch(
         ),
         end,
     )
+
+
+def _takes_one(fn: Callable[..., Any]) -> bool | None:
+    """Whether a function can be called with one argument; `None` if its signature is not known."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(1)
+    except TypeError:
+        return False
+    return True
 
 
 def _check_growth(

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import named_like
 from jrc._multihost import all_or_none
 from jrc._targets import Target, abstract_on, checked_target
 from jrc._tree import aval_of
@@ -245,7 +246,7 @@ def plan_within(
         def compiled(candidate: Candidate) -> Memory:
             applied = problem.applied(candidate, fn)
 
-            @functools.wraps(fn)
+            @named_like(fn)
             def counted(*args: Any) -> Any:
                 # Only while the larger program is traced do its mesh axes have names.
                 if candidate not in flops:
@@ -271,7 +272,7 @@ def _problem_within(
     """The planning problem of a function, for the arguments that a larger program calls it with."""
     found: list[PlanningProblem] = []
 
-    @functools.wraps(fn)
+    @named_like(fn)
     def recorded(*args: Any) -> Any:
         out = fn(*args)
         if not found:

@@ -1,12 +1,11 @@
 """A plan: what a function's gradient saves and what it recomputes, as a frozen value."""
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import name_of
+from jrc._errors import name_of, named_like
 from jrc._text import memory_text
 from jrc._validate import check_flag, check_json, check_json_fields
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
@@ -199,6 +198,7 @@ class Plan:
             "respect_checkpoints": self.signature.respect_checkpoints,
             "written": self.signature.written,
             "inputs": list(self.signature.inputs),
+            "names": list(self.signature.names),
             "closed": self.signature.closed,
         }
         return json.dumps(data, indent=1)
@@ -238,6 +238,7 @@ class Plan:
                     data["closed"],
                     data["respect_checkpoints"],
                     data["written"],
+                    tuple(data.get("names", ())),
                 ),
                 target=data["target"],
             )
@@ -278,7 +279,7 @@ def apply_decision[F: Callable[..., Any]](
             "that the plan was made for, and call what comes back."
         )
 
-    @functools.wraps(fn)
+    @named_like(fn)
     def planned(*args: Any, **kwargs: Any) -> Any:
         respected = signature.respect_checkpoints
         traced = traced_for_plan(fn, args, kwargs, who, respected)
@@ -320,6 +321,7 @@ def _check_json(data: Any) -> None:
         peak = {"compiled_peak_bytes": each.get("compiled_peak_bytes")}
         if peak["compiled_peak_bytes"] is not None:
             check_json_fields(peak, {"compiled_peak_bytes": int}, f"candidates[{i}]")
+    check_json_fields(data.get("names", []), [str], "names")
     if data["closed"] > len(data["inputs"]):
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 
