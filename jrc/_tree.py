@@ -152,8 +152,10 @@ def tree_difference(
     both = [jax.tree_util.tree_flatten_with_path(tree, is_leaf) for tree in (wanted, given)]
     if both[0][1] == both[1][1]:
         return None
-    places = [{jax.tree_util.keystr(path): path_name(path) for path, _ in x} for x, _ in both]
-    found = place_difference(*places, "missing", "not expected")
+    first, second = (
+        {jax.tree_util.keystr(path): path_name(path) for path, _ in x} for x, _ in both
+    )
+    found = place_difference(first, second, "missing", "not expected")
     return found or "the same leaves, in nodes of other types"
 
 

@@ -215,7 +215,9 @@ def test_another_tree_is_an_error_although_names_agree(tmp_path):
     for i, (saved, like) in enumerate(pairs):
         jrc.save(tmp_path / str(i), saved)
         assert same_bits(jrc.restore(tmp_path / str(i), saved), saved)
-        with pytest.raises(ValueError, match=r"lea(f|ves) .* (is|are) (not saved|saved and not expected)"):
+        with pytest.raises(
+            ValueError, match=r"lea(f|ves) .* (is|are) (not saved|saved and not expected)"
+        ):
             jrc.restore(tmp_path / str(i), like)
 
 

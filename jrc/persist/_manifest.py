@@ -64,8 +64,8 @@ def check_same(saved: list[list[Any]], wanted: list[list[Any]], folder: str) -> 
     """Raise unless every leaf was saved in its place, with its shape and dtype."""
     old = {place: (name, shape, dtype) for place, name, shape, dtype in saved}
     new = {place: (name, shape, dtype) for place, name, shape, dtype in wanted}
-    names = [{place: fields[0] for place, fields in leaves.items()} for leaves in (new, old)]
-    if difference := place_difference(*names, "not saved", "saved and not expected"):
+    needed, given = ({place: x[0] for place, x in leaves.items()} for leaves in (new, old))
+    if difference := place_difference(needed, given, "not saved", "saved and not expected"):
         raise ValueError(
             "jrc.restore: like must have the tree that was saved, got one that differs from "
             f"{folder}: {difference}. Build like with the model and the optimizer that were saved."
