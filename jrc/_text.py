@@ -133,8 +133,10 @@ def brief(tree: Any, most: int = _MOST_LEAVES) -> str:
         size = sum(getattr(x, "size", 1) * _itemsize(x) for x in leaves)
         return f"{type(tree).__name__} of {len(leaves):,} arrays, {memory_text(size)}"
     inner = most if len(leaves) <= most else most // max(len(pairs), 1) // 2
-    shown = [f"{name}{brief(value, inner)}" for name, value in pairs[:_MOST_ENTRIES]]
-    if more := pairs[_MOST_ENTRIES:]:
+    # All fields of a class, and some entries of a dict or a list.
+    end = len(pairs) if head.endswith("(") and len(head) > 1 else _MOST_ENTRIES
+    shown = [f"{name}{brief(value, inner)}" for name, value in pairs[:end]]
+    if more := pairs[end:]:
         shown.append(f"… {len(more)} more")
     comma = "," if len(pairs) == 1 and (head, tail) == ("(", ")") else ""
     return f"{head}{', '.join(shown)}{comma}{tail}"

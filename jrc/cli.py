@@ -14,7 +14,6 @@ from rich.console import Console
 
 from jrc import remat
 from jrc._cli_target import Target, UsageError, load
-from jrc._progress import shown_meanwhile
 from jrc._targets import target as target_named
 from jrc._targets import targets as all_targets
 
@@ -243,8 +242,7 @@ def _plan(options: argparse.Namespace) -> None:
         asked["compilations"] = options.compilations
     _check_paths(options.json)
     target = load(options.target, options.arg, options.failures)
-    with shown_meanwhile("jrc.plan: tracing and solving"):
-        plan = remat.plan(target.fn, *target.args, **asked)
+    plan = remat.plan(target.fn, *target.args, **asked)
     _print(str(plan))
     if options.json:
         _write(options.json, plan.to_json())
@@ -261,8 +259,7 @@ def _largest_batch(options: argparse.Namespace) -> None:
         return load(options.target, options.arg, options.failures, batch)
 
     fn = setup(options.multiple_of).fn
-    with shown_meanwhile("jrc.largest_batch: tracing"):
-        found = remat.largest_batch(lambda batch: setup(batch).args, fn, **asked)
+    found = remat.largest_batch(lambda batch: setup(batch).args, fn, **asked)
     _print(str(found))
     if options.json:
         plan = None if found.plan is None else json.loads(found.plan.to_json())

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._rng import fold_all
+from jrc._text import brief
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.dgc import DGCState, DGCTransformation, dgc_states, ring_all_reduce_bytes, served
@@ -56,6 +57,9 @@ class StepInfo(NamedTuple):
     synchronised: Array
     losses: Array | None
     left_out: Array
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def replica_step(

@@ -12,6 +12,7 @@ from jrc._errors import listed
 from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
 from jrc._specs import restricted
+from jrc._text import brief
 from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, check_whole, dgc_states, state_specs
@@ -44,6 +45,11 @@ class TrainState(NamedTuple):
     model_state: PyTree
     opt_state: PyTree
     key: RandomKey
+
+    def __repr__(self) -> str:
+        fields = zip(self._fields, self, strict=True)
+        lines = (f"  {name}={brief(value)},\n" for name, value in fields)
+        return f"{type(self).__name__}(\n{''.join(lines)})"
 
 
 def init_state(

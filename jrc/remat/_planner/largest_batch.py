@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 from jrc._errors import name_of
+from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target
-from jrc._text import memory_text
+from jrc._text import html_of, memory_text
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._planner.budget import checked_budget
@@ -41,12 +42,18 @@ class LargestBatch(NamedTuple):
 
     def __str__(self) -> str:
         """Both sizes, and the plan."""
+        return f"{self._head()}\n{self.plan}" if self.plan else self._head()
+
+    def _repr_html_(self) -> str:
+        """Return both sizes and the plan for a notebook."""
+        return html_of([self._head()]) + (self.plan._repr_html_() if self.plan else "")
+
+    def _head(self) -> str:
         if self.plan is None:
             return "None fits, not even with the leanest plan: raise the budget."
         more = " (more may: `most` ends there)" if self.recomputed == self.most else ""
         return (
-            f"{self.plain:,} fit with nothing recomputed, {self.recomputed:,} with this plan"
-            f"{more}:\n{self.plan}"
+            f"{self.plain:,} fit with nothing recomputed, {self.recomputed:,} with this plan{more}:"
         )
 
 
@@ -176,8 +183,9 @@ def largest_batch(
         return seen[batch]
 
     multiple_of, end = int(multiple_of), int(most // multiple_of * multiple_of)
-    without = largest_within(known, limit, multiple_of, end)
-    recomputed = max(without, largest_within(leanest, limit, multiple_of, end))
+    with shown_meanwhile(f"{who}: tracing"):
+        without = largest_within(known, limit, multiple_of, end)
+        recomputed = max(without, largest_within(leanest, limit, multiple_of, end))
     if not recomputed:
         return LargestBatch(0, 0, None, end)
     args = arguments(recomputed)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jrc._errors import named_like
 from jrc._multihost import all_or_none
+from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target
 from jrc._tree import aval_of
 from jrc._validate import check_flag, whole_number
@@ -186,7 +187,8 @@ def plan(
         }
         return plan_in(cache, signature, args, asked, found)
 
-    return plan_of_process_0(stored, who)
+    with shown_meanwhile(f"{who}: tracing and solving"):
+        return plan_of_process_0(stored, who)
 
 
 class _Compiler:
@@ -259,7 +261,8 @@ def plan_within(
             problem = problem.calibrated(compiled)
         return choose(problem, limit, compiled, who, flops)
 
-    return plan_of_process_0(found, who)
+    with shown_meanwhile(f"{who}: tracing and solving"):
+        return plan_of_process_0(found, who)
 
 
 def _problem_within(
