@@ -23,6 +23,7 @@ from jrc._typing import PyTree, Scalar, Transform
 from jrc.dgc import AxisName, dgc_states
 from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._check_axis import check_axis
+from jrc.train._extra_args import check_structure
 from jrc.train._outer_check import check_inner
 from jrc.train._placement import same_types
 from jrc.train._rows import outer_states, row_specs
@@ -107,6 +108,7 @@ def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) ->
             f"{_WHO}: state must be built for the optimizer tx, got one with another opt_state: "
             f"{difference}. Build it with jrc.init_state(params, tx, key)."
         )
+    check_structure(params, expected, _WHO)
     if not dgc_states(expected):
         return
     check_rows(expected, state, axis, mesh)
@@ -122,6 +124,7 @@ def check_outer_state(
     params = jax.tree.map(aval_of, state.params)
     inner = jax.eval_shape(tx.init, params)
     check_inner(inner, _WHO)
+    check_structure(params, inner, _WHO)
     expected = jax.eval_shape(
         lambda params, model_state, inner: initial_state(outer, params, model_state, inner),
         params,

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import optax
 
-from jrc._errors import listed
 from jrc._typing import PyTree, Scalar, Transform
 
 _WHO = "jrc.make_train_step"
@@ -81,16 +80,33 @@ def update(
     try:
         return extended.update(grads, opt_state, params, **extra)
     except TypeError as error:
+        refused = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+        if refused and refused[1] in extra:  # `optax.contrib.sam` takes none that it does not know
+            fewer = {name: value for name, value in extra.items() if name != refused[1]}
+            return update(tx, grads, opt_state, params, fewer)
         missing = re.search(r"missing \d+ required keyword-only arguments?: (.*)$", str(error))
         if not missing:
             raise
+        raise TypeError(_missing_text(missing[1])) from error
+
+
+def _missing_text(missing: str) -> str:
+    remedy = "Bind it to the transform, or call the transform in a step of your own."
+    if "'grad'" in missing or "'value_fn'" in missing:
         remedy = (
-            "Take it out of the chain, or out of the wrapper, and call it in a step of your own."
-            if "grad" in extra
-            else "A compression gets local gradients, so that there is neither a mean gradient nor "
-            "a loss as a function of the parameters: leave one of the two out."
+            "A compression gets local gradients, so that there is neither a mean gradient nor a "
+            "loss as a function of the parameters: leave one of the two out."
         )
-        raise TypeError(
-            f"{_WHO}: tx must need no extra arguments but {listed(extra)}, got a transform that "
-            f"needs {missing[1]}. {remedy}"
-        ) from error
+    return (
+        f"{_WHO}: tx must need no extra arguments but 'value', and without compression 'grad' and "
+        f"'value_fn', got a transform that needs {missing}. {remedy}"
+    )
+
+
+def check_structure(params: PyTree, opt_state: PyTree, who: str) -> None:
+    """Raise if the parameters lack the structure that the transform steps with."""
+    if wrapped(params, opt_state) is not params:
+        raise ValueError(
+            f"{who}: state must have optax.LookaheadParams as params for the optax.lookahead in "
+            f"tx, got {type(params).__name__}. Build it with jrc.init_state(params, tx, key)."
+        )

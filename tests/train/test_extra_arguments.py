@@ -159,6 +159,10 @@ def test_lookahead_around_a_compression():
     inner = jrc.dgc_momentum(0.5, 0.9, 0, sparsity=0.5, min_size=8, axis_name="data")
     state = trained(optax.lookahead(inner, 2, 0.5), 4, mesh())
     assert float(loss(state.params.slow, BATCH)) < float(loss(PARAMS, BATCH))
+    flushed = jrc.flush(state, 0.5)
+    kept = state.opt_state.fast_state[0].v["w"].mean(0)
+    assert_near(flushed.params.fast["w"], state.params.fast["w"] - 0.5 * kept)
+    assert bool((flushed.params.slow["w"] == state.params.slow["w"]).all())
 
 
 def test_a_compression_and_what_needs_the_loss():
@@ -171,15 +175,25 @@ def test_a_compression_and_what_needs_the_loss():
 def test_what_cannot_work_is_told():
     compressed = jrc.scale_by_dgc(sparsity=0.5, min_size=8, axis_name="data")
     tx = optax.chain(compressed, optax.scale_by_backtracking_linesearch(5))
-    with pytest.raises(TypeError, match="must need no extra arguments but 'value', got a trans"):
+    with pytest.raises(TypeError, match="needs 'grad' and 'value_fn'. A compression gets"):
         trained(tx, 1, mesh())
 
     def update(updates, state, params=None, *, labels, **extra):
         return updates, state
 
     own = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-    with pytest.raises(TypeError, match="'value', 'grad', 'value_fn', got a .* needs 'labels'"):
+    with pytest.raises(TypeError, match="got a transform that needs 'labels'. Bind it to the"):
         trained(own, 1, mesh(1), via="jit")
+    look = optax.lookahead(SGD, 2, 0.5)
+    state = jrc.init_state(optax.LookaheadParams.init_synced(PARAMS), look, KEY(), mesh=mesh())
+    with pytest.raises(ValueError, match="must have optax.LookaheadParams as params .* got dict"):
+        jrc.make_train_step(loss, look, mesh=mesh())(state._replace(params=PARAMS), BATCH)
+
+
+def test_a_transform_that_takes_only_arguments_that_it_knows():
+    """`optax.contrib.sam` says that it takes extra arguments, and refuses others."""
+    tx = optax.contrib.sam(optax.sgd(0.5), optax.sgd(0.05), sync_period=2)
+    assert float(loss(trained(tx, 2, mesh()).params, BATCH)) < float(loss(PARAMS, BATCH))
 
 
 def test_schedule_free_evaluation_parameters():

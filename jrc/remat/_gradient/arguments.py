@@ -312,12 +312,14 @@ def _gradient_of(value: Any, arguments: Arguments) -> str | None:
     tree = arguments.filled(arguments.of(arguments.arrays))
     chosen = arguments.argnums
     given = tree[chosen] if isinstance(chosen, int) else tuple(tree[n] for n in chosen)
-    if is_number(value):  # one array may be anything
+    # One array may be anything, and so may what a function returns that is no transform.
+    if is_number(value) or not arguments.is_wrapped:
         return None
     if _shapes(value) == _shapes(given):
         return "jax.grad"
-    pair = isinstance(value, tuple) and len(value) == 2
-    return "jax.value_and_grad" if pair and _shapes(value[1]) == _shapes(given) else None
+    pair = isinstance(value, tuple) and len(value) == 2 and _is_loss(value[0])
+    same = pair and not is_number(value[1]) and _shapes(value[1]) == _shapes(given)
+    return "jax.value_and_grad" if same else None
 
 
 def _shapes(tree: Any) -> Any:
