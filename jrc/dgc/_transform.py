@@ -32,6 +32,7 @@ class DGCTransformation(optax.GradientTransformationExtraArgs):
             `update` returns, up to the order of the additions. That of `jrc.dgc_momentum` has no
             scale. Under `jit` with donation, take parameters and state in the order in which you
             return them: JAX pairs donated arrays with results of the same shape, in order.
+        text: What the transform prints as.
     """
 
     apply: Callable[..., tuple[Any, Any]]

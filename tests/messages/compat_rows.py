@@ -96,7 +96,7 @@ ROWS = [
     Row(f"{OPT}.minimize", "no state", lambda: minimize(None), Type,
         "opt_state must be the optimizer's state", "got None", "opt_state = opt.init(params)"),
     Row(f"{OPT}.minimize", "another optimizer's state", lambda: minimize(optax.adam(0.1).init(P)),
-        Type, "this optimizer's init makes", "ScaleByAdamState", "opt_state = opt.init(params)"),
+        Type, "this optimizer's init makes", "leaves '0/count', '0/mu/a', ", "opt_state = opt.init(params)"),
     Row(f"{OPT}.minimize", "a number for a transform", lambda: minimize(grad_clip=1.0), Type,
         "an optax transform", "got 1.0", "optax.clip_by_global_norm(1.0)"),
     Row(f"{OPT}.backward", "a program",
