@@ -132,9 +132,8 @@ def _after_inner_step(
     value_fn: Callable[[PyTree], Scalar],
 ) -> LocalState:
     """Return what a replica has after a step of its own; one that is not finite changes nothing."""
-    grads, value = inner.mean((found.grads, found.loss))
-    loss = value.astype(jnp.float32)
-    extra = {"value": value, "grad": grads, "value_fn": value_fn}
+    grads, loss = inner.mean((found.grads, found.loss.astype(jnp.float32)))
+    extra = {"value": loss.astype(found.loss.dtype), "grad": grads, "value_fn": value_fn}
     model_state = jax.tree.map(inner.shared, found.model_state) if inner.axis else found.model_state
     updates, opt_state = update(tx, grads, own.opt_state, own.params, extra)
     new = optax.apply_updates(own.params, updates), model_state, opt_state
