@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrc._text import brief
 from jrc._typing import Array, Count, PyTree, Scalar
 from jrc.outer_optimizers._protocol import OuterOptimizer
 
@@ -24,6 +25,9 @@ class RoundReport(NamedTuple):
     grad_norm: Scalar
     norm_kept: Scalar
     left_out: Count
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class LocalState(NamedTuple):
@@ -49,6 +53,9 @@ class LocalState(NamedTuple):
     steps: Array
     failed: Array
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class OuterState(NamedTuple):
     """The `opt_state` of a train state with `outer=`.
@@ -64,6 +71,9 @@ class OuterState(NamedTuple):
     shared: PyTree
     report: RoundReport
     local: LocalState
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def initial_state(

@@ -27,7 +27,8 @@ from jrc.outer_optimizers import (
     row_of,
     to_words,
 )
-from jrc.train._gradient import Gradient, gradient
+from jrc.train._extra_args import differentiated, update, value_function
+from jrc.train._gradient import Gradient, gradient, mean_loss
 from jrc.train._replica import Replicas, StepInfo, norm_of
 from jrc.train._state import TrainState
 
@@ -82,15 +83,10 @@ def outer_step(
     own = row_of(state.opt_state.local)
     inner = Replicas(axes[1:] or None) if axes else Replicas(None)
     rank = Replicas(axes).rank
-    found = gradient(
-        loss_fn,
-        own.params,
-        own.model_state,
-        batch,
-        fold_all(state.key, state.step, rank),
-        accumulate,
-    )
-    own = _after_inner_step(tx, own, found, inner)
+    given = own.model_state, batch, fold_all(state.key, state.step, rank), accumulate
+    found = gradient(loss_fn, differentiated(own.params), *given)
+    loss_of = lambda params: mean_loss(loss_fn, params, *given)  # noqa: E731
+    own = _after_inner_step(tx, own, found, inner, value_function(loss_of, inner.mean))
     params, model_state, outer_state = state.params, state.model_state, state.opt_state
     sent, density, left_out = 0.0, 0.0, jnp.int32(0)
     if synchronise:
@@ -129,12 +125,17 @@ def bytes_of_round(outer: OuterOptimizer, params: Any, header_words: int, replic
 
 
 def _after_inner_step(
-    tx: Transform, own: LocalState, found: Gradient, inner: Replicas
+    tx: Transform,
+    own: LocalState,
+    found: Gradient,
+    inner: Replicas,
+    value_fn: Callable[[PyTree], Scalar],
 ) -> LocalState:
     """Return what a replica has after a step of its own; one that is not finite changes nothing."""
     grads, loss = inner.mean((found.grads, found.loss.astype(jnp.float32)))
+    extra = {"value": loss.astype(found.loss.dtype), "grad": grads, "value_fn": value_fn}
     model_state = jax.tree.map(inner.shared, found.model_state) if inner.axis else found.model_state
-    updates, opt_state = tx.update(grads, own.opt_state, own.params)
+    updates, opt_state = update(tx, grads, own.opt_state, own.params, extra)
     new = optax.apply_updates(own.params, updates), model_state, opt_state
     norm = inner.mean(norm_of(found.grads))
     # The parameters, not the gradients: the user's chain may repair a gradient.
