@@ -39,7 +39,7 @@ def test_interrupted_run_resumes_with_the_same_numbers(tmp_path):
     for name in ("losses", "bytes_sent", "accuracy_before", "accuracy_after"):
         assert one[name] == two[name], name
     assert len(one["losses"]) == 14 and np.isfinite(one["losses"]).all()
-    assert one["bytes_dense"] > one["bytes_sent"][0] > one["bytes_sent"][-1]
+    assert one["bytes_sent"][0] == one["bytes_dense"] > one["bytes_sent"][-1]
     assert one["memory"]["plain"]["peak"] > one["memory"]["recomputed"]["peak"]
     for picture in ("loss.png", "memory.png"):
         assert (unbroken / picture).stat().st_size > 10_000
