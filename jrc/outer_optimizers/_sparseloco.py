@@ -165,7 +165,8 @@ class SparseLoCo:
 
     def entries_sent(self, params: Any) -> int:
         """Return the entries that a message has a value for, at most."""
-        return sum(leaf.sent for leaf in self.formats(params))
+        # All entries of a chunk are sent with their padding, which is no entry of the leaf.
+        return sum(min(leaf.sent, leaf.chunks.size) for leaf in self.formats(params))
 
 
 def _share(value: Any, name: str, interval: str, holds: bool, remedy: str) -> None:

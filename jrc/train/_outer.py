@@ -138,7 +138,7 @@ def _after_inner_step(
     new = optax.apply_updates(own.params, updates), model_state, opt_state
     norm = inner.mean(norm_of(found.grads))
     # The parameters, not the gradients: the user's chain may repair a gradient.
-    good = jnp.isfinite(loss) & _all_finite(new[0])
+    good = jnp.isfinite(loss) & _all_finite(new[0]) & _stays_finite(own.model_state, model_state)
     params, model_state, opt_state = jax.tree.map(
         lambda fresh, old: jnp.where(good, fresh, old),
         new,
@@ -164,9 +164,7 @@ def _round(
         Shared parameters, shared model state, the outer state (its rows are stale), what this
         replica has of its own, and the words of a header.
     """
-    difference = jax.tree.map(
-        lambda x, y: x.astype(jnp.float32) - y.astype(jnp.float32), state.params, own.params
-    )
+    difference = jax.tree.map(_difference, state.params, own.params)
     valid = (own.failed == 0) & _all_finite(difference)
     difference = jax.tree.map(lambda x: jnp.where(valid, x, 0.0), difference)
     encoded = outer.encode(difference, own.outer)
@@ -233,6 +231,21 @@ def _report(headers: Header, before: RoundReport) -> RoundReport:
 
 def _gathered(words: Array, axis: str | None) -> Array:
     return words[None] if axis is None else lax.all_gather(words, axis, to="invarying")
+
+
+def _difference(shared: Array, own: Array) -> Array:
+    """Return shared parameters less a replica's own, float32, computed in no fewer bits."""
+    wide = jnp.promote_types(shared.dtype, jnp.float32)
+    return (shared.astype(wide) - own.astype(wide)).astype(jnp.float32)
+
+
+def _stays_finite(old: PyTree, new: PyTree) -> Array:
+    """Whether no float of a model state became infinite or NaN that was neither."""
+    pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    floats = ((x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact))
+    return jnp.stack(
+        [(jnp.isfinite(y) | ~jnp.isfinite(x)).all() for x, y in floats] or [True]
+    ).all()
 
 
 def _all_finite(tree: PyTree) -> Array:
