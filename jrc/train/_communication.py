@@ -13,7 +13,7 @@ from jrc._typing import PyTree, Real, Whole
 from jrc._validate import finite_number, whole_number
 from jrc.dgc import dgc_advice
 from jrc.outer_optimizers import DiLoCo, OuterOptimizer, SparseLoCo
-from jrc.train._outer import bytes_of_round
+from jrc.train._exchange import bytes_of_exchange
 from jrc.train._outer_check import check_outer
 
 _WHO = "jrc.communication_advice"
@@ -157,7 +157,7 @@ def communication_advice(
     if dgc.entries:
         found.append(("dgc", 1, getattr(dgc, dgc.best).bytes, dgc.overhead))
     for outer in sorted(outers, key=lambda outer: outer.sync_every):
-        sent = bytes_of_round(outer, shapes, HEADER_WORDS, replicas)
+        sent = bytes_of_exchange(outer, shapes, HEADER_WORDS, replicas)
         found.append((_name_of(outer), int(outer.sync_every), sent, 0.0))
 
     step_time = float(step_time)

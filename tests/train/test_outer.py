@@ -112,8 +112,8 @@ def test_replicas_differ_within_a_round_and_are_bit_equal_after_it(ran):
     assert not rows_are_equal(states[3].opt_state.local.outer)
 
 
-def collectives(step, state, closing):
-    text = step.lower(state, batch(0), closing=closing).compile().as_text()
+def collectives(step, state, **which):
+    text = step.lower(state, batch(0), **which).compile().as_text()
     found = r"= \(?(\S+?)\{.*? (all-\w+|collective-\w+|reduce-\w+)(?:-start)?\("
     return [pair for pair in re.findall(found, text) if pair[1] != "reduce-window"]
 
