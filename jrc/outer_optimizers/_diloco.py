@@ -66,9 +66,8 @@ class DiLoCo:
 
     Example:
         >>> import jrc
-        >>> jrc.DiLoCo(sync_every=50)
-        DiLoCo(sync_every=50, outer_lr=0.7, outer_momentum=0.9, nesterov=True, wire='f32',
-        fragments=1, overlap=0, blend=0.5)
+        >>> jrc.DiLoCo(sync_every=50, fragments=5).wire
+        'f32'
         >>> jrc.DiLoCo(sync_every=0)
         Traceback (most recent call last):
         ValueError: jrc.DiLoCo: sync_every must be a whole number >= 1, got 0. Write sync_every=100.

@@ -224,7 +224,7 @@ def test_a_step_that_is_not_finite_is_left_out_of_one_exchange_of_each_fragment(
             x[4:8] = np.nan  # the second replica's part of the fifth step
         state, info = step(state, (x, y))
         left_out.append(int(info.left_out))
-    # The message of step 4, applied in step 5, was made before. Those of steps 6 and 8 do not count.
+    # Applied in step 5: the message of step 4, made before. Those of steps 6 and 8 do not count.
     assert left_out == [0, 0, 1, 0, 1, 0, 0, 0, 0, 0]
     local = state.opt_state.local
     assert local.failed.tolist() == [0] * REPLICAS and int(state.opt_state.report.left_out) == 2
