@@ -55,7 +55,8 @@ class DiLoCo:
             order of the tree. Each is exchanged every `sync_every` steps, at a time of its own, so
             that one exchange sends so many times less. At most `sync_every`.
         overlap: 1: replicas take the next inner step while the exchange is under way, and its
-            result is applied at the end of that step. 0: they wait for it.
+            result is applied at the end of that step; `sync_every` is at least `2 * fragments`. 0:
+            they wait for it.
         blend: Alpha, the share of a replica's own parameters in those that it goes on with after an
             overlapped exchange: `alpha * own + (1 - alpha) * shared`. In [0, 1). With 0 the inner
             step that was taken meanwhile is lost.

@@ -110,7 +110,13 @@ def check_fragments(outer: Any, who: str) -> None:
             f"{count} for sync_every={outer.sync_every}. {remedy}"
         )
     remedy = "1 hides an exchange behind the next step."
-    whole_number(outer.overlap, "overlap", who, least=0, most=1, remedy=remedy)
+    overlap = whole_number(outer.overlap, "overlap", who, least=0, most=1, remedy=remedy)
+    if overlap and 2 * count > outer.sync_every:
+        raise ValueError(
+            f"{who}: sync_every must be at least 2 * fragments with overlap=1, so that there are "
+            f"steps with no exchange under way, got {outer.sync_every!r} for fragments={count}. "
+            f"Write sync_every={2 * count}."
+        )
     remedy = "Write blend=0.5."
     if finite_number(blend_of(outer), "blend", who, remedy=remedy) >= 1:
         raise ValueError(f"{who}: blend must be a share in [0, 1), got {outer.blend!r}. {remedy}")

@@ -42,8 +42,8 @@ class WayCost(NamedTuple):
         seconds: Mean time of a step, exchanges included.
         total: Time of all steps, seconds.
         utilisation: Share of the time in which replicas compute.
-        enough: The least `sync_every` for the utilisation that was asked for; 1 if every step will
-            do. Never less than the number of fragments.
+        enough: The least `sync_every` for the utilisation that was asked for, with the fragments
+            and the overlap of the outer optimizer; 1 if every step will do.
     """
 
     name: str
@@ -188,8 +188,9 @@ def communication_advice(
     for outer in sorted(outers, key=lambda outer: outer.sync_every):
         parts = shapes_of_fragments(outer, shapes, _WHO)
         sent = [bytes_of_exchange(outer, part, HEADER_WORDS, replicas) for part in parts]
-        hidden = float(step_time) * overlap_of(outer)
-        found.append(_Way(_name_of(outer), int(outer.sync_every), sent, hidden=hidden))
+        hidden, least = float(step_time) * overlap_of(outer), len(parts) * (1 + overlap_of(outer))
+        every = int(outer.sync_every)
+        found.append(_Way(_name_of(outer), every, sent, hidden=hidden, least=least))
 
     step_time = float(step_time)
 
@@ -200,7 +201,7 @@ def communication_advice(
         allowed = step_time * (1 / utilisation - 1) - way.overhead
         enough = math.ceil(wait / allowed - 1e-9) if allowed > 0 else 1
         share = step_time / seconds if seconds else 1.0
-        enough = max(len(way.sent), enough)
+        enough = max(way.least, enough)
         return WayCost(way.name, way.every, max(way.sent), seconds, steps * seconds, share, enough)
 
     ways = tuple(cost(way) for way in found)
@@ -218,6 +219,7 @@ class _Way(NamedTuple):
         sent: Bytes of each exchange of a round.
         overhead: Seconds that each step takes longer.
         hidden: Seconds of each exchange that pass behind a step.
+        least: The least steps of a round that it allows.
     """
 
     name: str
@@ -225,6 +227,7 @@ class _Way(NamedTuple):
     sent: list[float]
     overhead: float = 0.0
     hidden: float = 0.0
+    least: int = 1
 
 
 def _usual(shapes: PyTree) -> tuple[OuterOptimizer, ...]:

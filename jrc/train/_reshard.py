@@ -175,7 +175,6 @@ class _Placement:
     def __init__(self, mesh: Mesh | None, axis: str, replicas: int) -> None:
         self.replicas, self._rows, self._all = replicas, None, None
         if mesh is not None:
-            mesh = Mesh(mesh.devices, mesh.axis_names)
             splits = replicas % mesh.shape[axis] == 0
             self._all = NamedSharding(mesh, PartitionSpec())
             self._rows = NamedSharding(mesh, PartitionSpec(axis)) if splits else self._all
@@ -213,5 +212,17 @@ def _put(x: Any, shape: tuple[int, ...], change: Any, sharding: NamedSharding | 
         and isinstance(x, jax.Array)
         and x.sharding.device_set == sharding.device_set
     )
-    new = jax.jit(change, out_shardings=sharding if stays else None)(x)
-    return new if sharding is None or stays else jax.device_put(new, sharding)
+    there = _automatic(sharding) if stays else None
+    new = jax.jit(change, out_shardings=there)(_with_automatic_axes(x))
+    return new if sharding is None else jax.device_put(new, sharding)
+
+
+def _with_automatic_axes(x: Any) -> Any:
+    """Return an array whose rows can be taken: those of explicit axes cannot."""
+    placed = isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding)
+    return jax.device_put(x, _automatic(x.sharding)) if placed else x
+
+
+def _automatic(sharding: Any) -> NamedSharding:
+    mesh = sharding.mesh
+    return NamedSharding(Mesh(mesh.devices, mesh.axis_names), sharding.spec)

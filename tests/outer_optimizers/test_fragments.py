@@ -58,8 +58,10 @@ def test_leaves_that_cannot_be_cut():
             fragments_of(tree, 2)
 
 
-@pytest.mark.parametrize(("every", "count"), [(1, 1), (5, 1), (5, 2), (7, 7), (100, 3)])
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(
+    ("every", "count", "overlap"),
+    [(1, 1, 0), (5, 1, 0), (7, 7, 0), (100, 3, 0), (2, 1, 1), (5, 2, 1), (101, 50, 1)],
+)
 def test_each_fragment_has_its_step_of_every_round(every, count, overlap):
     outer = jrc.DiLoCo(every, fragments=count, overlap=overlap)
     turns = [turn_at(outer, i) for i in range(1, 3 * every + 1 + overlap)]
@@ -69,5 +71,7 @@ def test_each_fragment_has_its_step_of_every_round(every, count, overlap):
         at = np.flatnonzero([x == fragment for x in sends[: 3 * every]]) + 1
         assert len(at) == 3 and (np.diff(at) == every).all()
     assert sends[every - 1] == count - 1
+    # With overlap there is a step behind which nothing is under way.
+    assert not overlap or not any(turn.sends is turn.receives is not None for turn in turns)
     gaps = np.diff(np.flatnonzero([x is not None for x in sends]))
     assert not gaps.size or gaps.max() <= math.ceil(every / count)

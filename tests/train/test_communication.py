@@ -56,7 +56,7 @@ def test_fragments_divide_the_largest_exchange_and_overlap_hides_a_step_of_each(
     assert hidden.seconds == pytest.approx(0.5 + (wait - 0.5) / 50, rel=1e-3)
     assert both.seconds == pytest.approx(0.5 + (wait + 4 * 0.1 - 5 * 0.5) / 50, rel=1e-3)
     fast = jrc.communication_advice(params, 4, "1Gbit/s", 0.5, outers=outers[3:]).ways[-1]
-    assert fast.utilisation == 1 and fast.enough == 5
+    assert fast.utilisation == 1 and fast.enough == 10
 
 
 def test_ef21_sends_as_many_entries_as_its_sparsity_says():

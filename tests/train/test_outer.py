@@ -302,6 +302,17 @@ def test_workers_leave_and_join_between_rounds(ran, tmp_path, replicas):
 
 
 @pytest.mark.slow
+def test_workers_leave_a_mesh_of_explicit_axes():
+    mesh, fewer = (jax.make_mesh((n,), ("data",), devices=jax.devices()[:n]) for n in (4, 2))
+    state, step = start(jrc.SparseLoCo(1), mesh=mesh)
+    state, _ = run(state, step, 1)
+    state = jrc.reshard(state, 2, mesh=fewer)
+    _, step = start(jrc.SparseLoCo(1), mesh=fewer)
+    _, infos = run(state, step, 1, begin=1)
+    assert np.isfinite(float(infos[0].loss)) and infos[0].losses.shape == (2,)
+
+
+@pytest.mark.slow
 def test_a_batch_on_the_devices_and_a_state_of_shapes(ran):
     step, states, infos = ran
     placed = jax.device_put(batch(2), NamedSharding(on(), PartitionSpec("data")))

@@ -118,16 +118,18 @@ def states_of(outer, steps=11):
         yield state
 
 
-@pytest.mark.slow
+rare = pytest.mark.exhaustive
+
+
 @pytest.mark.parametrize(
     "outer",
     [
-        jrc.DiLoCo(4, fragments=2),
-        jrc.DiLoCo(2, fragments=2, overlap=1, blend=0.25),
-        jrc.DiLoCo(3, overlap=1),
-        jrc.DiLoCo(1, overlap=1),
-        jrc.SparseLoCo(4, fragments=2, **SPARSE),
-        jrc.SparseLoCo(4, fragments=2, overlap=1, **SPARSE),
+        pytest.param(jrc.DiLoCo(5, fragments=2, overlap=1, blend=0.25), marks=pytest.mark.slow),
+        pytest.param(jrc.SparseLoCo(4, fragments=2, **SPARSE), marks=pytest.mark.slow),
+        pytest.param(jrc.DiLoCo(4, fragments=2), marks=rare),
+        pytest.param(jrc.DiLoCo(3, overlap=1), marks=rare),
+        pytest.param(jrc.DiLoCo(2, overlap=1), marks=rare),
+        pytest.param(jrc.SparseLoCo(4, fragments=2, overlap=1, **SPARSE), marks=rare),
     ],
     ids=str,
 )
@@ -246,8 +248,9 @@ def test_workers_wait_for_an_exchange_that_is_under_way(streamed):
         jrc.reshard(states[4], 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("replicas", [2, 8])
+@pytest.mark.parametrize(
+    "replicas", [pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=rare)]
+)
 def test_workers_leave_and_join_with_what_is_not_exchanged(streamed, replicas):
     _, states, _ = streamed
     mesh = on(replicas)
@@ -265,7 +268,7 @@ def test_workers_leave_and_join_with_what_is_not_exchanged(streamed, replicas):
     assert bool(info.synchronised) and np.isfinite(float(info.loss))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fragments_that_were_exchanged_just_now_stay_equal_to_what_is_shared():
     outer = jrc.SparseLoCo(4, fragments=2, **SPARSE)
     state, step = start(outer)
@@ -276,7 +279,7 @@ def test_fragments_that_were_exchanged_just_now_stay_equal_to_what_is_shared():
     assert not rows_are_equal(rows["w"], 3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("outer", [OVERLAPPED, jrc.SparseLoCo(4, fragments=2, overlap=1, **SPARSE)])
 def test_pmap_one_device_and_a_budget(outer):
     state, step = start(outer, donate=False)
