@@ -114,11 +114,10 @@ def communication_advice(
     with H = 1 for dense gradients, DGC and EF21. Bytes are those that one replica sends in ring
     algorithms. Of several fragments each waits for its own bytes and latency. With `overlap=1` up
     to one step's time of each exchange is hidden, which takes a runtime that sends while it
-    computes; nothing else is hidden. What a method costs in loss is not in the
-    model: dense loses nothing, and more frequent exchanges lose less, so that the first way that
-    reaches the utilisation is advised, in the order dense, DGC (which is momentum SGD), EF21 (for
-    Adam), then `outers` by their `sync_every`. The rounds' own computation, about that of a step,
-    is left out.
+    computes; nothing else is hidden. What a method costs in loss is not in the model: dense loses
+    nothing, and more frequent exchanges lose less, so that the first way that reaches the
+    utilisation is advised, in the order dense, DGC (which is momentum SGD), EF21 (for Adam), then
+    `outers` by their `sync_every`. The rounds' own computation, about that of a step, is left out.
 
     Args:
         params: A tree of arrays or `jax.ShapeDtypeStruct`s, in the dtypes of the gradients.
