@@ -5,7 +5,9 @@ Errors are Python's own classes (`ValueError`, `TypeError`).
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 
 def listed(names: Iterable[str], none: str = "none") -> str:
@@ -23,6 +25,33 @@ def name_of(function: object) -> str:
     """Return the name of a function, of the inner one for `functools.partial`."""
     inner = getattr(function, "func", function)
     return getattr(inner, "__name__", None) or type(inner).__name__
+
+
+def named_like(fn: object) -> Callable[[Callable[..., Any]], Any]:
+    """Return the decorator `functools.wraps(fn)`, for which a partial and an object have names.
+
+    Errors name the user's function, and never the wrapper around it.
+
+    >>> named_like(functools.partial(max, 3))(lambda x: x).__name__
+    'max'
+    """
+
+    def decorate(call: Callable[..., Any]) -> Any:
+        wrapper: Any = functools.wraps(fn)(call)  # type: ignore[arg-type]
+        wrapper.__name__ = name_of(fn)
+        return wrapper
+
+    return decorate
+
+
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names as text, and the number of the others.
+
+    >>> some_of(["a", "b", "c", "d"], most=2)
+    "'a', 'b' and 2 more"
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return listed(names[:most]) + more
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Quantities and tables as text: the only place where a number gets a unit.
+"""Quantities, trees and tables as text: the only place where a number gets a unit.
 
 Memory is counted in powers of 1024, as XLA and device vendors count it; what crosses a network
 in powers of 1000, as networks are sold.
@@ -7,14 +7,23 @@ in powers of 1000, as networks are sold.
 ('1.5 MiB', '1.5 MB', '12.5 ms', '2 GFLOP')
 """
 
+import dataclasses
+import html
 import math
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 _WIDTH = 110
+# Of a tree's text: leaves that are shown one by one, and entries of one node.
+_MOST_LEAVES = 16
+_MOST_ENTRIES = 8
 
 
 def memory_text(size: float) -> str:
@@ -60,6 +69,131 @@ def table_text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     with console.capture() as capture:
         console.print(out)
     return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())
+
+
+class Grid(NamedTuple):
+    """A table: text in a terminal, HTML in a notebook."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        return table_text(self.heads, self.rows)
+
+    def to_html(self) -> str:
+        """Return the table as HTML; the first two columns to the left, numbers to the right."""
+        lines = [_html_row("th", self.heads), *(_html_row("td", row) for row in self.rows)]
+        return f"<table>{''.join(lines)}</table>"
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    sides = ["left" if i < 2 else "right" for i in range(len(cells))]
+    each = (
+        f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>'
+        for cell, side in zip(cells, sides, strict=True)
+    )
+    return f"<tr>{''.join(each)}</tr>"
+
+
+def text_of(parts: Sequence[str | Grid]) -> str:
+    """Return lines and tables as text."""
+    return "\n".join(map(str, parts))
+
+
+def html_of(parts: Sequence[str | Grid]) -> str:
+    """Return lines and tables as HTML, for a notebook.
+
+    >>> html_of(["a < b"])
+    '<div>a &lt; b</div>'
+    """
+    return "".join(
+        part.to_html() if isinstance(part, Grid) else f"<div>{html.escape(part)}</div>"
+        for part in parts
+    )
+
+
+def brief(tree: Any, most: int = _MOST_LEAVES) -> str:
+    """Return a tree on one line: of scalars their values, of arrays dtype and shape.
+
+    Args:
+        tree: Any tree of arrays, such as a training state.
+        most: Leaves that are shown one by one; of larger parts their number and bytes are shown.
+
+    >>> brief({"w": np.ones((128, 4), np.float32), "step": np.int32(3), "none": None})
+    "{'w': float32[128,4], 'step': 3, 'none': None}"
+    >>> brief({"w": np.ones((1024, 4), np.float32), "b": np.ones(4, np.float32)}, most=1)
+    'dict of 2 arrays, 16.02 KiB'
+    """
+    found = _entries(tree)
+    if found is None:
+        return _leaf_text(tree)
+    head, pairs, tail = found
+    leaves = jax.tree.leaves(tree)
+    if len(leaves) > 1 and most < 2:
+        size = sum(getattr(x, "size", 1) * _itemsize(x) for x in leaves)
+        return f"{type(tree).__name__} of {len(leaves):,} arrays, {memory_text(size)}"
+    inner = most if len(leaves) <= most else most // max(len(pairs), 1) // 2
+    # All fields of a class, and some entries of a dict or a list.
+    end = len(pairs) if head.endswith("(") and len(head) > 1 else _MOST_ENTRIES
+    shown = [f"{name}{brief(value, inner)}" for name, value in pairs[:end]]
+    if more := pairs[end:]:
+        shown.append(f"… {len(more)} more")
+    comma = "," if len(pairs) == 1 and (head, tail) == ("(", ")") else ""
+    return f"{head}{', '.join(shown)}{comma}{tail}"
+
+
+def _entries(node: Any) -> tuple[str, Sequence[tuple[str, Any]], str] | None:
+    """Return what stands around a node's entries, and each with its name; `None` for a leaf."""
+    fields = getattr(node, "_fields", None)
+    if isinstance(node, tuple) and fields is not None:
+        named = [(f"{name}=", value) for name, value in zip(fields, node, strict=True)]
+        return f"{type(node).__name__}(", named, ")"
+    if isinstance(node, tuple | list):
+        first, last = ("(", ")") if isinstance(node, tuple) else ("[", "]")
+        return first, [("", value) for value in node], last
+    if isinstance(node, Mapping):
+        name = "" if type(node) is dict else type(node).__name__
+        return f"{name}{{", [(f"{key!r}: ", value) for key, value in node.items()], "}"
+    if dataclasses.is_dataclass(node) and not isinstance(node, type) and not _is_leaf(node):
+        if not jax.tree.leaves(node):
+            return f"{type(node).__name__}(", [], ")"
+        names = [field.name for field in dataclasses.fields(node) if field.repr]
+        return f"{type(node).__name__}(", [(f"{n}=", getattr(node, n)) for n in names], ")"
+    return None
+
+
+def _is_leaf(node: Any) -> bool:
+    leaves = jax.tree.leaves(node)
+    return len(leaves) == 1 and leaves[0] is node
+
+
+def _leaf_text(leaf: Any) -> str:
+    """Return the value of a scalar that is here, dtype and shape of another array."""
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+        if _is_leaf(leaf) or leaf is None:
+            return reprlib.repr(leaf)
+        return f"{type(leaf).__name__}({len(jax.tree.leaves(leaf))} arrays)"
+    kind = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+        return f"{kind} (donated)"
+    if leaf.shape or not _is_here(leaf):
+        return kind
+    value = np.asarray(leaf).item()
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
+def _is_here(scalar: Any) -> bool:
+    """Whether this process can read the value of a scalar: no tracer, shape or random key."""
+    if isinstance(scalar, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return False
+    if isinstance(scalar, jax.Array):
+        is_key = jax.dtypes.issubdtype(scalar.dtype, jax.dtypes.prng_key)
+        return not is_key and (scalar.is_fully_addressable or scalar.is_fully_replicated)
+    return isinstance(scalar, np.ndarray | np.generic)
+
+
+def _itemsize(leaf: Any) -> int:
+    return getattr(getattr(leaf, "dtype", None), "itemsize", 0)
 
 
 def _scaled(number: float, base: int, units: Sequence[str]) -> str:

@@ -7,12 +7,14 @@
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jrc._errors import some_of
 
 
 class _Hole:
@@ -137,3 +139,43 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     """Return every leaf with its name, in tree order."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(path_name(path), leaf) for path, leaf in pairs]
+
+
+def tree_difference(
+    wanted: Any, given: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> str | None:
+    """Return in words, by the paths of leaves, how a tree differs from another; `None` if not.
+
+    >>> tree_difference({"w": 1, "b": 2}, {"w": 1, "c": 2})
+    "leaf 'b' is missing; leaf 'c' is not expected"
+    """
+    both = [jax.tree_util.tree_flatten_with_path(tree, is_leaf) for tree in (wanted, given)]
+    if both[0][1] == both[1][1]:
+        return None
+    first, second = (
+        {jax.tree_util.keystr(path): path_name(path) for path, _ in x} for x, _ in both
+    )
+    found = place_difference(first, second, "missing", "not expected")
+    return found or "the same leaves, in nodes of other types"
+
+
+def place_difference(
+    wanted: Mapping[str, str], given: Mapping[str, str], absent: str, beyond: str
+) -> str:
+    """Return in words which leaves only one of two trees has, empty if there is none.
+
+    Args:
+        wanted: The leaves of a tree: the name, `layer_0/w`, by the exact place, `['layer_0']['w']`.
+        given: The leaves of the other one.
+        absent: What a leaf of the first alone is.
+        beyond: What a leaf of the second alone is.
+    """
+    parts = []
+    for one, other, fact in ((wanted, given, absent), (given, wanted, beyond)):
+        # A key 0 and a key "0" have one name.
+        taken = set(other.values())
+        names = [x if x not in taken else k for k, x in one.items() if k not in other]
+        if names:
+            are = "leaf {} is" if len(names) == 1 else "leaves {} are"
+            parts.append(f"{are.format(some_of([x or 'the tree itself' for x in names]))} {fact}")
+    return "; ".join(parts)

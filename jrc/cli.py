@@ -13,8 +13,8 @@ import jax
 from rich.console import Console
 
 from jrc import remat
+from jrc._cli_plans import path_for, plans_table
 from jrc._cli_target import Target, UsageError, load
-from jrc._progress import shown_meanwhile
 from jrc._targets import target as target_named
 from jrc._targets import targets as all_targets
 
@@ -40,6 +40,7 @@ examples:
   jrc explain net:setup --arg layers=12 --plot memory.png --json report.json
   jrc explain net:setup --compare net:lean_setup
   jrc plan net:setup --budget 2GiB --json plan.json
+  jrc plan net:setup --budget 2GiB,4GiB,1.0           # one table
   jrc plan models/net.py:setup --budget 0.5           # half way from the least peak to the most
   jrc explain net:setup --platform cpu
   jrc targets                                         # accelerators that need not be there
@@ -63,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 if the budget cannot be met or the function fails, 2 if the command is
         wrong.
     """
-    parser = _parser()
-    options = parser.parse_args(argv)
+    shell = parser()
+    options = shell.parse_args(argv)
     if getattr(options, "budget", "") is None and options.accelerator is None:
-        parser.error("--budget must be given, or --target, of whose memory it is nine tenths then")
+        shell.error("--budget must be given, or --target, of whose memory it is nine tenths then")
     options.failures = []
     try:
         _use_platform(options.platform, options.accelerator)
@@ -126,7 +127,8 @@ def _use_platform(name: str | None, accelerator: str | None = None) -> None:
         ) from None
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, of which `shtab` makes tab completion."""
     parser = argparse.ArgumentParser(
         prog="jrc",
         description=_ABOUT,
@@ -144,9 +146,11 @@ def _parser() -> argparse.ArgumentParser:
     plan = _command(commands, "plan", "the cheapest recomputation that fits a budget", _plan)
     plan.add_argument(
         "--budget",
+        metavar="BUDGET[,BUDGET]",
         help="peak bytes: 2000000000, 2e9, 2GiB, 500MB; or, written with a point, a fraction "
         "between the least reachable peak (0.0) and the peak with nothing re-run (1.0); with "
-        "--target it may be left out: nine tenths of a device",
+        "--target it may be left out: nine tenths of a device. Several, as 2GiB,4GiB, give one "
+        "table, and with --json plan.json the files plan-2GiB.json and plan-4GiB.json",
     )
     plan.add_argument(
         "--compilations",
@@ -222,6 +226,7 @@ def _explain(options: argparse.Namespace) -> None:
     reports = [_report(target, options, asked) for target in targets]
     texts = [str(report) for report in reports]
     if options.compare:
+        texts = [f"{name}: {text}" for name, text in zip(_names(targets), texts, strict=True)]
         texts.append(reports[0].compare(reports[1], names=_names(targets)))
     _print("\n\n".join(texts))
     if options.json:
@@ -236,23 +241,46 @@ def _report(name: str, options: argparse.Namespace, asked: dict[str, Any]) -> An
 
 
 def _plan(options: argparse.Namespace) -> None:
-    asked = _gradient_options(options)
-    asked |= {"budget": _budget(options), "verify": not options.no_verify}
+    asked = _gradient_options(options) | {"verify": not options.no_verify}
     asked |= {"respect_checkpoints": options.respect_checkpoints, "cache": options.cache}
     if options.compilations is not None:
         asked["compilations"] = options.compilations
+    if options.budget and "," in options.budget:
+        _plans(options, options.budget.split(","), asked)
+        return
+    asked["budget"] = _budget(options.budget)
     _check_paths(options.json)
     target = load(options.target, options.arg, options.failures)
-    with shown_meanwhile("jrc.plan: tracing and solving"):
-        plan = remat.plan(target.fn, *target.args, **asked)
+    plan = remat.plan(target.fn, *target.args, **asked)
     _print(str(plan))
     if options.json:
         _write(options.json, plan.to_json())
 
 
+def _plans(options: argparse.Namespace, texts: Sequence[str], asked: dict[str, Any]) -> None:
+    """Print one table of the plans for several budgets, and write a file for each.
+
+    Raises:
+        BudgetError: Behind the table, for the first budget that no plan fits.
+    """
+    # Checked before anything is traced.
+    budgets = [remat.checked_budget(_budget(text), "jrc.plan") for text in texts]
+    paths = [path_for(options.json, text) for text in texts]
+    for path in paths:
+        _check_paths(path)
+    target = load(options.target, options.arg, options.failures)
+    plans = remat.plan_for_each(target.fn, *target.args, budgets=budgets, **asked)
+    _print(plans_table(texts, plans))
+    for path, plan in zip(paths, plans, strict=True):
+        if path and isinstance(plan, remat.Plan):
+            _write(path, plan.to_json())
+    if errors := [plan for plan in plans if isinstance(plan, remat.BudgetError)]:
+        raise errors[0]
+
+
 def _largest_batch(options: argparse.Namespace) -> None:
     """TARGET is called with each batch, and returns `(fn, args)` for it."""
-    asked = _gradient_options(options) | {"budget": _budget(options)}
+    asked = _gradient_options(options) | {"budget": _budget(options.budget)}
     asked |= {"multiple_of": options.multiple_of, "most": options.most}
     asked |= {"respect_checkpoints": options.respect_checkpoints}
     _check_paths(options.json)
@@ -261,8 +289,7 @@ def _largest_batch(options: argparse.Namespace) -> None:
         return load(options.target, options.arg, options.failures, batch)
 
     fn = setup(options.multiple_of).fn
-    with shown_meanwhile("jrc.largest_batch: tracing"):
-        found = remat.largest_batch(lambda batch: setup(batch).args, fn, **asked)
+    found = remat.largest_batch(lambda batch: setup(batch).args, fn, **asked)
     _print(str(found))
     if options.json:
         plan = None if found.plan is None else json.loads(found.plan.to_json())
@@ -292,9 +319,8 @@ def _gradient_options(options: argparse.Namespace) -> dict[str, Any]:
     return asked | {"target": there}
 
 
-def _budget(options: argparse.Namespace) -> int | float | str | None:
+def _budget(text: str | None) -> int | float | str | None:
     """Return bytes, or a fraction for a number with a point: `2e9` is a number of bytes."""
-    text = options.budget
     if text is None:
         return None
     if text in ("0", "1"):

@@ -6,8 +6,9 @@ spent on that. `XLA_FLAGS= python -m pytest` runs it with the code that users ha
 Equal programs are compiled once for all workers and child processes: they share a folder of XLA's
 results, made for this run alone. That is an eighth of the time.
 
-The default run has every capability, in few cases each. `-m slow` runs the other cases;
-`slow_after(n)` leaves the first n parameter sets of a test in the default run.
+The default run has every capability, in few cases each. `-m slow` runs the other cases, and
+`-m exhaustive` more of the same; `slow_after(n)` and `exhaustive_after(n)` leave out the first n
+parameter sets of a test.
 
 While a test runs, the annotations of `jrc` are checked (`tests/typechecked.py`), unless it passes
 wrong types on purpose: it expects an error, or is marked `wrong_types`.
@@ -41,14 +42,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark as slow what stands behind the first parameter sets of a test, as `slow_after` says."""
+    """Mark what stands behind the first parameter sets of a test, as `slow_after` says."""
     seen = collections.Counter()
     for item in items:
-        if mark := item.get_closest_marker("slow_after"):
-            (count,) = mark.args
-            if seen[item.parent.nodeid, item.originalname] >= count:
-                item.add_marker(pytest.mark.slow)
-            seen[item.parent.nodeid, item.originalname] += 1
+        place = seen[item.parent.nodeid, item.originalname]
+        for name in ("slow", "exhaustive"):
+            if (mark := item.get_closest_marker(f"{name}_after")) and place >= mark.args[0]:
+                item.add_marker(name)
+        seen[item.parent.nodeid, item.originalname] += 1
 
 
 @pytest.fixture(autouse=True)

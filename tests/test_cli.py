@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import jrc
-from jrc import cli
+from jrc import cli, remat
 
 NET = '''
 """A net to explain."""
@@ -90,6 +90,7 @@ def test_two_functions_side_by_side(net, capsys):
     code, out, _ = run(capsys, "explain", "net_to_see.py:setup", "--compare", "net_to_see.py:lean")
     head = next(line.split() for line in out.splitlines() if "change" in line)
     assert code == 0 and head == ["setup", "lean", "change", "ratio"]
+    assert out.startswith("setup: gradient of `loss`") and "\nlean: gradient of `loss`" in out
 
 
 def test_gradient_options_and_words(net, capsys):
@@ -131,6 +132,51 @@ def test_plan_asks_for_the_budget(net, capsys, monkeypatch, text, budget):
         "budget": budget, "verify": False, "argnums": 0, "has_aux": False, "args": 2,
         "respect_checkpoints": False, "cache": None,
     }  # fmt: skip
+
+
+def test_several_budgets_make_one_table_and_a_file_each(net, capsys):
+    options = ("--json", "p.json", "--no-verify", "--arg", "layers=4")
+    code, out, err = run(capsys, "plan", "net_to_see:setup", "--budget", "3kB, 1MiB,0.5", *options)
+    rows = [line.split("  ") for line in out.splitlines()[2:]]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert (code, err) == (0, "") and out.splitlines()[0].split()[:3] == ["budget", "plan", "peak"]
+    assert [row[0].split(" = ")[0] for row in cells] == ["3kB", "1MiB", "0.5"]
+    assert cells[1][1:] == ["nothing recomputed", "3.004 KiB (predicted)", "1.000 x", "0"]
+    names = sorted(path.name for path in net.glob("*.json"))
+    assert names == ["p-0.5.json", "p-1MiB.json", "p-3kB.json"]
+    plans = {name: jrc.Plan.from_json((net / name).read_text()) for name in names}
+    assert not plans["p-1MiB.json"].reruns and plans["p-3kB.json"].budget == 3000
+    loss, args = sys.modules["net_to_see"].setup(4)
+    assert jrc.plan(loss, *args, budget=0.5, verify=False) == plans["p-0.5.json"]
+
+
+def test_several_budgets_of_which_some_cannot_be_met(net, capsys):
+    options = ("--budget", "10B,1MiB,20B", "--json", "p.json", "--no-verify")
+    code, out, err = run(capsys, "plan", "net_to_see:setup", *options)
+    assert code == 1 and out.count("none fits") == 2 and "nothing recomputed" in out
+    assert err.startswith("jrc plan: the peak of") and "the budget is 10 B." in err
+    assert [path.name for path in net.glob("*.json")] == ["p-1MiB.json"]
+
+
+@pytest.mark.parametrize("text", ["1MiB,", "1MiB,2GB/s", "1MiB,2.5", "0.5,1"])
+def test_each_of_several_budgets_is_checked_first(net, capsys, text):
+    code, out, err = run(capsys, "plan", "no_such_module:setup", "--budget", text)
+    assert (code, out) == (2, "") and err.startswith("jrc plan: ") and "budget" in err
+
+
+@pytest.mark.slow
+def test_plans_that_share_their_programs_are_those_of_single_calls(net):
+    sys.path.insert(0, str(net))
+    import net_to_see
+
+    loss, args = net_to_see.setup(6)
+    budgets = [0.0, 0.5, "3000", 1.0]
+    shared = remat.plan_for_each(loss, *args, budgets=budgets)
+    for budget, found in zip(budgets, shared, strict=True):
+        try:
+            assert found == jrc.plan(loss, *args, budget=budget)
+        except jrc.BudgetError as error:
+            assert str(error) == str(found) and error.least_bytes == found.least_bytes
 
 
 @pytest.mark.parametrize("text", ["it does not fit.", "The least is 12,345 bytes."])

@@ -16,7 +16,7 @@ LAYERS = (
     {"remat", "dgc", "outer_optimizers"},
     {"train", "models"},
     {"compat"},
-    {"_cli_target"},
+    {"_cli_target", "_cli_plans"},
     {"cli"},
     {"__main__"},
 )

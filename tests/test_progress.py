@@ -11,10 +11,11 @@ from jrc._progress import shown_meanwhile
 
 pty = pytest.importorskip("pty")  # Windows has none
 
-# A handler of the root logger, as many libraries leave one behind.
+# A handler of the root logger, as many libraries leave one behind, and a log file of jrc's own.
 PROGRAM = """
-import logging, time
+import logging, sys, time
 logging.basicConfig(level=logging.WARNING, format="ROOT %(message)s")
+logging.getLogger("jrc").addHandler(logging.FileHandler(sys.argv[1]))
 from jrc._progress import shown_meanwhile
 logger = logging.getLogger("jrc")
 with shown_meanwhile("tracing"):
@@ -29,13 +30,21 @@ logger.warning("as ever")
 """
 
 
-def seen():
-    """The program's output in a terminal, and its stdout."""
+PLAN = """
+import jax, jax.numpy as jnp, jrc
+loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
+found = jrc.plan(loss, jnp.ones((4, 4)), jnp.ones(4), budget=10**9)
+print(found.reruns)
+"""
+
+
+def seen(program, *arguments, **more):
+    """A program's output in a terminal, and its stdout."""
     ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"} | more
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=theirs, env=environment,
-        timeout=120, check=True,
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=theirs,
+        env=environment, timeout=120, check=True,
     )  # fmt: skip
     os.close(theirs)
     shown = b""
@@ -49,14 +58,22 @@ def seen():
     return shown.decode(), run.stdout.decode()
 
 
-def test_a_terminal_shows_the_records_in_one_line():
-    shown, printed = seen()
+def test_a_terminal_shows_the_records_in_one_line(tmp_path):
+    shown, printed = seen(PROGRAM, str(tmp_path / "log"))
     assert printed == "of the function\n"
     for text in ("tracing", "compiling [f32] 1", "compiling 2"):
         assert text in shown
-    # A warning stays, once; the root logger gets neither it nor the records.
-    assert shown.count("no effect") == 1 and shown.count("ROOT") == 1
+    # A warning goes its way, on a line of its own; the handlers get it and no record below it.
+    assert shown.count("ROOT no effect\r\n") == 1 and shown.count("ROOT") == 2
+    assert (tmp_path / "log").read_text() == "no effect\nas ever\n"
     assert shown.rstrip().endswith("ROOT as ever") and "silent" not in shown
+
+
+@pytest.mark.slow
+def test_a_plan_shows_its_progress_in_a_terminal_and_can_be_silent():
+    shown, printed = seen(PLAN)
+    assert printed == "False\n" and "jrc.plan: " in shown
+    assert seen(PLAN, JRC_PROGRESS="0") == ("", "False\n")
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._errors import close_to, listed
+from jrc._tree import tree_difference
 from jrc._typing import Array, PyTree, Transform
 from jrc.compat._check import leaf_names
 
@@ -119,11 +120,10 @@ def update(
 
 def _check_state(who: str, tx: Transform, params: PyTree, opt_state: PyTree) -> None:
     """Raise if the state is another transform's."""
-    expected, got = map(jax.tree.structure, (jax.eval_shape(tx.init, params), opt_state))
-    if expected != got:
+    if difference := tree_difference(jax.eval_shape(tx.init, params), opt_state):
         raise TypeError(
             f"{who}: opt_state must be the state that this optimizer's init makes for these "
-            f"parameters, {expected}, got {got}. Start with opt_state = opt.init(params)."
+            f"parameters, got another: {difference}. Start with opt_state = opt.init(params)."
         )
 
 

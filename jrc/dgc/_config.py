@@ -1,6 +1,7 @@
 """The configuration of the compression, one frozen value that checks itself."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,11 @@ from jrc.dgc._selectors import SELECTORS, Blocked, Selector
 from jrc.dgc._wires import WIRES, Wire
 
 _WHO = "jrc.scale_by_dgc"
+
+# An entry takes the bytes of two, its position being one of them.
+_LEAST_LAST_SPARSITY = 0.5
+
+_logger = logging.getLogger("jrc")
 
 Number = Real | Array
 """A Python number, or a scalar array such as a hyperparameter that a schedule injects."""
@@ -129,7 +135,14 @@ def checked_sparsity(sparsity: Any) -> tuple[float, ...]:
                 f"{_WHO}: every sparsity must be a number in [0, 1), got {level!r} in {levels!r}. "
                 "It is the share that is kept back: 0.999 sends one entry in a thousand."
             )
-    return tuple(float(level) for level in levels)
+    found = tuple(float(level) for level in levels)
+    if 0 < found[-1] < _LEAST_LAST_SPARSITY:
+        _logger.warning(
+            "%s: sparsity=%s keeps back the share %g and sends %g of the entries, which are more "
+            "bytes than an exchange of all. If %g is the density, write sparsity=(%g,).",
+            _WHO, found, found[-1], 1 - found[-1], found[-1], 1 - found[-1],
+        )  # fmt: skip
+    return found
 
 
 _REMEDIES = {

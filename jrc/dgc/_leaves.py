@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jrc._tree import named_leaves, tree_difference
 from jrc._typing import Array, PyTree
 from jrc.dgc._state import DGCState, is_placeholder
 
@@ -97,7 +98,8 @@ def flatten(
     if treedef != expected:
         raise ValueError(
             "jrc.scale_by_dgc: gradients must have the structure of the parameters that init got, "
-            f"{expected}, got {treedef}. Build the state with tx.init for these parameters."
+            f"got others: {tree_difference(state.u, gradients, is_placeholder)}. Build the state "
+            "with tx.init for these parameters."
         )
     v = jax.tree.leaves(state.v, is_leaf=is_placeholder)
     velocity = jax.tree.leaves(state.velocity, is_leaf=is_placeholder)
@@ -169,15 +171,27 @@ def _flat_params(params: PyTree, gradients: list[Any], treedef: Any, method: str
 
 
 def _params_error(params: PyTree, gradients: PyTree, method: str) -> ValueError:
-    found, wanted = (
-        (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
-        for tree in (params, gradients)
-    )
-    arrived = "None" if params is None else f"{found[0]} of shapes {found[1]}"
+    arrived = "None"
+    if params is not None:
+        arrived = tree_difference(gradients, params, is_placeholder) or _shape_difference(
+            gradients, params
+        )
     return ValueError(
-        "jrc.scale_by_dgc: params must have the structure and shapes of the gradients, "
-        f"{wanted[0]} of shapes {wanted[1]}, got {arrived}. "
-        f"Call {method}(gradients, state, params)."
+        "jrc.scale_by_dgc: params must have the structure and shapes of the gradients, got "
+        f"{arrived}. Call {method}(gradients, state, params)."
+    )
+
+
+def _shape_difference(gradients: PyTree, params: PyTree) -> str:
+    """Return the first leaf whose shape is another, in words."""
+    pairs = zip(named_leaves(gradients), named_leaves(params), strict=False)
+    return next(
+        (
+            f"{jnp.shape(param)} at {name!r}, whose gradient has the shape {jnp.shape(gradient)}"
+            for (name, gradient), (_, param) in pairs
+            if jnp.shape(gradient) != jnp.shape(param)
+        ),
+        "others",
     )
 
 

@@ -14,7 +14,7 @@ from jrc.dgc._collectives import AxisName
 from jrc.dgc._exchanges import Auto, Exchange
 from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState
-from jrc.dgc._transform import DGCTransformation, scale_by_dgc
+from jrc.dgc._transform import DGCTransformation, call_text, scale_by_dgc
 from jrc.dgc._wires import Wire
 
 _WHO = "jrc.dgc_momentum"
@@ -89,6 +89,7 @@ def dgc_momentum(
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3.
     """
     options = dict(locals())
+    text = call_text(dgc_momentum, options)
     _check_rate(options.pop("learning_rate"))
     with speaking_as(_WHO, "jrc.scale_by_dgc"):
         direction = scale_by_dgc(**options)
@@ -122,7 +123,7 @@ def dgc_momentum(
         )
         return params, (new, _unless_skipped(compression, new, schedule, after))
 
-    return DGCTransformation(init, update, apply)
+    return DGCTransformation(init, update, apply, text)
 
 
 def _unless_skipped(before: DGCState, after: Any, old: PyTree, new: PyTree) -> PyTree:

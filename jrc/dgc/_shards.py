@@ -13,11 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._specs import axes_of, is_spec, number_of_shards, restricted, trimmed
+from jrc._tree import tree_difference
 from jrc._typing import PyTree
 from jrc.dgc._collectives import is_tracked
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._leaves import Leaves, pick
-from jrc.dgc._state import check_whole
+from jrc.dgc._state import check_whole, is_placeholder
 
 _WHO = "jrc.scale_by_dgc"
 
@@ -169,10 +170,11 @@ def _given(leaves: Leaves, param_specs: PyTree) -> list[PartitionSpec] | None:
             jax.tree.map(lambda s: s or PartitionSpec(), param_specs, is_leaf=is_spec)
         )
     except ValueError as error:
+        whole = leaves.treedef.unflatten(leaves.gradients)
+        difference = tree_difference(whole, param_specs, lambda x: is_spec(x) or is_placeholder(x))
         raise ValueError(
-            f"{_WHO}: param_specs must have the structure of the parameters, {leaves.treedef}, got "
-            f"{jax.tree.structure(param_specs)}. Pass a PartitionSpec for each parameter, or one "
-            "for all."
+            f"{_WHO}: param_specs must have the structure of the parameters, got another: "
+            f"{difference}. Pass a PartitionSpec for each parameter, or one for all."
         ) from error
     # Where whole subtrees are masked out there is a tree of specs, which is not used.
     return [part if isinstance(part, PartitionSpec) else PartitionSpec() for part in parts]

@@ -8,6 +8,7 @@ import optax
 from jax.sharding import PartitionSpec, Sharding
 
 from jrc._specs import Mirror, axes_of, is_spec, mirrored, spec_of, trimmed
+from jrc._text import brief
 from jrc._tree import is_number, is_traced, path_name
 from jrc._typing import Array, Count, Leaf, PyTree, Scalar
 from jrc.dgc._collectives import AxisName, as_local, replica_axis
@@ -40,6 +41,9 @@ class DGCState(NamedTuple):
     density: Scalar
     bytes_sent: Scalar
     bytes_dense: Scalar
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class EF21State(DGCState):

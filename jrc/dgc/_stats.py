@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrc._text import brief
 from jrc._typing import Count, PyTree, Scalar
 from jrc.dgc._state import dgc_states
 
@@ -29,6 +30,9 @@ class DGCStats(NamedTuple):
     norm_kept: Scalar
     skipped: Count
     bytes_received: Scalar
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def dgc_stats(state: PyTree) -> DGCStats:

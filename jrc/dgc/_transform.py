@@ -1,10 +1,12 @@
 """The optax transform."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import optax
 
+from jrc._text import brief
 from jrc._typing import Array, PyTree, Real, Whole
 from jrc.dgc import _update
 from jrc.dgc._collectives import AxisName
@@ -30,21 +32,43 @@ class DGCTransformation(optax.GradientTransformationExtraArgs):
             `update` returns, up to the order of the additions. That of `jrc.dgc_momentum` has no
             scale. Under `jit` with donation, take parameters and state in the order in which you
             return them: JAX pairs donated arrays with results of the same shape, in order.
+        text: What the transform prints as.
     """
 
     apply: Callable[..., tuple[Any, Any]]
+    text: str
 
     def __new__(
-        cls, init: Any, update: Any, apply: Callable[..., tuple[Any, Any]]
+        cls, init: Any, update: Any, apply: Callable[..., tuple[Any, Any]], text: str = ""
     ) -> "DGCTransformation":
-        """Build the transform of three functions."""
+        """Build the transform of three functions; `text` is what it prints as."""
         self = super().__new__(cls, init, update)
         self.apply = apply
+        self.text = text
         return self
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """Return the arguments from which a copy is made."""
-        return self.init, self.update, self.apply
+        return self.init, self.update, self.apply, self.text
+
+    def __repr__(self) -> str:
+        return getattr(self, "text", "") or super().__repr__()  # `_replace` drops the attribute
+
+
+def call_text(maker: Callable[..., Any], given: Mapping[str, Any]) -> str:
+    """Return the call of a public function as text: the arguments that are not its defaults.
+
+    Args:
+        maker: The function.
+        given: Its arguments by name.
+    """
+    shown = [
+        f"{name}={brief(given[name])}"
+        for name, parameter in inspect.signature(maker).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+        or brief(given[name]) != brief(parameter.default)
+    ]
+    return f"jrc.{maker.__name__}({', '.join(shown)})"
 
 
 def scale_by_dgc(
@@ -158,7 +182,8 @@ def scale_by_dgc(
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3 and algorithms 1-4.
     """
-    config = DGCConfig(**locals())
+    given = dict(locals())
+    config = DGCConfig(**given)
 
     def init_fn(params: PyTree) -> DGCState:
         if config.regularization is not None:
@@ -186,4 +211,4 @@ def scale_by_dgc(
     ) -> tuple[PyTree, DGCState]:
         return _update.apply(gradients, state, params, scale, config, param_specs)
 
-    return DGCTransformation(init_fn, update_fn, apply_fn)
+    return DGCTransformation(init_fn, update_fn, apply_fn, call_text(scale_by_dgc, given))

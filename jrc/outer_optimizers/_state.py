@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrc._text import brief
 from jrc._typing import Array, Count, PyTree, Scalar
 from jrc.outer_optimizers._fragments import fragment_count, fragments_of, overlap_of
 from jrc.outer_optimizers._packets import Packet, empty_packet
@@ -36,6 +37,9 @@ class RoundReport(NamedTuple):
         """L2 norm of what the replicas have not sent, `float32[]`."""
         return jnp.sqrt(self.kept.sum())
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class LocalState(NamedTuple):
     """What each replica has of its own; every array has a leading axis of replicas.
@@ -64,6 +68,9 @@ class LocalState(NamedTuple):
     failed: Array
     in_flight: Packet | None
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class OuterState(NamedTuple):
     """The `opt_state` of a train state with `outer=`.
@@ -80,6 +87,9 @@ class OuterState(NamedTuple):
     shared: PyTree
     report: RoundReport
     local: LocalState
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def initial_state(

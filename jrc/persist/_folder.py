@@ -14,6 +14,7 @@ import filelock
 import jax
 
 from jrc._multihost import all_or_none, of_all
+from jrc._text import brief
 
 # Saves are folders `jrc_0`, `jrc_1`, …: other folders are neither counted, read nor removed.
 PREFIX = "jrc"
@@ -34,6 +35,15 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 _logger = logging.getLogger("jrc")
+
+
+def check_order(path: Any, tree: Any, who: str, name: str) -> None:
+    """Raise if the path stands in the place of the tree, and the tree in its place."""
+    if isinstance(tree, str | os.PathLike) and not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"{who}: path must come before {name}, got {type(path).__name__} and then "
+            f"{type(tree).__name__} {str(tree)!r}. Write {who}({str(tree)!r}, {name})."
+        )
 
 
 def checked_folder(path: Any, who: str, make: bool) -> str:
@@ -60,7 +70,8 @@ def _checked_name(path: Any, who: str) -> str:
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str):
         raise TypeError(
-            f"{who}: path must be a str or a pathlib.Path, got {type(path).__name__} {path!r}. "
+            f"{who}: path must be a str or a pathlib.Path, got {type(path).__name__} "
+            f"{brief(path, most=3)}. "
             "Give the folder of the save, such as 'run/state'."
         )
     if not name:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jrc._tree import place_difference
 from jrc.persist._leaves import Leaf
 
 FORMAT = 1
@@ -63,15 +64,12 @@ def check_same(saved: list[list[Any]], wanted: list[list[Any]], folder: str) -> 
     """Raise unless every leaf was saved in its place, with its shape and dtype."""
     old = {place: (name, shape, dtype) for place, name, shape, dtype in saved}
     new = {place: (name, shape, dtype) for place, name, shape, dtype in wanted}
-    for left, right, fact in ((new, old, "is not saved"), (old, new, "is not expected")):
-        missing = [place for place in left if place not in right]
-        if missing:
-            where = missing[0] or "the top"
-            raise ValueError(
-                "jrc.restore: like must have the tree that was saved, got one that differs from "
-                f"{folder}: leaf {left[missing[0]][0]!r}, at {where}, {fact} ({len(missing)} "
-                "such). Build like with the model and the optimizer that were saved."
-            )
+    needed, given = ({place: x[0] for place, x in leaves.items()} for leaves in (new, old))
+    if difference := place_difference(needed, given, "not saved", "saved and not expected"):
+        raise ValueError(
+            "jrc.restore: like must have the tree that was saved, got one that differs from "
+            f"{folder}: {difference}. Build like with the model and the optimizer that were saved."
+        )
     for place, (name, shape, dtype) in new.items():
         if old[place][1:] != (shape, dtype):
             raise ValueError(

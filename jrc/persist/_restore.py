@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 
 from jrc._multihost import all_or_none, of_all
 from jrc._tree import is_typed_key
-from jrc.persist._folder import PREFIX, SHARED, checked_folder, latest
+from jrc.persist._folder import PREFIX, SHARED, check_order, checked_folder, latest
 from jrc.persist._leaves import Leaf, check_type, leaves_of
 from jrc.persist._manifest import check_same, keys_of, manifest_of, read_manifest, stored
 
@@ -41,6 +41,7 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         ...     jrc.restore(folder, {"w": jnp.zeros(2)})["w"].tolist()
         [1.0, 1.0]
     """
+    check_order(path, like, "jrc.restore", "like")
     leaves = leaves_of(like)
     folder = all_or_none(lambda: _checked_for_restore(path, leaves), "jrc.restore")
     while (step := _agreed_latest(folder)) is not None:

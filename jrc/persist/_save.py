@@ -6,7 +6,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from jrc._multihost import all_or_none, differing, of_all
-from jrc.persist._folder import PREFIX, checked_folder, only_writer
+from jrc.persist._folder import PREFIX, check_order, checked_folder, only_writer
 from jrc.persist._leaves import Leaf, check_not_donated, check_place, check_type, leaves_of
 from jrc.persist._manifest import FORMAT, kind_of, manifest_of, stored
 
@@ -43,6 +43,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
     Source: orbax-checkpoint.
     """
+    check_order(path, state, "jrc.save", "state")
     leaves = leaves_of(state)
     folder = all_or_none(lambda: _checked_for_save(path, leaves), "jrc.save")
     if differing([(f"{leaf.place}: {kind_of(leaf)}", 0) for leaf in leaves]):

@@ -9,6 +9,7 @@ from jrc.remat._planner.budget import checked_budget as checked_budget
 from jrc.remat._planner.largest_batch import LargestBatch as LargestBatch
 from jrc.remat._planner.largest_batch import largest_batch as largest_batch
 from jrc.remat._planner.make_plan import plan as plan
+from jrc.remat._planner.make_plan import plan_for_each as plan_for_each
 from jrc.remat._planner.make_plan import plan_within as plan_within
 from jrc.remat._planner.plan import Plan as Plan
 from jrc.remat._planner.plan_candidates import Estimate as Estimate

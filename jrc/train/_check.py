@@ -10,11 +10,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrc._errors import listed
 from jrc._multihost import differing
 from jrc._rng import check_key
-from jrc._tree import aval_of, is_array, is_number, is_traced, is_typed_key, named_leaves
+from jrc._tree import (
+    aval_of,
+    is_array,
+    is_number,
+    is_traced,
+    is_typed_key,
+    named_leaves,
+    tree_difference,
+)
 from jrc._typing import PyTree, Scalar, Transform
 from jrc.dgc import AxisName, dgc_states
 from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._check_axis import check_axis
+from jrc.train._extra_args import check_structure
 from jrc.train._outer_check import check_inner
 from jrc.train._placement import same_types
 from jrc.train._rows import outer_states, row_specs
@@ -94,11 +103,12 @@ def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) ->
     check_leaves(state)
     params = jax.tree.map(_without_sharding, state.params)
     expected = jax.eval_shape(tx.init, params)
-    if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
+    if difference := tree_difference(expected, state.opt_state):
         raise ValueError(
-            f"{_WHO}: state must be built for the optimizer tx, got one with the opt_state "
-            f"{jax.tree.structure(state.opt_state)}. Build it with jrc.init_state(params, tx, key)."
+            f"{_WHO}: state must be built for the optimizer tx, got one with another opt_state: "
+            f"{difference}. Build it with jrc.init_state(params, tx, key)."
         )
+    check_structure(params, expected, _WHO)
     if not dgc_states(expected):
         return
     check_rows(expected, state, axis, mesh)
@@ -114,16 +124,17 @@ def check_outer_state(
     params = jax.tree.map(aval_of, state.params)
     inner = jax.eval_shape(tx.init, params)
     check_inner(inner, _WHO)
+    check_structure(params, inner, _WHO)
     expected = jax.eval_shape(
         lambda params, model_state, inner: initial_state(outer, params, model_state, inner),
         params,
         state.model_state,
         inner,
     )
-    if jax.tree.structure(expected) != jax.tree.structure(state.opt_state):
+    if difference := tree_difference(expected, state.opt_state):
         raise ValueError(
             f"{_WHO}: state must be built for tx and outer={outer!r}, got one with another "
-            "opt_state. Build it with jrc.init_state(params, tx, key, outer=outer)."
+            f"opt_state: {difference}. Build it with jrc.init_state(params, tx, key, outer=outer)."
         )
     check_rows(expected, state, axis, mesh)
 

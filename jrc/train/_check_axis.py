@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
@@ -11,6 +12,7 @@ from jrc._errors import listed
 from jrc._tree import named_leaves
 from jrc._typing import PyTree, Transform
 from jrc.dgc import AxisName, dgc_states, served
+from jrc.train._extra_args import differentiated, update
 from jrc.train._state import names_of
 
 _WHO = "jrc.make_train_step"
@@ -37,8 +39,8 @@ def check_axis(tx: Transform, params: PyTree, axis: AxisName, mesh: Mesh) -> Non
     """
     names = names_of(axis)
 
-    def update(params: PyTree) -> PyTree:
-        return tx.update(params, tx.init(params), params)[0]
+    def updates(params: PyTree) -> PyTree:
+        return _updates(tx, differentiated(params), tx.init(params), params)
 
     def over(bound: tuple[str, ...], fn: Any, check_vma: bool = False) -> Any:
         abstract = AbstractMesh(tuple(mesh.shape[name] for name in bound), bound)
@@ -47,14 +49,14 @@ def check_axis(tx: Transform, params: PyTree, axis: AxisName, mesh: Mesh) -> Non
 
     wrong = _wrong_axes(tx, params, names, over)
     if wrong is None:
-        jax.eval_shape(over(names, update), params)
-    if _is_traceable(update, params):
+        jax.eval_shape(over(names, updates), params)
+    if _is_traceable(updates, params):
         raise ValueError(
             f"{_WHO}: tx must exchange over the axis {axis!r} of the step with its "
             f"{mesh.shape[names[0]]} replicas, got a compression with axis_name=None, which is one "
             f"replica. Pass axis_name={axis!r} to it."
         )
-    if wrong is None and len(names) > 1 and _is_traceable(over(names[:1], update), params):
+    if wrong is None and len(names) > 1 and _is_traceable(over(names[:1], updates), params):
         wrong = names[:1]  # it does not average over the inner axis
     if wrong is not None:
         raise ValueError(
@@ -63,6 +65,10 @@ def check_axis(tx: Transform, params: PyTree, axis: AxisName, mesh: Mesh) -> Non
             f"parameters of the replicas would differ. Pass axis_name={axis!r} to it."
         )
     _check_mixing(tx, params, names, over)
+
+
+def _updates(tx: Transform, grads: PyTree, state: PyTree, params: PyTree) -> PyTree:
+    return update(tx, grads, state, params, {"value": jnp.float32(0)})[0]
 
 
 def _is_traceable(fn: Callable[..., Any], params: PyTree) -> bool:
@@ -99,22 +105,23 @@ def _check_mixing(
     """Raise if an update differs between replicas, as a norm of local and mean gradients does."""
     differing: list[str] = []
 
-    def update(params: PyTree) -> None:
+    def compare(params: PyTree) -> None:
         state = tx.init(params)
         guards = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, _GUARDS))
-        local = served(params, dgc_states(state))
+        grads = differentiated(params)
+        local = served(grads, dgc_states(state))
         if all(jax.tree.leaves(local)) or any(isinstance(node, _GUARDS) for node in guards):
             return
         grads = jax.tree.map(
             lambda p, is_local: jax.lax.pcast(p, names, to="varying") if is_local else p,
-            params,
+            grads,
             local,
         )
-        updates, _ = tx.update(grads, state, params)
+        updates = _updates(tx, grads, state, params)
         differing.extend(name for name, x in named_leaves(updates) if jax.typeof(x).mat.varying)
 
     # What JAX cannot type with replication types is not judged.
-    if _is_traceable(over(names, update, check_vma=True), params) and differing:
+    if _is_traceable(over(names, compare, check_vma=True), params) and differing:
         raise ValueError(
             f"{_WHO}: tx must give every replica the same update, got different ones of "
             f"{listed(differing[:3])}: something before the compression mixes local gradients with "

@@ -5,11 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jrc._tree import aval_of
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import check_flag, scalar
 from jrc.dgc import DGCState, EF21State, apply_residuals, dgc_states
+from jrc.train._extra_args import differentiated
 from jrc.train._state import TrainState
 
 _WHO = "jrc.flush"
@@ -70,8 +72,10 @@ def flush(state: TrainState, learning_rate: Real | Array, *, donate: bool = Fals
     check_flag(donate, "donate", _WHO)
     remedy = "Pass 0.1, or schedule(int(state.step)) for a schedule."
     rate = jnp.asarray(scalar(learning_rate, "learning_rate", _WHO, remedy=remedy), jnp.float32)
-    arrays = state.params, [(each.u, each.v) for each in found]
+    arrays = differentiated(state.params), [(each.u, each.v) for each in found]
     params, rows = _program(arrays, bool(donate))(*arrays, rate)
+    if isinstance(state.params, optax.LookaheadParams):
+        params = state.params._replace(fast=params)
     new = iter(each._replace(u=u, v=v) for each, (u, v) in zip(found, rows, strict=True))
     opt_state = jax.tree.map(
         lambda node: next(new) if _is_compression(node) else node,

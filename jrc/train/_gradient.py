@@ -71,6 +71,38 @@ def gradient(
     return Gradient(loss / accumulate, grads, model_state, jax.tree.map(_over_parts, aux))
 
 
+def mean_loss(
+    loss_fn: Callable[..., Any],
+    params: PyTree,
+    model_state: PyTree,
+    batch: PyTree,
+    key: RandomKey,
+    accumulate: int,
+    strided: bool = False,
+) -> Scalar:
+    """Return the mean loss over a batch, with the parts and keys of `gradient`.
+
+    Of several parts each is recomputed in the backward pass, so that one of them is in memory.
+    """
+    if accumulate == 1:
+        return _result_of_part(loss_fn, params, model_state, batch, key).loss
+    split = _strided_parts if strided else _contiguous_parts
+    parts = jax.tree.map(lambda x: split(x, accumulate), batch)
+
+    @jax.checkpoint
+    def add_part(total: tuple[Any, Any], part: tuple[Array, PyTree]) -> tuple[Any, None]:
+        loss, state = total
+        index, batch = part
+        new = _result_of_part(loss_fn, params, state, batch, fold_all(key, index))
+        return (loss + new.loss, new.model_state), None
+
+    first = jax.tree.map(lambda x: x[0], parts)
+    shape = jax.eval_shape(lambda: _result_of_part(loss_fn, params, model_state, first, key).loss)
+    zero = jnp.zeros((), sum_dtype(shape.dtype))
+    (loss, _), _ = jax.lax.scan(add_part, (zero, model_state), (jnp.arange(accumulate), parts))
+    return loss / accumulate
+
+
 def _contiguous_parts(x: Array, number: int) -> Array:
     return x.reshape(number, -1, *x.shape[1:])
 
@@ -123,13 +155,18 @@ def result_of(out: Any, model_state: PyTree, name: str) -> Result:
 def _of_part(
     loss_fn: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, key: RandomKey
 ) -> Gradient:
-    name = name_of(loss_fn)
-
     def loss_and_rest(params: PyTree) -> tuple[Scalar, tuple[PyTree, PyTree]]:
-        given = (params, batch, key) if model_state is None else (params, model_state, batch, key)
-        check_call(loss_fn, given, name)
-        loss, *rest = result_of(loss_fn(*given), model_state, name)
+        loss, *rest = _result_of_part(loss_fn, params, model_state, batch, key)
         return loss, tuple(rest)
 
     (loss, (model_state, aux)), grads = jax.value_and_grad(loss_and_rest, has_aux=True)(params)
     return Gradient(loss, grads, model_state, aux)
+
+
+def _result_of_part(
+    loss_fn: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, key: RandomKey
+) -> Result:
+    name = name_of(loss_fn)
+    given = (params, batch, key) if model_state is None else (params, model_state, batch, key)
+    check_call(loss_fn, given, name)
+    return result_of(loss_fn(*given), model_state, name)

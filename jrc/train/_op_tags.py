@@ -1,11 +1,11 @@
 """Operator tags in a loss function: `jrc.recompute_op` and `jrc.keep_op` act in a train step."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from jrc._errors import named_like
 from jrc._jaxpr import tag_of, walk
 from jrc.remat import apply_rules
 
@@ -22,7 +22,7 @@ def with_op_tags(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """
     ruled = apply_rules(loss_fn)
 
-    @functools.wraps(loss_fn)
+    @named_like(loss_fn)
     def call(*args: Any) -> Any:
         return (ruled if _has_tags(loss_fn, args) else loss_fn)(*args)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._rng import fold_all
-from jrc._typing import Array, PyTree, Transform
+from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.outer_optimizers import (
     LocalState,
     OuterOptimizer,
@@ -30,7 +30,8 @@ from jrc.outer_optimizers import (
     row_of,
 )
 from jrc.train._exchange import Arrived, all_finite, applied, bytes_of_exchange, exchanged, packed
-from jrc.train._gradient import Gradient, gradient
+from jrc.train._extra_args import differentiated, update, value_function
+from jrc.train._gradient import Gradient, gradient, mean_loss
 from jrc.train._replica import Replicas, StepInfo, norm_of
 from jrc.train._state import TrainState
 
@@ -66,12 +67,15 @@ def outer_step(
     inner = Replicas(axes[1:] or None) if axes else Replicas(None)
     axis = axes[0] if axes else None
     key = fold_all(state.key, state.step, Replicas(axes).rank)
+    given = own.model_state, batch, key, accumulate
+    loss_of = lambda params: mean_loss(loss_fn, params, *given)  # noqa: E731
     before, flight, arrived = state, own.in_flight, None
     if flight is not None:
         # Nothing below depends on it until the inner step is done.
         arrived = _landed(outer, turn.receives, state, own, flight, axis)
-    found = gradient(loss_fn, own.params, own.model_state, batch, key, accumulate)
-    own = _after_inner_step(tx, own, found, inner, fragment_count(outer))
+    found = gradient(loss_fn, differentiated(own.params), *given)
+    value_fn = value_function(loss_of, inner.mean)
+    own = _after_inner_step(tx, own, found, inner, value_fn, fragment_count(outer))
     if flight is None:
         packet, own = _made(outer, turn.sends, state, own)
         arrived = _landed(outer, turn.receives, state, own, packet, axis)
@@ -166,12 +170,18 @@ def _info(
 
 
 def _after_inner_step(
-    tx: Transform, own: LocalState, found: Gradient, inner: Replicas, fragments: int
+    tx: Transform,
+    own: LocalState,
+    found: Gradient,
+    inner: Replicas,
+    value_fn: Callable[[PyTree], Scalar],
+    fragments: int,
 ) -> LocalState:
     """Return what a replica has after a step of its own; one that is not finite changes nothing."""
     grads, loss = inner.mean((found.grads, found.loss.astype(jnp.float32)))
+    extra = {"value": loss.astype(found.loss.dtype), "grad": grads, "value_fn": value_fn}
     model_state = jax.tree.map(inner.shared, found.model_state) if inner.axis else found.model_state
-    updates, opt_state = tx.update(grads, own.opt_state, own.params)
+    updates, opt_state = update(tx, grads, own.opt_state, own.params, extra)
     new = optax.apply_updates(own.params, updates), model_state, opt_state
     norm = inner.mean(norm_of(found.grads))
     # The parameters, not the gradients: the user's chain may repair a gradient.

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from jrc._rng import fold_all
+from jrc._text import brief
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.dgc import DGCState, DGCTransformation, dgc_states, ring_all_reduce_bytes, served
-from jrc.train._gradient import gradient, mean_or_sum
+from jrc.train._extra_args import differentiated, takes_extra_arguments, update, value_function
+from jrc.train._gradient import gradient, mean_loss, mean_or_sum
 from jrc.train._split import Split
 from jrc.train._state import TrainState
 
@@ -56,6 +58,9 @@ class StepInfo(NamedTuple):
     losses: Array | None
     left_out: Array
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 def replica_step(
     loss_fn: Callable[..., Any],
@@ -74,21 +79,18 @@ def replica_step(
     """
     over = Replicas(axes)
     key = fold_all(state.key, state.step, over.rank)
-    local = gradient(
-        loss_fn,
-        state.params,
-        state.model_state,
-        batch,
-        key,
-        accumulate,
-        strided=split is not None,
-    )
+    given = state.model_state, batch, key, accumulate, split is not None
+    local = gradient(loss_fn, differentiated(state.params), *given)
     compression = dgc_states(state.opt_state)
     own = served(local.grads, compression)
     grads = jax.tree.map(lambda g, own: g if own else over.mean(g), local.grads, own)
     if any(isinstance(node, optax.MultiStepsState) for node in _accumulating(state.opt_state)):
         grads = jax.tree.map(lambda g, own: over.storable(g) if own else g, grads, own)
-    params, opt_state, skipped = _updated(tx, state, grads, over, split)
+    extra = {"value": over.mean(local.loss)} if takes_extra_arguments(tx) else {}
+    if not compression:
+        loss_of = lambda params: mean_loss(loss_fn, params, *given)  # noqa: E731
+        extra |= {"grad": grads, "value_fn": value_function(loss_of, over.mean)}
+    params, opt_state, skipped = _updated(tx, state, grads, over, split, extra)
     model_state = jax.tree.map(over.shared, local.model_state)
     if compression:
         model_state = _unless(skipped, state.model_state, model_state)
@@ -110,17 +112,22 @@ def replica_step(
 
 
 def _updated(
-    tx: Transform, state: TrainState, grads: PyTree, over: "Replicas", split: Split | None
+    tx: Transform,
+    state: TrainState,
+    grads: PyTree,
+    over: "Replicas",
+    split: Split | None,
+    extra: dict[str, Any],
 ) -> tuple[PyTree, PyTree, Array]:
     """Return parameters and optimizer state after the update, and whether it was skipped."""
-    extra = {} if split is None else {"param_specs": split.specs}
+    specs = {} if split is None else {"param_specs": split.specs}
     if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` drops the method
         # `apply` skips by itself, and writes only the parameter entries that were sent.
-        params, opt_state = tx.apply(grads, state.opt_state, state.params, **extra)
+        params, opt_state = tx.apply(grads, state.opt_state, state.params, **specs)
         ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
         return params, opt_state, new.skipped != old.skipped
     if not dgc_states(state.opt_state):
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        updates, opt_state = update(tx, grads, state.opt_state, state.params, extra)
         return optax.apply_updates(state.params, updates), opt_state, jnp.zeros((), bool)
     # Computed before the update, so that the whole chain skips the step, and over all replicas, so
     # that all take the same branch: there are collectives in it.
@@ -129,15 +136,11 @@ def _updated(
     def skip() -> tuple[PyTree, PyTree]:
         return state.params, _count_skipped(state.opt_state)
 
-    def update() -> tuple[PyTree, PyTree]:
-        # An `optax.MultiSteps` takes extra arguments, though it is no transform of optax's class.
-        whole: Any = tx
-        takes_more = isinstance(tx, optax.MultiSteps)
-        extended = whole if takes_more else optax.with_extra_args_support(whole)
-        updates, opt_state = extended.update(grads, state.opt_state, state.params, **extra)
+    def step() -> tuple[PyTree, PyTree]:
+        updates, opt_state = update(tx, grads, state.opt_state, state.params, extra | specs)
         return optax.apply_updates(state.params, updates), opt_state
 
-    params, opt_state = jax.lax.cond(skipped, skip, update)
+    params, opt_state = jax.lax.cond(skipped, skip, step)
     return params, opt_state, skipped
 
 

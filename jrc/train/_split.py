@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._specs import axes_of, number_of_shards
 from jrc._typing import PyTree
+from jrc.train._extra_args import differentiated
 from jrc.train._placement import batch_specs, has_explicit, inner_axes, placed_batch
 from jrc.train._state import TrainState, specs_of_state
 
@@ -88,7 +89,9 @@ class PlacedStep:
         key = treedef, tuple(leaves)
         if key not in self._known:
             shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs)
-            return self._remember(key, Split(specs.params, self._names, self._mesh), shardings)
+            return self._remember(
+                key, Split(differentiated(specs.params), self._names, self._mesh), shardings
+            )
         return self._known[key]
 
     def _remember(self, key: Any, split: Split | None, shardings: Any) -> Any:

@@ -12,11 +12,13 @@ from jrc._errors import listed
 from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
 from jrc._specs import restricted
+from jrc._text import brief
 from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, check_whole, dgc_states, state_specs
 from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._abstract import abstract_state, is_abstract
+from jrc.train._extra_args import differentiated, wrapped
 from jrc.train._outer_check import check_inner, check_outer, check_real, check_whole_replicas
 from jrc.train._placement import copied, own_specs
 from jrc.train._rows import outer_states, row_specs
@@ -44,6 +46,11 @@ class TrainState(NamedTuple):
     opt_state: PyTree
     key: RandomKey
 
+    def __repr__(self) -> str:
+        fields = zip(self._fields, self, strict=True)
+        lines = (f"  {name}={brief(value)},\n" for name, value in fields)
+        return f"{type(self).__name__}(\n{''.join(lines)})"
+
 
 def init_state(
     params: PyTree,
@@ -63,7 +70,8 @@ def init_state(
     parallelism), and the arrays that the optimizer keeps for each of them are split alike.
 
     Args:
-        params: Parameters of one replica, any pytree of arrays. They are copied, so that a step
+        params: Parameters of one replica, any pytree of arrays; with `optax.lookahead` they become
+            `optax.LookaheadParams`, if they are none. They are copied, so that a step
             that donates its state does not delete them. With `jax.ShapeDtypeStruct`s, or a mesh of
             `jrc.target(name).devices`, the state has shapes and shardings in the place of arrays:
             `TrainStep.memory` and `TrainStep.lower` take it.
@@ -96,7 +104,7 @@ def init_state(
         (0, [1.0, 1.0, 1.0])
     """
 
-    def here() -> tuple[Mesh, PyTree]:
+    def here() -> tuple[Mesh, PyTree, PyTree]:
         found = mesh_or_all(mesh, axis_name, _WHO)
         check_transform(tx, _WHO)
         check_key(key, _WHO)
@@ -105,15 +113,16 @@ def init_state(
         shapes = is_abstract((params, model_state, key), found)
         opt_state = jax.eval_shape(tx.init, params) if shapes else tx.init(params)
         _check_first(opt_state)
+        stepped = wrapped(params, opt_state)
         if outer is not None:
             check_real(params, _WHO)
             check_inner(opt_state, _WHO)
             first = functools.partial(initial_state, outer)
             first = functools.partial(jax.eval_shape, first) if shapes else first
-            opt_state = first(params, model_state, opt_state)
-        return found, opt_state
+            opt_state = first(stepped, model_state, opt_state)
+        return found, stepped, opt_state
 
-    mesh, opt_state = all_or_none(here, _WHO) if _spans_processes(mesh) else here()
+    mesh, params, opt_state = all_or_none(here, _WHO) if _spans_processes(mesh) else here()
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
     axis = names_of(axis_name)[0]
     if is_abstract(state, mesh):
@@ -172,7 +181,7 @@ def specs_of_state(state: TrainState, mesh: Mesh, axis: str, who: str) -> TrainS
         whole,
         params,
         own_specs(state.model_state, mesh, who, "model_state"),
-        state_specs(state.opt_state, axis, state.params, params),
+        state_specs(state.opt_state, axis, differentiated(state.params), differentiated(params)),
         whole,
     )
 

@@ -165,6 +165,11 @@ def make_train_step(
     gradient that is not finite on one replica makes all replicas skip the step. Keys are folded
     with the step, then with the replica, then with the part of the batch.
 
+    A transform that takes extra arguments gets `value`, the mean loss; without compression also
+    `grad`, the mean gradient, and `value_fn(params)`, the mean loss with this batch and key, which
+    line searches such as that of `optax.lbfgs` call. With `optax.LookaheadParams` the loss function
+    gets the fast ones.
+
     `jrc.recompute_op` and `jrc.keep_op` in the loss function act as under `jrc.apply_rules`, unless
     a plan or a budget decides what is recomputed.
 
@@ -209,7 +214,8 @@ def make_train_step(
     Raises:
         TypeError: If `loss_fn` is not a function, `tx` not a transform, `mesh` not a mesh, `plan`
             not a plan, `accumulate` not a whole number, or `donate` not a bool; at the first call,
-            if `loss_fn` does not take its arguments, or the state is not from `jrc.init_state`.
+            if `loss_fn` does not take its arguments, `tx` needs an extra argument that it does not
+            get, or the state is not from `jrc.init_state`.
         ValueError: If `via` is unknown, `accumulate` below 1, an axis missing, or `plan` and
             `memory_budget` both given; for more than one process or a budget with `"pmap"`; at the
             first call, for a batch that does not split or differs between processes, a state on

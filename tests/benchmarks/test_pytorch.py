@@ -50,7 +50,7 @@ def front(planner):
     return _front.Front(planner)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_front_has_the_figures_of_its_programs(front, planner):
     plain = _front.counted(planner, planner.model.fn)
     curve = front.curve()

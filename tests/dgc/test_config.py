@@ -216,3 +216,11 @@ def test_numbers_of_numpy_are_numbers():
     jrc.scale_by_dgc(np.float32(0.9), sparsity=np.float32(0.5), regularization=np.float32(1e-4))
     with pytest.raises(ValueError, match="regularization must be a finite number >= 0"):
         jrc.scale_by_dgc(regularization=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "asked"), [(0.001, True), ((0.75, 0.01), True), ((0.25, 0.9), False), (0.0, False)]
+)
+def test_a_density_in_the_place_of_a_sparsity_is_asked_about(sparsity, asked, caplog):
+    scale_by_dgc(sparsity=sparsity)
+    assert ("is the density, write sparsity=(0.99" in caplog.text) == asked

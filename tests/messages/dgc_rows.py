@@ -95,7 +95,7 @@ ROWS = [
     Row(ONE, "a number for a gradient", lambda: TX.update(G | {"b": 1.0}, state(), G), Value,
         "must be a floating array", "got float", "Freeze a parameter with optax.masked"),
     Row(ONE, "another tree of parameters", lambda: TX.update(G, state(), {"w": G["w"]}), Value,
-        "must have the structure and shapes of the gradients", "got PyTreeDef({'w': *})",
+        "must have the structure and shapes of the gradients", "got leaf 'b' is missing",
         "Call update(gradients, state, params)"),
     Row(ONE, "parameters of another shape",
         lambda: TX.update(G, state(), G | {"w": jnp.ones((8, 9))}), Value,

@@ -90,7 +90,7 @@ ROWS = [
         Value, "must be built for tx and outer=SparseLoCo(sync_every=3", "another opt_state",
         "jrc.init_state(params, tx, key, outer=outer)"),
     Row(STEP, "a state with an outer optimizer", lambda: make()(state(outer=OUTER), BATCH),
-        Value, "must be built for the optimizer tx", "got one with the opt_state",
+        Value, "must be built for the optimizer tx", "another opt_state: leaves 'rounds', ",
         "Build it with jrc.init_state"),
     Row(STEP, "rows of other replicas",
         lambda: make(outer=OUTER, mesh=mesh(4))(state(outer=OUTER, mesh=mesh(2)), BATCH), Value,

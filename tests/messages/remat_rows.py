@@ -28,6 +28,10 @@ def body(carry, x):
     return carry + x, carry
 
 
+def of_tree(params, x):
+    return loss(params["w"], x)
+
+
 def cut(**options):
     return jax.grad(jrc.recompute_segments(loss, ["fc_1", "pred"], **options))(W, X)
 
@@ -180,6 +184,15 @@ ROWS = [
         "must name each argument once", "got (0, 0)", "Leave out"),
     Row("jrc.explain", "no loss", lambda: jrc.explain(vector, W, X), Type,
         "must return a floating scalar", "got float32[2, 4]", "Sum or average"),
+    Row("jrc.explain", "a gradient", lambda: jrc.explain(jax.grad(loss, (0, 1)), W, X,
+        argnums=(0, 1)), Type, "fn must return a floating scalar", "got tuple from what looks like",
+        "Pass `loss` itself"),
+    Row("jrc.explain", "a loss and its gradient",
+        lambda: jrc.explain(jax.value_and_grad(of_tree), {"w": W}, X), Type,
+        "fn must return a floating scalar", "got tuple from what looks like jax.value_and_grad",
+        "Pass `of_tree` itself"),
+    Row("jrc.explain", "one array's gradient", lambda: jrc.explain(jax.grad(loss), W, X), Type,
+        "must return a floating scalar", "got float32[4, 4]", "pass the loss itself"),
     Row("jrc.explain", "a number for a switch", lambda: jrc.explain(loss, W, X, has_aux=1), Type,
         "has_aux must be True or False", "got 1", "Write has_aux=True"),
     Row("jrc.explain", "nothing floating", lambda: jrc.explain(loss, jnp.arange(4), X), Value,
@@ -220,6 +233,12 @@ ROWS = [
         "a fraction in [0, 1]", "got 2.0", "int(2e9), '2GiB'"),
     Row("jrc.plan", "no budget", lambda: planned(budget=None), Type, "budget must be bytes",
         "got NoneType None", "Write '1.5GiB' or 0.5"),
+    Row("jrc.plan", "the limit that a CPU states", lambda: planned(budget=None), Type,
+        "budget must be bytes", "got NoneType None", "device.memory_stats() is None there"),
+    Row("jrc.plan", "a gradient",
+        lambda: jrc.plan(jax.grad(of_tree), {"w": W}, X, budget=1, verify=False), Type,
+        "fn must return a floating scalar", "got dict from what looks like jax.grad(`of_tree`)",
+        "Pass `of_tree` itself: jrc.plan differentiates it"),
     Row("jrc.plan", "too many compilations", lambda: planned(budget=1, compilations=11), Value,
         "a whole number from 1 to 10", "got 11", "Five find one"),
     Row("jrc.plan", "too few arguments", lambda: jrc.plan(loss, W, budget=1), Type,
@@ -233,10 +252,16 @@ ROWS = [
         "the argument must be a function", "got NoneType", "Pass the function that the plan"),
     Row("jrc.Plan.apply", "another program", lambda: plan().apply(vector)(W, X), Value,
         "made for another program", "`vector`", "plan again with jrc.plan"),
+    Row("jrc.Plan.apply", "another shape", lambda: plan().apply(loss)(W, X[:1]), Value,
+        "made for another program", "'x' was float32[2,4], now it is float32[1,4]",
+        "plan again with jrc.plan"),
     Row("jrc.Plan.from_json", "another format", lambda: jrc.Plan.from_json(report().to_json()),
         Value, "text must be a plan of format 4", "'jrc.Report/1'", "Plan again with jrc.plan"),
     Row("jrc.largest_batch", "arguments for a function", lambda: largest(make_args=(W, X)), Type,
         "make_args must be a function", "got tuple", "Write jrc.largest_batch(lambda batch:"),
+    Row("jrc.largest_batch", "its functions swapped", lambda: largest(make_args=loss, fn=shapes),
+        Type, "make_args must be a function of the batch alone", "got `loss(w, x",
+        "jrc.largest_batch(lambda batch: (params, shapes(batch)), loss_fn"),
     Row("jrc.largest_batch", "a fraction", lambda: largest(0.5), Type, "budget must be bytes",
         "got 0.5", "Write bytes: '16GiB'"),
     Row("jrc.largest_batch", "a zero", lambda: largest(multiple_of=0), Value,

@@ -23,6 +23,10 @@ def loss(params, batch, key):
     return jnp.mean((x @ params["w"] - y) ** 2)
 
 
+def no_loss(scale, params, batch, key):
+    return {"loss": scale * loss(params, batch, key)}
+
+
 def mesh(count=4, name="data"):
     return Mesh(np.array(jax.devices()[:count]), (name,))
 
@@ -156,8 +160,14 @@ ROWS = [
         lambda: step(placed()._replace(params={"w": jnp.arange(3)})), Value,
         "must be floating", "got int32[3] at 'w'", "Keep it in the model state"),
     Row(STEP, "another optimizer's state", lambda: step(tx=optax.adam(0.1)), Value,
-        "must be built for the optimizer tx", "got one with the opt_state",
+        "must be built for the optimizer tx",
+        "opt_state: leaves '0/count', '0/mu/w', '0/nu/w' are missing",
         "Build it with jrc.init_state"),
+    Row(STEP, "a partial that returns no loss", lambda: step(fn=functools.partial(no_loss, 3)),
+        Value, "a floating scalar", "got dict from `no_loss`", "Take its mean"),
+    Row(STEP, "a partial without a loss, planned",
+        lambda: step(fn=functools.partial(no_loss, 3), memory_budget="1GiB"), Value,
+        "a floating scalar", "got dict from `no_loss`", "Take its mean"),
     Row(STEP, "another number of replicas",
         lambda: step(state(tx=compress(), mesh=mesh(4)), tx=compress()), Value,
         "the 8 replicas of the step", "got one with compression for 4", "the same mesh"),
@@ -198,6 +208,9 @@ ROWS = [
     Row(SAVE, "no path", lambda: jrc.save(None, PARAMS), Type,
         "path must be a str or a pathlib.Path",
         "got NoneType None", "Give the folder of the save"),
+    Row(SAVE, "the state first", lambda: jrc.save(PARAMS, "run"), Type,
+        "path must come before state", "got dict and then str 'run'",
+        "Write jrc.save('run', state)"),
     Row(SAVE, "an empty path", lambda: jrc.save("", PARAMS), Value,
         "must name the folder of the save",
         "got ''", "'.' for the current folder"),
@@ -225,12 +238,23 @@ ROWS = [
         "Save the state that the step returned"),
     Row(RESTORE, "a number for a path", lambda: jrc.restore(3, PARAMS), Type,
         "path must be a str or a pathlib.Path", "got int 3", "Give the folder of the save"),
+    Row(RESTORE, "the state first", lambda: jrc.restore(PARAMS, pathlib.Path("run")), Type,
+        "path must come before like", "got dict and then PosixPath 'run'",
+        "Write jrc.restore('run', like)"),
+    Row(RESTORE, "a state for a path", lambda: jrc.restore(placed(), placed()), Type,
+        "path must be a str or a pathlib.Path", "got TrainState TrainState(step=",
+        "Give the folder of the save"),
     Row(RESTORE, "no folder", lambda: jrc.restore("run", PARAMS), FileNotFoundError,
         "must be the folder of a save", "which does not exist", "that was given to jrc.save"),
     Row(RESTORE, "a folder of something else", beside_notes, FileNotFoundError,
         "must be the folder of a save", "which has no complete save", "that was given to jrc.save"),
     Row(RESTORE, "another tree", lambda: restore({"w": jnp.zeros(3)}), Value,
         "must have the tree that was saved", "leaf 'b'", "Build like with the model"),
+    Row(RESTORE, "another optimizer",
+        lambda: restore(optax.adam(0.1).init(PARAMS), optax.sgd(0.1, 0.9).init(PARAMS)), Value,
+        "must have the tree that was saved",
+        "leaves '0/count', '0/mu/w', '0/nu/w' are not saved; leaf '0/trace/w' is saved",
+        "Build like with the model"),
     Row(RESTORE, "another dtype", lambda: restore(LIKE | {"w": jnp.zeros(3, jnp.bfloat16)}), Value,
         "must have the shapes and dtypes", "got bfloat16[3]", "Build like as it was saved"),
     Row(RESTORE, "another number of replicas",

@@ -395,7 +395,7 @@ def test_a_loop_of_no_turns():
     assert largest_error(jax.jit(jax.grad(lean))(WS, X), jax.jit(jax.grad(fn))(WS, X)) < 1e-6
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive_after(1)
 @pytest.mark.skipif(
     getattr(jax.config, "jax_remat3", False), reason="jax.checkpoint itself leaves its names behind"
 )

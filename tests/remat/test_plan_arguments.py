@@ -176,6 +176,7 @@ def test_what_is_no_array_stays_what_it_is(other):
             plan.apply(fn)(*args[:2], "eval", 2.0)
 
 
+@pytest.mark.slow
 def test_leaves_that_have_no_gradient():
     """Steps, keys and flags in what is differentiated: as `jax.grad` takes them, or by hand."""
 

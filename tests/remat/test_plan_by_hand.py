@@ -131,6 +131,7 @@ def test_flops_by_hand_are_those_that_are_counted(net):
         assert abs(problem.counted(each) - predicted) <= 0.01 * problem.flops
 
 
+@pytest.mark.slow
 def test_blocks_by_hand_run_nothing_twice_that_must_run_once():
     """A bare checkpoint would; what `jrc.keep_op` tags is as a collective is."""
 
@@ -215,6 +216,7 @@ STACKS = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", STACKS)
 def test_a_budget_of_zero_is_what_blocks_by_hand_need(name):
     layer, params, x = STACKS[name]

@@ -223,11 +223,12 @@ def shared(ws, x):
             (WS,),
             "now there are 4 and 1. Arrays that a function closes over",
         ),
-        (layers, ([*WS, WS[0]], X), "now there are 6 and 0; equation"),
+        (layers, ([*WS, WS[0]], X), "are 6 and 0: leaf 'ws/4' is not expected; equation"),
+        (layers, (WS[:2], X), "are 3 and 0: leaves 'ws/2', 'ws/3' are missing; equation"),
         (
             layers,
             (WS, X[:2]),
-            "array 4 of the arguments was float32[4,4], now it is float32[2,4]; ",
+            "'x' was float32[4,4], now it is float32[2,4]; ",
         ),
         (layers, ([*WS, WS[0]], X), "was nothing, now it is dot_general:float32(4,4), tanh:"),
         (

@@ -151,7 +151,7 @@ def test_levels_cover_every_step_once(data, n):
     assert n == 1
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data(), n=st.integers(0, 40), reverse=st.booleans(), unroll=st.integers(1, 3))
 def test_equal_to_lax_scan(data, n, reverse, unroll):
     recomputed = cut(requests(data.draw, n), reverse=reverse, unroll=unroll)

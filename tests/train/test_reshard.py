@@ -64,6 +64,7 @@ def test_a_run_goes_on_with_another_number_of_replicas(saved, devices):
     assert np.isfinite(losses).all() and np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
 
 
+@pytest.mark.slow
 def test_everything_is_sent_in_the_end_whatever_the_number_of_replicas(saved):
     """With gradients of zero, no momentum, and all sent: the update is the mean kept back."""
     _, old = saved

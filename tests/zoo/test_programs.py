@@ -17,12 +17,20 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK = ("masked_transformer", "lstm_scan", "eqx_mlp")
 """Those that every run of the tests goes through; the others are marked `slow`."""
 
+LONG = {
+    "linen_transformer", "linen_remat", "linen_scan", "nnx_llama", "nnx_transformer", "nnx_remat",
+    "hk_transformer", "hk_resnet18", "rotary_transformer", "tied_gpt", "eqx_vit", "bf16_gpt",
+}  # fmt: skip
+"""Those whose plan takes a minute to verify: `exhaustive` where a test does that."""
 
-def programs(test, quick=QUICK):
+
+def programs(test, quick=QUICK, long=()):
     """All programs as parameters, with what is known of them."""
     found = []
     for name in NAMES:
         marks = [] if name in quick else [pytest.mark.slow]
+        if name in long:
+            marks.append(pytest.mark.exhaustive)
         if reason := FAILURES.get(test, {}).get(name):
             marks.append(pytest.mark.xfail(strict=True, reason=reason))
         found.append(pytest.param(name, marks=marks))
@@ -77,7 +85,7 @@ def test_planned(name):
     assert gradient_error(*(grads for _, grads in found)) < program.tolerance
 
 
-@programs("leanest", quick=())
+@programs("leanest", quick=(), long=LONG)
 def test_blocks_by_hand_are_not_leaner(name):
     """A checkpoint around each block has no lower peak than the leanest plan."""
     program = program_of(name)

@@ -30,6 +30,7 @@ def gradients(program, fn):
     return (value[0] if program.has_aux else value), eqx.filter(grads, eqx.is_array)
 
 
+@pytest.mark.slow_after(1)
 def test_a_module_passed_whole(program):
     """Functions, flags and integers among the leaves reach the module as they are."""
     loss, args = program.loss, program.args
@@ -40,6 +41,7 @@ def test_a_module_passed_whole(program):
     assert jrc.Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.slow
 def test_a_module_in_the_largest_batch():
     model, images, labels, key = eqx_vit(True).args
 
@@ -53,6 +55,7 @@ def test_a_module_in_the_largest_batch():
     assert 0 < found.plain < found.recomputed
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_a_module_recomputed_as_one_segment(use_reentrant):
     """The module is the function itself, or an argument of one."""
@@ -96,6 +99,7 @@ def test_segments_of_a_module():
     assert counts[0] == counts[1] + 3
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_a_module():
     """A callable module with arrays of its own; and one bound by `functools.partial`."""
     model, x, key = eqx_mlp(True).args

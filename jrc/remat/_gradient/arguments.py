@@ -9,7 +9,6 @@
 """
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrc._errors import name_of
+from jrc._errors import name_of, named_like
 from jrc._tree import aval_of, is_floating, is_number, is_traced
 from jrc._validate import is_whole
 from jrc.remat._gradient.compiled_memory import (
@@ -50,6 +49,7 @@ class Arguments:
         are_plain: Whether `jax.jit` and `jax.value_and_grad` take the arguments as they are: all
             leaves are arrays, all of the differentiated ones floating.
         name: The function's name.
+        is_wrapped: Whether it is a transform of another one, as those of JAX are.
         who: The public function, for errors.
     """
 
@@ -60,6 +60,7 @@ class Arguments:
     argnums: int | tuple[int, ...]
     are_plain: bool
     name: str
+    is_wrapped: bool
     who: str
 
     def of(self, indices: Sequence[int]) -> list[Any]:
@@ -80,7 +81,7 @@ class Arguments:
 
     def result(self, out: Any, has_aux: bool) -> tuple[Any, list[Any]]:
         """Return the loss and the leaves of the auxiliary result, after checking both."""
-        return _result(out, has_aux, self.who, self.name)
+        return _result(out, has_aux, self)
 
     def gradient(self, fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
         """Return the value and gradients of a function, as a function of all arrays.
@@ -132,7 +133,7 @@ class Arguments:
     def _lowered_by_value_and_grad(
         self, fn: Callable[..., Any], has_aux: bool
     ) -> jax.stages.Lowered:
-        @functools.wraps(fn)
+        @named_like(fn)
         def loss(*args: Any) -> Any:
             out = call_checked(fn, args, {}, self.who)
             self.result(out, has_aux)
@@ -203,6 +204,7 @@ def arguments_of(
         argnums=chosen if isinstance(argnums, Sequence) else chosen[0],
         are_plain=len(arrays) == len(leaves) and len(differentiated) == len(perturbed),
         name=name,
+        is_wrapped=inspect.unwrap(fn) is not fn,
         who=who,
     )
 
@@ -283,8 +285,9 @@ def _checked(
     return chosen
 
 
-def _result(out: Any, has_aux: bool, who: str, fn: str) -> tuple[Any, list[Any]]:
+def _result(out: Any, has_aux: bool, arguments: Arguments) -> tuple[Any, list[Any]]:
     """Return the loss and the auxiliary leaves of a function's result, after checking it."""
+    who, fn = arguments.who, arguments.name
     if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
         raise TypeError(
             f"{who}: `{fn}` must return a pair (loss, aux) with has_aux=True, got "
@@ -293,19 +296,46 @@ def _result(out: Any, has_aux: bool, who: str, fn: str) -> tuple[Any, list[Any]]
     value, more = out if has_aux else (out, None)
     if _is_loss(value):
         return jnp.asarray(value), jax.tree.leaves(more)
+    if by := _gradient_of(value, arguments):
+        raise TypeError(
+            f"{who}: fn must return a floating scalar, the loss, got {_described(value)} from "
+            f"what looks like {by}(`{fn}`). Pass `{fn}` itself: {who} differentiates it."
+        )
     raise TypeError(
         f"{who}: `{fn}` must return a floating scalar, the loss, got {_described(value)}. "
-        f"{_way_out(value, has_aux)}"
+        f"{_way_out(value, has_aux, arguments.is_wrapped)}"
     )
 
 
-def _way_out(value: Any, has_aux: bool) -> str:
+def _gradient_of(value: Any, arguments: Arguments) -> str | None:
+    """Return the transform of JAX that may have returned a value; `None` if it is no gradient."""
+    tree = arguments.filled(arguments.of(arguments.arrays))
+    chosen = arguments.argnums
+    given = tree[chosen] if isinstance(chosen, int) else tuple(tree[n] for n in chosen)
+    # One array may be anything, and so may what a function returns that is no transform.
+    if is_number(value) or not arguments.is_wrapped:
+        return None
+    if _shapes(value) == _shapes(given):
+        return "jax.grad"
+    pair = isinstance(value, tuple) and len(value) == 2 and _is_loss(value[0])
+    same = pair and not is_number(value[1]) and _shapes(value[1]) == _shapes(given)
+    return "jax.value_and_grad" if same else None
+
+
+def _shapes(tree: Any) -> Any:
+    """Return a tree's structure and the shapes of its leaves."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [getattr(leaf, "shape", None) for leaf in leaves]
+
+
+def _way_out(value: Any, has_aux: bool, is_wrapped: bool) -> str:
     """Return the last sentence of the error for a result that is no loss."""
     if not is_number(value) and not has_aux:
         return "Return the loss alone; if it returns (loss, aux), pass has_aux=True."
     if is_number(value) and jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
         return "Take the real part of what it returns, or its absolute value."
-    return "Sum or average what it returns."
+    more = "; in the place of jax.grad of a loss pass the loss itself" if is_wrapped else ""
+    return f"Sum or average what it returns{more}."
 
 
 def _is_loss(value: Any) -> bool:

@@ -13,6 +13,12 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NUMBER = r"((?:[0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})(?:e\+?[0-9]{1,2})?)"
 
 
+_NO_LIMIT = (
+    " A CPU states no limit of its own: device.memory_stats() is None there. For a device that is "
+    "not there pass target='h100' or the like."
+)
+
+
 class BudgetError(ValueError):
     """No plan fits the budget.
 
@@ -63,6 +69,7 @@ def checked_budget(budget: object, who: str) -> int | float:
         raise TypeError(
             f"{who}: budget must be bytes (an int), text ('1.5GiB') or a fraction (a float in "
             f"[0, 1]), got {type(budget).__name__} {budget!r}. Write '1.5GiB' or 0.5."
+            + (_NO_LIMIT if budget is None else "")
         )
     if size <= 0:
         raise ValueError(

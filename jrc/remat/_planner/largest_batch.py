@@ -1,5 +1,6 @@
 """The largest batch that fits into a budget."""
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -9,8 +10,9 @@ import jax
 import numpy as np
 
 from jrc._errors import name_of
+from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target
-from jrc._text import memory_text
+from jrc._text import html_of, memory_text
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._planner.budget import checked_budget
@@ -40,12 +42,18 @@ class LargestBatch(NamedTuple):
 
     def __str__(self) -> str:
         """Both sizes, and the plan."""
+        return f"{self._head()}\n{self.plan}" if self.plan else self._head()
+
+    def _repr_html_(self) -> str:
+        """Return both sizes and the plan for a notebook."""
+        return html_of([self._head()]) + (self.plan._repr_html_() if self.plan else "")
+
+    def _head(self) -> str:
         if self.plan is None:
             return "None fits, not even with the leanest plan: raise the budget."
         more = " (more may: `most` ends there)" if self.recomputed == self.most else ""
         return (
-            f"{self.plain:,} fit with nothing recomputed, {self.recomputed:,} with this plan"
-            f"{more}:\n{self.plan}"
+            f"{self.plain:,} fit with nothing recomputed, {self.recomputed:,} with this plan{more}:"
         )
 
 
@@ -110,6 +118,12 @@ def largest_batch(
             f"{who}: {which} must be a function, got {type(given).__name__}. Write "
             f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
         )
+    if _takes_one(make_args) is False:
+        raise TypeError(
+            f"{who}: make_args must be a function of the batch alone, got `{name_of(make_args)}"
+            f"{inspect.signature(make_args)}`. It comes first, then the loss function: write "
+            f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
+        )
     check_flag(has_aux, "has_aux", who)
     check_flag(respect_checkpoints, "respect_checkpoints", who)
     there = checked_target(target, who)
@@ -169,8 +183,9 @@ def largest_batch(
         return seen[batch]
 
     multiple_of, end = int(multiple_of), int(most // multiple_of * multiple_of)
-    without = largest_within(known, limit, multiple_of, end)
-    recomputed = max(without, largest_within(leanest, limit, multiple_of, end))
+    with shown_meanwhile(f"{who}: tracing"):
+        without = largest_within(known, limit, multiple_of, end)
+        recomputed = max(without, largest_within(leanest, limit, multiple_of, end))
     if not recomputed:
         return LargestBatch(0, 0, None, end)
     args = arguments(recomputed)
@@ -190,6 +205,19 @@ def largest_batch(
         ),
         end,
     )
+
+
+def _takes_one(fn: Callable[..., Any]) -> bool | None:
+    """Whether a function can be called with one argument; `None` if its signature is not known."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(1)
+    except TypeError:
+        return False
+    return True
 
 
 def _check_growth(

@@ -9,13 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import named_like
 from jrc._multihost import all_or_none
+from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target
 from jrc._tree import aval_of
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import Memory, memory_needed
-from jrc.remat._planner.budget import checked_budget
+from jrc.remat._planner.budget import BudgetError, checked_budget
 from jrc.remat._planner.calibration import is_split
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.plan import Plan
@@ -23,7 +25,7 @@ from jrc.remat._planner.plan_cache import check_cache, plan_in
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.signature import signature_of
+from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import traced_for_plan
 
 
@@ -144,48 +146,121 @@ def plan(
     Source: save-sets as in Jain et al., "Checkmate", arXiv 1910.02653; the peak at every backward
     position as in Beaumont et al., "Rockmate", ICML 2023.
     """
+    search = _Search(
+        fn, args, argnums, has_aux, verify, compilations, respect_checkpoints, cache, target
+    )
+    with shown_meanwhile(f"{search.who}: tracing and solving"):
+        return search.plan(budget)
+
+
+def plan_for_each(
+    fn: Callable[..., Any],
+    *args: Any,
+    budgets: Sequence[int | str | float],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    verify: bool = True,
+    compilations: int | None = None,
+    respect_checkpoints: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+    target: Target | str | None = None,
+) -> list[Plan | BudgetError]:
+    """Return the plan of `jrc.plan` for each budget, or the error of one that no plan fits.
+
+    The function is traced and solved once, and equal programs are compiled once.
+    """
+    search = _Search(
+        fn, args, argnums, has_aux, verify, compilations, respect_checkpoints, cache, target
+    )
+    found: list[Plan | BudgetError] = []
+    with shown_meanwhile(f"{search.who}: tracing and solving"):
+        for budget in budgets:
+            try:
+                found.append(search.plan(budget))
+            except BudgetError as error:
+                found.append(error)
+    return found
+
+
+class _Search:
+    """The plans of one function for any budgets; its arguments are those of `plan`, checked."""
+
     who = "jrc.plan"
-    there = checked_target(target, who)
-    limit = checked_budget(there.budget if there and budget is None else budget, who)
-    check_flag(verify, "verify", who)
-    remedy = "Five find one of about thirty plans, each more doubles their number."
-    if compilations is None:
-        compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
-    compilations = whole_number(compilations, "compilations", who, least=1, most=10, remedy=remedy)
 
-    check_cache(cache, who)
-
-    name = there.name if there else ""
-    args = abstract_on(there, args, who) if there else args
-
-    def found() -> Plan:
-        problem = PlanningProblem.of(
-            fn, args, argnums, has_aux, who, compilations, respect_checkpoints, name
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        argnums: int | Sequence[int],
+        has_aux: bool,
+        verify: bool,
+        compilations: int | None,
+        respect_checkpoints: bool,
+        cache: str | os.PathLike[str] | None,
+        target: Target | str | None,
+    ) -> None:
+        who = self.who
+        check_flag(verify, "verify", who)
+        self.target = there = checked_target(target, who)
+        remedy = "Five find one of about thirty plans, each more doubles their number."
+        if compilations is None:
+            compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
+        compilations = whole_number(
+            compilations, "compilations", who, least=1, most=10, remedy=remedy
         )
+        check_cache(cache, who)
+        self.fn, self.args = fn, abstract_on(there, args, who) if there else args
+        self.argnums, self.has_aux, self.verify = argnums, has_aux, verify
+        self.compilations, self.cache = compilations, cache
+        self.respects = respect_checkpoints
+        self.name = there.name if there else ""
+
+    def plan(self, budget: int | str | float | None) -> Plan:
+        """Return the plan for a budget."""
+        default = self.target.budget if self.target and budget is None else budget
+        limit = checked_budget(default, self.who)
+        return plan_of_process_0(lambda: self._stored(limit), self.who)
+
+    def _stored(self, limit: int | float) -> Plan:
+        if self.cache is None:
+            return self._found(limit)
+        signature, gradient = self._fingerprints
+        asked = {
+            "gradient": gradient,
+            "budget": limit,
+            "argnums": self.argnums,
+            "has_aux": self.has_aux,
+            "verify": self.verify,
+            "compilations": self.compilations,
+            "target": self.name,
+        }
+        return plan_in(self.cache, signature, self.args, asked, lambda: self._found(limit))
+
+    def _found(self, limit: int | float) -> Plan:
+        problem, compiled = self._problem
+        return choose(problem, limit, compiled if self.verify else None, self.who)
+
+    @functools.cached_property
+    def _problem(self) -> tuple[PlanningProblem, "_Compiler"]:
+        problem = PlanningProblem.of(
+            self.fn, self.args, self.argnums, self.has_aux, self.who, self.compilations,
+            self.respects, self.name,
+        )  # fmt: skip
         compiled = _Compiler(problem)
         if is_split(problem.arguments.leaves):
             problem = problem.calibrated(compiled)
-        return choose(problem, limit, compiled if verify else None, who)
+        return problem, compiled
 
-    def stored() -> Plan:
-        if cache is None:
-            return found()
-        traced = traced_for_plan(fn, args, {}, who, respect_checkpoints)
-        signature = signature_of(traced, respect_checkpoints)
-        arguments = arguments_of(fn, args, argnums, who, numbers=True)
-        asked = {
-            # Custom rules, policies, shardings and small constants are in the gradient's program.
-            "gradient": _fingerprint(arguments.lowered(fn, has_aux)),
-            "budget": limit,
-            "argnums": argnums,
-            "has_aux": has_aux,
-            "verify": verify,
-            "compilations": compilations,
-            "target": name,
-        }
-        return plan_in(cache, signature, args, asked, found)
+    @functools.cached_property
+    def _fingerprints(self) -> tuple[Signature, str]:
+        """The program without constants, and a hash of the gradient's program.
 
-    return plan_of_process_0(stored, who)
+        The latter has custom rules, policies, shardings and small constants.
+        """
+        traced = traced_for_plan(self.fn, self.args, {}, self.who, self.respects)
+        arguments = arguments_of(self.fn, self.args, self.argnums, self.who, numbers=True)
+        gradient = _fingerprint(arguments.lowered(self.fn, self.has_aux))
+        return signature_of(traced, self.respects), gradient
 
 
 class _Compiler:
@@ -245,7 +320,7 @@ def plan_within(
         def compiled(candidate: Candidate) -> Memory:
             applied = problem.applied(candidate, fn)
 
-            @functools.wraps(fn)
+            @named_like(fn)
             def counted(*args: Any) -> Any:
                 # Only while the larger program is traced do its mesh axes have names.
                 if candidate not in flops:
@@ -258,7 +333,8 @@ def plan_within(
             problem = problem.calibrated(compiled)
         return choose(problem, limit, compiled, who, flops)
 
-    return plan_of_process_0(found, who)
+    with shown_meanwhile(f"{who}: tracing and solving"):
+        return plan_of_process_0(found, who)
 
 
 def _problem_within(
@@ -271,7 +347,7 @@ def _problem_within(
     """The planning problem of a function, for the arguments that a larger program calls it with."""
     found: list[PlanningProblem] = []
 
-    @functools.wraps(fn)
+    @named_like(fn)
     def recorded(*args: Any) -> Any:
         out = fn(*args)
         if not found:

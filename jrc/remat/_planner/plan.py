@@ -1,13 +1,12 @@
 """A plan: what a function's gradient saves and what it recomputes, as a frozen value."""
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import name_of
-from jrc._text import memory_text
+from jrc._errors import name_of, named_like
+from jrc._text import Grid, html_of, memory_text, text_of
 from jrc._validate import check_flag, check_json, check_json_fields
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._gradient.variable_changes import write_changes
@@ -199,6 +198,7 @@ class Plan:
             "respect_checkpoints": self.signature.respect_checkpoints,
             "written": self.signature.written,
             "inputs": list(self.signature.inputs),
+            "names": list(self.signature.names),
             "closed": self.signature.closed,
         }
         return json.dumps(data, indent=1)
@@ -238,6 +238,7 @@ class Plan:
                     data["closed"],
                     data["respect_checkpoints"],
                     data["written"],
+                    tuple(data.get("names", ())),
                 ),
                 target=data["target"],
             )
@@ -249,22 +250,30 @@ class Plan:
 
     def __str__(self) -> str:
         """The cost, what is saved, and the candidates beside the plan."""
+        return text_of(self._parts())
+
+    def _repr_html_(self) -> str:
+        """Return the plan for a notebook."""
+        return html_of(self._parts())
+
+    def _parts(self) -> list[str | Grid]:
+        """Return the lines and tables of the plan."""
         cost = self.verified or self.predicted
         source = "compiled" if self.verified else "predicted"
         where = f" on one device of {self.target}" if self.target else ""
-        lines = [
+        parts: list[str | Grid] = [
             f"peak {memory_text(cost.peak_bytes)}{where} ({source}; budget "
             f"{memory_text(self.budget)}), "
             f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
         ]
         if self.decision == AS_WRITTEN:
-            lines.append("the function runs as it is, under its own jax.checkpoint regions")
+            parts.append("the function runs as it is, under its own jax.checkpoint regions")
         else:
-            lines.append(kept_table(self.kept) if self.reruns else "nothing is recomputed")
-        lines += opaque_lines(self.opaque)
+            parts.append(kept_table(self.kept) if self.reruns else "nothing is recomputed")
+        parts += opaque_lines(self.opaque)
         if len(self.candidates) > 1:
-            lines.append(candidates_table(self.candidates))
-        return "\n".join(lines)
+            parts.append(candidates_table(self.candidates))
+        return parts
 
 
 def apply_decision[F: Callable[..., Any]](
@@ -278,7 +287,7 @@ def apply_decision[F: Callable[..., Any]](
             "that the plan was made for, and call what comes back."
         )
 
-    @functools.wraps(fn)
+    @named_like(fn)
     def planned(*args: Any, **kwargs: Any) -> Any:
         respected = signature.respect_checkpoints
         traced = traced_for_plan(fn, args, kwargs, who, respected)
@@ -320,6 +329,7 @@ def _check_json(data: Any) -> None:
         peak = {"compiled_peak_bytes": each.get("compiled_peak_bytes")}
         if peak["compiled_peak_bytes"] is not None:
             check_json_fields(peak, {"compiled_peak_bytes": int}, f"candidates[{i}]")
+    check_json_fields(data.get("names", []), [str], "names")
     if data["closed"] > len(data["inputs"]):
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 

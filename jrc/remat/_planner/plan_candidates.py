@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jrc._text import memory_text, table_text
+from jrc._text import Grid, memory_text
 from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED, Kept
 
 # Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
@@ -54,16 +54,16 @@ class PlanCandidate:
         return self.predicted.peak_bytes if compiled is None else compiled
 
 
-def kept_table(kept: Sequence[Kept]) -> str:
+def kept_table(kept: Sequence[Kept]) -> Grid:
     """Return the table of what is saved, the largest first."""
     rows = [(each.name, f"{each.times:,}", memory_text(each.bytes)) for each in kept[:_KEPT_ROWS]]
     if rest := kept[_KEPT_ROWS:]:
         times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
         rows.append((f"{len(rest)} more", f"{times:,}", memory_text(size)))
-    return table_text(("saved", "values", "bytes"), rows)
+    return Grid(("saved", "values", "bytes"), rows)
 
 
-def candidates_table(candidates: Sequence[PlanCandidate]) -> str:
+def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     """Return the table of the plan, its neighbours, both ends of the row, and ways by hand."""
     count = 1 + next(i for i, each in enumerate(candidates) if each.name == NOTHING_RECOMPUTED)
     chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
@@ -82,4 +82,4 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> str:
                 f"{each.predicted.flops_ratio:.3f} x",
             )
         )
-    return table_text(("candidate", "change from the leaner one", "peak", "FLOPs"), rows)
+    return Grid(("candidate", "change from the leaner one", "peak", "FLOPs"), rows)

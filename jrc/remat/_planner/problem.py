@@ -1,12 +1,12 @@
 """A planning problem: a function with its arguments, its program and its candidates."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jrc._errors import named_like
 from jrc._jaxpr import Opened, Program, evaluate, flops, nbytes
 from jrc._tree import is_traced
 from jrc._validate import check_flag
@@ -255,7 +255,7 @@ class PlanningProblem:
 def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Callable[..., Any]:
     """The function, which raises if it does not return a loss."""
 
-    @functools.wraps(fn)
+    @named_like(fn)
     def checked(*args: Any) -> Any:
         out = call_checked(fn, args, {}, arguments.who)
         arguments.result(out, has_aux)

@@ -15,6 +15,7 @@ from jrc._jaxpr import (
     primitive_name,
     tag_of,
 )
+from jrc._tree import place_difference
 from jrc.remat._planner.trace import TracedForPlan, inlined_program
 
 # Parameters that describe the types of values, which a cast to vary over a mesh axis changes.
@@ -35,6 +36,7 @@ class Signature:
         respect_checkpoints: Whether `jax.checkpoint` regions of the function stay regions; else
             the program is the one without them.
         written: A hash of the program with the regions that are opened; empty without any.
+        names: The path of each array among the arguments, `params/w`, for errors; not compared.
     """
 
     equations: tuple[str, ...]
@@ -43,6 +45,7 @@ class Signature:
     closed: int = dataclasses.field(compare=False)
     respect_checkpoints: bool = False
     written: str = dataclasses.field(default="", compare=False)
+    names: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def difference(self, other: "Signature") -> str | None:
         """Return in words how another program differs from this one; `None` if it does not."""
@@ -57,19 +60,29 @@ class Signature:
         """How the inputs of the programs differ, in words."""
         was, now = len(self.inputs) - self.closed, len(other.inputs) - other.closed
         if (was, self.closed) != (now, other.closed):
-            more = " Arrays that a function closes over are no arguments: pass as arguments what "
-            advice = f".{more}jrc.plan was given as such" if self.closed != other.closed else ""
-            return (
+            text = (
                 f"it was made for {was} arrays as arguments and {self.closed} that the function "
-                f"closes over, now there are {now} and {other.closed}{advice}"
+                f"closes over, now there are {now} and {other.closed}"
             )
+            if self.closed != other.closed:
+                more = "Arrays that a function closes over are no arguments: pass as arguments what"
+                return f"{text}. {more} jrc.plan was given as such"
+            changes = self._other_names(other)
+            return f"{text}: {changes}" if changes else text
         pairs = enumerate(zip(self.inputs, other.inputs, strict=True))
         changed = [(i - self.closed, a, b) for i, (a, b) in pairs if a != b and i >= self.closed]
         if not changed:
             return None
         i, a, b = changed[0]
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        return f"array {i} of the arguments was {a}, now it is {b}{more}"
+        # Those of this call: in the function that the plan was made for they may have others.
+        name = repr(other.names[i]) if i < len(other.names) else f"array {i} of the arguments"
+        return f"{name} was {a}, now it is {b}{more}"
+
+    def _other_names(self, other: "Signature") -> str:
+        """Which arguments came or went, in words; empty where the plan knows no names."""
+        was, now = ({name: name for name in each.names} for each in (self, other))
+        return place_difference(was, now, "missing", "not expected") if was else ""
 
     def _other_equations(self, other: "Signature") -> str | None:
         """Where the equations differ first, in words."""
@@ -97,6 +110,7 @@ def signature_of(traced: TracedForPlan, respect_checkpoints: bool = False) -> Si
         closed=traced.closed,
         respect_checkpoints=respect_checkpoints,
         written=_digest(inlined_program(traced.written)) if traced.regions else "",
+        names=traced.names,
     )
 
 

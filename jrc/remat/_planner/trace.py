@@ -1,6 +1,7 @@
 """The program that a plan is made for, and applied to."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,11 +9,14 @@ import jax
 
 from jrc._errors import name_of
 from jrc._jaxpr import Opened, Program, Traced, evaluate, folded, inline_marked, open_regions, trace
+from jrc._tree import is_traced, named_leaves
 from jrc.remat._gradient.arguments import call_checked
 from jrc.remat._gradient.numbers import settled
 from jrc.remat._gradient.variable_changes import with_changes
 from jrc.remat._planner.unshare import unshared
 from jrc.remat._policy.checkpoint_names import is_own_name
+
+_KIND = inspect.Parameter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,10 +26,12 @@ class TracedForPlan(Traced):
     Attributes:
         written: The program as the user wrote it, with its `jax.checkpoint` regions.
         opened: What was opened of them.
+        names: The path of each array among the arguments: `params/w`.
     """
 
     written: Any
     opened: Opened
+    names: tuple[str, ...]
 
     @property
     def regions(self) -> int:
@@ -56,6 +62,7 @@ def traced_for_plan(
         respect_checkpoints: Whether `jax.checkpoint` regions stay as they are.
     """
     args, kwargs = settled(fn, args, kwargs, lambda path, leaf: True, who)
+    names = _names_of_arrays(fn, args, kwargs)
     run = with_changes(
         lambda *args, **kwargs: call_checked(fn, args, kwargs, who), name_of(fn), who
     )
@@ -66,7 +73,37 @@ def traced_for_plan(
     # What a region of this package saves under a name of its own is the planner's to decide too.
     opened = Opened(written, 0) if respect_checkpoints else open_regions(written, is_own_name)
     program = inlined_program(opened.jaxpr)
-    return TracedForPlan(program, traced.inputs, traced.result, traced.closed, written, opened)
+    return TracedForPlan(
+        program, traced.inputs, traced.result, traced.closed, written, opened, names
+    )
+
+
+def _names_of_arrays(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the path of each array among a call's arguments, from the parameter's name on."""
+    given = [*zip(_parameters(fn, len(args)), args, strict=True), *kwargs.items()]
+    return tuple(
+        "/".join(filter(None, (name, path)))
+        for name, value in given
+        for path, leaf in named_leaves(value)
+        if is_traced(leaf)
+    )
+
+
+def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
+    """Return the names of a function's first parameters, numbers where there are none."""
+    try:
+        found = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        found = []
+    names = []
+    for i in range(count):
+        if i < len(found) and found[i].kind in (_KIND.POSITIONAL_ONLY, _KIND.POSITIONAL_OR_KEYWORD):
+            names.append(found[i].name)
+        else:
+            names.append(f"argument {i}")
+    return names
 
 
 def inlined_program(jaxpr: Any) -> Program:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jrc._jaxpr import Program, flops, inline_marked, live_equations
+from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target
 from jrc._text import memory_text
 from jrc._validate import check_flag
@@ -74,6 +75,19 @@ def explain(
     who = "jrc.explain"
     check_flag(has_aux, "has_aux", who)
     there = checked_target(target, who)
+    with shown_meanwhile(f"{who}: tracing and compiling"):
+        return _explained(fn, args, argnums, has_aux, there, who)
+
+
+def _explained(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    there: Target | None,
+    who: str,
+) -> Report:
+    """Return the report of a function and checked options."""
     args = abstract_on(there, args, who) if there else args
     with collected_notices() as notices:
         loss = loss_of(fn, args, argnums, has_aux, who)

@@ -1,5 +1,6 @@
 """The figure of `Report.plot`: live bytes along the compiled program, forward and backward."""
 
+import base64
 import dataclasses
 import io
 import os
@@ -77,6 +78,27 @@ def plot_reports(
             f"{who}: names must be one for each of the {len(reports)} reports, got {names!r}. "
             "Leave names out to take the functions' own."
         )
+    # Drawn before the file is opened: an existing file stays as it is if drawing fails.
+    picture = _picture(reports, names, suffix, 200, who)
+    pathlib.Path(path).write_bytes(picture)
+
+
+def picture_html(report: ReportData) -> str:
+    """Return the figure of a report as HTML; empty without matplotlib, or with nothing to draw."""
+    if not report.live:
+        return ""
+    try:
+        picture = _picture([report], [report.name], "png", 100, "jrc.Report")
+    except ImportError:
+        return ""
+    data = base64.b64encode(picture).decode()
+    return f'<img alt="live bytes along the program" src="data:image/png;base64,{data}">'
+
+
+def _picture(
+    reports: Sequence[ReportData], names: Sequence[str], format: str, dpi: int, who: str
+) -> bytes:
+    """Return the figure of some reports as a file's contents."""
     figure = _figure(who)
     axes = figure.subplots()
     curves = [curve_of(report) for report in reports]
@@ -86,10 +108,9 @@ def plot_reports(
         _draw(axes, curve, name, _COLOURS[i % len(_COLOURS)])
     _name_marks(axes, curves[0])
     axes.legend(loc="upper left", frameon=False, fontsize=9, bbox_to_anchor=(0.0, 0.93))
-    # Drawn before the file is opened: an existing file stays as it is if drawing fails.
     picture = io.BytesIO()
-    figure.savefig(picture, dpi=200, format=suffix)
-    pathlib.Path(path).write_bytes(picture.getvalue())
+    figure.savefig(picture, dpi=dpi, format=format)
+    return picture.getvalue()
 
 
 def check_picture(path: object, who: str) -> str:

@@ -6,15 +6,16 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jrc._text import html_of
 from jrc._validate import check_json
 from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._gradient.saved_values import SavedValue
 from jrc.remat._report.compiled_schedule import Collective, LivePoint
-from jrc.remat._report.plot import plot_reports
+from jrc.remat._report.plot import picture_html, plot_reports
 from jrc.remat._report.recompute_count import Rerun
 from jrc.remat._report.report_data import ReportData
-from jrc.remat._report.text import compare_text, report_text
+from jrc.remat._report.text import compare_text, report_parts, report_text
 
 _FORMAT = "jrc.Report/1"
 
@@ -67,6 +68,10 @@ class Report(ReportData):
     def __str__(self) -> str:
         """Return the report as a table, the largest values first and the others summed."""
         return report_text(self)
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook: tables, and the live bytes if matplotlib is there."""
+        return html_of(report_parts(self)) + picture_html(self)
 
     def compare(self, other: "Report", names: Sequence[str] = ("before", "after")) -> str:
         """Return this report and another one side by side.

@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jrc._text import flops_text, memory_text, table_text
+from jrc._text import Grid, flops_text, memory_text, text_of
 from jrc.remat._gradient.opaque import opaque_lines
 from jrc.remat._gradient.saved_values import SavedValue
 from jrc.remat._report.report_data import ReportData, check_names, check_reports
@@ -15,17 +15,30 @@ _MAX_ROWS = 14
 _MIN_SHARE = 0.005
 _MAX_OPERATORS = 6
 _MAX_LINES = 8
+_WARNING, _MARKS = "warning: ", "saved marks: "
+# Lines that are broken at the width of the tables.
+_WRAPPED = (_WARNING, _MARKS)
 _SHORT_DTYPES = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c"}
 
 
 def report_text(report: ReportData) -> str:
     """Return a report as text."""
+    return "\n".join(
+        textwrap.fill(part, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        if isinstance(part, str) and part.startswith(_WRAPPED)
+        else str(part)
+        for part in report_parts(report)
+    )
+
+
+def report_parts(report: ReportData) -> list[str | Grid]:
+    """Return the lines and tables of a report."""
     memory = report.memory
     parts = [("arguments", memory.arguments), ("outputs", memory.outputs)]
     parts.append(("temporaries", memory.temporaries))
     total = " + ".join(f"{name} {memory_text(n)}" for name, n in parts)
     aliased = f" - aliased {memory_text(memory.aliased)}" if memory.aliased else ""
-    lines = [
+    return [
         f"gradient of `{report.name}` on {report.device}",
         f"peak {memory_text(memory.peak)} = {total}{aliased}",
         f"saved for the backward pass {memory_text(report.saved_bytes)}{_offloaded(report)}, "
@@ -36,12 +49,8 @@ def report_text(report: ReportData) -> str:
         *opaque_lines(report.opaque),
         *_rerun_table(report),
         *_collective_table(report),
+        *(f"{_WARNING}{warning}" for warning in report.warnings),
     ]
-    for warning in report.warnings:
-        lines += textwrap.wrap(
-            f"warning: {warning}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False
-        )
-    return "\n".join(lines)
 
 
 def compare_text(report: ReportData, other: ReportData, names: Sequence[str]) -> str:
@@ -69,11 +78,11 @@ def compare_text(report: ReportData, other: ReportData, names: Sequence[str]) ->
         _pair("FLOPs", [r.flops for r in both], flops_text),
     ]
     heads = ("", "", *map(str, names), "change", "ratio")
-    lines = [table_text(heads, rows)]
+    parts = [Grid(heads, rows)]
     changed = _changed_lines(report.by_line, other.by_line)
     if changed:
-        lines.append(table_text(("saved at", "", *map(str, names), "change", "ratio"), changed))
-    return "\n".join(lines)
+        parts.append(Grid(("saved at", "", *map(str, names), "change", "ratio"), changed))
+    return text_of(parts)
 
 
 def _changed_lines(one: Mapping[str, int], other: Mapping[str, int]) -> list[tuple[str, ...]]:
@@ -105,7 +114,7 @@ def _offloaded(report: ReportData) -> str:
     return "".join(f" and {memory_text(n)} in {kind}" for kind, n in sums.items())
 
 
-def _saved_table(report: ReportData) -> list[str]:
+def _saved_table(report: ReportData) -> list[str | Grid]:
     if not report.saved:
         return ["nothing is saved besides the arguments"]
     groups: dict[tuple[object, ...], list[SavedValue]] = {}
@@ -119,7 +128,7 @@ def _saved_table(report: ReportData) -> list[str]:
     if rest := [value for group in order[len(large) :] for value in group]:
         count = f"{len(rest)} smaller values"
         rows.append((count, "", "", "", memory_text(_bytes(rest)), _share(_bytes(rest), whole)))
-    return [table_text(("saved value", "made at", "mark", "each", "bytes", "share"), rows)]
+    return [Grid(("saved value", "made at", "mark", "each", "bytes", "share"), rows)]
 
 
 def _saved_row(group: Sequence[SavedValue], whole: int) -> tuple[str, ...]:
@@ -148,11 +157,10 @@ def _mark_lines(report: ReportData) -> list[str]:
     shown = [f"{names} {memory_text(n)}" for names, n in ordered[:_MAX_LINES]]
     if rest := ordered[_MAX_LINES:]:
         shown.append(f"{len(rest)} more {memory_text(sum(n for _, n in rest))}")
-    text = f"saved marks: {', '.join(shown)}"
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ") if shown else []
+    return [f"{_MARKS}{', '.join(shown)}"] if shown else []
 
 
-def _rerun_table(report: ReportData) -> list[str]:
+def _rerun_table(report: ReportData) -> list[str | Grid]:
     rows = [
         (each.primitive, f"{each.count:,} x", flops_text(each.flops), _share(each.flops,
          report.flops))
@@ -164,15 +172,15 @@ def _rerun_table(report: ReportData) -> list[str]:
         head = f"{len(rest)} more operators"
         rows.append((head, f"{count:,} x", flops_text(work), _share(work, report.flops)))
     heads = ("run again", "", "", "of all FLOPs")
-    return [table_text(heads, rows)] if rows else ["nothing is run again"]
+    return [Grid(heads, rows)] if rows else ["nothing is run again"]
 
 
-def _collective_table(report: ReportData) -> list[str]:
+def _collective_table(report: ReportData) -> list[str | Grid]:
     rows = [
         (each.kind, f"{each.count:,} x", memory_text(each.bytes), f"{each.rerun:,}")
         for each in report.collectives
     ]
-    return [table_text(("collective", "", "bytes", "of these re-run"), rows)] if rows else []
+    return [Grid(("collective", "", "bytes", "of these re-run"), rows)] if rows else []
 
 
 def _bytes(group: Iterable[SavedValue]) -> int:

@@ -1,10 +1,9 @@
 """`jrc.apply_rules`: rules for a whole function, without cutting it."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import name_of
+from jrc._errors import name_of, named_like
 from jrc._jaxpr import tagged, trace
 from jrc._validate import check_flag
 from jrc.remat._policy.check import check_policy
@@ -61,7 +60,7 @@ def apply_rules[F: Callable[..., Any]](
     check_flag(recompute_collectives, "recompute_collectives", who)
     policy = Policy(keep, not recompute_collectives)
 
-    @functools.wraps(fn)
+    @named_like(fn)
     def ruled(*args: Any, **kwargs: Any) -> Any:
         traced = trace(fn, args, kwargs, should_inline(policy))
         check_policy(policy, traced.program, who, name_of(fn))

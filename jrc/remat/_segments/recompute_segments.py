@@ -1,10 +1,10 @@
 """`jrc.recompute_segments`: the segments of a function between named boundaries, recomputed."""
 
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jrc._errors import named_like
 from jrc._jaxpr import trace
 from jrc.remat._policy.notices import emit_notice
 from jrc.remat._policy.rules import Rule
@@ -89,7 +89,7 @@ def recompute_segments[F: Callable[..., Any]](
     )  # fmt: skip
     logged: set[str] = set()
 
-    @functools.wraps(fn)
+    @named_like(fn)
     def segmented(*args: Any, **kwargs: Any) -> Any:
         traced = trace(fn, args, kwargs, request.opens)
         sections = cut_program(traced.program, request, who=who, fn=fn)

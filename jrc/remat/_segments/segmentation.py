@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
-from jrc._text import table_text
+from jrc._text import Grid, html_of, text_of
 from jrc.remat._policy.rules import Rule
 from jrc.remat._region.effects import must_run_once
 from jrc.remat._segments.boundaries import counts_as_work
@@ -68,6 +68,13 @@ class Segmentation:
 
     def __str__(self) -> str:
         """Return the segments as a table, and below it what did not become one."""
+        return text_of(self._parts())
+
+    def _repr_html_(self) -> str:
+        """Return the segmentation for a notebook."""
+        return html_of(self._parts())
+
+    def _parts(self) -> list[str | Grid]:
         rows = [
             (
                 str(i),
@@ -88,7 +95,7 @@ class Segmentation:
             ("too short to re-run", [" to ".join(pair) for pair in self.too_short]),
         ]
         lines = [f"{word}: {', '.join(names)}" for word, names in notes if names]
-        return "\n".join([table_text(heads, rows), *lines])
+        return [Grid(heads, rows), *lines]
 
 
 def find_segments(

@@ -1,0 +1,56 @@
+"""`jrc plan` with several budgets: one table, and a file for each plan."""
+
+import pathlib
+from collections.abc import Sequence
+
+from jrc._text import memory_text, table_text
+from jrc.remat import BudgetError, Plan
+
+
+def plans_table(texts: Sequence[str], plans: Sequence[Plan | BudgetError]) -> str:
+    """Return the table of what each budget costs.
+
+    Args:
+        texts: The budgets as they were written.
+        plans: For each its plan, or the error of one that no plan fits.
+    """
+    heads = ("budget", "plan", "peak", "FLOPs", "compilations")
+    return table_text(heads, [_row(*pair) for pair in zip(texts, plans, strict=True)])
+
+
+def path_for(path: str | None, text: str) -> str | None:
+    """Return the file of one of several budgets.
+
+    >>> path_for("runs/plan.json", "2GiB")
+    'runs/plan-2GiB.json'
+    """
+    if path is None:
+        return None
+    whole = pathlib.Path(path)
+    return str(whole.with_name(f"{whole.stem}-{text.strip()}{whole.suffix}"))
+
+
+def _row(text: str, plan: Plan | BudgetError) -> tuple[str, ...]:
+    """Return the row of a budget: which candidate is its plan, and what that costs."""
+    text = text.strip()
+    if isinstance(plan, BudgetError):
+        return text, "none fits", f"at least {memory_text(plan.least_bytes)}", "", ""
+    cost = plan.verified or plan.predicted
+    source = "" if plan.verified else " (predicted)"
+    return (
+        f"{text} = {memory_text(plan.budget)}" if text[-1].isdigit() else text,
+        _name(plan),
+        f"{memory_text(cost.peak_bytes)}{source}",
+        f"{cost.flops_ratio:.3f} x",
+        f"{plan.compilations}",
+    )
+
+
+def _name(plan: Plan) -> str:
+    """Return which candidate a plan is: its name, or its place among those without one."""
+    chosen = next((i for i, each in enumerate(plan.candidates) if each.is_chosen), None)
+    if chosen is None:
+        return ""
+    # Nothing recomputed is the last of the row, before the ways by hand.
+    count = next(i for i, each in enumerate(plan.candidates, 1) if each.name)
+    return plan.candidates[chosen].name or f"{chosen + 1} of {count}, the leanest first"
