@@ -32,13 +32,13 @@ class RoundReport(NamedTuple):
     kept: Array
     left_out: Count
 
-    def __repr__(self) -> str:
-        return brief(self)
-
     @property
     def norm_kept(self) -> Scalar:
         """L2 norm of what the replicas have not sent, `float32[]`."""
         return jnp.sqrt(self.kept.sum())
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class LocalState(NamedTuple):

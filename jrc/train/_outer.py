@@ -67,13 +67,13 @@ def outer_step(
     inner = Replicas(axes[1:] or None) if axes else Replicas(None)
     axis = axes[0] if axes else None
     key = fold_all(state.key, state.step, Replicas(axes).rank)
+    given = own.model_state, batch, key, accumulate
+    loss_of = lambda params: mean_loss(loss_fn, params, *given)  # noqa: E731
     before, flight, arrived = state, own.in_flight, None
     if flight is not None:
         # Nothing below depends on it until the inner step is done.
         arrived = _landed(outer, turn.receives, state, own, flight, axis)
-    given = own.model_state, batch, key, accumulate
     found = gradient(loss_fn, differentiated(own.params), *given)
-    loss_of = lambda params: mean_loss(loss_fn, params, *given)  # noqa: E731
     value_fn = value_function(loss_of, inner.mean)
     own = _after_inner_step(tx, own, found, inner, value_fn, fragment_count(outer))
     if flight is None:
