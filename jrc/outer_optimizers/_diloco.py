@@ -76,7 +76,7 @@ class DiLoCo:
     Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
     arXiv:2311.08105, algorithm 1. Four bits, fragments and overlap: Douillard et al., "Streaming
     DiLoCo with overlapping communication", arXiv:2501.18512, algorithm 2, with layers in sequence
-    (there also strided) and tau of one step.
+    (there also strided) and tau of one step. That alpha is 0.5 there was not checked again.
     """
 
     sync_every: Whole = 100

@@ -135,7 +135,12 @@ rare = pytest.mark.exhaustive
 )
 def test_every_form_is_that_of_an_independent_statement(outer):
     whole = ({"b": slice(None), "w": slice(None)},)
-    follow(outer, PARTS if outer.fragments == 2 else whole, states_of(outer))
+    states = list(states_of(outer))
+    follow(outer, PARTS if outer.fragments == 2 else whole, states)
+    # What all fragments have kept, not that of the last exchange alone.
+    kept = jax.tree.leaves(states[-1].opt_state.local.outer)
+    norm = np.sqrt(sum(float(jnp.sum(x * x)) for x in kept))
+    np.testing.assert_allclose(states[-1].opt_state.report.norm_kept, norm, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
