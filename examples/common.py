@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from pictures import memory, network
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -39,15 +40,30 @@ def add_options(parser, out, *, steps, batch, unit, replicas=4):
     add("--out", type=pathlib.Path, help=f"default {out}, with --dense {out}_dense")
     add("--dense", action="store_true", help="momentum SGD with a dense all-reduce")
     add("--resume", action="store_true", help="continue from the last save under --out")
-    add("--steps", type=int, default=steps)
+    add("--steps", type=int, default=steps, help="steps in all")
     if replicas:
-        add("--replicas", type=int, default=replicas)
+        add("--replicas", type=int, default=replicas, help="devices, simulated ones on a CPU")
     add("--batch", type=int, default=batch, help=f"{unit} per replica and step")
     add("--learning-rate", type=float, help="default 0.3, of AdamW 0.003")
     add("--rampup-step", type=int, default=100, help="steps of the compression's warm-up")
-    add("--save-every", type=int, default=50)
-    add("--seed", type=int, default=0)
+    add("--save-every", type=int, default=50, help="steps between two saves")
+    add("--seed", type=int, default=0, help="of parameters and batches")
     parser.set_defaults(default_out=out)
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Shows the commands of the docstring, and the default of every option that has one."""
+
+    def _get_help_string(self, action):
+        default = action.default
+        if default is None or default is False or default is argparse.SUPPRESS:
+            return action.help
+        return f"{action.help or ''} (default: %(default)s)".strip()
+
+
+def parser(doc):
+    """Return a parser with the docstring of an example."""
+    return argparse.ArgumentParser(description=doc, formatter_class=Help)
 
 
 def parse(parser: argparse.ArgumentParser, argv, finish=lambda parser, options: None):
@@ -56,10 +72,7 @@ def parse(parser: argparse.ArgumentParser, argv, finish=lambda parser, options: 
     finish(parser, options)
     if options.seed < 0:
         parser.error(f"--seed must be a whole number >= 0, got {options.seed}.")
-    for name in ("steps", "replicas", "batch", "rampup_step", "save_every"):
-        if getattr(options, name, 1) < 1:
-            option, value = f"--{name.replace('_', '-')}", getattr(options, name)
-            parser.error(f"{option} must be a whole number >= 1, got {value}.")
+    check_positive(parser, options, "steps", "replicas", "batch", "rampup_step", "save_every")
     adamw = getattr(options, "optimizer", None) == "adamw"
     if options.learning_rate is None:
         options.learning_rate = 0.003 if adamw else 0.3
@@ -68,6 +81,14 @@ def parse(parser: argparse.ArgumentParser, argv, finish=lambda parser, options: 
     options.out = options.out or pathlib.Path(out)
     del options.default_out
     return options
+
+
+def check_positive(parser, options, *names):
+    """End with a message if one of these options is there and below one."""
+    for name in names:
+        if (value := getattr(options, name, 1)) < 1:
+            option = f"--{name.replace('_', '-')}"
+            parser.error(f"{option} must be a whole number >= 1, got {value}.")
 
 
 def settings(options, *skip):
@@ -175,24 +196,38 @@ def resume(options, state, wanted):
     return state, history
 
 
-def train(options, step, state, history, batch_of, loss=math.nan):
-    """Take the remaining steps; `batch_of(i)` is the batch of step i, `loss` is shown at first."""
+def progress_bar():
+    """Return a bar of one line, which 80 columns hold."""
     columns = [
-        TextColumn("training"),
-        BarColumn(),
+        BarColumn(8),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]:.3f}"),
-        TextColumn("{task.fields[ms]:.0f} ms/step"),
-        TextColumn("{task.fields[kb]:,.0f} kB sent, density {task.fields[density]:.2%}"),
-        TextColumn("{task.fields[exchange]}, {task.fields[skipped]} skipped"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[ms]:,.0f} ms"),
+        TextColumn("{task.fields[sent]}"),
+        TextColumn("{task.fields[skipped]}"),
+        TimeRemainingColumn(compact=True),
     ]
+    return Progress(*columns, console=console)
+
+
+def shown_of(loss, seconds, sent, density, skipped):
+    """Return the fields of the bar after a step."""
+    what = f"{network(sent)} sent, {100 * density:.3g} %" if sent else "nothing sent"
+    return {
+        "loss": loss,
+        "ms": seconds * 1e3,
+        "sent": what,
+        "skipped": f"{skipped} skipped" if skipped else "",
+    }
+
+
+def train(options, step, state, history, batch_of, loss=math.nan):
+    """Take the remaining steps; `batch_of(i)` is the batch of step i, `loss` is shown at first."""
     first = int(state.step)
     skipped = sum(step.get("skipped", False) for step in history["steps"])
-    fields = {"loss": loss, "ms": 0.0, "kb": 0.0, "density": 1.0, "skipped": skipped}
-    fields |= {"exchange": ""}
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=options.steps, completed=first, **fields)
+    with progress_bar() as progress:
+        shown = shown_of(loss, 0.0, 0.0, 1.0, skipped)
+        task = progress.add_task("", total=options.steps, completed=first, **shown)
         for i in range(first, options.steps):
             began = time.perf_counter()
             state, info = step(state, batch_of(i))
@@ -206,10 +241,8 @@ def train(options, step, state, history, batch_of, loss=math.nan):
             did |= {"synchronised": bool(info.synchronised)}
             history["steps"].append(did | aux)
             skipped += did["skipped"]
-            fields = {"loss": loss, "ms": seconds * 1e3, "kb": sent / 1e3}
-            fields |= {"density": did["density"], "skipped": skipped}
-            fields |= {"exchange": "exchanged" if did["synchronised"] else "local step"}
-            progress.update(task, advance=1, **fields)
+            shown = shown_of(loss, seconds, sent, did["density"], skipped)
+            progress.update(task, advance=1, **shown)
             if (i + 1) % options.save_every == 0 or i + 1 == options.steps:
                 # History first: `resume` drops its entries of steps after the save.
                 with delayed_interrupts():
@@ -232,7 +265,9 @@ def main(run, options, name):
         return run(options)
     except KeyboardInterrupt:
         what = (
-            "the last save is complete: --resume continues it" if saves(options) else "no save yet"
+            "--resume continues from the last save"
+            if any(options.out.glob("**/state/jrc_*"))
+            else "no save yet"
         )
         console.print(f"\nStopped; {options.out}: {what}")
         raise SystemExit(130) from None
@@ -246,15 +281,17 @@ def main(run, options, name):
 def figures(history, replicas, params, memory, results):
     """Return the content of figures.json, with the `results` of this example."""
     sent = [s["bytes_sent"] for s in history["steps"]]
+    sizes = [x.size for x in jax.tree.leaves(params)]
     return {
         "settings": history["settings"],
         "device": f"{replicas} x {jax.devices()[0].device_kind}",
         "jax": jax.__version__,
-        "parameters": params,
+        "parameters": sum(sizes),
+        "largest_tensor": max(sizes),
         **results,
         "losses": [s["loss"] for s in history["steps"]],
         "bytes_sent": sent,
-        "bytes_dense": 2 * (replicas - 1) / replicas * 4 * params,
+        "bytes_dense": 2 * (replicas - 1) / replicas * 4 * sum(sizes),
         "bytes_sent_mean": sum(sent) / len(sent),
         "bytes_sent_last": next((x for x in reversed(sent) if x), 0.0),
         "rounds": sum(s["synchronised"] for s in history["steps"]),
@@ -266,17 +303,19 @@ def figures(history, replicas, params, memory, results):
 def show(found, title, rows):
     """Print a table of these rows, then memory, network and time."""
 
-    def against(bytes_sent):
-        ratio = found["bytes_dense"] / bytes_sent if bytes_sent else 1.0
-        return f"{bytes_sent / 1e3:,.1f} kB", f"1/{ratio:,.1f}"
+    def against(sent):
+        ratio = found["bytes_dense"] / sent if sent else 1.0
+        return network(sent), f"1/{ratio:,.1f}"
 
     lean, plain = found["memory"]["recomputed"]["peak"], found["memory"]["plain"]["peak"]
-    table = Table("", "", "of that without jrc", title=title)
+    table = Table("", title=title)
+    for head in ("", "of that without jrc"):  # numbers are never cut or broken
+        table.add_column(head, no_wrap=True)
     rows = [
         *rows,
-        ("peak of the compiled step, nothing re-run", f"{plain / 2**20:,.1f} MiB", ""),
-        ("peak, blocks re-run", f"{lean / 2**20:,.1f} MiB", f"1/{plain / lean:,.1f}"),
-        ("dense all-reduce, per step and replica", f"{found['bytes_dense'] / 1e3:,.1f} kB", ""),
+        ("peak of the compiled step, nothing re-run", memory(plain), ""),
+        ("peak, blocks re-run", memory(lean), f"1/{plain / lean:,.1f}"),
+        ("dense all-reduce, per step and replica", network(found["bytes_dense"]), ""),
         ("sent, mean of all steps", *against(found["bytes_sent_mean"])),
         ("sent, last step that sent", *against(found["bytes_sent_last"])),
         ("median step", f"{found['step_seconds_median'] * 1e3:,.0f} ms", ""),
@@ -284,48 +323,25 @@ def show(found, title, rows):
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    if why := why_dense(found):
+        console.print(why)
 
 
-def pyplot():
-    """Return matplotlib without a window; print a note and return None if it is missing."""
-    try:
-        import matplotlib
-    except ImportError:
-        console.print("matplotlib is missing, no PNGs: pip install 'jrc[plot]'")
-        return None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def plot_smooth(axes, values, label):
-    """Plot every value pale, and a running mean."""
-    axes.plot(values, color="0.8", label=label)
-    window = max(1, len(values) // 30)
-    smooth = np.convolve(values, np.ones(window) / window, "valid")
-    axes.plot(np.arange(len(smooth)) + window - 1, smooth, color="C0", label=f"mean of {window}")
-
-
-def plot_network(axes, found):
-    axes.step(range(len(found["losses"])), found["bytes_sent"], where="post", label="sent")
-    axes.axhline(found["bytes_dense"], color="C3", ls="--", label="dense all-reduce")
-    axes.set(yscale="log", xlabel="step", ylabel="bytes per step and replica", title="Network")
-    axes.legend()
-
-
-def plot_memory(plt, found, path):
-    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
-    names = {"plain": "nothing re-run", "recomputed": "blocks re-run"}
-    start = np.zeros(2)
-    for part in ("arguments", "outputs", "temporaries"):
-        sizes = np.array([found["memory"][name][part] for name in names]) / 2**20
-        axes.barh(list(names.values()), sizes, left=start, label=part)
-        start += sizes
-    for y, total in enumerate(start):
-        axes.text(total, y, f" {total:,.1f} MiB", va="center")
-    axes.set(xlabel="MiB per replica, as XLA states them", title="Peak of the compiled step")
-    axes.margins(x=0.15)
-    figure.legend(loc="outside lower center", ncols=3)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+def why_dense(found):
+    """Return why a run that was to be compressed sent as much as a dense one, else nothing."""
+    chosen = found["settings"]
+    if chosen["dense"] or chosen.get("optimizer") == "adamw":
+        return ""
+    if not found["bytes_dense"]:
+        return "Nothing was sent: one replica has nobody to send to."
+    if found["bytes_sent_last"] < found["bytes_dense"]:
+        return ""
+    if chosen["steps"] <= chosen["rampup_step"] * (len(WARM_UP) - 1) // len(WARM_UP):
+        return (
+            f"Sent as much as dense, 1/1.0, because --steps {chosen['steps']} end in the warm-up "
+            f"(--rampup-step {chosen['rampup_step']}). Its levels before the last are dense sums."
+        )
+    return (
+        "Sent as much as dense, 1/1.0, because every tensor is below min_size and stays dense: "
+        f"the largest has {found['largest_tensor']:,} entries. Train a larger model."
+    )

@@ -12,6 +12,7 @@ import argparse
 import functools
 import pathlib
 
+import common
 import jax
 import numpy as np
 import optax
@@ -85,11 +86,11 @@ def variants(params, steps):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=64)
+    parser = common.parser(__doc__)
+    parser.add_argument("--steps", type=int, default=60, help="steps of training")
+    parser.add_argument("--replicas", type=int, default=4, help="devices, simulated ones on a CPU")
+    parser.add_argument("--layers", type=int, default=2, help="blocks of the model")
+    parser.add_argument("--width", type=int, default=64, help="size of the residual stream")
     options = parser.parse_args(argv)
     # Must be set before JAX starts. Real devices are used where there are any.
     if jax.config.jax_num_cpu_devices < options.replicas:

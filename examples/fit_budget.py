@@ -2,6 +2,7 @@
 
     python examples/fit_budget.py
     python examples/fit_budget.py --budget 64MiB
+    python examples/fit_budget.py --plot memory.png   # live bytes without a plan and with it
 
 `jrc.explain` reports what the gradient needs, `jrc.plan` chooses what to save and what to recompute
 so that it fits, and `jrc.make_train_step(..., memory_budget=...)` does the same for a whole train
@@ -13,6 +14,7 @@ import functools
 import pathlib
 import sys
 
+import common
 import jax
 import numpy as np
 import optax
@@ -44,12 +46,13 @@ def train(step, tx, params, batches, mesh):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     add = parser.add_argument
-    add("--budget", help="such as 64MiB (default: a quarter of what the plain gradient needs)")
-    add("--steps", type=int, default=5)
-    add("--layers", type=int, default=12)
-    add("--length", type=int, default=128)
+    add("--budget", help="such as 64MiB (none: a quarter of what the plain gradient needs)")
+    add("--steps", type=int, default=5, help="steps of training")
+    add("--layers", type=int, default=12, help="blocks of the model")
+    add("--length", type=int, default=128, help="length of a sequence")
+    add("--plot", type=pathlib.Path, help="picture of the live bytes")
     options = parser.parse_args(argv)
     console = Console()
 
@@ -71,6 +74,9 @@ def main(argv=None):
     plan = jrc.plan(loss, params, batches[0], key, budget=budget)
     console.print(f"\nThe plan for {budget}:\n{plan}\n", soft_wrap=True)
     lean = plan.apply(loss)  # the same function, for jax.grad, jax.jit, a train step, ...
+    if options.plot:
+        planned = jrc.explain(lean, params, batches[0], key)
+        report.plot(options.plot, planned, names=("nothing recomputed", f"plan for {budget}"))
     grads = jax.jit(jax.grad(lean))(params, batches[0], key)
     console.print(f"The norm of the gradient is {optax.tree.norm(grads):.4f}.")
 

@@ -8,8 +8,7 @@ the gradient. Parameters, dropout masks and running statistics are those of the 
 `jrc.plan` needs no change to the module: it chooses what to recompute within a budget.
 """
 
-import argparse
-
+import common
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -105,10 +104,10 @@ def largest_error(tree, other):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=1024)
+    parser = common.parser(__doc__)
+    parser.add_argument("--layers", type=int, default=6, help="blocks of the model")
+    parser.add_argument("--width", type=int, default=64, help="features of the model")
+    parser.add_argument("--batch", type=int, default=1024, help="examples of a batch")
     options = parser.parse_args(argv)
     x, y = jax.random.normal(jax.random.key(2), (2, options.batch, options.width))
 

@@ -6,9 +6,9 @@
 Prints the losses of both, and of the same training with nothing recomputed.
 """
 
-import argparse
 import functools
 
+import common
 import jax
 import numpy as np
 import optax
@@ -42,8 +42,8 @@ def losses(optimizer, checkpoints, steps):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10)
+    parser = common.parser(__doc__)
+    parser.add_argument("--steps", type=int, default=10, help="steps of training")
     steps = parser.parse_args(argv).steps
     if steps < 1:
         parser.error(f"--steps must be a whole number >= 1, got {steps}.")

@@ -12,6 +12,7 @@ import argparse
 import functools
 import pathlib
 
+import common
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,10 +81,10 @@ def train(loss_fn, params, batches):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--width", type=int, default=128)
+    parser = common.parser(__doc__)
+    parser.add_argument("--steps", type=int, default=10, help="steps of training")
+    parser.add_argument("--length", type=int, default=1024, help="steps of a sequence")
+    parser.add_argument("--width", type=int, default=128, help="units of the LSTM")
     options = parser.parse_args(argv)
     params = init(jax.random.key(0), options.width)
     batches = batches_of(options.steps, 8, options.length)

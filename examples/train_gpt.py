@@ -11,7 +11,6 @@
 Ends with a table, and writes figures.json, loss.png and memory.png under --out.
 """
 
-import argparse
 import functools
 import pathlib
 import sysconfig
@@ -20,6 +19,7 @@ import zlib
 import common
 import jax
 import numpy as np
+import pictures
 from common import console
 
 import jrc
@@ -29,19 +29,19 @@ OUTER = {"sparseloco": jrc.SparseLoCo, "diloco": jrc.DiLoCo}
 
 
 def arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     add = parser.add_argument
-    add("--text", type=pathlib.Path, help="file or folder (default: the standard library's source)")
+    add("--text", type=pathlib.Path, help="file or folder (none: the standard library's source)")
     common.add_options(parser, "runs/gpt", steps=400, batch=2, unit="sequences")
-    add("--optimizer", choices=("sgd", "adamw"), help="default: sgd, with --outer adamw")
+    add("--optimizer", choices=("sgd", "adamw"), help="sgd, or with --outer adamw, where not given")
     add("--outer", choices=OUTER, help="local steps, and an exchange every --sync-every of them")
-    add("--sync-every", type=int, default=15, help="local steps of a round (default: 15)")
+    add("--sync-every", type=int, default=15, help="local steps of a round")
     add("--fragments", type=int, default=1, help="parts of the parameters with steps of their own")
     add("--overlap", action="store_true", help="exchange while the next step is computed")
-    add("--layers", type=int, default=4)
-    add("--width", type=int, default=128)
-    add("--heads", type=int, default=4)
-    add("--length", type=int, default=256)
+    add("--layers", type=int, default=4, help="blocks of the model")
+    add("--width", type=int, default=128, help="size of the residual stream")
+    add("--heads", type=int, default=4, help="attention heads, a divisor of --width")
+    add("--length", type=int, default=256, help="bytes of a sequence")
     return common.parse(parser, argv, finish)
 
 
@@ -105,18 +105,17 @@ def show(found):
 
 
 def plot(found, out):
-    if (plt := common.pyplot()) is None:
-        return
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    common.plot_smooth(left, np.asarray(found["losses"]), "training, each step")
-    ends = (found["held_out_before"], found["held_out_after"])
-    left.plot([0, len(found["losses"]) - 1], ends, "o", color="C3", label="held out")
-    left.set(xlabel="step", ylabel="loss, nats per byte", title="Loss")
-    left.legend()
-    common.plot_network(right, found)
-    figure.savefig(out / "loss.png", dpi=120)
-    plt.close(figure)
-    common.plot_memory(plt, found, out / "memory.png")
+    def losses(axes):
+        held_out = (found["held_out_before"], found["held_out_after"])
+        pictures.smooth(axes, np.asarray(found["losses"]), "training, each step", held_out=held_out)
+        axes.set(ylabel="loss, nats per byte", title="Loss")
+
+    title = f"Byte-level GPT, {found['device']}"
+    pictures.training(out / "loss.png", title, found, [losses])
+    pictures.draw(
+        out / "memory.png", "Peak of the compiled step", [lambda axes: pictures.peaks(axes, found)],
+        (9, 3.4),
+    )  # fmt: skip
 
 
 def outer_of(options):
@@ -171,7 +170,7 @@ def run(options):
     memory = common.compare_memory(step, plain, state, batch_of(0))
     after = evaluate(jax.device_get(state.params))
     results = {"held_out_before": history["before"], "held_out_after": after}
-    found = common.figures(history, step.replicas, size, memory, results)
+    found = common.figures(history, step.replicas, params, memory, results)
     common.write_json(options.out / "figures.json", found)
     plot(found, options.out)
     show(found)

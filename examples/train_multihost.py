@@ -15,7 +15,6 @@ A process alone uses all devices of its machine. --out must be on a file system 
 --resume continues from the last save there. All replicas keep bit-equal parameters.
 """
 
-import argparse
 import functools
 import pathlib
 import zlib
@@ -32,18 +31,18 @@ from jrc.models import gpt
 
 
 def arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     add = parser.add_argument
     add("--coordinator", help="host:port of process 0; not needed where a cluster sets it")
-    add("--num-processes", type=int)
-    add("--process-id", type=int)
-    add("--text", type=pathlib.Path, help="file or folder (default: the standard library's source)")
+    add("--num-processes", type=int, help="processes in all")
+    add("--process-id", type=int, help="which of them this is, from 0")
+    add("--text", type=pathlib.Path, help="file or folder (none: the standard library's source)")
     common.add_options(
         parser, "runs/multihost", steps=200, batch=2, unit="sequences", replicas=None
     )
-    add("--layers", type=int, default=2)
-    add("--width", type=int, default=128)
-    add("--length", type=int, default=128)
+    add("--layers", type=int, default=2, help="blocks of the model")
+    add("--width", type=int, default=128, help="size of the residual stream")
+    add("--length", type=int, default=128, help="length of a sequence")
     return common.parse(parser, argv)
 
 

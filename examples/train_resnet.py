@@ -9,7 +9,6 @@ Every residual block except the first of each stage is recomputed in the backwar
 table, and writes figures.json, loss.png and memory.png under --out.
 """
 
-import argparse
 import functools
 import pathlib
 import zlib
@@ -17,6 +16,7 @@ import zlib
 import common
 import jax
 import numpy as np
+import pictures
 from cifar import Images, read_cifar
 from common import console
 
@@ -25,13 +25,17 @@ from jrc.models import resnet
 
 
 def arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     add = parser.add_argument
-    add("--data", type=pathlib.Path, help="CIFAR-10, folder or .tar.gz (default: digits)")
+    add(
+        "--data",
+        type=pathlib.Path,
+        help="CIFAR-10, folder or .tar.gz (none: digits)",
+    )
     common.add_options(parser, "runs/resnet", steps=200, batch=32, unit="images")
-    add("--depth", type=int, default=14)
+    add("--depth", type=int, default=14, help="layers: 6 n + 2, such as 8, 14, 20")
     add("--width", type=int, default=16, help="channels of the first stage")
-    add("--squeeze-excitation", type=int, help="reduction, for instance 8 (default: none)")
+    add("--squeeze-excitation", type=int, help="reduction, such as 8 (none: without)")
     parser.set_defaults(learning_rate=0.1)
     return common.parse(parser, argv)
 
@@ -138,21 +142,22 @@ def show(found):
 
 
 def plot(found, accuracies, out):
-    if (plt := common.pyplot()) is None:
-        return
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
-    common.plot_smooth(axes[0], np.asarray(found["losses"]), "training, each step")
-    axes[0].set(xlabel="step", ylabel="loss, nats", title="Loss")
-    axes[0].legend()
-    common.plot_smooth(axes[1], np.asarray(accuracies), "training, each step")
-    ends = (found["accuracy_before"], found["accuracy_after"])
-    axes[1].plot([0, len(accuracies) - 1], ends, "o", color="C3", label="test images")
-    axes[1].set(xlabel="step", ylabel="accuracy", title="Accuracy")
-    axes[1].legend()
-    common.plot_network(axes[2], found)
-    figure.savefig(out / "loss.png", dpi=120)
-    plt.close(figure)
-    common.plot_memory(plt, found, out / "memory.png")
+    def losses(axes):
+        pictures.smooth(axes, np.asarray(found["losses"]), "training, each step")
+        axes.set(ylabel="loss, nats", title="Loss")
+
+    def accuracy(axes):
+        test_images = (found["accuracy_before"], found["accuracy_after"])
+        values = np.asarray(accuracies)
+        pictures.smooth(axes, values, "training, each step", test_images=test_images)
+        axes.set(ylabel="accuracy", title="Accuracy")
+
+    title = f"ResNet-{found['settings']['depth']} on {found['data']}, {found['device']}"
+    pictures.training(out / "loss.png", title, found, [losses, accuracy])
+    pictures.draw(
+        out / "memory.png", "Peak of the compiled step", [lambda axes: pictures.peaks(axes, found)],
+        (9, 3.4),
+    )  # fmt: skip
 
 
 def run(options):
@@ -200,7 +205,7 @@ def run(options):
         "accuracy_after": accuracy(predict, *after, source),
         "rerun": rerun(config, loss_fn, params, model_state, own),
     }
-    found = common.figures(history, step.replicas, size, memory, results)
+    found = common.figures(history, step.replicas, params, memory, results)
     common.write_json(options.out / "figures.json", found)
     plot(found, [s["accuracy"] for s in history["steps"]], options.out)
     show(found)

@@ -8,15 +8,16 @@ Each of the two replicas is split over four devices. A plan of recomputation tha
 made at the first step. Ends with a table of one device's memory and network.
 """
 
-import argparse
 import functools
 import pathlib
 
+import common
 import jax
 import optax
 from common import console
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from pictures import memory, network
 from rich.table import Table
 from train_gpt import batch_at, read_text, split_text
 
@@ -27,20 +28,20 @@ AXES = ("replica", "fsdp", "model")
 
 
 def arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     add = parser.add_argument
-    add("--text", type=pathlib.Path, help="file or folder (default: the standard library's source)")
+    add("--text", type=pathlib.Path, help="file or folder (none: the standard library's source)")
     add("--mesh", type=int, nargs=3, default=(2, 2, 2), help="sizes of replica, fsdp and model")
     add("--dense", action="store_true", help="momentum SGD with a dense all-reduce")
     add("--budget", type=float, default=0.5, help="share of the range of memory, from 0 to 1")
-    add("--steps", type=int, default=60)
+    add("--steps", type=int, default=60, help="steps of training")
     add("--batch", type=int, default=4, help="sequences per replica and step")
-    add("--learning-rate", type=float, default=0.3)
-    add("--layers", type=int, default=4)
-    add("--width", type=int, default=128)
-    add("--heads", type=int, default=4)
-    add("--length", type=int, default=128)
-    add("--seed", type=int, default=0)
+    add("--learning-rate", type=float, default=0.3, help="at its highest")
+    add("--layers", type=int, default=4, help="blocks of the model")
+    add("--width", type=int, default=128, help="size of the residual stream")
+    add("--heads", type=int, default=4, help="attention heads, a divisor of --width")
+    add("--length", type=int, default=128, help="length of a sequence")
+    add("--seed", type=int, default=0, help="of parameters and batches")
     return parser.parse_args(argv)
 
 
@@ -126,8 +127,9 @@ def show(found, options):
     table = Table("", "", title=f"GPT on {dict(zip(AXES, options.mesh, strict=True))}")
     table.add_row("loss, first step", f"{found['losses'][0]:.3f} nats/byte")
     table.add_row("loss, last step", f"{found['losses'][-1]:.3f} nats/byte")
-    for name in ("parameter_bytes", "parameter_bytes_on_a_device", "peak_bytes", "bytes_sent"):
-        table.add_row(name.replace("_", " "), f"{found[name] / 2**10:,.1f} KiB")
+    for name in ("parameter_bytes", "parameter_bytes_on_a_device", "peak_bytes"):
+        table.add_row(name.replace("_", " "), memory(found[name]))
+    table.add_row("bytes sent", network(found["bytes_sent"]))
     console.print(table)
 
 

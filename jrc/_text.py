@@ -65,7 +65,7 @@ def table_text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         out.add_column(head, justify="left" if i < 2 else "right")
     for row in rows:
         out.add_row(*row)
-    console = Console(width=_WIDTH, color_system=None)
+    console = Console(width=_WIDTH, color_system=None, force_jupyter=False)
     with console.capture() as capture:
         console.print(out)
     return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())

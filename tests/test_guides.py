@@ -1,5 +1,6 @@
 """README.md and `docs/`: every block of Python runs as it stands; every link leads somewhere."""
 
+import ast
 import importlib.util
 import pathlib
 import re
@@ -8,6 +9,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {page.stem: page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+# Read on a code host, and included in the site.
+FOLDERS = {f"{name}/README": ROOT / name / "README.md" for name in ("benchmarks", "examples")}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 # The pages that a reader comes to first; the others take longer.
 DEFAULT = ("README", "explain", "many_processes")
@@ -21,8 +24,14 @@ SHOWN = {
 WITH_CODE = [
     pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow)
     for name, page in PAGES.items()
-    if BLOCK.search(page.read_text())
+    if BLOCK.search(page.read_text()) and name != "recipes"
 ]
+# Each stands alone: a reader copies one.
+RECIPES = {
+    section.splitlines()[0]: section
+    for section in re.split("^## ", PAGES["recipes"].read_text(), flags=re.M)
+    if BLOCK.search(section)
+}
 
 
 @pytest.mark.parametrize("name", WITH_CODE)
@@ -37,6 +46,26 @@ def test_every_block_of_a_page_runs(name, tmp_path, monkeypatch):
     assert name not in SHOWN or SHOWN[name](found)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("title", RECIPES)
+def test_every_recipe_runs_alone(title):
+    (code,) = BLOCK.findall(RECIPES[title])
+    if missing := [name for name in imported(code) if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"{missing[0]} is not installed: pip install -e '.[zoo,zoo-gemma]'")
+    found = {}
+    exec(compile(code, f"docs/recipes.md, {title}", "exec"), found)
+    if "info" in found:
+        assert found["info"].loss > 0 and not found["info"].skipped
+
+
+def imported(code):
+    """Return the packages that a block imports."""
+    nodes = list(ast.walk(ast.parse(code)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return [name.partition(".")[0] for name in names]
+
+
 def test_readme_is_short():
     lines = PAGES["README"].read_text().splitlines()
     assert len(lines) <= 150 and max(map(len, lines)) <= 100
@@ -44,12 +73,15 @@ def test_readme_is_short():
 
 def test_readme_links_every_page():
     text = PAGES["README"].read_text()
-    assert [name for name in PAGES if f"docs/{name}.md" not in text] == ["README"]
+    missing = [name for name in PAGES if f"docs/{name}.md" not in text]
+    # These only include a README, which README.md links: examples/, its own, benchmarks/.
+    assert missing == ["README", "examples", "index", "measurements"]
+    assert "examples/README.md" in text and "docs/finetune_llm.ipynb" in text
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *FOLDERS])
 def test_every_link_leads_somewhere(name):
-    page = PAGES[name]
+    page = (PAGES | FOLDERS)[name]
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     links = [to for to in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in to]
     for path, _, heading in (to.partition("#") for to in links):

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rich.console
+import rich.jupyter
 
 import jrc
-from jrc._text import Grid, brief, html_of
+from jrc._text import Grid, brief, html_of, table_text
 
 PARAMS = {"b": jnp.zeros(3), "w": jnp.zeros((4, 3))}
 DGC = functools.partial(jrc.scale_by_dgc, sparsity=0.5, min_size=8)
@@ -122,3 +124,14 @@ def test_a_report_shows_its_live_bytes_where_matplotlib_is_there(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert report()._repr_html_() == html[: html.index("<img")]
+
+
+def test_a_table_as_text_displays_nothing_in_a_notebook(monkeypatch):
+    def display(*args):
+        raise AssertionError("rich displayed something")
+
+    advice = jrc.dgc_advice(PARAMS, replicas=4, bandwidth="1Gbit/s", step_time=0.1)
+    texts = table_text(("a", "b"), [("1", "2")]), str(advice)
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    monkeypatch.setattr(rich.jupyter, "display", display)
+    assert (table_text(("a", "b"), [("1", "2")]), str(advice)) == texts

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._lib.figure import BLUE, GREY, INK, draw
+from benchmarks._lib.examples import pictures
 from benchmarks._private import network_text
 
 # One of four replicas; those of eight lie close by.
-SHOWN = {"dense_4": ("dense", GREY), "dgc_4": ("DGC 99.9 %", BLUE)}
+SHOWN = {"dense_4": ("dense", pictures.GREY), "dgc_4": ("DGC 99.9 %", pictures.BLUE)}
 
 
 def plot(report: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path | None:
@@ -21,7 +21,7 @@ def plot(report: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path | None
         return None
     title = "Held-out loss against what each of 4 replicas has sent"
     panels = [functools.partial(_panel, task=task) for task in tasks]
-    return draw(folder / "convergence.png", title, panels, (16 / 3, 5))
+    return pictures.draw(folder / "convergence.png", title, panels, (16 / 3, 5))
 
 
 def _panel(axes: Any, task: Mapping[str, Any]) -> None:
@@ -58,7 +58,7 @@ def _arrow(axes: Any, ends: Mapping[str, tuple[float, float]]) -> None:
     """Draw an arrow from the end of the dense run back to that of DGC, along the lower edge."""
     (dense, _), (dgc, _) = ends["dense_4"], ends["dgc_4"]
     across = axes.get_xaxis_transform()
-    style = {"arrowstyle": "->", "color": INK, "lw": 1.2}
+    style = {"arrowstyle": "->", "color": pictures.INK, "lw": 1.2}
     axes.annotate("", (dgc, 0.03), (dense, 0.03), xycoords=across, arrowprops=style)
     axes.text(
         np.sqrt(dense * dgc), 0.04, f"1/{dense / dgc:.0f} of the bytes", transform=across,

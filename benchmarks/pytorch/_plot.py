@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks._lib.figure import BLUE, GREY, ORANGE, draw
+from benchmarks._lib.examples import pictures
 from benchmarks._lib.report import Report
 from benchmarks.pytorch._tables import ratio
 
@@ -16,18 +16,18 @@ def plot(report: Report, folder: pathlib.Path) -> pathlib.Path | None:
     """Write `peers.png`; return None without matplotlib."""
     title = "Saved for the backward pass, against products run again"
     panel = functools.partial(_panel, report=report)
-    return draw(folder / "peers.png", title, [panel], (11, 6))
+    return pictures.draw(folder / "peers.png", title, [panel], (11, 6))
 
 
 def _panel(axes: Any, report: Report) -> None:
-    ours = functools.partial(axes.plot, color=BLUE)
+    ours = functools.partial(axes.plot, color=pictures.BLUE)
     # No choice lies between two points: the one before is taken until the next fits.
     ours(*_points(report["front"], report), lw=2.4, drawstyle="steps-post",
          label="jrc, by saved bytes alone")  # fmt: skip
     ours(*_points(report["plans"], report), "o", mfc="white", mew=1.8, ms=7,
          label="jrc.plan, within a compiled peak")  # fmt: skip
     hand = _points(report["hand"].values(), report)
-    axes.plot(*hand, "x", color=GREY, ms=7, mew=2, label="jax.checkpoint by hand")
+    axes.plot(*hand, "x", color=pictures.GREY, ms=7, mew=2, label="jax.checkpoint by hand")
     _of_torch(axes, report)
     there = f", PyTorch {report['about']['torch']}" if "about" in report else ""
     title = f"{report['model']}, float32, jax {report['jax']}{there}"
@@ -40,7 +40,7 @@ def _of_torch(axes: Any, report: Report) -> None:
     ways = {name: row for name, row in report.get("ways", {}).items() if "saved" in row}
     budgets = {name: row for name, row in ways.items() if name.startswith("budget")}
     checkpoints = [row for name, row in ways.items() if name.startswith("checkpoint")]
-    theirs = functools.partial(axes.plot, color=ORANGE)
+    theirs = functools.partial(axes.plot, color=pictures.RED)
     if budgets:
         theirs(*_points(budgets.values(), report), "o:", lw=1.4, ms=7,
                label="PyTorch, activation_memory_budget")  # fmt: skip
@@ -64,6 +64,6 @@ def _label(axes: Any, budgets: Mapping[str, Any], report: Report) -> None:
         points.setdefault(at, []).append(name.removeprefix("budget "))
     for at, names in points.items():
         axes.annotate(
-            ", ".join(names), at, xytext=(8, 7), textcoords="offset points", color=ORANGE,
+            ", ".join(names), at, xytext=(8, 7), textcoords="offset points", color=pictures.RED,
             fontsize=10,
         )  # fmt: skip

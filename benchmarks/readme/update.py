@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md, docs/ and benchmarks/README.md: tables, and the API.
+"""Write the generated parts of README.md, docs/, examples/ and benchmarks/: tables, the API.
 
     python -m benchmarks.readme.update
     python -m benchmarks.readme.update --check
@@ -19,7 +19,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"headline": _headline.headline},
     "docs/api.md": {"api": _api.page},
     "docs/benchmarks.md": {"trained": _headline.trained},
-    "docs/examples.md": {"example": _headline.example},
+    "examples/README.md": {"example": _headline.example},
     "benchmarks/README.md": PARTS,
 }
 

@@ -38,7 +38,7 @@ _CHUNK = 4096
 class DiLoCo:
     r"""Exchange all that replicas changed every `sync_every` steps, with outer momentum.
 
-    $$g = \tfrac{1}{N} \textstyle\sum_r (\theta - \theta_r), \quad m \leftarrow \mu m + g, \quad
+    $$g = \frac{1}{N} \sum_r (\theta - \theta_r), \quad m \leftarrow \mu m + g, \quad
     \theta \leftarrow \theta - \eta (g + \mu m)$$
 
     without Nesterov's form $\theta \leftarrow \theta - \eta m$.

@@ -41,7 +41,7 @@ class SparseLoCo:
 
     $$e_r \leftarrow \beta e_r + \theta - \theta_r, \quad \hat v_r = Q(\text{top-}k(e_r)), \quad
     e_r \leftarrow e_r - \hat v_r, \quad
-    \theta \leftarrow \theta - \eta \, \tfrac{1}{M} \textstyle\sum_r \hat v_r$$
+    \theta \leftarrow \theta - \eta \, \frac{1}{M} \sum_r \hat v_r$$
 
     Each replica has taken `sync_every` steps of its own with the inner optimizer, from the shared
     parameters theta to theta_r. What is not sent, and what rounding loses, stays in e. There is no

@@ -69,6 +69,21 @@ def test_a_whole_step_fits_its_budget_and_stays_the_same(via, accumulate):
         assert jnp.max(jnp.abs(x - y)) <= 1e-6 * jnp.max(jnp.abs(y))
 
 
+def counted(params, count, batch, key):
+    """A loss that compares the types of its state before and after, as equinox does."""
+    assert jax.typeof(count) == jax.typeof(count + 1)
+    return loss_fn(params, batch, key)[0], (count + 1, None)
+
+
+def test_a_planned_state_has_the_type_of_what_is_computed_from_it():
+    state, _ = start()
+    state = jrc.init_state(
+        state.params, TX, jax.random.key(1), model_state=jnp.int32(0), mesh=mesh("shard_map")
+    )
+    step = jrc.make_train_step(counted, TX, mesh=mesh("shard_map"), memory_budget="1GiB")
+    assert int(step(state, batch())[0].model_state) == 1 and step.plan
+
+
 def sorted_data(params, batch, key):
     """A loss with operators whose recomputation is not predicted exactly."""
     del key

@@ -351,7 +351,7 @@ def _problem_within(
     def recorded(*args: Any) -> Any:
         out = fn(*args)
         if not found:
-            avals = jax.tree.map(aval_of, args)
+            avals = jax.tree.map(_aval_within, args)
             found.append(
                 PlanningProblem.of(
                     fn, avals, 0, has_aux(out), who, respect_checkpoints=respect_checkpoints
@@ -362,6 +362,18 @@ def _problem_within(
     lower(recorded)
     (problem,) = found
     return problem
+
+
+def _aval_within(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return the abstract value of an argument, on the mesh of the `shard_map` that is traced.
+
+    Without the mesh, an argument has another type than what is computed from it. Programs that
+    compare the two (a state of equinox) would raise.
+    """
+    aval = aval_of(leaf)
+    if aval.sharding is None and isinstance(leaf, jax.core.Tracer):
+        return aval.update(sharding=jax.typeof(leaf).sharding)
+    return aval
 
 
 def plan_of_process_0(find: Callable[[], Plan], who: str) -> Plan:
