@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jrc._text import flops_text, memory_text, table_text
 from jrc.remat._gradient.opaque import opaque_lines
 from jrc.remat._gradient.saved_values import SavedValue
+from jrc.remat._report.collectives import Collective
 from jrc.remat._report.report_data import ReportData, check_names, check_reports
 
 _WIDTH = 108
@@ -15,6 +16,7 @@ _MAX_ROWS = 14
 _MIN_SHARE = 0.005
 _MAX_OPERATORS = 6
 _MAX_LINES = 8
+_MAX_COLLECTIVES = 6
 _SHORT_DTYPES = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c"}
 
 
@@ -168,11 +170,28 @@ def _rerun_table(report: ReportData) -> list[str]:
 
 
 def _collective_table(report: ReportData) -> list[str]:
-    rows = [
-        (each.kind, f"{each.count:,} x", memory_text(each.bytes), f"{each.rerun:,}")
-        for each in report.collectives
-    ]
-    return [table_text(("collective", "", "bytes", "of these re-run"), rows)] if rows else []
+    if not report.collectives:
+        return []
+    rows = [_collective_row(each) for each in report.collectives[:_MAX_COLLECTIVES]]
+    if rest := report.collectives[len(rows) :]:
+        rows.append(_collective_sums(f"{len(rest)} more", "", rest))
+    if len(report.collectives) > 1:
+        rows.append(_collective_sums("all", "", report.collectives))
+    heads = ("collective", "over", "runs", "backward", "re-run", "bytes sent", "of these re-run")
+    return [table_text(heads, rows)]
+
+
+def _collective_row(each: Collective) -> tuple[str, ...]:
+    first, *others = each.arrays or ("",)
+    more = f" and {len(others)} more" if others else ""
+    over = ", ".join(each.axes) or (f"{each.devices} devices" if each.devices else "")
+    return _collective_sums(f"{each.kind} {first}{more}", over, [each])
+
+
+def _collective_sums(name: str, over: str, group: Sequence[Collective]) -> tuple[str, ...]:
+    counts = [sum(getattr(c, key) for c in group) for key in ("count", "backward", "rerun")]
+    sent = [sum(getattr(c, key) for c in group) for key in ("sent", "rerun_sent")]
+    return (name, over, *(f"{n:,}" for n in counts), *map(memory_text, sent))
 
 
 def _bytes(group: Iterable[SavedValue]) -> int:
