@@ -37,6 +37,7 @@ from jrc.models._layers import layer_norm as layer_norm
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
 from jrc.remat._gradient.activity import active_variables
+from jrc.remat._gradient.compiled_memory import compiled_to_look_at, memory_of_refused
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.candidates import Candidate
@@ -46,9 +47,26 @@ from jrc.remat._planner.search import choose
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import ParetoPoint, solve
 from jrc.remat._planner.stages import decision_of
+from jrc.remat._report.collectives import Collective, collectives
+from jrc.remat._report.hlo import parse_hlo
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 """The primitives that are matrix products."""
+
+
+def compiled_step(step: Any, state: Any, batch: Any, platform: str) -> tuple[Any, str]:
+    """Return the memory of a train step and its text; no text where the compiler refuses it."""
+    lowered = step.lower(state, batch)
+    try:
+        compiled = compiled_to_look_at(lowered, platform)
+    except jax.errors.JaxRuntimeError as error:
+        return memory_of_refused(error), ""
+    return memory_of(compiled), compiled.as_text()
+
+
+def collectives_of(text: str, mesh: Any) -> tuple[Collective, ...]:
+    """Return the collectives of a compiled program; of an empty text none."""
+    return collectives(parse_hlo(text), mesh.shape) if text else ()
 
 
 class PlanSearch:

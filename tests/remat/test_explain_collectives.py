@@ -200,6 +200,7 @@ ENTRY %main (x: f32[8], y: f32[2]) -> f32[8] {
   %a = ((f32[8]{0}, f32[2]{0}), (f32[32]{0}, f32[8]{0})) all-gather-start(%x, %y), channel_id=2, replica_groups={}, dimensions={0}
   %e = (f32[32]{0}, f32[8]{0}) all-gather-done(%a)
   %p = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%x), source_target_pairs={{0,2},{2,0},{1,3},{3,1}}
+  %t = (f32[16]{0}, u32[], token[]) send(%e, %k), channel_id=4, is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
   ROOT %q = f32[8]{0} collective-permute-done(%p)
 }
 """  # fmt: skip  # noqa: E501
@@ -214,11 +215,12 @@ def test_one_collective_in_several_fusions_of_a_tpu_s_loop():
 
 
 def test_asynchronous_collectives_of_a_gpu():
-    gathered, reduced, moved = collectives(parse_hlo(GPU), {"a": 2, "b": 2})
+    gathered, sent, reduced, moved = collectives(parse_hlo(GPU), {"a": 2, "b": 2})
     assert gathered == Collective(
         "all-gather", 1, 160, 0, 0, ("f32[32]", "f32[8]"), ("a", "b"), 4
     )  # fmt: skip
     assert reduced == Collective("all-reduce", 1, 32, 0, 0, ("f32[8]",), ("b",), 2)
+    assert sent == Collective("send", 1, 64, 0, 0, ("f32[16]",), (), 0) and sent.sent == 64
     assert (moved.kind, moved.axes, moved.arrays, moved.sent) == (
         "collective-permute", ("a",), ("f32[8]",), 32,
     )  # fmt: skip

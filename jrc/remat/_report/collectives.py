@@ -16,7 +16,7 @@ from jrc.remat._gradient.loss import Loss
 from jrc.remat._region.rerun_scope import is_backward_path, is_rerun_path
 from jrc.remat._report.hlo import Computation, Instruction, Module
 from jrc.remat._report.hlo_opcodes import opcode_facts
-from jrc.remat._report.replica_groups import axes_of_groups, groups_of
+from jrc.remat._report.replica_groups import Groups, axes_of_groups, groups_of
 from jrc.remat._report.trip_count import trip_count
 
 
@@ -69,8 +69,9 @@ def collectives(module: Module, mesh: Mapping[str, int]) -> tuple[Collective, ..
     for each, times in _all_collectives(module):
         groups = groups_of(each.attributes, module.devices)
         kind = each.opcode.removesuffix("-start")
-        devices = len({i for group in groups for i in group}) if _is_pairs(each) else len(groups[0])
-        key = kind, _result_types(each), axes_of_groups(groups, mesh), devices
+        key = kind, _result_types(each), axes_of_groups(groups, mesh), _devices(each, groups)
+        if kind == "send":  # its attributes say nothing of the devices
+            key = kind, _result_types(each), (), 0
         counts = found.setdefault(key, [0, 0, 0, 0])
         counts[0] += times
         counts[1] += times * _result_bytes(each)
@@ -148,28 +149,36 @@ def _channel(each: Instruction) -> str:
     return found[1] if found else ""
 
 
-def _is_pairs(each: Instruction) -> bool:
-    return "source_target_pairs=" in each.attributes
+def _devices(each: Instruction, groups: Groups) -> int:
+    """Return how many devices exchange with each other; of a permutation all that take part."""
+    if "source_target_pairs=" in each.attributes:
+        return len({i for pair in groups for i in pair})
+    return len(groups[0])
 
 
 def _result_types(each: Instruction) -> tuple[str, ...]:
-    """Return the types of a result; what starts a collective also returns its operands."""
-    count = _count(_result(each))
-    return each.types[_count(each.shape[0]) :][:count] if _starts(each) else each.types
+    """Return the types of a result."""
+    start = _position(each)
+    if start is None:
+        return each.types
+    before = sum(map(_count, each.shape[:start]))
+    return each.types[before : before + _count(each.shape[start])]
 
 
 def _result_bytes(each: Instruction) -> int:
     """Return the bytes of a result."""
-    return _sum(_result(each))
+    start = _position(each)
+    return _sum(each.shape if start is None else each.shape[start])
 
 
-def _result(each: Instruction) -> Any:
-    return each.shape[1] if _starts(each) else each.shape
+def _position(each: Instruction) -> int | None:
+    """Return which part of a tuple is the result: what starts a collective has its operand first.
 
-
-def _starts(each: Instruction) -> bool:
-    is_start = each.opcode.endswith("-start")
-    return is_start and isinstance(each.shape, tuple) and len(each.shape) > 1
+    A `send` returns its operand and what tells that it is done.
+    """
+    if not isinstance(each.shape, tuple) or len(each.shape) < 2:
+        return None
+    return 0 if each.opcode == "send" else 1 if each.opcode.endswith("-start") else None
 
 
 def _sum(shape: Any) -> int:
