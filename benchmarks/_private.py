@@ -41,6 +41,7 @@ from jrc.remat._gradient.compiled_memory import compiled_to_look_at, memory_of_r
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.compiled_cost import compiled_cost
 from jrc.remat._planner.largest_batch import largest_within as largest_within
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
@@ -124,7 +125,7 @@ class PlanSearch:
         if id(candidate) not in self._memory:
             fn = self._problem.applied(candidate, self.fn)
             program = jax.jit(jax.value_and_grad(fn, has_aux=self.has_aux))
-            self._memory[id(candidate)] = memory_needed(program.lower(*self.args))
+            self._memory[id(candidate)] = compiled_cost(program.lower(*self.args), None)
         return self._memory[id(candidate)]
 
 

@@ -73,7 +73,9 @@ def place_of(name: str) -> Place:
     shape = (inside // TENSORS, TENSORS)
     if star:
         both = topologies.get_topology_desc(rest, "tpu", num_slices=replicas).devices
-        array = mesh_utils.create_hybrid_device_mesh((1, *shape), (replicas, 1, 1), both)
+        array = mesh_utils.create_hybrid_device_mesh(
+            (1, *shape), (replicas, 1, 1), both, allow_split_physical_axes=True
+        )
     else:
         array = np.asarray(devices).reshape(replicas, *shape)
     return Place(target, Mesh(array, AXES, axis_types=(AxisType.Auto,) * 3))

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
+from jrc._text import exchange_text
 from jrc.remat._report.collectives import Collective, collectives
 from jrc.remat._report.hlo import parse_hlo
 from jrc.remat._report.replica_groups import axes_of_groups, groups_of
@@ -103,13 +104,31 @@ def test_loops_count_with_their_iterations_and_axes_are_told_apart(recomputes):
     assert (products.devices, products.arrays) == (2, ("f32[128,64]",))
 
 
-def test_a_plan_under_fsdp():
+def test_a_plan_under_fsdp_states_what_is_sent_again():
     params, x = arguments(batch=8192)
     fn = functools.partial(loss, block)
     plan = jrc.plan(fn, params, x, budget=0.0, compilations=1)
     report = jrc.explain(plan.apply(fn), params, x)
     assert plan.reruns and report.rerun_sent_bytes > 0
     assert all(c.rerun == c.backward for c in report.collectives if c.kind == "all-gather")
+    (chosen,) = (each for each in plan.candidates if each.is_chosen)
+    assert chosen.sent_bytes == report.sent_bytes
+    assert chosen.rerun_sent_bytes == report.rerun_sent_bytes
+    (plain,) = (each for each in plan.candidates if each.name == "nothing recomputed")
+    assert plain.rerun_sent_bytes == 0 < plain.sent_bytes
+    again = jrc.Plan.from_json(plan.to_json())
+    assert again == plan and again.candidates == plan.candidates
+    sent = exchange_text(report.sent_bytes, report.rerun_sent_bytes, None)
+    assert sent in str(plan) and "sent again" in str(plan)
+    at = dataclasses.replace(plan, target="v5e:2x4"), dataclasses.replace(report, device="v5e:2x4")
+    for text in map(str, at):
+        assert exchange_text(report.sent_bytes, report.rerun_sent_bytes, 200e9) in text
+
+
+def test_a_plan_on_one_device_says_nothing_of_it():
+    plan = jrc.plan(lambda w: jnp.sum(jnp.sin(w @ w)), W, budget=1.0)
+    assert "sends" not in str(plan) and "sent" not in str(plan)
+    assert all(each.sent_bytes is None for each in plan.candidates)
 
 
 def test_collectives_of_automatic_sharding():

@@ -14,10 +14,11 @@ from jrc._targets import Target, abstract_on, checked_target
 from jrc._tree import aval_of
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
-from jrc.remat._gradient.compiled_memory import Memory, memory_needed
+from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.calibration import is_split
 from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.plan_cache import check_cache, plan_in
 from jrc.remat._planner.problem import PlanningProblem
@@ -163,7 +164,7 @@ def plan(
             fn, args, argnums, has_aux, who, compilations, respect_checkpoints, name
         )
         compiled = _Compiler(problem)
-        if is_split(problem.arguments.leaves):
+        if compiled.split:
             problem = problem.calibrated(compiled)
         return choose(problem, limit, compiled if verify else None, who)
 
@@ -193,13 +194,16 @@ class _Compiler:
 
     def __init__(self, problem: PlanningProblem):
         self.problem = problem
-        self.known: dict[str, Memory] = {}
+        self.known: dict[str, CompiledCost] = {}
+        self.split = is_split(problem.arguments.leaves)
 
-    def __call__(self, candidate: Candidate) -> Memory:
+    def __call__(self, candidate: Candidate) -> CompiledCost:
         lowered = self.problem.lowered(candidate)
         text = _fingerprint(lowered)
         if text not in self.known:
-            self.known[text] = self.problem.arguments.memory(lowered)
+            arguments = self.problem.arguments
+            given = sum(map(bytes_on_device, arguments.of(arguments.arrays)))
+            self.known[text] = compiled_cost(lowered, arguments.platform, given, self.split)
         return self.known[text]
 
 
@@ -242,7 +246,7 @@ def plan_within(
         flops: dict[Candidate, int] = {}
 
         @functools.cache
-        def compiled(candidate: Candidate) -> Memory:
+        def compiled(candidate: Candidate) -> CompiledCost:
             applied = problem.applied(candidate, fn)
 
             @functools.wraps(fn)
@@ -252,7 +256,7 @@ def plan_within(
                     flops[candidate] = problem.counted(candidate)
                 return applied(*args)
 
-            return memory_needed(lower(counted), platform)
+            return compiled_cost(lower(counted), platform, counts_sent=split)
 
         if split:
             problem = problem.calibrated(compiled)

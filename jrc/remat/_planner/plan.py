@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jrc._errors import name_of
+from jrc._targets import link_bandwidth_of
 from jrc._text import memory_text
 from jrc._validate import check_flag, check_json, check_json_fields
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
@@ -19,6 +20,7 @@ from jrc.remat._planner.plan_candidates import (
     PlanCandidate,
     candidates_table,
     kept_table,
+    sent_text,
 )
 from jrc.remat._planner.policy_by_names import ByName, lost_text, policy_of
 from jrc.remat._planner.saved_by_plan import Kept
@@ -257,6 +259,8 @@ class Plan:
             f"{memory_text(self.budget)}), "
             f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
         ]
+        chosen = next((each for each in self.candidates if each.is_chosen), None)
+        lines += sent_text(chosen, link_bandwidth_of(self.target))
         if self.decision == AS_WRITTEN:
             lines.append("the function runs as it is, under its own jax.checkpoint regions")
         else:

@@ -4,7 +4,8 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jrc._text import flops_text, memory_text, table_text
+from jrc._targets import link_bandwidth_of
+from jrc._text import exchange_text, flops_text, memory_text, table_text
 from jrc.remat._gradient.opaque import opaque_lines
 from jrc.remat._gradient.saved_values import SavedValue
 from jrc.remat._report.collectives import Collective
@@ -178,7 +179,9 @@ def _collective_table(report: ReportData) -> list[str]:
     if len(report.collectives) > 1:
         rows.append(_collective_sums("all", "", report.collectives))
     heads = ("collective", "over", "runs", "backward", "re-run", "bytes sent", "of these re-run")
-    return [table_text(heads, rows)]
+    bandwidth = link_bandwidth_of(report.device)
+    line = exchange_text(report.sent_bytes, report.rerun_sent_bytes, bandwidth)
+    return [table_text(heads, rows), *([line] if bandwidth else [])]
 
 
 def _collective_row(each: Collective) -> tuple[str, ...]:
