@@ -72,7 +72,7 @@ def plan(
     differentiated argument (a train state, a flax nnx module) get no gradient. With arguments that
     `jit` shards over devices, compiled peaks, and so budgets and fractions of them, are right. A
     predicted peak is calibrated then: only XLA knows how it splits intermediate values, so that the
-    leanest candidate, two in between and the one with nothing recomputed are compiled, with
+    leanest candidate, two in between, and the two richest are compiled, with
     `verify=False` too, and the others are predicted on the lines through these. In `shard_map`
     sizes are those of one device.
 

@@ -170,11 +170,12 @@ class PlanningProblem:
         """Return the problem with predictions for one device, for arguments that are split.
 
         Args:
-            compiled: Compiles a candidate; called for the leanest, for two in between, and for
-                nothing recomputed.
+            compiled: Compiles a candidate; called for the leanest, for two in between, for the
+                one that recomputes least, and for nothing recomputed.
         """
         row = self.candidates
-        some = dict.fromkeys((row[0], row[len(row) // 4], row[len(row) // 2], row[-1]))
+        places = (0, len(row) // 4, len(row) // 2, max(len(row) - 2, 0), len(row) - 1)
+        some = dict.fromkeys(row[i] for i in places)
         pairs = [(self.predicted(each).peak_bytes, compiled(each).peak) for each in some]
         return dataclasses.replace(self, calibration=calibration_of(pairs))
 
