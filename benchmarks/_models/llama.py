@@ -127,7 +127,7 @@ def _attention(sizes: Sizes, x: Any, layer: Any) -> Any:
     keys, values = _rotated(split(x @ layer["key"])), split(x @ layer["value"])
     query = query.reshape(batch, length, sizes.groups, -1, size)
     scores = jnp.einsum("btghd,bsgd->bghts", query, keys).astype(jnp.float32) * size**-0.5
-    mask = jnp.tril(jnp.ones((length, length), bool))
+    mask = jnp.tril(jnp.ones((length, length), bool))[None, None, None]
     weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)).astype(x.dtype)
     read = jnp.einsum("bghts,bsgd->btghd", weights, values)
     return read.reshape(batch, length, width) @ layer["out"]
@@ -137,7 +137,7 @@ def _rotated(x: Any) -> Any:
     """Rotate pairs of entries by angles that grow with the position."""
     half = x.shape[-1] // 2
     rates = 500_000.0 ** (-jnp.arange(half) / half)
-    angles = jnp.arange(x.shape[1])[:, None, None] * rates
+    angles = (jnp.arange(x.shape[1])[:, None] * rates[None])[None, :, None]
     sine, cosine = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
     one, other = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([one * cosine - other * sine, one * sine + other * cosine], axis=-1)
@@ -145,4 +145,4 @@ def _rotated(x: Any) -> Any:
 
 def _normed(x: Any, scale: Any) -> Any:
     mean = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
-    return (x * jax.lax.rsqrt(mean + 1e-5).astype(x.dtype)) * scale.astype(x.dtype)
+    return (x * jax.lax.rsqrt(mean + 1e-5).astype(x.dtype)) * scale.astype(x.dtype)[None, None]

@@ -95,16 +95,16 @@ def measure(run: Run) -> None:
         for way in (DENSE, DGC) if place.replicas > 1 else (PLAIN, LAYERS, PLAN):
             if way not in found:
                 run.status(f"{name}: {way}")
-                found[way] = _row(place, way, run.options)
+                found[way] = _row(place, way, run.options, place.target.platform)
                 run.save()
 
 
-def _row(place: Place, way: str, options: Any) -> dict[str, Any]:
+def _row(place: Place, way: str, options: Any, platform_name: str) -> dict[str, Any]:
     """Return the peak, the plan's FLOPs, and what a device sends, of one step."""
     sizes = TOY if options.toy else llama.Sizes()
     began = time.perf_counter()
     step, state, batch = _step(place, way, sizes, options.batch * place.mesh.shape["fsdp"])
-    memory, text = compiled_step(step, state, batch, place.target.platform)
+    memory, text = compiled_step(step, state, batch, platform_name)
     row: dict[str, Any] = {
         "mesh": dict(place.mesh.shape),
         "batch": batch.shape[0],
