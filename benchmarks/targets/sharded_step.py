@@ -157,8 +157,11 @@ def tables(report: Report) -> list[Table]:
         for name, ways in report["rows"].items()
         for way, row in ways.items()
     ]
-    heads = ("", "mesh", "batch", "step", "peak", "FLOPs", *AXES, "re-run")
-    title = "Steps of a Llama of 1 B; bytes that one device sends in a step, along each axis"
+    heads = ("", "mesh", "sequences", "step", "peak", "FLOPs", *AXES, "re-run")
+    title = (
+        "Steps of a Llama of 1 B on meshes of fsdp x model, or replica x fsdp x model: peak of one "
+        "device, and bytes that it sends in a step along each axis and in recomputation"
+    )
     return [Table(title, heads, tuple(rows))]
 
 
