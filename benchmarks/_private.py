@@ -37,7 +37,7 @@ from jrc.models._layers import layer_norm as layer_norm
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
 from jrc.remat._gradient.activity import active_variables
-from jrc.remat._gradient.compiled_memory import compiled_to_look_at, memory_of_refused
+from jrc.remat._gradient.compiled_memory import compiled_with_memory
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.candidates import Candidate
@@ -57,12 +57,8 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 
 def compiled_step(step: Any, state: Any, batch: Any, platform: str) -> tuple[Any, str]:
     """Return the memory of a train step and its text; no text where the compiler refuses it."""
-    lowered = step.lower(state, batch)
-    try:
-        compiled = compiled_to_look_at(lowered, platform)
-    except jax.errors.JaxRuntimeError as error:
-        return memory_of_refused(error), ""
-    return memory_of(compiled), compiled.as_text()
+    memory, compiled = compiled_with_memory(step.lower(state, batch), platform)
+    return memory, "" if compiled is None else compiled.as_text()
 
 
 def collectives_of(text: str, mesh: Any) -> tuple[Collective, ...]:

@@ -3,14 +3,7 @@
 import dataclasses
 from typing import Any
 
-import jax
-
-from jrc.remat._gradient.compiled_memory import (
-    Memory,
-    compiled_to_look_at,
-    memory_of,
-    memory_of_refused,
-)
+from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
 from jrc.remat._report.collectives import collectives
 from jrc.remat._report.hlo import parse_hlo
 
@@ -42,13 +35,13 @@ def compiled_cost(
     Raises:
         RuntimeError: As `memory_needed`.
     """
-    try:
-        compiled = compiled_to_look_at(lowered, platform)
-    except jax.errors.JaxRuntimeError as error:
-        return CompiledCost(**dataclasses.asdict(memory_of_refused(error, arguments)))
-    memory = dataclasses.asdict(memory_of(compiled))
-    if not counts_sent:
+    found, compiled = compiled_with_memory(lowered, platform, arguments)
+    memory = dataclasses.asdict(found)
+    if compiled is None or not counts_sent:
         return CompiledCost(**memory)
-    found = collectives(parse_hlo(compiled.as_text()), {})
-    sent, rerun = sum(each.sent for each in found), sum(each.rerun_sent for each in found)
-    return CompiledCost(**memory, sent=sent, rerun_sent=rerun)
+    sent = collectives(parse_hlo(compiled.as_text()), {})
+    return CompiledCost(
+        **memory,
+        sent=sum(each.sent for each in sent),
+        rerun_sent=sum(each.rerun_sent for each in sent),
+    )
