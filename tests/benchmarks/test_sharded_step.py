@@ -1,6 +1,7 @@
 """The benchmark of whole steps on meshes: its Llama, and the same steps on CPU devices."""
 
 import argparse
+import dataclasses
 import functools
 import pathlib
 
@@ -14,6 +15,7 @@ import jrc
 from benchmarks._lib.report import opened
 from benchmarks._models import llama
 from benchmarks.targets import sharded_step
+from jrc.remat._planner.problem import PlanningProblem
 
 RESULTS = pathlib.Path(sharded_step.__file__).parents[1] / "results" / "sharded_step.json"
 
@@ -58,3 +60,15 @@ def test_the_results_print_as_a_table():
     report = opened(RESULTS, sharded_step.NAME, "rows")
     (table,) = sharded_step.tables(report)
     assert len(table.rows) == sum(map(len, report["rows"].values()))
+
+
+def test_a_tied_table_does_not_join_what_stands_on_both_sides_of_the_layers():
+    """The table in lower precision is read before and behind the loop."""
+    sizes = dataclasses.replace(sharded_step.TOY, layers=4)
+    mesh = jax.make_mesh((1,), ("fsdp",), axis_types=(AxisType.Auto,))
+    tokens = jax.ShapeDtypeStruct((8, sizes.length + 1), jnp.int32)
+    loss = functools.partial(llama.loss, sizes=sizes)
+    with jax.set_mesh(mesh):
+        problem = PlanningProblem.of(loss, (llama.shapes(sizes), tokens), 0, False, "test")
+    assert len(problem.candidates) > 4
+    assert problem.candidates[0].temporaries < 0.5 * problem.candidates[-1].temporaries
