@@ -17,12 +17,16 @@ from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Memory, Plan, memory_needed
 from jrc.train._budget import Budgeted
 from jrc.train._check import (
-    check_batch,
-    check_batch_of_processes,
     check_devices,
     check_form,
     check_outer_state,
     check_state,
+)
+from jrc.train._check_batch import (
+    SameBatch,
+    check_batch,
+    check_batch_of_processes,
+    check_copies_of_batch,
 )
 from jrc.train._check_mesh import check_every_axis, check_split_batch, check_split_state
 from jrc.train._op_tags import with_op_tags
@@ -266,6 +270,8 @@ def make_train_step(
 
     placed = needs_placement(mesh, names, via)
 
+    same = SameBatch()
+
     def check(state: TrainState, batch: PyTree, first: bool, runs: bool) -> None:
         def here() -> None:
             check_form(state)
@@ -284,10 +290,15 @@ def make_train_step(
             if first and is_split(mesh, names, via):
                 check_every_axis(build(loss_fn), state, batch, mesh, names)
 
-        if first and runs and mesh.is_multi_process:
+        if not (runs and mesh.is_multi_process):
+            here()
+        elif first:
             all_or_none(here, WHO)
             check_batch_of_processes(batch, names)
+            check_copies_of_batch(batch, names)
+            same.check(batch)
         else:
+            same.check(batch)
             here()
 
     devices = mesh.local_devices
