@@ -37,18 +37,33 @@ from jrc.models._layers import layer_norm as layer_norm
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
 from jrc.remat._gradient.activity import active_variables
+from jrc.remat._gradient.compiled_memory import compiled_with_memory
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.compiled_cost import compiled_cost
 from jrc.remat._planner.largest_batch import largest_within as largest_within
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import ParetoPoint, solve
 from jrc.remat._planner.stages import decision_of
+from jrc.remat._report.collectives import Collective, collectives
+from jrc.remat._report.hlo import parse_hlo
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 """The primitives that are matrix products."""
+
+
+def compiled_step(step: Any, state: Any, batch: Any, platform: str) -> tuple[Any, str]:
+    """Return the memory of a train step and its text; no text where the compiler refuses it."""
+    memory, compiled = compiled_with_memory(step.lower(state, batch), platform)
+    return memory, "" if compiled is None else compiled.as_text()
+
+
+def collectives_of(text: str, mesh: Any) -> tuple[Collective, ...]:
+    """Return the collectives of a compiled program; of an empty text none."""
+    return collectives(parse_hlo(text), mesh.shape) if text else ()
 
 
 class PlanSearch:
@@ -106,7 +121,7 @@ class PlanSearch:
         if id(candidate) not in self._memory:
             fn = self._problem.applied(candidate, self.fn)
             program = jax.jit(jax.value_and_grad(fn, has_aux=self.has_aux))
-            self._memory[id(candidate)] = memory_needed(program.lower(*self.args))
+            self._memory[id(candidate)] = compiled_cost(program.lower(*self.args), None)
         return self._memory[id(candidate)]
 
 

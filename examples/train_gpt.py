@@ -36,6 +36,8 @@ def arguments(argv=None):
     add("--optimizer", choices=("sgd", "adamw"), help="sgd, or with --outer adamw, where not given")
     add("--outer", choices=OUTER, help="local steps, and an exchange every --sync-every of them")
     add("--sync-every", type=int, default=15, help="local steps of a round")
+    add("--fragments", type=int, default=1, help="parts of the parameters with steps of their own")
+    add("--overlap", action="store_true", help="exchange while the next step is computed")
     add("--layers", type=int, default=4, help="blocks of the model")
     add("--width", type=int, default=128, help="size of the residual stream")
     add("--heads", type=int, default=4, help="attention heads, a divisor of --width")
@@ -48,6 +50,15 @@ def finish(parser, options):
     options.optimizer = options.optimizer or ("adamw" if options.outer else "sgd")
     if options.sync_every < 1:
         parser.error(f"--sync-every must be a whole number >= 1, got {options.sync_every}.")
+    if not 1 <= options.fragments <= options.sync_every:
+        parser.error(
+            "--fragments must be a whole number from 1 to --sync-every, got "
+            f"{options.fragments}. Write --fragments 3."
+        )
+    if options.overlap and 2 * options.fragments > options.sync_every:
+        parser.error("--sync-every must be at least twice --fragments with --overlap.")
+    if not options.outer and (options.fragments > 1 or options.overlap):
+        parser.error("--fragments and --overlap must be given with --outer, got none of it.")
     if options.outer and options.dense:
         parser.error("--dense must not be given with --outer, got both. Leave one of them out.")
 
@@ -107,6 +118,13 @@ def plot(found, out):
     )  # fmt: skip
 
 
+def outer_of(options):
+    if options.outer is None:
+        return None
+    make, overlap = OUTER[options.outer], int(options.overlap)
+    return make(options.sync_every, fragments=options.fragments, overlap=overlap)
+
+
 def way(options, outer):
     if outer or options.optimizer == "adamw":
         return f"AdamW, {outer}" if outer else "dense AdamW"
@@ -125,7 +143,7 @@ def run(options):
     train_text, held_out = split_text(text, options.length)
     loss_fn = functools.partial(gpt.loss, config=config)
     tx = common.optimizer(options)
-    outer = OUTER[options.outer](options.sync_every) if options.outer else None
+    outer = outer_of(options)
     params = gpt.init(jax.random.key(options.seed), config)
     size = sum(x.size for x in jax.tree.leaves(params))
     state = jrc.init_state(params, tx, jax.random.key(options.seed + 1), mesh=mesh, outer=outer)

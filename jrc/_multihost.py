@@ -80,6 +80,79 @@ def differing(named: Sequence[tuple[str, Any]]) -> list[str]:
     return [name for (name, _), row in zip(named, every.T, strict=True) if len(set(row)) > 1]
 
 
+def differing_copies(named: Sequence[tuple[str, Any]]) -> list[tuple[str, list[int]]]:
+    """Return the arrays of which processes hold unequal copies of one part.
+
+    Args:
+        named: Names and arrays, those that lie on several processes among them; the same names,
+            shapes and shardings on every process.
+
+    Returns:
+        Names, and the processes that hold copies of the first part that differs.
+    """
+    if jax.process_count() == 1:
+        return []
+    spread = [(name, x) for name, x in named if _is_spread(x)]
+    owners = [(name, _owners(x)) for name, x in spread]
+    # Where processes pass arrays of other kinds there is nothing to compare.
+    if len(set(of_all(_checksum(repr(owners).encode())))) > 1 or not owners:
+        return []
+    sums = [crc for _, x in spread for crc in _sums_of_parts(x)]
+    every = multihost_utils.process_allgather(np.asarray(sums, np.int32))
+    found: dict[str, list[int]] = {}
+    parts_of = ((name, who) for name, parts in owners for who in parts.values())
+    for (name, who), row in zip(parts_of, every.reshape(len(every), -1).T, strict=True):
+        if len({int(row[process]) for process in who}) > 1:
+            found.setdefault(name, who)
+    return list(found.items())
+
+
+def reached_by_all(point: str, seconds: float) -> bool:
+    """Return whether every process comes to a point within a time; devices take no part.
+
+    Args:
+        point: A name for it, used once.
+        seconds: How long to wait.
+
+    Returns:
+        Whether all did; true also where processes have no service to ask.
+    """
+    if jax.process_count() == 1:
+        return True
+    from orbax.checkpoint import multihost
+
+    try:
+        wait = multihost.get_barrier_sync_fn()
+    except ValueError:  # started without jax.distributed.initialize
+        return True
+    try:
+        wait(key=point, timeout_ms=int(1000 * seconds))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def _is_spread(x: Any) -> bool:
+    """Whether several processes hold copies of one part of an array."""
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return False
+    return any(len(processes) > 1 for processes in _owners(x).values())
+
+
+def _owners(x: jax.Array) -> dict[str, list[int]]:
+    """Return which processes hold each part of an array."""
+    found: dict[str, set[int]] = {}
+    for device, index in x.sharding.devices_indices_map(x.shape).items():
+        found.setdefault(str(index), set()).add(device.process_index)
+    return {index: sorted(processes) for index, processes in found.items()}
+
+
+def _sums_of_parts(x: jax.Array) -> list[int]:
+    """Return a checksum of each part, in the order of `_owners`; 0 for those not here."""
+    here = {str(shard.index): shard.data for shard in x.addressable_shards}
+    return [_checksum(_bytes_of(here[i])) if i in here else 0 for i in _owners(x)]
+
+
 def _checksum(data: Any) -> int:
     return int(np.uint32(zlib.crc32(data)).view(np.int32))
 

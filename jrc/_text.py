@@ -58,6 +58,21 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e3:,.4g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.4g} us"
 
 
+def exchange_text(sent: int, again: int, bandwidth: float | None) -> str:
+    """What a device sends to others, and in recomputation, with the time at bytes per second.
+
+    >>> exchange_text(3 * 2**30, 2**30, 200e9)
+    'a device sends 3 GiB to others, 1 GiB in recomputation: 16.11 ms and 5.369 ms at 200 GB/s'
+    """
+    sizes = [f"{memory_text(sent)} to others"]
+    sizes += [f"{memory_text(again)} in recomputation"] if again else []
+    text = f"a device sends {', '.join(sizes)}"
+    if not bandwidth:
+        return text
+    times = [seconds_text(n / bandwidth) for n in (sent, again) if n]
+    return f"{text}: {' and '.join(times)} at {network_text(bandwidth)}/s"
+
+
 def table_text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table as plain text, the first two columns to the left, numbers to the right."""
     out = Table(box=box.SIMPLE_HEAD)

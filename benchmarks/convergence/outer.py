@@ -1,12 +1,13 @@
-"""Measure held-out loss against bytes and rounds: AdamW dense, SparseLoCo, DiLoCo, and DGC.
+"""Measure held-out loss against bytes and rounds: AdamW dense, SparseLoCo, DiLoCo, EF21, DGC.
 
     python -m benchmarks.convergence.outer --out benchmarks/results/outer.json
     python -m benchmarks.convergence.outer --methods adamw,sparseloco_15 --seeds 3
 
 A byte-level GPT on the standard library's source, trained by four replicas on equal batches of the
 whole. AdamW has the same rate, schedule and clipping in every method; with an outer optimizer each
-replica clips its own gradient. DGC is momentum SGD with the rate of `convergence.train`. AdamW's
-rate was not searched, and outer optimizers have their defaults.
+replica clips its own gradient. EF21 gives AdamW a compressed gradient in every step, after dense
+ones in the first fortieth of the run. DGC is momentum SGD with the rate of `convergence.train`.
+AdamW's rate was not searched, and outer optimizers have their defaults.
 
 `--out` is written after every run, and runs that it has are not repeated: the same command
 continues an interrupted table.
@@ -42,7 +43,10 @@ SIZES: Settings = {
     "rate": 3e-3, "weight_decay": 0.1, "b2": 0.95, "sgd_rate": 0.3, "min_size": 2048,
 }  # fmt: skip
 TOY: Settings = {"layers": 1, "width": 32, "length": 16, "batch": 8, "steps": 6, "evaluations": 2}
-HEADS = ("", "rounds", "held-out", "to dense", "training", "sent", "less than dense", "seconds")
+HEADS = (
+    "", "exchanges", "held-out", "to dense", "training", "sent", "largest exchange",
+    "less than dense", "seconds",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +57,26 @@ class Method:
         title: For a table.
         outer: The outer optimizer; `None` exchanges in every step.
         dgc: Whether the optimizer is DGC and not AdamW.
+        ef21: Whether AdamW has the gradient that EF21 estimates.
     """
 
     title: str
     outer: OuterOptimizer | None = None
     dgc: bool = False
+    ef21: bool = False
 
 
 def _sparse(every: int, **options: Any) -> Method:
-    text = "".join(f", {name}={value}" for name, value in options.items())
-    return Method(f"SparseLoCo, every {every}{text}", jrc.SparseLoCo(every, **options))
+    return Method(_title("SparseLoCo", every, options), jrc.SparseLoCo(every, **options))
+
+
+def _diloco(every: int, **options: Any) -> Method:
+    return Method(_title("DiLoCo", every, options), jrc.DiLoCo(every, **options))
+
+
+def _title(name: str, every: int, options: Mapping[str, Any]) -> str:
+    text = "".join(f", {key}={value}" for key, value in options.items())
+    return f"{name}, every {every}{text}"
 
 
 METHODS: Mapping[str, Method] = {
@@ -75,10 +89,17 @@ METHODS: Mapping[str, Method] = {
     "sparseloco_15_all": _sparse(15, mean="all"),
     "sparseloco_15_chunk": _sparse(15, levels="chunk"),
     "sparseloco_15_f32": _sparse(15, wire="f32"),
-    "diloco_15": Method("DiLoCo, every 15", jrc.DiLoCo(15)),
-    "diloco_30": Method("DiLoCo, every 30", jrc.DiLoCo(30)),
-    "diloco_30_4bit": Method("DiLoCo, every 30, wire=4bit", jrc.DiLoCo(30, wire="4bit")),
+    "sparseloco_15_f3": _sparse(15, fragments=3),
+    "sparseloco_15_overlap": _sparse(15, overlap=1),
+    "diloco_15": _diloco(15),
+    "diloco_30": _diloco(30),
+    "diloco_30_4bit": _diloco(30, wire="4bit"),
+    "diloco_30_f3": _diloco(30, fragments=3),
+    "diloco_30_overlap": _diloco(30, overlap=1),
+    "diloco_30_overlap_b0": _diloco(30, overlap=1, blend=0.0),
+    "diloco_30_4bit_f3_overlap": _diloco(30, wire="4bit", fragments=3, overlap=1),
     "average_30": Method("plain averaging, every 30", jrc.DiLoCo(30, 1.0, 0.0)),
+    "ef21": Method("EF21 99 %, AdamW", ef21=True),
     "dgc": Method("DGC 99.9 %, momentum SGD", dgc=True),
 }
 
@@ -99,8 +120,18 @@ def optimizer(method: Method, settings: Settings) -> optax.GradientTransformatio
             axis_name="data",
             min_size=settings["min_size"],
         )
-    adamw = optax.adamw(rate, b2=settings["b2"], weight_decay=settings["weight_decay"])
-    return optax.chain(optax.clip_by_global_norm(settings["clip"]), adamw)
+    clip, decay = optax.clip_by_global_norm(settings["clip"]), settings["weight_decay"]
+    if method.ef21:
+        estimate = jrc.scale_by_ef21(
+            0.1,
+            rampup_begin_step=max(1, steps // 40),
+            axis_name="data",
+            min_size=settings["min_size"],
+        )
+        adam = optax.scale_by_adam(b1=0.0, b2=settings["b2"])
+        scaled = optax.add_decayed_weights(decay), optax.scale_by_learning_rate(rate)
+        return optax.chain(clip, estimate, adam, *scaled)
+    return optax.chain(clip, optax.adamw(rate, b2=settings["b2"], weight_decay=decay))
 
 
 def train(method: Method, task: Task, seed: int, status: Any) -> Report:
@@ -114,10 +145,11 @@ def train(method: Method, task: Task, seed: int, status: Any) -> Report:
     state = jrc.init_state(params, tx, key, mesh=mesh, outer=method.outer)
     step = jrc.make_train_step(task.loss_fn, tx, mesh=mesh, outer=method.outer)
     points, curve = evaluated(steps, task.settings["evaluations"]), []
-    sent, rounds, losses = 0.0, 0, []
+    sent, largest, rounds, losses = 0.0, 0.0, 0, []
     for i in range(steps):
         state, info = step(state, task.batch_of(seed, i))
         sent += float(info.bytes_sent)
+        largest = max(largest, float(info.bytes_sent))
         rounds += bool(info.synchronised)
         losses.append(info.loss if info.losses is None else info.losses)
         if i + 1 in points:
@@ -131,6 +163,7 @@ def train(method: Method, task: Task, seed: int, status: Any) -> Report:
         "curve": curve,
         "rounds": rounds,
         "bytes_sent": sent,
+        "bytes_largest": largest,
         "bytes_dense": steps * 2 * (REPLICAS - 1) / REPLICAS * 4 * size,
         "parameters": size,
         "seconds": time.perf_counter() - began,
@@ -186,6 +219,7 @@ def tables(report: Report) -> list[Table]:
             "-" if name == "adamw" else f"{loss / dense - 1:+.1%}",
             f"{trained:.3f}",
             network_text(first["bytes_sent"]),
+            _largest_text(first),
             _less(first),
             f"{statistics.fmean(each['seconds'] for each in seeds.values()):.0f}",
         ))  # fmt: skip
@@ -198,6 +232,12 @@ def tables(report: Report) -> list[Table]:
         "before it, and what a replica sent in the whole run"
     )
     return [Table(title, HEADS, rows)]
+
+
+def _largest_text(record: Mapping[str, Any]) -> str:
+    """Return the bytes of the largest exchange; older runs have exchanges of equal size."""
+    equal = record["bytes_sent"] / max(record["rounds"], 1)
+    return network_text(record.get("bytes_largest", equal))
 
 
 def _less(record: Mapping[str, Any]) -> str:

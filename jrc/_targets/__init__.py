@@ -3,6 +3,7 @@
 from jrc._targets.abstract import abstract_on as abstract_on
 from jrc._targets.abstract import checked_target as checked_target
 from jrc._targets.accelerator import Target as Target
+from jrc._targets.accelerator import link_bandwidth_of as link_bandwidth_of
 from jrc._targets.accelerator import target as target
 from jrc._targets.accelerator import targets as targets
 from jrc._targets.compile_only import is_compile_only as is_compile_only

@@ -174,6 +174,14 @@ def target(name: str) -> Target:
     return Target(found.name, found.chip, found.dims)
 
 
+def link_bandwidth_of(name: str) -> float | None:
+    """Return the link bandwidth of a target's name; `None` of any other name, or if unknown."""
+    try:
+        return target(name).link_bandwidth
+    except ValueError:
+        return None
+
+
 def targets() -> Targets:
     """Return the accelerators that may be asked for, with what is published of each.
 

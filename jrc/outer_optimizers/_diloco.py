@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import check_flag, finite_number, one_of, whole_number
 from jrc.outer_optimizers._chunks import Chunks
+from jrc.outer_optimizers._fragments import check_fragments
 from jrc.outer_optimizers._leaves import (
     leaves_with_entries,
     shapes_of,
@@ -50,6 +51,15 @@ class DiLoCo:
         wire: `"f32"`: one all-reduce of float32. `"4bit"`: one all-gather of four-bit floats (a
             sign, and a power of two below the largest of each 4096 entries); what rounding loses
             is lost, as in Streaming DiLoCo.
+        fragments: Parts of about equally many entries into which the parameters are cut, in the
+            order of the tree. Each is exchanged every `sync_every` steps, at a time of its own, so
+            that one exchange sends so many times less. At most `sync_every`.
+        overlap: 1: replicas take the next inner step while the exchange is under way, and its
+            result is applied at the end of that step; `sync_every` is at least `2 * fragments`. 0:
+            they wait for it.
+        blend: Alpha, the share of a replica's own parameters in those that it goes on with after an
+            overlapped exchange: `alpha * own + (1 - alpha) * shared`. In [0, 1). With 0 the inner
+            step that was taken meanwhile is lost.
 
     Raises:
         TypeError: If a number is none, or `nesterov` not a bool.
@@ -57,14 +67,16 @@ class DiLoCo:
 
     Example:
         >>> import jrc
-        >>> jrc.DiLoCo(sync_every=50)
-        DiLoCo(sync_every=50, outer_lr=0.7, outer_momentum=0.9, nesterov=True, wire='f32')
+        >>> jrc.DiLoCo(sync_every=50, fragments=5).wire
+        'f32'
         >>> jrc.DiLoCo(sync_every=0)
         Traceback (most recent call last):
         ValueError: jrc.DiLoCo: sync_every must be a whole number >= 1, got 0. Write sync_every=100.
 
     Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
-    arXiv:2311.08105, algorithm 1; four bits: arXiv:2501.18512.
+    arXiv:2311.08105, algorithm 1. Four bits, fragments and overlap: Douillard et al., "Streaming
+    DiLoCo with overlapping communication", arXiv:2501.18512, algorithm 2, with layers in sequence
+    (there also strided) and tau of one step. That alpha is 0.5 there was not checked again.
     """
 
     sync_every: Whole = 100
@@ -72,6 +84,9 @@ class DiLoCo:
     outer_momentum: Real = 0.9
     nesterov: bool = True
     wire: str = "f32"
+    fragments: Whole = 1
+    overlap: Whole = 0
+    blend: Real = 0.5
 
     def __post_init__(self) -> None:
         """Check every argument."""
@@ -86,6 +101,7 @@ class DiLoCo:
             )
         check_flag(self.nesterov, "nesterov", _WHO)
         one_of(self.wire, "wire", DENSE, _WHO)
+        check_fragments(self, _WHO)
 
     @property
     def collective(self) -> str:

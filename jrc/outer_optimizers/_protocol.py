@@ -23,7 +23,9 @@ class Encoded(NamedTuple):
 class OuterOptimizer(Protocol):
     """What `outer=` takes. Any hashable object with these members works.
 
-    All methods are traced, and none may use collectives.
+    All methods are traced, and none may use collectives. It may also have `fragments`, `overlap`
+    and `blend`, as `DiLoCo` has them. With several fragments each method is called for one of them,
+    a list of arrays in the place of a parameter tree.
     """
 
     @property

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import finite_number, one_of, whole_number
 from jrc.outer_optimizers._chunks import chunks_of
+from jrc.outer_optimizers._fragments import check_fragments
 from jrc.outer_optimizers._leaves import (
     leaves_with_entries,
     shapes_of,
@@ -64,6 +65,11 @@ class SparseLoCo:
         mean: What M is. `"senders"`: for each entry the number of replicas that sent it, as in the
             published code. `"all"`: the number of replicas that took part in the round, as in the
             paper, which makes shorter steps and needs many more rounds.
+        fragments: Parts of the parameters that are exchanged at different steps, as for
+            `jrc.DiLoCo`.
+        overlap: 1: replicas take the next inner step while the exchange is under way. Then they go
+            on with the shared parameters, and that step, one of `sync_every`, is lost. What was not
+            sent is in e and may not stay in their own parameters too. 0: they wait.
 
     Raises:
         TypeError: If a number is none.
@@ -89,6 +95,8 @@ class SparseLoCo:
     outer_lr: Real = 1.0
     levels: str = "leaf"
     mean: str = "senders"
+    fragments: Whole = 1
+    overlap: Whole = 0
 
     collective = "all_gather"
 
@@ -104,6 +112,7 @@ class SparseLoCo:
         finite_number(self.outer_lr, "outer_lr", _WHO, positive=True, remedy=remedy)
         one_of(self.levels, "levels", LEVELS, _WHO)
         one_of(self.mean, "mean", MEANS, _WHO)
+        check_fragments(self, _WHO)
 
     def formats(self, params: Any) -> tuple[LeafFormat, ...]:
         """Return how each leaf with entries is sent."""
@@ -165,7 +174,8 @@ class SparseLoCo:
 
     def entries_sent(self, params: Any) -> int:
         """Return the entries that a message has a value for, at most."""
-        return sum(leaf.sent for leaf in self.formats(params))
+        # All entries of a chunk are sent with their padding, which is no entry of the leaf.
+        return sum(min(leaf.sent, leaf.chunks.size) for leaf in self.formats(params))
 
 
 def _share(value: Any, name: str, interval: str, holds: bool, remedy: str) -> None:

@@ -7,24 +7,35 @@ import jax.numpy as jnp
 
 from jrc._text import brief
 from jrc._typing import Array, Count, PyTree, Scalar
+from jrc.outer_optimizers._fragments import fragment_count, fragments_of, overlap_of
+from jrc.outer_optimizers._packets import Packet, empty_packet
 from jrc.outer_optimizers._protocol import OuterOptimizer
 
 
 class RoundReport(NamedTuple):
     """What is known of the last round, equal on every replica.
 
+    With fragments a round is that of a fragment, and its inner steps are those since the exchange
+    of the fragment before.
+
     Attributes:
         loss: Mean loss of its inner steps over the replicas that took part, `float32[]`; NaN
             before the first round.
         grad_norm: Mean of the L2 norms of their gradients, `float32[]`.
-        norm_kept: L2 norm of what all replicas have not sent, `float32[]`.
+        kept: Sum of the squares of what the replicas have not sent, after the last round of each
+            fragment in which they took part, `float32[fragments]`.
         left_out: Replicas whose contribution was left out of all rounds so far, `int32[]`.
     """
 
     loss: Scalar
     grad_norm: Scalar
-    norm_kept: Scalar
+    kept: Array
     left_out: Count
+
+    @property
+    def norm_kept(self) -> Scalar:
+        """L2 norm of what the replicas have not sent, `float32[]`."""
+        return jnp.sqrt(self.kept.sum())
 
     def __repr__(self) -> str:
         return brief(self)
@@ -37,11 +48,14 @@ class LocalState(NamedTuple):
         params: The parameters that the replica trains.
         model_state: Running statistics and the like; `None` without.
         opt_state: The state of the inner optimizer.
-        outer: The state of the outer optimizer: what was not sent (`SparseLoCo`), or `None`.
-        loss: Sum of the losses since the last round, `float32[replicas]`.
+        outer: The state of the outer optimizer: what was not sent (`SparseLoCo`), or `None`; with
+            several fragments a tuple of them.
+        loss: Sum of the losses since the replica last made a message, `float32[replicas]`.
         grad_norm: Sum of the gradients' L2 norms likewise.
-        steps: Number of them, `int32[replicas]`.
-        failed: How many of them were not finite and changed nothing, `int32[replicas]`.
+        steps: Number of inner steps since then, `int32[replicas]`.
+        failed: The next messages that will not count, because a step was not finite and changed
+            nothing: one of each fragment, `int32[replicas]`.
+        in_flight: With `overlap=1` the message that the next step exchanges, or zeros.
     """
 
     params: PyTree
@@ -52,6 +66,7 @@ class LocalState(NamedTuple):
     grad_norm: Array
     steps: Array
     failed: Array
+    in_flight: Packet | None
 
     def __repr__(self) -> str:
         return brief(self)
@@ -61,8 +76,9 @@ class OuterState(NamedTuple):
     """The `opt_state` of a train state with `outer=`.
 
     Attributes:
-        rounds: Rounds so far, `int32[]`.
-        shared: The outer optimizer's state that all replicas share: momentum (`DiLoCo`), or `None`.
+        rounds: Rounds so far, those of each fragment, `int32[]`.
+        shared: The outer optimizer's state that all replicas share: momentum (`DiLoCo`), or `None`;
+            with several fragments a tuple of them.
         report: What is known of the last round.
         local: What each replica has of its own.
     """
@@ -90,10 +106,14 @@ def initial_state(
     Returns:
         The state.
     """
-    local, shared = outer.init(params)
+    count = fragment_count(outer)
+    pairs = [outer.init(each.of(params)) for each in fragments_of(params, count)]
+    local, shared = zip(*pairs, strict=True) if count > 1 else pairs[0]
     zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
-    own = LocalState(params, model_state, opt_state, local, zero, zero, none, none)
-    report = RoundReport(jnp.full((), jnp.nan, jnp.float32), zero, zero, none)
+    packet = empty_packet(outer, params, model_state) if overlap_of(outer) else None
+    own = LocalState(params, model_state, opt_state, local, zero, zero, none, none, packet)
+    kept = jnp.zeros(count, jnp.float32)
+    report = RoundReport(jnp.full((), jnp.nan, jnp.float32), zero, kept, none)
     return OuterState(none, shared, report, as_rows(own))
 
 

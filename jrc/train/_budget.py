@@ -39,7 +39,7 @@ class Budgeted:
         """Do one step."""
         return self._planned(state, batch)(state, batch)
 
-    def lower(self, state: TrainState, batch: PyTree, **options: bool) -> jax.stages.Lowered:
+    def lower(self, state: TrainState, batch: PyTree, **options: Any) -> jax.stages.Lowered:
         """Return the lowered program of the planned step."""
         return self._planned(state, batch).lower(state, batch, **options)
 

@@ -1,4 +1,4 @@
-"""Checks of a train step's batch and state, and of the loss function's result."""
+"""Checks of a train step's state, and of the loss function's result."""
 
 import inspect
 from typing import Any
@@ -7,14 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrc._errors import listed
-from jrc._multihost import differing
 from jrc._rng import check_key
 from jrc._tree import (
     aval_of,
     is_array,
     is_number,
-    is_traced,
     is_typed_key,
     named_leaves,
     tree_difference,
@@ -30,35 +27,6 @@ from jrc.train._rows import outer_states, row_specs
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of
 
 _WHO = "jrc.make_train_step"
-
-
-def check_batch(batch: PyTree, parts: int, words: str) -> None:
-    """Raise unless the leading axis of every leaf splits into equal parts."""
-    for name, leaf in named_leaves(batch):
-        name = name or "(the batch itself)"
-        if not (is_array(leaf) or is_traced(leaf)):
-            raise ValueError(
-                f"{_WHO}: every leaf of batch must be an array with the examples along its leading "
-                f"axis, got {type(leaf).__name__} {leaf!r} at {name!r}. Convert it with "
-                "jnp.asarray."
-            )
-        if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts or jnp.shape(leaf)[0] == 0:
-            raise ValueError(
-                f"{_WHO}: the leading axis of every leaf of batch must be a multiple of {words} = "
-                f"{parts}, got shape {list(jnp.shape(leaf))} at {name!r}. Drop the rest of the "
-                "batch, or use fewer parts."
-            )
-
-
-def check_batch_of_processes(batch: PyTree, axes: tuple[str, ...]) -> None:
-    """Raise if an array that lies on one process differs: JAX takes it for the whole batch."""
-    if names := differing(named_leaves(batch)):
-        raise ValueError(
-            f"{_WHO}: arrays of batch on one process must be the whole batch, equal on every "
-            f"process, got different {listed(names)}. Join the parts of the processes, of equal "
-            "sizes: jax.make_array_from_process_local_data("
-            f"NamedSharding(mesh, PartitionSpec({axes!r})), part)."
-        )
 
 
 def check_form(state: Any) -> None:

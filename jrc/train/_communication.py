@@ -1,4 +1,4 @@
-"""Which way to exchange pays: dense, DGC, or few synchronisations, by a cost model."""
+"""Which way to exchange pays: dense, DGC, EF21, or few synchronisations, by a cost model."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,15 @@ from jrc._tree import aval_of
 from jrc._typing import PyTree, Real, Whole
 from jrc._validate import finite_number, whole_number
 from jrc.dgc import dgc_advice
-from jrc.outer_optimizers import DiLoCo, OuterOptimizer, SparseLoCo
-from jrc.train._outer import bytes_of_round
+from jrc.outer_optimizers import (
+    DiLoCo,
+    OuterOptimizer,
+    SparseLoCo,
+    fragment_count,
+    overlap_of,
+    shapes_of_fragments,
+)
+from jrc.train._exchange import bytes_of_exchange
 from jrc.train._outer_check import check_outer
 
 _WHO = "jrc.communication_advice"
@@ -21,19 +28,22 @@ _WHO = "jrc.communication_advice"
 HEADER_WORDS = 5
 """Words in front of a message of a round: whether it is finite, loss, norm, steps, norm kept."""
 
+OUTERS = (DiLoCo(), DiLoCo(wire="4bit"), SparseLoCo())
+STREAMED = DiLoCo(wire="4bit", fragments=4, overlap=1)
+
 
 class WayCost(NamedTuple):
     """The cost of one way to train.
 
     Attributes:
-        name: `"dense"`, `"dgc"`, or the outer optimizer.
-        sync_every: Steps from one exchange to the next.
-        bytes: Bytes that one replica sends in an exchange.
+        name: `"dense"`, `"dgc"`, `"ef21"`, or the outer optimizer.
+        sync_every: Steps of a round.
+        bytes: Bytes that one replica sends in an exchange; of several fragments the largest.
         seconds: Mean time of a step, exchanges included.
         total: Time of all steps, seconds.
         utilisation: Share of the time in which replicas compute.
-        enough: The least `sync_every` for the utilisation that was asked for; 1 if every step will
-            do.
+        enough: The least `sync_every` for the utilisation that was asked for, with the fragments
+            and the overlap of the outer optimizer; 1 if every step will do.
     """
 
     name: str
@@ -49,7 +59,7 @@ class CommunicationAdvice(NamedTuple):
     """The prediction of `jrc.communication_advice`; prints as a table and a sentence.
 
     Attributes:
-        ways: Dense, DGC, then outer optimizers by their `sync_every`.
+        ways: Dense, DGC, EF21, then outer optimizers by their `sync_every`.
         best: The name of the first of them that reaches the utilisation; of the fastest if none
             does.
         utilisation: The utilisation that was asked for.
@@ -90,20 +100,23 @@ def communication_advice(
     step_time: Real,
     *,
     steps: Whole = 1,
-    outers: Sequence[OuterOptimizer] = (DiLoCo(), DiLoCo(wire="4bit"), SparseLoCo()),
+    outers: Sequence[OuterOptimizer] | None = None,
     sparsity: Real = 0.999,
+    ef21_sparsity: Real = 0.99,
     latency: Real = 0.0,
     utilisation: Real = 0.9,
 ) -> CommunicationAdvice:
-    r"""Predict the time of training by dense gradients, DGC and outer optimizers.
+    r"""Predict the time of training by dense gradients, DGC, EF21 and outer optimizers.
 
     $$T = \text{steps} \cdot \left(T_{\text{step}} + \frac{1}{H} \left(
     \frac{\text{bytes}}{\text{bandwidth}} + \text{latency} \right)\right)$$
 
-    with H = 1 for dense gradients and DGC. Bytes are those that one replica sends in ring
-    algorithms; nothing is hidden behind computation. What a method costs in loss is not in the
-    model: dense loses nothing, and more frequent exchanges lose less, so that the first way that
-    reaches the utilisation is advised, in the order dense, DGC (which is momentum SGD), then
+    with H = 1 for dense gradients, DGC and EF21. Bytes are those that one replica sends in ring
+    algorithms. Of several fragments each waits for its own bytes and latency. With `overlap=1` up
+    to one step's time of each exchange is hidden, which takes a runtime that sends while it
+    computes; nothing else is hidden. What a method costs in loss is not in the model: dense loses
+    nothing, and more frequent exchanges lose less, so that the first way that reaches the
+    utilisation is advised, in the order dense, DGC (which is momentum SGD), EF21 (for Adam), then
     `outers` by their `sync_every`. The rounds' own computation, about that of a step, is left out.
 
     Args:
@@ -112,8 +125,11 @@ def communication_advice(
         bandwidth: What one replica can send, bytes per second or text: `"1Gbit/s"`.
         step_time: Seconds of one step without exchange.
         steps: Steps of the whole run.
-        outers: The outer optimizers that are weighed.
+        outers: The outer optimizers that are weighed. By default `DiLoCo` as it is, in four bits,
+            and in four bits with four fragments and overlap (where the parameters can be cut so),
+            and `SparseLoCo`.
         sparsity: Of DGC.
+        ef21_sparsity: Of `jrc.scale_by_ef21`.
         latency: Seconds that each exchange takes besides its bytes.
         utilisation: Share of the time in which replicas should compute, in (0, 1).
 
@@ -132,9 +148,11 @@ def communication_advice(
         ...     print(f"{way.name} every {way.sync_every}: {way.utilisation:.0%}")
         dense every 1: 1%
         dgc every 1: 77%
+        ef21 every 1: 29%
         SparseLoCo 2bit every 30: 95%
         DiLoCo f32 every 100: 45%
         DiLoCo 4bit every 100: 77%
+        DiLoCo 4bit, 4 fragments, overlap every 100: 79%
         >>> advice.best
         'SparseLoCo 2bit'
 
@@ -144,42 +162,88 @@ def communication_advice(
     replicas = whole_number(replicas, "replicas", _WHO, least=1, remedy="Pass mesh.shape['data'].")
     steps = whole_number(steps, "steps", _WHO, least=1, remedy="Pass those of the whole run.")
     latency = finite_number(latency, "latency", _WHO, remedy="Pass seconds, such as 50e-6.")
+    shapes = jax.tree.map(aval_of, params)
+    outers = _usual(shapes) if outers is None else outers
     for each in outers:
         check_outer(each, _WHO)
     rule = "Pass a share, such as 0.9."
     utilisation = finite_number(utilisation, "utilisation", _WHO, positive=True, remedy=rule)
     if utilisation >= 1:
         raise ValueError(f"{_WHO}: utilisation must be below 1, got {utilisation!r}. {rule}")
+    remedy = "Pass that of jrc.scale_by_ef21, such as 0.99."
+    ef21_sparsity = finite_number(ef21_sparsity, "ef21_sparsity", _WHO, remedy=remedy)
+    if ef21_sparsity >= 1:
+        raise ValueError(
+            f"{_WHO}: ef21_sparsity must be a share in [0, 1), got {ef21_sparsity!r}. {remedy}"
+        )
     with speaking_as(_WHO, "jrc.dgc_advice"):
-        dgc = dgc_advice(params, replicas, bandwidth, step_time, sparsity=sparsity, latency=latency)
-    shapes = jax.tree.map(aval_of, params)
-    found = [("dense", 1, dgc.uncompressed.bytes, 0.0)]
+        link = params, replicas, bandwidth, step_time
+        dgc = dgc_advice(*link, sparsity=sparsity, latency=latency)
+        ef21 = dgc_advice(*link, sparsity=ef21_sparsity, latency=latency)
+    found = [_Way("dense", 1, [dgc.uncompressed.bytes])]
     if dgc.entries:
-        found.append(("dgc", 1, getattr(dgc, dgc.best).bytes, dgc.overhead))
+        for name, each in {"dgc": dgc, "ef21": ef21}.items():
+            found.append(_Way(name, 1, [getattr(each, each.best).bytes], each.overhead))
     for outer in sorted(outers, key=lambda outer: outer.sync_every):
-        sent = bytes_of_round(outer, shapes, HEADER_WORDS, replicas)
-        found.append((_name_of(outer), int(outer.sync_every), sent, 0.0))
+        parts = shapes_of_fragments(outer, shapes, _WHO)
+        sent = [bytes_of_exchange(outer, part, HEADER_WORDS, replicas) for part in parts]
+        hidden, least = float(step_time) * overlap_of(outer), len(parts) * (1 + overlap_of(outer))
+        every = int(outer.sync_every)
+        found.append(_Way(_name_of(outer), every, sent, hidden=hidden, least=least))
 
     step_time = float(step_time)
 
-    def cost(name: str, every: int, sent: float, overhead: float) -> WayCost:
-        wait = sent / dgc.bandwidth + (latency if replicas > 1 else 0.0)
-        seconds = step_time + overhead + wait / every
-        allowed = step_time * (1 / utilisation - 1) - overhead
+    def cost(way: _Way) -> WayCost:
+        each = [x / dgc.bandwidth + (latency if replicas > 1 else 0.0) for x in way.sent]
+        wait = sum(max(0.0, seconds - way.hidden) for seconds in each)
+        seconds = step_time + way.overhead + wait / way.every
+        allowed = step_time * (1 / utilisation - 1) - way.overhead
         enough = math.ceil(wait / allowed - 1e-9) if allowed > 0 else 1
         share = step_time / seconds if seconds else 1.0
-        return WayCost(name, every, sent, seconds, steps * seconds, share, max(1, enough))
+        enough = max(way.least, enough)
+        return WayCost(way.name, way.every, max(way.sent), seconds, steps * seconds, share, enough)
 
-    ways = tuple(cost(*way) for way in found)
+    ways = tuple(cost(way) for way in found)
     good = [way for way in ways if way.utilisation >= utilisation]
     best = good[0] if good else min(ways, key=lambda way: way.seconds)
     return CommunicationAdvice(ways, best.name, utilisation, replicas, dgc.bandwidth)
 
 
+class _Way(NamedTuple):
+    """What a way to train takes.
+
+    Attributes:
+        name: Of the way.
+        every: Steps of a round.
+        sent: Bytes of each exchange of a round.
+        overhead: Seconds that each step takes longer.
+        hidden: Seconds of each exchange that pass behind a step.
+        least: The least steps of a round that it allows.
+    """
+
+    name: str
+    every: int
+    sent: list[float]
+    overhead: float = 0.0
+    hidden: float = 0.0
+    least: int = 1
+
+
+def _usual(shapes: PyTree) -> tuple[OuterOptimizer, ...]:
+    """Return the outer optimizers that are weighed by default."""
+    try:
+        shapes_of_fragments(STREAMED, shapes, _WHO)
+    except ValueError:  # a vector or two, which nobody would cut
+        return OUTERS
+    return (*OUTERS, STREAMED)
+
+
 def _name_of(outer: OuterOptimizer) -> str:
-    """Return `SparseLoCo 2bit`, of another class its name."""
-    wire = getattr(outer, "wire", "")
-    return f"{type(outer).__name__} {wire}".rstrip()
+    """Return `SparseLoCo 2bit`, of another class its name, with fragments and overlap."""
+    name = f"{type(outer).__name__} {getattr(outer, 'wire', '')}".rstrip()
+    count = fragment_count(outer)
+    parts = f", {count} fragments" if count > 1 else ""
+    return f"{name}{parts}{', overlap' if overlap_of(outer) else ''}"
 
 
 def _long_text(seconds: float) -> str:

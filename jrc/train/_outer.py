@@ -1,56 +1,39 @@
 """One step of one replica with an outer optimizer: a local step, and a round at its end.
 
-Two programs are compiled. The inner step has no collective between replicas; the step that ends a
-round has one all-gather (an all-reduce and a small all-gather for dense messages). Which one runs
-is known on the host from the number of the step, so that neither holds the other's collectives.
+A few programs are compiled. The inner step has no collective between replicas; the step that ends a
+round has one all-gather (an all-reduce and a small all-gather for dense messages), and with several
+fragments there is one such step for each. Which one runs is known on the host from the number of
+the step, so that none holds the others' collectives.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jrc._rng import fold_all
-from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree, Scalar, Transform
-from jrc.dgc import ring_all_reduce_bytes
 from jrc.outer_optimizers import (
     LocalState,
     OuterOptimizer,
-    OuterState,
-    RoundReport,
+    Packet,
+    Turn,
     as_rows,
-    from_words,
+    cut_to,
+    fragment_count,
+    fragments_of,
+    header_like,
+    header_words,
+    padded,
     row_of,
-    to_words,
 )
+from jrc.train._exchange import Arrived, all_finite, applied, bytes_of_exchange, exchanged, packed
 from jrc.train._extra_args import differentiated, update, value_function
 from jrc.train._gradient import Gradient, gradient, mean_loss
 from jrc.train._replica import Replicas, StepInfo, norm_of
 from jrc.train._state import TrainState
-
-
-class Header(NamedTuple):
-    """What a replica sends in front of its message, without loss.
-
-    Attributes:
-        valid: Whether every step of the round and the difference were finite, `bool[]`.
-        loss: Sum of the losses of its inner steps, `float32[]`.
-        grad_norm: Sum of the norms of their gradients, `float32[]`.
-        steps: Number of these steps, `int32[]`.
-        kept: Sum of the squares of what it has not sent, `float32[]`.
-        model_state: Its model state.
-    """
-
-    valid: Array
-    loss: Scalar
-    grad_norm: Scalar
-    steps: Array
-    kept: Scalar
-    model_state: PyTree
 
 
 def outer_step(
@@ -60,7 +43,7 @@ def outer_step(
     axes: tuple[str, ...] | None,
     replicas: int,
     accumulate: int,
-    synchronise: bool,
+    turn: Turn,
     state: TrainState,
     batch: PyTree,
 ) -> tuple[TrainState, StepInfo]:
@@ -73,7 +56,7 @@ def outer_step(
         axes: The mesh axes of the replicas; those behind the first average gradients in each step.
         replicas: Replicas along the first axis.
         accumulate: Parts of a batch.
-        synchronise: Whether a round ends with this step.
+        turn: Whether a round ends with this step, and that of which fragment.
         state: With one row in the local state.
         batch: Of this replica.
 
@@ -82,23 +65,96 @@ def outer_step(
     """
     own = row_of(state.opt_state.local)
     inner = Replicas(axes[1:] or None) if axes else Replicas(None)
-    rank = Replicas(axes).rank
-    given = own.model_state, batch, fold_all(state.key, state.step, rank), accumulate
-    found = gradient(loss_fn, differentiated(own.params), *given)
+    axis = axes[0] if axes else None
+    key = fold_all(state.key, state.step, Replicas(axes).rank)
+    given = own.model_state, batch, key, accumulate
     loss_of = lambda params: mean_loss(loss_fn, params, *given)  # noqa: E731
-    own = _after_inner_step(tx, own, found, inner, value_function(loss_of, inner.mean))
-    params, model_state, outer_state = state.params, state.model_state, state.opt_state
-    sent, density, left_out = 0.0, 0.0, jnp.int32(0)
-    if synchronise:
-        axis = axes[0] if axes else None
-        before = outer_state.report.left_out
-        params, model_state, outer_state, own, header_words = _round(outer, state, own, axis)
-        left_out = outer_state.report.left_out - before
-        sent = bytes_of_round(outer, params, header_words, replicas)
-        size = sum(x.size for x in jax.tree.leaves(params))
-        density = outer.entries_sent(params) / max(size, 1)
-    report = outer_state.report
-    info = StepInfo(
+    before, flight, arrived = state, own.in_flight, None
+    if flight is not None:
+        # Nothing below depends on it until the inner step is done.
+        arrived = _landed(outer, turn.receives, state, own, flight, axis)
+    found = gradient(loss_fn, differentiated(own.params), *given)
+    value_fn = value_function(loss_of, inner.mean)
+    own = _after_inner_step(tx, own, found, inner, value_fn, fragment_count(outer))
+    if flight is None:
+        packet, own = _made(outer, turn.sends, state, own)
+        arrived = _landed(outer, turn.receives, state, own, packet, axis)
+    state, own = _after_exchange(outer, turn.receives, state, own, arrived)
+    if flight is not None:
+        packet, own = _made(outer, turn.sends, state, own)
+        own = own._replace(in_flight=_waiting(packet, flight))
+    info = _info(outer, turn, replicas, before, state, found)
+    outer_state = state.opt_state._replace(local=as_rows(own))
+    state = TrainState(before.step + 1, state.params, state.model_state, outer_state, state.key)
+    return state, info
+
+
+def _made(
+    outer: OuterOptimizer, index: int | None, state: TrainState, own: LocalState
+) -> tuple[Packet | None, LocalState]:
+    """Return the packet of a fragment, if there is one to send, and what the replica keeps."""
+    if index is None:
+        return None, own
+    fragment = fragments_of(state.params, fragment_count(outer))[index]
+    return packed(outer, fragment, index, state, own)
+
+
+def _landed(
+    outer: OuterOptimizer,
+    index: int | None,
+    state: TrainState,
+    own: LocalState,
+    packet: Packet | None,
+    axis: str | None,
+) -> Arrived | None:
+    """Exchange a packet, which may be longer than what it has, if there is one to receive."""
+    if index is None or packet is None:
+        return None
+    part = fragments_of(state.params, fragment_count(outer))[index].of(state.params)
+    like = header_like(outer, index, own.model_state)
+    words = header_words(outer, index, own.model_state)
+    return exchanged(outer, cut_to(packet, words, outer.message_words(part)), like, axis)
+
+
+def _after_exchange(
+    outer: OuterOptimizer,
+    index: int | None,
+    state: TrainState,
+    own: LocalState,
+    arrived: Arrived | None,
+) -> tuple[TrainState, LocalState]:
+    """Return what is shared and what a replica has after an exchange, if there was one."""
+    if index is None or arrived is None:
+        return state, own
+    fragment = fragments_of(state.params, fragment_count(outer))[index]
+    return applied(outer, fragment, index, state, own, arrived)
+
+
+def _waiting(packet: Packet | None, room: Packet) -> Packet:
+    """Return a packet as long as the room for it; zeros for none."""
+    return jax.tree.map(jnp.zeros_like, room) if packet is None else padded(packet, room)
+
+
+def _info(
+    outer: OuterOptimizer,
+    turn: Turn,
+    replicas: int,
+    before: TrainState,
+    after: TrainState,
+    found: Gradient,
+) -> StepInfo:
+    """Return the report of a step, with what was exchanged in it."""
+    report = after.opt_state.report
+    left_out = report.left_out - before.opt_state.report.left_out
+    sent, density = 0.0, 0.0
+    if turn.receives is not None:
+        fragment = fragments_of(after.params, fragment_count(outer))[turn.receives]
+        part = jax.eval_shape(fragment.of, after.params)
+        words = header_words(outer, turn.receives, after.model_state)
+        sent = bytes_of_exchange(outer, part, words, replicas)
+        size = sum(x.size for x in jax.tree.leaves(after.params))
+        density = outer.entries_sent(part) / max(size, 1)
+    return StepInfo(
         loss=report.loss,
         aux=as_rows(found.aux),
         grad_norm=report.grad_norm,
@@ -107,21 +163,10 @@ def outer_step(
         skipped=left_out == replicas,
         bytes_received=jnp.float32(sent),
         norm_kept=report.norm_kept,
-        synchronised=jnp.bool_(synchronise),
+        synchronised=jnp.bool_(turn.receives is not None),
         losses=found.loss.astype(jnp.float32)[None],
         left_out=left_out,
     )
-    outer_state = outer_state._replace(local=as_rows(own))
-    return TrainState(state.step + 1, params, model_state, outer_state, state.key), info
-
-
-def bytes_of_round(outer: OuterOptimizer, params: Any, header_words: int, replicas: int) -> float:
-    """Return the bytes that one replica sends in a round, in ring algorithms."""
-    words = outer.message_words(params)
-    if outer.collective == "all_reduce":
-        dense = ring_all_reduce_bytes(words, replicas)
-        return dense + 4.0 * header_words * (replicas - 1)
-    return 4.0 * (words + header_words) * (replicas - 1)
 
 
 def _after_inner_step(
@@ -130,6 +175,7 @@ def _after_inner_step(
     found: Gradient,
     inner: Replicas,
     value_fn: Callable[[PyTree], Scalar],
+    fragments: int,
 ) -> LocalState:
     """Return what a replica has after a step of its own; one that is not finite changes nothing."""
     grads, loss = inner.mean((found.grads, found.loss.astype(jnp.float32)))
@@ -139,7 +185,7 @@ def _after_inner_step(
     new = optax.apply_updates(own.params, updates), model_state, opt_state
     norm = inner.mean(norm_of(found.grads))
     # The parameters, not the gradients: the user's chain may repair a gradient.
-    good = jnp.isfinite(loss) & _all_finite(new[0])
+    good = jnp.isfinite(loss) & all_finite(new[0]) & _stays_finite(own.model_state, model_state)
     params, model_state, opt_state = jax.tree.map(
         lambda fresh, old: jnp.where(good, fresh, old),
         new,
@@ -151,90 +197,13 @@ def _after_inner_step(
         opt_state=opt_state,
         loss=own.loss + jnp.where(good, loss, 0.0),
         grad_norm=own.grad_norm + jnp.where(good, norm, 0.0),
-        steps=own.steps + good.astype(jnp.int32),
-        failed=own.failed + (~good).astype(jnp.int32),
+        steps=own.steps + 1,
+        failed=jnp.where(good, own.failed, fragments).astype(jnp.int32),
     )
 
 
-def _round(
-    outer: OuterOptimizer, state: TrainState, own: LocalState, axis: str | None
-) -> tuple[PyTree, PyTree, OuterState, LocalState, int]:
-    """Exchange what all replicas changed.
-
-    Returns:
-        Shared parameters, shared model state, the outer state (its rows are stale), what this
-        replica has of its own, and the words of a header.
-    """
-    difference = jax.tree.map(
-        lambda x, y: x.astype(jnp.float32) - y.astype(jnp.float32), state.params, own.params
-    )
-    valid = (own.failed == 0) & _all_finite(difference)
-    difference = jax.tree.map(lambda x: jnp.where(valid, x, 0.0), difference)
-    encoded = outer.encode(difference, own.outer)
-    local = jax.tree.map(lambda new, old: jnp.where(valid, new, old), encoded.local, own.outer)
-    header = Header(
-        valid, own.loss, own.grad_norm, own.steps, jnp.float32(encoded.kept), own.model_state
-    )
-    words = to_words(header)
-    if outer.collective == "all_reduce":
-        rows = _gathered(words, axis)
-        message = jnp.where(valid, encoded.message, 0.0)
-        messages = message if axis is None else lax.psum(message, axis)
-    else:
-        rows = _gathered(jnp.concatenate([words, encoded.message]), axis)
-        rows, messages = rows[:, : words.size], rows[:, words.size :]
-    headers = from_words(rows, header)
-    params, shared, model_state = _decoded(outer, state, messages, headers)
-    report = _report(headers, state.opt_state.report)
-    outer_state = OuterState(state.opt_state.rounds + 1, shared, report, state.opt_state.local)
-    zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
-    own = LocalState(params, model_state, own.opt_state, local, zero, zero, none, none)
-    return params, model_state, outer_state, own, words.size
-
-
-def _decoded(
-    outer: OuterOptimizer, state: TrainState, messages: Array, headers: Header
-) -> tuple[PyTree, PyTree, PyTree]:
-    """Return shared parameters, outer state and model state; the old ones if no replica is valid.
-
-    Every replica computes them from the same gathered words in the same order, bit for bit.
-    """
-    old = state.params, state.opt_state.shared, state.model_state
-    params, shared = outer.decode(state.params, state.opt_state.shared, messages, headers.valid)
-    mean = lambda rows, like: _mean_of_rows(rows, headers.valid, like)  # noqa: E731
-    model_state = jax.tree.map(mean, headers.model_state, state.model_state)
-    some = headers.valid.any()
-    new = params, shared, model_state
-    return jax.tree.map(lambda new, old: jnp.where(some, new, old), new, old)
-
-
-def _mean_of_rows(rows: Array, valid: Array, like: Array) -> Array:
-    """Return the mean of the valid rows of floats, and the first valid row of all else."""
-    first = rows[jnp.argmax(valid)]
-    if is_typed_key(rows) or not jnp.issubdtype(rows.dtype, jnp.inexact):
-        return first
-    wide = rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
-    mask = valid.reshape(-1, *(1 for _ in jnp.shape(like)))
-    total = jnp.where(mask, wide, 0).sum(0)
-    return (total / jnp.maximum(valid.sum(), 1)).astype(rows.dtype)
-
-
-def _report(headers: Header, before: RoundReport) -> RoundReport:
-    """Return what is known of a round from the headers of all replicas."""
-    steps = jnp.where(headers.valid, headers.steps, 0).sum()
-    mean = lambda sums: jnp.where(headers.valid, sums, 0.0).sum() / steps  # noqa: E731
-    left_out = (~headers.valid).sum().astype(jnp.int32)
-    return RoundReport(
-        mean(headers.loss),
-        mean(headers.grad_norm),
-        jnp.sqrt(jnp.where(headers.valid, headers.kept, 0.0).sum()),
-        before.left_out + left_out,
-    )
-
-
-def _gathered(words: Array, axis: str | None) -> Array:
-    return words[None] if axis is None else lax.all_gather(words, axis, to="invarying")
-
-
-def _all_finite(tree: PyTree) -> Array:
-    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)] or [True]).all()
+def _stays_finite(old: PyTree, new: PyTree) -> Array:
+    """Whether no float of a model state became infinite or NaN that was neither."""
+    pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    floats = [(x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.stack([True, *((jnp.isfinite(y) | ~jnp.isfinite(x)).all() for x, y in floats)]).all()

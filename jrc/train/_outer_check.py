@@ -3,10 +3,12 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jrc._errors import listed
 from jrc._specs import axes_of
+from jrc._tree import named_leaves
 from jrc._typing import PyTree
 from jrc.dgc import dgc_states
 from jrc.outer_optimizers import OuterOptimizer
@@ -29,6 +31,26 @@ def check_inner(opt_state: PyTree, who: str) -> None:
             f"{who}: tx must not compress gradients beside outer=, whose inner steps exchange "
             "nothing, got one with jrc.scale_by_dgc. Pass a plain optimizer, such as "
             "optax.adamw(1e-3), or leave outer= out."
+        )
+
+
+def check_real(params: PyTree, who: str) -> None:
+    """Raise if a parameter is complex: differences are exchanged in float32."""
+    for name, leaf in named_leaves(params):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise ValueError(
+                f"{who}: params must be real with outer=, which exchanges float32, got "
+                f"{jnp.result_type(leaf)} at {name!r}. Keep its real and its imaginary part as "
+                "two arrays, and join them in the loss function."
+            )
+
+
+def check_via(via: str, mesh: Mesh, who: str) -> None:
+    """Raise for a `jit` over several devices, in which there are no replicas."""
+    if via == "jit" and mesh.size > 1:
+        raise ValueError(
+            f"{who}: via must be 'shard_map' or 'pmap' with outer= on several devices, got 'jit' "
+            f"on {mesh.size}. Leave via= out."
         )
 
 

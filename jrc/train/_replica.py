@@ -22,9 +22,9 @@ class StepInfo(NamedTuple):
     """The report of one step: scalars, equal on every replica.
 
     With `outer=` an inner step exchanges nothing. `loss`, `grad_norm` and `norm_kept` are then
-    those of the last round, means over its inner steps (NaN and 0 before the first), and `losses`
-    and `aux` are returned as they are, not reduced, with a leading axis of this process's
-    replicas.
+    those of the last round, of whichever fragment, means over its inner steps (NaN and 0 before the
+    first), and `losses` and `aux` are returned as they are, not reduced, with a leading axis of
+    this process's replicas.
 
     Attributes:
         loss: Mean loss over all replicas.

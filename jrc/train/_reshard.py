@@ -31,6 +31,10 @@ def reshard(
     means stay, as `jrc.reshard_dgc` mixes u and v; counters and keys are those of the nearest
     replica. Without one this is `jrc.reshard_dgc`.
 
+    With several fragments, or overlap, some of what replicas have changed is not exchanged yet at
+    any time. It is mixed in the same way, so that no inner step is lost, after any step behind
+    which no exchange is under way.
+
     To continue from a save with another number of replicas, restore it with its own number first.
     Here it was saved with 4:
 
@@ -51,8 +55,8 @@ def reshard(
 
     Raises:
         TypeError: If `num_replicas` is no whole number, or `mesh` no mesh.
-        ValueError: If a round is not finished, if there is nothing to share out, for a number below
-            1, or if the mesh has no such axis.
+        ValueError: If a round is not finished, or an overlapped exchange under way, if there is
+            nothing to share out, for a number below 1, or if the mesh has no such axis.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -68,14 +72,14 @@ def reshard(
     with speaking_as(_WHO, "jrc.reshard_dgc"):
         if not found:
             return reshard_dgc(state, replicas, mesh=mesh, axis_name=axis_name)
+        begun = _begin(state)
         for each in found:
-            _check_finished(each.local)
+            _check_finished(each)
         axis = replica_axis(axis_name, _WHO)
         # The rows are mixed as those of a compression.
-        local = [_floats(each.local) for each in found]
+        local = [_floats(_apart(each, begun.params)) for each in found]
         rows = reshard_dgc(_as_compression(local), replicas, mesh=mesh, axis_name=axis).v
     placed = _Placement(mesh, axis, replicas)
-    begun = _begin(state)
     fresh = iter(rows)
 
     def resharded(node: Any) -> Any:
@@ -87,9 +91,12 @@ def reshard(
         own = jax.tree.map(
             lambda x: next(floats) if _is_float(x) else placed.nearest(x), node.local
         )
-        params = jax.tree.map(placed.copies, begun.params)
-        model_state = jax.tree.map(placed.copies, begun.model_state)
-        own = own._replace(params=params, model_state=model_state)
+        if _exchanges_all(node):
+            params = jax.tree.map(placed.copies, begun.params)
+            model_state = jax.tree.map(placed.copies, begun.model_state)
+            own = own._replace(params=params, model_state=model_state)
+        else:
+            own = own._replace(params=jax.tree.map(placed.together, begun.params, own.params))
         return OuterState(rounds, shared, report, own)
 
     return jax.tree.map(resharded, state, is_leaf=lambda node: isinstance(node, OuterState))
@@ -105,17 +112,41 @@ def _begin(state: Any) -> Any:
     )
 
 
-def _check_finished(local: LocalState) -> None:
-    """Raise if replicas have taken steps since the last round, which would be lost."""
-    taken = local.steps, local.failed
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in taken):
+def _exchanges_all(state: OuterState) -> bool:
+    """Whether replicas have nothing of their own after an exchange: one fragment, no overlap."""
+    return state.report.kept.size == 1 and state.local.in_flight is None
+
+
+def _check_finished(state: OuterState) -> None:
+    """Raise if something would be lost: steps since the last round, or a message under way."""
+    local = state.local
+    if isinstance(local.steps, jax.ShapeDtypeStruct):
         return
-    parts = [_local_part(x) for x in taken]
-    if steps := int(max(np.max(x, initial=0) for x in parts)):
+    steps = int(np.max(_local_part(local.steps), initial=0))
+    if _exchanges_all(state) and steps:
         raise ValueError(
             f"{_WHO}: state must be one between two rounds, got one with {steps} inner steps since "
             "the last. Take the steps up to the end of the round first."
         )
+    if local.in_flight is not None and _local_part(local.in_flight.header).any():
+        raise ValueError(
+            f"{_WHO}: state must have no exchange under way, got one whose next step applies the "
+            "last round. Take that step first."
+        )
+
+
+def _apart(state: OuterState, shared: PyTree) -> LocalState:
+    """Return what each replica has, its parameters as their difference from the shared ones."""
+    if _exchanges_all(state):
+        return state.local
+
+    def apart(rows: Any, x: Any) -> Any:
+        wide = jnp.promote_types(rows.dtype, jnp.float32)
+        if isinstance(rows, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(rows.shape, wide, sharding=rows.sharding)
+        return jax.jit(lambda rows, x: rows.astype(wide) - x.astype(wide)[None])(rows, x)
+
+    return state.local._replace(params=jax.tree.map(apart, state.local.params, shared))
 
 
 def _local_part(x: Any) -> np.ndarray:
@@ -144,7 +175,6 @@ class _Placement:
     def __init__(self, mesh: Mesh | None, axis: str, replicas: int) -> None:
         self.replicas, self._rows, self._all = replicas, None, None
         if mesh is not None:
-            mesh = Mesh(mesh.devices, mesh.axis_names)
             splits = replicas % mesh.shape[axis] == 0
             self._all = NamedSharding(mesh, PartitionSpec())
             self._rows = NamedSharding(mesh, PartitionSpec(axis)) if splits else self._all
@@ -163,6 +193,15 @@ class _Placement:
         shape = (self.replicas, *x.shape)
         return _put(x, shape, lambda x: jnp.broadcast_to(x, shape), self._rows)
 
+    def together(self, x: Any, differences: Any) -> Any:
+        """Return rows that differ so much from what is shared, in its dtype."""
+        if isinstance(x, jax.ShapeDtypeStruct):
+            sharding = differences.sharding
+            return jax.ShapeDtypeStruct(differences.shape, x.dtype, sharding=sharding)
+        add = lambda rows, x: (rows + x.astype(rows.dtype)[None]).astype(x.dtype)  # noqa: E731
+        sharding = differences.sharding if isinstance(differences, jax.Array) else None
+        return jax.jit(add, out_shardings=sharding)(differences, self.shared(x))
+
 
 def _put(x: Any, shape: tuple[int, ...], change: Any, sharding: NamedSharding | None) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
@@ -173,5 +212,17 @@ def _put(x: Any, shape: tuple[int, ...], change: Any, sharding: NamedSharding | 
         and isinstance(x, jax.Array)
         and x.sharding.device_set == sharding.device_set
     )
-    new = jax.jit(change, out_shardings=sharding if stays else None)(x)
-    return new if sharding is None or stays else jax.device_put(new, sharding)
+    there = _automatic(sharding) if stays else None
+    new = jax.jit(change, out_shardings=there)(_with_automatic_axes(x))
+    return new if sharding is None else jax.device_put(new, sharding)
+
+
+def _with_automatic_axes(x: Any) -> Any:
+    """Return an array whose rows can be taken: those of explicit axes cannot."""
+    placed = isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding)
+    return jax.device_put(x, _automatic(x.sharding)) if placed else x
+
+
+def _automatic(sharding: Any) -> NamedSharding:
+    mesh = sharding.mesh
+    return NamedSharding(Mesh(mesh.devices, mesh.axis_names), sharding.spec)

@@ -1,5 +1,6 @@
-"""The choice between the inner step and the step that ends a round, by the number of the step."""
+"""The choice between the compiled steps of a run with `outer=`, by the number of the step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,37 +8,55 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._typing import PyTree
+from jrc._validate import whole_number
+from jrc.outer_optimizers import INNER, OuterOptimizer, Turn, overlap_of, turn_at
 from jrc.train._state import TrainState
 
 _WHO = "jrc.make_train_step"
 
 
 class Rounds:
-    """Two compiled steps: the one that ends a round runs every `sync_every` steps.
+    """The compiled steps: one that ends the round of a fragment runs every `sync_every` steps.
 
     The number of a step is read from the state once, which waits for the device; after that it is
     counted as long as each call gets the state that the call before returned. A restored state is
     another one, so that a resumed run takes its rounds at the same steps.
     """
 
-    def __init__(self, inner: Any, closing: Any, sync_every: int) -> None:
-        self._inner, self._closing, self._every = inner, closing, sync_every
+    def __init__(self, build: Callable[[Turn], Any], outer: OuterOptimizer) -> None:
+        self._build, self._outer = build, outer
+        self._known: dict[Turn, Any] = {}
         self._last: Any = None
         self._number = 0
 
     def __call__(self, state: TrainState, batch: PyTree) -> Any:
         """Do one step."""
         number = self._number if state.step is self._last else _number_of(state.step)
-        closes = (number + 1) % self._every == 0
-        state, info = (self._closing if closes else self._inner)(state, batch)
+        state, info = self._program(turn_at(self._outer, number + 1))(state, batch)
         self._last, self._number = state.step, number + 1
         return state, info._replace(
             losses=_local_rows(info.losses), aux=jax.tree.map(_local_rows, info.aux)
         )
 
-    def lower(self, state: TrainState, batch: PyTree, closing: bool = True) -> jax.stages.Lowered:
-        """Return the lowered program of the step that ends a round, which needs more memory."""
-        return (self._closing if closing else self._inner).lower(state, batch)
+    def lower(
+        self, state: TrainState, batch: PyTree, closing: bool = True, number: int | None = None
+    ) -> jax.stages.Lowered:
+        """Return a lowered program: that which exchanges the last fragment needs most memory."""
+        turn = INNER
+        if number is not None:
+            remedy = "The first step is 1."
+            turn = turn_at(
+                self._outer,
+                whole_number(number, "number", "jrc.TrainStep.lower", least=1, remedy=remedy),
+            )
+        elif closing:
+            turn = turn_at(self._outer, int(self._outer.sync_every) + overlap_of(self._outer))
+        return self._program(turn).lower(state, batch)
+
+    def _program(self, turn: Turn) -> Any:
+        if turn not in self._known:
+            self._known[turn] = self._build(turn)
+        return self._known[turn]
 
 
 def _local_rows(x: Any) -> Any:

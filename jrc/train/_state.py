@@ -19,7 +19,7 @@ from jrc.dgc import AxisName, check_whole, dgc_states, state_specs
 from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._abstract import abstract_state, is_abstract
 from jrc.train._extra_args import differentiated, wrapped
-from jrc.train._outer_check import check_inner, check_outer, check_whole_replicas
+from jrc.train._outer_check import check_inner, check_outer, check_real, check_whole_replicas
 from jrc.train._placement import copied, own_specs
 from jrc.train._rows import outer_states, row_specs
 from jrc.train._topology import mesh_over_all
@@ -95,7 +95,7 @@ def init_state(
         ValueError: If the mesh has no such axis or no device of this process, if a transform
             before the compression in a chain has state, if there is a compression beside `outer`,
             if processes gave different values, or if parameters are split over another mesh, over
-            the axis that is compressed, or at all with `outer`.
+            the axis that is compressed, or, with `outer`, split or complex.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -115,6 +115,7 @@ def init_state(
         _check_first(opt_state)
         stepped = wrapped(params, opt_state)
         if outer is not None:
+            check_real(params, _WHO)
             check_inner(opt_state, _WHO)
             first = functools.partial(initial_state, outer)
             first = functools.partial(jax.eval_shape, first) if shapes else first

@@ -17,18 +17,22 @@ from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Memory, Plan, memory_needed
 from jrc.train._budget import Budgeted
 from jrc.train._check import (
-    check_batch,
-    check_batch_of_processes,
     check_devices,
     check_form,
     check_outer_state,
     check_state,
 )
+from jrc.train._check_batch import (
+    SameBatch,
+    check_batch,
+    check_batch_of_processes,
+    check_copies_of_batch,
+)
 from jrc.train._check_mesh import check_every_axis, check_split_batch, check_split_state
 from jrc.train._op_tags import with_op_tags
 from jrc.train._options import WHO, check_options, mesh_of_step
 from jrc.train._outer import outer_step
-from jrc.train._outer_check import check_axes, check_outer
+from jrc.train._outer_check import check_axes, check_outer, check_via
 from jrc.train._replica import StepInfo, replica_step
 from jrc.train._rounds import Rounds
 from jrc.train._runners import RUNNERS
@@ -106,14 +110,15 @@ class TrainStep:
         """
         return memory_needed(self._lowered(state, batch, "memory"), self._platform)
 
-    def lower(self, state: TrainState, batch: PyTree, **options: bool) -> jax.stages.Lowered:
+    def lower(self, state: TrainState, batch: PyTree, **options: Any) -> jax.stages.Lowered:
         """Return the lowered program, for its text and cost (arrays or shapes as arguments).
 
         Args:
             state: From `jrc.init_state`, or its shapes with shardings.
             batch: As for a call, or its shapes.
             **options: With `outer=`: `closing=False` for the inner step, which exchanges nothing,
-                in place of the step that ends a round.
+                in place of the step that ends a round (of several fragments, that of the last);
+                `number=7` for the program of the seventh step, whatever it does.
 
         Returns:
             The lowered program.
@@ -121,7 +126,7 @@ class TrainStep:
         return self._lowered(state, batch, "lower", **options)
 
     def _lowered(
-        self, state: TrainState, batch: PyTree, called: str, **options: bool
+        self, state: TrainState, batch: PyTree, called: str, **options: Any
     ) -> jax.stages.Lowered:
         if self.via == "pmap":
             raise ValueError(
@@ -246,6 +251,7 @@ def make_train_step(
     names = names_of(axis_name)
     if outer is not None:
         check_axes(mesh, names, WHO)
+        check_via(via, mesh, WHO)
     replicas = math.prod(mesh.shape[name] for name in names)
     axes = None if via == "jit" else names
 
@@ -255,8 +261,7 @@ def make_train_step(
             return run(functools.partial(replica_step, loss_fn, tx, axes, replicas, accumulate))
         rows = mesh.shape[names[0]]
         body = functools.partial(outer_step, loss_fn, tx, outer, axes, rows, accumulate)
-        closing = lambda closes: run(functools.partial(body, closes))  # noqa: E731
-        return Rounds(closing(False), closing(True), int(outer.sync_every))
+        return Rounds(lambda turn: run(functools.partial(body, turn)), outer)
 
     if memory_budget is not None:
         call = Budgeted(build, loss_fn, memory_budget, respect_checkpoints, WHO)
@@ -264,6 +269,8 @@ def make_train_step(
         call = build(with_op_tags(loss_fn) if plan is None else plan.apply(loss_fn))
 
     placed = needs_placement(mesh, names, via)
+
+    same = SameBatch()
 
     def check(state: TrainState, batch: PyTree, first: bool, runs: bool) -> None:
         def here() -> None:
@@ -283,10 +290,15 @@ def make_train_step(
             if first and is_split(mesh, names, via):
                 check_every_axis(build(loss_fn), state, batch, mesh, names)
 
-        if first and runs and mesh.is_multi_process:
+        if not (runs and mesh.is_multi_process):
+            here()
+        elif first:
             all_or_none(here, WHO)
             check_batch_of_processes(batch, names)
+            check_copies_of_batch(batch, names)
+            same.check(batch)
         else:
+            same.check(batch)
             here()
 
     devices = mesh.local_devices

@@ -148,6 +148,11 @@ def test_the_bits_of_a_parameter_at_the_defaults():
     assert jrc.DiLoCo().message_words(params) == size
 
 
+def test_padding_is_no_entry():
+    params = {"w": jnp.zeros((65, 65)), "b": jnp.zeros(5001)}
+    assert jrc.SparseLoCo(density=1).entries_sent(params) == 65 * 65 + 5001
+
+
 def test_leaves_without_entries_and_of_few_bits():
     outer = jrc.SparseLoCo(2, density=1, wire="f32")
     theta = {"none": jnp.zeros((0, 3)), "half": jnp.ones((4,), jnp.bfloat16)}

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._gradient.compiled_memory import Memory
+from jrc.remat._planner.compiled_cost import CompiledCost
 from jrc.remat._planner.problem import PlanningProblem
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
@@ -369,5 +369,5 @@ def problem_of(name):
 def guess(name, candidate=0):
     """A plan of a case, with a made-up peak in the place of a compiled one."""
     problem = problem_of(name)
-    memory = {candidate: Memory(0, 0, 1000, 0)}
+    memory = {candidate: CompiledCost(0, 0, 1000, 0)}
     return problem.plan_of(problem.candidates[candidate], 1, memory)

@@ -344,31 +344,6 @@ def test_offloaded_values_are_in_another_memory():
     assert total_bytes(saved) == 0
 
 
-def test_collectives_of_automatic_sharding():
-    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
-    rows = jax.sharding.NamedSharding(mesh, P("d"))
-    x, w = jax.device_put(X, rows), jax.device_put(W, jax.sharding.NamedSharding(mesh, P()))
-    report = jrc.explain(lambda w, x: jnp.sum(jnp.sin(x @ w)), w, x)
-    kinds = {each.kind: (each.count, each.rerun) for each in report.collectives}
-    assert kinds["all-reduce"][0] >= 1 and kinds["all-reduce"][1] == 0
-    assert sum(each.bytes for each in report.collectives) >= W.nbytes
-
-
-@pytest.mark.parametrize("rerun", [False, True])
-def test_recomputed_collectives(rerun):
-    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
-
-    def body(w, x):
-        x = jrc.mark(jnp.sin(jax.lax.psum(jnp.sin(x @ w), "d") @ w), "h")
-        return jax.lax.pmean(jnp.sum(jnp.sin(x @ w)), "d")
-
-    body = jrc.recompute_segments(body, ["h"], recompute_collectives=rerun)
-    loss = jax.shard_map(body, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
-    report = jrc.explain(loss, W, X)
-    (reduced,) = (each for each in report.collectives if each.kind == "all-reduce")
-    assert reduced.rerun == int(rerun)
-
-
 ERRORS = {
     "no function": (
         lambda: jrc.explain(3, W),

@@ -59,7 +59,7 @@ def test_compiled_text_is_parsed():
     module = parse_hlo(TEXT)
     loop = module.entry.by_name["loop"]
     assert (loop.opcode, loop.shape, loop.operands) == ("while", (4, 32, 128), ("in",))
-    assert loop.trips == 4 and {name for names in loop.called.values() for name in names} == {
+    assert loop.known_trips == 4 and {name for names in loop.called.values() for name in names} == {
         "body", "condition",
     }  # fmt: skip
     both = module.entry.by_name["both"]

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._gradient.compiled_memory import Memory, memory_needed, memory_of
+from jrc.remat._gradient.compiled_memory import memory_needed, memory_of
+from jrc.remat._planner.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
 from tests.remat.plan_cases import (
@@ -34,7 +35,7 @@ def net():
 @functools.cache
 def compiled(i):
     lean = jax.value_and_grad(net().applied(net().all[i], layers))
-    return memory_of(jax.jit(lean).lower(*NET).compile())
+    return compiled_cost(jax.jit(lean).lower(*NET), None)
 
 
 def planned(budget):
@@ -101,7 +102,7 @@ def test_fractions_where_more_memory_is_no_less_work(peaks):
     """Whatever the compiled peaks: 1 is nothing recomputed, and no fraction is refused."""
     ordered = net().candidates[-len(peaks) :]
     some = dataclasses.replace(net(), candidates=ordered, by_hand=())
-    memory = lambda candidate: Memory(0, 0, peaks[ordered.index(candidate)], 0)  # noqa: E731
+    memory = lambda candidate: CompiledCost(0, 0, peaks[ordered.index(candidate)], 0)  # noqa: E731
     plans = [choose(some, f / 8, memory, "jrc.plan") for f in range(9)]
     assert not plans[-1].reruns
     assert all(plan.verified.peak_bytes <= plan.budget for plan in plans)
@@ -134,7 +135,9 @@ def test_a_model_that_promised_too_much_costs_one_compilation():
     sizes = {candidate: budget - 100 + 10 * i for i, candidate in enumerate(ordered)}
     sizes[ordered[top]] = budget + 1
     sizes = {candidate: min(size, budget + 1) for candidate, size in sizes.items()}
-    plan = choose(net(), budget, lambda candidate: Memory(0, 0, sizes[candidate], 0), "jrc.plan")
+    plan = choose(
+        net(), budget, lambda candidate: CompiledCost(0, 0, sizes[candidate], 0), "jrc.plan"
+    )
     assert plan.reruns and plan.verified.peak_bytes <= budget
     assert plan.compilations <= 6
 
@@ -173,7 +176,7 @@ def test_a_way_by_hand_that_costs_more_is_not_chosen():
     some = ways((10, 10**9))
     sizes = dict.fromkeys(some.all, 10**7)
     sizes |= {some.candidates[0]: 10**6 + 1, some.candidates[1]: 10**6, some.by_hand[0]: 10**6}
-    memory = lambda candidate: Memory(0, 0, sizes[candidate], 0)  # noqa: E731
+    memory = lambda candidate: CompiledCost(0, 0, sizes[candidate], 0)  # noqa: E731
     plan = choose(some, 10**6, memory, "jrc.plan")
     assert plan.predicted == some.predicted(some.candidates[1])
 
@@ -190,7 +193,7 @@ def test_without_compilations_a_refusal_names_the_least_of_all():
 def test_few_ways_by_hand_are_compiled():
     some = ways(*((100, 10 + i) for i in range(8)))
     sizes = dict.fromkeys(some.all, 10**7) | {some.candidates[0]: 10**6}
-    memory = lambda candidate: Memory(0, 0, sizes[candidate], 0)  # noqa: E731
+    memory = lambda candidate: CompiledCost(0, 0, sizes[candidate], 0)  # noqa: E731
     assert choose(some, 10**6, memory, "jrc.plan").compilations <= 8
     assert choose(some, 0.5, memory, "jrc.plan").compilations <= 9
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jrc
-from jrc.remat._gradient import arguments
 from jrc.remat._planner import inner_programs, make_plan, plan_cache, solver
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.settings import SETTINGS
@@ -160,9 +159,9 @@ def test_large_constants_have_no_part_in_the_text(monkeypatch):
 def test_equal_programs_are_compiled_once(monkeypatch):
     problem = PlanningProblem.of(loss, ARGS, 0, False, "test")
     compiled = []
-    needed = arguments.memory_needed
+    cost = make_plan.compiled_cost
     monkeypatch.setattr(
-        arguments, "memory_needed", lambda *given: compiled.append(0) or needed(*given)
+        make_plan, "compiled_cost", lambda *given: compiled.append(0) or cost(*given)
     )
     compiler = make_plan._Compiler(problem)
     twin = dataclasses.replace(problem.candidates[0], name="the same under another name")

@@ -76,9 +76,9 @@ def problem_on(kind, sizes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(8,), (4, 2), (2, 2, 2)])
-@pytest.mark.parametrize(("kind", "within"), [("gpt", 0.1), ("moe", 0.5)])
+@pytest.mark.parametrize(("kind", "within"), [("gpt", 0.1), ("moe", 0.2)])
 def test_predicted_peaks_are_near_the_compiled_ones(kind, within, sizes):
-    # What XLA gathers for a mixture of experts follows the bytes of the model less closely.
+    # Of a mixture of experts a plan that saves more may need less.
     fn, args = problem_on(kind, sizes)
     problem = PlanningProblem.of(fn, args, 0, False, "test")
     memory = {}

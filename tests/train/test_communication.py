@@ -34,12 +34,38 @@ def test_the_first_way_that_keeps_replicas_computing_is_advised():
 
 def test_enough_steps_for_a_utilisation_are_enough_and_no_more():
     params = {"w": jax.ShapeDtypeStruct((5000, 5000), "float32")}
-    enough = jrc.communication_advice(params, 4, "100Mbit/s", 0.5).ways[-1].enough
+    outer = [jrc.DiLoCo(wire="4bit")]
+    enough = jrc.communication_advice(params, 4, "100Mbit/s", 0.5, outers=outer).ways[-1].enough
     for every, reached in ((enough, True), (enough - 1, False)):
         advice = jrc.communication_advice(
             params, 4, "100Mbit/s", 0.5, outers=[jrc.DiLoCo(every, wire="4bit")]
         )
         assert (advice.ways[-1].utilisation >= 0.9) == reached
+
+
+def test_fragments_divide_the_largest_exchange_and_overlap_hides_a_step_of_each():
+    params = {"w": jax.ShapeDtypeStruct((5000, 5000), "float32")}
+    given = {"wire": "4bit"}, {"wire": "4bit", "fragments": 5}, {"wire": "4bit", "overlap": 1}
+    outers = [jrc.DiLoCo(50, **options) for options in (*given, given[1] | given[2])]
+    advice = jrc.communication_advice(params, 4, "100Mbit/s", 0.5, outers=outers, latency=0.1)
+    whole, parts, hidden, both = advice.ways[-4:]
+    assert both.name == "DiLoCo 4bit, 5 fragments, overlap"
+    assert parts.bytes == both.bytes == pytest.approx(whole.bytes / 5, rel=1e-2)
+    wait = whole.bytes / 100e6 * 8 + 0.1
+    assert parts.seconds == pytest.approx(0.5 + (wait + 4 * 0.1) / 50, rel=1e-3)
+    assert hidden.seconds == pytest.approx(0.5 + (wait - 0.5) / 50, rel=1e-3)
+    assert both.seconds == pytest.approx(0.5 + (wait + 4 * 0.1 - 5 * 0.5) / 50, rel=1e-3)
+    fast = jrc.communication_advice(params, 4, "1Gbit/s", 0.5, outers=outers[3:]).ways[-1]
+    assert fast.utilisation == 1 and fast.enough == 10
+
+
+def test_ef21_sends_as_many_entries_as_its_sparsity_says():
+    params = {"w": jax.ShapeDtypeStruct((5000, 5000), "float32")}
+    advice = jrc.communication_advice(params, 4, "1Gbit/s", 0.5, ef21_sparsity=0.995)
+    bytes_of = {way.name: way.bytes for way in advice.ways}
+    assert bytes_of["ef21"] == pytest.approx(5 * bytes_of["dgc"], rel=1e-6)
+    tiny = jrc.communication_advice(jax.ShapeDtypeStruct((1, 9), "float32"), 4, "1Gbit/s", 0.5)
+    assert [way.name.split()[0] for way in tiny.ways] == ["dense", "SparseLoCo", "DiLoCo", "DiLoCo"]
 
 
 def test_one_replica_waits_for_nothing():

@@ -112,8 +112,8 @@ def test_replicas_differ_within_a_round_and_are_bit_equal_after_it(ran):
     assert not rows_are_equal(states[3].opt_state.local.outer)
 
 
-def collectives(step, state, closing):
-    text = step.lower(state, batch(0), closing=closing).compile().as_text()
+def collectives(step, state, **which):
+    text = step.lower(state, batch(0), **which).compile().as_text()
     found = r"= \(?(\S+?)\{.*? (all-\w+|collective-\w+|reduce-\w+)(?:-start)?\("
     return [pair for pair in re.findall(found, text) if pair[1] != "reduce-window"]
 
@@ -251,6 +251,33 @@ def test_running_statistics_are_averaged_in_a_round():
     assert rows_are_equal(state.opt_state.local.model_state)
 
 
+def test_statistics_that_are_not_finite_on_one_replica_stay_there():
+    """Though its loss and its parameters are."""
+
+    def stateful(params, model_state, batch, key):
+        loss, _ = loss_fn(params, batch, key)
+        best = jnp.where(batch[1].max() > 1e3, jnp.nan, 1.0)
+        return loss, ({"best": best, "least": model_state["least"]}, None)
+
+    first = {"best": jnp.zeros(()), "least": jnp.full((), -jnp.inf)}
+    tx, options = optax.sgd(1e-9), {"mesh": on(), "outer": jrc.SparseLoCo(1)}
+    state = jrc.init_state(params(), tx, jax.random.key(1), model_state=first, **options)
+    x, y = batch(0)
+    y[4:8] = 1e4
+    state, info = jrc.make_train_step(stateful, tx, **options)(state, (x, y))
+    assert int(info.left_out) == 1 and float(state.model_state["best"]) == 1.0
+    assert float(state.model_state["least"]) == -np.inf
+
+
+def test_differences_of_float64_are_not_those_of_rounded_parameters():
+    with jax.enable_x64(True):
+        tx, options = optax.sgd(1.0), {"mesh": on(1), "outer": jrc.DiLoCo(1, 1.0, 0.0)}
+        begun = jrc.init_state({"w": jnp.ones(2)}, tx, jax.random.key(1), **options)
+        loss = lambda params, batch, key: 1e-9 * params["w"].sum()  # noqa: E731
+        state, _ = jrc.make_train_step(loss, tx, **options)(begun, jnp.zeros(1))
+        np.testing.assert_allclose(state.params["w"], 1 - 1e-9, rtol=0, atol=1e-15)
+
+
 slow = pytest.mark.slow
 
 
@@ -272,6 +299,17 @@ def test_workers_leave_and_join_between_rounds(ran, tmp_path, replicas):
     for _ in range(3):
         state, info = step(state, (x, y))
     assert bool(info.synchronised) and np.isfinite(float(info.loss)) and int(state.step) == 6
+
+
+@pytest.mark.slow
+def test_workers_leave_a_mesh_of_explicit_axes():
+    mesh, fewer = (jax.make_mesh((n,), ("data",), devices=jax.devices()[:n]) for n in (4, 2))
+    state, step = start(jrc.SparseLoCo(1), mesh=mesh)
+    state, _ = run(state, step, 1)
+    state = jrc.reshard(state, 2, mesh=fewer)
+    _, step = start(jrc.SparseLoCo(1), mesh=fewer)
+    _, infos = run(state, step, 1, begin=1)
+    assert np.isfinite(float(infos[0].loss)) and infos[0].losses.shape == (2,)
 
 
 @pytest.mark.slow

@@ -115,10 +115,19 @@ def memory_needed(lowered: Any, platform: str | None = None, arguments: int = 0)
         RuntimeError: If the compiler refuses the program because of its size and does not say how
             much memory it needs.
     """
+    memory, _ = compiled_with_memory(lowered, platform, arguments)
+    return memory
+
+
+def compiled_with_memory(
+    lowered: Any, platform: str | None = None, arguments: int = 0
+) -> tuple[Memory, Any]:
+    """Return what `memory_needed` returns, and the program; `None` where it was refused."""
     try:
-        return memory_of(compiled_to_look_at(lowered, platform))
+        compiled = compiled_to_look_at(lowered, platform)
     except jax.errors.JaxRuntimeError as error:
-        return memory_of_refused(error, arguments)
+        return memory_of_refused(error, arguments), None
+    return memory_of(compiled), compiled
 
 
 def compiled_to_look_at(lowered: Any, platform: str | None = None) -> Any:

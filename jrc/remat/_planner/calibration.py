@@ -2,7 +2,9 @@
 
 The model counts the bytes of whole arrays. How XLA splits intermediate values over devices is
 known from a compiled program only: predictions lie on the lines through the leanest candidate, two
-further up the row, and the one with nothing recomputed.
+further up the row, the one that recomputes least, and the one with nothing recomputed. Between the
+last two lies a step: with nothing recomputed XLA keeps the parameters that it gathered for the
+forward pass, which the model does not count.
 """
 
 import dataclasses

@@ -16,10 +16,11 @@ from jrc._targets import Target, abstract_on, checked_target
 from jrc._tree import aval_of
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
-from jrc.remat._gradient.compiled_memory import Memory, memory_needed
+from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._planner.budget import BudgetError, checked_budget
 from jrc.remat._planner.calibration import is_split
 from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.plan_cache import check_cache, plan_in
 from jrc.remat._planner.problem import PlanningProblem
@@ -73,7 +74,7 @@ def plan(
     differentiated argument (a train state, a flax nnx module) get no gradient. With arguments that
     `jit` shards over devices, compiled peaks, and so budgets and fractions of them, are right. A
     predicted peak is calibrated then: only XLA knows how it splits intermediate values, so that the
-    leanest candidate, two in between and the one with nothing recomputed are compiled, with
+    leanest candidate, two in between, and the two richest are compiled, with
     `verify=False` too, and the others are predicted on the lines through these. In `shard_map`
     sizes are those of one device.
 
@@ -247,7 +248,7 @@ class _Search:
             self.respects, self.name,
         )  # fmt: skip
         compiled = _Compiler(problem)
-        if is_split(problem.arguments.leaves):
+        if compiled.split:
             problem = problem.calibrated(compiled)
         return problem, compiled
 
@@ -268,13 +269,16 @@ class _Compiler:
 
     def __init__(self, problem: PlanningProblem):
         self.problem = problem
-        self.known: dict[str, Memory] = {}
+        self.known: dict[str, CompiledCost] = {}
+        self.split = is_split(problem.arguments.leaves)
 
-    def __call__(self, candidate: Candidate) -> Memory:
+    def __call__(self, candidate: Candidate) -> CompiledCost:
         lowered = self.problem.lowered(candidate)
         text = _fingerprint(lowered)
         if text not in self.known:
-            self.known[text] = self.problem.arguments.memory(lowered)
+            arguments = self.problem.arguments
+            given = sum(map(bytes_on_device, arguments.of(arguments.arrays)))
+            self.known[text] = compiled_cost(lowered, arguments.platform, given, self.split)
         return self.known[text]
 
 
@@ -317,7 +321,7 @@ def plan_within(
         flops: dict[Candidate, int] = {}
 
         @functools.cache
-        def compiled(candidate: Candidate) -> Memory:
+        def compiled(candidate: Candidate) -> CompiledCost:
             applied = problem.applied(candidate, fn)
 
             @named_like(fn)
@@ -327,7 +331,7 @@ def plan_within(
                     flops[candidate] = problem.counted(candidate)
                 return applied(*args)
 
-            return memory_needed(lower(counted), platform)
+            return compiled_cost(lower(counted), platform, counts_sent=split)
 
         if split:
             problem = problem.calibrated(compiled)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jrc._errors import name_of, named_like
+from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, html_of, memory_text, text_of
 from jrc._validate import check_flag, check_json, check_json_fields
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
@@ -18,6 +19,7 @@ from jrc.remat._planner.plan_candidates import (
     PlanCandidate,
     candidates_table,
     kept_table,
+    sent_text,
 )
 from jrc.remat._planner.policy_by_names import ByName, lost_text, policy_of
 from jrc.remat._planner.saved_by_plan import Kept
@@ -41,6 +43,7 @@ _FIELDS = {
     "opaque": [{"name": str, "place": str, "times": int, "bytes": int, "recomputed": bool}],
     "equations": [str],
     "inputs": [str],
+    "names": [str],
     "closed": int,
     "digest": str,
     "respect_checkpoints": bool,
@@ -238,7 +241,7 @@ class Plan:
                     data["closed"],
                     data["respect_checkpoints"],
                     data["written"],
-                    tuple(data.get("names", ())),
+                    tuple(data["names"]),
                 ),
                 target=data["target"],
             )
@@ -266,6 +269,8 @@ class Plan:
             f"{memory_text(self.budget)}), "
             f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
         ]
+        chosen = next((each for each in self.candidates if each.is_chosen), None)
+        parts += sent_text(chosen, link_bandwidth_of(self.target))
         if self.decision == AS_WRITTEN:
             parts.append("the function runs as it is, under its own jax.checkpoint regions")
         else:
@@ -329,7 +334,6 @@ def _check_json(data: Any) -> None:
         peak = {"compiled_peak_bytes": each.get("compiled_peak_bytes")}
         if peak["compiled_peak_bytes"] is not None:
             check_json_fields(peak, {"compiled_peak_bytes": int}, f"candidates[{i}]")
-    check_json_fields(data.get("names", []), [str], "names")
     if data["closed"] > len(data["inputs"]):
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 

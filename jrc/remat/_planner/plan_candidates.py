@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jrc._text import Grid, memory_text
+from jrc._text import Grid, exchange_text, memory_text
 from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED, Kept
 
 # Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
@@ -38,6 +38,9 @@ class PlanCandidate:
         change: What it saves more and less than the leaner candidate before it.
         is_chosen: Whether it is the plan.
         name: What it is called, if a person would try it by hand.
+        sent_bytes: Bytes that one device sends to others in its compiled program; `None` if it was
+            not compiled, or its arguments are not split over devices.
+        rerun_sent_bytes: How many of them in recomputation: parameters that are gathered again.
     """
 
     predicted: Estimate
@@ -46,12 +49,26 @@ class PlanCandidate:
     change: str
     is_chosen: bool
     name: str = ""
+    sent_bytes: int | None = None
+    rerun_sent_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
         """The compiled peak, or the predicted one."""
         compiled = self.compiled_peak_bytes
         return self.predicted.peak_bytes if compiled is None else compiled
+
+
+def sent_text(candidate: PlanCandidate | None, bandwidth: float | None) -> list[str]:
+    """Return a line on what one device sends to others, with its time at a bandwidth.
+
+    Args:
+        candidate: The chosen one.
+        bandwidth: Bytes per second of a device's links, if known.
+    """
+    if candidate is None or not candidate.sent_bytes:
+        return []
+    return [exchange_text(candidate.sent_bytes, candidate.rerun_sent_bytes or 0, bandwidth)]
 
 
 def kept_table(kept: Sequence[Kept]) -> Grid:
@@ -69,6 +86,7 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
     beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
     shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
+    counts_sent = any(each.sent_bytes for each in candidates)
     rows = []
     for i in shown:
         each = candidates[i]
@@ -80,6 +98,12 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
                 each.name or each.change,
                 f"{memory_text(each.peak_bytes)}{source}",
                 f"{each.predicted.flops_ratio:.3f} x",
+                *([_sent_again(each)] if counts_sent else []),
             )
         )
-    return Grid(("candidate", "change from the leaner one", "peak", "FLOPs"), rows)
+    heads = ("candidate", "change from the leaner one", "peak", "FLOPs")
+    return Grid((*heads, "sent again") if counts_sent else heads, rows)
+
+
+def _sent_again(each: PlanCandidate) -> str:
+    return "" if each.rerun_sent_bytes is None else memory_text(each.rerun_sent_bytes)

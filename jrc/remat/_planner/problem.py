@@ -11,13 +11,14 @@ from jrc._jaxpr import Opened, Program, evaluate, flops, nbytes
 from jrc._tree import is_traced
 from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import Arguments, arguments_of, call_checked
-from jrc.remat._gradient.compiled_memory import Memory, bytes_on_device
+from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
 from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.as_written import NAME as AS_WRITTEN_NAME
 from jrc.remat._planner.as_written import as_written_candidate
 from jrc.remat._planner.calibration import Calibration, calibration_of
 from jrc.remat._planner.candidates import Candidate, candidate_row
+from jrc.remat._planner.compiled_cost import CompiledCost
 from jrc.remat._planner.decision import AS_WRITTEN
 from jrc.remat._planner.opaque_in_plan import opaque_under
 from jrc.remat._planner.plan import Plan, apply_decision
@@ -165,15 +166,16 @@ class PlanningProblem:
         peak = self.given + self.returned + candidate.temporaries
         return self._estimate(self.calibration.of(peak), self.flops + candidate.recomputed)
 
-    def calibrated(self, compiled: Callable[[Candidate], Memory]) -> "PlanningProblem":
+    def calibrated(self, compiled: Callable[[Candidate], CompiledCost]) -> "PlanningProblem":
         """Return the problem with predictions for one device, for arguments that are split.
 
         Args:
-            compiled: Compiles a candidate; called for the leanest, for two in between, and for
-                nothing recomputed.
+            compiled: Compiles a candidate; called for the leanest, for two in between, for the
+                one that recomputes least, and for nothing recomputed.
         """
         row = self.candidates
-        some = dict.fromkeys((row[0], row[len(row) // 4], row[len(row) // 2], row[-1]))
+        places = (0, len(row) // 4, len(row) // 2, max(len(row) - 2, 0), len(row) - 1)
+        some = dict.fromkeys(row[i] for i in places)
         pairs = [(self.predicted(each).peak_bytes, compiled(each).peak) for each in some]
         return dataclasses.replace(self, calibration=calibration_of(pairs))
 
@@ -191,7 +193,7 @@ class PlanningProblem:
         self,
         candidate: Candidate,
         budget: int,
-        memory: Mapping[int, Memory],
+        memory: Mapping[int, CompiledCost],
         counted: int | None = None,
     ) -> Plan:
         """Return a candidate as a plan.
@@ -199,7 +201,7 @@ class PlanningProblem:
         Args:
             candidate: The candidate.
             budget: Bytes that were asked for.
-            memory: Of the candidates that were compiled, by number in `all`, the compiled bytes.
+            memory: Of the candidates that were compiled, by number in `all`, the compiled cost.
             counted: FLOPs of the candidate, where they were counted before.
         """
         i = self.all.index(candidate)
@@ -225,7 +227,9 @@ class PlanningProblem:
             target=self.target,
         )
 
-    def _weighed(self, chosen: int, memory: Mapping[int, Memory]) -> tuple[PlanCandidate, ...]:
+    def _weighed(
+        self, chosen: int, memory: Mapping[int, CompiledCost]
+    ) -> tuple[PlanCandidate, ...]:
         """Every candidate with its cost, and what changes from the one before it."""
         found, before = [], None
         for i, candidate in enumerate(self.all):
@@ -237,6 +241,8 @@ class PlanningProblem:
                 PlanCandidate(
                     predicted=self.predicted(candidate),
                     compiled_peak_bytes=memory[i].peak if i in memory else None,
+                    sent_bytes=memory[i].sent if i in memory else None,
+                    rerun_sent_bytes=memory[i].rerun_sent if i in memory else None,
                     saved_bytes=candidate.saved,
                     change=AS_WRITTEN_NAME
                     if decision == AS_WRITTEN

@@ -60,16 +60,13 @@ def save_candidates(
 def _read_past_barriers(
     nodes: Sequence[CostNode], readers: Mapping[int, Sequence[CostNode]]
 ) -> set[int]:
-    """Return values that are made before, and read at or behind, what no region may contain.
+    """Return values that are made before, and read at or behind, what no region should contain.
 
-    They cannot be recomputed where they are read: a region does not reach across.
+    They cannot be recomputed where they are read, because no region reaches across an effect or a
+    construct that runs once. Across a loop one would: all of the loop would be recomputed with it.
     """
     at = {v: k for k, node in enumerate(nodes) for v in node.makes}
-    barriers = [
-        k
-        for k, node in enumerate(nodes)
-        if node.has_effects or (node.inner_bytes and node.runs_once)
-    ]
+    barriers = [k for k, node in enumerate(nodes) if node.has_effects or node.inner_bytes]
     order = {id(node): k for k, node in enumerate(nodes)}
     return {
         v

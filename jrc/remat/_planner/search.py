@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 from jrc._errors import name_of
 from jrc._text import exact_memory_text, memory_text
-from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._planner.budget import BudgetError
 from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.compiled_cost import CompiledCost
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.settings import SETTINGS
@@ -24,7 +24,7 @@ _logger = logging.getLogger("jrc")
 def choose(
     problem: PlanningProblem,
     budget: int | float,
-    compiled: Callable[[Candidate], Memory] | None,
+    compiled: Callable[[Candidate], CompiledCost] | None,
     who: str,
     flops: Mapping[Candidate, int] | None = None,
 ) -> Plan:
@@ -123,11 +123,11 @@ class _Peaks:
     def __init__(
         self,
         problem: PlanningProblem,
-        compiled: Callable[[Candidate], Memory] | None,
+        compiled: Callable[[Candidate], CompiledCost] | None,
         who: str,
     ):
         self.problem, self.compiled, self.who = problem, compiled, who
-        self.memory: dict[int, Memory] = {}
+        self.memory: dict[int, CompiledCost] = {}
 
     def of(self, i: int) -> int:
         """Return the peak of a candidate in bytes."""
@@ -174,7 +174,7 @@ def highest_fitting(
     return None if low < 0 else low
 
 
-def _refusal(problem: PlanningProblem, plan: Plan, memory: Memory | None, who: str) -> str:
+def _refusal(problem: PlanningProblem, plan: Plan, memory: CompiledCost | None, who: str) -> str:
     what = "the gradient of" if who == "jrc.plan" else "the whole step around"
     peak = (plan.verified or plan.predicted).peak_bytes
     given, returned = problem.given, problem.returned

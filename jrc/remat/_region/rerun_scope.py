@@ -17,6 +17,10 @@ _SCOPE = "jrc_rerun"
 _PLANNED = "jrc_plan"
 _JAX_SCOPE = "rematted_computation"
 _REGION = "RematTraced"
+# The barrier in front of a recomputed region has the name of `jax.checkpoint`'s own primitive, or
+# its own with `jax_remat3`. XLA gives it to collectives for the region's inputs: parameters that
+# are gathered again.
+_BARRIER = re.compile(r"transpose\(.*/(remat2|checkpoint|optimization_barrier)$")
 # The derivative of a recomputed function is recomputation; its transpose is the backward pass.
 _RERUN = re.compile(rf"(?<!transpose\(jvp\(){_SCOPE}")
 
@@ -58,7 +62,12 @@ def is_rerun(eqn: Any) -> bool:
 
 def is_rerun_path(path: str) -> bool:
     """Return the same for an operator of the compiled program, from its `op_name` path."""
-    return _JAX_SCOPE in path or bool(_RERUN.search(path))
+    return _JAX_SCOPE in path or bool(_RERUN.search(path) or _BARRIER.search(path))
+
+
+def is_backward_path(path: str) -> bool:
+    """Return whether an operator of the compiled program belongs to the backward pass."""
+    return "transpose(" in path
 
 
 def _is_transposed(scope: str) -> bool:

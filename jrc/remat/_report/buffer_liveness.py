@@ -133,7 +133,7 @@ def _forwarded(each: Instruction, operands: list[Any]) -> Any:
         return tuple(operands)
     (first, *_) = operands
     if each.opcode == "get-tuple-element":
-        return first[int(each.attributes.partition("index=")[2].partition(",")[0])]
+        return first[each.element]
     return first[0] if each.opcode == "copy-done" and isinstance(first, tuple) else first
 
 

@@ -20,7 +20,8 @@ from jrc.remat._gradient.loss import Loss, loss_of
 from jrc.remat._gradient.opaque import Opaque, gathered, opaque_equations
 from jrc.remat._gradient.saved_values import saved_values
 from jrc.remat._policy.notices import collected_notices
-from jrc.remat._report.compiled_schedule import collectives, live_points
+from jrc.remat._report.collectives import collectives, mesh_of
+from jrc.remat._report.compiled_schedule import live_points
 from jrc.remat._report.diagnostics import warnings_of
 from jrc.remat._report.hlo import Module, parse_hlo
 from jrc.remat._report.recompute_count import reruns
@@ -103,7 +104,7 @@ def _explained(
         flops=flops(traced),
         memory=memory,
         live=live_points(module, loss) if module else (),
-        collectives=collectives(module) if module else (),
+        collectives=collectives(module, mesh_of(loss)) if module else (),
         warnings=(*refused, *notices, *warnings_of(forward, gradient, program, loss.name)),
         opaque=_opaque(loss),
         device=there.name if there else loss.device.device_kind,

@@ -39,6 +39,7 @@ class Instruction:
         name: Its name, unique in its computation.
         opcode: Its opcode, such as `fusion`.
         shape: Bytes of its result; a tuple for a result of several arrays.
+        types: The types of its arrays, without layouts: `f32[2,3]`.
         operands: Names of its operands.
         inside: The text between its parentheses.
         called: Names of the computations that it runs, by role (`body`, `condition`, …).
@@ -50,6 +51,7 @@ class Instruction:
     name: str
     opcode: str
     shape: Shape
+    types: tuple[str, ...]
     operands: tuple[str, ...]
     inside: str
     called: Mapping[str, tuple[str, ...]]
@@ -63,10 +65,16 @@ class Instruction:
         return int(self.inside) if self.opcode == "parameter" else None
 
     @property
-    def trips(self) -> int:
-        """The number of iterations of a loop where the compiler knows it, else 1."""
+    def element(self) -> int | None:
+        """The number of the tuple's element that it returns, if it returns one."""
+        found = re.search(r"\bindex=(\d+)", self.attributes)
+        return int(found[1]) if found and self.opcode == "get-tuple-element" else None
+
+    @property
+    def known_trips(self) -> int | None:
+        """The number of iterations of a loop where the compiler has written it."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.attributes)
-        return int(found[1]) if found else 1
+        return int(found[1]) if found else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,10 +96,11 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Module:
-    """A compiled program: its computations by name, and the entry computation."""
+    """A compiled program: its computations by name, the entry computation, its devices."""
 
     computations: Mapping[str, Computation]
     entry: Computation
+    devices: int = 1
 
     def called(self, instruction: Instruction) -> Iterator[Computation]:
         """Yield the computations that an instruction runs."""
@@ -120,7 +129,8 @@ def parse_hlo(text: str) -> Module:
             name = ""
         elif name and (found := _INSTRUCTION.match(line)):
             lines.append(_instruction(found[2], found[3], bool(found[1])))
-    return Module(computations, computations[entry])
+    counts = re.findall(r"num_(?:partitions|replicas)=(\d+)", text.partition("\n\n")[0])
+    return Module(computations, computations[entry], math.prod(map(int, counts)))
 
 
 def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
@@ -137,6 +147,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
         name=name,
         opcode=opcode,
         shape=_shape(shape),
+        types=tuple(f"{dtype}[{sizes}]" for dtype, sizes in _ARRAY.findall(shape)),
         operands=tuple(re.findall(r"%([\w.\-]+)", inside)),
         inside=inside,
         called=called,

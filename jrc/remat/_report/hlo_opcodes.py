@@ -93,6 +93,9 @@ _row("reduce reduce-window select-and-scatter dot convolution fft triangular-sol
 # Written into the first operand.
 _row("dynamic-update-slice scatter sort", **_first)
 
+# To another slice of TPUs, through the hosts.
+_row("send", **_none, is_collective=True)
+
 # Collectives. The second operand of `ragged-all-to-all` is the buffer for its result.
 _row("all-reduce", **_first, is_collective=True)
 _row("all-gather reduce-scatter all-to-all collective-permute", **_none, is_collective=True)

@@ -11,7 +11,8 @@ from jrc._validate import check_json
 from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._gradient.saved_values import SavedValue
-from jrc.remat._report.compiled_schedule import Collective, LivePoint
+from jrc.remat._report.collectives import Collective
+from jrc.remat._report.compiled_schedule import LivePoint
 from jrc.remat._report.plot import picture_html, plot_reports
 from jrc.remat._report.recompute_count import Rerun
 from jrc.remat._report.report_data import ReportData
@@ -58,7 +59,11 @@ class Report(ReportData):
             `outputs`, `temporaries`, `aliased`, and their `peak`.
         live: One entry for each instruction of the compiled program, in the order in which they
             run: `bytes` of temporaries and results so far, `phase`, `mark`.
-        collectives: The exchanges between devices, per kind: `kind`, `count`, `bytes`, `rerun`.
+        collectives: What a device exchanges with others, that first of which it sends most:
+            `kind` (`all-gather`), `arrays` (types of the result), `axes` of the mesh, `devices` of
+            a group, `count` (times the iterations of loops), how many of these run in the
+            `backward` pass and how many belong to recomputation (`rerun`), `bytes` of the results,
+            and bytes `sent`, of recomputation `rerun_sent`, around a ring.
         warnings: Recomputation without effect, each with the way out.
         device: The kind of device that the program was compiled for.
         opaque: What `jrc.plan` cannot look into (functions with a `custom_vjp`), the most bytes

@@ -10,7 +10,8 @@ from typing import Any
 from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._gradient.saved_values import SavedValue, total_bytes
-from jrc.remat._report.compiled_schedule import Collective, LivePoint
+from jrc.remat._report.collectives import Collective
+from jrc.remat._report.compiled_schedule import LivePoint
 from jrc.remat._report.recompute_count import Rerun
 
 
@@ -38,6 +39,16 @@ class ReportData:
     def rerun_flops(self) -> int:
         """Floating-point operations of recomputation."""
         return sum(each.flops for each in self.rerun)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that one device sends to others."""
+        return sum(each.sent for each in self.collectives)
+
+    @property
+    def rerun_sent_bytes(self) -> int:
+        """Bytes that one device sends to others in recomputation."""
+        return sum(each.rerun_sent for each in self.collectives)
 
     @property
     def by_line(self) -> Mapping[str, int]:

@@ -4,9 +4,11 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jrc._text import Grid, flops_text, memory_text, text_of
+from jrc._targets import link_bandwidth_of
+from jrc._text import Grid, exchange_text, flops_text, memory_text, text_of
 from jrc.remat._gradient.opaque import opaque_lines
 from jrc.remat._gradient.saved_values import SavedValue
+from jrc.remat._report.collectives import Collective
 from jrc.remat._report.report_data import ReportData, check_names, check_reports
 
 _WIDTH = 108
@@ -18,6 +20,7 @@ _MAX_LINES = 8
 _WARNING, _MARKS = "warning: ", "saved marks: "
 # Lines that are broken at the width of the tables.
 _WRAPPED = (_WARNING, _MARKS)
+_MAX_COLLECTIVES = 6
 _SHORT_DTYPES = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c"}
 
 
@@ -176,11 +179,30 @@ def _rerun_table(report: ReportData) -> list[str | Grid]:
 
 
 def _collective_table(report: ReportData) -> list[str | Grid]:
-    rows = [
-        (each.kind, f"{each.count:,} x", memory_text(each.bytes), f"{each.rerun:,}")
-        for each in report.collectives
-    ]
-    return [Grid(("collective", "", "bytes", "of these re-run"), rows)] if rows else []
+    if not report.collectives:
+        return []
+    rows = [_collective_row(each) for each in report.collectives[:_MAX_COLLECTIVES]]
+    if rest := report.collectives[len(rows) :]:
+        rows.append(_collective_sums(f"{len(rest)} more", "", rest))
+    if len(report.collectives) > 1:
+        rows.append(_collective_sums("all", "", report.collectives))
+    heads = ("collective", "over", "runs", "backward", "re-run", "bytes sent", "of these re-run")
+    bandwidth = link_bandwidth_of(report.device)
+    line = exchange_text(report.sent_bytes, report.rerun_sent_bytes, bandwidth)
+    return [Grid(heads, rows), *([line] if bandwidth else [])]
+
+
+def _collective_row(each: Collective) -> tuple[str, ...]:
+    first, *others = each.arrays or ("",)
+    more = f" and {len(others)} more" if others else ""
+    over = ", ".join(each.axes) or (f"{each.devices} devices" if each.devices else "")
+    return _collective_sums(f"{each.kind} {first}{more}", over, [each])
+
+
+def _collective_sums(name: str, over: str, group: Sequence[Collective]) -> tuple[str, ...]:
+    counts = [sum(getattr(c, key) for c in group) for key in ("count", "backward", "rerun")]
+    sent = [sum(getattr(c, key) for c in group) for key in ("sent", "rerun_sent")]
+    return (name, over, *(f"{n:,}" for n in counts), *map(memory_text, sent))
 
 
 def _bytes(group: Iterable[SavedValue]) -> int:

@@ -1,0 +1,240 @@
+"""Fragments: parts of the parameters that are exchanged at different steps of a round.
+
+An outer optimizer may have three attributes besides those of its protocol: `fragments`, `overlap`
+and `blend`. All that they mean is here and in the train step, so that no optimizer needs to know in
+how many parts, and when, it is asked.
+"""
+
+import bisect
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrc._tree import aval_of
+from jrc._typing import PyTree
+from jrc._validate import finite_number, whole_number
+
+SNAP = 8
+"""A cut that is closer to the end of a leaf than this part of a fragment lies at the end."""
+
+
+class Piece(NamedTuple):
+    """Rows of a leaf along its leading axis; a scalar has one row.
+
+    Attributes:
+        leaf: Number of the leaf.
+        start: First row.
+        stop: The row behind the last.
+        whole: Whether these are all rows.
+    """
+
+    leaf: int
+    start: int
+    stop: int
+    whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragment:
+    """A part of a parameter tree.
+
+    Attributes:
+        pieces: Its rows; `None` for the whole tree.
+    """
+
+    pieces: tuple[Piece, ...] | None = None
+
+    def of(self, tree: PyTree) -> PyTree:
+        """Return this part as a list of arrays, or the tree as it is if this is all of it."""
+        if self.pieces is None:
+            return tree
+        leaves = jax.tree.leaves(tree)
+        return [
+            leaves[each.leaf] if each.whole else leaves[each.leaf][each.start : each.stop]
+            for each in self.pieces
+        ]
+
+    def put(self, tree: PyTree, part: PyTree) -> PyTree:
+        """Return the tree with other values in this part."""
+        if self.pieces is None:
+            return part
+        leaves, treedef = jax.tree.flatten(tree)
+        for each, new in zip(self.pieces, part, strict=True):
+            old = leaves[each.leaf]
+            leaves[each.leaf] = new if each.whole else old.at[each.start : each.stop].set(new)
+        return treedef.unflatten(leaves)
+
+
+class Turn(NamedTuple):
+    """What a step does besides its inner step.
+
+    Attributes:
+        sends: The fragment whose message is made after the inner step.
+        receives: The fragment whose messages are exchanged and applied; without overlap the same.
+    """
+
+    sends: int | None
+    receives: int | None
+
+
+INNER = Turn(None, None)
+
+
+def fragment_count(outer: Any) -> int:
+    """Return the number of fragments of an outer optimizer."""
+    return int(getattr(outer, "fragments", 1))
+
+
+def overlap_of(outer: Any) -> int:
+    """Return the steps from the end of a round to that in which its result is applied, 0 or 1."""
+    return int(getattr(outer, "overlap", 0))
+
+
+def blend_of(outer: Any) -> float:
+    """Return the share of a replica's own parameters in those that it goes on with."""
+    return float(getattr(outer, "blend", 0.0))
+
+
+def check_fragments(outer: Any, who: str) -> None:
+    """Raise unless fragments, overlap and blend are numbers in their ranges."""
+    remedy = "Write fragments=4."
+    count = whole_number(outer.fragments, "fragments", who, least=1, remedy=remedy)
+    if count > outer.sync_every:
+        raise ValueError(
+            f"{who}: fragments must be at most sync_every, because one is exchanged in a step, got "
+            f"{count} for sync_every={outer.sync_every}. {remedy}"
+        )
+    remedy = "1 hides an exchange behind the next step."
+    overlap = whole_number(outer.overlap, "overlap", who, least=0, most=1, remedy=remedy)
+    if overlap and 2 * count > outer.sync_every:
+        raise ValueError(
+            f"{who}: sync_every must be at least 2 * fragments with overlap=1, so that there are "
+            f"steps with no exchange under way, got {outer.sync_every!r} for fragments={count}. "
+            f"Write sync_every={2 * count}."
+        )
+    remedy = "Write blend=0.5."
+    if finite_number(blend_of(outer), "blend", who, remedy=remedy) >= 1:
+        raise ValueError(f"{who}: blend must be a share in [0, 1), got {outer.blend!r}. {remedy}")
+
+
+def turn_at(outer: Any, number: int) -> Turn:
+    """Return what a step does besides its inner step.
+
+    Args:
+        outer: The outer optimizer.
+        number: Number of the step, from 1.
+
+    Returns:
+        The fragments that it sends and receives.
+
+    >>> from jrc import DiLoCo
+    >>> [turn_at(DiLoCo(5, fragments=2), i).sends for i in range(1, 11)]
+    [None, 0, None, None, 1, None, 0, None, None, 1]
+    >>> [turn_at(DiLoCo(5, overlap=1), i).receives for i in range(1, 7)]
+    [None, None, None, None, None, 0]
+    """
+    later = overlap_of(outer)
+    return Turn(_sent_at(outer, number), _sent_at(outer, number - later))
+
+
+def _sent_at(outer: Any, number: int) -> int | None:
+    every, count = int(outer.sync_every), fragment_count(outer)
+    if number < 1:
+        return None
+    ends = [(i + 1) * every // count % every for i in range(count)]
+    return ends.index(number % every) if number % every in ends else None
+
+
+def fragments_of(params: Any, count: int, who: str = "jrc.init_state") -> tuple[Fragment, ...]:
+    """Return parts of about equally many entries, in the order of the tree.
+
+    A leaf is cut along its leading axis, but not close to its ends.
+
+    Args:
+        params: Arrays or shapes.
+        count: Number of fragments.
+        who: The public function, for an error.
+
+    Returns:
+        The fragments.
+
+    Raises:
+        ValueError: If the leaves cannot be cut into so many.
+
+    >>> params = [jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((6,), "float32")]
+    >>> [[tuple(piece) for piece in each.pieces] for each in fragments_of(params, 2)]
+    [[(0, 0, 2, True)], [(1, 0, 6, True)]]
+    """
+    if count == 1:
+        return (Fragment(),)
+    shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)]
+    ends = list(itertools.accumulate(map(math.prod, shapes), initial=0))
+    share = ends[-1] / count
+    cuts = [_cut(i * share, share / SNAP, shapes, ends) for i in range(count)]
+    pairs = itertools.pairwise([*cuts, (len(shapes), 0)])
+    found = tuple(Fragment(_pieces(begin, end, shapes)) for begin, end in pairs)
+    sizes = [sum(math.prod(shapes[x.leaf]) for x in each.pieces or ()) for each in found]
+    if not all(sizes):
+        raise ValueError(
+            f"{who}: outer must have no more fragments than the parameters can be cut into along "
+            f"their leading axes, got {count} for {len(shapes)} leaves of {ends[-1]:,} entries. "
+            "Use fewer fragments."
+        )
+    return found
+
+
+def _cut(
+    place: float, near: float, shapes: Sequence[tuple[int, ...]], ends: Sequence[int]
+) -> tuple[int, int]:
+    """Return leaf and row of a cut so many entries behind the first."""
+    if not shapes or not place:
+        return 0, 0
+    leaf = min(bisect.bisect_right(ends, place) - 1, len(shapes) - 1)
+    before, behind = place - ends[leaf], ends[leaf + 1] - place
+    if before <= near:
+        return leaf, 0
+    if behind <= near:
+        return leaf + 1, 0
+    rows = _rows(shapes[leaf])
+    row = round(before / (before + behind) * rows)
+    return (leaf, row) if row < rows else (leaf + 1, 0)
+
+
+def _pieces(
+    begin: tuple[int, int], end: tuple[int, int], shapes: Sequence[tuple[int, ...]]
+) -> tuple[Piece, ...]:
+    """Return the rows from one cut to another."""
+    found = []
+    for leaf in range(begin[0], min(end[0] + 1, len(shapes))):
+        rows = _rows(shapes[leaf])
+        start = begin[1] if leaf == begin[0] else 0
+        stop = end[1] if leaf == end[0] else rows
+        if start < stop:
+            found.append(Piece(leaf, start, stop, (start, stop) == (0, rows)))
+    return tuple(found)
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if shape else 1
+
+
+def shapes_of_fragments(outer: Any, params: Any, who: str = "jrc.init_state") -> list[PyTree]:
+    """Return the shapes of each fragment's arrays."""
+    shapes = jax.tree.map(aval_of, params)
+    fragments = fragments_of(shapes, fragment_count(outer), who)
+    return [jax.eval_shape(fragment.of, shapes) for fragment in fragments]
+
+
+def part_of(states: PyTree, index: int, count: int) -> PyTree:
+    """Return a fragment's own of a state that has an entry for each of several fragments."""
+    return states if count == 1 else states[index]
+
+
+def with_part(states: PyTree, index: int, count: int, new: PyTree) -> PyTree:
+    """Return such a state with another entry for a fragment."""
+    return new if count == 1 else (*states[:index], new, *states[index + 1 :])

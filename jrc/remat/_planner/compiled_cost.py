@@ -1,0 +1,47 @@
+"""What a compiled candidate costs: its memory, and what a device sends to others."""
+
+import dataclasses
+from typing import Any
+
+from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
+from jrc.remat._report.collectives import collectives
+from jrc.remat._report.hlo import parse_hlo
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledCost(Memory):
+    """Bytes on one device of a compiled program.
+
+    Attributes:
+        sent: Bytes that the device sends to others; `None` where they were not counted.
+        rerun_sent: How many of them in recomputation.
+    """
+
+    sent: int | None = None
+    rerun_sent: int | None = None
+
+
+def compiled_cost(
+    lowered: Any, platform: str | None, arguments: int = 0, counts_sent: bool = False
+) -> CompiledCost:
+    """Compile a lowered program and return what it costs; the program is not meant to be run.
+
+    Args:
+        lowered: The program.
+        platform: What it is lowered for.
+        arguments: Bytes of its arguments on one device, where the compiler may refuse it.
+        counts_sent: Whether its text is read for what a device sends to others.
+
+    Raises:
+        RuntimeError: As `memory_needed`.
+    """
+    found, compiled = compiled_with_memory(lowered, platform, arguments)
+    memory = dataclasses.asdict(found)
+    if compiled is None or not counts_sent:
+        return CompiledCost(**memory)
+    sent = collectives(parse_hlo(compiled.as_text()), {})
+    return CompiledCost(
+        **memory,
+        sent=sum(each.sent for each in sent),
+        rerun_sent=sum(each.rerun_sent for each in sent),
+    )

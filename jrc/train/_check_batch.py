@@ -1,0 +1,98 @@
+"""Checks of a train step's batch: its parts, and that processes agree on it."""
+
+import itertools
+import zlib
+
+import jax
+import jax.numpy as jnp
+
+from jrc._errors import listed
+from jrc._multihost import differing, differing_copies, reached_by_all
+from jrc._tree import is_array, is_traced, named_leaves
+from jrc._typing import PyTree
+from jrc.train._state import kind_of
+
+_WHO = "jrc.make_train_step"
+
+# How long a process whose batch has changed waits for the others, and the steps made so far.
+_SECONDS = 120.0
+_STEPS = itertools.count()
+
+
+def check_batch(batch: PyTree, parts: int, words: str) -> None:
+    """Raise unless the leading axis of every leaf splits into equal parts."""
+    for name, leaf in named_leaves(batch):
+        name = name or "(the batch itself)"
+        if not (is_array(leaf) or is_traced(leaf)):
+            raise ValueError(
+                f"{_WHO}: every leaf of batch must be an array with the examples along its leading "
+                f"axis, got {type(leaf).__name__} {leaf!r} at {name!r}. Convert it with "
+                "jnp.asarray."
+            )
+        if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts or jnp.shape(leaf)[0] == 0:
+            raise ValueError(
+                f"{_WHO}: the leading axis of every leaf of batch must be a multiple of {words} = "
+                f"{parts}, got shape {list(jnp.shape(leaf))} at {name!r}. Drop the rest of the "
+                "batch, or use fewer parts."
+            )
+
+
+def check_batch_of_processes(batch: PyTree, axes: tuple[str, ...]) -> None:
+    """Raise if an array that lies on one process differs: JAX takes it for the whole batch."""
+    if names := differing(named_leaves(batch)):
+        raise ValueError(
+            f"{_WHO}: arrays of batch on one process must be the whole batch, equal on every "
+            f"process, got different {listed(names)}. Join the parts of the processes, of equal "
+            "sizes: jax.make_array_from_process_local_data("
+            f"NamedSharding(mesh, PartitionSpec({axes!r})), part)."
+        )
+
+
+def check_copies_of_batch(batch: PyTree, axes: tuple[str, ...]) -> None:
+    """Raise if processes that hold the same examples have different ones."""
+    if not (found := differing_copies(named_leaves(batch))):
+        return
+    name, processes = found[0]
+    together = ", ".join(map(str, processes))
+    raise ValueError(
+        f"{_WHO}: processes that hold the same examples of batch must hold equal ones, got "
+        f"different {name or '(the batch itself)'!r} on processes {together}. The batch "
+        f"is split over {listed(axes)}, which does not tell these processes apart: give each of "
+        "them the same part, or split the batch over an axis that does."
+    )
+
+
+class SameBatch:
+    """Checks that processes change the shapes of their batches in the same step.
+
+    Where one process alone has another batch it runs another program, and all wait for each other.
+    A process whose batch changes asks the others; the ordinary step asks nothing.
+    """
+
+    def __init__(self) -> None:
+        self._step, self._number = 0, next(_STEPS)
+        self._last: list[tuple[str, str]] = []
+
+    def check(self, batch: PyTree) -> None:
+        """Raise if the batch is another than in the last step on some processes only."""
+        kinds = [(name, kind_of(leaf)) for name, leaf in named_leaves(batch)]
+        if not self._last or self._last == kinds or self._is_of_all(kinds):
+            self._last = kinds
+            self._step += 1
+            return
+        changes = [pair for pair in zip(self._last, kinds, strict=False) if pair[0] != pair[1]]
+        (name, now), before = ("", "more or fewer leaves"), ""
+        if changes:
+            ((_, was), (name, now)), *_ = changes
+            before = f", {was} before"
+        raise ValueError(
+            f"{_WHO}: batch must change its shapes on every process in the same step and alike, "
+            f"got {now} at {name or '(the batch itself)'!r}{before}, on process "
+            f"{jax.process_index()} and not on all. Drop the rest of the data where it runs out, "
+            "so that every process has as many parts of equal size."
+        )
+
+    def _is_of_all(self, kinds: list[tuple[str, str]]) -> bool:
+        """Whether every process comes to this step with such a batch."""
+        text = f"{self._number}_{self._step}_{zlib.crc32(repr(kinds).encode())}"
+        return reached_by_all(f"jrc_batch_{text}", _SECONDS)

@@ -1,0 +1,206 @@
+"""The exchange of a round: a packet is made, gathered from all replicas, and applied.
+
+Without overlap all three happen in the step that ends the round. With it the packet waits in the
+state: the next step begins with the exchange, which nothing of its inner step depends on, and ends
+with its result.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jrc._tree import is_typed_key
+from jrc._typing import Array, PyTree
+from jrc.dgc import ring_all_reduce_bytes
+from jrc.outer_optimizers import (
+    Fragment,
+    Header,
+    LocalState,
+    OuterOptimizer,
+    Packet,
+    RoundReport,
+    blend_of,
+    fragment_count,
+    from_words,
+    header_like,
+    overlap_of,
+    part_of,
+    to_words,
+    with_part,
+)
+from jrc.train._state import TrainState
+
+
+class Arrived(NamedTuple):
+    """What all replicas have of an exchange.
+
+    Attributes:
+        headers: Of all replicas, in rank order.
+        messages: Of all replicas in rank order, or the sum of the valid ones.
+        valid: Whether this replica's own counts, `bool[]`.
+    """
+
+    headers: Header
+    messages: Array
+    valid: Array
+
+
+def bytes_of_exchange(
+    outer: OuterOptimizer, params: PyTree, header_words: int, replicas: int
+) -> float:
+    """Return the bytes that one replica sends for a fragment, in ring algorithms."""
+    words = outer.message_words(params)
+    if outer.collective == "all_reduce":
+        dense = ring_all_reduce_bytes(words, replicas)
+        return dense + 4.0 * header_words * (replicas - 1)
+    return 4.0 * (words + header_words) * (replicas - 1)
+
+
+def packed(
+    outer: OuterOptimizer, fragment: Fragment, index: int, state: TrainState, own: LocalState
+) -> tuple[Packet, LocalState]:
+    """Return what a replica sends of a fragment, and what it has afterwards.
+
+    Args:
+        outer: The outer optimizer.
+        fragment: The part of the parameters.
+        index: Its number.
+        state: The shared state.
+        own: What the replica has.
+
+    Returns:
+        The packet, and its own without what was sent.
+    """
+    count = fragment_count(outer)
+    difference = jax.tree.map(_difference, fragment.of(state.params), fragment.of(own.params))
+    valid = (own.failed == 0) & all_finite(difference)
+    difference = jax.tree.map(lambda x: jnp.where(valid, x, 0.0), difference)
+    before = part_of(own.outer, index, count)
+    encoded = outer.encode(difference, before)
+    local = jax.tree.map(lambda new, old: jnp.where(valid, new, old), encoded.local, before)
+    carried = header_like(outer, index, own.model_state).model_state
+    kept = jnp.float32(encoded.kept)
+    header = Header(valid, own.loss, own.grad_norm, own.steps, kept, carried)
+    zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
+    own = own._replace(
+        outer=with_part(own.outer, index, count, local),
+        loss=zero,
+        grad_norm=zero,
+        steps=none,
+        failed=jnp.maximum(own.failed - 1, 0),
+    )
+    return Packet(to_words(header), encoded.message), own
+
+
+def exchanged(outer: OuterOptimizer, packet: Packet, like: Header, axis: str | None) -> Arrived:
+    """Exchange the packets of all replicas by one all-gather.
+
+    Dense messages are added in an all-reduce, beside a small all-gather of the headers.
+    """
+    words, message = packet
+    valid = from_words(words[None], like).valid[0]
+    if outer.collective == "all_reduce":
+        rows = _gathered(words, axis)
+        message = jnp.where(valid, message, 0.0)
+        messages = message if axis is None else lax.psum(message, axis)
+    else:
+        rows = _gathered(jnp.concatenate([words, message]), axis)
+        rows, messages = rows[:, : words.size], rows[:, words.size :]
+    return Arrived(from_words(rows, like), messages, valid)
+
+
+def applied(
+    outer: OuterOptimizer,
+    fragment: Fragment,
+    index: int,
+    state: TrainState,
+    own: LocalState,
+    arrived: Arrived,
+) -> tuple[TrainState, LocalState]:
+    """Return the shared state after an exchange, with stale rows, and what a replica goes on with.
+
+    Every replica computes the shared state from the same gathered words in the same order, bit for
+    bit. It stays as it is if no replica is valid.
+    """
+    count, headers = fragment_count(outer), arrived.headers
+    before = state.opt_state
+    momentum = part_of(before.shared, index, count)
+    carries = headers.model_state is not None
+    old = fragment.of(state.params), momentum, state.model_state if carries else None
+    params, momentum = outer.decode(old[0], momentum, arrived.messages, headers.valid)
+    mean = lambda rows, like: _mean_of_rows(rows, headers.valid, like)  # noqa: E731
+    new = params, momentum, jax.tree.map(mean, headers.model_state, old[2])
+    some = headers.valid.any()
+    params, momentum, statistics = jax.tree.map(lambda x, y: jnp.where(some, x, y), new, old)
+    outer_state = before._replace(
+        rounds=before.rounds + 1,
+        shared=with_part(before.shared, index, count, momentum),
+        report=_report(headers, before.report, index),
+    )
+    model_state = statistics if carries else state.model_state
+    state = TrainState(
+        state.step, fragment.put(state.params, params), model_state, outer_state, state.key
+    )
+    if overlap_of(outer):
+        go_on = lambda own, shared: _blended(outer, own, shared, arrived.valid)  # noqa: E731
+        params = jax.tree.map(go_on, fragment.of(own.params), params)
+        if carries:
+            statistics = jax.tree.map(go_on, own.model_state, statistics)
+    own = own._replace(params=fragment.put(own.params, params))
+    return state, own._replace(model_state=statistics) if carries else own
+
+
+def _blended(outer: OuterOptimizer, own: Array, shared: Array, valid: Array) -> Array:
+    """Return what a replica goes on with after an overlapped exchange.
+
+    Counters and keys of a model state are its own, which has taken one more step; if its
+    contribution was left out, all is shared.
+    """
+    alpha, mixed = blend_of(outer), own
+    if jnp.issubdtype(own.dtype, jnp.inexact):
+        wide = jnp.promote_types(own.dtype, jnp.float32)
+        both = alpha * own.astype(wide) + (1 - alpha) * shared.astype(wide)
+        mixed = both.astype(own.dtype) if alpha else shared
+    return jnp.where(valid, mixed, shared)
+
+
+def _mean_of_rows(rows: Array, valid: Array, like: Array) -> Array:
+    """Return the mean of the valid rows of floats, and the first valid row of all else."""
+    first = rows[jnp.argmax(valid)]
+    if is_typed_key(rows) or not jnp.issubdtype(rows.dtype, jnp.inexact):
+        return first
+    wide = rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
+    mask = valid.reshape(-1, *(1 for _ in jnp.shape(like)))
+    total = jnp.where(mask, wide, 0).sum(0)
+    return (total / jnp.maximum(valid.sum(), 1)).astype(rows.dtype)
+
+
+def _report(headers: Header, before: RoundReport, index: int) -> RoundReport:
+    """Return what is known of a round from the headers of all replicas."""
+    steps = jnp.where(headers.valid, headers.steps, 0).sum()
+    mean = lambda sums: jnp.where(headers.valid, sums, 0.0).sum() / steps  # noqa: E731
+    kept = jnp.where(headers.valid, headers.kept, 0.0).sum()
+    left_out = (~headers.valid).sum().astype(jnp.int32)
+    return RoundReport(
+        mean(headers.loss),
+        mean(headers.grad_norm),
+        before.kept.at[index].set(kept),
+        before.left_out + left_out,
+    )
+
+
+def _gathered(words: Array, axis: str | None) -> Array:
+    return words[None] if axis is None else lax.all_gather(words, axis, to="invarying")
+
+
+def _difference(shared: Array, own: Array) -> Array:
+    """Return shared parameters less a replica's own, float32, computed in no fewer bits."""
+    wide = jnp.promote_types(shared.dtype, jnp.float32)
+    return (shared.astype(wide) - own.astype(wide)).astype(jnp.float32)
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Whether all entries of all leaves are finite."""
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)] or [True]).all()

@@ -1,0 +1,77 @@
+"""Fragments: each entry is in one of them, they are of about equal sizes, and each has its time."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jrc
+from jrc.outer_optimizers import fragments_of, turn_at
+
+BLOCK = {"up": (64, 256), "down": (256, 64), "norm": (64,)}
+LAYERS = {"blocks": [BLOCK] * 6, "embed": (257, 64), "scale": ()}
+STACKED = {"blocks": {name: (6, *shape) for name, shape in BLOCK.items()}, "embed": (257, 64)}
+
+
+def arrays(shapes):
+    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+    number = iter(range(1000))
+    return jax.tree.map(lambda s: jnp.full(s, next(number), jnp.float32), shapes, is_leaf=is_shape)
+
+
+@pytest.mark.parametrize("shapes", [LAYERS, STACKED], ids=["layers", "stacked"])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_each_entry_is_in_one_fragment_of_equal_size(shapes, count):
+    tree = arrays(shapes)
+    fragments = fragments_of(tree, count)
+    sizes = [sum(x.size for x in fragment.of(tree)) for fragment in fragments]
+    total = sum(x.size for x in jax.tree.leaves(tree))
+    assert len(fragments) == count and sum(sizes) == total
+    assert max(sizes) < 1.35 * total / count
+    marked = jax.tree.map(jnp.zeros_like, tree)
+    for fragment in fragments:
+        marked = fragment.put(marked, [x + 1 for x in fragment.of(marked)])
+    assert all((x == 1).all() for x in jax.tree.leaves(marked))
+
+
+def test_one_fragment_is_the_tree_itself_and_layers_stay_whole():
+    tree = arrays(LAYERS)
+    (only,) = fragments_of(tree, 1)
+    assert only.of(tree) is tree and only.put(tree, "new") == "new"
+    pieces = [piece for fragment in fragments_of(tree, 3) for piece in fragment.pieces]
+    assert all(piece.whole for piece in pieces)
+
+
+def test_cuts_along_rows_are_these():
+    shapes = {"b": (128,), "w": (64, 128)}
+    found = [each.pieces for each in fragments_of(arrays(shapes), 2)]
+    assert found == [((0, 0, 128, True), (1, 0, 32, False)), ((1, 32, 64, False),)]
+
+
+def test_leaves_that_cannot_be_cut():
+    none = {"a": jnp.zeros((3, 0)), "w": jnp.zeros((4, 2)), "z": jnp.zeros(())}
+    assert len(fragments_of(none, 2)) == 2
+    for tree in (jnp.zeros((1, 9)), [], [jnp.zeros(())]):
+        with pytest.raises(ValueError, match="no more fragments than the parameters can be cut"):
+            fragments_of(tree, 2)
+
+
+@pytest.mark.parametrize(
+    ("every", "count", "overlap"),
+    [(1, 1, 0), (5, 1, 0), (7, 7, 0), (100, 3, 0), (2, 1, 1), (5, 2, 1), (101, 50, 1)],
+)
+def test_each_fragment_has_its_step_of_every_round(every, count, overlap):
+    outer = jrc.DiLoCo(every, fragments=count, overlap=overlap)
+    turns = [turn_at(outer, i) for i in range(1, 3 * every + 1 + overlap)]
+    sends = [turn.sends for turn in turns]
+    assert [turn.receives for turn in turns] == [None] * overlap + sends[: len(turns) - overlap]
+    for fragment in range(count):
+        at = np.flatnonzero([x == fragment for x in sends[: 3 * every]]) + 1
+        assert len(at) == 3 and (np.diff(at) == every).all()
+    assert sends[every - 1] == count - 1
+    # With overlap there is a step behind which nothing is under way.
+    assert not overlap or not any(turn.sends is turn.receives is not None for turn in turns)
+    gaps = np.diff(np.flatnonzero([x is not None for x in sends]))
+    assert not gaps.size or gaps.max() <= math.ceil(every / count)
