@@ -5,6 +5,7 @@ import importlib.util
 import pathlib
 import re
 
+import jax
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -53,7 +54,8 @@ def test_every_recipe_runs_alone(title):
     if missing := [name for name in imported(code) if importlib.util.find_spec(name) is None]:
         pytest.skip(f"{missing[0]} is not installed: pip install -e '.[zoo,zoo-gemma]'")
     found = {}
-    exec(compile(code, f"docs/recipes.md, {title}", "exec"), found)
+    with jax.numpy_rank_promotion("allow"):  # JAX's default, as where a recipe is pasted
+        exec(compile(code, f"docs/recipes.md, {title}", "exec"), found)
     if "info" in found:
         assert found["info"].loss > 0 and not found["info"].skipped
 
