@@ -7,6 +7,8 @@ from benchmarks._models.planner import COMPILATIONS
 
 # How far FLOPs may exceed the plan's, for what transposition adds.
 SLACK = 1.001
+# Beside those of the row: ways by hand that would cost less.
+BY_HAND = 2
 Figures = Mapping[str, Any]
 
 
@@ -32,7 +34,7 @@ def _of_plan(row: Figures) -> Iterator[str]:
         return
     if row["peak"] > row["budget"]:
         yield f" exceeded: {row['peak']:,}"
-    if row["compilations"] > COMPILATIONS:
+    if row["compilations"] > COMPILATIONS + BY_HAND:
         yield f": {row['compilations']} compilations"
     if row["flops"] > SLACK * row["predicted_flops"]:
         yield f": {row['flops']:,} FLOPs, planned {row['predicted_flops']:,}"
