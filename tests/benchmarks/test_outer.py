@@ -9,7 +9,7 @@ from benchmarks.convergence import outer
 SMALL = ["--toy", "--methods", "adamw,sparseloco_1,diloco_15"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # .ci/run runs the toy size, too
 def test_runs_are_counted_and_not_repeated(tmp_path):
     out = tmp_path / "outer.json"
     report = outer.main([*SMALL, "--out", str(out)])

@@ -70,7 +70,7 @@ def test_the_front_is_monotone_and_its_choices_fit(front):
     assert front.within(middle["saved"]) == front.within(middle["saved"] + 1) == middle
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_way_by_hand_is_below_the_front(front, planner):
     rows = dict(_front.by_hand(planner))
     assert len(rows) == 5

@@ -8,7 +8,7 @@ from benchmarks.memory import recompute
 from tests.examples.runs import run_python
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # .ci/run runs the toy size, too
 def test_segments_are_bit_equal_to_the_same_cuts_by_hand(tmp_path):
     # At this size, with XLA's optimisations, cuts that leave the embedding out are not bit-equal.
     out = tmp_path / "recompute.json"

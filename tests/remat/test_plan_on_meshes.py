@@ -75,6 +75,7 @@ def problem_on(kind, sizes):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_after(4)
 @pytest.mark.parametrize("sizes", [(8,), (4, 2), (2, 2, 2)])
 @pytest.mark.parametrize(("kind", "within"), [("gpt", 0.1), ("moe", 0.2)])
 def test_predicted_peaks_are_near_the_compiled_ones(kind, within, sizes):

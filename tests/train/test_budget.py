@@ -52,7 +52,7 @@ def plain(via, accumulate=1):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_after(2)
+@pytest.mark.exhaustive_after(1)
 @pytest.mark.parametrize(("via", "accumulate"), [("shard_map", 1), ("shard_map", 2), ("jit", 1)])
 def test_a_whole_step_fits_its_budget_and_stays_the_same(via, accumulate):
     peak, wanted = plain(via, accumulate)

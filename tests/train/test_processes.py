@@ -19,7 +19,7 @@ from tests.train.train_in_processes import STEPS, compress, start, whole
 
 LAYOUTS = {"2 processes": (2, 1), "4 processes": (4, 1), "2 processes of 2 devices": (2, 2)}
 # Four at once take a minute on two cores.
-MARKS = {"4 processes": pytest.mark.exhaustive, "2 processes of 2 devices": pytest.mark.slow}
+MARKS = {"4 processes": pytest.mark.exhaustive, "2 processes of 2 devices": pytest.mark.exhaustive}
 EACH = [pytest.param(n, marks=MARKS.get(n, ())) for n in LAYOUTS]
 
 
