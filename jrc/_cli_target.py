@@ -1,9 +1,11 @@
 """TARGET of the command line: the module, the function in it, and what that returns."""
 
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
@@ -86,6 +88,11 @@ def _recorded(fn: Callable[..., Any], failures: list[BaseException]) -> Callable
             raise
 
     call.__name__ = name_of(fn)
+    if not hasattr(fn, "__wrapped__"):
+        # It is no transform of another function, as that of jax.grad is.
+        with contextlib.suppress(TypeError, ValueError):
+            call.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]
+            vars(call).pop("__wrapped__")
     return call
 
 

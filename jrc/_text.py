@@ -80,7 +80,9 @@ def table_text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         out.add_column(head, justify="left" if i < 2 else "right")
     for row in rows:
         out.add_row(*row)
-    console = Console(width=_WIDTH, color_system=None, force_jupyter=False)
+    # Names of users are no markup.
+    plain = {"markup": False, "emoji": False, "color_system": None, "force_jupyter": False}
+    console = Console(width=_WIDTH, **plain)
     with console.capture() as capture:
         console.print(out)
     return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())

@@ -10,11 +10,13 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from jrc import remat
 from jrc._cli_plans import path_for, plans_table
-from jrc._cli_target import Target, UsageError, load
+from jrc._cli_target import UsageError, load
+from jrc._errors import name_of
 from jrc._targets import target as target_named
 from jrc._targets import targets as all_targets
 
@@ -25,6 +27,14 @@ and compiled.
 TARGET is module:function (the current folder can be imported) or file.py:function. It names a
 function that returns (fn, args): fn is the loss, args its arguments, arrays or
 jax.ShapeDtypeStruct. --arg passes keyword arguments to it.
+"""
+
+_ABOUT_BATCH = """\
+Nothing is run: functions are traced and compiled for some batches.
+
+TARGET is module:function (the current folder can be imported) or file.py:function. It names a
+function of the batch, a number, that returns (fn, args) for it: fn is the loss, args its arguments,
+arrays or jax.ShapeDtypeStruct. The batch is its first argument; --arg passes keyword arguments.
 """
 
 # The extra of this package that installs a platform.
@@ -77,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         code = _exit_code(error, options.failures)
         text = _one_line(error, code)
-        Console(stderr=True, soft_wrap=True).print(
+        Console(stderr=True, soft_wrap=True, emoji=False).print(
             f"jrc {options.command}: {text}", markup=False, highlight=False
         )
         return code
@@ -164,9 +174,8 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--cache", metavar="FOLDER", help="read the plan from there, or store it there"
     )
-    batch = _command(
-        commands, "largest-batch", "the largest batch that fits a budget", _largest_batch
-    )
+    about = "the largest batch that fits a budget"
+    batch = _command(commands, "largest-batch", about, _largest_batch, _ABOUT_BATCH)
     batch.add_argument("--budget", help="peak bytes, as for plan; not a fraction")
     batch.add_argument(
         "--multiple-of", type=int, default=1, metavar="N", help="only batches that N divides"
@@ -187,11 +196,13 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Any, name: str, about: str, run: Callable[..., None]) -> Any:
+def _command(
+    commands: Any, name: str, about: str, run: Callable[..., None], target: str = _ABOUT
+) -> Any:
     command = commands.add_parser(
         name,
         help=about,
-        description=f"Show {about}.\n\n{_ABOUT}",
+        description=f"Show {about}.\n\n{target}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(run=run)
@@ -285,15 +296,32 @@ def _largest_batch(options: argparse.Namespace) -> None:
     asked |= {"respect_checkpoints": options.respect_checkpoints}
     _check_paths(options.json)
 
-    def setup(batch: int) -> Target:
-        return load(options.target, options.arg, options.failures, batch)
+    made: dict[Any, Callable[..., Any]] = {}
 
-    fn = setup(options.multiple_of).fn
-    found = remat.largest_batch(lambda batch: setup(batch).args, fn, **asked)
+    def make_args(batch: int) -> tuple[Any, ...]:
+        target = load(options.target, options.arg, options.failures, batch)
+        made[_shapes(target.args)] = target.fn
+        return target.args
+
+    make_args(options.multiple_of)
+    first = next(iter(made.values()))
+
+    def fn(*args: Any) -> Any:
+        """The function of the batch that the arguments are of: it may close over its size."""
+        return made.get(_shapes(args), first)(*args)
+
+    fn.__name__ = name_of(first)
+    found = remat.largest_batch(make_args, fn, **asked)
     _print(str(found))
     if options.json:
         plan = None if found.plan is None else json.loads(found.plan.to_json())
         _write(options.json, json.dumps(found._asdict() | {"plan": plan}))
+
+
+def _shapes(args: tuple[Any, ...]) -> Any:
+    """Return what tells the arguments of one batch from those of another."""
+    leaves, treedef = jax.tree.flatten(args)
+    return treedef, tuple(np.shape(leaf) for leaf in leaves)
 
 
 def _targets(options: argparse.Namespace) -> None:
@@ -323,6 +351,7 @@ def _budget(text: str | None) -> int | float | str | None:
     """Return bytes, or a fraction for a number with a point: `2e9` is a number of bytes."""
     if text is None:
         return None
+    text = text.strip()
     if text in ("0", "1"):
         raise UsageError(
             f"--budget must be a size or a fraction, got {text}, which is a number of bytes. Write "
@@ -365,4 +394,4 @@ def _write(path: str, text: str) -> None:
 
 
 def _print(text: str) -> None:
-    Console(soft_wrap=True).print(text, markup=False, highlight=False)
+    Console(soft_wrap=True, emoji=False).print(text, markup=False, highlight=False)

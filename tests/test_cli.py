@@ -55,6 +55,14 @@ def setting_up():
 
 def vector():
     return lambda x: x, setup()[1][1:]
+
+def batch(n):
+    def loss(w, x):
+        assert x.shape[0] == n
+        for _ in range(4):
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x) / n
+    return loss, (setup()[1][0][0], jax.ShapeDtypeStruct((n, 8), jnp.float32))
 '''
 
 
@@ -102,6 +110,21 @@ def test_gradient_options_and_words(net, capsys):
     sines = jrc.Report.from_json((net / "s.json").read_text())
     assert {value.primitive for value in swapped.saved} == {"tanh", "one_minus_square"}
     assert {value.primitive for value in sines.saved} == {"sin", "cos"}
+
+
+def test_each_batch_has_its_own_function(net, capsys):
+    options = ("--budget", "64KiB", "--most", "64", "--multiple-of", "8", "--json", "b.json")
+    code, out, err = run(capsys, "largest-batch", "net_to_see:batch", *options)
+    assert (code, err) == (0, "") and "fit with nothing recomputed" in out
+    assert json.loads((net / "b.json").read_text())["recomputed"] == 64
+    with pytest.raises(SystemExit):
+        cli.main(["largest-batch", "--help"])
+    assert "The batch is its first argument" in capsys.readouterr().out
+
+
+def test_a_function_that_is_no_gradient_is_not_taken_for_one(net, capsys):
+    code, _, err = run(capsys, "explain", "net_to_see:vector")
+    assert code == 2 and "must return" in err and "jax.grad" not in err
 
 
 @dataclasses.dataclass

@@ -135,3 +135,20 @@ def test_a_table_as_text_displays_nothing_in_a_notebook(monkeypatch):
     monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
     monkeypatch.setattr(rich.jupyter, "display", display)
     assert (table_text(("a", "b"), [("1", "2")]), str(advice)) == texts
+
+
+def test_names_are_shown_as_they_are():
+    """No markup of rich, no emoji, no formula of matplotlib, and in the legend."""
+    names = ("blk[a]", "a[/b]", "h:fire:0", r"$\frac0$")
+
+    def _loss(params, batch):
+        for name in names:
+            batch = jrc.mark(jnp.tanh(batch @ params), name)
+        return jnp.mean(batch)
+
+    found = jrc.explain(_loss, jnp.ones((4, 4)), jnp.ones((2, 4)))
+    assert all(name in str(found) for name in names[:3])  # the last result is not saved
+    for name in names:
+        assert table_text(("a", "b"), [(name, name)]).count(name) == 2
+    assert "<img" in found._repr_html_()
+    assert "[/new]" in found.compare(found, names=("[old]", "[/new]"))

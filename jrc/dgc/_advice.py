@@ -80,7 +80,7 @@ def _table(advice: DGCAdvice) -> str:
     out.add_column("step", justify="right")
     for name, cost in ways.items():
         out.add_row(name, network_text(cost.bytes), seconds_text(cost.seconds))
-    console = Console(width=110, color_system=None, force_jupyter=False)
+    console = Console(width=110, color_system=None, force_jupyter=False, emoji=False)
     with console.capture() as capture:
         console.print(out)
     return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())

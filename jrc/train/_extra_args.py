@@ -35,7 +35,10 @@ def _is_lookahead(node: Any) -> bool:
 
 def takes_extra_arguments(tx: Transform) -> bool:
     """Whether extra arguments reach a transform; optax drops them before others."""
-    return isinstance(tx, optax.GradientTransformationExtraArgs | optax.MultiSteps)
+    # `MultiSteps.gradient_transformation()` says that it takes none, and takes them.
+    owner = getattr(tx.update, "__self__", None)
+    extended = optax.GradientTransformationExtraArgs | optax.MultiSteps
+    return isinstance(tx, extended) or isinstance(owner, optax.MultiSteps)
 
 
 def value_function(

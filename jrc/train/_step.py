@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from jrc._errors import listed
 from jrc._multihost import all_or_none
 from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
@@ -123,6 +124,12 @@ class TrainStep:
         Returns:
             The lowered program.
         """
+        known = ("closing", "number") if isinstance(self._call, Rounds) else ()
+        if unknown := sorted(options.keys() - set(known)):
+            raise TypeError(
+                f"jrc.TrainStep.lower: options must be {listed(known, 'none without outer=')}, got "
+                f"{listed(unknown)}. Leave it out."
+            )
         return self._lowered(state, batch, "lower", **options)
 
     def _lowered(

@@ -212,3 +212,16 @@ def test_inner_optimizers_of_few_synchronisations():
     for _ in range(4):
         state, _ = step(state, BATCH)
     assert float(loss(state.params, BATCH)) < float(loss(PARAMS, BATCH))
+
+
+def test_multi_steps_as_a_transform_gets_them_too():
+    tx = TRANSFORMS["in MultiSteps"]
+    states = [trained(given, 4) for given in (tx, tx.gradient_transformation())]
+    assert jax.tree.all(jax.tree.map(np.array_equal, *(state.params for state in states)))
+
+
+def test_a_step_without_rounds_is_lowered_without_options():
+    state = jrc.init_state(PARAMS, optax.sgd(0.1), KEY())
+    step = jrc.make_train_step(loss, optax.sgd(0.1))
+    with pytest.raises(TypeError, match="options must be none without outer=, got 'number'"):
+        step.lower(state, BATCH, number=7)

@@ -187,7 +187,13 @@ def _draw(axes: Any, curve: Curve, name: str, colour: str) -> None:
     from matplotlib.patheffects import withStroke
 
     axes.plot(
-        curve.x, curve.y, color=colour, linewidth=1.3, label=name, drawstyle="steps-mid", zorder=3
+        curve.x,
+        curve.y,
+        color=colour,
+        linewidth=1.3,
+        label=_literal(name),
+        drawstyle="steps-mid",
+        zorder=3,
     )
     axes.fill_between(curve.x, curve.y, step="mid", color=colour, alpha=0.12, linewidth=0, zorder=2)
     if curve.marks:
@@ -206,6 +212,12 @@ def _draw(axes: Any, curve: Curve, name: str, colour: str) -> None:
     text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
+def _literal(name: str) -> str:
+    """Return a name as matplotlib shows it: no formula, and not left out of the legend."""
+    shown = name.replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
 def _name_marks(axes: Any, curve: Curve) -> None:
     """Draw the first report's marks below the axis, with as many names as fit."""
     for x, y, _ in curve.marks:
@@ -213,5 +225,5 @@ def _name_marks(axes: Any, curve: Curve) -> None:
     longest = max((len(name) for *_, name in curve.marks), default=1)
     stride = -(-len(curve.marks) * longest // _MAX_LETTERS) or 1
     named = curve.marks[::stride]
-    axes.set_xticks([x for x, *_ in named], [name for *_, name in named], fontsize=6.5)
+    axes.set_xticks([x for x, *_ in named], [_literal(name) for *_, name in named], fontsize=6.5)
     axes.tick_params(axis="x", length=2.5, color=_GREY, labelcolor=_GREY)
