@@ -204,8 +204,7 @@ def run(options):
     alone = Mesh(jax.devices()[:1], ("data",))
     state = jrc.init_state(params, tx, key, mesh=alone)
     step = jrc.make_train_step(loss_fn, tx, mesh=alone, memory_budget=budget)
-    with console.status("planning the whole train step"):
-        peaks["train step, AdamW included"] = step.memory(state, batches(1)(0)).peak
+    peaks["train step, AdamW included"] = step.memory(state, batches(1)(0)).peak
     state, first = train(options, PARTS[0], step, state, batches(1), losses["before"], wanted)
     params = jax.device_get(state.params)
     losses["one device"] = evaluate(params)

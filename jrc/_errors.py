@@ -23,7 +23,9 @@ def close_to(name: str, known: Iterable[str]) -> str:
 
 def name_of(function: object) -> str:
     """Return the name of a function, of the inner one for `functools.partial`."""
-    inner = getattr(function, "func", function)
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
     return getattr(inner, "__name__", None) or type(inner).__name__
 
 
