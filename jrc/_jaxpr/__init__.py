@@ -16,6 +16,7 @@ from jrc._jaxpr.equations import call_name as call_name
 from jrc._jaxpr.equations import construct_name as construct_name
 from jrc._jaxpr.equations import has_effects as has_effects
 from jrc._jaxpr.equations import inner_programs as inner_programs
+from jrc._jaxpr.equations import policy_in as policy_in
 from jrc._jaxpr.equations import repeats as repeats
 from jrc._jaxpr.equations import walk as walk
 from jrc._jaxpr.gradient_gate import gate as gate

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
@@ -26,6 +27,11 @@ def inner_programs(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
     """Return the programs that an equation carries, those that `jax_remat3` wraps included."""
     wrapped = getattr(eqn.params.get("_prim"), "params", {})
     return (*jaxprs_in_params(eqn.params), *jaxprs_in_params(wrapped))
+
+
+def policy_in(eqn: JaxprEqn) -> Any:
+    """Return the policy of a `jax.checkpoint` region, one that `jax_remat3` wraps included."""
+    return getattr(eqn.params.get("_prim"), "policy", None) or eqn.params.get("policy")
 
 
 def repeats(eqn: JaxprEqn) -> int:

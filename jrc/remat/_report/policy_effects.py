@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jrc._errors import listed
-from jrc._jaxpr import facts_of, inner_programs, mark_of, primitive_name, walk
+from jrc._jaxpr import facts_of, inner_programs, mark_of, policy_in, primitive_name, walk
 from jrc.remat._report.rerun_regions import RerunRegion, place_text
 
 # The fields and closure variables in which JAX's policies have the names that they save.
@@ -49,7 +49,7 @@ def unmatched_names(forward: Any, name: str) -> Iterator[str]:
     for eqn, _ in walk(forward):
         if not facts_of(eqn).is_region:
             continue
-        policy = getattr(eqn.params.get("_prim"), "policy", None) or eqn.params.get("policy")
+        policy = policy_in(eqn)
         saved = {each for each in _names_of(policy) if not each.startswith("jrc.")}
         inside = [each for jaxpr in inner_programs(eqn) for each, _ in walk(jaxpr)]
         names = {mark[0] for each in inside if (mark := mark_of(each))}
