@@ -27,12 +27,11 @@ def path_for(path: str | None, text: str) -> str | None:
     if path is None:
         return None
     whole = pathlib.Path(path)
-    return str(whole.with_name(f"{whole.stem}-{text.strip()}{whole.suffix}"))
+    return str(whole.with_name(f"{whole.stem}-{text}{whole.suffix}"))
 
 
 def _row(text: str, plan: Plan | BudgetError) -> tuple[str, ...]:
     """Return the row of a budget: which candidate is its plan, and what that costs."""
-    text = text.strip()
     if isinstance(plan, BudgetError):
         return text, "none fits", f"at least {memory_text(plan.least_bytes)}", "", ""
     cost = plan.verified or plan.predicted

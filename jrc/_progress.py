@@ -60,7 +60,7 @@ class _Line(logging.Filter):
         self.live: Live | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record goes to its handlers; the line makes room for it."""
+        """Return whether a record goes to its handlers; the line is hidden before it."""
         if record.levelno >= self.level:
             self.hide()
             return True

@@ -257,7 +257,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.compilations is not None:
         asked["compilations"] = options.compilations
     if options.budget and "," in options.budget:
-        _plans(options, options.budget.split(","), asked)
+        _plans(options, [text.strip() for text in options.budget.split(",")], asked)
         return
     asked["budget"] = _budget(options.budget)
     _check_paths(options.json)
@@ -303,13 +303,12 @@ def _largest_batch(options: argparse.Namespace) -> None:
         made[_shapes(target.args)] = target.fn
         return target.args
 
-    make_args(options.multiple_of)
-    first = next(iter(made.values()))
-
     def fn(*args: Any) -> Any:
         """The function of the batch that the arguments are of: it may close over its size."""
-        return made.get(_shapes(args), first)(*args)
+        return made[_shapes(args)](*args)
 
+    make_args(options.multiple_of)
+    (first,) = made.values()
     fn.__name__ = name_of(first)
     found = remat.largest_batch(make_args, fn, **asked)
     _print(str(found))

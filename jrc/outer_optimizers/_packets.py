@@ -57,7 +57,7 @@ def header_words(outer: OuterOptimizer, index: int, model_state: PyTree) -> int:
 
 
 def empty_packet(outer: OuterOptimizer, params: Any, model_state: PyTree) -> Packet:
-    """Return zeros with room for the packet of any fragment."""
+    """Return zeros, as many as the longest packet of a fragment has words."""
     shapes = shapes_of_fragments(outer, params)
     header = max(header_words(outer, i, model_state) for i in range(len(shapes)))
     message = max(outer.message_words(each) for each in shapes)
@@ -68,7 +68,7 @@ def empty_packet(outer: OuterOptimizer, params: Any, model_state: PyTree) -> Pac
 def padded(packet: Packet, like: Packet) -> Packet:
     """Return a packet with zeros behind it, as long as another."""
     return Packet(
-        *(jnp.pad(x, (0, room.size - x.size)) for x, room in zip(packet, like, strict=True))
+        *(jnp.pad(x, (0, longer.size - x.size)) for x, longer in zip(packet, like, strict=True))
     )
 
 

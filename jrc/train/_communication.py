@@ -17,6 +17,7 @@ from jrc.outer_optimizers import (
     OuterOptimizer,
     SparseLoCo,
     fragment_count,
+    header_words,
     overlap_of,
     shapes_of_fragments,
 )
@@ -24,9 +25,6 @@ from jrc.train._exchange import bytes_of_exchange
 from jrc.train._outer_check import check_outer
 
 _WHO = "jrc.communication_advice"
-
-HEADER_WORDS = 5
-"""Words in front of a message of a round: whether it is finite, loss, norm, steps, norm kept."""
 
 OUTERS = (DiLoCo(), DiLoCo(wire="4bit"), SparseLoCo())
 STREAMED = DiLoCo(wire="4bit", fragments=4, overlap=1)
@@ -186,7 +184,8 @@ def communication_advice(
             found.append(_Way(name, 1, [getattr(each, each.best).bytes], each.overhead))
     for outer in sorted(outers, key=lambda outer: outer.sync_every):
         parts = shapes_of_fragments(outer, shapes, _WHO)
-        sent = [bytes_of_exchange(outer, part, HEADER_WORDS, replicas) for part in parts]
+        header = header_words(outer, 0, None)
+        sent = [bytes_of_exchange(outer, part, header, replicas) for part in parts]
         hidden, least = float(step_time) * overlap_of(outer), len(parts) * (1 + overlap_of(outer))
         every = int(outer.sync_every)
         found.append(_Way(_name_of(outer), every, sent, hidden=hidden, least=least))
@@ -233,7 +232,7 @@ def _usual(shapes: PyTree) -> tuple[OuterOptimizer, ...]:
     """Return the outer optimizers that are weighed by default."""
     try:
         shapes_of_fragments(STREAMED, shapes, _WHO)
-    except ValueError:  # a vector or two, which nobody would cut
+    except ValueError:  # parameters too small to be cut into so many fragments
         return OUTERS
     return (*OUTERS, STREAMED)
 

@@ -45,8 +45,7 @@ def gradient(
     """
     if accumulate == 1:
         return _of_part(loss_fn, params, model_state, batch, key)
-    split = _strided_parts if strided else _contiguous_parts
-    parts = jax.tree.map(lambda x: split(x, accumulate), batch)
+    parts = _parts(batch, accumulate, strided)
 
     def add_part(
         total: tuple[Any, Any, Any], part: tuple[Array, PyTree]
@@ -86,8 +85,7 @@ def mean_loss(
     """
     if accumulate == 1:
         return _result_of_part(loss_fn, params, model_state, batch, key).loss
-    split = _strided_parts if strided else _contiguous_parts
-    parts = jax.tree.map(lambda x: split(x, accumulate), batch)
+    parts = _parts(batch, accumulate, strided)
 
     @jax.checkpoint
     def add_part(total: tuple[Any, Any], part: tuple[Array, PyTree]) -> tuple[Any, None]:
@@ -103,12 +101,15 @@ def mean_loss(
     return loss / accumulate
 
 
-def _contiguous_parts(x: Array, number: int) -> Array:
-    return x.reshape(number, -1, *x.shape[1:])
+def _parts(batch: PyTree, number: int, strided: bool) -> PyTree:
+    """Return the batch in equal parts, along a new leading axis of each leaf."""
 
+    def split(x: Array) -> Array:
+        if strided:
+            return x.reshape(-1, number, *x.shape[1:]).swapaxes(0, 1)
+        return x.reshape(number, -1, *x.shape[1:])
 
-def _strided_parts(x: Array, number: int) -> Array:
-    return x.reshape(-1, number, *x.shape[1:]).swapaxes(0, 1)
+    return jax.tree.map(split, batch)
 
 
 def mean_or_sum(

@@ -16,6 +16,7 @@ import optax
 from jrc._rng import fold_all
 from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.outer_optimizers import (
+    Fragment,
     LocalState,
     OuterOptimizer,
     Packet,
@@ -95,7 +96,7 @@ def _made(
     """Return the packet of a fragment, if there is one to send, and what the replica keeps."""
     if index is None:
         return None, own
-    fragment = fragments_of(state.params, fragment_count(outer))[index]
+    fragment = _fragment(outer, index, state)
     return packed(outer, fragment, index, state, own)
 
 
@@ -110,7 +111,7 @@ def _landed(
     """Exchange a packet, which may be longer than what it has, if there is one to receive."""
     if index is None or packet is None:
         return None
-    part = fragments_of(state.params, fragment_count(outer))[index].of(state.params)
+    part = _fragment(outer, index, state).of(state.params)
     like = header_like(outer, index, own.model_state)
     words = header_words(outer, index, own.model_state)
     return exchanged(outer, cut_to(packet, words, outer.message_words(part)), like, axis)
@@ -126,13 +127,17 @@ def _after_exchange(
     """Return what is shared and what a replica has after an exchange, if there was one."""
     if index is None or arrived is None:
         return state, own
-    fragment = fragments_of(state.params, fragment_count(outer))[index]
+    fragment = _fragment(outer, index, state)
     return applied(outer, fragment, index, state, own, arrived)
 
 
-def _waiting(packet: Packet | None, room: Packet) -> Packet:
-    """Return a packet as long as the room for it; zeros for none."""
-    return jax.tree.map(jnp.zeros_like, room) if packet is None else padded(packet, room)
+def _waiting(packet: Packet | None, longest: Packet) -> Packet:
+    """Return a packet as long as the longest one; zeros for none."""
+    return jax.tree.map(jnp.zeros_like, longest) if packet is None else padded(packet, longest)
+
+
+def _fragment(outer: OuterOptimizer, index: int, state: TrainState) -> Fragment:
+    return fragments_of(state.params, fragment_count(outer))[index]
 
 
 def _info(
@@ -148,8 +153,7 @@ def _info(
     left_out = report.left_out - before.opt_state.report.left_out
     sent, density = 0.0, 0.0
     if turn.receives is not None:
-        fragment = fragments_of(after.params, fragment_count(outer))[turn.receives]
-        part = jax.eval_shape(fragment.of, after.params)
+        part = jax.eval_shape(_fragment(outer, turn.receives, after).of, after.params)
         words = header_words(outer, turn.receives, after.model_state)
         sent = bytes_of_exchange(outer, part, words, replicas)
         size = sum(x.size for x in jax.tree.leaves(after.params))

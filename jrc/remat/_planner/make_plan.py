@@ -158,21 +158,19 @@ def plan_for_each(
     fn: Callable[..., Any],
     *args: Any,
     budgets: Sequence[int | str | float],
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    verify: bool = True,
-    compilations: int | None = None,
-    respect_checkpoints: bool = False,
-    cache: str | os.PathLike[str] | None = None,
-    target: Target | str | None = None,
+    **options: Any,
 ) -> list[Plan | BudgetError]:
     """Return the plan of `jrc.plan` for each budget, or the error of one that no plan fits.
 
     The function is traced and solved once, and equal programs are compiled once.
+
+    Args:
+        fn: As for `plan`.
+        *args: Likewise.
+        budgets: Each as for `plan`.
+        **options: The other arguments of `plan`.
     """
-    search = _Search(
-        fn, args, argnums, has_aux, verify, compilations, respect_checkpoints, cache, target
-    )
+    search = _Search(fn, args, **options)
     found: list[Plan | BudgetError] = []
     with shown_meanwhile(f"{search.who}: tracing and solving"):
         for budget in budgets:
@@ -192,13 +190,13 @@ class _Search:
         self,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
-        argnums: int | Sequence[int],
-        has_aux: bool,
-        verify: bool,
-        compilations: int | None,
-        respect_checkpoints: bool,
-        cache: str | os.PathLike[str] | None,
-        target: Target | str | None,
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+        verify: bool = True,
+        compilations: int | None = None,
+        respect_checkpoints: bool = False,
+        cache: str | os.PathLike[str] | None = None,
+        target: Target | str | None = None,
     ) -> None:
         who = self.who
         check_flag(verify, "verify", who)

@@ -65,33 +65,20 @@ def collectives(module: Module, mesh: Mapping[str, int]) -> tuple[Collective, ..
     Returns:
         The collectives, those first of which a device sends most.
     """
-    found: dict[tuple[Any, ...], list[int]] = {}
+    found: dict[tuple[Any, ...], Any] = {}
     for each, times in _all_collectives(module):
         groups = groups_of(each.attributes, module.devices)
         kind = each.opcode.removesuffix("-start")
-        key = kind, _result_types(each), axes_of_groups(groups, mesh), _devices(each, groups)
+        among = axes_of_groups(groups, mesh), _devices(each, groups)
         if kind == "send":  # its attributes say nothing of the devices
-            key = kind, _result_types(each), (), 0
-        counts = found.setdefault(key, [0, 0, 0, 0])
+            among = (), 0
+        counts = found.setdefault((kind, _result_types(each), *among), [0, 0, 0, 0])
         counts[0] += times
         counts[1] += times * _result_bytes(each)
         counts[2] += times * is_rerun_path(each.path)
         counts[3] += times * is_backward_path(each.path)
-    rows = (_row(*key, *counts) for key, counts in found.items())
+    rows = (Collective(kind, *counts, *where) for (kind, *where), counts in found.items())
     return tuple(sorted(rows, key=lambda each: (-each.sent, -each.bytes, each.kind)))
-
-
-def _row(
-    kind: str,
-    arrays: tuple[str, ...],
-    axes: tuple[str, ...],
-    devices: int,
-    count: int,
-    size: int,
-    rerun: int,
-    backward: int,
-) -> Collective:
-    return Collective(kind, count, size, rerun, backward, arrays, axes, devices)
 
 
 def mesh_of(loss: Loss) -> Mapping[str, int]:
