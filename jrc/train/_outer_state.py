@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrc._specs import mirrored, number_of_shards, restricted, trimmed
+from jrc._specs import axes_of, mirrored, number_of_shards, restricted, spec_of, trimmed
 from jrc._tree import is_typed_key
 from jrc._typing import PyTree
 from jrc.dgc import state_specs
@@ -217,9 +217,20 @@ def split_fragments(
         mesh: The mesh.
         who: The public function, for an error.
     """
-    leading = (PartitionSpec(*spec[:1]) for spec in jax.tree.leaves(specs))
+    leading = [PartitionSpec(*spec[:1]) for spec in jax.tree.leaves(specs)]
     split = {at for at, spec in enumerate(leading) if number_of_shards(spec, mesh.shape) > 1}
     return fragments_of(params, count, who, split)
+
+
+def fragments_where_they_lie(params: PyTree, count: int) -> tuple[Fragment, ...]:
+    """Return the fragments of arrays, or of shapes with shardings, whatever mesh they lie on."""
+
+    def parts(x: Any) -> int:
+        spec = PartitionSpec(*spec_of(x)[:1])
+        return number_of_shards(spec, x.sharding.mesh.shape) if axes_of(spec) else 1
+
+    split = {at for at, x in enumerate(jax.tree.leaves(params)) if parts(x) > 1}
+    return fragments_of(params, count, uncut=split)
 
 
 def shapes_of_shards(tree: PyTree, specs: PyTree, mesh: Mesh) -> PyTree:
