@@ -91,6 +91,18 @@ def number_of_shards(spec: PartitionSpec, sizes: Mapping[str, int]) -> int:
     return math.prod(sizes[name] for name in axes_of(spec))
 
 
+def shards_of(leaf: Any, first: int, end: int | None = None) -> int:
+    """Return the number of parts of an array, or of a shape, along some of its dimensions.
+
+    Args:
+        leaf: The array, on whatever mesh.
+        first: The first of these dimensions.
+        end: The one behind the last; `None` for all.
+    """
+    spec = PartitionSpec(*spec_of(leaf)[first:end])
+    return number_of_shards(spec, leaf.sharding.mesh.shape) if axes_of(spec) else 1
+
+
 class Mirror(NamedTuple):
     """A leaf of a state, and how the parameter that it belongs to is split.
 

@@ -57,9 +57,7 @@ def header_words(outer: OuterOptimizer, index: int, model_state: PyTree) -> int:
     return jax.eval_shape(like, model_state).size
 
 
-def empty_packet(
-    outer: OuterOptimizer, shapes: Sequence[PyTree], model_state: PyTree
-) -> Packet:
+def empty_packet(outer: OuterOptimizer, shapes: Sequence[PyTree], model_state: PyTree) -> Packet:
     """Return zeros, as many as the longest packet of a fragment has words.
 
     Args:

@@ -29,10 +29,10 @@ class OuterOptimizer(Protocol):
     and `blend`, as `DiLoCo` has them. With several fragments each method is called for one of them,
     a list of arrays in the place of a parameter tree.
 
-    Where replicas are split over several devices, each method gets the shards of one device. Devices
-    that have the same shard of a leaf must make the same of it, so that no result for a leaf may
-    depend on the entries of other leaves. Arrays of a state that mirror parameters are split as
-    these are, scalars are equal on all devices, and other arrays lie one after another.
+    Where replicas are split over several devices, each method gets the shards of one device. What
+    it makes of a leaf must not depend on the entries of other leaves, so that devices with the same
+    shard of it make the same. Arrays of a state that mirror parameters are split as these are,
+    scalars are equal on all devices, and the devices' other arrays lie one after another.
     """
 
     @property

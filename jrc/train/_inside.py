@@ -42,6 +42,11 @@ class Inside:
         return None if self.shared is None else self.shared.params
 
     @property
+    def model_state(self) -> PyTree:
+        """Return the specs of the model state, over the axes inside."""
+        return None if self.shared is None else self.shared.model_state
+
+    @property
     def shared(self) -> TrainState | None:
         """Return the specs of what replicas share, over the axes inside."""
         if self.specs is None:
@@ -55,19 +60,6 @@ class Inside:
             return None
         rows = in_exchange(self.specs.opt_state.local)
         return jax.tree.map(lambda spec: self._inner(PartitionSpec(*spec[1:])), rows)
-
-    @property
-    def each(self) -> PartitionSpec:
-        """Return the spec of an array that lies on each device, joined along the last axis of it.
-
-        Only for arrays of one axis; with one of replicas before it see `rows`.
-        """
-        return PartitionSpec(self.axes)
-
-    @property
-    def rows(self) -> PartitionSpec:
-        """Return the spec of such arrays of all replicas."""
-        return PartitionSpec(None, self.axes)
 
     def _inner(self, spec: PartitionSpec) -> PartitionSpec:
         return restricted(spec, self.axes)

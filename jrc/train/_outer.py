@@ -111,6 +111,20 @@ class _Rounds(NamedTuple):
     inside: Inside
     axis: str | None
 
+    @property
+    def packets(self) -> Any:
+        """Return the specs of a packet: each device has one of its own."""
+        each: Any = PartitionSpec(self.inside.axes)
+        return Packet(each, each)
+
+    @property
+    def arrivals(self) -> Any:
+        """Return the specs of what arrives: rows for all replicas, or one sum."""
+        rows: Any = PartitionSpec(None, self.inside.axes)
+        one: Any = PartitionSpec(self.inside.axes)
+        whole: Any = PartitionSpec()
+        return Arrived(rows, one if self.outer.collective == "all_reduce" else rows, whole)
+
     def fragment(self, index: int, params: PyTree) -> Fragment:
         """Return a fragment of the parameters."""
         return self.inside.fragments(params, fragment_count(self.outer))[index]
@@ -129,8 +143,8 @@ class _Rounds(NamedTuple):
             return None, own
         fragment = self.fragment(index, state.params)
         run = functools.partial(packed, self.outer, fragment, index, self.inside)
-        specs, parts = self.inside.own, Packet(*[self.inside.each] * 2)
-        run = self.inside.run(run, (self.inside.params, specs), (parts, specs))
+        specs = self.inside.own
+        run = self.inside.run(run, (self.inside.params, specs), (self.packets, specs))
         packet, new = run(state.params, in_exchange(own))
         return packet, _joined(new, own)
 
@@ -147,11 +161,8 @@ class _Rounds(NamedTuple):
             own = cut_to(packet, header, message)
             return exchanged(self.outer, index, self.axis, own, model_state)
 
-        inside, each = self.inside, self.inside.each
-        rows = inside.rows if self.outer.collective == "all_gather" else each
-        specs = Packet(each, each), None if inside.own is None else inside.own.model_state
-        parts = Arrived(inside.rows, rows, PartitionSpec())
-        return inside.run(run, specs, parts)(packet, own.model_state)
+        specs = self.packets, self.inside.model_state
+        return self.inside.run(run, specs, self.arrivals)(packet, own.model_state)
 
     def after(
         self, index: int | None, state: TrainState, own: LocalState, arrived: Arrived | None
@@ -160,12 +171,9 @@ class _Rounds(NamedTuple):
         if index is None or arrived is None:
             return state, own
         fragment, inside = self.fragment(index, state.params), self.inside
-        rows = inside.rows if self.outer.collective == "all_gather" else inside.each
-        parts = Arrived(inside.rows, rows, PartitionSpec())
-        out = inside.shared, inside.own
-        run = inside.run(
-            functools.partial(applied, self.outer, fragment, index), (*out, parts), out
-        )
+        run = functools.partial(applied, self.outer, fragment, index)
+        specs = inside.shared, inside.own
+        run = inside.run(run, (*specs, self.arrivals), specs)
         state, new = run(without_local(state), in_exchange(own), arrived)
         return state, _joined(new, own)
 
@@ -173,7 +181,7 @@ class _Rounds(NamedTuple):
         """Return a packet as long as the longest one; zeros for none."""
         if packet is None:
             return jax.tree.map(jnp.zeros_like, longest)
-        specs = Packet(*[self.inside.each] * 2)
+        specs = self.packets
         return self.inside.run(padded, (specs, specs), specs)(packet, longest)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrc._specs import axes_of, mirrored, number_of_shards, restricted, spec_of, trimmed
+from jrc._specs import mirrored, number_of_shards, restricted, shards_of, trimmed
 from jrc._tree import is_typed_key
 from jrc._typing import PyTree
 from jrc.dgc import state_specs
@@ -58,8 +58,9 @@ def first_outer_state(
         fragments = fragments_of(params, count, who)
         first = functools.partial(first_kept, outer, fragments)
     else:
-        specs = own_specs(params, mesh, who, "params"), own_specs(
-            model_state, mesh, who, "model_state"
+        specs = (
+            own_specs(params, mesh, who, "params"),
+            own_specs(model_state, mesh, who, "model_state"),
         )
         fragments = split_fragments(params, specs[0], count, mesh, who)
         first, given = _on_shards(outer, fragments, given, specs, mesh, names, shapes)
@@ -179,9 +180,7 @@ def outer_state_specs(
     """
     whole: Any = PartitionSpec()
     fragments = split_fragments(params, specs, state.report.kept.size, mesh)
-    own = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.local
-    )
+    own = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.local)
     axes = inside_names(mesh, names)
     kept = Kept(own.outer, state.shared, own.in_flight)
     kept = kept_specs(kept, fragments, params, specs, axes)
@@ -224,12 +223,8 @@ def split_fragments(
 
 def fragments_where_they_lie(params: PyTree, count: int) -> tuple[Fragment, ...]:
     """Return the fragments of arrays, or of shapes with shardings, whatever mesh they lie on."""
-
-    def parts(x: Any) -> int:
-        spec = PartitionSpec(*spec_of(x)[:1])
-        return number_of_shards(spec, x.sharding.mesh.shape) if axes_of(spec) else 1
-
-    split = {at for at, x in enumerate(jax.tree.leaves(params)) if parts(x) > 1}
+    leaves = enumerate(jax.tree.leaves(params))
+    split = {at for at, x in leaves if shards_of(x, first=0, end=1) > 1}
     return fragments_of(params, count, uncut=split)
 
 

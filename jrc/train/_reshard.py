@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import speaking_as
-from jrc._specs import axes_of, number_of_shards, spec_inside, spec_of, trimmed
+from jrc._specs import shards_of, spec_inside, trimmed
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import AxisName, DGCState, replica_axis, reshard_dgc
@@ -95,8 +95,8 @@ def reshard(
         local = [_floats(_apart(each, begun.params)) for each in found]
         rows = reshard_dgc(_as_compression(local), replicas, mesh=mesh, axis_name=axis).v
     placed = _Placement(mesh, axis, replicas)
-    shared = [jax.tree.map(placed.shared, x) for x in (begun.params, begun.model_state)]
-    empty = functools.partial(_in_flight, outer, *shared, mesh, names_of(axis_name))
+    shared = jax.tree.map(placed.shared, (begun.params, begun.model_state))
+    empty = functools.partial(_in_flight, outer, shared, mesh, names_of(axis_name))
     fresh = iter(rows)
 
     def resharded(node: Any) -> Any:
@@ -166,8 +166,7 @@ def _check_fragments(old: PyTree, new: PyTree, count: int) -> None:
 
 def _in_flight(
     outer: OuterOptimizer | None,
-    params: PyTree,
-    model_state: PyTree,
+    shared: tuple[PyTree, PyTree],
     mesh: Mesh | None,
     names: tuple[str, ...],
     before: Packet | None,
@@ -176,8 +175,7 @@ def _in_flight(
     """Return what replicas have with empty messages as long as those of a device of the mesh."""
     if mesh is None or before is None:
         return own
-    inside = PartitionSpec(*spec_of(before.header)[1:])
-    old = number_of_shards(inside, before.header.sharding.mesh.shape) if axes_of(inside) else 1
+    old = shards_of(before.header, first=1)
     new = math.prod(mesh.shape[name] for name in mesh.axis_names if name not in names)
     if outer is None:
         if old == new:
@@ -187,7 +185,7 @@ def _in_flight(
             f"devices, got None for {new} devices and {old} before. Pass outer=outer."
         )
     check_outer(outer, _WHO)
-    first = first_outer_state(outer, params, model_state, None, mesh, names, _WHO, shapes=True)
+    first = first_outer_state(outer, *shared, None, mesh, names, _WHO, shapes=True)
     rows = own.steps.shape[0]
     spec = PartitionSpec(names[0] if rows % mesh.shape[names[0]] == 0 else None)
     axes = tuple(name for name in mesh.axis_names if name not in names)

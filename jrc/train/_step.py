@@ -217,7 +217,8 @@ def make_train_step(
         donate: Whether the step may reuse the memory of its argument `state`.
         outer: An outer optimizer, such as `jrc.SparseLoCo()`, the same as for `jrc.init_state`.
             Each replica then takes its `sync_every` steps with `tx` alone, and replicas exchange
-            what they changed at the end of each such round.
+            what they changed at the end of each such round. With `via="shard_map"` the mesh axes
+            besides `axis_name` split each replica, and a device exchanges its own shards.
 
     Returns:
         The step.

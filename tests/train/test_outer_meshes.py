@@ -17,6 +17,7 @@ from jrc.remat._report.hlo import parse_hlo
 from tests.train.tasks import same_bits
 from tests.train.test_meshes import AUTO, EXPLICIT, loss_fn, mesh_of, placed, slow, some_params
 
+rare = functools.partial(pytest.param, marks=pytest.mark.exhaustive)
 SPECS = {"a": P("fsdp", "model"), "b": P(), "c": P("model", "fsdp")}
 SPARSE = jrc.SparseLoCo(2, density=1 / 8, chunk=64)
 ROWS = P(("replica", "fsdp"))
@@ -100,7 +101,9 @@ def crossing(step, state, mesh, **which):
 
 def arrays_of(found):
     """The arrays that collectives return, however XLA has joined them."""
-    return collections.Counter((kind, name) for kind, names, _, _ in found for name in names)
+    # XLA also splits what it computes of a whole leaf, with or without the axis of rows.
+    names = [(kind, name) for kind, names, _, _ in found for name in names]
+    return collections.Counter((kind, name.replace("[1,1,", "[1,")) for kind, name in names)
 
 
 @pytest.mark.parametrize("kind", [AUTO, slow(EXPLICIT)])
@@ -137,9 +140,9 @@ DENSE = jrc.DiLoCo(2)
     ("kind", "outer"),
     [
         (AUTO, DENSE),
-        slow(EXPLICIT, DENSE),
-        slow(AUTO, jrc.DiLoCo(4, fragments=2, overlap=1)),
-        slow(EXPLICIT, jrc.DiLoCo(4, fragments=2, overlap=1)),
+        rare(EXPLICIT, DENSE),
+        rare(AUTO, jrc.DiLoCo(4, fragments=2, overlap=1)),
+        rare(EXPLICIT, jrc.DiLoCo(4, fragments=2, overlap=1)),
     ],
 )
 def test_a_dense_run_is_that_of_replicas_of_one_device(kind, outer):
@@ -154,7 +157,7 @@ def test_a_dense_run_is_that_of_replicas_of_one_device(kind, outer):
     np.testing.assert_allclose(infos[-1].grad_norm, alone[-1].grad_norm, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sparse_chunks_that_no_shard_cuts_are_those_of_a_whole_replica():
     specs = {"a": P("fsdp", "model")}
     outer = jrc.SparseLoCo(2, density=1 / 8, chunk=256, wire="f32")
@@ -178,6 +181,7 @@ def test_sparse_chunks_that_no_shard_cuts_are_those_of_a_whole_replica():
     assert infos[-1].density == alone[-1].density == 1 / 8
 
 
+@pytest.mark.slow
 def test_every_step_with_everything_sent_is_dense_sgd():
     mesh, tx = mesh_of(2, 2, 2), optax.sgd(0.1)
     outer = jrc.SparseLoCo(1, density=1, error_decay=1.0, wire="f32")
@@ -221,7 +225,7 @@ def copies_are_equal(tree):
             assert parts.setdefault(str(shard.index), data) == data
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "outer",
     [
@@ -268,12 +272,12 @@ def layout(tree):
 @pytest.mark.parametrize(
     ("count", "each", "outer", "kind"),
     [
-        (4, 2, SPARSE, AUTO),
-        slow(4, 2, SPARSE, EXPLICIT),
-        slow(3, 2, SPARSE, AUTO),
-        slow(4, 2, jrc.SparseLoCo(4, fragments=2, density=1 / 8, chunk=64), EXPLICIT),
-        slow(4, 2, jrc.DiLoCo(4, fragments=2, overlap=1), AUTO),
-        slow(3, 2, jrc.DiLoCo(4, fragments=2, overlap=1), AUTO),
+        slow(4, 2, SPARSE, AUTO),
+        rare(4, 2, SPARSE, EXPLICIT),
+        rare(3, 2, SPARSE, AUTO),
+        rare(4, 2, jrc.SparseLoCo(4, fragments=2, density=1 / 8, chunk=64), EXPLICIT),
+        rare(4, 2, jrc.DiLoCo(4, fragments=2, overlap=1), AUTO),
+        rare(3, 2, jrc.DiLoCo(4, fragments=2, overlap=1), AUTO),
     ],
 )
 def test_other_hosts_go_on_with_means_that_stay(count, each, outer, kind):
@@ -297,6 +301,7 @@ def test_other_hosts_go_on_with_means_that_stay(count, each, outer, kind):
     assert np.isfinite(info.loss) and int(state.step) == steps + outer.sync_every
 
 
+@pytest.mark.exhaustive
 def test_what_a_mesh_cannot_take_over_is_said():
     streamed = on_hosts(jrc.DiLoCo(4, fragments=2, overlap=1), 3)
     with pytest.raises(ValueError, match="outer must be given with overlap=1 where"):
@@ -311,13 +316,13 @@ def test_parameters_split_over_the_replicas_are_refused():
     message = r"params must be whole on every replica with outer=.*'a' split over 'replica'"
     with pytest.raises(ValueError, match=message):
         start(mesh, specs=SPECS | {"a": P("replica")})
-    with pytest.raises(ValueError, match="via must be 'shard_map' or 'pmap' with outer= on several"):
+    with pytest.raises(ValueError, match="via must be 'shard_map' or 'pmap' with outer="):
         start(mesh, via="jit")
     with pytest.raises(ValueError, match="mesh must have one axis with via='pmap'"):
         start(mesh, via="pmap")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pair_of_axes_beside_one_that_splits():
     mesh = jax.make_mesh((2, 2, 2), ("host", "chip", "fsdp"), axis_types=(AxisType.Auto,) * 3)
     specs = {"a": P("fsdp"), "b": P(), "c": P(None, "fsdp")}
@@ -331,7 +336,7 @@ def test_a_pair_of_axes_beside_one_that_splits():
     assert info.losses.shape == (4,) and info.bytes_sent < alone.bytes_sent
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_accumulation_a_budget_and_a_model_state_that_is_split():
     mesh = mesh_of(2, 2, 2)
 
@@ -356,7 +361,7 @@ def test_accumulation_a_budget_and_a_model_state_that_is_split():
     assert step.plan is not None and int(found[0].model_state["count"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_arrays_of_an_own_outer_optimizer_lie_one_after_another():
     """Its state is flat, so that it mirrors no parameter."""
     mesh = mesh_of(2, 2, 2)

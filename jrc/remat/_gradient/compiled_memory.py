@@ -46,7 +46,7 @@ def bytes_on_device(array: Any) -> int:
     if not isinstance(sharding, jax.sharding.Sharding):
         return nbytes(aval)
     if isinstance(sharding, jax.sharding.NamedSharding):
-        # Manual axes are in no spec: inside of `shard_map` shapes are those of their shards already.
+        # Manual axes are in no spec: inside of `shard_map` the shape is that of a shard already.
         parts = number_of_shards(sharding.spec, sharding.mesh.shape)
         return nbytes(aval) // parts
     part = math.prod(sharding.shard_shape(array.shape))
