@@ -74,7 +74,7 @@ def outer_step(
     """
     own = row_of(state.opt_state.local)
     inner = Replicas(axes[1:] or None) if axes else Replicas(None)
-    rounds = _Rounds(outer, inside_of(split), axes[0] if axes else None)
+    rounds = _Round(outer, inside_of(split), axes[0] if axes else None)
     key = fold_all(state.key, state.step, Replicas(axes).rank)
     given = own.model_state, batch, key, accumulate, split is not None
     loss_of = lambda params: mean_loss(loss_fn, params, *given)  # noqa: E731
@@ -98,7 +98,7 @@ def outer_step(
     return state, info
 
 
-class _Rounds(NamedTuple):
+class _Round(NamedTuple):
     """The parts of a round, each on the shards of a device.
 
     Attributes:
@@ -191,7 +191,7 @@ def _joined(new: LocalState, own: LocalState) -> LocalState:
 
 
 def _info(
-    rounds: _Rounds,
+    rounds: _Round,
     turn: Turn,
     replicas: int,
     before: TrainState,

@@ -1,6 +1,5 @@
 """Another number of replicas, for any training state: workers leave and join between rounds."""
 
-import functools
 import math
 from typing import Any
 
@@ -11,12 +10,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import speaking_as
 from jrc._specs import shards_of, spec_inside, trimmed
+from jrc._tree import aval_of
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import AxisName, DGCState, replica_axis, reshard_dgc
-from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState, Packet
+from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
 from jrc.train._outer_check import check_outer
-from jrc.train._outer_state import first_outer_state, fragments_where_they_lie
+from jrc.train._outer_state import first_outer_state, fragments_where_they_lie, inside_names
 from jrc.train._rows import outer_states
 from jrc.train._state import names_of
 
@@ -91,12 +91,14 @@ def reshard(
         for each in found:
             _check_finished(each)
         axis = replica_axis(axis_name, _WHO)
+        placed, names = _Placement(mesh, axis, replicas), names_of(axis_name)
+        if isinstance(mesh, Mesh) and axis in mesh.axis_names:
+            for each in found:
+                _check_split(each, begun.params, placed, outer, mesh, names)
         # The rows are mixed as those of a compression.
         local = [_floats(_apart(each, begun.params)) for each in found]
         rows = reshard_dgc(_as_compression(local), replicas, mesh=mesh, axis_name=axis).v
-    placed = _Placement(mesh, axis, replicas)
-    shared = jax.tree.map(placed.shared, (begun.params, begun.model_state))
-    empty = functools.partial(_in_flight, outer, shared, mesh, names_of(axis_name))
+    params, model_state = jax.tree.map(placed.shared, (begun.params, begun.model_state))
     fresh = iter(rows)
 
     def resharded(node: Any) -> Any:
@@ -109,13 +111,15 @@ def reshard(
             lambda x: next(floats) if _is_float(x) else placed.nearest(x), node.local
         )
         if _exchanges_all(node):
-            params = jax.tree.map(placed.copies, begun.params)
-            model_state = jax.tree.map(placed.copies, begun.model_state)
-            own = own._replace(params=params, model_state=model_state)
+            own = own._replace(
+                params=jax.tree.map(placed.copies, begun.params),
+                model_state=jax.tree.map(placed.copies, begun.model_state),
+            )
         else:
-            _check_fragments(begun.params, shared[0], node.report.kept.size)
             own = own._replace(params=jax.tree.map(placed.together, begun.params, own.params))
-            own = empty(node.local.in_flight, own)
+        if node.local.in_flight is not None and mesh is not None and outer is not None:
+            empty = _in_flight(outer, params, model_state, mesh, names, own.steps)
+            own = own._replace(in_flight=empty)
         return OuterState(rounds, momentum, report, own)
 
     return jax.tree.map(resharded, state, is_leaf=lambda node: isinstance(node, OuterState))
@@ -154,50 +158,58 @@ def _check_finished(state: OuterState) -> None:
         )
 
 
-def _check_fragments(old: PyTree, new: PyTree, count: int) -> None:
-    """Raise if fragments are cut elsewhere: what was not sent has the shapes of the old ones."""
-    if fragments_where_they_lie(old, count) != fragments_where_they_lie(new, count):
+def _check_split(
+    state: OuterState,
+    params: PyTree,
+    placed: "_Placement",
+    outer: OuterOptimizer | None,
+    mesh: Mesh,
+    names: tuple[str, ...],
+) -> None:
+    """Raise if what replicas have does not fit replicas that are split as the mesh splits them."""
+    check_outer(outer, _WHO)
+    count, header = state.report.kept.size, state.local.in_flight
+    new = jax.tree.map(lambda x: placed.shared(aval_of(x)), params)
+    # What was not sent has the shapes of the fragments.
+    if fragments_where_they_lie(params, count) != fragments_where_they_lie(new, count):
         raise ValueError(
             f"{_WHO}: mesh must split the leading axes of params as before with {count} fragments, "
             "which are not cut where a leading axis is split, got one on which they are cut "
             "elsewhere. Use a mesh with the same axes inside of a replica."
         )
+    if header is None or outer is not None:
+        return
+    before = shards_of(header.header, first=1)
+    devices = math.prod(mesh.shape[name] for name in inside_names(mesh, names))
+    if before != devices:
+        raise ValueError(
+            f"{_WHO}: outer must be given with overlap=1 where replicas get another number of "
+            f"devices, got None for {devices} devices and {before} before. Pass outer=outer."
+        )
 
 
 def _in_flight(
-    outer: OuterOptimizer | None,
-    shared: tuple[PyTree, PyTree],
-    mesh: Mesh | None,
+    outer: OuterOptimizer,
+    params: PyTree,
+    model_state: PyTree,
+    mesh: Mesh,
     names: tuple[str, ...],
-    before: Packet | None,
-    own: LocalState,
-) -> LocalState:
-    """Return what replicas have with empty messages as long as those of a device of the mesh."""
-    if mesh is None or before is None:
-        return own
-    old = shards_of(before.header, first=1)
-    new = math.prod(mesh.shape[name] for name in mesh.axis_names if name not in names)
-    if outer is None:
-        if old == new:
-            return own
-        raise ValueError(
-            f"{_WHO}: outer must be given with overlap=1 where replicas get another number of "
-            f"devices, got None for {new} devices and {old} before. Pass outer=outer."
-        )
-    check_outer(outer, _WHO)
-    first = first_outer_state(outer, *shared, None, mesh, names, _WHO, shapes=True)
-    rows = own.steps.shape[0]
-    spec = PartitionSpec(names[0] if rows % mesh.shape[names[0]] == 0 else None)
-    axes = tuple(name for name in mesh.axis_names if name not in names)
-    sharding = NamedSharding(mesh, trimmed(PartitionSpec(*spec, axes or None)))
+    steps: Any,
+) -> PyTree:
+    """Return empty messages, as long as those of a device of the mesh."""
+    given = params, model_state, None
+    first = first_outer_state(outer, *given, mesh, names, _WHO, shapes=True)
+    rows = names[0] if steps.shape[0] % mesh.shape[names[0]] == 0 else None
+    spec = PartitionSpec(rows, inside_names(mesh, names) or None)
+    sharding = NamedSharding(mesh, trimmed(spec))
 
     def empty(x: Any) -> Any:
-        shape = rows, *x.shape[1:]
-        if isinstance(own.steps, jax.ShapeDtypeStruct):
+        shape = steps.shape[0], *x.shape[1:]
+        if isinstance(steps, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
         return jax.jit(lambda: jnp.zeros(shape, x.dtype), out_shardings=sharding)()
 
-    return own._replace(in_flight=jax.tree.map(empty, first.local.in_flight))
+    return jax.tree.map(empty, first.local.in_flight)
 
 
 def _apart(state: OuterState, shared: PyTree) -> LocalState:

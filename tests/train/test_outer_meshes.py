@@ -276,7 +276,7 @@ def layout(tree):
         rare(4, 2, SPARSE, EXPLICIT),
         rare(3, 2, SPARSE, AUTO),
         rare(4, 2, jrc.SparseLoCo(4, fragments=2, density=1 / 8, chunk=64), EXPLICIT),
-        rare(4, 2, jrc.DiLoCo(4, fragments=2, overlap=1), AUTO),
+        rare(4, 2, jrc.DiLoCo(4, fragments=2, overlap=1), EXPLICIT),
         rare(3, 2, jrc.DiLoCo(4, fragments=2, overlap=1), AUTO),
     ],
 )
@@ -301,9 +301,8 @@ def test_other_hosts_go_on_with_means_that_stay(count, each, outer, kind):
     assert np.isfinite(info.loss) and int(state.step) == steps + outer.sync_every
 
 
-@pytest.mark.exhaustive
 def test_what_a_mesh_cannot_take_over_is_said():
-    streamed = on_hosts(jrc.DiLoCo(4, fragments=2, overlap=1), 3)
+    streamed, _ = start(hosts(2, 4), jrc.DiLoCo(4, fragments=2, overlap=1), ON_HOSTS)
     with pytest.raises(ValueError, match="outer must be given with overlap=1 where"):
         jrc.reshard(streamed, 4, mesh=hosts(4, 2), axis_name="replica")
     eight = Mesh(jax.devices(), ("replica",))
@@ -333,7 +332,7 @@ def test_a_pair_of_axes_beside_one_that_splits():
         state, info = step(state, placed(batch(i), mesh, (P(("host", "chip", "fsdp")),) * 2))
         want, alone = other(want, batch(i))
     near(state.params, want.params)
-    assert info.losses.shape == (4,) and info.bytes_sent < alone.bytes_sent
+    assert info.losses.shape == (4,) and float(info.bytes_sent) < float(alone.bytes_sent)
 
 
 @pytest.mark.exhaustive
