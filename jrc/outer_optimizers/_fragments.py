@@ -80,11 +80,11 @@ class Fragment:
             for leaf in [leaves[each.leaf]]
         ]
 
-    def each(self, tree: PyTree, is_leaf: Any = None) -> PyTree:
+    def each(self, tree: PyTree) -> PyTree:
         """Return for each array of this part the leaf of a tree, such as one of specs."""
         if self.pieces is None:
             return tree
-        leaves = jax.tree.leaves(tree, is_leaf=is_leaf)
+        leaves = jax.tree.leaves(tree)
         return [leaves[each.leaf] for each in self.pieces]
 
 

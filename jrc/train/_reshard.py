@@ -168,7 +168,7 @@ def _check_split(
 ) -> None:
     """Raise if what replicas have does not fit replicas that are split as the mesh splits them."""
     check_outer(outer, _WHO)
-    count, header = state.report.kept.size, state.local.in_flight
+    count, flight = state.report.kept.size, state.local.in_flight
     new = jax.tree.map(lambda x: placed.shared(aval_of(x)), params)
     # What was not sent has the shapes of the fragments.
     if fragments_where_they_lie(params, count) != fragments_where_they_lie(new, count):
@@ -177,9 +177,9 @@ def _check_split(
             "which are not cut where a leading axis is split, got one on which they are cut "
             "elsewhere. Use a mesh with the same axes inside of a replica."
         )
-    if header is None or outer is not None:
+    if flight is None or outer is not None:
         return
-    before = shards_of(header.header, first=1)
+    before = shards_of(flight.header, first=1)
     devices = math.prod(mesh.shape[name] for name in inside_names(mesh, names))
     if before != devices:
         raise ValueError(

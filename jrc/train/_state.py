@@ -119,12 +119,12 @@ def init_state(
             check_real(params, _WHO)
             check_inner(opt_state, _WHO)
             specs = own_specs(stepped, found, _WHO, "params")
-            check_whole_replicas(specs, names, _WHO)
+            check_whole_replicas(specs, names_of(axis_name), _WHO)
             split_fragments(stepped, specs, fragment_count(outer), found, _WHO)
         return found, stepped, opt_state
 
-    names = names_of(axis_name)
     mesh, params, opt_state = all_or_none(here, _WHO) if _spans_processes(mesh) else here()
+    names = names_of(axis_name)
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
     abstract = is_abstract(state, mesh)
     if mesh.is_multi_process and not abstract:
