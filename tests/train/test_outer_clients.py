@@ -68,7 +68,7 @@ def test_a_flax_nnx_llama_with_its_partition_specs():
             # A table that a lookup reads is split along the width (docs/meshes.md).
             table = nnx.with_partitioning(draw, (None, ("fsdp", "model")))
             self.table = nnx.Embed(TOKENS, WIDTH, embedding_init=table, rngs=rngs)
-            self.blocks = nnx.List([Block(rngs) for _ in range(2)])
+            self.blocks = nnx.List([Block(rngs)])
             self.norm = nnx.RMSNorm(WIDTH, rngs=rngs)
 
         def __call__(self, x):
@@ -105,7 +105,7 @@ def rotated(x):
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_equinox_model_that_is_sharded():
     eqx = pytest.importorskip("equinox")
     mesh = mesh_of(2, 2, 2)

@@ -106,7 +106,7 @@ def arrays_of(found):
     return collections.Counter((kind, name.replace("[1,1,", "[1,")) for kind, name in names)
 
 
-@pytest.mark.parametrize("kind", [AUTO, slow(EXPLICIT)])
+@pytest.mark.parametrize("kind", [AUTO, rare(EXPLICIT)])
 def test_a_device_sends_the_message_of_its_shards_and_nothing_is_gathered(kind):
     mesh, step, begun, _, infos = ran(kind)
     inner = crossing(step, begun, mesh, closing=False)
