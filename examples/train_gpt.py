@@ -120,10 +120,8 @@ def plot(found, out):
 
     title = f"Byte-level GPT, {found['device']}"
     pictures.training(out / "loss.png", title, found, [losses])
-    pictures.draw(
-        out / "memory.png", "Peak of the compiled step", [lambda axes: pictures.peaks(axes, found, "with the plan")],
-        (9, 3.4),
-    )  # fmt: skip
+    peaks = functools.partial(pictures.peaks, found=found, recomputed="with the plan")
+    pictures.draw(out / "memory.png", "Peak of the compiled step", [peaks], (9, 3.4))
 
 
 def outer_of(options):
