@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -9,7 +10,14 @@ from jax import lax
 from jrc._typing import Array, Float, Int
 from jrc._validate import whole_number
 from jrc.dgc._entries import Entries, Space
-from jrc.dgc._selectors.protocol import Leaves, choose_each
+from jrc.dgc._selectors.accelerators import (
+    Rows,
+    by_platform,
+    largest_in_cuts,
+    largest_of_rows,
+    whole,
+)
+from jrc.dgc._selectors.protocol import Leaves, choose_each, entries_at
 from jrc.dgc._selectors.top_k import (
     GROUP,
     SMALL,
@@ -41,7 +49,42 @@ class TwoStage:
 
     def choose(self, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
         """Return the entries to send, `counts[i]` of leaf i."""
-        return choose_each(lambda x, k: largest_of_maxima(x, k, self.blocks), leaves, counts, space)
+
+        def choose(leaf: Array, k: int) -> Array:
+            return largest_of_maxima(leaf, k, self.blocks)
+
+        return by_platform(
+            leaves,
+            lambda leaves: choose_each(choose, leaves, counts, space),
+            lambda leaves, *how: self._counted(leaves, counts, space, *how),
+        )
+
+    def _counted(
+        self, leaves: Leaves, counts: Sequence[int], space: Space, width: int, together: bool
+    ) -> Entries:
+        """Return the same entries as on a CPU, without a sort."""
+        groups = [
+            groups_of(leaf.size, k, self.blocks) for leaf, k in zip(leaves, counts, strict=True)
+        ]
+        indices: list[Any] = [None] * len(leaves)
+        for exact in (True, False):
+            places = [i for i, each in enumerate(groups) if (each < 2) == exact]
+            some = [leaves[i] for i in places]
+            if exact:
+                cuts = [whole(leaves[i].size, counts[i]) for i in places]
+                found = largest_in_cuts(some, cuts, width, together) if some else []
+            else:
+                rows = [Rows(groups[i] * GROUP, counts[i]) for i in places]
+                found = largest_of_rows(some, rows, together) if some else []
+            for place, each in zip(places, found, strict=True):
+                indices[place] = each
+        return entries_at(leaves, indices, space)
+
+
+def groups_of(size: int, k: int, blocks: int) -> int:
+    """Return the groups of `GROUP` entries in a block; below two the choice is the exact one."""
+    # At most `GROUP`, or the maximum would unroll into a long program.
+    return min(-(-size // GROUP) // (k * blocks), GROUP) if size > SMALL else 0
 
 
 def largest_of_maxima(values: Float[Array, " n"], k: int, blocks: int) -> Int[Array, " k"]:
@@ -56,11 +99,8 @@ def largest_of_maxima(values: Float[Array, " n"], k: int, blocks: int) -> Int[Ar
         Unique int32 indices, in no promised order; exactly the largest where a block would be a
         group of `GROUP` entries or less.
     """
-    n = values.size
-    groups = -(-n // GROUP)
-    # At most `GROUP`, or the maximum would unroll into a long program.
-    each = min(groups // (k * blocks), GROUP)
-    if n <= SMALL or each < 2:
+    each = groups_of(values.size, k, blocks)
+    if each < 2:
         return largest(values, k)
     maxima = group_maxima(values)
     block = lax.top_k(maxima_of(maxima, each), k)[1]
