@@ -46,7 +46,7 @@ class Blocked:
         return by_platform(
             leaves,
             lambda leaves: choose_each(choose, leaves, counts, space),
-            lambda leaves, *how: chosen_in_cuts(leaves, cuts, space, *how),
+            lambda leaves, how: chosen_in_cuts(leaves, cuts, space, how),
         )
 
 

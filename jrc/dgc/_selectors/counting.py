@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrc._typing import Array, Int
+from jrc._typing import Array, Int, Shaped
 from jrc.dgc._selectors.threshold import MAGNITUDE_BITS
 
 DIGIT_BITS = 4
@@ -22,81 +22,63 @@ BRANCHES = 128
 AT_ONCE = 4096
 """Counts that are searched without a tree."""
 
-Segments = Int[Array, "_s _n"]
+Segments = Int[Array, "segments n"]
 """int32, a segment in each row; integers below zero are left out."""
 
 
 def kth_largest_each(
-    parts: Sequence[Segments], counts: Sequence[Int[Array, " _s"]], bits: int = MAGNITUDE_BITS
-) -> list[Int[Array, " _s"]]:
+    x: Segments, counts: Int[Array, " segments"], bits: int = MAGNITUDE_BITS
+) -> Int[Array, " segments"]:
     """Return for each segment the largest t >= 0 that at least k of its integers reach.
 
     Args:
-        parts: Of any shapes; all are counted in one loop.
-        counts: For each segment k in [1, the number of its integers from 0 on].
+        x: The segments.
+        counts: For each k in [1, the number of its integers from 0 on].
         bits: Bits of the largest integer.
 
     Returns:
         The k-th largest integer of each segment.
     """
     passes = -(-bits // DIGIT_BITS)
-    digits = jnp.arange(1, 1 << DIGIT_BITS, dtype=jnp.int32)
+    digits = jnp.arange(1, 1 << DIGIT_BITS, dtype=jnp.int32)[None]
 
-    def settle(step: Array, found: list[Array]) -> list[Array]:
+    def settle(step: Array, found: Array) -> Array:
         shift = DIGIT_BITS * (passes - 1 - step)
-        steps = (digits << shift)[None]
-        return [
-            t | (_digit(x, t[:, None] | steps, k) << shift)
-            for x, t, k in zip(parts, found, counts, strict=True)
-        ]
+        tried = found[:, None] | (digits << shift)
+        reached = jnp.sum(x[:, None] >= tried[:, :, None], axis=2, dtype=jnp.int32)
+        # The highest digit may reach into the sign.
+        passed = (reached >= counts[:, None]) & (tried > 0)
+        return found | (jnp.sum(passed, axis=1, dtype=jnp.int32) << shift)
 
     # The carry takes its type, varying or not, from the data.
-    start = [jnp.zeros_like(x, shape=x.shape[:1]) for x in parts]
-    return lax.fori_loop(0, passes, settle, start)
+    return lax.fori_loop(0, passes, settle, jnp.zeros_like(x, shape=x.shape[:1]))
 
 
-def _digit(x: Segments, tried: Int[Array, "_s _d"], count: Int[Array, " _s"]) -> Array:
-    """Return how many of the thresholds are reached often enough, for each segment."""
-    reached = jnp.sum(x[:, None] >= tried[:, :, None], axis=2, dtype=jnp.int32)
-    # The highest digit may reach into the sign.
-    passed = (reached >= count[:, None]) & (tried > 0)
-    return jnp.sum(passed, axis=1, dtype=jnp.int32)
-
-
-def largest_each(parts: Sequence[Segments], counts: Sequence[np.ndarray]) -> list[Array]:
-    """Return masks of the k largest integers of each segment; ties go to the first.
+def largest_each(x: Segments, counts: Sequence[int]) -> Shaped[Array, "segments n"]:
+    """Return a mask of the k largest integers of each segment; ties go to the first.
 
     Args:
-        parts: Of any shapes.
-        counts: int32, k of each segment, in [1, the number of its integers from 0 on].
+        x: The segments.
+        counts: For each k in [1, the number of its integers from 0 on].
 
     Returns:
-        Booleans of the same shapes, with exactly k entries of each segment set.
+        Booleans, exactly k of each segment set.
     """
-    ts = kth_largest_each(parts, [jnp.asarray(each, jnp.int32) for each in counts])
-    above = [x > t[:, None] for x, t in zip(parts, ts, strict=True)]
-    missing = [
-        np.asarray(k, np.int32) - jnp.sum(mask, axis=1, dtype=jnp.int32)
-        for k, mask in zip(counts, above, strict=True)
-    ]
+    wanted, n = np.asarray(counts, np.int32), x.shape[1]
+    t = kth_largest_each(x, jnp.asarray(wanted))[:, None]
+    above = x > t
     # Numbered from the end, so that the first of those that tie are the largest.
-    tied = [
-        jnp.where(x == t[:, None], x.shape[1] - 1 - lax.broadcasted_iota(jnp.int32, x.shape, 1), -1)
-        for x, t in zip(parts, ts, strict=True)
-    ]
-    bits = max(x.shape[1].bit_length() for x in parts)
-    lasts = kth_largest_each(tied, missing, bits)
-    return [
-        mask | (place >= last[:, None])
-        for mask, place, last in zip(above, tied, lasts, strict=True)
-    ]
+    tied = jnp.where(x == t, n - 1 - lax.broadcasted_iota(jnp.int32, x.shape, 1), -1)
+    missing = wanted - jnp.sum(above, axis=1, dtype=jnp.int32)
+    last = kth_largest_each(tied, missing, max(1, (n - 1).bit_length()))
+    return above | (tied >= last[:, None])
 
 
-def places_of(counts: Int[Array, " n"], k: int) -> Int[Array, " k"]:
+def places_of(counts: Shaped[Array, " n"], k: int) -> Int[Array, " k"]:
     """Return where each of k things lies, of which `counts[i]` lie at place i.
 
     Args:
-        counts: At least k in all. A mask gives the places of its entries.
+        counts: Integers, at least k in all; or booleans, to get the places of a mask's entries.
         k: Static.
 
     Returns:

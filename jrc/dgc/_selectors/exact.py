@@ -23,7 +23,7 @@ class Exact:
         return by_platform(
             leaves,
             lambda leaves: choose_each(largest, leaves, counts, space),
-            lambda leaves, *how: chosen_in_cuts(leaves, cuts, space, *how),
+            lambda leaves, how: chosen_in_cuts(leaves, cuts, space, how),
         )
 
 
@@ -42,7 +42,7 @@ class Global:
         return by_platform(
             leaves,
             lambda leaves: self._sorted(leaves, k, space),
-            lambda leaves, width, _: chosen_of_all(leaves, k, space, width),
+            lambda leaves, how: chosen_of_all(leaves, k, space, how),
         )
 
     def _sorted(self, leaves: Leaves, k: int, space: Space) -> Entries:

@@ -47,7 +47,7 @@ class Sampled:
         return by_platform(
             leaves,
             lambda leaves: choose_each(choose, leaves, counts, space),
-            lambda leaves, *how: chosen_in_cuts(leaves, cuts, space, *how),
+            lambda leaves, how: chosen_in_cuts(leaves, cuts, space, how),
         )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -10,14 +9,8 @@ from jax import lax
 from jrc._typing import Array, Float, Int
 from jrc._validate import whole_number
 from jrc.dgc._entries import Entries, Space
-from jrc.dgc._selectors.accelerators import (
-    Rows,
-    by_platform,
-    largest_in_cuts,
-    largest_of_rows,
-    whole,
-)
-from jrc.dgc._selectors.protocol import Leaves, choose_each, entries_at
+from jrc.dgc._selectors.accelerators import Cut, by_platform, chosen_in_cuts, whole
+from jrc.dgc._selectors.protocol import Leaves, choose_each
 from jrc.dgc._selectors.top_k import (
     GROUP,
     SMALL,
@@ -49,6 +42,7 @@ class TwoStage:
 
     def choose(self, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
         """Return the entries to send, `counts[i]` of leaf i."""
+        cuts = [self._cut(leaf.size, k) for leaf, k in zip(leaves, counts, strict=True)]
 
         def choose(leaf: Array, k: int) -> Array:
             return largest_of_maxima(leaf, k, self.blocks)
@@ -56,29 +50,12 @@ class TwoStage:
         return by_platform(
             leaves,
             lambda leaves: choose_each(choose, leaves, counts, space),
-            lambda leaves, *how: self._counted(leaves, counts, space, *how),
+            lambda leaves, how: chosen_in_cuts(leaves, cuts, space, how),
         )
 
-    def _counted(
-        self, leaves: Leaves, counts: Sequence[int], space: Space, width: int, together: bool
-    ) -> Entries:
-        """Return the same entries as on a CPU, without a sort."""
-        groups = [
-            groups_of(leaf.size, k, self.blocks) for leaf, k in zip(leaves, counts, strict=True)
-        ]
-        indices: list[Any] = [None] * len(leaves)
-        for exact in (True, False):
-            places = [i for i, each in enumerate(groups) if (each < 2) == exact]
-            some = [leaves[i] for i in places]
-            if exact:
-                cuts = [whole(leaves[i].size, counts[i]) for i in places]
-                found = largest_in_cuts(some, cuts, width, together) if some else []
-            else:
-                rows = [Rows(groups[i] * GROUP, counts[i]) for i in places]
-                found = largest_of_rows(some, rows, together) if some else []
-            for place, each in zip(places, found, strict=True):
-                indices[place] = each
-        return entries_at(leaves, indices, space)
+    def _cut(self, size: int, k: int) -> Cut:
+        groups = groups_of(size, k, self.blocks)
+        return whole(size, k)._replace(width=groups * GROUP if groups >= 2 else None)
 
 
 def groups_of(size: int, k: int, blocks: int) -> int:
