@@ -120,11 +120,11 @@ def largest_in_cuts(leaves: Leaves, cuts: Sequence[Cut], how: How) -> list[Int[A
         rows = _largest([leaves[place] for place in group], before, cut, cut.width or how.width)
         for place, row in zip(group, rows, strict=True):
             found[place] = row
-        before = None if how.together else rows
+        before = None if how.together else rows[0, :1]
     return found
 
 
-# Compiled once for all leaves of a shape, or else a program of many leaves is traced for long.
+# Traced once for all leaves that are cut alike.
 @partial(jax.jit, static_argnums=(2, 3))
 def _largest(leaves: Leaves, before: Array | None, cut: Cut, width: int) -> Array:
     """Return indices of leaves that are cut alike, int32[leaves, k], after others are chosen."""

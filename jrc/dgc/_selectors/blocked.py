@@ -23,8 +23,7 @@ class Blocked:
 
     Attributes:
         size: Entries of a block, rounded down to groups of 16, at least one group. With 16,384 a
-            sparsity of 0.999 takes 16 entries of each, the most that XLA's fast top-k on GPUs
-            takes.
+            sparsity of 0.999 takes 16 entries of each.
     """
 
     size: int = 16384

@@ -22,6 +22,8 @@ HITS = 32
 class Sampled:
     """About the k largest entries of each leaf: those above a threshold that a sample gives.
 
+    On accelerators exactly the k largest, which are found there without a sort.
+
     Attributes:
         share: Share of the leaf that is sampled for the threshold, in (0, 1].
     """
