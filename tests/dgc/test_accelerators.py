@@ -91,7 +91,7 @@ def test_blocks_that_are_no_multiple_of_a_row(name, size, k, block):
         np.testing.assert_array_equal(choose(leaf), np.concatenate(want))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOWS)
 def test_two_stages_choose_the_largest_of_the_same_blocks(name):
     n, k = 70_001, 100
@@ -104,7 +104,7 @@ def test_two_stages_choose_the_largest_of_the_same_blocks(name):
         np.testing.assert_array_equal(choose(leaf), want)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [100, 3500])
 @pytest.mark.parametrize("name", HOWS)
 def test_the_largest_of_all_leaves(name, k):

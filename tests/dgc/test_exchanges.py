@@ -114,9 +114,7 @@ def test_no_branch_that_cannot_run(settings, branches):
     jaxpr = jax.make_jaxpr(tx.update)(PARAMS, tx.init(PARAMS), PARAMS)
     # A choice by platform is no branch: one of its programs is lowered.
     switches = [e for e in jaxpr.eqns if e.primitive.name == "cond"]
-    found = [
-        len(e.params["branches"]) for e in switches if not e.params.get("branches_platforms")
-    ]
+    found = [len(e.params["branches"]) for e in switches if not e.params.get("branches_platforms")]
     assert found == ([branches] if branches > 1 else [])
 
 

@@ -8,7 +8,6 @@ is a mask with k entries, and the place of the j-th is looked up in a tree of co
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jrc._typing import Array, Int, Shaped
@@ -64,8 +63,8 @@ def largest_each(x: Segments, counts: Sequence[int]) -> Shaped[Array, "segments 
     Returns:
         Booleans, exactly k of each segment set.
     """
-    wanted, n = np.asarray(counts, np.int32), x.shape[1]
-    t = kth_largest_each(x, jnp.asarray(wanted))[:, None]
+    wanted, n = jnp.asarray(counts, jnp.int32), x.shape[1]
+    t = kth_largest_each(x, wanted)[:, None]
     above = x > t
     # Numbered from the end, so that the first of those that tie are the largest.
     tied = jnp.where(x == t, n - 1 - lax.broadcasted_iota(jnp.int32, x.shape, 1), -1)
