@@ -1,7 +1,7 @@
 """What selectors run on accelerators: the same entries as on a CPU, without a sort.
 
 All of the k largest entries lie in the k rows of neighbours with the largest maxima. These rows are
-gathered, and the largest are chosen among their entries, both by counting.
+found and gathered, and the largest are chosen among their entries, both by counting.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,13 +46,32 @@ class Cut(NamedTuple):
         return max(self.counts)
 
 
+class How(NamedTuple):
+    """How leaves are gone through.
+
+    Attributes:
+        width: Entries of a row.
+        together: Whether equal leaves are counted together, and not one after the other.
+    """
+
+    width: int
+    together: bool
+
+
+TPU = How(128, together=False)
+"""Rows as wide as a vector register, which makes candidates many: a leaf's at a time."""
+
+GPU = How(32, together=True)
+"""Rows as wide as a warp; each pass over a leaf of its own would cost the start of a kernel."""
+
+
 def whole(size: int, k: int) -> Cut:
     """Return a leaf that is one block."""
     return Cut(size, size, (k,))
 
 
 def by_platform(
-    leaves: Leaves, cpu: Callable[[Leaves], Entries], counted: Callable[[Leaves, "How"], Entries]
+    leaves: Leaves, cpu: Callable[[Leaves], Entries], counted: Callable[[Leaves, How], Entries]
 ) -> Entries:
     """Return what is chosen on the platform that the program is lowered for.
 
@@ -73,25 +92,6 @@ def by_platform(
         tpu=lambda *leaves: typed(counted(leaves, TPU)),
         default=lambda *leaves: typed(counted(leaves, GPU)),
     )
-
-
-class How(NamedTuple):
-    """How leaves are gone through.
-
-    Attributes:
-        width: Entries of a row.
-        together: Whether equal leaves are counted together, and not one after the other.
-    """
-
-    width: int
-    together: bool
-
-
-TPU = How(128, together=False)
-"""Rows as wide as a vector register, which makes candidates many: a leaf's at a time."""
-
-GPU = How(32, together=True)
-"""Rows as wide as a warp; each pass over a leaf of its own would cost the start of a kernel."""
 
 
 def chosen_in_cuts(leaves: Leaves, cuts: Sequence[Cut], space: Space, how: How) -> Entries:
