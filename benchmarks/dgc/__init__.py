@@ -1,1 +1,1 @@
-"""Deep gradient compression: bytes of a step, time of its parts, compile time."""
+"""Deep gradient compression: bytes of a step, time of its parts, what accelerators compile."""

@@ -74,13 +74,14 @@ def over_mesh(
     replicas, specs = mesh.shape[AXIS], jrc.dgc_specs(state, AXIS)
 
     def one(gradients: Any, state: Any, params: Any) -> Any:
-        return advance(jax.tree.map(lambda x: x[0], gradients), state, params)
+        # Results in the order of the donated arguments: XLA copies buffers that change places.
+        return advance(jax.tree.map(lambda x: x[0], gradients), state, params)[::-1]
 
     def widened(x: Any, spec: Any) -> Any:
         shape = (replicas, *x.shape[1:]) if spec == P(AXIS) else x.shape
         return jax.ShapeDtypeStruct(shape, x.dtype)
 
     gradients = jax.tree.map(lambda x: jax.ShapeDtypeStruct((replicas, *x.shape), x.dtype), like)
-    over = jax.shard_map(one, mesh=mesh, in_specs=(P(AXIS), specs, P()), out_specs=(P(), specs))
+    over = jax.shard_map(one, mesh=mesh, in_specs=(P(AXIS), specs, P()), out_specs=(specs, P()))
     args = gradients, jax.tree.map(widened, state, specs), like
     return jax.jit(over, donate_argnums=(1, 2)), args

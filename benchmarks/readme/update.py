@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks._lib.child import ROOT
+from benchmarks.dgc import accelerators
 from benchmarks.readme import _api, _headline
 from benchmarks.readme._parts import PARTS, part
 from benchmarks.targets import sharded_step
@@ -20,6 +21,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"headline": _headline.headline},
     "docs/api.md": {"api": _api.page},
     "docs/benchmarks.md": {"trained": _headline.trained},
+    "docs/dgc.md": {"accelerators": part("accelerators", accelerators.tables)},
     "docs/meshes.md": {"sharded_step": part("sharded_step", sharded_step.tables)},
     "examples/README.md": {"example": _headline.example},
     "benchmarks/README.md": PARTS,

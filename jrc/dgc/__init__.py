@@ -10,6 +10,7 @@ from jrc.dgc._advice import DGCAdvice as DGCAdvice
 from jrc.dgc._advice import ExchangeCost as ExchangeCost
 from jrc.dgc._collectives import AxisName as AxisName
 from jrc.dgc._collectives import as_local as as_local
+from jrc.dgc._collectives import gather as gather
 from jrc.dgc._collectives import replica_axis as replica_axis
 from jrc.dgc._collectives import ring_all_reduce_bytes as ring_all_reduce_bytes
 from jrc.dgc._cost_model import dgc_advice as dgc_advice

@@ -13,7 +13,7 @@ from jax import lax
 
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree
-from jrc.dgc import ring_all_reduce_bytes
+from jrc.dgc import gather, ring_all_reduce_bytes
 from jrc.outer_optimizers import (
     Fragment,
     Header,
@@ -127,11 +127,11 @@ def exchanged(
     words, message = packet
     valid = from_words(words[None], header_like(outer, index, model_state)).valid[0]
     if outer.collective == "all_reduce":
-        rows = _gathered(words, axis)
+        rows = gather(words, axis)
         message = jnp.where(valid, message, 0.0)
         messages = message if axis is None else lax.psum(message, axis)
     else:
-        rows = _gathered(jnp.concatenate([words, message]), axis)
+        rows = gather(jnp.concatenate([words, message]), axis)
         rows, messages = rows[:, : words.size], rows[:, words.size :]
     return Arrived(rows, messages, valid)
 
@@ -214,10 +214,6 @@ def _report(headers: Header, before: RoundReport, index: int) -> RoundReport:
         before.kept.at[index].set(kept),
         before.left_out + left_out,
     )
-
-
-def _gathered(words: Array, axis: str | None) -> Array:
-    return words[None] if axis is None else lax.all_gather(words, axis, to="invarying")
 
 
 def _difference(shared: Array, own: Array) -> Array:

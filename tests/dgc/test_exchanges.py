@@ -112,7 +112,9 @@ def test_dense_exchange_gathers_nothing():
 def test_no_branch_that_cannot_run(settings, branches):
     tx = scale_by_dgc(0.9, min_size=1000, **settings)
     jaxpr = jax.make_jaxpr(tx.update)(PARAMS, tx.init(PARAMS), PARAMS)
-    found = [len(e.params["branches"]) for e in jaxpr.eqns if e.primitive.name == "cond"]
+    # A choice by platform is no branch: one of its programs is lowered.
+    switches = [e for e in jaxpr.eqns if e.primitive.name == "cond"]
+    found = [len(e.params["branches"]) for e in switches if not e.params.get("branches_platforms")]
     assert found == ([branches] if branches > 1 else [])
 
 

@@ -12,6 +12,7 @@ from jax import lax
 from jrc._typing import Array, Float, Int
 from jrc._validate import whole_number
 from jrc.dgc._entries import Entries, Space
+from jrc.dgc._selectors.accelerators import Cut, by_platform, chosen_in_cuts
 from jrc.dgc._selectors.protocol import Leaves, choose_each
 from jrc.dgc._selectors.top_k import GROUP, group_maxima, magnitudes, members
 
@@ -22,8 +23,7 @@ class Blocked:
 
     Attributes:
         size: Entries of a block, rounded down to groups of 16, at least one group. With 16,384 a
-            sparsity of 0.999 takes 16 entries of each, the most that XLA's fast top-k on GPUs
-            takes.
+            sparsity of 0.999 takes 16 entries of each.
     """
 
     size: int = 16384
@@ -35,11 +35,18 @@ class Blocked:
 
     def choose(self, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
         """Return the entries to send, block by block, `counts[i]` of leaf i."""
+        sizes = [leaf.size for leaf in leaves]
+        blocks = [blocks_of(n, k, self.size) for n, k in zip(sizes, counts, strict=True)]
+        cuts = [Cut(n, b.width * GROUP, b.counts) for n, b in zip(sizes, blocks, strict=True)]
 
         def choose(leaf: Array, k: int) -> Array:
             return largest_in_blocks(leaf, blocks_of(leaf.size, k, self.size))
 
-        return choose_each(choose, leaves, counts, space)
+        return by_platform(
+            leaves,
+            lambda leaves: choose_each(choose, leaves, counts, space),
+            lambda leaves, how: chosen_in_cuts(leaves, cuts, space, how),
+        )
 
 
 class Blocks(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from jrc.dgc._entries import Entries, Space
+from jrc.dgc._selectors.accelerators import by_platform, chosen_in_cuts, chosen_of_all, whole
 from jrc.dgc._selectors.protocol import Leaves, choose_each
 from jrc.dgc._selectors.top_k import largest
 
@@ -18,7 +19,12 @@ class Exact:
 
     def choose(self, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
         """Return the entries to send, `counts[i]` of leaf i."""
-        return choose_each(largest, leaves, counts, space)
+        cuts = [whole(leaf.size, k) for leaf, k in zip(leaves, counts, strict=True)]
+        return by_platform(
+            leaves,
+            lambda leaves: choose_each(largest, leaves, counts, space),
+            lambda leaves, how: chosen_in_cuts(leaves, cuts, space, how),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +38,16 @@ class Global:
 
     def choose(self, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
         """Return the entries to send, `sum(counts)` of all leaves together."""
+        k = sum(counts)
+        return by_platform(
+            leaves,
+            lambda leaves: self._sorted(leaves, k, space),
+            lambda leaves, how: chosen_of_all(leaves, k, space, how),
+        )
+
+    def _sorted(self, leaves: Leaves, k: int, space: Space) -> Entries:
         everything = jnp.concatenate(leaves)
-        indices = largest(everything, sum(counts))
+        indices = largest(everything, k)
         positions = jnp.uint32(0)
         first = 0
         for place, leaf in enumerate(leaves):

@@ -1,6 +1,6 @@
 """What a selector is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -72,9 +72,14 @@ def choose_each(
     Returns:
         The entries: values and positions.
     """
+    indices = (choose(leaf, k) for leaf, k in zip(leaves, counts, strict=True))
+    return entries_at(leaves, indices, space)
+
+
+def entries_at(leaves: Leaves, indices: Iterable[Int[Array, " _k"]], space: Space) -> Entries:
+    """Return the entries at some indices of each leaf, in the order of the leaves."""
     values, positions = [], []
-    for place, (leaf, k) in enumerate(zip(leaves, counts, strict=True)):
-        indices = choose(leaf, k)
-        values.append(leaf[indices])
-        positions.append(space.positions(place, indices))
+    for place, (leaf, at) in enumerate(zip(leaves, indices, strict=True)):
+        values.append(leaf[at])
+        positions.append(space.positions(place, at))
     return Entries(jnp.concatenate(values), jnp.concatenate(positions))

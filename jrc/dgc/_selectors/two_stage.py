@@ -9,6 +9,7 @@ from jax import lax
 from jrc._typing import Array, Float, Int
 from jrc._validate import whole_number
 from jrc.dgc._entries import Entries, Space
+from jrc.dgc._selectors.accelerators import Cut, by_platform, chosen_in_cuts, whole
 from jrc.dgc._selectors.protocol import Leaves, choose_each
 from jrc.dgc._selectors.top_k import (
     GROUP,
@@ -41,7 +42,26 @@ class TwoStage:
 
     def choose(self, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
         """Return the entries to send, `counts[i]` of leaf i."""
-        return choose_each(lambda x, k: largest_of_maxima(x, k, self.blocks), leaves, counts, space)
+        cuts = [self._cut(leaf.size, k) for leaf, k in zip(leaves, counts, strict=True)]
+
+        def choose(leaf: Array, k: int) -> Array:
+            return largest_of_maxima(leaf, k, self.blocks)
+
+        return by_platform(
+            leaves,
+            lambda leaves: choose_each(choose, leaves, counts, space),
+            lambda leaves, how: chosen_in_cuts(leaves, cuts, space, how),
+        )
+
+    def _cut(self, size: int, k: int) -> Cut:
+        groups = groups_of(size, k, self.blocks)
+        return whole(size, k)._replace(width=groups * GROUP if groups >= 2 else None)
+
+
+def groups_of(size: int, k: int, blocks: int) -> int:
+    """Return the groups of `GROUP` entries in a block; below two the choice is the exact one."""
+    # At most `GROUP`, or the maximum would unroll into a long program.
+    return min(-(-size // GROUP) // (k * blocks), GROUP) if size > SMALL else 0
 
 
 def largest_of_maxima(values: Float[Array, " n"], k: int, blocks: int) -> Int[Array, " k"]:
@@ -56,11 +76,8 @@ def largest_of_maxima(values: Float[Array, " n"], k: int, blocks: int) -> Int[Ar
         Unique int32 indices, in no promised order; exactly the largest where a block would be a
         group of `GROUP` entries or less.
     """
-    n = values.size
-    groups = -(-n // GROUP)
-    # At most `GROUP`, or the maximum would unroll into a long program.
-    each = min(groups // (k * blocks), GROUP)
-    if n <= SMALL or each < 2:
+    each = groups_of(values.size, k, blocks)
+    if each < 2:
         return largest(values, k)
     maxima = group_maxima(values)
     block = lax.top_k(maxima_of(maxima, each), k)[1]
