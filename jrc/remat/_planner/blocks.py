@@ -9,7 +9,6 @@ and after them is no part of a layer.
 """
 
 import bisect
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ def find_blocks(program: Program, graph: CostGraph) -> list[list[range]]:
         for k, node in enumerate(graph.nodes)
         if node.flops and node.position >= 0
     }
+    names = {k: primitive_name(eqn) for k, eqn in equations.items()}
     products = _product_positions(program, graph)
     best: tuple[int, list[list[int]]] = (0, [])
     every = list(equations)
@@ -42,12 +42,11 @@ def find_blocks(program: Program, graph: CostGraph) -> list[list[range]]:
         if best[0] >= SETTINGS.repeated_flops * graph.flops:
             break
         kinds = [_kind(equations[k], has_shapes) for k in places]
-        stacks = _stacks(graph, places, kinds, set(needed))
+        stacks = _stacks(graph, places, kinds, set(needed), names)
         covered = sum(graph.nodes[k].flops for k in places if _is_in(stacks, k))
         if covered > best[0]:
             best = covered, stacks
-    names = {k: primitive_name(eqn) for k, eqn in equations.items()}
-    return _with_neighbours(list(_without_overlaps(best[1])), names, len(graph.nodes))
+    return list(_without_overlaps(best[1]))
 
 
 def _is_in(stacks: Sequence[Sequence[int]], k: int) -> bool:
@@ -63,72 +62,88 @@ def _without_overlaps(stacks: Sequence[Sequence[int]]) -> Iterator[list[range]]:
             yield blocks
 
 
-def _with_neighbours(
-    stacks: Sequence[list[range]], names: Mapping[int, str], count: int
-) -> list[list[range]]:
-    """The stacks with what stands beside them and is a block of the same operators, of any shape.
+def _with_neighbours(borders: Sequence[int], free: range, names: Mapping[int, str]) -> list[int]:
+    """The borders of a stack with what stands beside it and is a block of the same operators.
 
     Args:
-        stacks: The blocks of each stack.
+        borders: The borders of the stack.
+        free: Where it may grow, itself included.
         names: The operator of each node that computes.
-        count: The number of nodes.
     """
-    found: list[list[range]] = []
-    for n, stack in enumerate(stacks):
-        blocks = list(stack)
-        first = found[-1][-1].stop if found else 0
-        last = stacks[n + 1][0].start if n + 1 < len(stacks) else count
-        while block := _same_operators(blocks[0], range(first, blocks[0].start), names, -1):
-            blocks.insert(0, block)
-        while block := _same_operators(blocks[-1], range(blocks[-1].stop, last), names, 1):
-            blocks.append(block)
-        found.append(blocks)
+    found = list(borders)
+    while block := _same_operators(
+        range(*found[:2]), range(free.start, found[0]), names, at_end=True
+    ):
+        found.insert(0, block.start)
+    while block := _same_operators(
+        range(*found[-2:]), range(found[-1], free.stop), names, at_end=False
+    ):
+        found.append(block.stop)
     return found
 
 
-def _same_operators(block: range, free: range, names: Mapping[int, str], side: int) -> range | None:
-    """A block of the same operators at the end (`side` -1) or at the start of what is free."""
+def _same_operators(
+    block: range, free: range, names: Mapping[int, str], at_end: bool
+) -> range | None:
+    """A block of the same operators, of any shape, at the end or at the start of what is free.
+
+    If all that is free in front of a block are more than half of its operators, it is one too: the
+    first of a net whose blocks begin with pooling.
+    """
     own = [k for k in block if k in names]
     beside = [k for k in free if k in names]
-    beside = beside[-len(own) :] if side < 0 else beside[: len(own)]
+    beside = beside[-len(own) :] if at_end else beside[: len(own)]
+    if at_end and len(own) < 2 * len(beside):
+        own = own[-len(beside) :]
     if not own or [names[k] for k in own] != [names[k] for k in beside]:
         return None
-    start = max(free.start, beside[0] - (own[0] - block.start)) if side < 0 else free.start
-    end = min(free.stop, beside[-1] + block.stop - own[-1]) if side > 0 else free.stop
-    return range(start, end)
+    if at_end:
+        return range(max(free.start, beside[0] - (own[0] - block.start)), free.stop)
+    return range(free.start, min(free.stop, beside[-1] + block.stop - own[-1]))
 
 
 def _stacks(
-    graph: CostGraph, places: Sequence[int], kinds: Sequence[Any], needed: set[int]
+    graph: CostGraph,
+    places: Sequence[int],
+    kinds: Sequence[Any],
+    needed: set[int],
+    names: Mapping[int, str],
 ) -> list[list[int]]:
     """The borders of each stack, that in front of its first block and behind its last included."""
     crossing = crossing_bytes(graph)
-    cuts: dict[Run, _Cut] = {}
+    found: list[list[int]] = []
 
-    def used(run: Run) -> tuple[int, int]:
+    def used(run: Run, begin: int, end: int) -> tuple[int, int]:
         start, period, length = run
         covered = sum(graph.nodes[k].flops for k in places[start : start + length])
         is_stack = not needed.isdisjoint(places[start : start + period])
         if not is_stack or covered < SETTINGS.least_stack * graph.flops:
             return start, start + length
-        cuts[run] = _cut_into_blocks(graph, places, run, crossing)
-        return cuts[run].ends[0], cuts[run].ends[-1]
+        borders = _cut_into_blocks(graph, places, run, crossing)
+        first = places[begin - 1] + 1 if begin else 0
+        last = places[end] if end < len(places) else len(graph.nodes)
+        borders = _with_neighbours(borders, range(first, last), names)
+        found.append(borders)
+        return bisect.bisect_left(places, borders[0]), bisect.bisect_left(places, borders[-1])
 
-    return [list(cuts[run].borders) for run in repetitions(kinds, used) if run in cuts]
+    for _ in repetitions(kinds, used):
+        pass
+    return found
 
 
-def _all_of(run: Run) -> tuple[int, int]:
+def _all_of(run: Run, begin: int, end: int) -> tuple[int, int]:
     return run[0], run[0] + run[2]
 
 
 def repetitions(
-    kinds: Sequence[Any], used: Callable[[Run], tuple[int, int]] = _all_of
+    kinds: Sequence[Any], used: Callable[[Run, int, int], tuple[int, int]] = _all_of
 ) -> Iterator[Run]:
     """Yield the periodic runs of a sequence: the one that covers most, then those beside it.
 
     Args:
         kinds: The sequence.
-        used: Of a run, the part that later runs leave alone; all of it, if not given.
+        used: Of a run, in a part that is left from one place to another, what later runs leave
+            alone; all of it, if not given.
 
     >>> sorted(repetitions("xababazcdcd"))
     [(1, 2, 5), (7, 2, 4)]
@@ -139,7 +154,7 @@ def repetitions(
         start, period, length = longest_repetition(kinds[begin:end])
         if period:
             run = begin + start, period, length
-            first, last = used(run)
+            first, last = used(run, begin, end)
             yield run
             parts += [(begin, first), (last, end)]
 
@@ -198,38 +213,24 @@ def crossing_bytes(graph: CostGraph) -> list[int]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Cut:
-    """A run that is cut into blocks.
-
-    Attributes:
-        ends: The borders as indices into the places of the run.
-        borders: The same as indices into the nodes of the graph.
-    """
-
-    ends: tuple[int, ...]
-    borders: tuple[int, ...]
-
-
 def _cut_into_blocks(
     graph: CostGraph, places: Sequence[int], run: Run, crossing: Sequence[int]
-) -> _Cut:
-    """The blocks of a run: of every way to cut it alike, that across which fewest bytes go.
+) -> list[int]:
+    """The borders of a run: of every way to cut it alike, that across which fewest bytes go.
 
     Several repetitions are one block where much more crosses most borders inside of it than its
     ends: the two layers that one skip goes around.
     """
     limit = SETTINGS.much_less_crossing
     start, period, length = run
-    cut = _cheapest_cut(graph, places, run, crossing)
+    found = _cheapest_cut(graph, places, run, crossing)
     for multiple in range(2, min(SETTINGS.most_repetitions, length // (2 * period)) + 1):
         wider = _cheapest_cut(graph, places, (start, multiple * period, length), crossing)
-        first, last = wider.borders[0], wider.borders[-1]
-        inside = [k for k in cut.borders if first < k < last and k not in wider.borders]
-        saved = [k for k in inside if _around(wider.borders, k, crossing) <= limit * crossing[k]]
+        inside = [k for k in found if wider[0] < k < wider[-1] and k not in wider]
+        saved = [k for k in inside if _around(wider, k, crossing) <= limit * crossing[k]]
         if 2 * len(saved) > len(inside):
             return wider
-    return cut
+    return found
 
 
 def _around(borders: Sequence[int], k: int, crossing: Sequence[int]) -> int:
@@ -240,21 +241,20 @@ def _around(borders: Sequence[int], k: int, crossing: Sequence[int]) -> int:
 
 def _cheapest_cut(
     graph: CostGraph, places: Sequence[int], run: Run, crossing: Sequence[int]
-) -> _Cut:
+) -> list[int]:
     start, period, length = run
 
-    def cut(offset: int, which: int) -> _Cut:
+    def borders(offset: int, which: int) -> list[int]:
         ends = range(start + offset, start + length + 1, period)
-        return _Cut(tuple(ends), tuple(_borders(graph, places, run, ends, which, crossing)))
+        return _borders(graph, places, run, ends, which, crossing)
 
-    def cost(found: _Cut) -> tuple[float, int, Sequence[int]]:
+    def cost(found: Sequence[int]) -> tuple[float, int, Sequence[int]]:
         # A value that several borders share is saved once.
-        size = sum(graph.sizes[v] for v in crossing_values(graph, found.borders))
-        blocks = len(found.borders) - 1
+        size = sum(graph.sizes[v] for v in crossing_values(graph, found))
         # Of equal cuts the last one: a person's block ends with what the layer returns.
-        return size / blocks, -blocks, [-k for k in found.borders]
+        return size / (len(found) - 1), -len(found), [-k for k in found]
 
-    return min((cut(offset, which) for offset in range(period) for which in (0, -1)), key=cost)
+    return min((borders(offset, which) for offset in range(period) for which in (0, -1)), key=cost)
 
 
 def _borders(

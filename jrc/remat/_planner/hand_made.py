@@ -134,13 +134,14 @@ def _regions(program: Program, graph: CostGraph) -> dict[str, Regions]:
 
 def _every_block(program: Program, graph: CostGraph) -> list[range]:
     """The blocks of all stacks; what computes as much and stands before or between is one too."""
-    stacks = find_blocks(program, graph)
     found: list[range] = []
-    for stack in stacks:
-        between = range(found[-1].stop if found else 0, stack[0].start)
-        if _flops(graph, between) > _flops(graph, stack[0]) / 2:
+    for first, *rest in find_blocks(program, graph):
+        between = range(found[-1].stop if found else 0, first.start)
+        if _flops(graph, between) > _flops(graph, first) / 2:
             found.append(between)
-        found += stack
+        elif found and not _flops(graph, between):
+            first = range(between.start, first.stop)
+        found += [first, *rest]
     return found
 
 
