@@ -88,18 +88,22 @@ def _same_operators(
     """A block of the same operators, of any shape, at the end or at the start of what is free.
 
     If all that is free in front of a block are more than half of its operators, it is one too: the
-    first of a net whose blocks begin with pooling.
+    first of a net whose blocks begin with pooling, or end with a skip.
     """
-    own = [k for k in block if k in names]
-    beside = [k for k in free if k in names]
-    beside = beside[-len(own) :] if at_end else beside[: len(own)]
-    if at_end and len(own) < 2 * len(beside):
-        own = own[-len(beside) :]
-    if not own or [names[k] for k in own] != [names[k] for k in beside]:
+    own = [names[k] for k in block if k in names]
+    computing = [k for k in free if k in names]
+    at = computing[-len(own) :] if at_end else computing[: len(own)]
+    beside = [names[k] for k in at]
+    is_first = at_end and len(own) < 2 * len(beside) and len(beside) < len(own)
+    if not own or beside not in (
+        [own, own[-len(beside) :], own[: len(beside)]] if is_first else [own]
+    ):
         return None
     if at_end:
-        return range(max(free.start, beside[0] - (own[0] - block.start)), free.stop)
-    return range(free.start, min(free.stop, beside[-1] + block.stop - own[-1]))
+        ahead = min(k for k in block if k in names) - block.start
+        return range(max(free.start, at[0] - ahead), free.stop)
+    behind = block.stop - max(k for k in block if k in names)
+    return range(free.start, min(free.stop, at[-1] + behind))
 
 
 def _stacks(
