@@ -9,6 +9,7 @@ and after them is no part of a layer.
 """
 
 import bisect
+import collections
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -271,20 +272,46 @@ def _borders(
 ) -> list[int]:
     """The borders of a run: between two repetitions the cheapest, at its ends as those lie."""
     start, _, length = run
-    between = [end for end in ends if start < end < start + length]
-    inner = {end: _cheapest_between(graph, places, end, crossing)[which] for end in between}
-    found = dict(inner)
+    between = list(ends[1:-1]) or [end for end in ends if start < end < start + length]
     active = list(itertools.accumulate((node.active for node in graph.nodes), initial=0))
-    if ends[0] == start:
+    cheapest = {end: _cheapest_between(graph, places, end, crossing) for end in between}
+    inner = _alike(cheapest, {end: active[places[end - 1] + 1] for end in between}, active, which)
+    found = dict(inner)
+    if ends[0] not in found:
         ahead = [active[places[end]] - active[k] for end, k in inner.items()]
-        limit = places[start - 1] + 1 if start else 0
-        found[start] = _place_ahead(active, places[start], _median(ahead), limit)
-    if ends[-1] == start + length:
+        limit = places[ends[0] - 1] + 1 if ends[0] else 0
+        found[ends[0]] = _place_ahead(active, places[ends[0]], _median(ahead), limit)
+    if ends[-1] not in found:
         behind = [active[k] - active[places[end - 1] + 1] for end, k in inner.items()]
-        limit = places[start + length] if start + length < len(places) else len(graph.nodes)
-        last = places[start + length - 1] + 1
-        found[start + length] = _place_behind(active, last, _median(behind), limit)
+        limit = places[ends[-1]] if ends[-1] < len(places) else len(graph.nodes)
+        last = places[ends[-1] - 1] + 1
+        found[ends[-1]] = _place_behind(active, last, _median(behind), limit)
     return [found[end] for end in ends]
+
+
+def _alike(
+    cheapest: Mapping[int, Sequence[int]],
+    products: Mapping[int, int],
+    active: Sequence[int],
+    which: int,
+) -> dict[int, int]:
+    """Of the cheapest places for each border that which lies behind its product as most others do.
+
+    A skip that a layer's first operator reads makes places behind that operator as cheap.
+
+    Args:
+        cheapest: The cheapest places, by border.
+        products: For each border, the number of active nodes up to its product.
+        active: For each place, the number of active nodes in front of it.
+        which: 0 for the first of equal places, -1 for the last.
+    """
+    distances = {
+        end: {active[k] - products[end]: k for k in reversed(some)}
+        for end, some in cheapest.items()
+    }
+    times = collections.Counter(d for some in distances.values() for d in some)
+    usual = max(times, key=lambda d: (times[d], d if which else -d), default=0)
+    return {end: distances[end].get(usual, some[which]) for end, some in cheapest.items()}
 
 
 def _place_ahead(active: Sequence[int], end: int, distance: int, limit: int) -> int:
@@ -329,18 +356,17 @@ def _last_readers(graph: CostGraph) -> dict[int, int]:
 
 def _cheapest_between(
     graph: CostGraph, places: Sequence[int], end: int, crossing: Sequence[int]
-) -> tuple[int, int]:
+) -> list[int]:
     """The borders of least crossing bytes behind one computing node and up to the next.
 
-    The first of equal ones, and the last that stands behind an operator which computes: the views
-    behind it belong to the next layer.
+    Those that stand behind an operator which computes, if there are any: the views behind it belong
+    to the next layer.
     """
     first = places[end - 1] + 1 if end > 0 else 0
     last = places[end] if end < len(places) else len(crossing) - 1
     least = min(crossing[first : last + 1])
     equal = [k for k in range(first, last + 1) if crossing[k] == least]
-    computed = [k for k in equal if k and graph.nodes[k - 1].flops]
-    return equal[0], (computed or equal)[-1]
+    return [k for k in equal if k and graph.nodes[k - 1].flops] or equal
 
 
 def _kind(eqn: Any, has_shapes: bool) -> Any:

@@ -57,24 +57,47 @@ def hand_made(
     found += _inside_constructs(program, graph, options or {})
     for name, regions in _regions(program, graph).items():
         found += _under_checkpoints(graph, name, regions)
-    return found
+    return found + _blocks_with_products(program, graph)
 
 
-def _under_checkpoints(graph: CostGraph, name: str, regions: Regions) -> list[HandMade]:
-    """A bare `jax.checkpoint` around each region; the rest left to JAX."""
+def _under_checkpoints(
+    graph: CostGraph, name: str, regions: Regions, saved: frozenset[int] = frozenset()
+) -> list[HandMade]:
+    """A `jax.checkpoint` around each region, which saves some values; the rest left to JAX."""
     inside = {k for region in regions for k in region}
     outside = [node for k, node in enumerate(graph.nodes) if k not in inside]
     borders = sorted({k for each in regions for k in (each.start, each.stop)})
-    values = crossing_values(graph, borders) | kept_by_xla(graph, outside)
+    values = crossing_values(graph, borders) | kept_by_xla(graph, outside) | saved
     found = []
     # A construct in a block is recomputed with it.
     for point in solve(graph, saved=values)[:1]:
-        decision = decision_of_blocks(graph, point, regions)
+        decision = decision_of_blocks(graph, point, regions, by_name=bool(saved))
         again = {p for stage in decision.stages for p in stage.recomputed}
         if not any(node.runs_once and node.position in again for node in graph.nodes):
             cost = dataclasses.replace(point, flops=recomputed_flops(graph, decision))
             found.append(HandMade(name, cost, decision))
     return found
+
+
+def _blocks_with_products(program: Program, graph: CostGraph) -> list[HandMade]:
+    """Every block under `jax.checkpoint` with a policy of JAX that saves products."""
+    pools = _pools(program, graph)
+    blocks = _every_block(program, graph)
+    regions = [part for block in blocks for part in _apart_from(block, pools)]
+    inside = {v for region in regions for k in region for v in graph.nodes[k].makes}
+    sets = {
+        "products": _saved_products(program, graph, batched=True) & inside,
+        "products without batch dimensions": _saved_products(program, graph, batched=False)
+        & inside,
+    }
+    unique = {values: what for what, values in reversed(sets.items()) if values}
+    return [
+        way
+        for values, what in unique.items()
+        for way in _under_checkpoints(
+            graph, f"every block recomputed, {what} saved", regions, values
+        )
+    ]
 
 
 def _inside_constructs(
