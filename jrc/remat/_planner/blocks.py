@@ -56,7 +56,7 @@ def _is_in(stacks: Sequence[Sequence[int]], k: int) -> bool:
 
 def _without_overlaps(stacks: Sequence[Sequence[int]]) -> Iterator[list[range]]:
     end = 0
-    for borders in sorted(stacks):
+    for borders in sorted(stacks, key=lambda each: each[0]):
         inside = sorted({max(k, end) for k in borders})
         end = inside[-1]
         if blocks := [range(*pair) for pair in itertools.pairwise(inside)]:

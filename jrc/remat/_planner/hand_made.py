@@ -2,7 +2,7 @@
 
 These ways stand among the candidates of every plan with their predicted cost. The leanest of them
 are compiled before a budget is refused. Blocks are those of `blocks`, each under a bare
-`jax.checkpoint`; one that a person places elsewhere may compile to a few per cent less.
+`jax.checkpoint`, or under one that saves products.
 """
 
 import dataclasses
