@@ -1,6 +1,7 @@
 """Measure plans of programs from packages, beside recomputation by hand.
 
     python -m benchmarks.memory.zoo --out benchmarks/results/zoo.json
+    python -m benchmarks.memory.zoo --out benchmarks/results/zoo.json --resume
     python -m benchmarks.memory.zoo --models eqx_vit,gemma --toy
 
 The programs are those of `tests/zoo`, at full size or tiny. For each: what a person would write
@@ -10,12 +11,14 @@ predicted and as compiled here once more, FLOPs, seconds and compilations. The c
 the ways by hand that have fewer FLOPs within a plan's peak, or a lower peak than the leanest plan.
 
 Gradients of each plan are compared with the plain ones. Models that are not asked for stay in
-`--out` as they were, and each model is written when it is measured. A program whose package is not
+`--out` as they were. Each row is written when it is measured, and with `--resume` rows that are
+there are not measured again. A program whose package is not
 installed is left out. The exit status is 1 if a way by hand beats a plan, a gradient differs, or a
 plan fails.
 """
 
 import argparse
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,9 +59,9 @@ def measure(run: Run) -> None:
             run.console.print(f"{name}: left out, {package} is not installed")
             continue
         run.status(f"{name}: making it")
-        program = make(name, run.options.toy)
-        models[name] = one(name, program, budgets, cache, run.status)
-        run.save()
+        found = models.get(name, {}) if run.options.resume else {}
+        models[name] = found
+        one(name, make(name, run.options.toy), found, budgets, cache, run)
         # Modules keep what was compiled for them.
         jax.clear_caches()
 
@@ -66,29 +69,46 @@ def measure(run: Run) -> None:
 def one(
     name: str,
     program: Program,
+    found: dict[str, Any],
     budgets: Sequence[float],
     cache: Cache,
-    status: Callable[[str], None],
-) -> dict[str, Any]:
-    """Return all figures of one program."""
-    found: dict[str, Any] = {"by_hand": {}, "plans": {}}
+    run: Run,
+) -> None:
+    """Add to `found` all figures of one program that it does not have."""
+    by_hand, plans = found.setdefault("by_hand", {}), found.setdefault("plans", {})
+    found["tolerance"] = program.tolerance
     for way, fn in ways(program).items():
-        status(f"{name}: {way}")
-        found["by_hand"][way] = attempted(lambda fn=fn: figures(program, fn, cache))
-    plain = None
+        if way not in by_hand:
+            run.status(f"{name}: {way}")
+            by_hand[way] = attempted(lambda fn=fn: figures(program, fn, cache))
+            run.save()
+
+    @functools.cache
+    def plain() -> Any:
+        return gradients(program, program.loss)
+
     for budget in budgets:
-        status(f"{name}: budget {budget}")
-        began = time.perf_counter()
-        row = attempted(lambda budget=budget: planned(program, budget))
-        seconds = time.perf_counter() - began
-        if (plan := row.pop("plan", None)) is not None:
-            fn = plan.apply(program.loss)
-            status(f"{name}: gradients at budget {budget}")
-            plain = gradients(program, program.loss) if plain is None else plain
-            row |= figures(program, fn, cache)
-            row["gradients_differ"] = gradient_error(gradients(program, fn), plain)
-        found["plans"][str(budget)] = row | {"seconds": seconds}
-    return found | {"tolerance": program.tolerance}
+        if str(budget) not in plans:
+            run.status(f"{name}: budget {budget}")
+            plans[str(budget)] = planned_figures(program, budget, plain, cache)
+            run.save()
+
+
+def planned_figures(
+    program: Program, budget: float, plain: Callable[[], Any], cache: Cache
+) -> dict[str, Any]:
+    """Return the figures of the plan for a budget, or its error.
+
+    `plain` returns the gradients with nothing recomputed.
+    """
+    began = time.perf_counter()
+    row = attempted(lambda: planned(program, budget))
+    seconds = time.perf_counter() - began
+    if (plan := row.pop("plan", None)) is not None:
+        fn = plan.apply(program.loss)
+        row |= figures(program, fn, cache)
+        row["gradients_differ"] = gradient_error(gradients(program, fn), plain())
+    return row | {"seconds": seconds}
 
 
 def ways(program: Program) -> dict[str, Callable[..., Any]]:
@@ -166,6 +186,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the models."""
     add = parser.add_argument
     add("--models", type=names_of(NAMES), default=list(NAMES), help="default: all")
+    add("--resume", action="store_true", help="leave rows alone that --out has")
     add("--cache", type=pathlib.Path, help="folder for what XLA states of programs")
 
 

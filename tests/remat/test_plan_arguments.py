@@ -248,12 +248,11 @@ def test_a_module_that_is_taken_apart_by_hand():
 def test_modules_that_a_plan_cannot_change():
     shared = Counting()
     shared.again = shared.norm
-    fn = lambda module, x: counted(module, x)  # noqa: E731
-    plan = jrc.plan(fn, shared, jnp.tile(X, (8, 1)), budget=0.0, verify=False)
-    with pytest.raises(
-        ValueError, match="that two modules share, got a BatchStat, which a plan sees"
-    ):
-        plan.apply(fn)(shared, jnp.tile(X, (8, 1)))
+    x, shares = jnp.tile(X, (8, 1)), "that two modules share, got a BatchStat, which a plan sees"
+    with pytest.raises(ValueError, match=rf"jrc\.plan: `counted` must not .* {shares}"):
+        jrc.plan(counted, shared, x, budget=0.0)
+    with pytest.raises(ValueError, match=shares):
+        counting_plan().apply(counted)(shared, x)
 
     def grows(module, x):
         module.new = nnx.BatchStat(x)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jrc
-from jrc._jaxpr import Program, flops, inline_all
+from jrc._jaxpr import Program, flops, inline_all, walk
 from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.blocks import repetitions
 from jrc.remat._planner.plan import Plan
@@ -117,6 +117,70 @@ def test_every_block_has_the_gradients_of_the_function(net):
     assert plan.decision == every.decision
     plain, lean = (jax.jit(jax.grad(f))(*args) for f in (loss, plan.apply(loss)))
     assert largest_error(lean, plain) < 1e-5
+
+
+def embedded(wrap):
+    """Layers of another width than the first, between an embedding and a head with a norm."""
+    block = wrap(lambda p, x: x + jnp.tanh(normed(x) @ p[0]) @ p[1])
+
+    def normed(x):
+        return (x - jnp.mean(x, -1, keepdims=True)) / (1 + jnp.max(x, -1, keepdims=True))
+
+    def loss(params, tokens):
+        x = params["table"][tokens] + params["positions"][None]
+        for p in params["blocks"]:
+            x = block(p, x)
+        return jnp.mean(jax.nn.log_softmax(normed(x) @ params["head"])[..., 0])
+
+    widths = (24, 32, 32, 32)
+    blocks = [(jnp.ones((16, width)), jnp.ones((width, 16))) for width in widths]
+    params = {"table": jnp.ones((8, 16)), "positions": jnp.ones((12, 16)), "blocks": blocks}
+    return loss, params | {"head": jnp.ones((16, 8))}, jnp.zeros((4, 12), int)
+
+
+def regions_of(fn, *args):
+    """The operators of each region, but those that compute nothing."""
+    eqns = inline_all(jax.make_jaxpr(fn)(*args).jaxpr).eqns
+    bodies = [inline_all(eqn.params["jaxpr"]) for eqn in eqns if eqn.primitive.name == "remat2"]
+    light = {"broadcast_in_dim", "reshape", "jit"}
+    names = [[eqn.primitive.name for eqn in body.eqns] for body in bodies]
+    return [[name for name in each if name not in light] for each in names]
+
+
+@pytest.mark.parametrize("net", [encoder_decoder, embedded])
+def test_every_block_is_what_a_person_wraps(net):
+    """Neither what stands in front of a stack of layers is in a region, nor what follows it."""
+    loss, *args = net(lambda fn: fn)
+    by_hand = regions_of(net(jax.checkpoint)[0], *args)
+    problem = PlanningProblem.of(loss, tuple(args), 0, False, "test")
+    for name, count in (("", len(by_hand) - 1), (", the last too", len(by_hand))):
+        (every,) = [c for c in problem.by_hand if c.name == f"every block recomputed{name}"]
+        assert regions_of(problem.applied(every, loss), *args) == by_hand[:count]
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_flops_of_the_plain_gradient_are_those_that_are_counted(net):
+    loss, *args = net(lambda fn: fn)
+    problem = PlanningProblem.of(loss, tuple(args), 0, False, "test")
+    assert problem.flops == flops(jax.make_jaxpr(jax.value_and_grad(loss))(*args))
+
+
+@pytest.mark.parametrize(
+    ("length", "unroll", "has_barrier"), [(6, 1, False), (6, 2, True), (1, 1, True)]
+)
+def test_a_barrier_stands_where_xla_could_merge(length, unroll, has_barrier):
+    """Not around the body of a loop: its backward pass is a loop of its own."""
+
+    def loss(w, x):
+        step = lambda x, w: (x + jnp.tanh(jnp.sin(x @ w) @ w), None)  # noqa: E731
+        return jnp.sum(jax.lax.scan(step, x, w, unroll=unroll)[0])
+
+    args = jnp.ones((length, 8, 8)), jnp.ones((64, 8))
+    problem = PlanningProblem.of(loss, args, 0, False, "test")
+    (every,) = [each for each in problem.by_hand if each.name == "every step recomputed"]
+    jaxpr = jax.make_jaxpr(problem.applied(every, loss))(*args)
+    found = [eqn.params["prevent_cse"] for eqn, _ in walk(jaxpr) if eqn.primitive.name == "remat2"]
+    assert found[0] == has_barrier  # the other one stands behind the loop
 
 
 @pytest.mark.slow_after(1)

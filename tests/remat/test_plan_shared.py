@@ -9,7 +9,7 @@ import pytest
 import jrc
 from jrc._jaxpr import Program, inline_all
 from jrc.remat._gradient.compiled_memory import memory_needed
-from jrc.remat._planner.blocks import block_borders, longest_repetition
+from jrc.remat._planner.blocks import find_blocks, longest_repetition
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.unshare import unshared
@@ -138,4 +138,4 @@ def test_a_program_without_repetition_has_no_blocks():
 
     program = inlined(fn, jnp.ones((3, 3)), jnp.ones((2, 3)))
     active = set(program.jaxpr.invars[:1])
-    assert block_borders(program, build_cost_graph(program, active)) == []
+    assert find_blocks(program, build_cost_graph(program, active)) == []

@@ -72,13 +72,21 @@ class Loss:
             bytes_on_device(x) < nbytes(jax.typeof(x)) for x in (*self.perturbed, *self.rest)
         )
 
+    @cached_property
+    def traced_gradient(self) -> jax.stages.Traced:
+        """Value and gradients, traced."""
+        return jax.jit(self.gradient).trace(self.perturbed, self.rest)
+
     def compiled(self) -> Any:
         """Compile value and gradients; what is returned is not meant to be run."""
 
         def gradient(perturbed: Sequence[Any], rest: Sequence[Any]) -> Any:
             return jax.value_and_grad(self.marked_value, has_aux=True)(list(perturbed), rest)
 
-        lowered = jax.jit(gradient).lower(self.perturbed, self.rest)
+        if self._marks:
+            lowered = jax.jit(gradient).lower(self.perturbed, self.rest)
+        else:
+            lowered = self.traced_gradient.lower()
         with _name_scopes_in_cache_key():
             return compiled_to_look_at(lowered, self.device.platform)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jrc._jaxpr import Program, inline_all, is_variable, nbytes
 
@@ -51,7 +52,45 @@ def residuals_of(
 
         return jax.tree.leaves(jax.vjp(at, *(inputs[i] for i in perturbed))[1])
 
-    jaxpr = jax.make_jaxpr(saved)(*avals)
+    return _residuals(jax.make_jaxpr(saved)(*avals))
+
+
+def residuals_and_gradient(
+    run: Callable[..., Any], avals: Sequence[Any], perturbed: Sequence[int]
+) -> tuple[Residuals, Any]:
+    """Return the residuals of a loss, and the program of the loss and its gradients.
+
+    Both come from one trace: in a deep program a second one takes a second.
+
+    Args:
+        run: A function of arrays that returns a list: the scalar loss, and further arrays.
+        avals: The types of its inputs.
+        perturbed: The inputs that it is differentiated by.
+    """
+    count = 0
+
+    def both(*inputs: Any) -> list[Any]:
+        nonlocal count
+
+        def at(*primals: Any) -> Any:
+            new = dict(zip(perturbed, primals, strict=True))
+            value, *more = run(*(new.get(i, x) for i, x in enumerate(inputs)))
+            return value, more
+
+        primals = [inputs[i] for i in perturbed]
+        value, backward, more = jax.vjp(at, *primals, has_aux=True)
+        saved = jax.tree.leaves(backward)
+        count = len(saved)
+        return [*saved, value, *more, *backward(jnp.ones_like(value))]
+
+    jaxpr = jax.make_jaxpr(both)(*avals)
+    saved = set(filter(is_variable, jaxpr.outvars[:count]))
+    last = max((k for k, eqn in enumerate(jaxpr.eqns) if saved & {*eqn.outvars}), default=-1)
+    forward = jaxpr.replace(eqns=jaxpr.eqns[: last + 1], outvars=jaxpr.outvars[:count])
+    return _residuals(forward), jaxpr.replace(outvars=jaxpr.outvars[count:])
+
+
+def _residuals(jaxpr: Any) -> Residuals:
     given = {*jaxpr.constvars, *jaxpr.invars}
     made = (x for x in jaxpr.outvars if is_variable(x) and x not in given)
     return Residuals(jaxpr, frozenset(made))

@@ -4,8 +4,9 @@ A jaxpr has no side effects on Python objects, so the new values become results 
 are written to the variables after it ran.
 """
 
+import collections
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -47,17 +48,32 @@ def write_changes(args: Any, changes: Changes, name: str, who: str) -> None:
     Raises:
         ValueError: If a changed variable occurs twice in the arguments.
     """
+    refuse_shared(args, changes, name, who)
     variables = _variables(args) if changes else []
-    ids = [id(each) for each in variables]
     for i, leaves in changes.items():
-        if ids.count(ids[i]) > 1:
+        new = jax.tree.unflatten(jax.tree.structure(variables[i]), leaves)
+        variables[i].set_value(new.get_value())
+
+
+def refuse_shared(args: Any, changed: Iterable[int], name: str, who: str) -> None:
+    """Raise a `ValueError` if a variable that changes occurs twice in the arguments.
+
+    Args:
+        args: The arguments.
+        changed: The numbers of the variables that change.
+        name: The function's name, for the error.
+        who: The public function, for the error.
+    """
+    changed = list(changed)
+    variables = _variables(args) if changed else []
+    times = collections.Counter(map(id, variables))
+    for i in changed:
+        if times[id(variables[i])] > 1:
             raise ValueError(
                 f"{who}: `{name}` must not change a variable that two modules share, got a "
                 f"{type(variables[i]).__name__}, which a plan sees twice. Give each module its "
                 "own, or call nnx.split and return the new state."
             )
-        new = jax.tree.unflatten(jax.tree.structure(variables[i]), leaves)
-        variables[i].set_value(new.get_value())
 
 
 def _variables(tree: Any) -> list[Any]:

@@ -3,11 +3,15 @@
 They are found as runs of equations that repeat themselves: by matrix products and convolutions of
 equal shapes, or, where these cover less than half of the FLOPs, by operators of any shape, at last
 by those without a product (stencils, Fourier transforms). A run is cut where the fewest bytes cross
-from one repetition to the next.
+from one repetition to the next. Its first block starts as far in front of its first product as the
+others do, and its last one ends as far behind its last product: what a model does before its layers
+and after them is no part of a layer.
 """
 
 import bisect
-from collections.abc import Iterator, Sequence
+import collections
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,18 +24,16 @@ Run = tuple[int, int, int]
 """A periodic part of a sequence: start, period and length."""
 
 
-def block_borders(program: Program, graph: CostGraph) -> list[int]:
-    """Return the places between blocks, as indices into the nodes of the graph; none if no repeats.
-
-    A border at index k lies in front of node k.
-    """
+def find_blocks(program: Program, graph: CostGraph) -> list[list[range]]:
+    """Return the blocks of each stack of layers in order, as ranges of the nodes of the graph."""
     equations = {
         k: _equation(program, node)
         for k, node in enumerate(graph.nodes)
         if node.flops and node.position >= 0
     }
+    names = {k: primitive_name(eqn) for k, eqn in equations.items()}
     products = _product_positions(program, graph)
-    best: tuple[int, list[int], list[Run]] = (0, [], [])
+    best: tuple[int, list[list[int]]] = (0, [])
     every = list(equations)
     for places, has_shapes, needed in (
         (products, True, products),
@@ -41,34 +43,112 @@ def block_borders(program: Program, graph: CostGraph) -> list[int]:
         if best[0] >= SETTINGS.repeated_flops * graph.flops:
             break
         kinds = [_kind(equations[k], has_shapes) for k in places]
-        runs = [
-            (start, period, length)
-            for start, period, length in repetitions(kinds)
-            if any(k in needed for k in places[start : start + period])
-        ]
-        covered = sum(graph.nodes[k].flops for s, _, n in runs for k in places[s : s + n])
+        stacks = _stacks(graph, places, kinds, set(needed), names)
+        covered = sum(graph.nodes[k].flops for k in places if _is_in(stacks, k))
         if covered > best[0]:
-            best = covered, places, runs
-    _, places, runs = best
-    found = {k for run in runs for k in _borders_of(graph, places, run)}
-    return sorted(k for k in found if 0 < k < len(graph.nodes))
+            best = covered, stacks
+    return list(_without_overlaps(best[1]))
 
 
-def end_of_last_block(program: Program, graph: CostGraph, borders: Sequence[int]) -> int:
-    """Return the place as far behind the last product as the other borders are behind theirs.
+def _is_in(stacks: Sequence[Sequence[int]], k: int) -> bool:
+    return any(borders[0] <= k < borders[-1] for borders in stacks)
 
-    Where blocks have no products, it is any operator that computes.
+
+def _without_overlaps(stacks: Sequence[Sequence[int]]) -> Iterator[list[range]]:
+    end = 0
+    for borders in sorted(stacks, key=lambda each: each[0]):
+        inside = sorted({max(k, end) for k in borders})
+        end = inside[-1]
+        if blocks := [range(*pair) for pair in itertools.pairwise(inside)]:
+            yield blocks
+
+
+def _with_neighbours(borders: Sequence[int], free: range, names: Mapping[int, str]) -> list[int]:
+    """The borders of a stack with what stands beside it and is a block of the same operators.
+
+    Args:
+        borders: The borders of the stack.
+        free: Where it may grow, itself included.
+        names: The operator of each node that computes.
     """
-    places = _product_positions(program, graph)
-    if not places or places[0] >= borders[0]:
-        places = [k for k, node in enumerate(graph.nodes) if node.flops and node.position >= 0]
-    behind = sorted(k - max(p for p in places if p < k) for k in borders if places[0] < k)
-    distance = behind[len(behind) // 2] if behind else 1
-    return min(places[-1] + distance, len(graph.nodes) - 1)
+    found = list(borders)
+    while block := _same_operators(
+        range(*found[:2]), range(free.start, found[0]), names, at_end=True
+    ):
+        found.insert(0, block.start)
+    while block := _same_operators(
+        range(*found[-2:]), range(found[-1], free.stop), names, at_end=False
+    ):
+        found.append(block.stop)
+    return found
 
 
-def repetitions(kinds: Sequence[Any]) -> Iterator[Run]:
+def _same_operators(
+    block: range, free: range, names: Mapping[int, str], at_end: bool
+) -> range | None:
+    """A block of the same operators, of any shape, at the end or at the start of what is free.
+
+    If all that is free in front of a block are more than half of its operators, it is one too: the
+    first of a net whose blocks begin with pooling, or end with a skip.
+    """
+    own = [names[k] for k in block if k in names]
+    computing = [k for k in free if k in names]
+    at = computing[-len(own) :] if at_end else computing[: len(own)]
+    beside = [names[k] for k in at]
+    is_first = at_end and len(own) < 2 * len(beside) and len(beside) < len(own)
+    if not own or beside not in (
+        [own, own[-len(beside) :], own[: len(beside)]] if is_first else [own]
+    ):
+        return None
+    if at_end:
+        ahead = min(k for k in block if k in names) - block.start
+        return range(max(free.start, at[0] - ahead), free.stop)
+    behind = block.stop - max(k for k in block if k in names)
+    return range(free.start, min(free.stop, at[-1] + behind))
+
+
+def _stacks(
+    graph: CostGraph,
+    places: Sequence[int],
+    kinds: Sequence[Any],
+    needed: set[int],
+    names: Mapping[int, str],
+) -> list[list[int]]:
+    """The borders of each stack, that in front of its first block and behind its last included."""
+    crossing = crossing_bytes(graph)
+    found: list[list[int]] = []
+
+    def used(run: Run, begin: int, end: int) -> tuple[int, int]:
+        start, period, length = run
+        covered = sum(graph.nodes[k].flops for k in places[start : start + length])
+        is_stack = not needed.isdisjoint(places[start : start + period])
+        if not is_stack or covered < SETTINGS.least_stack * graph.flops:
+            return start, start + length
+        borders = _cut_into_blocks(graph, places, run, crossing)
+        first = places[begin - 1] + 1 if begin else 0
+        last = places[end] if end < len(places) else len(graph.nodes)
+        borders = _with_neighbours(borders, range(first, last), names)
+        found.append(borders)
+        return bisect.bisect_left(places, borders[0]), bisect.bisect_left(places, borders[-1])
+
+    for _ in repetitions(kinds, used):
+        pass
+    return found
+
+
+def _all_of(run: Run, begin: int, end: int) -> tuple[int, int]:
+    return run[0], run[0] + run[2]
+
+
+def repetitions(
+    kinds: Sequence[Any], used: Callable[[Run, int, int], tuple[int, int]] = _all_of
+) -> Iterator[Run]:
     """Yield the periodic runs of a sequence: the one that covers most, then those beside it.
+
+    Args:
+        kinds: The sequence.
+        used: Of a run, in a part that is left from one place to another, what later runs leave
+            alone; all of it, if not given.
 
     >>> sorted(repetitions("xababazcdcd"))
     [(1, 2, 5), (7, 2, 4)]
@@ -78,8 +158,10 @@ def repetitions(kinds: Sequence[Any]) -> Iterator[Run]:
         begin, end = parts.pop()
         start, period, length = longest_repetition(kinds[begin:end])
         if period:
-            yield begin + start, period, length
-            parts += [(begin, begin + start), (begin + start + length, end)]
+            run = begin + start, period, length
+            first, last = used(run, begin, end)
+            yield run
+            parts += [(begin, first), (last, end)]
 
 
 def longest_repetition(kinds: Sequence[Any]) -> Run:
@@ -136,46 +218,121 @@ def crossing_bytes(graph: CostGraph) -> list[int]:
     return found
 
 
-def _borders_of(graph: CostGraph, places: Sequence[int], run: Run) -> list[int]:
+def _cut_into_blocks(
+    graph: CostGraph, places: Sequence[int], run: Run, crossing: Sequence[int]
+) -> list[int]:
     """The borders of a run: of every way to cut it alike, that across which fewest bytes go.
 
     Several repetitions are one block where much more crosses most borders inside of it than its
     ends: the two layers that one skip goes around.
     """
-    crossing, limit = crossing_bytes(graph), SETTINGS.much_less_crossing
+    limit = SETTINGS.much_less_crossing
     start, period, length = run
-    found = _cheapest_borders(graph, places, run, crossing)
+    found = _cheapest_cut(graph, places, run, crossing)
     for multiple in range(2, min(SETTINGS.most_repetitions, length // (2 * period)) + 1):
-        wider = _cheapest_borders(graph, places, (start, multiple * period, length), crossing)
+        wider = _cheapest_cut(graph, places, (start, multiple * period, length), crossing)
         inside = [k for k in found if wider[0] < k < wider[-1] and k not in wider]
-        saved = [k for k in inside if _ends(wider, k, crossing) <= limit * crossing[k]]
+        saved = [k for k in inside if _around(wider, k, crossing) <= limit * crossing[k]]
         if 2 * len(saved) > len(inside):
             return wider
     return found
 
 
-def _ends(borders: Sequence[int], k: int, crossing: Sequence[int]) -> int:
+def _around(borders: Sequence[int], k: int, crossing: Sequence[int]) -> int:
     """The bytes that cross the larger of the two borders around a place."""
     i = bisect.bisect(borders, k)
     return max(crossing[borders[i - 1]], crossing[borders[i]])
 
 
-def _cheapest_borders(
+def _cheapest_cut(
     graph: CostGraph, places: Sequence[int], run: Run, crossing: Sequence[int]
 ) -> list[int]:
     start, period, length = run
 
     def borders(offset: int, which: int) -> list[int]:
         ends = range(start + offset, start + length + 1, period)
-        return [_cheapest_between(places, end, crossing)[which] for end in ends]
+        return _borders(graph, places, run, ends, which, crossing)
 
     def cost(found: Sequence[int]) -> tuple[float, int, Sequence[int]]:
         # A value that several borders share is saved once.
         size = sum(graph.sizes[v] for v in crossing_values(graph, found))
         # Of equal cuts the last one: a person's block ends with what the layer returns.
-        return size / len(found), -len(found), [-k for k in found]
+        return size / (len(found) - 1), -len(found), [-k for k in found]
 
     return min((borders(offset, which) for offset in range(period) for which in (0, -1)), key=cost)
+
+
+def _borders(
+    graph: CostGraph,
+    places: Sequence[int],
+    run: Run,
+    ends: Sequence[int],
+    which: int,
+    crossing: Sequence[int],
+) -> list[int]:
+    """The borders of a run: between two repetitions the cheapest, at its ends as those lie."""
+    start, _, length = run
+    between = list(ends[1:-1]) or [end for end in ends if start < end < start + length]
+    active = list(itertools.accumulate((node.active for node in graph.nodes), initial=0))
+    cheapest = {end: _cheapest_between(graph, places, end, crossing) for end in between}
+    inner = _alike(cheapest, {end: active[places[end - 1] + 1] for end in between}, active, which)
+    found = dict(inner)
+    if ends[0] not in found:
+        ahead = [active[places[end]] - active[k] for end, k in inner.items()]
+        limit = places[ends[0] - 1] + 1 if ends[0] else 0
+        found[ends[0]] = _place_ahead(active, places[ends[0]], _median(ahead), limit)
+    if ends[-1] not in found:
+        behind = [active[k] - active[places[end - 1] + 1] for end, k in inner.items()]
+        limit = places[ends[-1]] if ends[-1] < len(places) else len(graph.nodes)
+        last = places[ends[-1] - 1] + 1
+        found[ends[-1]] = _place_behind(active, last, _median(behind), limit)
+    return [found[end] for end in ends]
+
+
+def _alike(
+    cheapest: Mapping[int, Sequence[int]],
+    products: Mapping[int, int],
+    active: Sequence[int],
+    which: int,
+) -> dict[int, int]:
+    """Of the cheapest places for each border that which lies behind its product as most others do.
+
+    A skip that a layer's first operator reads makes places behind that operator as cheap.
+
+    Args:
+        cheapest: The cheapest places, by border.
+        products: For each border, the number of active nodes up to its product.
+        active: For each place, the number of active nodes in front of it.
+        which: 0 for the first of equal places, -1 for the last.
+    """
+    distances = {
+        end: {active[k] - products[end]: k for k in reversed(some)}
+        for end, some in cheapest.items()
+    }
+    times = collections.Counter(d for some in distances.values() for d in some)
+    usual = max(times, key=lambda d: (times[d], d if which else -d), default=0)
+    return {end: distances[end].get(usual, some[which]) for end, some in cheapest.items()}
+
+
+def _place_ahead(active: Sequence[int], end: int, distance: int, limit: int) -> int:
+    """The last place with so many active nodes between itself and another one behind it."""
+    k = end
+    while k > limit and active[end] - active[k] < distance:
+        k -= 1
+    return k
+
+
+def _place_behind(active: Sequence[int], start: int, distance: int, limit: int) -> int:
+    """The first place with so many active nodes between another one and itself."""
+    k = start
+    while k < limit and active[k] - active[start] < distance:
+        k += 1
+    return k
+
+
+def _median(numbers: Sequence[int]) -> int:
+    """The lower median; 0 of nothing."""
+    return sorted(numbers)[(len(numbers) - 1) // 2] if numbers else 0
 
 
 def _product_positions(program: Program, graph: CostGraph) -> list[int]:
@@ -197,12 +354,19 @@ def _last_readers(graph: CostGraph) -> dict[int, int]:
     return {v: k for k, node in enumerate(graph.nodes) for v in node.reads}
 
 
-def _cheapest_between(places: Sequence[int], end: int, crossing: Sequence[int]) -> list[int]:
-    """The borders of least crossing bytes behind one computing node and up to the next."""
+def _cheapest_between(
+    graph: CostGraph, places: Sequence[int], end: int, crossing: Sequence[int]
+) -> list[int]:
+    """The borders of least crossing bytes behind one computing node and up to the next.
+
+    Those that stand behind an operator which computes, if there are any: the views behind it belong
+    to the next layer.
+    """
     first = places[end - 1] + 1 if end > 0 else 0
     last = places[end] if end < len(places) else len(crossing) - 1
     least = min(crossing[first : last + 1])
-    return [k for k in range(first, last + 1) if crossing[k] == least]
+    equal = [k for k in range(first, last + 1) if crossing[k] == least]
+    return [k for k in equal if k and graph.nodes[k - 1].flops] or equal
 
 
 def _kind(eqn: Any, has_shapes: bool) -> Any:

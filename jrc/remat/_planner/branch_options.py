@@ -102,7 +102,7 @@ def _all_recomputed(graph: CostGraph) -> _Choice | None:
     points = solve(graph, saved=frozenset())[:1]
     if any(node.runs_once for node in graph.nodes) or not points:
         return None if points else _Choice(0, 0, 0, None)
-    decision = decision_of_blocks(graph, points[0], ())
+    decision = decision_of_blocks(graph, points[0], [range(len(graph.nodes))])
     flops = recomputed_flops(graph, decision)
     return _Choice(points[0].peak, points[0].peak, flops, decision if flops else None)
 

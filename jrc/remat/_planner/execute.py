@@ -12,7 +12,9 @@ from jrc._jaxpr import (
     evaluate,
     is_cast,
     is_variable,
+    primitive_name,
     rebuild,
+    repeats,
 )
 from jrc._tree import is_floating, is_typed_key
 from jrc.remat._planner.decision import Decision, Stage
@@ -22,7 +24,7 @@ from jrc.remat._planner.trace import inlined_program
 from jrc.remat._policy.checkpoint_names import SAVED, name_value
 from jrc.remat._policy.resolution import Policy
 from jrc.remat._region.barrier import barrier
-from jrc.remat._region.region import recomputed_region
+from jrc.remat._region.region import Region, recomputed_region
 from jrc.remat._region.rerun_scope import planned_scope
 from jrc.remat._segments.cut import Section
 from jrc.remat._segments.run_sections import run_section
@@ -30,8 +32,18 @@ from jrc.remat._segments.run_sections import run_section
 Run = Callable[..., Sequence[Any]]
 
 
-def execute_decision(program: Program, decision: Decision) -> Run:
-    """Return the program as a function of its inputs whose gradient saves what is decided."""
+def execute_decision(program: Program, decision: Decision, in_loop: bool = False) -> Run:
+    """Return the program as a function of its inputs whose gradient saves what is decided.
+
+    Args:
+        program: The program.
+        decision: What is saved.
+        in_loop: Whether it is the body of a loop of which XLA compiles one step.
+    """
+    # The backward pass of a loop is a loop of its own. With one region nothing in it is computed
+    # twice that XLA could merge, and a barrier would keep operands from being fused.
+    regions = sum(stage.region for stage in decision.stages)
+    region = functools.partial(recomputed_region, has_barrier=not in_loop or regions > 1)
     stages = [[program.steps[k] for k in stage.positions] for stage in decision.stages]
     before, within = _casts(program, stages)
 
@@ -42,7 +54,8 @@ def execute_decision(program: Program, decision: Decision) -> Run:
             _run_plainly(program, before[n], values)
             if stage.region:
                 with planned_scope():
-                    _run_region(program, _section(program, stage, stages[n] + within[n]), values)
+                    section = _section(program, stage, stages[n] + within[n])
+                    _run_region(program, section, region, values)
             elif stage.inside is None:
                 _run_plainly(program, sorted(stages[n] + within[n]), values)
             else:
@@ -100,7 +113,7 @@ def _run_construct(
     values |= dict(zip(program.eqns[p].outvars, results, strict=True))
 
 
-def _run_region(program: Program, section: Section, values: dict[Any, Any]) -> None:
+def _run_region(program: Program, section: Section, region: Region, values: dict[Any, Any]) -> None:
     """Run a region whose random draws depend on the data that they are combined with.
 
     Draws depend on keys alone: XLA would start those of all layers early, and keep the results.
@@ -119,7 +132,7 @@ def _run_region(program: Program, section: Section, values: dict[Any, Any]) -> N
         section,
         Policy(),
         depending,
-        recomputed_region,
+        region,
         own_inside=own_inside,
         name=_name_in_front_of_barrier,
     )
@@ -158,8 +171,17 @@ def construct(program: Program, p: int, inside: Decision | None) -> Run:
         return program.run(p, rebuild(eqn, _branches(eqn, inside)))
     if inside.parts:
         return program.run(p, _loop_in_parts(eqn, inside))
-    body = lambda jaxpr: execute_decision(inlined_program(jaxpr), inside)  # noqa: E731
+    in_loop = _is_compiled_once(eqn, repeats(eqn), inside.chunks)
+    body = lambda jaxpr: execute_decision(inlined_program(jaxpr), inside, in_loop)  # noqa: E731
     return program.run(p, rebuild(eqn, body, _loop(inside)))
+
+
+def _is_compiled_once(eqn: Any, steps: int, chunks: int) -> bool:
+    """Whether XLA compiles one step of a construct: a loop, or chunks of one, of several steps."""
+    if primitive_name(eqn) != "scan" or eqn.params["unroll"] != 1:
+        return False
+    # A loop of one step is written in place of the loop.
+    return 1 not in ((steps // chunks, steps % chunks) if chunks else (steps,))
 
 
 def _loop(inside: Decision) -> Callable[..., Any]:
@@ -172,7 +194,10 @@ def _loop(inside: Decision) -> Callable[..., Any]:
 def _loop_in_parts(eqn: Any, inside: Decision) -> Run:
     """A `scan` in parts, each with a decision of its own."""
     program = inlined_program(eqn.params["jaxpr"])
-    bodies = [execute_decision(program, each) for _, each in inside.parts]
+    bodies = [
+        execute_decision(program, each, _is_compiled_once(eqn, steps, each.chunks))
+        for steps, each in inside.parts
+    ]
     current = [bodies[0]]
 
     def select(k: int) -> None:

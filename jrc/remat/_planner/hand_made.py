@@ -2,21 +2,25 @@
 
 These ways stand among the candidates of every plan with their predicted cost. The leanest of them
 are compiled before a budget is refused. Blocks are those of `blocks`, each under a bare
-`jax.checkpoint`; one that a person places elsewhere may compile to a few per cent less.
+`jax.checkpoint`, or under one that saves products.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, facts_of, primitive_name
-from jrc.remat._planner.blocks import block_borders, crossing_values, end_of_last_block
+from jrc.remat._planner.blocks import crossing_values, find_blocks
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.memory_model import kept_by_xla
 from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve
 from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
+
+Regions = Sequence[range]
+"""Parts of a program, as ranges of the nodes of its graph."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +55,49 @@ def hand_made(
         for point in solve(graph, options, saved=values)[:1]:
             found.append(HandMade(name, point, decision_of(graph, point)))
     found += _inside_constructs(program, graph, options or {})
-    for name, borders in _borders(program, graph).items():
-        behind = kept_by_xla(graph, graph.nodes[max(borders) :])
-        values = crossing_values(graph, borders) | behind
-        # A construct in a block is recomputed with it.
-        for point in solve(graph, saved=values)[:1]:
-            decision = decision_of_blocks(graph, point, borders)
-            again = {p for stage in decision.stages for p in stage.recomputed}
-            if any(node.runs_once and node.position in again for node in graph.nodes):
-                continue
+    for name, regions in _regions(program, graph).items():
+        found += _under_checkpoints(graph, name, regions)
+    return found + _blocks_with_products(program, graph)
+
+
+def _under_checkpoints(
+    graph: CostGraph, name: str, regions: Regions, saved: frozenset[int] = frozenset()
+) -> list[HandMade]:
+    """A `jax.checkpoint` around each region, which saves some values; the rest left to JAX."""
+    inside = {k for region in regions for k in region}
+    outside = [node for k, node in enumerate(graph.nodes) if k not in inside]
+    borders = sorted({k for each in regions for k in (each.start, each.stop)})
+    values = crossing_values(graph, borders) | kept_by_xla(graph, outside) | saved
+    found = []
+    # A construct in a block is recomputed with it.
+    for point in solve(graph, saved=values)[:1]:
+        decision = decision_of_blocks(graph, point, regions, by_name=bool(saved))
+        again = {p for stage in decision.stages for p in stage.recomputed}
+        if not any(node.runs_once and node.position in again for node in graph.nodes):
             cost = dataclasses.replace(point, flops=recomputed_flops(graph, decision))
             found.append(HandMade(name, cost, decision))
     return found
+
+
+def _blocks_with_products(program: Program, graph: CostGraph) -> list[HandMade]:
+    """Every block under `jax.checkpoint` with a policy of JAX that saves products."""
+    pools = _pools(program, graph)
+    blocks = _every_block(program, graph)
+    regions = [part for block in blocks for part in _apart_from(block, pools)]
+    inside = {v for region in regions for k in region for v in graph.nodes[k].makes}
+    sets = {
+        "products": _saved_products(program, graph, batched=True) & inside,
+        "products without batch dimensions": _saved_products(program, graph, batched=False)
+        & inside,
+    }
+    unique = {values: what for what, values in reversed(sets.items()) if values}
+    return [
+        way
+        for values, what in unique.items()
+        for way in _under_checkpoints(
+            graph, f"every block recomputed, {what} saved", regions, values
+        )
+    ]
 
 
 def _inside_constructs(
@@ -100,37 +135,70 @@ def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:
     return {name: values for values, name in unique.items()}
 
 
-def _borders(program: Program, graph: CostGraph) -> dict[str, list[int]]:
-    """Where a person would cut a program into regions, by name."""
-    found = {"every mark recomputed": _mark_borders(program, graph)}
-    blocks = block_borders(program, graph)
-    found["every block recomputed"] = blocks
-    if blocks:
-        last = end_of_last_block(program, graph, blocks)
-        found["every block recomputed, the last too"] = sorted({*blocks, last})
-    stride = round(math.sqrt(len(blocks))) if blocks else 1
+def _regions(program: Program, graph: CostGraph) -> dict[str, Regions]:
+    """What a person would put under `jax.checkpoint`, part by part, by name."""
+    marks = [k for k in _mark_borders(program, graph) if k < len(graph.nodes)]
+    found = {
+        "every mark recomputed": list(itertools.starmap(range, itertools.pairwise([0, *marks])))
+    }
+    blocks = _every_block(program, graph)
+    found["every block recomputed"] = blocks[:-1]
+    found["every block recomputed, the last too"] = blocks
+    stride = round(math.sqrt(len(blocks)))
     if stride > 1:
-        few = blocks[stride - 1 :: stride]
-        found[f"every {stride} blocks recomputed"] = few
-        last = end_of_last_block(program, graph, blocks)
-        found[f"every {stride} blocks recomputed, the last too"] = sorted({*few, last})
-    between = _between_blocks(program, graph)
-    unique: dict[tuple[int, ...], str] = {}
-    for name, borders in found.items():
-        if borders:
-            both = {*borders, *(k for k in between if k < max(borders))}
-            unique.setdefault(tuple(sorted(both)), name)
-    return {name: list(borders) for borders, name in unique.items()}
+        found[f"every {stride} blocks recomputed"] = _grouped(blocks, stride)
+    pools = _pools(program, graph)
+    unique: dict[tuple[range, ...], str] = {}
+    for name, regions in found.items():
+        if apart := tuple(part for region in regions for part in _apart_from(region, pools)):
+            unique.setdefault(apart, name)
+    return {name: list(regions) for regions, name in unique.items()}
 
 
-def _between_blocks(program: Program, graph: CostGraph) -> list[int]:
-    """The places around equations that a person leaves between blocks: pooling."""
-    pools = [
+def _every_block(program: Program, graph: CostGraph) -> list[range]:
+    """The blocks of all stacks; what computes as much and stands before or between is one too."""
+    found: list[range] = []
+    for first, *rest in find_blocks(program, graph):
+        between = range(found[-1].stop if found else 0, first.start)
+        if _flops(graph, between) > _flops(graph, first) / 2:
+            found.append(between)
+        elif found and not _flops(graph, between):
+            first = range(between.start, first.stop)
+        found += [first, *rest]
+    return found
+
+
+def _flops(graph: CostGraph, part: range) -> int:
+    return sum(graph.nodes[k].flops for k in part)
+
+
+def _grouped(blocks: Regions, size: int) -> list[range]:
+    """The blocks in groups of so many; those beside each other alone make a group."""
+    groups: list[list[range]] = []
+    for block in blocks:
+        if groups and len(groups[-1]) < size and groups[-1][-1].stop == block.start:
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return [range(group[0].start, group[-1].stop) for group in groups]
+
+
+def _pools(program: Program, graph: CostGraph) -> list[int]:
+    """The equations that a person leaves between blocks: pooling."""
+    return [
         k
         for k, node in enumerate(graph.nodes)
         if node.position >= 0 and facts_of(program.eqns[program.steps[node.position]]).is_pooling
     ]
-    return [border for k in pools for border in (k, k + 1) if border]
+
+
+def _apart_from(region: range, nodes: Sequence[int]) -> Iterator[range]:
+    """The parts of a region between nodes that are left out of it."""
+    start = region.start
+    for k in (*(k for k in nodes if k in region), region.stop):
+        if start < k:
+            yield range(start, k)
+        start = k + 1
 
 
 def _saved_products(program: Program, graph: CostGraph, batched: bool) -> frozenset[int]:

@@ -76,7 +76,7 @@ def _every_step_recomputed(graph: CostGraph, length: int) -> list[InnerOption]:
     carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
     found = []
     for point in solve(graph, None, length, saved=carried)[:1]:
-        body = decision_of_blocks(graph, point, ())
+        body = decision_of_blocks(graph, point, [range(len(graph.nodes))])
         flops = recomputed_flops(graph, body) * length
         if flops:
             found.append(InnerOption(point.saved, point.peak, flops, body, by_hand=True))

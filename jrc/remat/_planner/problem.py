@@ -13,7 +13,7 @@ from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import Arguments, arguments_of, call_checked
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
-from jrc.remat._gradient.residuals import residuals_of
+from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.as_written import NAME as AS_WRITTEN_NAME
 from jrc.remat._planner.as_written import as_written_candidate
 from jrc.remat._planner.calibration import Calibration, calibration_of
@@ -94,12 +94,12 @@ class PlanningProblem:
         # What a function closes over comes first among the inputs of its program.
         at = [traced.closed + arguments.arrays.index(i) for i in arguments.perturbed]
         perturbed = [program.jaxpr.invars[i] for i in at]
-        run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
-        residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
+        plain = traced.opened.jaxpr
+        avals = [v.aval for v in plain.invars]
+        residuals, gradient = residuals_and_gradient(evaluate(plain), avals, at)
         row = candidate_row(program, perturbed, residuals, compilations)
         signature = signature_of(traced, respect_checkpoints)
-        plain = apply_decision(fn, None, signature) if traced.regions else fn
-        plain_flops = flops(arguments.traced(plain, has_aux))
+        plain_flops = flops(gradient)
         by_hand = row.by_hand
         if traced.regions:
             by_hand = (*by_hand, as_written_candidate(traced.written, at, plain_flops))

@@ -35,9 +35,10 @@ def scan_in_chunks(
             new, ys = scan(list(inputs[: len(carry)]), list(inputs[len(carry) :]), length=size)
             return [*new, *ys]
 
-        # Not `recomputed_region`, which would save what the regions inside save.
+        # Not `recomputed_region`, which would save what the regions inside save. The backward pass
+        # of several chunks is a loop of its own: XLA has nothing there to merge it with.
         with planned_scope():
-            results = jax.checkpoint(flat)(*carry, *xs)
+            results = jax.checkpoint(flat, prevent_cse=chunks == 1)(*carry, *xs)
         return results[: len(carry)], results[len(carry) :]
 
     parts = [x[first].reshape(chunks, size, *x.shape[1:]) for x in xs]

@@ -27,6 +27,8 @@ class PlannerSettings:
         coarse_open: The same for the bytes of the open region.
         repeated_flops: Blocks are runs of equal products if these have at least this share of the
             FLOPs; else operators are compared, of any shape.
+        least_stack: A run of equal operators is a stack of blocks if it has at least this share of
+            the FLOPs.
         most_repetitions: At most so many repetitions are one block.
         much_less_crossing: They are if at most this share of the bytes crosses its ends.
         inner_options: How many options of a loop or a `shard_map` the outer program chooses from.
@@ -71,6 +73,7 @@ class PlannerSettings:
     coarse_rest: int = 400
     coarse_open: int = 100
     repeated_flops: float = 0.5
+    least_stack: float = 0.05
     most_repetitions: int = 4
     much_less_crossing: float = 0.8
     inner_options: int = 64

@@ -22,30 +22,39 @@ def decision_of(graph: CostGraph, point: ParetoPoint) -> Decision:
     return Decision(tuple(_stage(graph, point, part, recomputed, region) for part, region in parts))
 
 
-def decision_of_blocks(graph: CostGraph, point: ParetoPoint, borders: Sequence[int]) -> Decision:
-    """Return the decision of a person who puts the parts between borders under `jax.checkpoint`.
+def decision_of_blocks(
+    graph: CostGraph, point: ParetoPoint, regions: Sequence[range], by_name: bool = False
+) -> Decision:
+    """Return the decision of a person who puts parts of a program under `jax.checkpoint`.
 
-    A part of which nothing is recomputed, but what XLA fuses into its readers, is left to JAX.
+    A part of which nothing is recomputed, but what XLA fuses into its readers, is left to JAX, as
+    are the equations between the parts.
 
     Args:
         graph: The cost graph.
-        point: A save set that has all values which cross the borders.
-        borders: The places between parts, as indices into the nodes, in rising order.
+        point: A save set that has all values which cross the borders of the parts.
+        regions: The parts, as ranges of the nodes, in rising order.
+        by_name: Whether a part saves the save set's values by name; else only its inputs are saved.
     """
     _, recomputed = _recomputation(graph, point)
+    edges = sorted({0, len(graph.nodes), *(k for each in regions for k in (each.start, each.stop))})
     stages = []
-    for part in itertools.starmap(range, itertools.pairwise([0, *borders, len(graph.nodes)])):
+    for part in itertools.starmap(range, itertools.pairwise(edges)):
         # A node without a position is the carries of a loop.
         nodes = [k for k in part if graph.nodes[k].position >= 0]
         made = [v for k in nodes for v in graph.nodes[k].makes]
-        region = any(
+        region = part in regions and any(
             recomputed[k] and not all(map(graph.is_fused, graph.nodes[k].makes)) for k in nodes
         )
-        again = _recomputed_from_inputs(graph, nodes) if region else ()
+        again: tuple[int, ...] = ()
+        if region and by_name:
+            again = tuple(sorted(graph.nodes[k].position for k in nodes if recomputed[k]))
+        elif region:
+            again = _recomputed_from_inputs(graph, nodes)
         saved = [graph.names[v] for v in made if v in point.values and region]
         positions = sorted(graph.nodes[k].position for k in nodes)
         stages.append(
-            Stage(tuple(positions), tuple(sorted(saved)), again, region, by_name=not region)
+            Stage(tuple(positions), tuple(sorted(saved)), again, region, by_name or not region)
         )
     return Decision(tuple(stages))
 

@@ -12,7 +12,7 @@ from jrc._jaxpr import Opened, Program, Traced, evaluate, folded, inline_marked,
 from jrc._tree import is_traced, named_leaves
 from jrc.remat._gradient.arguments import call_checked
 from jrc.remat._gradient.numbers import settled
-from jrc.remat._gradient.variable_changes import with_changes
+from jrc.remat._gradient.variable_changes import refuse_shared, with_changes
 from jrc.remat._planner.unshare import unshared
 from jrc.remat._policy.checkpoint_names import is_own_name
 
@@ -60,15 +60,28 @@ def traced_for_plan(
         kwargs: Its arguments by name.
         who: The public function, for errors.
         respect_checkpoints: Whether `jax.checkpoint` regions stay as they are.
+
+    Raises:
+        ValueError: If the function changes a flax nnx variable that two modules share.
     """
+    # Rebuilt arguments have as many copies of a variable as there are modules that share it.
+    given = args, kwargs
     args, kwargs = settled(fn, args, kwargs, lambda path, leaf: True, who)
     names = _names_of_arrays(fn, args, kwargs)
-    run = with_changes(
+    changing = with_changes(
         lambda *args, **kwargs: call_checked(fn, args, kwargs, who), name_of(fn), who
     )
+    changed: list[int] = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out, changes = changing(*args, **kwargs)
+        changed[:] = changes
+        return out, changes
+
     # With `jax.disable_jit`, JAX unrolls loops: another program.
     with jax.disable_jit(False):
         traced = trace(run, args, kwargs, lambda _: True)
+    refuse_shared(given, changed, name_of(fn), who)
     written = traced.program.jaxpr
     # What a region of this package saves under a name of its own is the planner's to decide too.
     opened = Opened(written, 0) if respect_checkpoints else open_regions(written, is_own_name)

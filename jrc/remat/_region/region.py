@@ -15,9 +15,17 @@ Region = Callable[[Run, Sequence[Any]], Sequence[Any]]
 _NAME = "jrc_region"
 
 
-def recomputed_region(body: Run, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Run a body whose values are recomputed in the backward pass, except those saved by name."""
-    return _checkpoint(body, inputs, lambda name: name != GROUP_SAVED, _NAME)
+def recomputed_region(body: Run, inputs: Sequence[Any], has_barrier: bool = True) -> Sequence[Any]:
+    """Run a body whose values are recomputed in the backward pass, except those saved by name.
+
+    Args:
+        body: The body.
+        inputs: Its inputs.
+        has_barrier: Whether a barrier keeps XLA from merging the recomputation with the first
+            computation. Around the whole body of a loop there is none to be merged with.
+    """
+    is_saved = lambda name: name != GROUP_SAVED  # noqa: E731
+    return _checkpoint(body, inputs, is_saved, _NAME, has_barrier)
 
 
 def recomputed_group(body: Run, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -66,7 +74,11 @@ def _holds_region(eqn: Any) -> bool:
 
 
 def _checkpoint(
-    body: Run, inputs: Sequence[Any], is_saved: Callable[[str], bool], name: str
+    body: Run,
+    inputs: Sequence[Any],
+    is_saved: Callable[[str], bool],
+    name: str,
+    has_barrier: bool = True,
 ) -> Sequence[Any]:
     jaxpr = jax.make_jaxpr(body)(*inputs)
     marks = (mark_of(eqn) for eqn, _ in walk(jaxpr))
@@ -78,4 +90,4 @@ def _checkpoint(
 
     call.__name__ = name
     policy = checkpoint_policy(sorted(names)) if names else None
-    return jax.checkpoint(call, policy=policy)(*inputs)
+    return jax.checkpoint(call, policy=policy, prevent_cse=has_barrier)(*inputs)

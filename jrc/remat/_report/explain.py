@@ -93,7 +93,7 @@ def _explained(
     with collected_notices() as notices:
         loss = loss_of(fn, args, argnums, has_aux, who)
     forward = loss.program.jaxpr
-    traced = jax.make_jaxpr(loss.gradient)(loss.perturbed, loss.rest)
+    traced = loss.traced_gradient.jaxpr
     gradient = inline_marked(traced, lambda _: True)
     program = live_equations(gradient)
     memory, module, refused = _compiled(loss)
