@@ -60,8 +60,8 @@ def check_options(
     check_offload(offload, WHO)
     if offload is not False and budget is None:
         raise ValueError(
-            f"{WHO}: offload must go with memory_budget, got none. Pass memory_budget='16GiB', or a "
-            "plan that was made with offload=True."
+            f"{WHO}: offload must go with memory_budget, got none. Pass memory_budget='16GiB', or "
+            "a plan that was made with offload=True."
         )
     if budget is None:
         return

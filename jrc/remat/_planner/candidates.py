@@ -124,6 +124,12 @@ def candidate_row(
     by_hand = [
         candidate(way.point, way.decision, way.name) for way in hand_made(program, graph, on_device)
     ]
+    if any(each.host for each in lean):
+        # What moves less than the model says must not hide what was reached without it.
+        for point in solve(graph, on_device)[:1]:
+            by_hand.append(
+                candidate(point, decision_of(graph, point), "leanest with nothing moved")
+            )
     row = (*lean, plain)
     plain_first = should_try_plain_first(row[0].temporaries, solid)
     return CandidateRow(row, tuple(by_hand), plain_first, _widest_equation(program, graph))

@@ -235,9 +235,14 @@ def _near_divisor(length: int, target: float) -> int:
 
 
 def _undominated(options: Sequence[InnerOption]) -> list[InnerOption]:
-    """The options that no other beats in peak, saved bytes and FLOPs."""
+    """The options that no other beats in peak, saved bytes, FLOPs and bytes on the host."""
     front: list[InnerOption] = []
     for option in sorted(options, key=lambda each: (each.peak, each.flops, each.saved)):
-        if all(other.flops > option.flops or other.saved > option.saved for other in front):
+        if not any(_is_as_good(other, option) for other in front):
             front.append(option)
     return front
+
+
+def _is_as_good(one: InnerOption, other: InnerOption) -> bool:
+    """Whether an option of no larger peak needs no more of all else either."""
+    return one.flops <= other.flops and one.saved <= other.saved and one.host <= other.host

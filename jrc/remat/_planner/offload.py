@@ -40,6 +40,8 @@ def with_offloaded(
 ) -> list[ParetoPoint]:
     """Return the front of a loop's body, with points of which some values lie on the host.
 
+    Points without such values stay, dominated or not: a way by hand has none.
+
     Args:
         graph: The cost graph of the body.
         options: By position, the options of constructs inside of it.
@@ -48,14 +50,15 @@ def with_offloaded(
         may_move: Whether each value is of a type that can be moved.
         link: What copies cost.
     """
-    found = list(points)
+    found: list[ParetoPoint] = []
     for point in spread_evenly(points, graph.flops, SETTINGS.offloaded_points):
         regions = _regions(graph, decision_of(graph, point))
         reads = _moveable(graph, point, regions, may_move)
         for values in _prefixes(graph, reads):
             chosen = {v: reads[v] for v in values}
             found += _moved(graph, options, point, times, chosen, link)
-    return _front(found)
+    found = [each for each in _front([*points, *found]) if each.on_host]
+    return sorted([*points, *found], key=lambda each: (each.peak, each.flops))
 
 
 def priced(points: Iterable[ParetoPoint], options: Options, times: int) -> list[ParetoPoint]:

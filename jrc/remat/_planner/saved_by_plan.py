@@ -86,12 +86,12 @@ def _sum_text(kept: Sequence[Kept]) -> str:
 
 def _each(program: Program, decision: Decision, times: int) -> Iterable[tuple[str, int, int]]:
     """Every saved value: its name, how many there are, and their bytes."""
-    given = [place for place in decision.offloaded if place[0] == INPUT]
+    given = [each for each in decision.offloaded if each[0] == INPUT]
     for stage in (Stage((), saved=tuple(given)), *decision.stages):
-        for place in stage.saved:
-            var = program.unmarked(variable_at(program, place))
+        for each in stage.saved:
+            var = program.unmarked(variable_at(program, each))
             name = program.names.get(var) or _label(program, var)
-            name += ON_HOST if place in decision.offloaded else ""
+            name += ON_HOST if each in decision.offloaded else ""
             yield name, times, times * nbytes(var.aval)
         if stage.inside is not None:
             yield from _each_inside(program, stage.positions[0], stage.inside, times)
