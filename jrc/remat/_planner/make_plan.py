@@ -107,9 +107,10 @@ def plan(
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
         compilations: How many programs may be compiled, 5 if not given, with a target 3, because
-            a compilation may then take a minute (two, if one is asked for: the leanest and the
-            plain one); each more halves the steps of the row of plans. One is enough where
-            nothing need be recomputed, and one more is compiled where only the model thought so.
+            a compilation may then take a minute, and one more with `offload` (two, if one is asked
+            for: the leanest and the plain one); each more halves the steps of the row of plans. One
+            is enough where nothing need be recomputed, and one more is compiled where only the
+            model thought so.
             Up to two more are ways by hand that would cost fewer FLOPs. Up to six more are
             compiled before a budget is refused: the two leanest candidates, the three leanest ways
             by hand, and the plain one. Equal programs are compiled once.
@@ -223,6 +224,7 @@ class _Search:
         remedy = "Five find one of about thirty plans, each more doubles their number."
         if compilations is None:
             compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
+            compilations += offload is not False
         compilations = whole_number(
             compilations, "compilations", who, least=1, most=10, remedy=remedy
         )
