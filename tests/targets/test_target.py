@@ -1,5 +1,6 @@
 """`target=`: placement of arguments, budgets, names in reports. CPU devices stand in for others."""
 
+import functools
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -293,6 +294,30 @@ def test_every_chip_compiles(name):
     x = SHAPE((64 * to.device_count, 16), jnp.float32, sharding=rows)
     report = jrc.explain(net, PARAMS, x, target=to)
     assert report.device == name and report.memory.arguments >= 4 * (4 * 256 + 64 * 16)
+
+
+def scanned(params, x):
+    def step(x, w):
+        return x + jnp.tanh(x @ w["a"]) @ w["b"], None
+
+    return jnp.mean(jax.lax.scan(step, x, params)[0] ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param("v5e:1", marks=needs_libtpu), pytest.param("h100", marks=needs_cuda)]
+)
+def test_values_of_a_loop_are_moved_to_the_host(name):
+    params = {"a": SHAPE((6, 512, 1024), jnp.float32), "b": SHAPE((6, 1024, 512), jnp.float32)}
+    args = params, SHAPE((32768, 512), jnp.float32)  # 64 MiB for each step
+    ask = functools.partial(jrc.plan, scanned, *args, target=name, verify=False)
+    kept, moved = (ask(budget="800MiB", offload=rate) for rate in (False, 1e18))
+    assert moved.predicted.host_bytes >= 6 * 64 * 2**20
+    before, after = (
+        jrc.explain(p.apply(scanned), *args, target=name).memory for p in (kept, moved)
+    )
+    assert after.host == moved.predicted.host_bytes and before.host == 0
+    assert after.peak < before.peak
 
 
 @needs_libtpu

@@ -59,7 +59,7 @@ def host_link(
         raise ValueError(
             f"{who}: offload must be used with an accelerator, got a CPU, whose pinned host memory "
             "is its own memory: nothing would move. Name the accelerator that the program is for: "
-            "target='h100'."
+            "target='h100', or for a train step a mesh of jrc.target('h100').devices."
         )
     chip = target.chip if target else chip_of_device(device)
     flops = chip.peak_flops.value if chip else None
