@@ -244,6 +244,9 @@ def test_the_command_line_plans_for_a_target(on_cpu, capsys, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan", "nets.py:setup", "--target", "v5e:2x2"]) == 0
     assert "on one device of v5e:2x2" in capsys.readouterr().out
+    guess = ["plan", "nets.py:setup", "--target", "h100", "--no-verify"]
+    assert cli.main([*guess, "--offload"]) == cli.main([*guess, "--offload", "28e9"]) == 0
+    assert "on one device of h100 (predicted" in capsys.readouterr().out
     assert cli.main(["explain", "nets.py:setup", "--target", "h100"]) == 0
     assert "gradient of `net` on h100" in capsys.readouterr().out
     asked = ["--multiple-of", "8", "--most", "16", "--json", "found.json", "--arg", "layers=2"]
@@ -313,9 +316,8 @@ def test_values_of_a_loop_are_moved_to_the_host(name):
     ask = functools.partial(jrc.plan, scanned, *args, target=name, verify=False)
     kept, moved = (ask(budget="800MiB", offload=rate) for rate in (False, 1e18))
     assert moved.predicted.host_bytes >= 6 * 64 * 2**20
-    before, after = (
-        jrc.explain(p.apply(scanned), *args, target=name).memory for p in (kept, moved)
-    )
+    reports = [jrc.explain(plan.apply(scanned), *args, target=name) for plan in (kept, moved)]
+    before, after = (report.memory for report in reports)
     assert after.host == moved.predicted.host_bytes and before.host == 0
     assert after.peak < before.peak
 
