@@ -137,6 +137,10 @@ def test_a_plan_with_offload_is_a_value(fast):
     inside["offloaded"].append([777, 0])
     with pytest.raises(ValueError, match="equation 777 is offloaded, but not made in a region"):
         jrc.Plan.from_json(json.dumps(data))
+    inside["offloaded"][-1] = [-1, 777]
+    edited = jrc.Plan.from_json(json.dumps(data)).apply(net)
+    with pytest.raises(ValueError, match="result 777 of equation -1 is offloaded, and does not"):
+        jax.eval_shape(edited, *ARGS)
 
 
 def check_gradients(plan):

@@ -84,6 +84,12 @@ def _check_inside(decision: Decision, program: Program, where: str) -> None:
     missing = [k for k, p in enumerate(steps) if live[p] and k not in found]
     if missing:
         raise ValueError(f"{where}: equation {missing[0]}, which the result needs, is missing")
+    for p, i in decision.offloaded:
+        made = program.jaxpr.invars if p == INPUT else program.eqns[steps[p]].outvars
+        if i >= len(made):
+            raise ValueError(
+                f"{where}: result {i} of equation {p} is offloaded, and does not exist"
+            )
     number = {p: k for k, p in enumerate(steps)}
     done: set[int | None] = {None}
     for n, stage in enumerate(decision.stages):

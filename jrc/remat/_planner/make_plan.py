@@ -64,8 +64,8 @@ def plan(
     and names that a policy saves are marks. "Nothing recomputed", and so a budget of 1.0 and the
     FLOPs that others are compared with, is the program without these regions; the function with
     them stands among the candidates by hand as "your jax.checkpoint as written". What a policy
-    offloads to another memory is not offloaded by the plan. With `respect_checkpoints=True`
-    regions stay.
+    offloads to another memory is the plan's to decide too, see `offload`. With
+    `respect_checkpoints=True` regions stay.
 
     The branches of `lax.cond` and `lax.switch` are planned inside as well. Opaque are
     `lax.while_loop` and functions with a `custom_vjp` (or a `custom_jvp` around products): what

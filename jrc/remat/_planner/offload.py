@@ -7,12 +7,11 @@ copies, as FLOPs that it could compute meanwhile:
     forward    a copy starts when its value is made, and the step ends with the last copy
     backward   copies start with the step, in the order in which regions read them
 
-Copies run one after another, each direction on its own, beside the computation. XLA does not copy
-across steps of a loop. The model assumes no more, so that a value which the step's first region
-reads is waited for.
+Copies run one after another, each direction on its own, beside the computation. The model assumes
+no copies across steps, so that a step waits for the values that its first region reads.
 
 Only values inside of loops are moved. Without a loop XLA places all copies to the host at the end
-of the forward pass and all copies back behind them, and the device's peak does not fall.
+of the forward pass and all copies back right after them: the device's peak does not fall.
 """
 
 import dataclasses

@@ -66,7 +66,8 @@ class Plan:
         compilations: How many programs were compiled to find it.
         kept: What is saved, the largest first; empty if nothing is recomputed.
         candidates: Every candidate, the leanest first, with its cost and what changes from one to
-            the next: the plan is the one of fewest FLOPs that fits. Behind nothing recomputed
+            the next: the plan is the one of fewest FLOPs that fits, with `offload=True` the one of
+            least time. Behind nothing recomputed
             stands what a person would try by hand and the model finds dominated, by name.
         decision: What is saved and recomputed, equation by equation; `None` if nothing is
             recomputed.
