@@ -2,6 +2,7 @@
 
     python examples/train_sharded.py                  # 2 x 2 x 2 devices; simulated ones on a CPU
     python examples/train_sharded.py --dense          # an uncompressed all-reduce between replicas
+    python examples/train_sharded.py --outer diloco   # AdamW, and an exchange every 5 steps
     python examples/train_sharded.py --budget 0.2     # a leaner plan of recomputation
 
 Each of the two replicas is split over four devices. A plan of recomputation that fits the budget is
@@ -25,6 +26,7 @@ import jrc
 from jrc.models import gpt
 
 AXES = ("replica", "fsdp", "model")
+OUTER = {"sparseloco": jrc.SparseLoCo, "diloco": jrc.DiLoCo}
 
 
 def arguments(argv=None):
@@ -33,16 +35,23 @@ def arguments(argv=None):
     add("--text", type=pathlib.Path, help="file or folder (none: the standard library's source)")
     add("--mesh", type=int, nargs=3, default=(2, 2, 2), help="sizes of replica, fsdp and model")
     add("--dense", action="store_true", help="momentum SGD with a dense all-reduce")
+    add("--outer", choices=OUTER, help="AdamW, and an exchange every --sync-every steps")
+    add("--sync-every", type=int, default=5, help="steps of a round, with --outer")
     add("--budget", type=float, default=0.5, help="share of the range of memory, from 0 to 1")
     add("--steps", type=int, default=60, help="steps of training")
     add("--batch", type=int, default=4, help="sequences per replica and step")
-    add("--learning-rate", type=float, default=0.3, help="at its highest")
+    add("--learning-rate", type=float, help="where not given 0.3, with --outer 0.003")
     add("--layers", type=int, default=4, help="blocks of the model")
     add("--width", type=int, default=128, help="size of the residual stream")
     add("--heads", type=int, default=4, help="attention heads, a divisor of --width")
     add("--length", type=int, default=128, help="length of a sequence")
     add("--seed", type=int, default=0, help="of parameters and batches")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.outer and options.dense:
+        parser.error("--dense must not be given with --outer, got both. Leave one of them out.")
+    if options.learning_rate is None:
+        options.learning_rate = 0.003 if options.outer else 0.3
+    return options
 
 
 def mesh_of(sizes):
@@ -71,6 +80,8 @@ def spec_of(path, leaf):
 
 
 def optimizer(options):
+    if options.outer:
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(options.learning_rate))
     if options.dense:
         return optax.sgd(options.learning_rate, momentum=0.9)
     return jrc.dgc_momentum(
@@ -95,24 +106,28 @@ def run(options):
         gpt.init(jax.random.key(options.seed), config),
     )
     tx, key = optimizer(options), jax.random.key(options.seed + 1)
-    state = jrc.init_state(params, tx, key, mesh=mesh, axis_name="replica")
+    outer = OUTER[options.outer](options.sync_every) if options.outer else None
+    state = jrc.init_state(params, tx, key, mesh=mesh, axis_name="replica", outer=outer)
     step = jrc.make_train_step(
         functools.partial(gpt.loss, config=config),
         tx,
         mesh=mesh,
         axis_name="replica",
         memory_budget=options.budget,
+        outer=outer,
     )
     rows = NamedSharding(mesh, P(("replica", "fsdp")))
-    losses = []
+    losses, sent = [], 0.0
     for i in range(options.steps):
         count = options.batch * options.mesh[0]
         batch = batch_at(train_text, i, count, options.length, options.seed)
         state, info = step(state, jax.device_put(batch, rows))
-        losses.append(float(info.loss))
+        # An inner step has the losses of the replicas, and exchanges nothing.
+        losses.append(float(info.loss if outer is None else info.losses.mean()))
+        sent = max(sent, float(info.bytes_sent))
     found = {
         "losses": losses,
-        "bytes_sent": float(info.bytes_sent),
+        "bytes_sent": sent if options.outer else float(info.bytes_sent),
         "peak_bytes": step.plan.verified.peak_bytes,
         "parameter_bytes": sum(x.nbytes for x in jax.tree.leaves(state.params)),
         "parameter_bytes_on_a_device": sum(
@@ -129,7 +144,9 @@ def show(found, options):
     table.add_row("loss, last step", f"{found['losses'][-1]:.3f} nats/byte")
     for name in ("parameter_bytes", "parameter_bytes_on_a_device", "peak_bytes"):
         table.add_row(name.replace("_", " "), memory(found[name]))
-    table.add_row("bytes sent", network(found["bytes_sent"]))
+    table.add_row(
+        "bytes sent in a round" if options.outer else "bytes sent", network(found["bytes_sent"])
+    )
     console.print(table)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
@@ -66,9 +66,41 @@ def spec_of(leaf: Any) -> PartitionSpec:
     return trimmed(sharding.spec) if isinstance(sharding, NamedSharding) else PartitionSpec()
 
 
+def spec_inside(leaf: Any, mesh: Mesh, axis: str) -> PartitionSpec:
+    """Return how a leaf will be split over the axes of a mesh inside of a replica.
+
+    Args:
+        leaf: An array or a shape, on this or another mesh.
+        mesh: The mesh.
+        axis: The axis of the replicas.
+
+    Returns:
+        The leaf's own split over the other axes, where the mesh has these and they divide it.
+    """
+    inside = restricted(spec_of(leaf), set(mesh.axis_names) - {axis})
+    entries = [
+        entry if size % number_of_shards(PartitionSpec(entry), mesh.shape) == 0 else None
+        for entry, size in zip(padded(inside, len(leaf.shape)), leaf.shape, strict=True)
+    ]
+    spec = trimmed(PartitionSpec(*entries))
+    return spec if number_of_shards(spec, mesh.shape) > 1 else PartitionSpec()
+
+
 def number_of_shards(spec: PartitionSpec, sizes: Mapping[str, int]) -> int:
     """Return the number of parts that a spec makes on a mesh with axes of these sizes."""
     return math.prod(sizes[name] for name in axes_of(spec))
+
+
+def shards_of(leaf: Any, first: int, end: int | None = None) -> int:
+    """Return the number of parts of an array, or of a shape, along some of its dimensions.
+
+    Args:
+        leaf: The array, on whatever mesh.
+        first: The first of these dimensions.
+        end: The one behind the last; `None` for all.
+    """
+    spec = PartitionSpec(*spec_of(leaf)[first:end])
+    return number_of_shards(spec, leaf.sharding.mesh.shape) if axes_of(spec) else 1
 
 
 class Mirror(NamedTuple):

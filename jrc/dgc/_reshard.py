@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
-from jrc._specs import axes_of, number_of_shards, padded, restricted, spec_of, trimmed
+from jrc._specs import axes_of, padded, spec_inside, trimmed
 from jrc._typing import Array, PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc._collectives import AxisName, replica_axis
@@ -89,7 +89,7 @@ def reshard_dgc(
 
     def resharded(path: Any, leaf: Any, spec: PartitionSpec) -> Any:
         if spec == PartitionSpec():
-            there = None if mesh is None else NamedSharding(mesh, _spec_on(mesh, leaf, axis))
+            there = None if mesh is None else NamedSharding(mesh, spec_inside(leaf, mesh, axis))
             return _placed(leaf, there)
         _check_leaf(path, leaf, old)
         lead = leaf.shape[0] // old * replicas
@@ -177,23 +177,12 @@ def _placed(leaf: Any, sharding: NamedSharding | None) -> Any:
     return jax.device_put(leaf, sharding)
 
 
-def _spec_on(mesh: Mesh, leaf: Any, axis: str) -> PartitionSpec:
-    """Return how a leaf is split over the axes inside of a replica, where these divide it."""
-    spec = spec_of(leaf)
-    inside = restricted(spec, set(mesh.axis_names) - {axis})
-    entries = [
-        entry if size % number_of_shards(PartitionSpec(entry), mesh.shape) == 0 else None
-        for entry, size in zip(padded(inside, len(leaf.shape)), leaf.shape, strict=True)
-    ]
-    return trimmed(PartitionSpec(*entries))
-
-
 def _sharding(
     leaf: Any, shape: tuple[int, ...], replicas: int, mesh: Mesh, axis: str
 ) -> NamedSharding:
     """Return a sharding of rows over the axis, or of another dimension that the axis divides."""
     parts = mesh.shape[axis]
-    entries = list(padded(_spec_on(mesh, leaf, axis), len(shape)))
+    entries = list(padded(spec_inside(leaf, mesh, axis), len(shape)))
     sizes = [replicas, *shape[1:]]
     free = [at for at, size in enumerate(sizes) if at == 0 or entries[at] is None]
     at = next((at for at in free if sizes[at] % parts == 0), None)

@@ -49,8 +49,8 @@ class DiLoCo:
         outer_momentum: Mu, in [0, 1).
         nesterov: Whether the momentum is Nesterov's.
         wire: `"f32"`: one all-reduce of float32. `"4bit"`: one all-gather of four-bit floats (a
-            sign, and a power of two below the largest of each 4096 entries); what rounding loses
-            is lost, as in Streaming DiLoCo.
+            sign, and a power of two below the largest of each 4096 entries of a leaf); what
+            rounding loses is lost, as in Streaming DiLoCo.
         fragments: Parts of about equally many entries into which the parameters are cut, in the
             order of the tree. Each is exchanged every `sync_every` steps, at a time of its own, so
             that one exchange sends so many times less. At most `sync_every`.
@@ -113,12 +113,11 @@ class DiLoCo:
         return DENSE[self.wire]
 
     def formats(self, params: Any) -> tuple[LeafFormat, ...]:
-        """Return how all entries are sent in four bits: in flat chunks, as one leaf."""
-        count = -(-size_of(params) // _CHUNK)
-        if self._quantizer is None or not count:
+        """Return how all entries of each leaf are sent in four bits: in flat chunks of its own."""
+        if self._quantizer is None:
             return ()
-        chunks = Chunks((size_of(params),), (count, 1), (_CHUNK, 1))
-        return (LeafFormat(chunks, _CHUNK, self._quantizer, True),)
+        chunks = [_flat_chunks(shape) for shape in shapes_of(params)]
+        return tuple(LeafFormat(each, each.width, self._quantizer, True) for each in chunks)
 
     def init(self, params: PyTree) -> tuple[PyTree, PyTree]:
         """Return no state of a replica, and the momentum, which begins at zero."""
@@ -134,12 +133,13 @@ class DiLoCo:
         Returns:
             float32 numbers, or uint32 words for four bits; `None`; and zero, as nothing is kept.
         """
-        parts = [leaf.reshape(-1) for leaf in leaves_with_entries(difference)]
-        flat = jnp.concatenate([jnp.zeros(0, jnp.float32), *parts])
-        formats = self.formats(difference)
-        if formats:
-            flat = written([coded(formats[0].chunks.split(flat), formats[0])], formats)
-        return Encoded(flat, local, jnp.zeros((), jnp.float32))
+        zero, leaves = jnp.zeros((), jnp.float32), leaves_with_entries(difference)
+        if formats := self.formats(difference):
+            pairs = zip(leaves, formats, strict=True)
+            entries = [coded(each.chunks.split(leaf), each) for leaf, each in pairs]
+            return Encoded(written(entries, formats), local, zero)
+        parts = [leaf.reshape(-1) for leaf in leaves]
+        return Encoded(jnp.concatenate([jnp.zeros(0, jnp.float32), *parts]), local, zero)
 
     def decode(
         self, params: PyTree, shared: PyTree, messages: Array, valid: Array
@@ -156,10 +156,11 @@ class DiLoCo:
             Parameters and momentum.
         """
         if formats := self.formats(params):
-            (flat,) = mean_of_messages(messages, valid, formats, over_senders=False)
+            found = mean_of_messages(messages, valid, formats, over_senders=False)
         else:
             flat = messages / jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
-        means = with_leaves(params, _cut(flat, shapes_of(params)))
+            found = _cut(flat, shapes_of(params))
+        means = with_leaves(params, found)
         momentum = jax.tree.map(lambda m, g: self.outer_momentum * m + g, shared, means)
         ahead = lambda m, g: g + self.outer_momentum * m if self.nesterov else m  # noqa: E731
         directions = leaves_with_entries(jax.tree.map(ahead, momentum, means))
@@ -167,11 +168,19 @@ class DiLoCo:
 
     def message_words(self, params: Any) -> int:
         """Return the 32-bit words of a message."""
-        return message_words(self.formats(params)) if self._quantizer else size_of(params)
+        if self._quantizer is None or not size_of(params):
+            return size_of(params)
+        return message_words(self.formats(params))
 
     def entries_sent(self, params: Any) -> int:
         """Return the entries that a message has a value for."""
         return size_of(params)
+
+
+def _flat_chunks(shape: tuple[int, ...]) -> Chunks:
+    """Return equal pieces of a leaf, in the order of its entries."""
+    count = -(-math.prod(shape) // _CHUNK)
+    return Chunks(shape, (count, 1), (-(-math.prod(shape) // count), 1))
 
 
 def _cut(flat: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:

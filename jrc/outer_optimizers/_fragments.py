@@ -9,13 +9,12 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jrc._tree import aval_of
 from jrc._typing import PyTree
 from jrc._validate import finite_number, whole_number
 
@@ -68,6 +67,25 @@ class Fragment:
             old = leaves[each.leaf]
             leaves[each.leaf] = new if each.whole else old.at[each.start : each.stop].set(new)
         return treedef.unflatten(leaves)
+
+    def shapes(self, params: Any) -> PyTree:
+        """Return the shapes of this part of arrays or shapes."""
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), _dtype(x)), params)
+        if self.pieces is None:
+            return shapes
+        leaves = jax.tree.leaves(shapes)
+        return [
+            leaf if each.whole else leaf.update(shape=(each.stop - each.start, *leaf.shape[1:]))
+            for each in self.pieces
+            for leaf in [leaves[each.leaf]]
+        ]
+
+    def each(self, tree: PyTree) -> PyTree:
+        """Return for each array of this part the leaf of a tree, such as one of specs."""
+        if self.pieces is None:
+            return tree
+        leaves = jax.tree.leaves(tree)
+        return [leaves[each.leaf] for each in self.pieces]
 
 
 class Turn(NamedTuple):
@@ -150,7 +168,9 @@ def _sent_at(outer: Any, number: int) -> int | None:
     return ends.index(number % every) if number % every in ends else None
 
 
-def fragments_of(params: Any, count: int, who: str = "jrc.init_state") -> tuple[Fragment, ...]:
+def fragments_of(
+    params: Any, count: int, who: str = "jrc.init_state", uncut: Collection[int] = ()
+) -> tuple[Fragment, ...]:
     """Return parts of about equally many entries, in the order of the tree.
 
     A leaf is cut along its leading axis, but not close to its ends.
@@ -159,6 +179,7 @@ def fragments_of(params: Any, count: int, who: str = "jrc.init_state") -> tuple[
         params: Arrays or shapes.
         count: Number of fragments.
         who: The public function, for an error.
+        uncut: Numbers of leaves that are not cut.
 
     Returns:
         The fragments.
@@ -175,7 +196,7 @@ def fragments_of(params: Any, count: int, who: str = "jrc.init_state") -> tuple[
     shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)]
     ends = list(itertools.accumulate(map(math.prod, shapes), initial=0))
     share = ends[-1] / count
-    cuts = [_cut(i * share, share / SNAP, shapes, ends) for i in range(count)]
+    cuts = [_cut(i * share, share / SNAP, shapes, ends, uncut) for i in range(count)]
     pairs = itertools.pairwise([*cuts, (len(shapes), 0)])
     found = tuple(Fragment(_pieces(begin, end, shapes)) for begin, end in pairs)
     sizes = [sum(math.prod(shapes[x.leaf]) for x in each.pieces or ()) for each in found]
@@ -189,16 +210,20 @@ def fragments_of(params: Any, count: int, who: str = "jrc.init_state") -> tuple[
 
 
 def _cut(
-    place: float, near: float, shapes: Sequence[tuple[int, ...]], ends: Sequence[int]
+    place: float,
+    near: float,
+    shapes: Sequence[tuple[int, ...]],
+    ends: Sequence[int],
+    uncut: Collection[int],
 ) -> tuple[int, int]:
     """Return leaf and row of a cut so many entries behind the first."""
     if not shapes or not place:
         return 0, 0
     leaf = min(bisect.bisect_right(ends, place) - 1, len(shapes) - 1)
     before, behind = place - ends[leaf], ends[leaf + 1] - place
-    if before <= near:
+    if before <= near or (leaf in uncut and before <= behind):
         return leaf, 0
-    if behind <= near:
+    if behind <= near or leaf in uncut:
         return leaf + 1, 0
     rows = _rows(shapes[leaf])
     row = round(before / (before + behind) * rows)
@@ -223,11 +248,14 @@ def _rows(shape: tuple[int, ...]) -> int:
     return shape[0] if shape else 1
 
 
+def _dtype(x: Any) -> Any:
+    return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+
+
 def shapes_of_fragments(outer: Any, params: Any, who: str = "jrc.init_state") -> list[PyTree]:
     """Return the shapes of each fragment's arrays."""
-    shapes = jax.tree.map(aval_of, params)
-    fragments = fragments_of(shapes, fragment_count(outer), who)
-    return [jax.eval_shape(fragment.of, shapes) for fragment in fragments]
+    fragments = fragments_of(params, fragment_count(outer), who)
+    return [fragment.shapes(params) for fragment in fragments]
 
 
 def part_of(states: PyTree, index: int, count: int) -> PyTree:

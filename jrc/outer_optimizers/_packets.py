@@ -1,12 +1,13 @@
 """What a replica sends in an exchange: a header, and the message of the outer optimizer."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jrc._typing import Array, PyTree, Scalar
-from jrc.outer_optimizers._fragments import fragment_count, shapes_of_fragments
+from jrc.outer_optimizers._fragments import fragment_count
 from jrc.outer_optimizers._protocol import OuterOptimizer
 from jrc.outer_optimizers._words import to_words
 
@@ -56,9 +57,14 @@ def header_words(outer: OuterOptimizer, index: int, model_state: PyTree) -> int:
     return jax.eval_shape(like, model_state).size
 
 
-def empty_packet(outer: OuterOptimizer, params: Any, model_state: PyTree) -> Packet:
-    """Return zeros, as many as the longest packet of a fragment has words."""
-    shapes = shapes_of_fragments(outer, params)
+def empty_packet(outer: OuterOptimizer, shapes: Sequence[PyTree], model_state: PyTree) -> Packet:
+    """Return zeros, as many as the longest packet of a fragment has words.
+
+    Args:
+        outer: The outer optimizer.
+        shapes: Those of each fragment's arrays.
+        model_state: The model state, or its shapes.
+    """
     header = max(header_words(outer, i, model_state) for i in range(len(shapes)))
     message = max(outer.message_words(each) for each in shapes)
     dtype = jnp.float32 if outer.collective == "all_reduce" else jnp.uint32

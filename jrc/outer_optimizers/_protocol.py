@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jrc._typing import Array, PyTree, Scalar, Whole
+from jrc._typing import Array, PyTree, Whole
 
 
 class Encoded(NamedTuple):
@@ -11,12 +11,14 @@ class Encoded(NamedTuple):
     Attributes:
         message: uint32 words for an all-gather, or float32 numbers for an all-reduce.
         local: The state of this replica after the round.
-        kept: Sum of the squares of what was not sent, `float32[]`.
+        kept: Sum of the squares of what was not sent, of each leaf `float32[leaves]`, or of all
+            `float32[]`. In a replica that is split, a leaf that lies on several devices counts once
+            where there is one for each leaf.
     """
 
     message: Array
     local: PyTree
-    kept: Scalar
+    kept: Array
 
 
 @runtime_checkable
@@ -26,6 +28,11 @@ class OuterOptimizer(Protocol):
     All methods are traced, and none may use collectives. It may also have `fragments`, `overlap`
     and `blend`, as `DiLoCo` has them. With several fragments each method is called for one of them,
     a list of arrays in the place of a parameter tree.
+
+    Where replicas are split over several devices, each method gets the shards of one device. What
+    it makes of a leaf must not depend on the entries of other leaves, so that devices with the same
+    shard of it make the same. Arrays of a state that mirror parameters are split as these are,
+    scalars are equal on all devices, and the devices' other arrays lie one after another.
     """
 
     @property

@@ -136,7 +136,7 @@ class SparseLoCo:
             local: e.
 
         Returns:
-            uint32 words, the new e, and the sum of its squares.
+            uint32 words, the new e, and for each leaf the sum of its squares.
         """
         formats = self.formats(difference)
         decayed = jax.tree.map(lambda e, d: self.error_decay * e + d, local, difference)
@@ -147,8 +147,9 @@ class SparseLoCo:
             leaf.chunks.join(without_sent(x, sent, leaf))
             for x, sent, leaf in zip(chunks, entries, formats, strict=True)
         ]
-        kept = sum((jnp.sum(x * x) for x in left), start=jnp.zeros((), jnp.float32))
-        return Encoded(written(entries, formats), with_leaves(decayed, left), kept)
+        local = with_leaves(decayed, left)
+        kept = jnp.stack([jnp.zeros(()), *(jnp.sum(x * x) for x in jax.tree.leaves(local))])[1:]
+        return Encoded(written(entries, formats), local, kept)
 
     def decode(
         self, params: PyTree, shared: PyTree, messages: Array, valid: Array

@@ -1,5 +1,6 @@
 """The state between two inner steps: what replicas share, and what each has of its own."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 
 from jrc._text import brief
 from jrc._typing import Array, Count, PyTree, Scalar
-from jrc.outer_optimizers._fragments import fragment_count, fragments_of, overlap_of
+from jrc.outer_optimizers._fragments import Fragment, overlap_of
 from jrc.outer_optimizers._packets import Packet, empty_packet
 from jrc.outer_optimizers._protocol import OuterOptimizer
 
@@ -92,13 +93,47 @@ class OuterState(NamedTuple):
         return brief(self)
 
 
+class Kept(NamedTuple):
+    """What an outer optimizer keeps between two steps.
+
+    Attributes:
+        local: Of one replica; with several fragments a tuple.
+        shared: What all replicas share, likewise.
+        in_flight: With `overlap=1` the message that the next step exchanges.
+    """
+
+    local: PyTree
+    shared: PyTree
+    in_flight: Packet | None
+
+
+def first_kept(
+    outer: OuterOptimizer, fragments: Sequence[Fragment], params: PyTree, model_state: PyTree
+) -> Kept:
+    """Return what an outer optimizer keeps before the first step.
+
+    Args:
+        outer: The outer optimizer.
+        fragments: The parts of the parameters.
+        params: The parameters of one replica, or the shards of one device.
+        model_state: Its model state, or `None`.
+    """
+    pairs = [outer.init(each.of(params)) for each in fragments]
+    local, shared = zip(*pairs, strict=True) if len(fragments) > 1 else pairs[0]
+    if not overlap_of(outer):
+        return Kept(local, shared, None)
+    shapes = [each.shapes(params) for each in fragments]
+    return Kept(local, shared, empty_packet(outer, shapes, model_state))
+
+
 def initial_state(
-    outer: OuterOptimizer, params: PyTree, model_state: PyTree, opt_state: PyTree
+    kept: Kept, fragments: int, params: PyTree, model_state: PyTree, opt_state: PyTree
 ) -> OuterState:
     """Return the state before the first step, with one row for one replica.
 
     Args:
-        outer: The outer optimizer.
+        kept: What the outer optimizer keeps.
+        fragments: The number of fragments.
         params: The parameters of one replica.
         model_state: Its model state, or `None`.
         opt_state: The first state of the inner optimizer.
@@ -106,15 +141,13 @@ def initial_state(
     Returns:
         The state.
     """
-    count = fragment_count(outer)
-    pairs = [outer.init(each.of(params)) for each in fragments_of(params, count)]
-    local, shared = zip(*pairs, strict=True) if count > 1 else pairs[0]
     zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
-    packet = empty_packet(outer, params, model_state) if overlap_of(outer) else None
-    own = LocalState(params, model_state, opt_state, local, zero, zero, none, none, packet)
-    kept = jnp.zeros(count, jnp.float32)
-    report = RoundReport(jnp.full((), jnp.nan, jnp.float32), zero, kept, none)
-    return OuterState(none, shared, report, as_rows(own))
+    own = LocalState(
+        params, model_state, opt_state, kept.local, zero, zero, none, none, kept.in_flight
+    )
+    squares = jnp.zeros(fragments, jnp.float32)
+    report = RoundReport(jnp.full((), jnp.nan, jnp.float32), zero, squares, none)
+    return OuterState(none, kept.shared, report, as_rows(own))
 
 
 def as_rows(tree: PyTree) -> PyTree:
@@ -124,4 +157,4 @@ def as_rows(tree: PyTree) -> PyTree:
 
 def row_of(tree: PyTree) -> PyTree:
     """Return the state of one replica from its row."""
-    return jax.tree.map(lambda x: x[0], tree)
+    return jax.tree.map(lambda x: jnp.squeeze(x, 0), tree)

@@ -18,10 +18,11 @@ from jrc._tree import (
 )
 from jrc._typing import PyTree, Scalar, Transform
 from jrc.dgc import AxisName, dgc_states
-from jrc.outer_optimizers import OuterOptimizer, initial_state
+from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._check_axis import check_axis
 from jrc.train._extra_args import check_structure
 from jrc.train._outer_check import check_inner
+from jrc.train._outer_state import first_outer_state
 from jrc.train._placement import same_types
 from jrc.train._rows import outer_states, row_specs
 from jrc.train._state import TrainState, check_arrays, kind_of, names_of
@@ -93,12 +94,8 @@ def check_outer_state(
     inner = jax.eval_shape(tx.init, params)
     check_inner(inner, _WHO)
     check_structure(params, inner, _WHO)
-    expected = jax.eval_shape(
-        lambda params, model_state, inner: initial_state(outer, params, model_state, inner),
-        params,
-        state.model_state,
-        inner,
-    )
+    given = state.params, state.model_state, inner
+    expected = first_outer_state(outer, *given, mesh, names_of(axis), _WHO, shapes=True)
     if difference := tree_difference(expected, state.opt_state):
         raise ValueError(
             f"{_WHO}: state must be built for tx and outer={outer!r}, got one with another "

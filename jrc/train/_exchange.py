@@ -30,6 +30,7 @@ from jrc.outer_optimizers import (
     to_words,
     with_part,
 )
+from jrc.train._inside import Inside
 from jrc.train._state import TrainState
 
 
@@ -37,12 +38,12 @@ class Arrived(NamedTuple):
     """What all replicas have of an exchange.
 
     Attributes:
-        headers: Of all replicas, in rank order.
+        headers: Of all replicas, in rank order, `uint32[replicas, words]`.
         messages: Of all replicas in rank order, or the sum of the valid ones.
         valid: Whether this replica's own counts, `bool[]`.
     """
 
-    headers: Header
+    headers: Array
     messages: Array
     valid: Array
 
@@ -59,29 +60,36 @@ def bytes_of_exchange(
 
 
 def packed(
-    outer: OuterOptimizer, fragment: Fragment, index: int, state: TrainState, own: LocalState
+    outer: OuterOptimizer,
+    fragment: Fragment,
+    index: int,
+    inside: Inside,
+    params: PyTree,
+    own: LocalState,
 ) -> tuple[Packet, LocalState]:
-    """Return what a replica sends of a fragment, and what it has afterwards.
+    """Return what a device sends of a fragment, and what it has afterwards.
 
     Args:
         outer: The outer optimizer.
         fragment: The part of the parameters.
         index: Its number.
-        state: The shared state.
+        inside: How a replica is split. All its devices count as valid, or none.
+        params: The shared parameters.
         own: What the replica has.
 
     Returns:
         The packet, and its own without what was sent.
     """
     count = fragment_count(outer)
-    difference = jax.tree.map(_difference, fragment.of(state.params), fragment.of(own.params))
-    valid = (own.failed == 0) & all_finite(difference)
+    difference = jax.tree.map(_difference, fragment.of(params), fragment.of(own.params))
+    bad = inside.total((~all_finite(difference)).astype(jnp.int32))
+    valid = (own.failed == 0) & (bad == 0)
     difference = jax.tree.map(lambda x: jnp.where(valid, x, 0.0), difference)
     before = part_of(own.outer, index, count)
     encoded = outer.encode(difference, before)
     local = jax.tree.map(lambda new, old: jnp.where(valid, new, old), encoded.local, before)
     carried = header_like(outer, index, own.model_state).model_state
-    kept = jnp.float32(encoded.kept)
+    kept = _squares(encoded.kept, fragment, inside)
     header = Header(valid, own.loss, own.grad_norm, own.steps, kept, carried)
     zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
     own = own._replace(
@@ -94,13 +102,30 @@ def packed(
     return Packet(to_words(header), encoded.message), own
 
 
-def exchanged(outer: OuterOptimizer, packet: Packet, like: Header, axis: str | None) -> Arrived:
+def _squares(kept: Array, fragment: Fragment, inside: Inside) -> Array:
+    """Return the sum of squares of a whole replica; what lies on several devices counts once."""
+    kept = jnp.asarray(kept, jnp.float32)
+    if kept.ndim and inside.axes:
+        kept = kept / jnp.asarray(jax.tree.leaves(fragment.each(inside.copies())), jnp.float32)
+    return inside.total(kept.sum())
+
+
+def exchanged(
+    outer: OuterOptimizer, index: int, axis: str | None, packet: Packet, model_state: PyTree
+) -> Arrived:
     """Exchange the packets of all replicas by one all-gather.
 
     Dense messages are added in an all-reduce, beside a small all-gather of the headers.
+
+    Args:
+        outer: The outer optimizer.
+        index: The number of the fragment.
+        axis: The axis of the replicas.
+        packet: Of this replica, or of this device of it.
+        model_state: One like that in the header.
     """
     words, message = packet
-    valid = from_words(words[None], like).valid[0]
+    valid = from_words(words[None], header_like(outer, index, model_state)).valid[0]
     if outer.collective == "all_reduce":
         rows = _gathered(words, axis)
         message = jnp.where(valid, message, 0.0)
@@ -108,7 +133,7 @@ def exchanged(outer: OuterOptimizer, packet: Packet, like: Header, axis: str | N
     else:
         rows = _gathered(jnp.concatenate([words, message]), axis)
         rows, messages = rows[:, : words.size], rows[:, words.size :]
-    return Arrived(from_words(rows, like), messages, valid)
+    return Arrived(rows, messages, valid)
 
 
 def applied(
@@ -124,8 +149,8 @@ def applied(
     Every replica computes the shared state from the same gathered words in the same order, bit for
     bit. It stays as it is if no replica is valid.
     """
-    count, headers = fragment_count(outer), arrived.headers
-    before = state.opt_state
+    count, before = fragment_count(outer), state.opt_state
+    headers = from_words(arrived.headers, header_like(outer, index, own.model_state))
     momentum = part_of(before.shared, index, count)
     carries = headers.model_state is not None
     old = fragment.of(state.params), momentum, state.model_state if carries else None

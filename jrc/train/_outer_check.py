@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -54,23 +53,13 @@ def check_via(via: str, mesh: Mesh, who: str) -> None:
         )
 
 
-def check_whole_replicas(specs: PyTree, who: str) -> None:
-    """Raise if a parameter is split: each replica of an outer optimizer is one device."""
-    axes = {axis for spec in jax.tree.leaves(specs) for axis in axes_of(spec)}
-    if axes:
-        _raise_split(axes, who)
-
-
-def check_axes(mesh: Mesh, names: tuple[str, ...], who: str) -> None:
-    """Raise if the mesh has axes besides those of the replicas."""
-    axes = {axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in names}
-    if axes:
-        _raise_split(axes, who)
-
-
-def _raise_split(axes: set[str], who: str) -> None:
-    raise ValueError(
-        f"{who}: with outer= every replica must be one device with whole parameters, got a split "
-        f"over {listed(sorted(axes))}. Use a mesh with the axes of axis_name alone, or compress "
-        "over one axis of this mesh with jrc.scale_by_dgc."
-    )
+def check_whole_replicas(specs: PyTree, names: tuple[str, ...], who: str) -> None:
+    """Raise if a parameter is split over an axis of the step: each replica has whole ones."""
+    for name, spec in named_leaves(specs):
+        if over := sorted(set(axes_of(spec)) & set(names)):
+            raise ValueError(
+                f"{who}: params must be whole on every replica with outer=, whose replicas train "
+                f"on their own, got {name or 'a leaf'!r} split over {listed(over)} by {spec}. "
+                "Split parameters inside of a replica, over another axis: jax.make_mesh((2, 4), "
+                f"({names[0]!r}, 'fsdp')) and PartitionSpec('fsdp')."
+            )

@@ -115,7 +115,7 @@ def placed_batch(batch: PyTree, mesh: Mesh, names: tuple[str, ...], who: str) ->
         ValueError: If an array is split over another mesh.
     """
     return jax.tree.map(
-        lambda x, spec: _placed_example(x, NamedSharding(mesh, spec)),
+        lambda x, spec: placed_array(x, NamedSharding(mesh, spec)),
         batch,
         batch_specs(batch, mesh, names, who),
     )
@@ -137,7 +137,8 @@ def batch_specs(batch: PyTree, mesh: Mesh, names: tuple[str, ...], who: str) -> 
     return jax.tree.map(placed, own_specs(batch, mesh, who, "batch"))
 
 
-def _placed_example(x: Any, sharding: NamedSharding) -> Any:
+def placed_array(x: Any, sharding: NamedSharding) -> Any:
+    """Return an array with this sharding, itself if it has it; shapes get it, tracers do not."""
     if isinstance(x, jax.core.Tracer):
         return x
     if isinstance(x, jax.ShapeDtypeStruct):

@@ -1,5 +1,6 @@
 """Another number of replicas, for any training state: workers leave and join between rounds."""
 
+import math
 from typing import Any
 
 import jax
@@ -8,11 +9,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import speaking_as
+from jrc._specs import shards_of, spec_inside, trimmed
+from jrc._tree import aval_of
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import AxisName, DGCState, replica_axis, reshard_dgc
-from jrc.outer_optimizers import LocalState, OuterState
+from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
+from jrc.train._outer_check import check_outer
+from jrc.train._outer_state import first_outer_state, fragments_where_they_lie, inside_names
 from jrc.train._rows import outer_states
+from jrc.train._state import names_of
 
 _WHO = "jrc.reshard"
 
@@ -23,6 +29,7 @@ def reshard(
     *,
     mesh: Mesh | None = None,
     axis_name: AxisName = "data",
+    outer: OuterOptimizer | None = None,
 ) -> PyTree:
     """Return the state of a run on N replicas as one for N' replicas.
 
@@ -34,6 +41,10 @@ def reshard(
     With several fragments, or overlap, some of what replicas have changed is not exchanged yet at
     any time. It is mixed in the same way, so that no inner step is lost, after any step behind
     which no exchange is under way.
+
+    Replicas that are split stay so: from 2 replicas of 4 devices to 4 of 2, or from 2 hosts of 8
+    devices to 3. Parameters, inner states and what was not sent are split over the new mesh as over
+    the old one, where it has these axes and they divide them.
 
     To continue from a save with another number of replicas, restore it with its own number first.
     Here it was saved with 4:
@@ -49,6 +60,8 @@ def reshard(
         num_replicas: N', at least 1.
         mesh: The mesh on which the result is placed; `None` leaves the placement as it is.
         axis_name: The mesh axis of the replicas, or the pair `(inner, outer)`.
+        outer: The outer optimizer, with `overlap=1` and another number of devices in a replica:
+            messages are those of one device, and get new sizes.
 
     Returns:
         The same tree with N' rows in what each replica has of its own.
@@ -56,7 +69,9 @@ def reshard(
     Raises:
         TypeError: If `num_replicas` is no whole number, or `mesh` no mesh.
         ValueError: If a round is not finished, or an overlapped exchange under way, if there is
-            nothing to share out, for a number below 1, or if the mesh has no such axis.
+            nothing to share out, for a number below 1, if the mesh has no such axis, or if its
+            replicas are split so that fragments are cut elsewhere, or messages have other sizes and
+            `outer` is not given.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -76,28 +91,36 @@ def reshard(
         for each in found:
             _check_finished(each)
         axis = replica_axis(axis_name, _WHO)
+        placed, names = _Placement(mesh, axis, replicas), names_of(axis_name)
+        if isinstance(mesh, Mesh) and axis in mesh.axis_names:
+            for each in found:
+                _check_split(each, begun.params, placed, outer, mesh, names)
         # The rows are mixed as those of a compression.
         local = [_floats(_apart(each, begun.params)) for each in found]
         rows = reshard_dgc(_as_compression(local), replicas, mesh=mesh, axis_name=axis).v
-    placed = _Placement(mesh, axis, replicas)
+    params, model_state = jax.tree.map(placed.shared, (begun.params, begun.model_state))
     fresh = iter(rows)
 
     def resharded(node: Any) -> Any:
         if not isinstance(node, OuterState):
             return placed.shared(node)
         old = node.rounds, node.shared, node.report
-        rounds, shared, report = jax.tree.map(placed.shared, old)
+        rounds, momentum, report = jax.tree.map(placed.shared, old)
         floats = iter(next(fresh))
         own = jax.tree.map(
             lambda x: next(floats) if _is_float(x) else placed.nearest(x), node.local
         )
         if _exchanges_all(node):
-            params = jax.tree.map(placed.copies, begun.params)
-            model_state = jax.tree.map(placed.copies, begun.model_state)
-            own = own._replace(params=params, model_state=model_state)
+            own = own._replace(
+                params=jax.tree.map(placed.copies, begun.params),
+                model_state=jax.tree.map(placed.copies, begun.model_state),
+            )
         else:
             own = own._replace(params=jax.tree.map(placed.together, begun.params, own.params))
-        return OuterState(rounds, shared, report, own)
+        if node.local.in_flight is not None and mesh is not None and outer is not None:
+            empty = _in_flight(outer, params, model_state, mesh, names, own.steps)
+            own = own._replace(in_flight=empty)
+        return OuterState(rounds, momentum, report, own)
 
     return jax.tree.map(resharded, state, is_leaf=lambda node: isinstance(node, OuterState))
 
@@ -135,6 +158,60 @@ def _check_finished(state: OuterState) -> None:
         )
 
 
+def _check_split(
+    state: OuterState,
+    params: PyTree,
+    placed: "_Placement",
+    outer: OuterOptimizer | None,
+    mesh: Mesh,
+    names: tuple[str, ...],
+) -> None:
+    """Raise if what replicas have does not fit replicas that are split as the mesh splits them."""
+    check_outer(outer, _WHO)
+    count, flight = state.report.kept.size, state.local.in_flight
+    new = jax.tree.map(lambda x: placed.shared(aval_of(x)), params)
+    # What was not sent has the shapes of the fragments.
+    if fragments_where_they_lie(params, count) != fragments_where_they_lie(new, count):
+        raise ValueError(
+            f"{_WHO}: mesh must split the leading axes of params as before with {count} fragments, "
+            "which are not cut where a leading axis is split, got one on which they are cut "
+            "elsewhere. Use a mesh with the same axes inside of a replica."
+        )
+    if flight is None or outer is not None:
+        return
+    before = shards_of(flight.header, first=1)
+    devices = math.prod(mesh.shape[name] for name in inside_names(mesh, names))
+    if before != devices:
+        raise ValueError(
+            f"{_WHO}: outer must be given with overlap=1 where replicas get another number of "
+            f"devices, got None for {devices} devices and {before} before. Pass outer=outer."
+        )
+
+
+def _in_flight(
+    outer: OuterOptimizer,
+    params: PyTree,
+    model_state: PyTree,
+    mesh: Mesh,
+    names: tuple[str, ...],
+    steps: Any,
+) -> PyTree:
+    """Return empty messages, as long as those of a device of the mesh."""
+    given = params, model_state, None
+    first = first_outer_state(outer, *given, mesh, names, _WHO, shapes=True)
+    rows = names[0] if steps.shape[0] % mesh.shape[names[0]] == 0 else None
+    spec = PartitionSpec(rows, inside_names(mesh, names) or None)
+    sharding = NamedSharding(mesh, trimmed(spec))
+
+    def empty(x: Any) -> Any:
+        shape = steps.shape[0], *x.shape[1:]
+        if isinstance(steps, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+        return jax.jit(lambda: jnp.zeros(shape, x.dtype), out_shardings=sharding)()
+
+    return jax.tree.map(empty, first.local.in_flight)
+
+
 def _apart(state: OuterState, shared: PyTree) -> LocalState:
     """Return what each replica has, its parameters as their difference from the shared ones."""
     if _exchanges_all(state):
@@ -144,7 +221,9 @@ def _apart(state: OuterState, shared: PyTree) -> LocalState:
         wide = jnp.promote_types(rows.dtype, jnp.float32)
         if isinstance(rows, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(rows.shape, wide, sharding=rows.sharding)
-        return jax.jit(lambda rows, x: rows.astype(wide) - x.astype(wide)[None])(rows, x)
+        there = rows.sharding if isinstance(rows, jax.Array) else None
+        subtract = lambda rows, x: rows.astype(wide) - x.astype(wide)[None]  # noqa: E731
+        return jax.jit(subtract, out_shardings=there)(rows, x)
 
     return state.local._replace(params=jax.tree.map(apart, state.local.params, shared))
 
@@ -173,25 +252,32 @@ class _Placement:
     """How the arrays that are not mixed get their new rows, and where they lie."""
 
     def __init__(self, mesh: Mesh | None, axis: str, replicas: int) -> None:
-        self.replicas, self._rows, self._all = replicas, None, None
-        if mesh is not None:
-            splits = replicas % mesh.shape[axis] == 0
-            self._all = NamedSharding(mesh, PartitionSpec())
-            self._rows = NamedSharding(mesh, PartitionSpec(axis)) if splits else self._all
+        self.replicas, self._mesh, self._axis = replicas, mesh, axis
 
     def shared(self, x: Any) -> Any:
         """Return what is equal on every replica."""
-        return _put(x, x.shape, lambda x: x, self._all)
+        return _put(x, x.shape, lambda x: x, self._sharding(x))
 
     def nearest(self, x: Any) -> Any:
         """Return the rows of the nearest old replicas."""
         at = np.arange(self.replicas) * x.shape[0] // self.replicas
-        return _put(x, (self.replicas, *x.shape[1:]), lambda x: x[at], self._rows)
+        shape = self.replicas, *x.shape[1:]
+        return _put(x, shape, lambda x: x[at], self._sharding(x, first=1))
 
     def copies(self, x: Any) -> Any:
         """Return a row for each replica."""
         shape = (self.replicas, *x.shape)
-        return _put(x, shape, lambda x: jnp.broadcast_to(x, shape), self._rows)
+        return _put(x, shape, lambda x: jnp.broadcast_to(x, shape), self._sharding(x, first=0))
+
+    def _sharding(self, x: Any, first: int | None = None) -> NamedSharding | None:
+        """Return where a leaf lies, with rows in front of its dimensions from `first` on."""
+        if self._mesh is None:
+            return None
+        spec = spec_inside(x, self._mesh, self._axis)
+        if first is not None:
+            splits = self.replicas % self._mesh.shape[self._axis] == 0
+            spec = PartitionSpec(self._axis if splits else None, *spec[first:])
+        return NamedSharding(self._mesh, trimmed(spec))
 
     def together(self, x: Any, differences: Any) -> Any:
         """Return rows that differ so much from what is shared, in its dtype."""

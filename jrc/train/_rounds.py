@@ -63,7 +63,9 @@ def _local_rows(x: Any) -> Any:
     """Return the rows of this process, so that it can read them; with one process that is all."""
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or x.is_fully_addressable:
         return x
-    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    # Of a replica that is split each of its devices has the row.
+    rows = {shard.index[0].start or 0: shard for shard in x.addressable_shards}
+    shards = [rows[start] for start in sorted(rows)]
     mesh = Mesh([shard.device for shard in shards], ("data",))
     shape = sum(shard.data.shape[0] for shard in shards), *x.shape[1:]
     return jax.make_array_from_single_device_arrays(

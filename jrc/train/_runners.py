@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
@@ -48,18 +48,27 @@ def _via_shard_map(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate:
                 check_vma=False,
             )(state, batch)
 
-        return _jit(call, donated, shardings)
+        return _jit(call, donated, shardings, _info_shardings(shardings, mesh, names))
 
     if not needs_placement(mesh, names, "shard_map"):
         return build(None, None)
     return PlacedStep(build, mesh, names, "shard_map", WHO)
 
 
-def _jit(call: Callable[..., Any], donated: tuple[int, ...], shardings: Any) -> Any:
+def _jit(
+    call: Callable[..., Any], donated: tuple[int, ...], shardings: Any, infos: Any = None
+) -> Any:
     """Return the compiled call; a state with shardings keeps them."""
     if shardings is None:
         return jax.jit(call, donate_argnums=donated)
-    return jax.jit(call, donate_argnums=donated, out_shardings=(shardings, None))
+    return jax.jit(call, donate_argnums=donated, out_shardings=(shardings, infos))
+
+
+def _info_shardings(shardings: Any, mesh: Mesh, names: tuple[str, ...]) -> Any:
+    """Return those of a report whose rows are not reduced, so that a row is whole on a device."""
+    if not outer_states(shardings):
+        return None
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), info_specs(shardings, names))
 
 
 def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:

@@ -18,14 +18,16 @@ class Split(NamedTuple):
     """How parameters, and so gradients, are split.
 
     Attributes:
-        specs: A `PartitionSpec` for each parameter.
+        specs: A `PartitionSpec` for each parameter that is differentiated.
         names: The axes of the step, over which gradients are reduced.
         mesh: The mesh.
+        state: A `PartitionSpec` for each leaf of the state.
     """
 
     specs: PyTree
     names: tuple[str, ...]
     mesh: Mesh
+    state: TrainState
 
     def bytes_of(self, grads: Sequence[Any]) -> float:
         """Return the bytes that a device sends to reduce gradients over the axes of the step.
@@ -84,14 +86,13 @@ class PlacedStep:
     def _built(self, state: TrainState) -> Any:
         if not self._splits:
             return self._known.setdefault(None, None) or self._remember(None, None, None)
-        specs = specs_of_state(state, self._mesh, self._names[0], self._who)
+        specs = specs_of_state(state, self._mesh, self._names, self._who)
         leaves, treedef = jax.tree.flatten(specs)
         key = treedef, tuple(leaves)
         if key not in self._known:
             shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs)
-            return self._remember(
-                key, Split(differentiated(specs.params), self._names, self._mesh), shardings
-            )
+            split = Split(differentiated(specs.params), self._names, self._mesh, specs)
+            return self._remember(key, split, shardings)
         return self._known[key]
 
     def _remember(self, key: Any, split: Split | None, shardings: Any) -> Any:

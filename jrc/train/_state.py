@@ -16,10 +16,11 @@ from jrc._text import brief
 from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
 from jrc._typing import Count, PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, check_whole, dgc_states, state_specs
-from jrc.outer_optimizers import OuterOptimizer, initial_state
+from jrc.outer_optimizers import OuterOptimizer, fragment_count
 from jrc.train._abstract import abstract_state, is_abstract
 from jrc.train._extra_args import check_structure, differentiated, wrapped
 from jrc.train._outer_check import check_inner, check_outer, check_real, check_whole_replicas
+from jrc.train._outer_state import first_outer_state, outer_state_specs, split_fragments
 from jrc.train._placement import copied, own_specs
 from jrc.train._rows import outer_states, row_specs
 from jrc.train._topology import mesh_over_all
@@ -95,7 +96,7 @@ def init_state(
         ValueError: If the mesh has no such axis or no device of this process, if a transform
             before the compression in a chain has state, if there is a compression beside `outer`,
             if processes gave different values, or if parameters are split over another mesh, over
-            the axis that is compressed, or, with `outer`, split or complex.
+            the axis that is compressed or, with `outer`, over that of the replicas, or complex.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -118,25 +119,32 @@ def init_state(
         if outer is not None:
             check_real(params, _WHO)
             check_inner(opt_state, _WHO)
-            first = functools.partial(initial_state, outer)
-            first = functools.partial(jax.eval_shape, first) if shapes else first
-            opt_state = first(stepped, model_state, opt_state)
+            specs = own_specs(stepped, found, _WHO, "params")
+            check_whole_replicas(specs, names_of(axis_name), _WHO)
+            split_fragments(stepped, specs, fragment_count(outer), found, _WHO)
         return found, stepped, opt_state
 
     mesh, params, opt_state = all_or_none(here, _WHO) if _spans_processes(mesh) else here()
+    names = names_of(axis_name)
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
-    axis = names_of(axis_name)[0]
-    if is_abstract(state, mesh):
-        specs = specs_of_state(state, mesh, axis, _WHO)
-        return abstract_state(state, specs, row_specs(state, axis), mesh, mesh.shape[axis])
-    if mesh.is_multi_process:
+    abstract = is_abstract(state, mesh)
+    if mesh.is_multi_process and not abstract:
         _check_same(state)
-    return _placed(state, mesh, axis)
+    if outer is not None:
+        first = first_outer_state(
+            outer, params, model_state, opt_state, mesh, names, _WHO, abstract
+        )
+        state = state._replace(opt_state=first)
+    if abstract:
+        specs, rows = specs_of_state(state, mesh, names, _WHO), row_specs(state, names[0])
+        return abstract_state(state, specs, rows, mesh, mesh.shape[names[0]])
+    return _placed(state, mesh, names)
 
 
-def _placed(state: TrainState, mesh: Mesh, axis: str) -> TrainState:
+def _placed(state: TrainState, mesh: Mesh, names: tuple[str, ...]) -> TrainState:
     """Return the state on the mesh, split as its parameters are, u and v with a row per replica."""
-    specs = specs_of_state(state, mesh, axis, _WHO)
+    axis = names[0]
+    specs = specs_of_state(state, mesh, names, _WHO)
     rows = row_specs(state, axis)
 
     # Rows are made with automatic axes, whatever those of the run are.
@@ -155,36 +163,36 @@ def _placed(state: TrainState, mesh: Mesh, axis: str) -> TrainState:
     return jax.tree.map(placed, state, specs, rows)
 
 
-def specs_of_state(state: TrainState, mesh: Mesh, axis: str, who: str) -> TrainState:
+def specs_of_state(state: TrainState, mesh: Mesh, names: tuple[str, ...], who: str) -> TrainState:
     """Return how a state is split: parameters as they are, the optimizer's arrays like them.
 
     Args:
         state: The state, or its shapes with shardings.
         mesh: The mesh of the run.
-        axis: The replica axis.
+        names: The axes of the step, that of the replicas first.
         who: The public function, for errors.
 
     Returns:
         The state with a `PartitionSpec` in each leaf's place.
 
     Raises:
-        ValueError: If parameters are split over another mesh, over a compressed axis, or at all
-            with an outer optimizer.
+        ValueError: If parameters are split over another mesh, over a compressed axis, or with an
+            outer optimizer over an axis of the step.
     """
     params = own_specs(state.params, mesh, who, "params")
-    if outer_states(state):
-        check_whole_replicas(params, who)
-        return row_specs(state, axis)
-    if dgc_states(state.opt_state):
-        check_whole(params, axis, who)
+    model_state = own_specs(state.model_state, mesh, who, "model_state")
     whole: Any = PartitionSpec()
-    return TrainState(
-        whole,
-        params,
-        own_specs(state.model_state, mesh, who, "model_state"),
-        state_specs(state.opt_state, axis, differentiated(state.params), differentiated(params)),
-        whole,
-    )
+    if outer_states(state):
+        check_whole_replicas(params, names, who)
+        given = state.params, params, model_state, mesh, names
+        return TrainState(
+            whole, params, model_state, outer_state_specs(state.opt_state, *given), whole
+        )
+    if dgc_states(state.opt_state):
+        check_whole(params, names[0], who)
+    trees = differentiated(state.params), differentiated(params)
+    opt_state = state_specs(state.opt_state, names[0], *trees)
+    return TrainState(whole, params, model_state, opt_state, whole)
 
 
 def _spans_processes(mesh: object) -> bool:

@@ -33,7 +33,7 @@ from jrc.train._check_mesh import check_every_axis, check_split_batch, check_spl
 from jrc.train._op_tags import with_op_tags
 from jrc.train._options import WHO, check_options, check_order, mesh_of_step
 from jrc.train._outer import outer_step
-from jrc.train._outer_check import check_axes, check_outer, check_via
+from jrc.train._outer_check import check_outer, check_via
 from jrc.train._replica import StepInfo, replica_step
 from jrc.train._rounds import Rounds
 from jrc.train._runners import RUNNERS
@@ -220,7 +220,8 @@ def make_train_step(
         donate: Whether the step may reuse the memory of its argument `state`.
         outer: An outer optimizer, such as `jrc.SparseLoCo()`, the same as for `jrc.init_state`.
             Each replica then takes its `sync_every` steps with `tx` alone, and replicas exchange
-            what they changed at the end of each such round.
+            what they changed at the end of each such round. With `via="shard_map"` the mesh axes
+            besides `axis_name` split each replica, and a device exchanges its own shards.
 
     Returns:
         The step.
@@ -261,7 +262,6 @@ def make_train_step(
     mesh = mesh_of_step(mesh, axis_name, via)
     names = names_of(axis_name)
     if outer is not None:
-        check_axes(mesh, names, WHO)
         check_via(via, mesh, WHO)
     replicas = math.prod(mesh.shape[name] for name in names)
     axes = None if via == "jit" else names

@@ -50,6 +50,24 @@ def test_cuts_along_rows_are_these():
     assert found == [((0, 0, 128, True), (1, 0, 32, False)), ((1, 32, 64, False),)]
 
 
+def test_leaves_that_are_not_cut_are_whole_in_the_nearer_fragment():
+    """As those whose leading axis is split inside of a replica."""
+    tree = arrays({"a": (8, 4), "b": (64, 4), "c": (40, 4)})
+    found = [[x[:3] for x in each.pieces] for each in fragments_of(tree, 2)]
+    assert found == [[(0, 0, 8), (1, 0, 48)], [(1, 48, 64), (2, 0, 40)]]
+    found = [each.pieces for each in fragments_of(tree, 2, uncut={1})]
+    assert [[tuple(x) for x in each] for each in found] == [
+        [(0, 0, 8, True), (1, 0, 64, True)],
+        [(2, 0, 40, True)],
+    ]
+    (first, _) = fragments_of(tree, 2)
+    shapes = jax.eval_shape(first.of, tree)
+    assert first.shapes(tree) == [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
+    assert first.each({"a": "x", "b": "y", "c": "z"}) == ["x", "y"]
+    with pytest.raises(ValueError, match="no more fragments than the parameters can be cut"):
+        fragments_of(tree, 4, uncut={0, 1, 2})
+
+
 def test_leaves_that_cannot_be_cut():
     none = {"a": jnp.zeros((3, 0)), "w": jnp.zeros((4, 2)), "z": jnp.zeros(())}
     assert len(fragments_of(none, 2)) == 2

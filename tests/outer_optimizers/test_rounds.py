@@ -55,7 +55,9 @@ def test_sparseloco_is_its_formula(mean):
         for each, e in zip(found, kept, strict=True):
             np.testing.assert_allclose(each.local[name], e, rtol=0, atol=2e-5)
     squares = [sum(float(jnp.sum(x * x)) for x in each.local.values()) for each in found]
-    np.testing.assert_allclose([float(each.kept) for each in found], squares, rtol=1e-5)
+    np.testing.assert_allclose([float(each.kept.sum()) for each in found], squares, rtol=1e-5)
+    of_leaves = [float(jnp.sum(x * x)) for x in jax.tree.leaves(found[0].local)]
+    np.testing.assert_allclose(found[0].kept, of_leaves, rtol=1e-5)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -85,9 +87,11 @@ def test_four_bits_of_diloco_are_close_and_an_eighth_of_the_words():
     _, shared = outer.init(theta)
     got, _, found = one_round(outer, theta, own, [None] * 2, shared)
     want, _, _ = one_round(jrc.DiLoCo(2), theta, own, [None] * 2, shared)
-    size = sum(np.prod(shape, dtype=int) for shape in SHAPES.values())
-    chunks = -(-size // 4096)
-    assert found[0].message.size == outer.message_words(theta) == chunks * (1 + 4096 // 8)
+    sizes = [int(np.prod(shape)) for shape in SHAPES.values() if np.prod(shape)]
+    chunks = [-(-size // 4096) for size in sizes]
+    entries = sum(n * -(-size // n) for n, size in zip(chunks, sizes, strict=True))
+    words = sum(chunks) + -(-entries // 16) * 2
+    assert found[0].message.size == outer.message_words(theta) == words
     step = np.abs(np.asarray(want["w"]) - theta["w"]).max()
     assert np.abs(np.asarray(got["w"] - want["w"])).max() < 0.25 * step
 
@@ -162,3 +166,20 @@ def test_leaves_without_entries_and_of_few_bits():
     got, _ = decode(outer, theta, None, found.message[None], jnp.ones(1, bool))
     assert got["none"].shape == (0, 3) and got["half"].dtype == jnp.bfloat16
     assert got["half"].tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize(
+    "outer", [jrc.DiLoCo(2), jrc.DiLoCo(2, wire="4bit"), jrc.SparseLoCo(2, density=1 / 8)], ids=str
+)
+def test_what_becomes_of_a_leaf_does_not_depend_on_others(outer):
+    """So that devices of a replica that share one leaf, and not another, keep it equal."""
+    found = []
+    for scale in (1.0, 10.0):
+        own = [drawn(5), drawn(6)]
+        for mine in own:
+            mine["w"] = scale * mine["w"]
+        local, shared = outer.init(jax.tree.map(jnp.asarray, drawn(0)))
+        params, _, each = one_round(outer, drawn(0), own, [local] * 2, shared)
+        kept = [] if local is None else [x.local[name] for x in each for name in ("b", "s")]
+        found.append([np.asarray(x) for x in (params["b"], params["s"], *kept)])
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(*found, strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jrc._jaxpr import nbytes
-from jrc._specs import axes_of
+from jrc._specs import number_of_shards
 from jrc._targets import quiet_compiler
 from jrc.remat._gradient.refused import bytes_in_refusal
 
@@ -47,8 +47,10 @@ def bytes_on_device(array: Any) -> int:
     sharding = None if isinstance(array, jax.core.Tracer) else getattr(array, "sharding", None)
     if not isinstance(sharding, jax.sharding.Sharding):
         return nbytes(aval)
-    if isinstance(sharding, jax.sharding.NamedSharding) and not axes_of(sharding.spec):
-        return nbytes(aval)  # whole, or inside of `shard_map` the part of one device already
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        # Manual axes are in no spec: inside of `shard_map` the shape is that of a shard already.
+        parts = number_of_shards(sharding.spec, sharding.mesh.shape)
+        return nbytes(aval) // parts
     part = math.prod(sharding.shard_shape(array.shape))
     return part * nbytes(aval) // max(math.prod(array.shape), 1)
 
