@@ -56,6 +56,7 @@ examples:
   jrc targets                                         # accelerators that need not be there
   jrc plan net:setup --target v5e:2x2 --budget 0.8    # compiled by the TPU's own compiler
   jrc plan net:setup --target h100                    # nine tenths of its memory
+  jrc plan net:setup --target h100 --offload          # and the host's memory
   jrc largest-batch net:batch --target h100           # batch(n, layers=4) returns (fn, args)
 
 A saved plan is applied with jrc.Plan.from_json(text).apply(fn), a saved report is read with
@@ -179,6 +180,16 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--cache", metavar="FOLDER", help="read the plan from there, or store it there"
     )
+    plan.add_argument(
+        "--offload",
+        nargs="?",
+        const=True,
+        default=False,
+        type=float,
+        metavar="RATE",
+        help="values that loops save may be moved to the host's memory; RATE is what copies reach "
+        "in bytes per second, 28e9, else what is known of --target",
+    )
     about = "the largest batch that fits a budget"
     batch = _command(commands, "largest-batch", about, _largest_batch, _ABOUT_BATCH)
     batch.add_argument("--budget", help="peak bytes, as for plan; not a fraction")
@@ -271,6 +282,7 @@ def _report(name: str, options: argparse.Namespace, asked: dict[str, Any]) -> An
 def _plan(options: argparse.Namespace) -> None:
     asked = _gradient_options(options) | {"verify": not options.no_verify}
     asked |= {"respect_checkpoints": options.respect_checkpoints, "cache": options.cache}
+    asked |= {"offload": options.offload}
     if options.compilations is not None:
         asked["compilations"] = options.compilations
     if options.budget and "," in options.budget:

@@ -4,8 +4,9 @@ import dataclasses
 import math
 from typing import Any
 
-from jrc._targets.chips import CHIPS, Chip, Figure
+from jrc._targets.chips import CHIPS, TPU_KINDS, Chip, Figure
 from jrc._targets.compile_only import compile_only_devices
+from jrc._targets.gpu_description import HARDWARE
 from jrc._targets.names import ParsedName, parsed, rule_of
 from jrc._text import memory_text, table_text
 
@@ -14,6 +15,7 @@ _FIGURES = {
     "peak_flops": "FLOP/s",
     "memory_bandwidth": "B/s",
     "host_bandwidth": "B/s",
+    "copy_bandwidth": "B/s",
     "link_bandwidth": "B/s",
 }
 _BUDGET_SHARE = 0.9
@@ -78,6 +80,14 @@ class Target:
     def host_bandwidth(self) -> float | None:
         """Bytes per second between a device and its host, one direction; `None` if unknown."""
         return self.chip.host_bandwidth.value
+
+    @property
+    def copy_bandwidth(self) -> float | None:
+        """Bytes per second that copies to and from pinned host memory reach; `None` if unknown.
+
+        Measured where a measurement is known, else modelled: `figures` says which.
+        """
+        return self.chip.copy_bandwidth.value
 
     @property
     def link_bandwidth(self) -> float | None:
@@ -180,6 +190,12 @@ def link_bandwidth_of(name: str) -> float | None:
         return target(name).link_bandwidth
     except ValueError:
         return None
+
+
+def chip_of_device(device: Any) -> Chip | None:
+    """Return the chip that a JAX device is; `None` if it is none of those that are known."""
+    kinds = {**TPU_KINDS, **{gpu.device: name for name, gpu in HARDWARE.items()}}
+    return CHIPS.get(kinds.get(device.device_kind, ""))
 
 
 def targets() -> Targets:

@@ -35,6 +35,7 @@ class Chip:
         peak_flops: Dense bfloat16 floating-point operations per second.
         memory_bandwidth: Bytes per second of device memory.
         host_bandwidth: Bytes per second to or from the host's memory, one direction.
+        copy_bandwidth: Bytes per second that copies to the host's pinned memory reach.
         link_bandwidth: Bytes per second to other devices over all fast links, one direction.
         devices_per_chip: JAX devices of one chip.
     """
@@ -46,6 +47,7 @@ class Chip:
     peak_flops: Figure
     memory_bandwidth: Figure
     host_bandwidth: Figure
+    copy_bandwidth: Figure
     link_bandwidth: Figure
     devices_per_chip: int = 1
 
@@ -54,6 +56,17 @@ _CLOUD = "Google Cloud TPU documentation, page"
 _BOOK = "Austin et al., How to Scale Your Model, part 2"
 _NVIDIA = "NVIDIA, data sheet of"
 _OPENXLA = "OpenXLA, target_config/specs"
+
+
+# What copies reach of a published rate where nothing was measured.
+_REACHED = 0.8
+
+
+def _modelled(host: float | None) -> Figure:
+    """Return what copies to the host are assumed to reach."""
+    if host is None:
+        return Figure(None, "not published")
+    return Figure(_REACHED * host, "modelled: 0.8 of the host's rate")
 
 
 def _tpu(
@@ -79,6 +92,7 @@ def _tpu(
         Figure(flops / n, page),
         Figure(bandwidth / n, page),
         Figure(host, _BOOK) if host else Figure(None, "not published"),
+        _modelled(host),
         Figure(link / n, f"{page}: inter-chip interconnect, one direction"),
         n,
     )
@@ -103,6 +117,7 @@ def _gpu(
         Figure(flops, f"{sheet}: bfloat16 without sparsity"),
         Figure(bandwidth, sheet),
         Figure(host[0], f"{sheet}: {host[1]}, one direction"),
+        _MEASURED.get(host) or _modelled(host[0]),
         Figure(link[0], f"{sheet}: {link[1]}, one direction"),
     )
 
@@ -110,6 +125,12 @@ def _gpu(
 _GEN4 = (32e9, "PCIe Gen4 x16")
 _GEN5 = (64e9, "PCIe Gen5 x16")
 _C2C = (225e9, "half of a superchip's NVLink-C2C")
+
+# Rates of copies to pinned memory as others report them. A GB200's two GPUs share a GH200's link.
+_MEASURED = {
+    _GEN5: Figure(28e9, "reported for an H100 over PCIe: 28 of 34 GB/s; not measured here"),
+    _C2C: Figure(85e9, "modelled: half of the 170 GB/s that are reported for a GH200"),
+}
 
 _ALL = (
     _tpu("v4", "TPU v4", 32, 275e12, 1.2e12, 16e9, 300e9, "30.75 GiB"),
@@ -135,3 +156,12 @@ _ALL = (
 
 CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in _ALL}
 """Every chip by its name."""
+
+TPU_KINDS: Mapping[str, str] = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU7x": "tpu7x",
+}
+"""The names of chips by what JAX calls their devices."""

@@ -10,7 +10,7 @@ from jrc._errors import name_of
 from jrc._specs import spec_of
 from jrc._tree import aval_of
 from jrc._typing import PyTree
-from jrc.remat import Plan, device_of, plan_within
+from jrc.remat import Plan, device_of, host_link, plan_within
 from jrc.train._gradient import result_of
 from jrc.train._state import TrainState
 
@@ -29,10 +29,11 @@ class Budgeted:
         budget: int | str | float,
         respect_checkpoints: bool,
         who: str,
+        offload: bool | float = False,
     ) -> None:
         self.plan: Plan | None = None
         self._build, self._loss_fn, self._budget, self._who = build, loss_fn, budget, who
-        self._respects = respect_checkpoints
+        self._respects, self._offload = respect_checkpoints, offload
         self._known: dict[Any, tuple[Plan, Any]] = {}
 
     def __call__(self, state: TrainState, batch: PyTree) -> Any:
@@ -56,6 +57,7 @@ class Budgeted:
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
                 platform=device_of(leaves).platform,
                 respect_checkpoints=self._respects,
+                link=host_link(self._offload, None, leaves, self._who),
                 split=any(spec_of(leaf) for leaf in jax.tree.leaves(state.params)),
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jrc._errors import listed, name_of
 from jrc._validate import check_flag, one_of
 from jrc.dgc import AxisName
-from jrc.remat import Plan, checked_budget
+from jrc.remat import Plan, check_offload, checked_budget
 from jrc.train._runners import RUNNERS, WHO
 from jrc.train._state import check_axis_name, is_transform, mesh_or_all, names_of
 
@@ -25,7 +25,13 @@ def check_order(loss_fn: Any, tx: Any) -> None:
 
 
 def check_options(
-    loss_fn: Any, via: Any, donate: Any, plan: Any, budget: Any, respect_checkpoints: Any
+    loss_fn: Any,
+    via: Any,
+    donate: Any,
+    plan: Any,
+    budget: Any,
+    respect_checkpoints: Any,
+    offload: Any,
 ) -> None:
     """Raise if an argument has a wrong type or value, or two do not go together."""
     if not callable(loss_fn):
@@ -50,6 +56,12 @@ def check_options(
         raise ValueError(
             f"{WHO}: respect_checkpoints must go with memory_budget, got none. Pass "
             "memory_budget='16GiB', or a plan that was made with respect_checkpoints=True."
+        )
+    check_offload(offload, WHO)
+    if offload is not False and budget is None:
+        raise ValueError(
+            f"{WHO}: offload must go with memory_budget, got none. Pass memory_budget='16GiB', or "
+            "a plan that was made with offload=True."
         )
     if budget is None:
         return

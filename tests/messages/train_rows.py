@@ -150,6 +150,8 @@ ROWS = [
         "Leave one of them out"),
     Row(STEP, "regions without a budget", lambda: make(respect_checkpoints=True), Value,
         "respect_checkpoints must go with memory_budget", "got none", "memory_budget='16GiB'"),
+    Row(STEP, "offload without a budget", lambda: make(offload=True), Value,
+        "offload must go with memory_budget", "got none", "memory_budget='16GiB'"),
     Row(STEP, "regions that are no flag", lambda: make(respect_checkpoints=1), Type,
         "respect_checkpoints must be", "got", "True or False"),
     Row(STEP, "compression where XLA reduces", 

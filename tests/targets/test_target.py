@@ -1,5 +1,6 @@
 """`target=`: placement of arguments, budgets, names in reports. CPU devices stand in for others."""
 
+import functools
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -243,6 +244,9 @@ def test_the_command_line_plans_for_a_target(on_cpu, capsys, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan", "nets.py:setup", "--target", "v5e:2x2"]) == 0
     assert "on one device of v5e:2x2" in capsys.readouterr().out
+    guess = ["plan", "nets.py:setup", "--target", "h100", "--no-verify"]
+    assert cli.main([*guess, "--offload"]) == cli.main([*guess, "--offload", "28e9"]) == 0
+    assert "on one device of h100 (predicted" in capsys.readouterr().out
     assert cli.main(["explain", "nets.py:setup", "--target", "h100"]) == 0
     assert "gradient of `net` on h100" in capsys.readouterr().out
     asked = ["--multiple-of", "8", "--most", "16", "--json", "found.json", "--arg", "layers=2"]
@@ -293,6 +297,29 @@ def test_every_chip_compiles(name):
     x = SHAPE((64 * to.device_count, 16), jnp.float32, sharding=rows)
     report = jrc.explain(net, PARAMS, x, target=to)
     assert report.device == name and report.memory.arguments >= 4 * (4 * 256 + 64 * 16)
+
+
+def scanned(params, x):
+    def step(x, w):
+        return x + jnp.tanh(x @ w["a"]) @ w["b"], None
+
+    return jnp.mean(jax.lax.scan(step, x, params)[0] ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param("v5e:1", marks=needs_libtpu), pytest.param("h100", marks=needs_cuda)]
+)
+def test_values_of_a_loop_are_moved_to_the_host(name):
+    params = {"a": SHAPE((6, 512, 1024), jnp.float32), "b": SHAPE((6, 1024, 512), jnp.float32)}
+    args = params, SHAPE((32768, 512), jnp.float32)  # 64 MiB for each step
+    ask = functools.partial(jrc.plan, scanned, *args, target=name, verify=False)
+    kept, moved = (ask(budget="850MiB", offload=rate) for rate in (False, 1e18))
+    assert moved.predicted.host_bytes >= 6 * 64 * 2**20
+    reports = [jrc.explain(plan.apply(scanned), *args, target=name) for plan in (kept, moved)]
+    before, after = (report.memory for report in reports)
+    assert after.host == moved.predicted.host_bytes and before.host == 0
+    assert after.peak < before.peak
 
 
 @needs_libtpu

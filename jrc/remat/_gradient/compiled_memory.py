@@ -23,12 +23,14 @@ class Memory:
         outputs: Bytes of its results.
         temporaries: Bytes of its temporary buffers.
         aliased: Bytes of results that reuse donated arguments; counted in both of these.
+        host: Bytes of temporary buffers in the host's memory, no part of the peak.
     """
 
     arguments: int
     outputs: int
     temporaries: int
     aliased: int
+    host: int = 0
 
     @property
     def peak(self) -> int:
@@ -81,6 +83,7 @@ def memory_of(compiled: Any) -> Memory:
         outputs=stats.output_size_in_bytes,
         temporaries=stats.temp_size_in_bytes,
         aliased=stats.alias_size_in_bytes,
+        host=stats.host_temp_size_in_bytes,
     )
 
 

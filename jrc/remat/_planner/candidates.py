@@ -13,6 +13,7 @@ from jrc.remat._gradient.residuals import Residuals
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.hand_made import hand_made
+from jrc.remat._planner.host_link import HostLink
 from jrc.remat._planner.inner_programs import pareto_front
 from jrc.remat._planner.memory_model import (
     bytes_left_to_jax,
@@ -37,6 +38,8 @@ class Candidate:
         saved: Predicted bytes that are saved after the forward pass.
         recomputed: FLOPs that are recomputed.
         name: What it is called if a person would try it by hand.
+        host: Predicted bytes that are saved in the host's memory.
+        waits: What the device could compute while it waits for copies to and from there, in FLOPs.
     """
 
     decision: Decision | None
@@ -44,6 +47,13 @@ class Candidate:
     saved: int
     recomputed: int
     name: str = ""
+    host: int = 0
+    waits: int = 0
+
+    @property
+    def cost(self) -> int:
+        """The time that it takes longer than nothing recomputed, as FLOPs."""
+        return self.recomputed + self.waits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +74,11 @@ class CandidateRow:
 
 
 def candidate_row(
-    program: Program, perturbed: Iterable[Any], residuals: Residuals, compilations: int
+    program: Program,
+    perturbed: Iterable[Any],
+    residuals: Residuals,
+    compilations: int,
+    link: HostLink | None = None,
 ) -> CandidateRow:
     """Return the candidates of a program.
 
@@ -73,10 +87,11 @@ def candidate_row(
         perturbed: Its inputs that it is differentiated by. Their cotangents are results.
         residuals: What JAX saves where nothing is recomputed.
         compilations: How many candidates a search may compile; each more doubles their number.
+        link: What copies to the host cost, where values may be moved there.
     """
     perturbed = list(perturbed)
     results = [nbytes(v.aval) for v in perturbed]
-    graph, options, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1])
+    graph, options, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1], link=link)
     left_to_jax = residuals.bytes
     if not options:
         kept = solve(graph, saved=kept_by_xla(graph, graph.nodes))
@@ -88,7 +103,10 @@ def candidate_row(
     def candidate(point: ParetoPoint, decision: Decision, name: str = "") -> Candidate:
         saved = (graph.sizes[v] for v in point.values)
         temporaries = max(point.peak - lent_bytes(results, saved), 0)
-        return Candidate(decision, temporaries, point.saved, point.flops, name)
+        recomputed = point.flops - point.waits
+        return Candidate(
+            decision, temporaries, point.saved, recomputed, name, point.host, point.waits
+        )
 
     base = 3 * graph.flops
     points = worthwhile_points(
@@ -102,9 +120,16 @@ def candidate_row(
         for point in spread_evenly(points, base, max(1, 2**compilations - 2))
         if point.values or point.flops or point.bodies
     ]
+    on_device = {k: [each for each in some if not each.host] for k, some in options.items()}
     by_hand = [
-        candidate(way.point, way.decision, way.name) for way in hand_made(program, graph, options)
+        candidate(way.point, way.decision, way.name) for way in hand_made(program, graph, on_device)
     ]
+    if any(each.host for each in lean):
+        # What moves less than the model says must not hide what was reached without it.
+        for point in solve(graph, on_device)[:1]:
+            by_hand.append(
+                candidate(point, decision_of(graph, point), "leanest with nothing moved")
+            )
     row = (*lean, plain)
     plain_first = should_try_plain_first(row[0].temporaries, solid)
     return CandidateRow(row, tuple(by_hand), plain_first, _widest_equation(program, graph))

@@ -9,7 +9,7 @@ ValueError: decision, stage 1: equation 1 is listed twice
 from collections.abc import Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, can_rebuild, inner_programs, primitive_name, repeats
+from jrc._jaxpr import INPUT, Program, can_rebuild, inner_programs, primitive_name, repeats
 from jrc._validate import is_whole
 from jrc.remat._planner.decision import AS_WRITTEN, Decision, Stage, ranges_text
 from jrc.remat._planner.trace import inlined_program
@@ -39,6 +39,7 @@ def check_decision(decision: Decision, count: int | None, where: str = "decision
         if not is_whole(steps) or steps < 1 or decision.stages or part.parts:
             raise ValueError(f"{where}, part {k}: a part has steps, and a decision for the body")
         check_decision(part, None, f"{where}, part {k}")
+    _check_offloaded(decision, where)
     seen: set[int] = set()
     for k, stage in enumerate(decision.stages):
         name = f"{where}, stage {k}"
@@ -83,6 +84,12 @@ def _check_inside(decision: Decision, program: Program, where: str) -> None:
     missing = [k for k, p in enumerate(steps) if live[p] and k not in found]
     if missing:
         raise ValueError(f"{where}: equation {missing[0]}, which the result needs, is missing")
+    for p, i in decision.offloaded:
+        made = program.jaxpr.invars if p == INPUT else program.eqns[steps[p]].outvars
+        if i >= len(made):
+            raise ValueError(
+                f"{where}: result {i} of equation {p} is offloaded, and does not exist"
+            )
     number = {p: k for k, p in enumerate(steps)}
     done: set[int | None] = {None}
     for n, stage in enumerate(decision.stages):
@@ -162,6 +169,15 @@ def _check_saved(stage: Stage, where: str) -> None:
         if not (_is_index(p) and _is_index(i)) or p not in inside:
             raise ValueError(
                 f"{where}: result {i!r} of equation {p!r} is saved, but not made in the stage"
+            )
+
+
+def _check_offloaded(decision: Decision, where: str) -> None:
+    made = {p for stage in decision.stages if stage.region for p in stage.positions}
+    for p, i in decision.offloaded:
+        if not is_whole(p) or not _is_index(i) or (p != INPUT and p not in made):
+            raise ValueError(
+                f"{where}: result {i!r} of equation {p!r} is offloaded, but not made in a region"
             )
 
 

@@ -81,6 +81,8 @@ class Decision:
             a branch to JAX.
         parts: For a loop: how many steps run under which decision, in the order in which they
             run, instead of stages.
+        offloaded: The saved values that lie in the host's memory until the backward pass reads
+            them; -1 is the equation of what the program is given.
     """
 
     stages: tuple[Stage, ...]
@@ -88,6 +90,7 @@ class Decision:
     as_written: bool = False
     branches: "tuple[Decision | None, ...]" = ()
     parts: "tuple[tuple[int, Decision], ...]" = ()
+    offloaded: tuple[Place, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """Return the decision as plain data for JSON."""
@@ -98,6 +101,8 @@ class Decision:
             data["as_written"] = True
         if self.branches:
             data["branches"] = [each and each.to_data() for each in self.branches]
+        if self.offloaded:
+            data["offloaded"] = [list(place) for place in self.offloaded]
         if self.parts:
             data["parts"] = [[steps, each.to_data()] for steps, each in self.parts]
         return data
@@ -111,6 +116,7 @@ class Decision:
             as_written=data.get("as_written", False),
             branches=tuple(each and cls.from_data(each) for each in data.get("branches", ())),
             parts=tuple((steps, cls.from_data(each)) for steps, each in data.get("parts", ())),
+            offloaded=tuple((p, i) for p, i in data.get("offloaded", ())),
         )
 
 

@@ -1,7 +1,7 @@
 """Running a program under a decision: regions are recomputed, named values are saved."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +17,11 @@ from jrc._jaxpr import (
     repeats,
 )
 from jrc._tree import is_floating, is_typed_key
-from jrc.remat._planner.decision import Decision, Stage
+from jrc.remat._planner.decision import Decision, Place, Stage
 from jrc.remat._planner.run_loop import scan_in_chunks, scan_in_parts
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.trace import inlined_program
-from jrc.remat._policy.checkpoint_names import SAVED, name_value
+from jrc.remat._policy.checkpoint_names import PINNED_HOST, SAVED, name_value
 from jrc.remat._policy.resolution import Policy
 from jrc.remat._region.barrier import barrier
 from jrc.remat._region.region import Region, recomputed_region
@@ -46,6 +46,7 @@ def execute_decision(program: Program, decision: Decision, in_loop: bool = False
     region = functools.partial(recomputed_region, has_barrier=not in_loop or regions > 1)
     stages = [[program.steps[k] for k in stage.positions] for stage in decision.stages]
     before, within = _casts(program, stages)
+    offloaded = frozenset(variable_at(program, place) for place in decision.offloaded)
 
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
@@ -54,7 +55,7 @@ def execute_decision(program: Program, decision: Decision, in_loop: bool = False
             _run_plainly(program, before[n], values)
             if stage.region:
                 with planned_scope():
-                    section = _section(program, stage, stages[n] + within[n])
+                    section = _section(program, stage, stages[n] + within[n], offloaded)
                     _run_region(program, section, region, values)
             elif stage.inside is None:
                 _run_plainly(program, sorted(stages[n] + within[n]), values)
@@ -100,9 +101,20 @@ def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, A
     values |= dict(zip(part.outvars, results, strict=True))
 
 
-def _section(program: Program, stage: Stage, positions: Sequence[int]) -> Section:
-    values = [program.eqns[program.steps[k]].outvars[i] for k, i in stage.saved]
+def variable_at(program: Program, place: Place) -> Any:
+    """Return the variable that a decision calls by its equation and number."""
+    k, i = place
+    return (program.jaxpr.invars if k == INPUT else program.eqns[program.steps[k]].outvars)[i]
+
+
+def _section(
+    program: Program, stage: Stage, positions: Sequence[int], offloaded: Collection[Any]
+) -> Section:
+    values = [variable_at(program, place) for place in stage.saved]
     saved = dict.fromkeys(values if stage.by_name else (), SAVED)
+    # What a region reads is saved with it: on the host if it is named inside.
+    read = program.cut(positions).invars
+    saved |= {v: PINNED_HOST for v in (*values, *read) if v in offloaded}
     return Section((), True, True, tuple(sorted(positions)), saved)
 
 

@@ -6,14 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jrc._jaxpr import Program, evaluate, is_variable, primitive_name, rebuild, repeats
+from jrc._tree import is_floating
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.branch_options import branch_options
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.cost_graph import CostGraph
-from jrc.remat._planner.loop_options import loop_options
+from jrc.remat._planner.execute import variable_at
+from jrc.remat._planner.host_link import HostLink
+from jrc.remat._planner.loop_options import loop_options, option_of
 from jrc.remat._planner.memory_model import kept_by_xla
+from jrc.remat._planner.offload import priced, with_offloaded
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import (
     InnerOption,
@@ -22,7 +27,6 @@ from jrc.remat._planner.solver import (
     solve,
     spread_evenly,
 )
-from jrc.remat._planner.stages import decision_of
 from jrc.remat._planner.trace import inlined_program
 
 _logger = logging.getLogger("jrc")
@@ -34,6 +38,7 @@ def pareto_front(
     wanted: Iterable[Any],
     times: int = 1,
     carried: Sequence[Any] = (),
+    link: HostLink | None = None,
 ) -> tuple[CostGraph, dict[int, list[InnerOption]], list[ParetoPoint]]:
     """Return the cost graph of a program, options of its constructs, and the Pareto front.
 
@@ -43,10 +48,12 @@ def pareto_front(
         wanted: The results that are differentiated.
         times: How often the program runs (the body of a loop).
         carried: Inputs that are carries of a loop.
+        link: What copies to the host cost, where values inside of loops may be moved there.
     """
     active = active_variables(program, perturbed, wanted)
     graph = build_cost_graph(program, active, carried)
-    options = _inner_options(program, active)
+    # Copies inside of a loop in a loop are left alone.
+    options = _inner_options(program, active, link if times == 1 else None)
     try:
         points = solve(graph, options, times)
     except TooMuchWork:
@@ -56,6 +63,11 @@ def pareto_front(
             len(graph.nodes),
         )
         points = _without_search(graph, options, times)
+    if link:
+        points = priced(points, options, times)
+        if times > 1:
+            may_move = [_may_move(program, place) for place in graph.names]
+            points = with_offloaded(graph, options, points, times, may_move, link)
     return graph, options, points
 
 
@@ -73,18 +85,28 @@ def _without_search(
     return front
 
 
-def _inner_options(program: Program, active: set[Any]) -> dict[int, list[InnerOption]]:
+def _may_move(program: Program, place: tuple[int, int]) -> bool:
+    """Whether a value can be saved on the host: real numbers that have an axis."""
+    aval = variable_at(program, place).aval
+    return is_floating(aval) and aval.ndim > 0 and not jnp.iscomplexobj(aval)
+
+
+def _inner_options(
+    program: Program, active: set[Any], link: HostLink | None
+) -> dict[int, list[InnerOption]]:
     """The options of each construct that can be planned inside, the leanest first."""
     found = {}
     for k, p in enumerate(program.steps):
         eqn = program.eqns[p]
         options = _PLANNED.get(primitive_name(eqn))
         if options and repeats(eqn) > 0 and not active.isdisjoint(eqn.outvars):
-            found[k] = options(program, p, active)
+            found[k] = options(program, p, active, link)
     return found
 
 
-def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[InnerOption]:
+def _shard_map_options(
+    program: Program, p: int, active: set[Any], link: HostLink | None
+) -> list[InnerOption]:
     """Options of a `shard_map`, whose sizes are those of one device's part."""
     eqn = program.eqns[p]
     found: list[InnerOption] = []
@@ -95,9 +117,9 @@ def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[Inner
             body = inlined_program(jaxpr)
             pairs = zip(body.jaxpr.invars, eqn.invars, strict=True)
             perturbed = [v for v, x in pairs if is_variable(x) and x in active]
-            graph, _, points = pareto_front(body, perturbed, body.jaxpr.outvars)
+            graph, _, points = pareto_front(body, perturbed, body.jaxpr.outvars, link=link)
             found[:] = [
-                InnerOption(point.saved, point.peak, point.flops, decision_of(graph, point))
+                option_of(graph, point)
                 for point in spread_evenly(points, graph.flops, 2 * SETTINGS.inner_options)
             ]
             return evaluate(jaxpr)(*inputs)
@@ -108,8 +130,17 @@ def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[Inner
     return found
 
 
-_PLANNED = {
-    "scan": functools.partial(loop_options, pareto_front),
-    "shard_map": _shard_map_options,
-    "cond": functools.partial(branch_options, pareto_front),
-}
+def _loop_options(
+    program: Program, p: int, active: set[Any], link: HostLink | None
+) -> list[InnerOption]:
+    return loop_options(functools.partial(pareto_front, link=link), program, p, active)
+
+
+def _branch_options(
+    program: Program, p: int, active: set[Any], link: HostLink | None
+) -> list[InnerOption]:
+    """Options of a `cond`, whose branches share the memory of what they save, on the device."""
+    return branch_options(pareto_front, program, p, active)
+
+
+_PLANNED = {"scan": _loop_options, "shard_map": _shard_map_options, "cond": _branch_options}

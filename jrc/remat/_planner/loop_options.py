@@ -12,7 +12,7 @@ from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import InnerOption, solve, spread_evenly
+from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve, spread_evenly
 from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
 from jrc.remat._planner.trace import inlined_program
 
@@ -37,7 +37,7 @@ def loop_options(front: Front, program: Program, p: int, active: set[Any]) -> li
     wanted = [x for x in body.jaxpr.outvars if is_variable(x) and is_floating(x.aval)]
     graph, _, points = front(body, perturbed, wanted, length, carried)
     options = [
-        InnerOption(point.saved, point.peak, point.flops * length, decision_of(graph, point))
+        option_of(graph, point, length)
         for point in spread_evenly(points, graph.flops, SETTINGS.inner_options)
     ]
     loop = _Loop(
@@ -54,6 +54,18 @@ def loop_options(front: Front, program: Program, p: int, active: set[Any]) -> li
         by_hand = _every_step_recomputed(graph, length)
     options = _undominated(options)
     return _undominated(options + _in_parts(options, loop)) + by_hand
+
+
+def option_of(graph: CostGraph, point: ParetoPoint, times: int = 1) -> InnerOption:
+    """Return a point of the program inside of a construct, which runs so often, as an option."""
+    return InnerOption(
+        point.saved,
+        point.peak,
+        point.flops * times,
+        decision_of(graph, point),
+        host=point.host,
+        waits=point.waits * times,
+    )
 
 
 def _perturbed_in_loop(body: Program, eqn: Any, active: set[Any], start: int, end: int) -> set[Any]:
@@ -123,7 +135,7 @@ def _chunked(options: Sequence[InnerOption], loop: _Loop) -> list[InnerOption]:
     Gradients of constants are added up chunk by chunk too.
     """
     found = []
-    for option in options:
+    for option in (each for each in options if not each.host):
         each = option.saved / loop.length
         work = option.peak - option.saved
         best = math.sqrt(loop.length * each / max(loop.carry, 1))
@@ -172,7 +184,14 @@ def _split(lean: InnerOption, rich: InnerOption, loop: _Loop, steps: int) -> Inn
     peak = max(first.saved + last.peak + copied, first.peak + copied)
     flops = first.flops + last.flops + loop.constants + loop.added
     parts = ((steps, first.body), (rest, last.body))
-    return InnerOption(saved, peak, flops, Decision((), parts=parts))
+    return InnerOption(
+        saved,
+        peak,
+        flops,
+        Decision((), parts=parts),
+        host=first.host + last.host,
+        waits=first.waits + last.waits,
+    )
 
 
 def _for_steps(option: InnerOption, loop: _Loop, steps: int) -> InnerOption:
@@ -180,7 +199,8 @@ def _for_steps(option: InnerOption, loop: _Loop, steps: int) -> InnerOption:
     share, work = steps / loop.length, option.peak - option.saved
     if not option.body.chunks:
         saved = int(option.saved * share)
-        return InnerOption(saved, saved + work, int(option.flops * share), option.body)
+        flops, host, waits = (int(n * share) for n in (option.flops, option.host, option.waits))
+        return InnerOption(saved, saved + work, flops, option.body, host=host, waits=waits)
     size = loop.length // option.body.chunks
     chunks, recomputed = max(steps // size, 1), loop.flops * size + loop.constants
     saved = chunks * loop.carry
@@ -215,9 +235,14 @@ def _near_divisor(length: int, target: float) -> int:
 
 
 def _undominated(options: Sequence[InnerOption]) -> list[InnerOption]:
-    """The options that no other beats in peak, saved bytes and FLOPs."""
+    """The options that no other beats in peak, saved bytes, FLOPs and bytes on the host."""
     front: list[InnerOption] = []
     for option in sorted(options, key=lambda each: (each.peak, each.flops, each.saved)):
-        if all(other.flops > option.flops or other.saved > option.saved for other in front):
+        if not any(_is_as_good(other, option) for other in front):
             front.append(option)
     return front
+
+
+def _is_as_good(one: InnerOption, other: InnerOption) -> bool:
+    """Whether an option of no larger peak needs no more of all else either."""
+    return one.flops <= other.flops and one.saved <= other.saved and one.host <= other.host

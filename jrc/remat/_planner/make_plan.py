@@ -1,5 +1,6 @@
 """`jrc.plan`: the cheapest recomputation that fits a budget."""
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -21,6 +22,7 @@ from jrc.remat._planner.budget import BudgetError, checked_budget
 from jrc.remat._planner.calibration import is_split
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.compiled_cost import CompiledCost, compiled_cost
+from jrc.remat._planner.host_link import HostLink, host_link
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.plan_cache import check_cache, plan_in
 from jrc.remat._planner.problem import PlanningProblem
@@ -41,6 +43,7 @@ def plan(
     respect_checkpoints: bool = False,
     cache: str | os.PathLike[str] | None = None,
     target: Target | str | None = None,
+    offload: bool | float = False,
 ) -> Plan:
     """Return the cheapest recomputation whose compiled gradient program fits a budget.
 
@@ -61,8 +64,8 @@ def plan(
     and names that a policy saves are marks. "Nothing recomputed", and so a budget of 1.0 and the
     FLOPs that others are compared with, is the program without these regions; the function with
     them stands among the candidates by hand as "your jax.checkpoint as written". What a policy
-    offloads to another memory is not offloaded by the plan. With `respect_checkpoints=True`
-    regions stay.
+    offloads to another memory is the plan's to decide too, see `offload`. With
+    `respect_checkpoints=True` regions stay.
 
     The branches of `lax.cond` and `lax.switch` are planned inside as well. Opaque are
     `lax.while_loop` and functions with a `custom_vjp` (or a `custom_jvp` around products): what
@@ -104,9 +107,10 @@ def plan(
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
         compilations: How many programs may be compiled, 5 if not given, with a target 3, because
-            a compilation may then take a minute (two, if one is asked for: the leanest and the
-            plain one); each more halves the steps of the row of plans. One is enough where
-            nothing need be recomputed, and one more is compiled where only the model thought so.
+            a compilation may then take a minute, and one more with `offload` (two, if one is asked
+            for: the leanest and the plain one); each more halves the steps of the row of plans. One
+            is enough where nothing need be recomputed, and one more is compiled where only the
+            model thought so.
             Up to two more are ways by hand that would cost fewer FLOPs. Up to six more are
             compiled before a budget is refused: the two leanest candidates, the three leanest ways
             by hand, and the plain one. Equal programs are compiled once.
@@ -118,6 +122,12 @@ def plan(
         target: An accelerator that need not be there, a `jrc.Target` or its name (`"v5e:2x2"`,
             `"h100"`): its own compiler compiles the programs. Arguments that are sharded over
             `target.devices` stay so, and the others are replicated there, or on its first device.
+        offload: Whether values that loops (`lax.scan`) save may lie in pinned host memory between
+            the forward and the backward pass; or the bytes per second that copies reach. Of
+            keeping, recomputing and moving a value the plan takes what costs the least time at
+            its peak: recomputation at half of the device's published FLOP/s, copies at its
+            `Target.copy_bandwidth`, as far as the step of the loop does not hide them. For
+            accelerators: on a CPU nothing would move.
 
     Returns:
         The plan. The same inputs give the same plan on every host, and more budget never one with
@@ -126,8 +136,8 @@ def plan(
     Raises:
         TypeError: If `fn` is no function, does not take the arguments, does not return a scalar
             loss as `has_aux` says, or the budget is neither a number nor text.
-        ValueError: If the budget is no size, `compilations` below 1, or there is nothing floating
-            to be differentiated.
+        ValueError: If the budget is no size, `compilations` below 1, there is nothing floating to
+            be differentiated, or `offload` is asked for on a CPU, or where no rate is known.
         BudgetError: If no plan fits; it carries the least peak and the plan that reaches it.
         ImportError: If the compiler of the target is not installed.
 
@@ -148,7 +158,16 @@ def plan(
     position as in Beaumont et al., "Rockmate", ICML 2023.
     """
     search = _Search(
-        fn, args, argnums, has_aux, verify, compilations, respect_checkpoints, cache, target
+        fn,
+        args,
+        argnums,
+        has_aux,
+        verify,
+        compilations,
+        respect_checkpoints,
+        cache,
+        target,
+        offload,
     )
     with shown_meanwhile(f"{search.who}: tracing and solving"):
         return search.plan(budget)
@@ -197,6 +216,7 @@ class _Search:
         respect_checkpoints: bool = False,
         cache: str | os.PathLike[str] | None = None,
         target: Target | str | None = None,
+        offload: bool | float = False,
     ) -> None:
         who = self.who
         check_flag(verify, "verify", who)
@@ -204,6 +224,7 @@ class _Search:
         remedy = "Five find one of about thirty plans, each more doubles their number."
         if compilations is None:
             compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
+            compilations += offload is not False
         compilations = whole_number(
             compilations, "compilations", who, least=1, most=10, remedy=remedy
         )
@@ -213,6 +234,7 @@ class _Search:
         self.compilations, self.cache = compilations, cache
         self.respects = respect_checkpoints
         self.name = there.name if there else ""
+        self.link = host_link(offload, there, jax.tree.leaves(self.args), who)
 
     def plan(self, budget: int | str | float | None) -> Plan:
         """Return the plan for a budget."""
@@ -232,6 +254,7 @@ class _Search:
             "verify": self.verify,
             "compilations": self.compilations,
             "target": self.name,
+            "offload": self.link and dataclasses.astuple(self.link),
         }
         return plan_in(self.cache, signature, self.args, asked, lambda: self._found(limit))
 
@@ -243,7 +266,7 @@ class _Search:
     def _problem(self) -> tuple[PlanningProblem, "_Compiler"]:
         problem = PlanningProblem.of(
             self.fn, self.args, self.argnums, self.has_aux, self.who, self.compilations,
-            self.respects, self.name,
+            self.respects, self.name, self.link,
         )  # fmt: skip
         compiled = _Compiler(problem)
         if compiled.split:
@@ -296,6 +319,7 @@ def plan_within(
     platform: str | None = None,
     split: bool = False,
     respect_checkpoints: bool = False,
+    link: HostLink | None = None,
 ) -> Plan:
     """Return the plan for a function inside of a larger program, whose whole peak is to fit.
 
@@ -308,6 +332,7 @@ def plan_within(
         platform: What the program is lowered for; by default JAX's own.
         split: Whether XLA splits the program over devices, so that predictions are calibrated.
         respect_checkpoints: As for `plan`.
+        link: What copies to the host cost, where saved values may be moved there.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
@@ -315,7 +340,7 @@ def plan_within(
     limit = checked_budget(budget, who)
 
     def found() -> Plan:
-        problem = _problem_within(fn, lower, who, has_aux, respect_checkpoints)
+        problem = _problem_within(fn, lower, who, has_aux, respect_checkpoints, link)
         known: dict[str, CompiledCost] = {}
 
         @functools.cache
@@ -353,6 +378,7 @@ def _problem_within(
     who: str,
     has_aux: Callable[[Any], bool],
     respect_checkpoints: bool,
+    link: HostLink | None,
 ) -> PlanningProblem:
     """The planning problem of a function, for the arguments that a larger program calls it with."""
     found: list[PlanningProblem] = []
@@ -364,7 +390,13 @@ def _problem_within(
             avals = jax.tree.map(_aval_within, args)
             found.append(
                 PlanningProblem.of(
-                    fn, avals, 0, has_aux(out), who, respect_checkpoints=respect_checkpoints
+                    fn,
+                    avals,
+                    0,
+                    has_aux(out),
+                    who,
+                    respect_checkpoints=respect_checkpoints,
+                    link=link,
                 )
             )
         return out

@@ -8,7 +8,7 @@ from typing import Any
 from jrc._errors import name_of, named_like
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, html_of, memory_text, text_of
-from jrc._validate import check_flag, check_json, check_json_fields
+from jrc._validate import check_flag, check_json, check_json_fields, one_of
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.check_decision import check_decision, check_decision_fits, left_out
@@ -26,9 +26,9 @@ from jrc.remat._planner.saved_by_plan import Kept
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import traced_for_plan
 
-_FORMAT = 4
+_FORMAT = 5
 
-_COST = {"peak_bytes": int, "flops": int, "flops_ratio": float}
+_COST = {"peak_bytes": int, "flops": int, "flops_ratio": float, "host_bytes": int}
 _CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str, "name": str}
 _FIELDS = {
     "budget": int,
@@ -38,7 +38,7 @@ _FIELDS = {
     "compilations": int,
     "kept": [{"name": str, "times": int, "bytes": int}],
     "candidates": [_CANDIDATE],
-    "by_name": {"names": [str], "lost": [str], "marks": [str]},
+    "by_name": {"names": [str], "lost": [str], "marks": [str], "offloaded": [str]},
     "target": str,
     "opaque": [{"name": str, "place": str, "times": int, "bytes": int, "recomputed": bool}],
     "equations": [str],
@@ -66,7 +66,8 @@ class Plan:
         compilations: How many programs were compiled to find it.
         kept: What is saved, the largest first; empty if nothing is recomputed.
         candidates: Every candidate, the leanest first, with its cost and what changes from one to
-            the next: the plan is the one of fewest FLOPs that fits. Behind nothing recomputed
+            the next: the plan is the one of fewest FLOPs that fits, with `offload=True` the one of
+            least time. Behind nothing recomputed
             stands what a person would try by hand and the model finds dominated, by name.
         decision: What is saved and recomputed, equation by equation; `None` if nothing is
             recomputed.
@@ -117,7 +118,7 @@ class Plan:
         """
         return apply_decision(fn, self.decision, self.signature)
 
-    def names(self, *, approximate: bool = False) -> tuple[str, ...]:
+    def names(self, *, approximate: bool = False, memory: str = "device") -> tuple[str, ...]:
         """Return the tags of the values that this plan saves, for what takes a list of names.
 
         Tags are those of `jax.ad_checkpoint.checkpoint_name` and `jrc.mark`. Names say a plan if
@@ -130,12 +131,15 @@ class Plan:
             approximate: Whether to return the nearest names where they do not say the plan: those
                 of which it saves at least half of the bytes. The peak and the FLOPs are then
                 others than the plan's: look with `jrc.explain`.
+            memory: Where the values lie: `"device"`, or `"pinned_host"` for those that a plan with
+                `offload=True` moves there.
 
         Raises:
             ValueError: If names do not say the plan; the message says what would be lost.
         """
+        one_of(memory, "memory", ("device", "pinned_host"), "jrc.Plan.names")
         self._check_by_name("jrc.Plan.names", approximate, is_policy=False)
-        return self.by_name.names
+        return self.by_name.names if memory == "device" else self.by_name.offloaded
 
     def policy(self, *, approximate: bool = False) -> Callable[..., Any]:
         """Return the plan as a policy of `jax.checkpoint`, for frameworks that take one.
@@ -148,7 +152,8 @@ class Plan:
             approximate: As for `names`.
 
         Returns:
-            `save_only_these_names(...)`; `nothing_saveable` where no name is saved, and
+            `save_only_these_names(...)`, or `save_and_offload_only_these_names(...)` where values
+            lie in the host's memory; `nothing_saveable` where no name is saved, and
             `everything_saveable` where nothing is recomputed.
 
         Raises:
@@ -269,6 +274,8 @@ class Plan:
             f"{memory_text(self.budget)}), "
             f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
         ]
+        if cost.host_bytes:
+            parts.append(f"saved in the host's memory: {memory_text(cost.host_bytes)} ({source})")
         chosen = next((each for each in self.candidates if each.is_chosen), None)
         parts += sent_text(chosen, link_bandwidth_of(self.target))
         if self.decision == AS_WRITTEN:
@@ -331,9 +338,9 @@ def _check_json(data: Any) -> None:
     if data.get("verified") is not None:
         check_json_fields({"verified": data["verified"]}, {"verified": _COST})
     for i, each in enumerate(data["candidates"]):
-        peak = {"compiled_peak_bytes": each.get("compiled_peak_bytes")}
-        if peak["compiled_peak_bytes"] is not None:
-            check_json_fields(peak, {"compiled_peak_bytes": int}, f"candidates[{i}]")
+        for name in ("compiled_peak_bytes", "compiled_host_bytes"):
+            if each.get(name) is not None:
+                check_json_fields({name: each[name]}, {name: int}, f"candidates[{i}]")
     if data["closed"] > len(data["inputs"]):
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 

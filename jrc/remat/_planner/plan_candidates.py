@@ -20,11 +20,14 @@ class Estimate:
             what is aliased.
         flops: Floating-point operations of the whole program, loops times their length.
         flops_ratio: The same over those with nothing recomputed.
+        host_bytes: Bytes of saved values in the host's memory, no part of the peak; predicted, on
+            all devices together, where XLA shards them by itself.
     """
 
     peak_bytes: int
     flops: int
     flops_ratio: float
+    host_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,8 @@ class PlanCandidate:
         sent_bytes: Bytes that one device sends to others in its compiled program; `None` if it was
             not compiled, or its arguments are not split over devices.
         rerun_sent_bytes: How many of them in recomputation: parameters that are gathered again.
+        compiled_host_bytes: Bytes in the host's memory of its compiled program; `None` if it was
+            not compiled.
     """
 
     predicted: Estimate
@@ -51,12 +56,19 @@ class PlanCandidate:
     name: str = ""
     sent_bytes: int | None = None
     rerun_sent_bytes: int | None = None
+    compiled_host_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
         """The compiled peak, or the predicted one."""
         compiled = self.compiled_peak_bytes
         return self.predicted.peak_bytes if compiled is None else compiled
+
+    @property
+    def host_bytes(self) -> int:
+        """The compiled bytes in the host's memory, or the predicted ones."""
+        compiled = self.compiled_host_bytes
+        return self.predicted.host_bytes if compiled is None else compiled
 
 
 def sent_text(candidate: PlanCandidate | None, bandwidth: float | None) -> list[str]:
@@ -87,6 +99,7 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
     shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
     counts_sent = any(each.sent_bytes for each in candidates)
+    offloads = any(each.host_bytes for each in candidates)
     rows = []
     for i in shown:
         each = candidates[i]
@@ -98,11 +111,18 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
                 each.name or each.change,
                 f"{memory_text(each.peak_bytes)}{source}",
                 f"{each.predicted.flops_ratio:.3f} x",
+                *([_host_text(each)] if offloads else []),
                 *([_sent_again(each)] if counts_sent else []),
             )
         )
-    heads = ("candidate", "change from the leaner one", "peak", "FLOPs")
-    return Grid((*heads, "sent again") if counts_sent else heads, rows)
+    heads = ["candidate", "change from the leaner one", "peak", "FLOPs"]
+    heads += ["host"] if offloads else []
+    heads += ["sent again"] if counts_sent else []
+    return Grid(tuple(heads), rows)
+
+
+def _host_text(each: PlanCandidate) -> str:
+    return memory_text(each.host_bytes) if each.host_bytes else ""
 
 
 def _sent_again(each: PlanCandidate) -> str:

@@ -7,7 +7,7 @@ made outside of them is saved in any case.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jrc._jaxpr import Fusion, Opened, Program, facts_of, label, nbytes, place
 from jrc._text import memory_text
 from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._planner.decision import AS_WRITTEN, Decision, Stage
+from jrc.remat._planner.execute import variable_at
 from jrc.remat._planner.trace import inlined_program
 
 _NAMED = 3
@@ -29,19 +30,22 @@ class ByName:
         names: The tags of which the plan saves at least half of the bytes, in program order.
         lost: What they do not say, a sentence each; empty if they say the plan.
         marks: Those of the names that `jrc.mark` alone gives, which no policy of JAX sees.
+        offloaded: The tags of the values that it saves in the host's memory.
     """
 
     names: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
 class _Tag:
-    """The values of one name: bytes that are saved, and that are recomputed."""
+    """The values of one name: bytes that are saved, that are recomputed, and that are offloaded."""
 
     saved: int = 0
     recomputed: int = 0
+    offloaded: int = 0
     is_seen_by_jax: bool = False
 
 
@@ -72,7 +76,17 @@ def policy_of(found: ByName, decision: Decision | None) -> Any:
     """Return the policy of JAX that saves what has one of the names."""
     if decision is None:
         return jax.checkpoint_policies.everything_saveable
-    names = [name for name in found.names if name not in found.marks]
+    names, offloaded = (
+        [name for name in some if name not in found.marks]
+        for some in (found.names, found.offloaded)
+    )
+    if offloaded:
+        return jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=names,
+            names_which_can_be_offloaded=offloaded,
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
     if not names:
         return jax.checkpoint_policies.nothing_saveable
     return jax.checkpoint_policies.save_only_these_names(*names)
@@ -98,9 +112,12 @@ class _Reader:
 
     def read(self, program: Program, decision: Decision, times: int) -> None:
         """Read a program, and those inside of it that have a decision of their own."""
+        on_host = {program.unmarked(variable_at(program, place)) for place in decision.offloaded}
+        for value in on_host:
+            self._count_offloaded(program, value, times * nbytes(value.aval))
         for stage in decision.stages:
             if stage.region:
-                self._read_region(program, stage, times)
+                self._read_region(program, stage, times, on_host)
             elif stage.inside is None and len(stage.positions) > 1:
                 self._read_left_to_jax(program, stage)
             else:
@@ -115,11 +132,14 @@ class _Reader:
                 f"what JAX saves from {place(eqns[0])} on, outside of all regions"
             )
 
-    def _read_region(self, program: Program, stage: Stage, times: int) -> None:
+    def _read_region(
+        self, program: Program, stage: Stage, times: int, on_host: Collection[Any]
+    ) -> None:
         made = [
             (var, program.unmarked(var), (k, i) in stage.saved, k in stage.recomputed)
             for k in stage.positions
             for i, var in enumerate(program.eqns[program.steps[k]].outvars)
+            if program.unmarked(var) not in on_host
         ]
         # A tag is an equation of its own: what is saved of a value and its tags counts once.
         saved = {value: nbytes(var.aval) for var, value, is_saved, _ in made if is_saved}
@@ -144,6 +164,17 @@ class _Reader:
         elif is_saved:
             text = label(program.eqns[max(maker, 0)])
             self.unnamed[text] = self.unnamed.get(text, 0) + size
+
+    def _count_offloaded(self, program: Program, value: Any, size: int) -> None:
+        numbered = program.names.get(value)
+        if numbered is None:
+            text = f"a value of {value.aval.str_short()} on the host"
+            self.unnamed[text] = self.unnamed.get(text, 0) + size
+            return
+        tag = self.tags.setdefault(numbered.partition("#")[0], _Tag())
+        tag.offloaded += size
+        makers = (program.eqns[p] for p in program.marks[numbered])
+        tag.is_seen_by_jax |= any(eqn.primitive.name != "mark" for eqn in makers)
 
     def _read_construct(self, program: Program, stage: Stage, times: int) -> None:
         eqn = program.eqns[program.steps[stage.positions[0]]]
@@ -173,6 +204,9 @@ class _Reader:
             if tag.saved and tag.recomputed:
                 rest = memory_text(tag.recomputed)
                 lost.append(f"of {name!r} {memory_text(tag.saved)} are saved, {rest} not")
+            if tag.offloaded and (tag.saved or tag.recomputed):
+                size = memory_text(tag.offloaded)
+                lost.append(f"of {name!r} {size} are on the host, the rest is not")
         hidden = sum(each.bytes for each in opaque if not each.recomputed)
         if hidden and not self.opened.count:
             lost.append(f"{memory_text(hidden)} that opaque functions save")
@@ -180,8 +214,10 @@ class _Reader:
             size = memory_text(self.outside)
             lost.append(f"{size} outside of your regions are recomputed, which a policy saves")
         names = [n for n, tag in self.tags.items() if tag.saved and tag.saved >= tag.recomputed]
-        marks = [name for name in names if not self.tags[name].is_seen_by_jax]
-        return ByName(tuple(names), tuple(lost), tuple(marks))
+        host = [n for n, t in self.tags.items() if t.offloaded > 0 and t.offloaded >= t.saved]
+        names = [name for name in names if name not in host]
+        marks = [name for name in (*names, *host) if not self.tags[name].is_seen_by_jax]
+        return ByName(tuple(names), tuple(lost), tuple(marks), tuple(host))
 
 
 def _bodies(eqn: Any, inside: Decision) -> Iterator[tuple[Any, Decision]]:

@@ -20,6 +20,7 @@ from jrc.remat._planner.calibration import Calibration, calibration_of
 from jrc.remat._planner.candidates import Candidate, candidate_row
 from jrc.remat._planner.compiled_cost import CompiledCost
 from jrc.remat._planner.decision import AS_WRITTEN
+from jrc.remat._planner.host_link import HostLink
 from jrc.remat._planner.opaque_in_plan import opaque_under
 from jrc.remat._planner.plan import Plan, apply_decision
 from jrc.remat._planner.plan_candidates import Estimate, PlanCandidate
@@ -83,6 +84,7 @@ class PlanningProblem:
         compilations: int = SETTINGS.compilations,
         respect_checkpoints: bool = False,
         target: str = "",
+        link: HostLink | None = None,
     ) -> "PlanningProblem":
         """Trace a function, and find its candidates."""
         check_flag(has_aux, "has_aux", who)
@@ -97,7 +99,7 @@ class PlanningProblem:
         plain = traced.opened.jaxpr
         avals = [v.aval for v in plain.invars]
         residuals, gradient = residuals_and_gradient(evaluate(plain), avals, at)
-        row = candidate_row(program, perturbed, residuals, compilations)
+        row = candidate_row(program, perturbed, residuals, compilations, link)
         signature = signature_of(traced, respect_checkpoints)
         plain_flops = flops(gradient)
         by_hand = row.by_hand
@@ -109,7 +111,7 @@ class PlanningProblem:
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
         return cls(
             candidates=row.candidates,
-            by_hand=tuple(sorted(by_hand, key=lambda each: (each.temporaries, each.recomputed))),
+            by_hand=tuple(sorted(by_hand, key=lambda each: (each.temporaries, each.cost))),
             plain_first=row.plain_first,
             signature=signature,
             given=given,
@@ -152,8 +154,8 @@ class PlanningProblem:
         return tuple(sorted(both, key=lambda i: self.all[i].temporaries))
 
     def cost_order(self, i: int) -> tuple[int, int]:
-        """Return what orders the candidates by cost: FLOPs, then predicted bytes."""
-        return self.all[i].recomputed, self.all[i].temporaries
+        """Return what orders the candidates: time in FLOPs, then predicted bytes."""
+        return self.all[i].cost, self.all[i].temporaries
 
     def applied(self, candidate: Candidate, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function under a candidate's decision."""
@@ -164,7 +166,8 @@ class PlanningProblem:
     def predicted(self, candidate: Candidate) -> Estimate:
         """Return the cost of a candidate as the model has it."""
         peak = self.given + self.returned + candidate.temporaries
-        return self._estimate(self.calibration.of(peak), self.flops + candidate.recomputed)
+        total = self.flops + candidate.recomputed
+        return self._estimate(self.calibration.of(peak), total, candidate.host)
 
     def calibrated(self, compiled: Callable[[Candidate], CompiledCost]) -> "PlanningProblem":
         """Return the problem with predictions for one device, for arguments that are split.
@@ -208,7 +211,7 @@ class PlanningProblem:
         verified = None
         if i in memory:
             count = counted or self.counted
-            verified = self._estimate(memory[i].peak, count(candidate))
+            verified = self._estimate(memory[i].peak, count(candidate), memory[i].host)
         decision = candidate.decision
         opaque = opaque_under(decision, self.opaque)
         return Plan(
@@ -241,6 +244,7 @@ class PlanningProblem:
                 PlanCandidate(
                     predicted=self.predicted(candidate),
                     compiled_peak_bytes=memory[i].peak if i in memory else None,
+                    compiled_host_bytes=memory[i].host if i in memory else None,
                     sent_bytes=memory[i].sent if i in memory else None,
                     rerun_sent_bytes=memory[i].rerun_sent if i in memory else None,
                     saved_bytes=candidate.saved,
@@ -254,8 +258,8 @@ class PlanningProblem:
             before = saved
         return tuple(found)
 
-    def _estimate(self, peak: int, total: int) -> Estimate:
-        return Estimate(peak, total, total / self.flops if self.flops else 1.0)
+    def _estimate(self, peak: int, total: int, host: int) -> Estimate:
+        return Estimate(peak, total, total / self.flops if self.flops else 1.0, host)
 
 
 def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Callable[..., Any]:

@@ -2,14 +2,19 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from jrc._jaxpr import Program, label, loop_parts, nbytes, place, repeats
+from jrc._jaxpr import INPUT, Program, label, loop_parts, nbytes, place, repeats
 from jrc._text import memory_text
-from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.decision import Decision, Stage
+from jrc.remat._planner.execute import variable_at
 from jrc.remat._planner.trace import inlined_program
 
 NOTHING_RECOMPUTED = "nothing recomputed"
 """The name of the last candidate of a row."""
+
+ON_HOST = ", on the host"
+"""Follows the name of a value that is saved in the host's memory."""
 
 # Values that a change between two candidates names, for each direction.
 _NAMED = 2
@@ -81,13 +86,22 @@ def _sum_text(kept: Sequence[Kept]) -> str:
 
 def _each(program: Program, decision: Decision, times: int) -> Iterable[tuple[str, int, int]]:
     """Every saved value: its name, how many there are, and their bytes."""
-    for stage in decision.stages:
-        for p, i in stage.saved:
-            var = program.unmarked(program.eqns[program.steps[p]].outvars[i])
-            name = program.names.get(var) or label(program.eqns[max(program.producer[var], 0)])
+    given = [each for each in decision.offloaded if each[0] == INPUT]
+    for stage in (Stage((), saved=tuple(given)), *decision.stages):
+        for each in stage.saved:
+            var = program.unmarked(variable_at(program, each))
+            name = program.names.get(var) or _label(program, var)
+            name += ON_HOST if each in decision.offloaded else ""
             yield name, times, times * nbytes(var.aval)
         if stage.inside is not None:
             yield from _each_inside(program, stage.positions[0], stage.inside, times)
+
+
+def _label(program: Program, var: Any) -> str:
+    p = program.producer[var]
+    if p == INPUT:
+        return f"carry:{','.join(map(str, var.aval.shape))}"
+    return label(program.eqns[p])
 
 
 def _each_inside(

@@ -103,10 +103,10 @@ def _cheaper_by_hand(
     count, every = len(problem.candidates), problem.all
     most, limit = math.inf, SETTINGS.by_hand_margin * budget
     if found is not None:
-        most, limit = every[found].recomputed, budget
+        most, limit = every[found].cost, budget
     compilations = SETTINGS.cheaper_compiled
     for i in sorted(range(count, len(every)), key=problem.cost_order):
-        if every[i].recomputed >= most:
+        if every[i].cost >= most:
             break
         if i not in peaks.memory:
             if problem.predicted(every[i]).peak_bytes > limit or not compilations:

@@ -58,6 +58,13 @@ class PlannerSettings:
             at most this many times the budget.
         plain_first_ratio: The gradient with nothing recomputed is compiled first if what XLA must
             keep of it is less than this many times the peak of the leanest candidate.
+        attained_flops: The share of an accelerator's published FLOP/s that programs reach, where
+            copies to the host are weighed against recomputation.
+        hidden_copy_price: The share of a copy's time that it costs although it is hidden.
+        offloaded_points: Of how many plans of a loop's body values are moved to the host.
+        offloaded_levels: How many sets of values of each.
+        offloaded_share: A value is moved if it has at least this share of the bytes that a step
+            saves.
         raw_key_words: An unsigned array of at most this many entries and two axes may be a raw
             random key.
     """
@@ -94,6 +101,11 @@ class PlannerSettings:
     cheaper_compiled: int = 2
     by_hand_margin: float = 1.25
     plain_first_ratio: int = 2
+    attained_flops: float = 0.5
+    hidden_copy_price: float = 0.02
+    offloaded_points: int = 8
+    offloaded_levels: int = 6
+    offloaded_share: float = 0.005
     raw_key_words: int = 64
 
 

@@ -44,6 +44,8 @@ class InnerOption:
         body: The decision for the program inside; `None` leaves it to JAX.
         by_hand: Whether it is what a person would do: `jax.checkpoint` around the body of a loop,
             or around each branch of a `cond`.
+        host: Bytes that are saved in the host's memory.
+        waits: What the device could compute while it waits for copies; counted in `flops`.
     """
 
     saved: int
@@ -51,6 +53,8 @@ class InnerOption:
     flops: int
     body: Any = None
     by_hand: bool = False
+    host: int = 0
+    waits: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +67,9 @@ class ParetoPoint:
         saved: Bytes that are saved after the forward pass.
         values: The variables that are saved.
         bodies: For constructs outside of all regions, by position: the decision for the inside.
+        on_host: The variables among them that lie in the host's memory.
+        host: Bytes that are saved there, inside of constructs too.
+        waits: What the device could compute while it waits for copies; counted in `flops`.
     """
 
     peak: int
@@ -70,6 +77,9 @@ class ParetoPoint:
     saved: int
     values: frozenset[int]
     bodies: Mapping[int, Any]
+    on_host: frozenset[int] = frozenset()
+    host: int = 0
+    waits: int = 0
 
 
 def solve(

@@ -10,7 +10,7 @@ from jrc.remat._planner.solver import ParetoPoint
 
 def decision_of(graph: CostGraph, point: ParetoPoint) -> Decision:
     """Return the decision of a point: a region ends where no recomputed value is live."""
-    last_reader, recomputed = _recomputation(graph, point)
+    last_reader, recomputed = recomputation(graph, point)
     parts: list[tuple[list[int], bool]] = []
     start, reach = 0, -1
     for k, node in enumerate(graph.nodes):
@@ -19,7 +19,8 @@ def decision_of(graph: CostGraph, point: ParetoPoint) -> Decision:
         if is_construct or reach <= k:
             parts = _appended(parts, list(range(start, k + 1)), not is_construct, recomputed)
             start = k + 1
-    return Decision(tuple(_stage(graph, point, part, recomputed, region) for part, region in parts))
+    stages = tuple(_stage(graph, point, part, recomputed, region) for part, region in parts)
+    return Decision(stages, offloaded=tuple(sorted(graph.names[v] for v in point.on_host)))
 
 
 def decision_of_blocks(
@@ -36,7 +37,7 @@ def decision_of_blocks(
         regions: The parts, as ranges of the nodes, in rising order.
         by_name: Whether a part saves the save set's values by name; else only its inputs are saved.
     """
-    _, recomputed = _recomputation(graph, point)
+    _, recomputed = recomputation(graph, point)
     edges = sorted({0, len(graph.nodes), *(k for each in regions for k in (each.start, each.stop))})
     stages = []
     for part in itertools.starmap(range, itertools.pairwise(edges)):
@@ -111,7 +112,7 @@ def _stage(
     )
 
 
-def _recomputation(graph: CostGraph, point: ParetoPoint) -> tuple[Mapping[int, int], list[bool]]:
+def recomputation(graph: CostGraph, point: ParetoPoint) -> tuple[Mapping[int, int], list[bool]]:
     """Return the last reader of every recomputed value, and which equations run again."""
     last_reader: dict[int, int] = {}
     recomputed = [False] * len(graph.nodes)

@@ -15,6 +15,9 @@ GROUP_SAVED = "jrc.group"
 OFFLOADED = "jrc.offloaded"
 """The name of values that are saved in another memory; the memory kind follows a colon."""
 
+PINNED_HOST = f"{OFFLOADED}:pinned_host"
+"""The name of values that a plan saves in the host's memory."""
+
 
 def checkpoint_policy(names: Iterable[str]):
     """Return the policy of `jax.checkpoint` that saves the values with these names, no others."""

@@ -43,7 +43,7 @@ def report_parts(report: ReportData) -> list[str | Grid]:
     aliased = f" - aliased {memory_text(memory.aliased)}" if memory.aliased else ""
     return [
         f"gradient of `{report.name}` on {report.device}",
-        f"peak {memory_text(memory.peak)} = {total}{aliased}",
+        f"peak {memory_text(memory.peak)} = {total}{aliased}{_on_host(memory.host)}",
         f"saved for the backward pass {memory_text(report.saved_bytes)}{_offloaded(report)}, "
         f"run again {flops_text(report.rerun_flops)} of {flops_text(report.flops)}"
         f" ({_share(report.rerun_flops, report.flops)})",
@@ -108,6 +108,10 @@ def _pair(name: str, values: Sequence[int], text: Callable[[float], str]) -> tup
     ratio = f"{after / before:.3f}" if before else ""
     return (name, "", text(before), text(after), f"{sign}{text(abs(change))}" if change else "",
             ratio)  # fmt: skip
+
+
+def _on_host(size: int) -> str:
+    return f"; beside it {memory_text(size)} of the host's memory" if size else ""
 
 
 def _offloaded(report: ReportData) -> str:

@@ -1,0 +1,99 @@
+"""The link between a device and its host's memory: what a copy costs, in the planner's terms.
+
+>>> link = HostLink(flops=1e12, bandwidth=1e9)
+>>> link.seconds(2_000_000_000), link.as_flops(0.5)
+(2.0, 500000000000)
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from jrc._targets import Target, chip_of_device
+from jrc._validate import is_real
+from jrc.remat._gradient.compiled_memory import device_of
+from jrc.remat._planner.settings import SETTINGS
+
+
+@dataclasses.dataclass(frozen=True)
+class HostLink:
+    """What a device computes and copies in a second.
+
+    Attributes:
+        flops: Floating-point operations per second that a program reaches.
+        bandwidth: Bytes per second of copies to the host; copies back run at the same rate beside.
+    """
+
+    flops: float
+    bandwidth: float
+
+    def seconds(self, size: float) -> float:
+        """Return how long a copy of so many bytes takes."""
+        return size / self.bandwidth
+
+    def as_flops(self, seconds: float) -> int:
+        """Return how much the device computes in this time."""
+        return round(seconds * self.flops)
+
+
+def host_link(
+    offload: bool | int | float, target: Target | None, arrays: Iterable[Any], who: str
+) -> HostLink | None:
+    """Return the link that values may be moved over; `None` if they may not be.
+
+    Args:
+        offload: Whether they may be; or the bytes per second that copies reach.
+        target: The target.
+        arrays: Without one, arrays on the device, or shapes with shardings.
+        who: The public function, for errors.
+
+    Raises:
+        TypeError: If `offload` is neither a bool nor a number.
+        ValueError: If it is no rate, the device is a CPU, or nothing is known of it.
+    """
+    check_offload(offload, who)
+    if offload is False:
+        return None
+    device = None if target else device_of(arrays)
+    if device is not None and device.platform == "cpu":
+        raise ValueError(
+            f"{who}: offload must be used with an accelerator, got a CPU, whose pinned host memory "
+            "is its own memory: nothing would move. Name the accelerator that the program is for: "
+            "target='h100', or for a train step a mesh of jrc.target('h100').devices."
+        )
+    chip = target.chip if target else chip_of_device(device)
+    flops = chip.peak_flops.value if chip else None
+    rate = (chip.copy_bandwidth.value if chip else None) if offload is True else offload
+    if flops is None or rate is None:
+        what = target.name if target else device.device_kind  # type: ignore[union-attr]
+        remedy = (
+            "Pass what copies reach there, in bytes per second: offload=25e9."
+            if flops
+            else "Name the accelerator: target='h100'."
+        )
+        raise ValueError(
+            f"{who}: offload must be used with an accelerator whose rates are known, got "
+            f"{what!r}. {remedy}"
+        )
+    return HostLink(SETTINGS.attained_flops * flops, float(rate))
+
+
+def check_offload(offload: Any, who: str) -> None:
+    """Raise unless this is a bool or a rate.
+
+    Raises:
+        TypeError: If it is neither a bool nor a number.
+        ValueError: If it is a number that is no rate.
+    """
+    if isinstance(offload, bool):
+        return
+    if not is_real(offload):
+        raise TypeError(
+            f"{who}: offload must be a bool, or the bytes per second of copies to the host, got "
+            f"{type(offload).__name__}. Write offload=True."
+        )
+    if not 0 < offload < float("inf"):
+        raise ValueError(
+            f"{who}: offload must be a positive number of bytes per second, got {offload!r}. Write "
+            "offload=25e9, or offload=True for what is known of the accelerator."
+        )

@@ -1,0 +1,229 @@
+"""`offload=`: saved values of loops in the host's memory. CPU devices stand in for accelerators."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import jrc
+from jrc._targets import accelerator
+from jrc.remat import plan_for_each
+from jrc.remat._planner.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.decision import Decision, Stage
+from jrc.remat._planner.host_link import HostLink
+from jrc.remat._planner.offload import waiting_seconds, with_offloaded
+from jrc.remat._planner.solver import ParetoPoint, solve
+
+SHAPE = jax.ShapeDtypeStruct
+ARGS = ({"a": SHAPE((4, 16, 64), "float32"), "b": SHAPE((4, 64, 16), "float32")},
+        SHAPE((128, 16), "float32"))  # fmt: skip
+FAST = 1e18
+
+
+def block(x, w):
+    x = checkpoint_name(x, "into")
+    h = checkpoint_name(x @ w["a"], "hidden")
+    return x + jax.nn.gelu(h) @ w["b"], None
+
+
+def net(params, x):
+    return jnp.mean(jax.lax.scan(block, x, params)[0] ** 2)
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(
+        accelerator, "compile_only_devices", lambda named, who: tuple(jax.devices()[-1:])
+    )
+
+
+planned = functools.partial(jrc.plan, net, *ARGS, target="h100", verify=False)
+
+
+def on_host(plan):
+    return [each.name.partition(",")[0] for each in plan.kept if each.name.endswith("on the host")]
+
+
+def a_step():
+    """Three products in a row, 4 FLOPs each; each derivative reads its operand of 8 bytes."""
+    none = frozenset[int]()
+    nodes = [CostNode(-1, (), (0,), none, 0, None, False, True, False, 0, ())]
+    for k in range(3):
+        reads = frozenset({k})
+        nodes.append(CostNode(k, (k,), (k + 1,), reads, 4, None, True, False, False, 0, ()))
+    names = ((-1, 0), (0, 0), (1, 0), (2, 0))
+    return CostGraph(tuple(nodes), (8,) * 4, (8,) * 4, (0,) * 4, (True,) * 4, names)
+
+
+SAVED = ParetoPoint(0, 0, 24, frozenset({0, 1, 2}), {})
+
+
+@pytest.mark.parametrize(
+    "reads, waits",
+    [
+        # 8 bytes take 8 s, a product 4 s, its derivative 8 s: all copies are made in time but the
+        # last, which is made 4 s before the end of the forward pass, and read first.
+        ({0: [(1, 1)]}, 0),
+        ({1: [(2, 2)]}, 0),
+        ({2: [(3, 3)]}, 4 + 8),
+        # Copies follow one another: forth until 8, 16 and 24 s, of 12; back by 8, 16 and 24 s, when
+        # they are read at 0, 16 and 24.
+        ({0: [(1, 1)], 1: [(2, 2)], 2: [(3, 3)]}, 12 + 8),
+        # What two regions read is copied twice: forth until 16 s; back at 8 and at 16 s.
+        ({0: [(1, 1), (3, 3)]}, 4 + 8),
+    ],
+)
+def test_a_step_waits_for_what_it_does_not_hide(reads, waits):
+    link = HostLink(flops=1, bandwidth=1)
+    assert waiting_seconds(a_step(), SAVED, reads, link) == waits
+
+
+def test_recomputed_values_give_copies_time():
+    # Values 1 and 2 are recomputed, 8 s; the region's copy is read when that begins.
+    point = ParetoPoint(0, 8, 8, frozenset({0}), {})
+    link = HostLink(flops=1, bandwidth=1)
+    assert waiting_seconds(a_step(), point, {0: [(1, 3)]}, link) == 8
+    assert waiting_seconds(a_step(), point, {0: [(1, 1)]}, link) == 0
+
+
+@pytest.mark.parametrize("bandwidth, moves", [(100.0, True), (0.01, False)])
+def test_the_cheaper_of_both_is_taken(bandwidth, moves):
+    graph, link = a_step(), HostLink(flops=1, bandwidth=bandwidth)
+    points = solve(graph, {}, 10)
+    found = with_offloaded(graph, {}, points, 10, [True] * 4, link)
+    least = min(found, key=lambda each: each.peak)
+    # One step recomputes two products, 8 FLOPs, or waits 24 bytes at least.
+    assert bool(least.on_host) is True and least.host in (80, 160, 240)
+    cheap = min((p for p in found if p.saved <= 80), key=lambda each: each.flops)
+    assert bool(cheap.on_host) is moves
+    assert cheap.flops == (pytest.approx(0, abs=2) if moves else 8)
+    assert all(p.flops - p.waits in {q.flops for q in points} for p in found)
+
+
+@pytest.fixture(scope="module")
+def fast():
+    """The plans of a fast link for three budgets; the middle one moves values."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accelerator, "compile_only_devices", lambda *_: tuple(jax.devices()[-1:]))
+        budgets = (0.0, "300KiB", "64MiB")
+        return plan_for_each(net, *ARGS, budgets=budgets, target="h100", verify=False, offload=FAST)
+
+
+def test_a_fast_link_moves_and_a_slow_one_recomputes(fast):
+    lean, some, free = fast
+    slow, none = (planned(budget="300KiB", offload=rate) for rate in (1e3, False))
+    assert some.predicted.host_bytes > 0 and "into" in on_host(some)
+    assert some.predicted.flops < none.predicted.flops
+    assert not slow.predicted.host_bytes and not on_host(slow)
+    assert slow.decision == none.decision
+    # What fits without is left alone.
+    assert lean.predicted.host_bytes >= some.predicted.host_bytes and not free.reruns
+
+
+def test_a_plan_with_offload_is_a_value(fast):
+    plan = fast[1]
+    assert jrc.Plan.from_json(plan.to_json()) == plan
+    text = str(plan)
+    assert "saved in the host's memory: " in text and "hidden, on the host" in text
+    assert any(each.host_bytes for each in plan.candidates) and " host" in text
+    assert not any(each.host_bytes for each in plan.candidates if each.name)
+    data = json.loads(plan.to_json())
+    inside = next(s["inside"] for s in data["decision"]["stages"] if s.get("inside"))
+    inside["offloaded"].append([777, 0])
+    with pytest.raises(ValueError, match="equation 777 is offloaded, but not made in a region"):
+        jrc.Plan.from_json(json.dumps(data))
+    inside["offloaded"][-1] = [-1, 777]
+    edited = jrc.Plan.from_json(json.dumps(data)).apply(net)
+    with pytest.raises(ValueError, match="result 777 of equation -1 is offloaded, and does not"):
+        jax.eval_shape(edited, *ARGS)
+
+
+def check_gradients(plan):
+    rng = np.random.default_rng(0)
+    params, x = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape) / 8, s.dtype), ARGS)
+    lean = plan.apply(net)
+    want, found = (jax.jit(jax.grad(fn))(params, x) for fn in (net, lean))
+    for key in want:
+        scale = np.abs(want[key]).max()
+        np.testing.assert_allclose(found[key], want[key], atol=1e-6 * scale, rtol=0)
+    report = jrc.explain(lean, params, x)
+    moved = {v.mark for v in report.saved if v.memory == "pinned_host" and v.mark}
+    assert moved and moved == set(on_host(plan)) & {"into", "hidden"}
+    assert " in pinned_host" in str(report)
+
+
+def test_gradients_are_the_same_and_values_are_on_the_host(fast):
+    check_gradients(fast[1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(jax.config, "jax_remat3"), reason="this JAX has one remat")
+def test_jaxs_next_remat_moves_them_too():
+    jax.config.update("jax_remat3", True)
+    try:
+        check_gradients(planned(budget="300KiB", offload=FAST))
+    finally:
+        jax.config.update("jax_remat3", False)
+
+
+@pytest.mark.slow
+def test_names_and_policy_say_what_is_moved():
+    def wrapped(params, x, policy=None):
+        step = jax.checkpoint(lambda x, w: block(x, w), policy=policy)
+        return jnp.mean(jax.lax.scan(step, x, params)[0] ** 2)
+
+    plan = jrc.plan(wrapped, *ARGS, target="h100", verify=False, budget="300KiB", offload=FAST)
+    host = plan.names(approximate=True, memory="pinned_host")
+    assert host and set(host) <= {"into", "hidden"}
+    assert not set(host) & set(plan.names(approximate=True))
+    policy = plan.policy(approximate=True)
+    text = str(jax.make_jaxpr(jax.grad(functools.partial(wrapped, policy=policy)))(*ARGS))
+    assert "<host>" in text
+    with pytest.raises(ValueError, match="memory must be one of"):
+        plan.names(memory="moon")
+
+
+@pytest.mark.slow
+def test_a_flat_program_moves_nothing():
+    def flat(params, x):
+        for k in range(4):
+            x, _ = block(x, jax.tree.map(lambda w: w[k], params))  # noqa: B023
+        return jnp.mean(x**2)
+
+    both = [
+        jrc.plan(flat, *ARGS, target="h100", verify=False, budget=0.0, offload=rate)
+        for rate in (False, FAST)
+    ]
+    assert both[0].decision == both[1].decision and not both[1].predicted.host_bytes
+
+
+@pytest.mark.slow
+def test_branches_stay_on_the_device():
+    def loss(params, x):
+        return jax.lax.cond(x[0, 0] > 0, net, lambda p, x: 2 * net(p, x), params, x)
+
+    plan = jrc.plan(loss, *ARGS, target="h100", verify=False, budget=0.0, offload=FAST)
+    assert not plan.predicted.host_bytes
+
+
+def test_a_cpu_is_refused():
+    with pytest.raises(ValueError, match=r"offload must be used .* got a CPU, .* target='h100'"):
+        jrc.plan(net, *ARGS, budget=0.5, offload=True)
+    with pytest.raises(ValueError, match="'tpu7x:2x2x1'. Pass what copies reach there"):
+        jrc.plan(net, *ARGS, budget=0.5, offload=True, target="tpu7x:2x2x1")
+    with pytest.raises(TypeError, match="offload must be a bool, or the bytes per second .* str"):
+        planned(budget=0.5, offload="yes")
+    with pytest.raises(ValueError, match="offload must be a positive number"):
+        planned(budget=0.5, offload=-1.0)
+    with pytest.raises(ValueError, match="offload must go with memory_budget"):
+        jrc.make_train_step(net, optax.sgd(0.1), offload=True)
+
+
+def test_a_decision_keeps_its_places():
+    decision = Decision((Stage((0, 1), saved=((0, 0),)),), offloaded=((-1, 0), (0, 0)))
+    assert Decision.from_data(decision.to_data()) == decision
