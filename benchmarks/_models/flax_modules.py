@@ -96,9 +96,9 @@ def _images(toy: bool, batch: int) -> tuple[Any, Any]:
     return array(batch, size, size, 3), array(batch, dtype=jnp.int32)
 
 
-def linen_model(title: str, toy: bool) -> Model:
+def linen_model(title: str, toy: bool, layers: int = 6) -> Model:
     """Return the vision transformer on 16 images of 64 x 64."""
-    sizes = {"layers": 3, "width": 8, "heads": 2} if toy else {}
+    sizes = {"layers": 3, "width": 8, "heads": 2} if toy else {"layers": layers}
     batch = _images(toy, 2 if toy else 16)
     params = jax.eval_shape(VisionTransformer(**sizes).init, jax.random.key(0), batch[0])
 
