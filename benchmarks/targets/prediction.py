@@ -33,15 +33,15 @@ from benchmarks._private import CandidatePeaks
 CPU = "cpu"
 TARGETS = (CPU, "v5e", "v5p", "h100")
 SMALL: Mapping[str, Callable[[bool], Model]] = {
-    "gpt": functools.partial(MODELS["gpt"], layers=3),
-    "gpt_scanned": functools.partial(MODELS["gpt_scanned"], layers=8),
-    "lstm": functools.partial(MODELS["lstm"], steps=64),
-    "resnet": functools.partial(MODELS["resnet"], depth=20),
-    "linen": functools.partial(MODELS["linen"], layers=2),
-    "unet": functools.partial(MODELS["unet"], levels=3),
-    "mlp": functools.partial(MODELS["mlp"], layers=8),
+    "gpt": functools.partial(MODELS["gpt"], layers=3, batch=32),
+    "gpt_scanned": functools.partial(MODELS["gpt_scanned"], layers=8, batch=16),
+    "lstm": functools.partial(MODELS["lstm"], steps=64, batch=512),
+    "resnet": functools.partial(MODELS["resnet"], depth=20, batch=512),
+    "linen": functools.partial(MODELS["linen"], layers=2, batch=128),
+    "unet": functools.partial(MODELS["unet"], levels=3, batch=64),
+    "mlp": functools.partial(MODELS["mlp"], layers=8, batch=16384),
 }
-"""The models of the planner with fewer layers."""
+"""The models of the planner with fewer layers and more data: a TPU keeps on its chip what is small."""
 
 
 def measure(run: Run) -> None:
