@@ -147,7 +147,7 @@ class CandidatePeaks:
                     memory_needed(lowered, self.problem.arguments.platform)
                 ),
             )
-            predicted = self.problem.predicted(candidate).peak_bytes
+            predicted = self.problem.predicted(candidate, [candidate]).peak_bytes
             found[way] = {"predicted": predicted, "compiled": Memory(**compiled).peak}
         return found
 

@@ -315,7 +315,7 @@ def plan_within(
     limit = checked_budget(budget, who)
 
     def found() -> Plan:
-        problem = _problem_within(fn, lower, who, has_aux, respect_checkpoints)
+        problem = _problem_within(fn, lower, who, has_aux, respect_checkpoints, platform)
         flops: dict[Candidate, int] = {}
 
         @functools.cache
@@ -345,6 +345,7 @@ def _problem_within(
     who: str,
     has_aux: Callable[[Any], bool],
     respect_checkpoints: bool,
+    platform: str | None,
 ) -> PlanningProblem:
     """The planning problem of a function, for the arguments that a larger program calls it with."""
     found: list[PlanningProblem] = []
@@ -356,8 +357,14 @@ def _problem_within(
             avals = jax.tree.map(_aval_within, args)
             found.append(
                 PlanningProblem.of(
-                    fn, avals, 0, has_aux(out), who, respect_checkpoints=respect_checkpoints
-                )
+                    fn,
+                    avals,
+                    0,
+                    has_aux(out),
+                    who,
+                    respect_checkpoints=respect_checkpoints,
+                    platform=platform,
+                )  # fmt: skip
             )
         return out
 

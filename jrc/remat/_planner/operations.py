@@ -14,7 +14,8 @@ from jrc._jaxpr import facts_of, inner_programs, is_variable, primitive_name
 from jrc.remat._planner.platform_memory import PlatformMemory
 
 BARRIER, COPY, BROADCAST = "barrier", "copy", "broadcast"
-_CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "closed_call", "core_call")
+# Inside of a `shard_map` sizes are those of one device.
+_CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "shard_map")
 _BROADCASTS = ("broadcast_in_dim", "broadcast_to")
 
 

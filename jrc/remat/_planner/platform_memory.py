@@ -30,6 +30,8 @@ class PlatformMemory:
         writes_broadcasts: Whether a product, a convolution or a sum is a call of a library, which
             reads broadcast operands from memory.
         copies_operands: Whether a convolution whose axes are not in the usual order reads copies.
+        computes_operands: Whether a product or a convolution computes its operands while it reads
+            what they are made from.
         repeats_functions: Whether `exp`, `tanh` and the like are computed again in each reader.
         starts_early: Whether an equation runs as soon as its operands are there, not in the order
             of the program.
@@ -39,6 +41,7 @@ class PlatformMemory:
     has_tiles: bool = False
     writes_broadcasts: bool = False
     copies_operands: bool = False
+    computes_operands: bool = False
     repeats_functions: bool = False
     starts_early: bool = False
 
@@ -51,7 +54,7 @@ class PlatformMemory:
 _PLATFORMS = {
     "cpu": PlatformMemory("cpu", writes_broadcasts=True, copies_operands=True, starts_early=True),
     "gpu": PlatformMemory("gpu", repeats_functions=True),
-    "tpu": PlatformMemory("tpu", has_tiles=True, repeats_functions=True),
+    "tpu": PlatformMemory("tpu", has_tiles=True, computes_operands=True, repeats_functions=True),
 }
 
 

@@ -109,7 +109,7 @@ def _cheaper_by_hand(
         if every[i].recomputed >= most:
             break
         if i not in peaks.memory:
-            if problem.predicted(every[i]).peak_bytes > limit or not compilations:
+            if peaks.expected(i) > limit or not compilations:
                 continue
             compilations -= 1
         if peaks.of(i) <= budget:
@@ -133,7 +133,7 @@ class _Peaks:
         """Return the peak of a candidate in bytes."""
         candidate = self.problem.all[i]
         if self.compiled is None:
-            return self.problem.predicted(candidate).peak_bytes
+            return self.expected(i)
         if i not in self.memory:
             count = len(self.problem.candidates)
             place = f"plan {i + 1} of {count}, the leanest first" if i < count else candidate.name
@@ -142,6 +142,11 @@ class _Peaks:
             peak = memory_text(self.memory[i].peak)
             _logger.info("%s: %s: a peak of %s", self.who, place, peak)
         return self.memory[i].peak
+
+    def expected(self, i: int) -> int:
+        """Return the predicted peak of a candidate in bytes, in the light of those compiled."""
+        known = [self.problem.all[k] for k in self.memory] or self.problem.few
+        return self.problem.predicted(self.problem.all[i], known).peak_bytes
 
 
 def highest_fitting(

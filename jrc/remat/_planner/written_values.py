@@ -108,7 +108,7 @@ class WrittenValues:
         return written
 
     def _is_fused(self, k: int, users: Sequence[int], call: dict[int, int]) -> bool:
-        if not users or not all(self.kinds[u] in _FUSING for u in users):
+        if not users or not all(map(self._takes_along, users)):
             return False
         is_function = self.kinds[k] is Kind.FUNCTION
         if is_function and len(users) > 1 and not self.memory.repeats_functions:
@@ -123,6 +123,14 @@ class WrittenValues:
             # A constant or a broadcast is made again for each.
             return not self.program.list[k].reads or self.program.list[k].name == BROADCAST
         return True
+
+    def _takes_along(self, k: int) -> bool:
+        """Whether an operation computes its operands in its own kernel."""
+        if self.kinds[k] in _FUSING:
+            return True
+        eqn = self.program.list[k].eqn
+        is_product = eqn is not None and facts_of(eqn).is_contraction
+        return is_product and self.memory.computes_operands
 
     def _is_read_by_a_call(self, k: int) -> bool:
         """Whether a broadcast with several readers is read by what continues a product."""
