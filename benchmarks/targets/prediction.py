@@ -41,7 +41,7 @@ SMALL: Mapping[str, Callable[[bool], Model]] = {
     "unet": functools.partial(MODELS["unet"], levels=3, batch=64),
     "mlp": functools.partial(MODELS["mlp"], layers=8, batch=16384),
 }
-"""The models of the planner with fewer layers and more data: a TPU keeps on its chip what is small."""
+"""The planner's models with fewer layers and more data: a TPU keeps small values on its chip."""
 
 
 def measure(run: Run) -> None:

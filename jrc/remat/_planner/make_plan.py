@@ -202,6 +202,8 @@ class _Search:
         check_flag(verify, "verify", who)
         self.target = there = checked_target(target, who)
         remedy = "Five find one of about thirty plans, each more doubles their number."
+        # Where a compilation may take a minute, no more than these unless the user asks for more.
+        self.most = SETTINGS.compilations_on_target if there and compilations is None else None
         if compilations is None:
             compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
         compilations = whole_number(
@@ -243,7 +245,7 @@ class _Search:
     def _problem(self) -> tuple[PlanningProblem, "_Compiler"]:
         problem = PlanningProblem.of(
             self.fn, self.args, self.argnums, self.has_aux, self.who, self.compilations,
-            self.respects, self.name,
+            self.respects, self.name, most=self.most,
         )  # fmt: skip
         compiled = _Compiler(problem)
         if compiled.split:

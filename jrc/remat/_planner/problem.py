@@ -56,6 +56,8 @@ class PlanningProblem:
         calibration: From the model's peak to that of one device, where arguments are split.
         memory: What is assumed of the platform that programs are compiled for.
         followed: Of candidates whose gradient program was followed, the peak in bytes.
+        most: At most so many programs are compiled, but for a wrong prediction; `None` sets no
+            such bound.
     """
 
     candidates: tuple[Candidate, ...]
@@ -77,6 +79,7 @@ class PlanningProblem:
     calibration: Calibration = Calibration()
     memory: PlatformMemory = memory_on("cpu")
     followed: dict[Candidate, int] = dataclasses.field(default_factory=dict)
+    most: int | None = None
 
     @classmethod
     def of(
@@ -90,6 +93,7 @@ class PlanningProblem:
         respect_checkpoints: bool = False,
         target: str = "",
         platform: str | None = None,
+        most: int | None = None,
     ) -> "PlanningProblem":
         """Trace a function, and find its candidates."""
         check_flag(has_aux, "has_aux", who)
@@ -136,6 +140,7 @@ class PlanningProblem:
             ),
             target=target,
             memory=memory,
+            most=most,
         )
         problem.follow(row.candidates[-1], gradient)
         return problem
@@ -161,7 +166,10 @@ class PlanningProblem:
         by_hand = min(SETTINGS.by_hand_compiled, len(self.by_hand))
         few = range(min(SETTINGS.leanest_compiled, count))
         both = (*few, *range(count, count + by_hand))
-        return tuple(sorted(both, key=lambda i: self.all[i].temporaries))
+        if self.most is None:
+            return tuple(sorted(both, key=lambda i: self.all[i].temporaries))
+        # A program is traced sooner than it is compiled.
+        return tuple(sorted(both, key=lambda i: self.follow(self.all[i])))[:1]
 
     def cost_order(self, i: int) -> tuple[int, int]:
         """Return what orders the candidates by cost: FLOPs, then predicted bytes."""
@@ -173,15 +181,18 @@ class PlanningProblem:
             return fn
         return apply_decision(fn, candidate.decision, self.signature)
 
-    def predicted(self, candidate: Candidate, followed: Iterable[Candidate] = ()) -> Estimate:
+    def predicted(
+        self, candidate: Candidate, followed: Iterable[Candidate] | None = None
+    ) -> Estimate:
         """Return the cost of a candidate as the model has it.
 
         Args:
             candidate: The candidate.
             followed: Candidates whose peak is predicted from their own gradient program; nothing
-                recomputed always is. The others lie on the lines through those of the row.
+                recomputed always is. The others lie on the lines through those of the row. By
+                default `few`.
         """
-        followed = {*followed, self.candidates[-1]}
+        followed = {*(self.few if followed is None else followed), self.candidates[-1]}
         if self.calibration.points:
             peak = self.calibration.of(self._modelled(candidate))
         elif candidate in followed:
@@ -208,10 +219,9 @@ class PlanningProblem:
 
     @property
     def few(self) -> tuple[Candidate, ...]:
-        """The candidates that are followed where none is compiled: the leanest, and a middle one."""
-        return tuple(
-            dict.fromkeys((self.candidates[0], self.candidates[len(self.candidates) // 2]))
-        )
+        """The candidates that are followed where none is compiled: the leanest and a middle one."""
+        row = self.candidates
+        return row[0], row[len(row) // 2]
 
     def _modelled(self, candidate: Candidate) -> int:
         return self.given + self.returned + candidate.temporaries

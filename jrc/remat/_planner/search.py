@@ -105,6 +105,8 @@ def _cheaper_by_hand(
     if found is not None:
         most, limit = every[found].recomputed, budget
     compilations = SETTINGS.cheaper_compiled
+    if problem.most is not None:
+        compilations = min(compilations, max(problem.most - len(peaks.memory), 0))
     for i in sorted(range(count, len(every)), key=problem.cost_order):
         if every[i].recomputed >= most:
             break
@@ -137,11 +139,15 @@ class _Peaks:
         if i not in self.memory:
             count = len(self.problem.candidates)
             place = f"plan {i + 1} of {count}, the leanest first" if i < count else candidate.name
-            _logger.info("%s: compiling %s", self.who, place)
+            _logger.info("%s: compiling %s%s", self.who, place, self._count())
             self.memory[i] = self.compiled(candidate)
             peak = memory_text(self.memory[i].peak)
             _logger.info("%s: %s: a peak of %s", self.who, place, peak)
         return self.memory[i].peak
+
+    def _count(self) -> str:
+        most, number = self.problem.most, len(self.memory) + 1
+        return f" (compilation {number} of at most {max(most, number)})" if most else ""
 
     def expected(self, i: int) -> int:
         """Return the predicted peak of a candidate in bytes, in the light of those compiled."""
