@@ -203,7 +203,10 @@ def test_without_compiling():
     low, high = (net().predicted(net().candidates[i]).peak_bytes for i in (0, 3))
     plan = jrc.plan(layers, *NET, budget=high, verify=False)
     assert plan.verified is None and plan.compilations == 0
-    assert plan.predicted == net().predicted(net().candidates[3])
+    # Nothing recomputed is predicted from its own program, and may fit where its neighbours do not.
+    fitting = [each for each in net().candidates if net().predicted(each).peak_bytes <= high]
+    assert plan.predicted in [net().predicted(each) for each in fitting]
+    assert plan.predicted.flops <= net().predicted(net().candidates[3]).flops
     assert "predicted" in str(plan)
     with pytest.raises(jrc.BudgetError, match="is at least"):
         jrc.plan(layers, *NET, budget=low - 1, verify=False)
