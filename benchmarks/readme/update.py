@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks._lib.child import ROOT
 from benchmarks.readme import _api, _headline
 from benchmarks.readme._parts import PARTS, part
-from benchmarks.targets import sharded_step
+from benchmarks.targets import prediction, sharded_step
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"headline": _headline.headline},
     "docs/api.md": {"api": _api.page},
     "docs/benchmarks.md": {"trained": _headline.trained},
     "docs/meshes.md": {"sharded_step": part("sharded_step", sharded_step.tables)},
+    "docs/targets.md": {"prediction": part("prediction", prediction.tables)},
     "examples/README.md": {"example": _headline.example},
     "benchmarks/README.md": PARTS,
 }

@@ -5,21 +5,19 @@
 ...     return jnp.sum(jnp.tanh(x @ w) ** 2)
 >>> w, x = jnp.ones((16, 16)), jnp.ones((1024, 16))
 >>> gradient = jax.make_jaxpr(jax.grad(loss))(w, x)
->>> peak_of_temporaries(gradient, memory_on("cpu")) // x.nbytes
+>>> from jrc.remat._planner.platform_memory import CPU
+>>> peak_of_temporaries(gradient, CPU) // x.nbytes
 2
 """
 
-from collections.abc import Iterable
-from typing import Any
+import dataclasses
 
 from jax.extend.core import Jaxpr
 
 from jrc._jaxpr import inner_programs
 from jrc.remat._planner.operations import BARRIER, Operations
-from jrc.remat._planner.platform_memory import PlatformMemory, memory_on
+from jrc.remat._planner.platform_memory import PlatformMemory
 from jrc.remat._planner.written_values import Kind, WrittenValues
-
-__all__ = ["memory_on", "peak_of_temporaries"]
 
 _IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE)
 
@@ -60,11 +58,10 @@ class _Lifetimes:
     def peak(self) -> int:
         """Return the most bytes that lie in memory at one time."""
         results = {self._place(v) for v in self.program.results}
-        spans = self._spans(results)
         change = [0] * (len(self.kernels) + 1)
-        for _, size, start, end in self._not_lent(spans, results):
-            change[start] += size
-            change[end + 1 if end < len(self.kernels) else end] -= size
+        for each in self._not_lent(self._temporaries(results), results):
+            change[each.start] += each.size
+            change[each.end + 1] -= each.size
         live = most = 0
         for t, k in enumerate(self.kernels):
             live += change[t]
@@ -106,48 +103,36 @@ class _Lifetimes:
             value = self.same[value]
         return value
 
-    def _spans(self, results: set[int]) -> list[tuple[int, int, int, int]]:
-        """Each temporary value: its number, bytes, and the first and the last kernel."""
-        free: dict[int, list[int]] = {}
-        found: dict[int, list[int]] = {}
-        sizes = self.program.sizes
+    def _temporaries(self, results: set[int]) -> list["_Lifetime"]:
+        """The values that are neither inputs nor results."""
+        found: dict[int, _Lifetime] = {}
         for t, k in enumerate(self.kernels):
-            operation = self.program.list[k]
-            made = [v for v in operation.makes if v not in self.same]
-            dying = {p for v in self.reads[k] if self.last[p := self._place(v)] == t}
-            free = {p: found[p] for p in sorted(dying) if p in found and p not in results}
-            for v in made:
-                if v in results or (v not in self.last and not self.written.users.get(v)):
+            places = sorted({self._place(v) for v in self.reads[k]})
+            free = [found[p] for p in places if p in found and self.last[p] == t]
+            for v in self.program.list[k].makes:
+                if v in self.same or v in results or v not in self.written.users:
                     continue
-                end = self.last.get(v, t)
-                start = t
+                found[v] = _Lifetime(v, self.program.sizes[v], t, self.last.get(v, t))
                 if self.written.kinds[k] in _IN_PLACE:
-                    # Arithmetic writes over an operand that nothing else reads.
-                    old = next((p for p, span in free.items() if span[0] == sizes[v]), None)
-                    if old is not None:
-                        free.pop(old)
-                        found[old][2] = t - 1
-                found[v] = [sizes[v], start, end]
-        return [(v, *span) for v, span in found.items() if span[2] >= span[1]]
+                    self._write_over(found[v], free)
+        return list(found.values())
 
-    def _not_lent(
-        self, spans: Iterable[tuple[int, int, int, int]], results: set[int]
-    ) -> list[tuple[int, int, int, int]]:
+    def _write_over(self, new: "_Lifetime", free: list["_Lifetime"]) -> None:
+        """Let arithmetic write over an operand that nothing else reads."""
+        old = next((each for each in free if each.size == new.size), None)
+        if old is not None:
+            free.remove(old)
+            old.end = new.start - 1
+
+    def _not_lent(self, temporaries: list["_Lifetime"], results: set[int]) -> list["_Lifetime"]:
         """The temporaries that find no room in a result that is computed behind their end."""
         maker, sizes = self.written.maker, self.program.sizes
         rooms = sorted(
-            (
-                [sizes[v], self.at[maker[v]], []]
-                for v in results
-                if v in maker and maker[v] in self.at
-            ),
-            key=lambda room: (room[0], room[1]),
+            (_Room(sizes[v], self.at[maker[v]]) for v in results if maker.get(v) in self.at),
+            key=lambda room: (room.size, room.start),
         )
-        left = []
-        for span in sorted(spans, key=lambda each: (-each[1], each[2], each[0])):
-            if not any(_moves_in(span, room) for room in rooms):
-                left.append(span)
-        return left
+        order = sorted(temporaries, key=lambda each: (-each.size, each.start, each.value))
+        return [each for each in order if not any(room.takes(each) for room in rooms)]
 
     def _inside(self, k: int) -> int:
         """The temporaries of the largest program inside of a kernel."""
@@ -158,11 +143,29 @@ class _Lifetimes:
         return max((peak_of_temporaries(each, self.memory) for each in inner), default=0)
 
 
-def _moves_in(span: tuple[int, int, int, int], room: list[Any]) -> bool:
-    """Put a value into the memory of a result, if it fits there and is gone before the result."""
-    _, size, start, end = span
-    bytes_, made, taken = room
-    if size > bytes_ or end >= made or any(a <= end and start <= b for a, b in taken):
-        return False
-    taken.append((start, end))
-    return True
+@dataclasses.dataclass
+class _Lifetime:
+    """A value in memory, from its kernel `start` to its last reader `end`, both included."""
+
+    value: int
+    size: int
+    start: int
+    end: int
+
+
+@dataclasses.dataclass
+class _Room:
+    """The memory of a result before its kernel `start`, and what lies in it."""
+
+    size: int
+    start: int
+    taken: list[_Lifetime] = dataclasses.field(default_factory=list)
+
+    def takes(self, new: _Lifetime) -> bool:
+        """Put a value there if it fits and is gone before the result; return whether it does."""
+        if new.size > self.size or new.end >= self.start:
+            return False
+        if any(old.start <= new.end and new.start <= old.end for old in self.taken):
+            return False
+        self.taken.append(new)
+        return True

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.loop_options import loop_options
 from jrc.remat._planner.memory_model import kept_by_xla
+from jrc.remat._planner.platform_memory import CPU, PlatformMemory
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import (
     InnerOption,
@@ -34,6 +35,7 @@ def pareto_front(
     wanted: Iterable[Any],
     times: int = 1,
     carried: Sequence[Any] = (),
+    memory: PlatformMemory = CPU,
 ) -> tuple[CostGraph, dict[int, list[InnerOption]], list[ParetoPoint]]:
     """Return the cost graph of a program, options of its constructs, and the Pareto front.
 
@@ -43,10 +45,11 @@ def pareto_front(
         wanted: The results that are differentiated.
         times: How often the program runs (the body of a loop).
         carried: Inputs that are carries of a loop.
+        memory: What is assumed of the platform.
     """
     active = active_variables(program, perturbed, wanted)
-    graph = build_cost_graph(program, active, carried)
-    options = _inner_options(program, active)
+    graph = build_cost_graph(program, active, carried, memory)
+    options = _inner_options(program, active, memory)
     try:
         points = solve(graph, options, times)
     except TooMuchWork:
@@ -73,18 +76,23 @@ def _without_search(
     return front
 
 
-def _inner_options(program: Program, active: set[Any]) -> dict[int, list[InnerOption]]:
+def _inner_options(
+    program: Program, active: set[Any], memory: PlatformMemory
+) -> dict[int, list[InnerOption]]:
     """The options of each construct that can be planned inside, the leanest first."""
+    front = functools.partial(pareto_front, memory=memory)
     found = {}
     for k, p in enumerate(program.steps):
         eqn = program.eqns[p]
         options = _PLANNED.get(primitive_name(eqn))
         if options and repeats(eqn) > 0 and not active.isdisjoint(eqn.outvars):
-            found[k] = options(program, p, active)
+            found[k] = options(front, program, p, active)
     return found
 
 
-def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[InnerOption]:
+def _shard_map_options(
+    front: Callable[..., Any], program: Program, p: int, active: set[Any]
+) -> list[InnerOption]:
     """Options of a `shard_map`, whose sizes are those of one device's part."""
     eqn = program.eqns[p]
     found: list[InnerOption] = []
@@ -95,7 +103,7 @@ def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[Inner
             body = inlined_program(jaxpr)
             pairs = zip(body.jaxpr.invars, eqn.invars, strict=True)
             perturbed = [v for v, x in pairs if is_variable(x) and x in active]
-            graph, _, points = pareto_front(body, perturbed, body.jaxpr.outvars)
+            graph, _, points = front(body, perturbed, body.jaxpr.outvars)
             found[:] = [
                 InnerOption(point.saved, point.peak, point.flops, decision_of(graph, point))
                 for point in spread_evenly(points, graph.flops, 2 * SETTINGS.inner_options)
@@ -109,7 +117,7 @@ def _shard_map_options(program: Program, p: int, active: set[Any]) -> list[Inner
 
 
 _PLANNED = {
-    "scan": functools.partial(loop_options, pareto_front),
+    "scan": loop_options,
     "shard_map": _shard_map_options,
-    "cond": functools.partial(branch_options, pareto_front),
+    "cond": branch_options,
 }

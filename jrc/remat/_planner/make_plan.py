@@ -103,9 +103,10 @@ def plan(
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
-        compilations: How many programs may be compiled, 5 if not given, with a target 3, because
-            a compilation may then take a minute (two, if one is asked for: the leanest and the
-            plain one); each more halves the steps of the row of plans. One is enough where
+        compilations: How many programs may be compiled, 5 if not given (two, if one is asked for:
+            the leanest and the plain one); each more halves the steps of the row of plans. With a
+            target it is 3, because a compilation may then take a minute, and what is said below of
+            more programs holds only if you give a number. One is enough where
             nothing need be recomputed, and one more is compiled where only the model thought so.
             Up to two more are ways by hand that would cost fewer FLOPs. Up to six more are
             compiled before a budget is refused: the two leanest candidates, the three leanest ways

@@ -33,7 +33,7 @@ class Operation:
     name: str
     reads: list[int]
     makes: list[int]
-    eqn: JaxprEqn | None
+    eqn: Any
 
 
 class Operations:
@@ -44,7 +44,6 @@ class Operations:
         sizes: Bytes of every value.
         shapes: Its shape.
         results: The values that the program returns.
-        inputs: How many values are inputs; they have the first numbers.
     """
 
     def __init__(self, jaxpr: Jaxpr, memory: PlatformMemory) -> None:
@@ -53,8 +52,8 @@ class Operations:
         self.sizes: list[int] = []
         self.shapes: list[tuple[int, ...]] = []
         self._same: dict[int, int] = {}
-        values = {v: self._new(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)}
-        self.inputs = len(values)
+        given = (*jaxpr.constvars, *jaxpr.invars)
+        values: dict[Any, int | None] = {v: self._new(v.aval) for v in given}
         self._add(jaxpr, values)
         found = [values.get(x) for x in jaxpr.outvars if is_variable(x)]
         self.results = list(dict.fromkeys(v for v in found if v is not None))
@@ -186,7 +185,7 @@ ELEMENTWISE = frozenset(
 """The arithmetic whose operands may be broadcast."""
 
 
-def _is_alias(eqn: JaxprEqn) -> bool:
+def _is_alias(eqn: Any) -> bool:
     """Whether a result is its operand, in the same bytes."""
     name = primitive_name(eqn)
     if name == "convert_element_type":

@@ -51,8 +51,9 @@ class PlatformMemory:
         return max(size, _tiled_bytes(aval)) if self.has_tiles and size else size
 
 
+CPU = PlatformMemory("cpu", writes_broadcasts=True, copies_operands=True, starts_early=True)
 _PLATFORMS = {
-    "cpu": PlatformMemory("cpu", writes_broadcasts=True, copies_operands=True, starts_early=True),
+    "cpu": CPU,
     "gpu": PlatformMemory("gpu", repeats_functions=True),
     "tpu": PlatformMemory("tpu", has_tiles=True, computes_operands=True, repeats_functions=True),
 }
@@ -60,7 +61,7 @@ _PLATFORMS = {
 
 def memory_on(platform: str) -> PlatformMemory:
     """Return the assumptions for a platform; those of a CPU for one that is not known."""
-    return _PLATFORMS.get(platform, _PLATFORMS["cpu"])
+    return _PLATFORMS.get(platform, CPU)
 
 
 def _tiled_bytes(aval: Any) -> int:

@@ -24,7 +24,7 @@ from jrc.remat._planner.decision import AS_WRITTEN
 from jrc.remat._planner.opaque_in_plan import opaque_under
 from jrc.remat._planner.plan import Plan, apply_decision
 from jrc.remat._planner.plan_candidates import Estimate, PlanCandidate
-from jrc.remat._planner.platform_memory import PlatformMemory, memory_on
+from jrc.remat._planner.platform_memory import CPU, PlatformMemory, memory_on
 from jrc.remat._planner.policy_by_names import by_name
 from jrc.remat._planner.saved_by_plan import change_text, saved_by
 from jrc.remat._planner.settings import SETTINGS
@@ -77,7 +77,7 @@ class PlanningProblem:
     opaque: tuple[tuple[Path, Opaque], ...]
     target: str = ""
     calibration: Calibration = Calibration()
-    memory: PlatformMemory = memory_on("cpu")
+    memory: PlatformMemory = CPU
     followed: dict[Candidate, int] = dataclasses.field(default_factory=dict)
     most: int | None = None
 
@@ -107,7 +107,8 @@ class PlanningProblem:
         perturbed = [program.jaxpr.invars[i] for i in at]
         run = evaluate(program.jaxpr.replace(outvars=program.jaxpr.outvars[:1]))
         residuals = residuals_of(run, [v.aval for v in program.jaxpr.invars], at)
-        row = candidate_row(program, perturbed, residuals, compilations)
+        memory = memory_on(platform or arguments.platform)
+        row = candidate_row(program, perturbed, residuals, compilations, memory)
         signature = signature_of(traced, respect_checkpoints)
         plain = apply_decision(fn, None, signature) if traced.regions else fn
         gradient = arguments.traced(plain, has_aux)
@@ -119,7 +120,6 @@ class PlanningProblem:
         # XLA counts closed-over arrays as constants of the program, and not as its arguments.
         given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
-        memory = memory_on(platform or arguments.platform)
         problem = cls(
             candidates=row.candidates,
             by_hand=tuple(sorted(by_hand, key=lambda each: (each.temporaries, each.recomputed))),

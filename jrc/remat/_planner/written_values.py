@@ -78,20 +78,15 @@ class WrittenValues:
                 self.users.setdefault(v, []).append(k)
         self.is_written = self._written()
         self._sources: dict[int, frozenset[int]] = {}
+        for k, operation in enumerate(program.list):
+            if not self.is_written[k]:
+                self._sources |= dict.fromkeys(operation.makes, self.reads(k))
 
     def reads(self, k: int) -> frozenset[int]:
         """Return what operation `k` reads from memory, directly or through what it computes."""
-        return frozenset().union(*map(self._from_memory, self.program.list[k].reads))
-
-    def _from_memory(self, value: int) -> frozenset[int]:
-        # Sources are asked in program order first, so that the recursion stays flat.
-        if value not in self._sources:
-            k = self.maker.get(value)
-            if k is None or self.is_written[k]:
-                self._sources[value] = frozenset({value})
-            else:
-                self._sources[value] = self.reads(k)
-        return self._sources[value]
+        return frozenset().union(
+            *(self._sources.get(v, frozenset({v})) for v in self.program.list[k].reads)
+        )
 
     def _written(self) -> list[bool]:
         operations = self.program.list
@@ -180,7 +175,7 @@ class WrittenValues:
 
 def _keeps_its_shape(product: Operation) -> bool:
     """Whether a library multiplies without a reshape: one free axis for each operand."""
-    assert product.eqn is not None
     contracted, batched = product.eqn.params["dimension_numbers"]
-    sides = zip(product.eqn.invars, contracted, batched, strict=True)
-    return all(len(x.aval.shape) - len(c) - len(b) == 1 for x, c, b in sides)
+    axes = [x.aval.ndim for x in product.eqn.invars]
+    sides = zip(axes, contracted, batched, strict=True)
+    return all(n - len(c) - len(b) == 1 for n, c, b in sides)
