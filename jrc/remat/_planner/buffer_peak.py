@@ -14,7 +14,7 @@ import dataclasses
 
 from jax.extend.core import Jaxpr
 
-from jrc._jaxpr import inner_programs
+from jrc._jaxpr import facts_of, inner_programs
 from jrc.remat._planner.operations import BARRIER, Operations
 from jrc.remat._planner.platform_memory import PlatformMemory
 from jrc.remat._planner.written_values import Kind, WrittenValues
@@ -137,7 +137,8 @@ class _Lifetimes:
     def _inside(self, k: int) -> int:
         """The temporaries of the largest program inside of a kernel."""
         eqn = self.program.list[k].eqn
-        if eqn is None or self.written.kinds[k] is not Kind.KERNEL:
+        # A kernel that its author wrote (Pallas) has its temporaries on the chip.
+        if eqn is None or self.written.kinds[k] is not Kind.KERNEL or not facts_of(eqn).construct:
             return 0
         inner = inner_programs(eqn)
         return max((peak_of_temporaries(each, self.memory) for each in inner), default=0)

@@ -76,7 +76,8 @@ class Operations:
         for eqn in jaxpr.eqns:
             reads = [values.get(x) if is_variable(x) else None for x in eqn.invars]
             name, inner = primitive_name(eqn), inner_programs(eqn)
-            if inner and (name in _CALLS or facts_of(eqn).is_region):
+            is_call = name in _CALLS or facts_of(eqn).is_region
+            if inner and is_call and len(inner[0].invars) == len(reads):
                 if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
                     reads = self._behind_barrier(eqn, reads)
                 self._add_call(eqn, inner[0], reads, values)
@@ -120,7 +121,7 @@ class Operations:
         """Add the copies that bring operands and results of convolutions into the usual order."""
         found = []
         for operation in self.list:
-            if operation.name != "conv_general_dilated" or operation.eqn is None:
+            if operation.name != "conv_general_dilated" or len(operation.reads) != 2:
                 found.append(operation)
                 continue
             numbers = operation.eqn.params["dimension_numbers"]
@@ -128,7 +129,7 @@ class Operations:
             data = (0, axes - 1, *range(1, axes - 1))
             kernel = (axes - 1, axes - 2, *range(axes - 2))
             pairs = ((numbers.lhs_spec, data), (numbers.rhs_spec, kernel))
-            for i, (order, usual) in enumerate(pairs[: len(operation.reads)]):
+            for i, (order, usual) in enumerate(pairs):
                 if tuple(order) != usual:
                     found.append(self._copied(operation.reads[i]))
                     operation.reads[i] = found[-1].makes[0]

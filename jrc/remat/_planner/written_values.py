@@ -49,6 +49,8 @@ def kind_of(operation: Operation) -> Kind:
     own = {BARRIER: Kind.BARRIER, COPY: Kind.COPY, BROADCAST: Kind.ARITHMETIC}
     if name in own or operation.eqn is None:
         return own[name]
+    if len(operation.makes) != 1:
+        return Kind.KERNEL
     if name in _REDUCTIONS:
         return Kind.REDUCTION
     if name in _MOVES:
