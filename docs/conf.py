@@ -1,7 +1,7 @@
 """Configuration of the site: `sphinx-build -W docs docs/build/html`, no network needed.
 
 The pages are those that a code host shows. `index.md`, `measurements.md` and `examples.md` only
-include a README that lies elsewhere. The API page has whole docstrings behind its tables.
+include a README that lies elsewhere. The API page has whole docstrings after its tables.
 """
 
 import inspect
@@ -64,7 +64,7 @@ def link_to_pages(app, path, page, source):
 
 
 def prepare(app, page, source):
-    """Put the docstrings behind the tables of the API."""
+    """Put the docstrings after the tables of the API."""
     link_to_pages(app, None, page, source)
     text = source[0]
     if page == "api":

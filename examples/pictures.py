@@ -103,7 +103,7 @@ def training(path, title, found, panels):
     end, caption = warm_up_end(found), ""
     if end is not None:
         caption = (
-            f"Dotted: the warm-up ends at step {end}. Behind it a step sends few entries of the "
+            f"Dotted: the warm-up ends at step {end}. After it a step sends few entries of the "
             "gradient, and keeps the others for later steps.\nUpdates then come late, so that the "
             "loss may rise for some tens of steps."
         )
@@ -128,13 +128,14 @@ def bytes_sent(axes, found):
     axes.axhline(found["bytes_dense"], color=RED, ls="--", label="dense all-reduce")
     axes.set(yscale="log", xlabel="step", ylabel="bytes per step and replica", title="Network")
     axes.yaxis.set_major_formatter(lambda y, _: network(y))
-    axes.margins(y=0.25)
+    shown = [x for x in (*found["bytes_sent"], found["bytes_dense"]) if x]
+    axes.set_ylim(min(shown, default=1) / 2, max(shown, default=1) * 2)  # they may all be equal
     axes.legend()
 
 
-def peaks(axes, found):
+def peaks(axes, found, recomputed="blocks recomputed"):
     """Draw the peaks of the compiled step with and without recomputation."""
-    names = {"plain": "nothing recomputed", "recomputed": "blocks recomputed"}
+    names = {"plain": "nothing recomputed", "recomputed": recomputed}
     start = np.zeros(2)
     for part, colour in zip(("arguments", "outputs", "temporaries"), (GREY, GREEN, BLUE),
                             strict=True):  # fmt: skip

@@ -1,10 +1,11 @@
-"""Train a byte-level GPT on real text, with recomputation and few bytes on the network.
+"""Train a byte-level GPT on real text, within a memory budget and with few bytes on the network.
 
     python examples/train_gpt.py                    # four replicas; simulated ones on a CPU
     python examples/train_gpt.py --dense            # the same with an uncompressed all-reduce
     python examples/train_gpt.py --optimizer adamw  # AdamW with an uncompressed all-reduce
     python examples/train_gpt.py --outer sparseloco # AdamW, exchanged every 15 steps, two bits
     python examples/train_gpt.py --outer diloco     # the same, dense with outer momentum
+    python examples/train_gpt.py --budget 16MiB     # for a replica's gradient; 1.0 re-runs nothing
     python examples/train_gpt.py --resume           # continue from the last save
     python examples/train_gpt.py --text my_corpus/  # any folder or file
 
@@ -32,17 +33,24 @@ def arguments(argv=None):
     parser = common.parser(__doc__)
     add = parser.add_argument
     add("--text", type=pathlib.Path, help="file or folder (none: the standard library's source)")
-    common.add_options(parser, "runs/gpt", steps=400, batch=2, unit="sequences")
+    common.add_options(parser, "runs/gpt", steps=300, batch=2, unit="sequences")
     add("--optimizer", choices=("sgd", "adamw"), help="sgd, or with --outer adamw, where not given")
     add("--outer", choices=OUTER, help="local steps, and an exchange every --sync-every of them")
     add("--sync-every", type=int, default=15, help="local steps of a round")
     add("--fragments", type=int, default=1, help="parts of the parameters with steps of their own")
     add("--overlap", action="store_true", help="exchange while the next step is computed")
+    add("--budget", type=budget, default=0.25, help="of a replica's gradient: bytes, 16MiB, or a "
+        "fraction between the least peak (0.0) and the peak with nothing re-run (1.0)")  # fmt: skip
     add("--layers", type=int, default=4, help="blocks of the model")
     add("--width", type=int, default=128, help="size of the residual stream")
     add("--heads", type=int, default=4, help="attention heads, a divisor of --width")
     add("--length", type=int, default=256, help="bytes of a sequence")
     return common.parse(parser, argv, finish)
+
+
+def budget(text):
+    """Return a fraction for a number with a point, else the text, which is a size."""
+    return float(text) if "." in text and text.replace(".", "").isdigit() else text
 
 
 def finish(parser, options):
@@ -101,7 +109,7 @@ def show(found):
         ("held-out loss before", f"{found['held_out_before']:.3f} nats/byte", ""),
         ("held-out loss after", f"{found['held_out_after']:.3f} nats/byte", ""),
     ]
-    common.show(found, "Byte-level GPT on real text", rows)
+    common.show(found, "Byte-level GPT on real text", rows, "peak, with the plan")
 
 
 def plot(found, out):
@@ -112,10 +120,8 @@ def plot(found, out):
 
     title = f"Byte-level GPT, {found['device']}"
     pictures.training(out / "loss.png", title, found, [losses])
-    pictures.draw(
-        out / "memory.png", "Peak of the compiled step", [lambda axes: pictures.peaks(axes, found)],
-        (9, 3.4),
-    )  # fmt: skip
+    peaks = functools.partial(pictures.peaks, found=found, recomputed="with the plan")
+    pictures.draw(out / "memory.png", "Peak of the compiled step", [peaks], (9, 3.4))
 
 
 def outer_of(options):
@@ -145,13 +151,22 @@ def run(options):
     tx = common.optimizer(options)
     outer = outer_of(options)
     params = gpt.init(jax.random.key(options.seed), config)
+    key = jax.random.key(options.seed + 1)
+    # Of one replica's part of a batch. A resumed run finds the plan in the folder.
+    example = batch_at(train_text, 0, options.batch, options.length, options.seed)
+    plan = jrc.plan(
+        loss_fn, params, example, key, budget=options.budget, cache=options.out / "plans"
+    )
     size = sum(x.size for x in jax.tree.leaves(params))
-    state = jrc.init_state(params, tx, jax.random.key(options.seed + 1), mesh=mesh, outer=outer)
-    lean = jrc.recompute_segments(loss_fn, config.boundaries)
-    step = jrc.make_train_step(lean, tx, mesh=mesh, outer=outer)
+    state = jrc.init_state(params, tx, key, mesh=mesh, outer=outer)
+    step = jrc.make_train_step(loss_fn, tx, mesh=mesh, outer=outer, plan=plan)
     console.print(
         f"{size:,} parameters, {len(train_text):,} bytes of text, {len(devices)} x "
         f"{devices[0].device_kind}, {way(options, outer)}"
+    )
+    console.print(
+        f"Plan: {pictures.memory(plan.verified.peak_bytes)} for a replica's gradient, "
+        f"{plan.verified.flops_ratio:.3f} x the FLOPs"
     )
 
     tests = [batch_at(held_out, i, 8, options.length, options.seed) for i in range(8)]

@@ -19,7 +19,7 @@ def plans_table(texts: Sequence[str], plans: Sequence[Plan | BudgetError]) -> st
 
 
 def path_for(path: str | None, text: str) -> str | None:
-    """Return the file of one of several budgets.
+    """Return the file of one of several results, by the text that tells it from the others.
 
     >>> path_for("runs/plan.json", "2GiB")
     'runs/plan-2GiB.json'

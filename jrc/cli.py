@@ -149,7 +149,12 @@ def parser() -> argparse.ArgumentParser:
     names = "explain | plan | largest-batch | targets"
     commands = parser.add_subparsers(dest="command", required=True, metavar=names)
     explain = _command(commands, "explain", "what the gradient saves, re-runs and needs", _explain)
-    explain.add_argument("--compare", metavar="TARGET", help="a second function, set beside it")
+    explain.add_argument(
+        "--compare",
+        metavar="TARGET",
+        help="a second function, set beside it; --json report.json then writes report-setup.json "
+        "and report-lean.json, by the functions' names, or -1 and -2 where these are equal",
+    )
     explain.add_argument(
         "--plot", metavar="PATH", help="draw live bytes over the program: a .png, .pdf or .svg"
     )
@@ -232,18 +237,30 @@ def _command(
 
 def _explain(options: argparse.Namespace) -> None:
     asked = _gradient_options(options)
-    _check_paths(options.json, options.plot)
     targets = [options.target, *([options.compare] if options.compare else [])]
+    paths = _report_paths(options.json, targets)
+    for path in paths:
+        _check_paths(path, options.plot)
     reports = [_report(target, options, asked) for target in targets]
     texts = [str(report) for report in reports]
     if options.compare:
         texts = [f"{name}: {text}" for name, text in zip(_names(targets), texts, strict=True)]
         texts.append(reports[0].compare(reports[1], names=_names(targets)))
     _print("\n\n".join(texts))
-    if options.json:
-        _write(options.json, reports[0].to_json())
+    for path, report in zip(paths, reports, strict=True):
+        if path:
+            _write(path, report.to_json())
     if options.plot:
         reports[0].plot(options.plot, *reports[1:], names=_names(targets))
+
+
+def _report_paths(path: str | None, targets: Sequence[str]) -> list[str | None]:
+    """Return the file of each report: with --compare, --json report.json is report-setup.json."""
+    if len(targets) == 1:
+        return [path]
+    short = [target.rpartition(":")[2] for target in targets]
+    same = len(set(short)) < len(short)
+    return [path_for(path, f"{i}" if same else name) for i, name in enumerate(short, 1)]
 
 
 def _report(name: str, options: argparse.Namespace, asked: dict[str, Any]) -> Any:

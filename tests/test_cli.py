@@ -101,6 +101,16 @@ def test_two_functions_side_by_side(net, capsys):
     assert out.startswith("setup: gradient of `loss`") and "\nlean: gradient of `loss`" in out
 
 
+def test_a_file_for_each_of_two_reports(net, capsys):
+    both = ("net_to_see.py:setup", "--compare", "net_to_see.py:lean")
+    assert run(capsys, "explain", *both, "--json", "r.json")[0] == 0
+    reports = [jrc.Report.from_json((net / f"r-{x}.json").read_text()) for x in ("setup", "lean")]
+    assert reports[0] != reports[1] and not (net / "r.json").exists()
+    equal = ("net_to_see.py:setup", "--compare", "net_to_see:setup")
+    assert run(capsys, "explain", *equal, "--json", "r.json")[0] == 0
+    assert (net / "r-1.json").exists() and (net / "r-2.json").exists()
+
+
 def test_gradient_options_and_words(net, capsys):
     options = ("--argnums", "1", "--has-aux", "--json", "r.json")
     assert run(capsys, "explain", "net_to_see:swapped", *options)[0] == 0

@@ -23,10 +23,14 @@ def differentiated(params: PyTree) -> PyTree:
 
 def wrapped(params: PyTree, opt_state: PyTree) -> PyTree:
     """Return parameters in the structure that the transform with this state steps with."""
-    nodes = jax.tree.leaves(opt_state, is_leaf=_is_lookahead)
-    if isinstance(params, optax.LookaheadParams) or not any(map(_is_lookahead, nodes)):
+    if isinstance(params, optax.LookaheadParams) or not _has_lookahead(opt_state):
         return params
     return optax.LookaheadParams.init_synced(params)
+
+
+def _has_lookahead(opt_state: PyTree) -> bool:
+    nodes = jax.tree.leaves(opt_state, is_leaf=_is_lookahead)
+    return any(map(_is_lookahead, nodes))
 
 
 def _is_lookahead(node: Any) -> bool:
@@ -108,6 +112,11 @@ def _missing_text(missing: str) -> str:
 
 def check_structure(params: PyTree, opt_state: PyTree, who: str) -> None:
     """Raise if the parameters lack the structure that the transform steps with."""
+    if isinstance(params, optax.LookaheadParams) and not _has_lookahead(opt_state):
+        raise ValueError(
+            f"{who}: params must be the model's own where tx has no optax.lookahead, got "
+            "optax.LookaheadParams. Pass params.slow."
+        )
     if wrapped(params, opt_state) is not params:
         raise ValueError(
             f"{who}: state must have optax.LookaheadParams as params for the optax.lookahead in "

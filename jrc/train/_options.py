@@ -7,12 +7,21 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jrc._errors import listed
+from jrc._errors import listed, name_of
 from jrc._validate import check_flag, one_of
 from jrc.dgc import AxisName
 from jrc.remat import Plan, checked_budget
 from jrc.train._runners import RUNNERS, WHO
-from jrc.train._state import check_axis_name, mesh_or_all, names_of
+from jrc.train._state import check_axis_name, is_transform, mesh_or_all, names_of
+
+
+def check_order(loss_fn: Any, tx: Any) -> None:
+    """Raise if the loss function and the transform are swapped."""
+    if is_transform(loss_fn) and callable(tx) and not is_transform(tx):
+        raise TypeError(
+            f"{WHO}: loss_fn must come before tx, got a transform and `{name_of(tx)}`. Write "
+            "jrc.make_train_step(loss_fn, tx)."
+        )
 
 
 def check_options(

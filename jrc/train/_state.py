@@ -18,7 +18,7 @@ from jrc._typing import Count, PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, check_whole, dgc_states, state_specs
 from jrc.outer_optimizers import OuterOptimizer, initial_state
 from jrc.train._abstract import abstract_state, is_abstract
-from jrc.train._extra_args import differentiated, wrapped
+from jrc.train._extra_args import check_structure, differentiated, wrapped
 from jrc.train._outer_check import check_inner, check_outer, check_real, check_whole_replicas
 from jrc.train._placement import copied, own_specs
 from jrc.train._rows import outer_states, row_specs
@@ -114,6 +114,7 @@ def init_state(
         opt_state = jax.eval_shape(tx.init, params) if shapes else tx.init(params)
         _check_first(opt_state)
         stepped = wrapped(params, opt_state)
+        check_structure(stepped, opt_state, _WHO)
         if outer is not None:
             check_real(params, _WHO)
             check_inner(opt_state, _WHO)
@@ -192,9 +193,14 @@ def _spans_processes(mesh: object) -> bool:
     return len({device.process_index for device in devices}) > 1
 
 
+def is_transform(tx: Any) -> bool:
+    """Return whether this is an optax transform, or has the methods of one."""
+    return callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))
+
+
 def check_transform(tx: Any, who: str) -> None:
     """Raise unless this is an optax transform."""
-    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
+    if not is_transform(tx):
         raise TypeError(
             f"{who}: tx must be an optax transform, got {type(tx).__name__} {tx!r}. Write "
             "tx=optax.adam(0.01)."

@@ -31,7 +31,7 @@ from jrc.train._check_batch import (
 )
 from jrc.train._check_mesh import check_every_axis, check_split_batch, check_split_state
 from jrc.train._op_tags import with_op_tags
-from jrc.train._options import WHO, check_options, mesh_of_step
+from jrc.train._options import WHO, check_options, check_order, mesh_of_step
 from jrc.train._outer import outer_step
 from jrc.train._outer_check import check_axes, check_outer, check_via
 from jrc.train._replica import StepInfo, replica_step
@@ -248,6 +248,7 @@ def make_train_step(
         >>> float(info.loss), int(state.step)
         (1.0, 1)
     """
+    check_order(loss_fn, tx)
     check_transform(tx, WHO)
     check_options(loss_fn, via, donate, plan, memory_budget, respect_checkpoints)
     check_outer(outer, WHO)

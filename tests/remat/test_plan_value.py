@@ -224,6 +224,13 @@ def shared(ws, x):
             "now there are 4 and 1. Arrays that a function closes over",
         ),
         (layers, ([*WS, WS[0]], X), "are 6 and 0: leaf 'ws/4' is not expected; equation"),
+        # Of a function that calls its arguments otherwise, only what is more or less.
+        (
+            lambda weights, inputs: layers(weights, inputs),
+            ([*WS, WS[0]], X),
+            "are 6 and 0: leaf 'weights/4' is not expected; equation",
+        ),
+        (lambda x, ws: layers(ws, x), (X, WS[:3]), "are 4 and 0: leaf 'ws/3' is missing; eq"),
         (layers, (WS[:2], X), "are 3 and 0: leaves 'ws/2', 'ws/3' are missing; equation"),
         (
             layers,

@@ -21,7 +21,7 @@ LONG = {
     "linen_transformer", "linen_remat", "linen_scan", "nnx_llama", "nnx_transformer", "nnx_remat",
     "hk_transformer", "hk_resnet18", "rotary_transformer", "tied_gpt", "eqx_vit", "bf16_gpt",
 }  # fmt: skip
-"""Those whose plan takes a minute to verify: `exhaustive` where a test does that."""
+"""Those whose gradient takes a minute to compile a few times: `exhaustive` where a test does it."""
 
 
 def programs(test, quick=QUICK, long=()):
@@ -72,7 +72,7 @@ def test_explained(name):
     assert report.saved and report.flops > 0
 
 
-@programs("planned")
+@programs("planned", long=LONG)
 def test_planned(name):
     """The leanest plan changes no gradient, without fusion, where rounding is the same."""
     program = program_of(name)

@@ -319,24 +319,32 @@ def plan_within(
 
     def found() -> Plan:
         problem = _problem_within(fn, lower, who, has_aux, respect_checkpoints, platform)
-        flops: dict[Candidate, int] = {}
+        known: dict[str, CompiledCost] = {}
 
         @functools.cache
         def compiled(candidate: Candidate) -> CompiledCost:
-            applied = problem.applied(candidate, fn)
+            lowered = lower(problem.applied(candidate, fn))
+            text = _fingerprint(lowered)
+            if text not in known:
+                known[text] = compiled_cost(lowered, platform, counts_sent=split)
+            return known[text]
+
+        def counted(candidate: Candidate) -> int:
+            found: list[int] = []
 
             @named_like(fn)
-            def counted(*args: Any) -> Any:
+            def counting(*args: Any) -> Any:
                 # Only while the larger program is traced do its mesh axes have names.
-                if candidate not in flops:
-                    flops[candidate] = problem.counted(candidate)
-                return applied(*args)
+                if not found:
+                    found.append(problem.counted(candidate))
+                return fn(*args)
 
-            return compiled_cost(lower(counted), platform, counts_sent=split)
+            lower(counting)
+            return found[0]
 
         if split:
             problem = problem.calibrated(compiled)
-        return choose(problem, limit, compiled, who, flops)
+        return choose(problem, limit, compiled, who, counted)
 
     with shown_meanwhile(f"{who}: tracing and solving"):
         return plan_of_process_0(found, who)

@@ -259,7 +259,7 @@ class PlanningProblem:
         candidate: Candidate,
         budget: int,
         memory: Mapping[int, CompiledCost],
-        counted: int | None = None,
+        counted: Callable[[Candidate], int] | None = None,
     ) -> Plan:
         """Return a candidate as a plan.
 
@@ -267,13 +267,13 @@ class PlanningProblem:
             candidate: The candidate.
             budget: Bytes that were asked for.
             memory: Of the candidates that were compiled, by number in `all`, the compiled cost.
-            counted: FLOPs of the candidate, where they were counted before.
+            counted: Counts the FLOPs of a candidate; `None` for the method of this name.
         """
         i = self.all.index(candidate)
         verified = None
         if i in memory:
-            total = self.counted(candidate) if counted is None else counted
-            verified = self._estimate(memory[i].peak, total)
+            count = counted or self.counted
+            verified = self._estimate(memory[i].peak, count(candidate))
         followed = [self.all[k] for k in memory] or self.few
         decision = candidate.decision
         opaque = opaque_under(decision, self.opaque)

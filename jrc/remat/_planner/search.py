@@ -7,7 +7,7 @@ follow the prediction.
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from jrc._errors import name_of
 from jrc._text import exact_memory_text, memory_text
@@ -26,7 +26,7 @@ def choose(
     budget: int | float,
     compiled: Callable[[Candidate], CompiledCost] | None,
     who: str,
-    flops: Mapping[Candidate, int] | None = None,
+    counted: Callable[[Candidate], int] | None = None,
 ) -> Plan:
     """Return the plan of the candidate that fits.
 
@@ -35,7 +35,7 @@ def choose(
         budget: Bytes, or a fraction between the least peak and that with nothing recomputed.
         compiled: Compiles a candidate; `None` where the prediction decides.
         who: The public function, for errors and log lines.
-        flops: FLOPs of candidates as `compiled` counted them; others are counted here.
+        counted: Counts the FLOPs of the chosen candidate; `None` for `problem.counted`.
 
     Raises:
         BudgetError: If no candidate fits.
@@ -69,7 +69,7 @@ def choose(
     leanest = min(peaks.memory or range(len(problem.all)), key=peaks.of)
     chosen = leanest if found is None else found
     candidate = problem.all[chosen]
-    plan = problem.plan_of(candidate, budget, peaks.memory, (flops or {}).get(candidate))
+    plan = problem.plan_of(candidate, budget, peaks.memory, counted)
     if found is None:
         text = _refusal(problem, plan, peaks.memory.get(leanest), who)
         raise BudgetError(text, peaks.of(leanest), plan)

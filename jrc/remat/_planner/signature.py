@@ -82,8 +82,12 @@ class Signature:
 
     def _other_names(self, other: "Signature") -> str:
         """Which arguments came or went, in words; empty where the plan knows no names."""
-        was, now = ({name: name for name in each.names} for each in (self, other))
-        return place_difference(was, now, "missing", "not expected") if was else ""
+        if not self.names:
+            return ""
+        # The function of the plan may call its arguments otherwise: then their places tell more.
+        ways = [[key(each.names) for each in (self, other)] for key in (_by_name, _by_place)]
+        was, now = min(ways, key=lambda way: len(way[0].keys() ^ way[1].keys()))
+        return place_difference(was, now, "missing", "not expected")
 
     def _other_equations(self, other: "Signature") -> str | None:
         """Where the equations differ first, in words."""
@@ -96,6 +100,20 @@ class Signature:
         now = ", ".join(other.equations[c : min(d, c + 3)]) or "nothing"
         more = f" (and {len(changes) - 1} more places)" if len(changes) > 1 else ""
         return f"equation {a} was {was}, now it is {now}{more}"
+
+
+def _by_name(names: Sequence[str]) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _by_place(names: Sequence[str]) -> dict[str, str]:
+    """Return paths by the place of their argument: `1/w` for `params/w` of the second one."""
+    place = {argument: i for i, argument in enumerate(dict.fromkeys(map(_argument, names)))}
+    return {f"{place[_argument(x)]}{x.removeprefix(_argument(x))}": x for x in names}
+
+
+def _argument(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def signature_of(traced: TracedForPlan, respect_checkpoints: bool = False) -> Signature:
