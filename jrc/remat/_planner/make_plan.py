@@ -323,7 +323,15 @@ def plan_within(
 
         @functools.cache
         def compiled(candidate: Candidate) -> CompiledCost:
-            lowered = lower(problem.applied(candidate, fn))
+            applied = problem.applied(candidate, fn)
+
+            @named_like(fn)
+            def followed(*args: Any) -> Any:
+                # Only while the larger program is traced do its mesh axes have names.
+                problem.follow(candidate)
+                return applied(*args)
+
+            lowered = lower(followed)
             text = _fingerprint(lowered)
             if text not in known:
                 known[text] = compiled_cost(lowered, platform, counts_sent=split)
@@ -334,8 +342,7 @@ def plan_within(
 
             @named_like(fn)
             def counting(*args: Any) -> Any:
-                # Only while the larger program is traced do its mesh axes have names.
-                if not found:
+                if not found:  # mesh axes: as above
                     found.append(problem.counted(candidate))
                 return fn(*args)
 

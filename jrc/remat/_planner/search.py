@@ -86,7 +86,7 @@ def least_peak(problem: PlanningProblem, peak_of: Callable[[int], int], enough: 
     """
     least: float = math.inf
     for i in problem.leanest:
-        expected = problem.predicted(problem.all[i]).peak_bytes
+        expected = problem.predicted(problem.all[i], ()).peak_bytes
         if least <= enough or expected > SETTINGS.leanest_margin * least:
             break
         least = min(least, peak_of(i))
