@@ -11,8 +11,7 @@
 """
 
 import dataclasses
-
-from jax.extend.core import Jaxpr
+from typing import Any
 
 from jrc._jaxpr import facts_of, inner_programs
 from jrc.remat._planner.operations import BARRIER, Operations
@@ -22,7 +21,7 @@ from jrc.remat._planner.written_values import Kind, WrittenValues
 _IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE)
 
 
-def peak_of_temporaries(jaxpr: Jaxpr, memory: PlatformMemory) -> int:
+def peak_of_temporaries(jaxpr: Any, memory: PlatformMemory) -> int:
     """Return the bytes of temporaries of a compiled program, as the platform's compiler would.
 
     Inputs and results are not among them. Results that are not computed yet lend their memory to
@@ -38,7 +37,7 @@ def peak_of_temporaries(jaxpr: Jaxpr, memory: PlatformMemory) -> int:
 class _Lifetimes:
     """When each value that is written lies in memory, in numbers of kernels."""
 
-    def __init__(self, jaxpr: Jaxpr, memory: PlatformMemory) -> None:
+    def __init__(self, jaxpr: Any, memory: PlatformMemory) -> None:
         self.memory = memory
         self.program = Operations(jaxpr, memory)
         self.written = WrittenValues(self.program)

@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn
-
 from jrc._jaxpr import facts_of, inner_programs, is_variable, primitive_name
 from jrc.remat._planner.platform_memory import PlatformMemory
 
@@ -46,7 +44,7 @@ class Operations:
         results: The values that the program returns.
     """
 
-    def __init__(self, jaxpr: Jaxpr, memory: PlatformMemory) -> None:
+    def __init__(self, jaxpr: Any, memory: PlatformMemory) -> None:
         self.memory = memory
         self.list: list[Operation] = []
         self.sizes: list[int] = []
@@ -72,7 +70,7 @@ class Operations:
     def _new(self, aval: Any) -> int:
         return self.new(self.memory.array_bytes(aval), tuple(getattr(aval, "shape", ())))
 
-    def _add(self, jaxpr: Jaxpr, values: dict[Any, int | None]) -> None:
+    def _add(self, jaxpr: Any, values: dict[Any, int | None]) -> None:
         for eqn in jaxpr.eqns:
             reads = [values.get(x) if is_variable(x) else None for x in eqn.invars]
             name, inner = primitive_name(eqn), inner_programs(eqn)
@@ -88,7 +86,7 @@ class Operations:
                 values.update(zip(eqn.outvars, makes, strict=True))
                 self._append(name, eqn, reads, makes)
 
-    def _append(self, name: str, eqn: JaxprEqn, reads: Sequence[Any], makes: list[int]) -> None:
+    def _append(self, name: str, eqn: Any, reads: Sequence[Any], makes: list[int]) -> None:
         if name == "optimization_barrier":
             pairs = [(i, o) for i, o in zip(reads, makes, strict=True) if i is not None]
             reads, makes = [i for i, _ in pairs], [o for _, o in pairs]
@@ -96,14 +94,14 @@ class Operations:
         self.list.append(Operation(name, [i for i in reads if i is not None], makes, eqn))
 
     def _add_call(
-        self, eqn: JaxprEqn, body: Jaxpr, reads: Sequence[Any], values: dict[Any, int | None]
+        self, eqn: Any, body: Any, reads: Sequence[Any], values: dict[Any, int | None]
     ) -> None:
         within: dict[Any, int | None] = dict(zip(body.invars, reads, strict=True))
         self._add(body, within)
         for var, result in zip(eqn.outvars, body.outvars, strict=True):
             values[var] = within.get(result) if is_variable(result) else None
 
-    def _behind_barrier(self, eqn: JaxprEqn, reads: Sequence[Any]) -> list[int]:
+    def _behind_barrier(self, eqn: Any, reads: Sequence[Any]) -> list[int]:
         makes = [self._new(x.aval) for x in eqn.invars]
         pairs = [(i, o) for i, o in zip(reads, makes, strict=True) if i is not None]
         self.list.append(Operation(BARRIER, [i for i, _ in pairs], [o for _, o in pairs], eqn))
