@@ -104,13 +104,14 @@ def plan(
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
         compilations: How many programs may be compiled, 5 if not given (two, if one is asked for:
-            the leanest and the plain one); each more halves the steps of the row of plans. With a
-            target it is 3, because a compilation may then take a minute, and what is said below of
-            more programs holds only if you give a number. One is enough where
-            nothing need be recomputed, and one more is compiled where only the model thought so.
-            Up to two more are ways by hand that would cost fewer FLOPs. Up to six more are
-            compiled before a budget is refused: the two leanest candidates, the three leanest ways
-            by hand, and the plain one. Equal programs are compiled once.
+            the leanest and the plain one); each more halves the steps of the row of plans. One is
+            enough where nothing need be recomputed, and one more is compiled where only the model
+            thought so. Up to two more are ways by hand that would cost fewer FLOPs. Up to six more
+            are compiled before a budget is refused: the two leanest candidates, the three leanest
+            ways by hand, and the plain one. Equal programs are compiled once. With a target, where
+            a compilation may take a minute, it is 3 if not given: ways by hand are then among
+            these, and before a budget is refused the one that is predicted leanest is compiled,
+            and the plain one.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.
