@@ -7,7 +7,7 @@
 >>> gradient = jax.make_jaxpr(jax.grad(loss))(w, x)
 >>> from jrc.remat._planner.platform_memory import CPU
 >>> peak_of_temporaries(gradient, CPU) // x.nbytes
-2
+1
 """
 
 import dataclasses
