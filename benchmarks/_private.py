@@ -37,7 +37,7 @@ from jrc.models._layers import layer_norm as layer_norm
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
 from jrc.remat._gradient.activity import active_variables
-from jrc.remat._gradient.compiled_memory import compiled_with_memory
+from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.candidates import Candidate
@@ -123,6 +123,42 @@ class PlanSearch:
             program = jax.jit(jax.value_and_grad(fn, has_aux=self.has_aux))
             self._memory[id(candidate)] = compiled_cost(program.lower(*self.args), None)
         return self._memory[id(candidate)]
+
+
+class CandidatePeaks:
+    """Predicted and compiled peaks of a few candidates of a model, on a target or here."""
+
+    def __init__(self, model: Any, target: Any, cache: Any) -> None:
+        args = abstract_on(target, model.args, "prediction") if target else model.args
+        self.fn, self.cache, self.name = model.fn, cache, target.name if target else "cpu"
+        self.problem = PlanningProblem.of(
+            model.fn, args, 0, model.has_aux, "prediction", target=target.name if target else ""
+        )
+
+    def peaks(self, status: Callable[[str], None]) -> dict[str, dict[str, int]]:
+        """Return both peaks of each candidate, in bytes, by what it is called."""
+        found = {}
+        for way, candidate in self._some().items():
+            status(f"{self.name}: {way}")
+            lowered = self.problem.lowered(candidate)
+            compiled = self.cache.of(
+                f"{self.name} {lowered.as_text()}",
+                lambda lowered=lowered: dataclasses.asdict(
+                    memory_needed(lowered, self.problem.arguments.platform)
+                ),
+            )
+            predicted = self.problem.predicted(candidate, [candidate]).peak_bytes
+            found[way] = {"predicted": predicted, "compiled": Memory(**compiled).peak}
+        return found
+
+    def _some(self) -> dict[str, Candidate]:
+        row = self.problem.candidates
+        found = {"nothing recomputed": row[-1], "leanest": row[0], "middle": row[len(row) // 2]}
+        by_hand = {each.name: each for each in self.problem.all if each.name}
+        for name in ("every block recomputed", "every step recomputed"):
+            if name in by_hand:
+                found["every block"] = by_hand[name]
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

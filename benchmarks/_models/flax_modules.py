@@ -96,18 +96,18 @@ def _images(toy: bool, batch: int) -> tuple[Any, Any]:
     return array(batch, size, size, 3), array(batch, dtype=jnp.int32)
 
 
-def linen_model(title: str, toy: bool) -> Model:
-    """Return the vision transformer on 16 images of 64 x 64."""
-    sizes = {"layers": 3, "width": 8, "heads": 2} if toy else {}
-    batch = _images(toy, 2 if toy else 16)
-    params = jax.eval_shape(VisionTransformer(**sizes).init, jax.random.key(0), batch[0])
+def linen_model(title: str, toy: bool, layers: int = 6, batch: int = 16) -> Model:
+    """Return the vision transformer on images of 64 x 64."""
+    sizes = {"layers": 3, "width": 8, "heads": 2} if toy else {"layers": layers}
+    images = _images(toy, 2 if toy else batch)
+    params = jax.eval_shape(VisionTransformer(**sizes).init, jax.random.key(0), images[0])
 
     def loss(params: Any, batch: Any, *, through: Any) -> Any:
         logits = VisionTransformer(**sizes, through=through).apply(params, batch[0])
         return cross_entropy(logits, batch[1])
 
     ways = regions(loss, VisionTransformer(**sizes).layers, nn.remat)
-    return Model(title, functools.partial(loss, through=in_turn), (params, batch), ways)
+    return Model(title, functools.partial(loss, through=in_turn), (params, images), ways)
 
 
 def nnx_model(title: str, toy: bool) -> Model:

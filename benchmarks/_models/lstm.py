@@ -100,9 +100,9 @@ def _long_loss(params: Any, batch: Any, *, through: Any) -> Any:
     return cross_entropy(dense(params["head"], h), batch[1:])
 
 
-def lstm_model(title: str, toy: bool) -> Model:
+def lstm_model(title: str, toy: bool, steps: int = 256, batch: int = 64) -> Model:
     """Return one layer over a long sequence, whose scan is recomputed in the ways by hand."""
-    steps, batch, width, vocabulary = (9, 2, 8, 16) if toy else (256, 64, 512, 256)
+    steps, batch, width, vocabulary = (9, 2, 8, 16) if toy else (steps, batch, 512, 256)
     params = {
         "tokens": array(vocabulary, width),
         "cell": {"w": array(2 * width, 4 * width), "b": array(4 * width)},

@@ -31,13 +31,13 @@ def _loss(params: Any, state: Any, batch: Any, *, config: Any, through: Any) -> 
     return cross_entropy(logits, labels), new
 
 
-def resnet_model(title: str, toy: bool) -> Model:
-    """Return a ResNet-50 on 64 images of 32 x 32."""
+def resnet_model(title: str, toy: bool, depth: int = 50, batch: int = 64) -> Model:
+    """Return a ResNet on images of 32 x 32."""
     config = resnet.Config(
-        depth=8 if toy else 50, classes=10, stem="cifar", width=4 if toy else None
+        depth=8 if toy else depth, classes=10, stem="cifar", width=4 if toy else None
     )
     params, state = jax.eval_shape(functools.partial(resnet.init, config=config), jax.random.key(0))
-    size, batch = (8, 2) if toy else (32, 64)
+    size, batch = (8, 2) if toy else (32, batch)
     images = (array(batch, size, size, 3), array(batch, dtype=jnp.int32))
     loss = functools.partial(_loss, config=config)
     ways = regions(loss, sum(config.stages))

@@ -29,14 +29,21 @@ def _loss(params: Any, batch: Any, key: Any = None, *, config: Any, through: Any
     return cross_entropy(gpt.unembed(params, x), batch[:, 1:])
 
 
-def gpt_model(title: str, toy: bool, scan: bool = False, dropout: float = 0.0) -> Model:
-    """Return a GPT of 12 layers, 256 wide, on 4 sequences of 512 tokens."""
-    sizes = {"layers": 12, "heads": 8, "width": 256, "length": 512}
+def gpt_model(
+    title: str,
+    toy: bool,
+    scan: bool = False,
+    dropout: float = 0.0,
+    layers: int = 12,
+    batch: int = 4,
+) -> Model:
+    """Return a GPT, 256 wide, on sequences of 512 tokens."""
+    sizes = {"layers": layers, "heads": 8, "width": 256, "length": 512}
     if toy:
         sizes = {"layers": 4 if scan else 3, "heads": 2, "width": 16, "length": 16}
     config = gpt.Config(**sizes, scan=scan, dropout=dropout)
     params = jax.eval_shape(functools.partial(gpt.init, config=config), jax.random.key(0))
-    args = (params, array(2 if toy else 4, config.length + 1, dtype=jnp.int32))
+    args = (params, array(2 if toy else batch, config.length + 1, dtype=jnp.int32))
     if dropout:
         args += (jax.eval_shape(jax.random.key, 0),)
     loss = functools.partial(_loss, config=config)

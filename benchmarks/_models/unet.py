@@ -52,10 +52,10 @@ def _loss(params: Any, batch: Any, *, through: Any) -> Any:
     return jnp.mean((conv(params["head"], x) - clean) ** 2)
 
 
-def unet_model(title: str, toy: bool) -> Model:
-    """Return a U-Net of four levels on 16 images of 64 x 64."""
-    widths = [8, 8, 16] if toy else [32, 64, 128, 256]
-    size, batch = (8, 2) if toy else (64, 16)
+def unet_model(title: str, toy: bool, levels: int = 4, batch: int = 16) -> Model:
+    """Return a U-Net on images of 64 x 64."""
+    widths = [8, 8, 16] if toy else [32, 64, 128, 256][:levels]
+    size, batch = (8, 2) if toy else (64, batch)
 
     def two(inputs: int, outputs: int) -> list[Any]:
         norm = {"scale": array(outputs), "bias": array(outputs)}

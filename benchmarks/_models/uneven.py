@@ -21,10 +21,9 @@ def _loss(params: Any, batch: Any, *, through: Any) -> Any:
     return jnp.mean((through(SimpleNamespace(blocks=blocks), x) - y) ** 2)
 
 
-def mlp_model(title: str, toy: bool) -> Model:
-    """Return twelve dense layers of very different widths, batch 2048."""
-    widths = [256, 4096, 64, 2048, 512, 4096, 128, 1024, 4096, 256, 2048, 64, 1024]
-    batch = 2048
+def mlp_model(title: str, toy: bool, layers: int = 12, batch: int = 2048) -> Model:
+    """Return dense layers of very different widths."""
+    widths = [256, 4096, 64, 2048, 512, 4096, 128, 1024, 4096, 256, 2048, 64, 1024][: layers + 1]
     if toy:
         widths, batch = [max(n // 64, 2) for n in widths[:7]], 16
     params = [{"w": array(a, b), "b": array(b)} for a, b in zip(widths, widths[1:], strict=False)]

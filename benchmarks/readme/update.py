@@ -15,7 +15,7 @@ from benchmarks._lib.child import ROOT
 from benchmarks.dgc import accelerators
 from benchmarks.readme import _api, _headline
 from benchmarks.readme._parts import PARTS, part
-from benchmarks.targets import sharded_step
+from benchmarks.targets import prediction, sharded_step
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"headline": _headline.headline},
@@ -23,6 +23,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/benchmarks.md": {"trained": _headline.trained},
     "docs/dgc.md": {"accelerators": part("accelerators", accelerators.tables)},
     "docs/meshes.md": {"sharded_step": part("sharded_step", sharded_step.tables)},
+    "docs/targets.md": {"prediction": part("prediction", prediction.tables)},
     "examples/README.md": {"example": _headline.example},
     "benchmarks/README.md": PARTS,
 }

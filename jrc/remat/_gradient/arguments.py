@@ -112,7 +112,11 @@ class Arguments:
         return device_of(self.of(self.arrays)).platform
 
     def lowered(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Lowered:
-        """Lower value and gradients for compilation.
+        """Lower value and gradients for compilation, as `staged` has them."""
+        return self.staged(fn, has_aux).lower()
+
+    def staged(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Traced:
+        """Trace value and gradients for compilation; the result has the program, and is lowered.
 
         Where it can be, the program is that of `jax.jit(jax.value_and_grad(fn, argnums, has_aux))`
         to the letter, so that JAX's persistent cache of compiled programs has it for the user's own
@@ -120,19 +124,17 @@ class Arguments:
         """
         try:
             if self.are_plain:
-                return self._lowered_by_value_and_grad(fn, has_aux)
+                return self._staged_by_value_and_grad(fn, has_aux)
         except _NotAnArrayError:
             pass
-        return jax.jit(self.gradient(fn, has_aux)).lower(*self.of(self.arrays))
+        return jax.jit(self.gradient(fn, has_aux)).trace(*self.of(self.arrays))
 
     def memory(self, lowered: jax.stages.Lowered) -> Memory:
         """Compile what `lowered` returned, and return its memory."""
         given = sum(map(bytes_on_device, self.of(self.arrays)))
         return memory_needed(lowered, self.platform, given)
 
-    def _lowered_by_value_and_grad(
-        self, fn: Callable[..., Any], has_aux: bool
-    ) -> jax.stages.Lowered:
+    def _staged_by_value_and_grad(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Traced:
         @named_like(fn)
         def loss(*args: Any) -> Any:
             out = call_checked(fn, args, {}, self.who)
@@ -142,7 +144,7 @@ class Arguments:
             return out
 
         gradient = jax.value_and_grad(loss, self.argnums, has_aux)
-        return jax.jit(gradient).lower(*self.filled(self.of(self.arrays)))
+        return jax.jit(gradient).trace(*self.filled(self.of(self.arrays)))
 
 
 class _NotAnArrayError(Exception):

@@ -3,16 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, equation_flops, has_effects, is_variable, nbytes
+from jrc._jaxpr import INPUT, Program, equation_flops, has_effects, is_variable
 from jrc.remat._planner import memory_model
 from jrc.remat._planner.constraints import must_run_once
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.derivative_reads import DerivativeReads
+from jrc.remat._planner.platform_memory import CPU, PlatformMemory
 from jrc.remat._planner.save_candidates import save_candidates
 from jrc.remat._planner.schedule import schedule
 
 
-def build_cost_graph(program: Program, active: set[Any], carried: Sequence[Any] = ()) -> CostGraph:
+def build_cost_graph(
+    program: Program,
+    active: set[Any],
+    carried: Sequence[Any] = (),
+    memory: PlatformMemory = CPU,
+) -> CostGraph:
     """Return the cost graph of a program.
 
     Args:
@@ -20,6 +26,7 @@ def build_cost_graph(program: Program, active: set[Any], carried: Sequence[Any] 
         active: The variables that a derivative flows through.
         carried: Inputs that are not there in the backward pass unless they are saved: the carries
             of a loop.
+        memory: What is assumed of the platform.
     """
     eqns, steps = program.eqns, {p: k for k, p in enumerate(program.steps)}
     order = [p for p in schedule(program) if p in steps]
@@ -28,10 +35,10 @@ def build_cost_graph(program: Program, active: set[Any], carried: Sequence[Any] 
     fused = [memory_model.is_fused_variable(program, v) for v in made]
     reads = DerivativeReads()
     nodes = [_carry_node(number, carried)] if carried else []
-    cotangents = memory_model.cotangent_bytes(program, order, active)
+    cotangents = memory_model.cotangent_bytes(program, order, active, memory)
     for p, size in zip(order, cotangents, strict=True):
-        nodes.append(_node(program, p, active, steps, number, made, fused, reads, size))
-    sizes = tuple(nbytes(v.aval) for v in made)
+        nodes.append(_node(program, p, active, steps, number, made, fused, reads, size, memory))
+    sizes = tuple(memory.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(
         [tuple(node.derivative_reads) for node in nodes],
         [node.reads for node in nodes],
@@ -63,6 +70,7 @@ def _node(
     fused: Sequence[bool],
     reads: DerivativeReads,
     cotangents: int,
+    memory: PlatformMemory,
 ) -> CostNode:
     eqn = program.eqns[p]
     is_active = not active.isdisjoint(eqn.outvars)
@@ -82,7 +90,7 @@ def _node(
         has_effects=has_effects(eqn),
         cotangent_bytes=cotangents,
         operands=tuple(
-            (v, memory_model.operand_bytes(program, made[v]))
+            (v, memory_model.operand_bytes(program, made[v], memory))
             for v in dict.fromkeys(needs)
             if fused[v] and own_kernel
         ),

@@ -22,6 +22,7 @@ from jrc.remat._planner.memory_model import (
     should_try_plain_first,
     unfusable_bytes,
 )
+from jrc.remat._planner.platform_memory import CPU, PlatformMemory
 from jrc.remat._planner.saved_by_plan import NOTHING_RECOMPUTED
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import ParetoPoint, solve, spread_evenly
@@ -78,6 +79,7 @@ def candidate_row(
     perturbed: Iterable[Any],
     residuals: Residuals,
     compilations: int,
+    memory: PlatformMemory = CPU,
     link: HostLink | None = None,
 ) -> CandidateRow:
     """Return the candidates of a program.
@@ -87,11 +89,14 @@ def candidate_row(
         perturbed: Its inputs that it is differentiated by. Their cotangents are results.
         residuals: What JAX saves where nothing is recomputed.
         compilations: How many candidates a search may compile; each more doubles their number.
+        memory: What is assumed of the platform.
         link: What copies to the host cost, where values may be moved there.
     """
     perturbed = list(perturbed)
     results = [nbytes(v.aval) for v in perturbed]
-    graph, options, points = pareto_front(program, perturbed, program.jaxpr.outvars[:1], link=link)
+    graph, options, points = pareto_front(
+        program, perturbed, program.jaxpr.outvars[:1], memory=memory, link=link
+    )
     left_to_jax = residuals.bytes
     if not options:
         kept = solve(graph, saved=kept_by_xla(graph, graph.nodes))

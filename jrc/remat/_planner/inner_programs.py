@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jrc.remat._planner.host_link import HostLink
 from jrc.remat._planner.loop_options import loop_options, option_of
 from jrc.remat._planner.memory_model import kept_by_xla
 from jrc.remat._planner.offload import priced, with_offloaded
+from jrc.remat._planner.platform_memory import CPU, PlatformMemory
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import (
     InnerOption,
@@ -38,6 +39,7 @@ def pareto_front(
     wanted: Iterable[Any],
     times: int = 1,
     carried: Sequence[Any] = (),
+    memory: PlatformMemory = CPU,
     link: HostLink | None = None,
 ) -> tuple[CostGraph, dict[int, list[InnerOption]], list[ParetoPoint]]:
     """Return the cost graph of a program, options of its constructs, and the Pareto front.
@@ -48,12 +50,13 @@ def pareto_front(
         wanted: The results that are differentiated.
         times: How often the program runs (the body of a loop).
         carried: Inputs that are carries of a loop.
+        memory: What is assumed of the platform.
         link: What copies to the host cost, where values inside of loops may be moved there.
     """
     active = active_variables(program, perturbed, wanted)
-    graph = build_cost_graph(program, active, carried)
+    graph = build_cost_graph(program, active, carried, memory)
     # Copies inside of a loop in a loop are left alone.
-    options = _inner_options(program, active, link if times == 1 else None)
+    options = _inner_options(program, active, memory, link if times == 1 else None)
     try:
         points = solve(graph, options, times)
     except TooMuchWork:
@@ -92,20 +95,21 @@ def _may_move(program: Program, place: tuple[int, int]) -> bool:
 
 
 def _inner_options(
-    program: Program, active: set[Any], link: HostLink | None
+    program: Program, active: set[Any], memory: PlatformMemory, link: HostLink | None
 ) -> dict[int, list[InnerOption]]:
     """The options of each construct that can be planned inside, the leanest first."""
+    front = functools.partial(pareto_front, memory=memory, link=link)
     found = {}
     for k, p in enumerate(program.steps):
         eqn = program.eqns[p]
         options = _PLANNED.get(primitive_name(eqn))
         if options and repeats(eqn) > 0 and not active.isdisjoint(eqn.outvars):
-            found[k] = options(program, p, active, link)
+            found[k] = options(front, program, p, active)
     return found
 
 
 def _shard_map_options(
-    program: Program, p: int, active: set[Any], link: HostLink | None
+    front: Callable[..., Any], program: Program, p: int, active: set[Any]
 ) -> list[InnerOption]:
     """Options of a `shard_map`, whose sizes are those of one device's part."""
     eqn = program.eqns[p]
@@ -117,7 +121,7 @@ def _shard_map_options(
             body = inlined_program(jaxpr)
             pairs = zip(body.jaxpr.invars, eqn.invars, strict=True)
             perturbed = [v for v, x in pairs if is_variable(x) and x in active]
-            graph, _, points = pareto_front(body, perturbed, body.jaxpr.outvars, link=link)
+            graph, _, points = front(body, perturbed, body.jaxpr.outvars)
             found[:] = [
                 option_of(graph, point)
                 for point in spread_evenly(points, graph.flops, 2 * SETTINGS.inner_options)
@@ -130,17 +134,15 @@ def _shard_map_options(
     return found
 
 
-def _loop_options(
-    program: Program, p: int, active: set[Any], link: HostLink | None
-) -> list[InnerOption]:
-    return loop_options(functools.partial(pareto_front, link=link), program, p, active)
-
-
 def _branch_options(
-    program: Program, p: int, active: set[Any], link: HostLink | None
+    front: Callable[..., Any], program: Program, p: int, active: set[Any]
 ) -> list[InnerOption]:
     """Options of a `cond`, whose branches share the memory of what they save, on the device."""
-    return branch_options(pareto_front, program, p, active)
+    return branch_options(functools.partial(front, link=None), program, p, active)
 
 
-_PLANNED = {"scan": _loop_options, "shard_map": _shard_map_options, "cond": _branch_options}
+_PLANNED = {
+    "scan": loop_options,
+    "shard_map": _shard_map_options,
+    "cond": _branch_options,
+}

@@ -20,6 +20,7 @@ from jrc.remat._planner.make_plan import plan
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import least_peak
+from jrc.remat._planner.settings import SETTINGS
 
 _logger = logging.getLogger("jrc")
 
@@ -160,9 +161,12 @@ def largest_batch(
         return logged(batch, "nothing recomputed", args.memory(args.lowered(fn, has_aux)).peak)
 
     def leanest(batch: int) -> int:
+        # As `plan` does below.
+        few = SETTINGS.compilations_on_target
         problem = PlanningProblem.of(
-            fn, arguments(batch), argnums, has_aux, who, respect_checkpoints=respect_checkpoints
-        )
+            fn, arguments(batch), argnums, has_aux, who, few if there else SETTINGS.compilations,
+            respect_checkpoints, most=few if there else None,
+        )  # fmt: skip
         least = known(batch)
         if least > limit:
             least = min(least, least_peak(problem, lambda i: compiled(problem, i), limit))

@@ -106,14 +106,15 @@ def plan(
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
             does not promise to fit.
-        compilations: How many programs may be compiled, 5 if not given, with a target 3, because
-            a compilation may then take a minute, and one more with `offload` (two, if one is asked
-            for: the leanest and the plain one); each more halves the steps of the row of plans. One
-            is enough where nothing need be recomputed, and one more is compiled where only the
-            model thought so.
-            Up to two more are ways by hand that would cost fewer FLOPs. Up to six more are
-            compiled before a budget is refused: the two leanest candidates, the three leanest ways
-            by hand, and the plain one. Equal programs are compiled once.
+        compilations: How many programs may be compiled, 5 if not given (two, if one is asked for:
+            the leanest and the plain one), and one more with `offload`; each more halves the steps
+            of the row of plans. One is enough where nothing need be recomputed, and one more is
+            compiled where only the model thought so. Up to two more are ways by hand that would
+            cost fewer FLOPs. Up to six more are compiled before a budget is refused: the two
+            leanest candidates, the three leanest ways by hand, and the plain one. Equal programs
+            are compiled once. With a target, where a compilation may take a minute, it is 3 if not
+            given: ways by hand are then among these, and before a budget is refused the one that is
+            predicted leanest is compiled, and the plain one.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.
@@ -222,6 +223,8 @@ class _Search:
         check_flag(verify, "verify", who)
         self.target = there = checked_target(target, who)
         remedy = "Five find one of about thirty plans, each more doubles their number."
+        # Where a compilation may take a minute, no more than these unless the user asks for more.
+        self.most = SETTINGS.compilations_on_target if there and compilations is None else None
         if compilations is None:
             compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
             compilations += offload is not False
@@ -266,7 +269,7 @@ class _Search:
     def _problem(self) -> tuple[PlanningProblem, "_Compiler"]:
         problem = PlanningProblem.of(
             self.fn, self.args, self.argnums, self.has_aux, self.who, self.compilations,
-            self.respects, self.name, self.link,
+            self.respects, self.name, link=self.link, most=self.most,
         )  # fmt: skip
         compiled = _Compiler(problem)
         if compiled.split:
@@ -340,12 +343,20 @@ def plan_within(
     limit = checked_budget(budget, who)
 
     def found() -> Plan:
-        problem = _problem_within(fn, lower, who, has_aux, respect_checkpoints, link)
+        problem = _problem_within(fn, lower, who, has_aux, respect_checkpoints, platform, link)
         known: dict[str, CompiledCost] = {}
 
         @functools.cache
         def compiled(candidate: Candidate) -> CompiledCost:
-            lowered = lower(problem.applied(candidate, fn))
+            applied = problem.applied(candidate, fn)
+
+            @named_like(fn)
+            def followed(*args: Any) -> Any:
+                # Only while the larger program is traced do its mesh axes have names.
+                problem.follow(candidate)
+                return applied(*args)
+
+            lowered = lower(followed)
             text = _fingerprint(lowered)
             if text not in known:
                 known[text] = compiled_cost(lowered, platform, counts_sent=split)
@@ -356,8 +367,7 @@ def plan_within(
 
             @named_like(fn)
             def counting(*args: Any) -> Any:
-                # Only while the larger program is traced do its mesh axes have names.
-                if not found:
+                if not found:  # mesh axes: as above
                     found.append(problem.counted(candidate))
                 return fn(*args)
 
@@ -378,6 +388,7 @@ def _problem_within(
     who: str,
     has_aux: Callable[[Any], bool],
     respect_checkpoints: bool,
+    platform: str | None,
     link: HostLink | None,
 ) -> PlanningProblem:
     """The planning problem of a function, for the arguments that a larger program calls it with."""
@@ -396,6 +407,7 @@ def _problem_within(
                     has_aux(out),
                     who,
                     respect_checkpoints=respect_checkpoints,
+                    platform=platform,
                     link=link,
                 )
             )

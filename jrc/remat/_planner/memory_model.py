@@ -1,11 +1,12 @@
-"""All that the planner assumes of XLA: what is fused, what lies in memory, and for how long.
+"""What the solver assumes of XLA: what is fused, what lies in memory, and for how long.
 
-The model has four assumptions. Compiled programs are the judge: a plan is verified by XLA's own
-bytes, and the model only ranks candidates.
+The model has four assumptions. It finds and ranks candidates. The peak that a plan states as
+predicted follows the values of its gradient program, in `buffer_peak`; compiled programs are the
+judge of both.
 
 1. **Fusion.** A result of a `Fusion.INSIDE` primitive takes no memory of its own: XLA computes it
    inside of whatever reads it. Where a kernel of its own (a product) reads it, it does take memory
-   while that kernel is differentiated; on CPU twice, if it was broadcast for it.
+   while that kernel is differentiated; on CPU twice, if it was broadcast for it, on TPU not.
 2. **Recomputed values** lie in memory from the moment at which their region is recomputed until
    the equation that makes them has been differentiated, if a derivative reads them; else only for
    a moment.
@@ -20,11 +21,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
-
 from jrc._jaxpr import INPUT, Fusion, Program, facts_of, is_variable, nbytes
 from jrc.remat._gradient.residuals import Residuals
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.platform_memory import PlatformMemory
 from jrc.remat._planner.settings import SETTINGS
 
 
@@ -44,13 +44,15 @@ def is_fused_variable(program: Program, var: Any) -> bool:
     return p != INPUT and is_fused(program.eqns[p])
 
 
-def operand_bytes(program: Program, var: Any) -> int:
+def operand_bytes(program: Program, var: Any, memory: PlatformMemory) -> int:
     """Return the bytes of a fused value that XLA writes for a kernel of its own."""
+    if memory.computes_operands:
+        return 0
     eqn = program.eqns[program.producer[var]]
-    size = nbytes(var.aval)
+    size = memory.array_bytes(var.aval)
     shapes = (getattr(x.aval, "shape", ()) for x in eqn.invars)
     is_broadcast = any(shape and math.prod(shape) < math.prod(var.aval.shape) for shape in shapes)
-    return size * (2 if is_broadcast and jax.default_backend() == "cpu" else 1)
+    return size * (2 if is_broadcast and memory.writes_broadcasts else 1)
 
 
 def values_read_late(
@@ -79,8 +81,11 @@ def values_read_late(
     return late
 
 
-def cotangent_bytes(program: Program, order: Sequence[int], active: set[Any]) -> list[int]:
+def cotangent_bytes(
+    program: Program, order: Sequence[int], active: set[Any], memory: PlatformMemory
+) -> list[int]:
     """Return, for each equation in order, the bytes of cotangents while it is differentiated."""
+    size = memory.array_bytes
     at = {p: k for k, p in enumerate(order)}
     readers: dict[Any, list[int]] = {}
     for p in order:
@@ -92,15 +97,15 @@ def cotangent_bytes(program: Program, order: Sequence[int], active: set[Any]) ->
     change = [0] * (len(order) + 1)
     for var in active.intersection(program.jaxpr.invars):
         last = max(readers.get(var, []), default=0)
-        change[0] += nbytes(var.aval)
-        change[min(last + 1, len(order))] -= nbytes(var.aval)
+        change[0] += size(var.aval)
+        change[min(last + 1, len(order))] -= size(var.aval)
     for p in order:
         for var in program.eqns[p].outvars:
             reading = readers.get(var, [])
             # A kernel of its own reads the value, or stands between two readers.
             if var in active and reading and kernels[max(reading) + 1] > kernels[min(reading)]:
-                change[at[p]] += nbytes(var.aval)
-                change[max(reading) + 1] -= nbytes(var.aval)
+                change[at[p]] += size(var.aval)
+                change[max(reading) + 1] -= size(var.aval)
     return list(itertools.accumulate(change))[:-1]
 
 

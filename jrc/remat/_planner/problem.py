@@ -1,7 +1,7 @@
 """A planning problem: a function with its arguments, its program and its candidates."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
 from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.as_written import NAME as AS_WRITTEN_NAME
 from jrc.remat._planner.as_written import as_written_candidate
+from jrc.remat._planner.buffer_peak import peak_of_temporaries
 from jrc.remat._planner.calibration import Calibration, calibration_of
 from jrc.remat._planner.candidates import Candidate, candidate_row
 from jrc.remat._planner.compiled_cost import CompiledCost
@@ -24,6 +25,7 @@ from jrc.remat._planner.host_link import HostLink
 from jrc.remat._planner.opaque_in_plan import opaque_under
 from jrc.remat._planner.plan import Plan, apply_decision
 from jrc.remat._planner.plan_candidates import Estimate, PlanCandidate
+from jrc.remat._planner.platform_memory import CPU, PlatformMemory, memory_on
 from jrc.remat._planner.policy_by_names import by_name
 from jrc.remat._planner.saved_by_plan import change_text, saved_by
 from jrc.remat._planner.settings import SETTINGS
@@ -53,6 +55,10 @@ class PlanningProblem:
         opaque: The equations that the planner cannot look into, each with its path.
         target: The name of the target that programs are compiled for; empty without one.
         calibration: From the model's peak to that of one device, where arguments are split.
+        memory: What is assumed of the platform that programs are compiled for.
+        followed: Of candidates whose gradient program was followed, the peak in bytes.
+        most: At most so many programs are compiled, but for a wrong prediction; `None` sets no
+            such bound.
     """
 
     candidates: tuple[Candidate, ...]
@@ -72,6 +78,9 @@ class PlanningProblem:
     opaque: tuple[tuple[Path, Opaque], ...]
     target: str = ""
     calibration: Calibration = Calibration()
+    memory: PlatformMemory = CPU
+    followed: dict[Candidate, int] = dataclasses.field(default_factory=dict)
+    most: int | None = None
 
     @classmethod
     def of(
@@ -84,6 +93,8 @@ class PlanningProblem:
         compilations: int = SETTINGS.compilations,
         respect_checkpoints: bool = False,
         target: str = "",
+        platform: str | None = None,
+        most: int | None = None,
         link: HostLink | None = None,
     ) -> "PlanningProblem":
         """Trace a function, and find its candidates."""
@@ -99,7 +110,8 @@ class PlanningProblem:
         plain = traced.opened.jaxpr
         avals = [v.aval for v in plain.invars]
         residuals, gradient = residuals_and_gradient(evaluate(plain), avals, at)
-        row = candidate_row(program, perturbed, residuals, compilations, link)
+        memory = memory_on(platform or arguments.platform)
+        row = candidate_row(program, perturbed, residuals, compilations, memory, link)
         signature = signature_of(traced, respect_checkpoints)
         plain_flops = flops(gradient)
         by_hand = row.by_hand
@@ -109,7 +121,7 @@ class PlanningProblem:
         # XLA counts closed-over arrays as constants of the program, and not as its arguments.
         given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
-        return cls(
+        problem = cls(
             candidates=row.candidates,
             by_hand=tuple(sorted(by_hand, key=lambda each: (each.temporaries, each.cost))),
             plain_first=row.plain_first,
@@ -128,7 +140,11 @@ class PlanningProblem:
                 program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
             ),
             target=target,
+            memory=memory,
+            most=most,
         )
+        problem.follow(row.candidates[-1], gradient)
+        return problem
 
     @property
     def regions(self) -> int:
@@ -151,7 +167,10 @@ class PlanningProblem:
         by_hand = min(SETTINGS.by_hand_compiled, len(self.by_hand))
         few = range(min(SETTINGS.leanest_compiled, count))
         both = (*few, *range(count, count + by_hand))
-        return tuple(sorted(both, key=lambda i: self.all[i].temporaries))
+        if self.most is None:
+            return tuple(sorted(both, key=lambda i: self.all[i].temporaries))
+        # A program is traced sooner than it is compiled.
+        return tuple(sorted(both, key=lambda i: self.follow(self.all[i])))[:1]
 
     def cost_order(self, i: int) -> tuple[int, int]:
         """Return what orders the candidates: time in FLOPs, then predicted bytes."""
@@ -163,11 +182,50 @@ class PlanningProblem:
             return fn
         return apply_decision(fn, candidate.decision, self.signature)
 
-    def predicted(self, candidate: Candidate) -> Estimate:
-        """Return the cost of a candidate as the model has it."""
-        peak = self.given + self.returned + candidate.temporaries
-        total = self.flops + candidate.recomputed
-        return self._estimate(self.calibration.of(peak), total, candidate.host)
+    def predicted(
+        self, candidate: Candidate, followed: Iterable[Candidate] | None = None
+    ) -> Estimate:
+        """Return the cost of a candidate as the model has it.
+
+        Args:
+            candidate: The candidate.
+            followed: Candidates whose peak is predicted from their own gradient program; nothing
+                recomputed always is. The others lie on the lines through those of the row. By
+                default `few`.
+        """
+        followed = {*(self.few if followed is None else followed), self.candidates[-1]}
+        if self.calibration.points:
+            peak = self.calibration.of(self._modelled(candidate))
+        elif candidate in followed:
+            peak = self.follow(candidate)
+        else:
+            known = [each for each in self.candidates[:-1] if each in followed]
+            pairs = ((self._modelled(each), self.follow(each)) for each in known)
+            peak = calibration_of(pairs).of(self._modelled(candidate))
+        return self._estimate(peak, self.flops + candidate.recomputed, candidate.host)
+
+    def follow(self, candidate: Candidate, gradient: Any = None) -> int:
+        """Return the peak of a candidate, from the lifetimes of its gradient program's values.
+
+        Args:
+            candidate: The candidate.
+            gradient: Its gradient program, where it is traced already.
+        """
+        if candidate not in self.followed:
+            if gradient is None:
+                gradient = self.arguments.traced(self.applied(candidate, self.fn), self.has_aux)
+            temporaries = peak_of_temporaries(gradient, self.memory)
+            self.followed[candidate] = self.given + self.returned + temporaries
+        return self.followed[candidate]
+
+    @property
+    def few(self) -> tuple[Candidate, ...]:
+        """The candidates that are followed where none is compiled: the leanest and a middle one."""
+        row = self.candidates
+        return row[0], row[len(row) // 2]
+
+    def _modelled(self, candidate: Candidate) -> int:
+        return self.given + self.returned + candidate.temporaries
 
     def calibrated(self, compiled: Callable[[Candidate], CompiledCost]) -> "PlanningProblem":
         """Return the problem with predictions for one device, for arguments that are split.
@@ -179,7 +237,7 @@ class PlanningProblem:
         row = self.candidates
         places = (0, len(row) // 4, len(row) // 2, max(len(row) - 2, 0), len(row) - 1)
         some = dict.fromkeys(row[i] for i in places)
-        pairs = [(self.predicted(each).peak_bytes, compiled(each).peak) for each in some]
+        pairs = [(self._modelled(each), compiled(each).peak) for each in some]
         return dataclasses.replace(self, calibration=calibration_of(pairs))
 
     def counted(self, candidate: Candidate) -> int:
@@ -189,8 +247,13 @@ class PlanningProblem:
         return flops(self.arguments.traced(self.applied(candidate, self.fn), self.has_aux))
 
     def lowered(self, candidate: Candidate) -> jax.stages.Lowered:
-        """Return the gradient program under a candidate's decision, lowered."""
-        return self.arguments.lowered(self.applied(candidate, self.fn), self.has_aux)
+        """Return the gradient program under a candidate's decision, lowered.
+
+        Its peak is then predicted from that program.
+        """
+        staged = self.arguments.staged(self.applied(candidate, self.fn), self.has_aux)
+        self.follow(candidate, staged.jaxpr)
+        return staged.lower()
 
     def plan_of(
         self,
@@ -212,17 +275,18 @@ class PlanningProblem:
         if i in memory:
             count = counted or self.counted
             verified = self._estimate(memory[i].peak, count(candidate), memory[i].host)
+        followed = [self.all[k] for k in memory] or self.few
         decision = candidate.decision
         opaque = opaque_under(decision, self.opaque)
         return Plan(
             budget=budget,
-            predicted=self.predicted(candidate),
+            predicted=self.predicted(candidate, followed),
             verified=verified,
             unplanned_flops=self.flops,
             saved_bytes=candidate.saved,
             compilations=len(memory),
             kept=saved_by(self.program, decision) if decision else (),
-            candidates=self._weighed(i, memory),
+            candidates=self._weighed(i, memory, followed),
             decision=decision,
             signature=self.signature,
             opaque=opaque,
@@ -231,7 +295,7 @@ class PlanningProblem:
         )
 
     def _weighed(
-        self, chosen: int, memory: Mapping[int, CompiledCost]
+        self, chosen: int, memory: Mapping[int, CompiledCost], followed: Sequence[Candidate]
     ) -> tuple[PlanCandidate, ...]:
         """Every candidate with its cost, and what changes from the one before it."""
         found, before = [], None
@@ -242,7 +306,7 @@ class PlanningProblem:
                 before = None
             found.append(
                 PlanCandidate(
-                    predicted=self.predicted(candidate),
+                    predicted=self.predicted(candidate, followed),
                     compiled_peak_bytes=memory[i].peak if i in memory else None,
                     compiled_host_bytes=memory[i].host if i in memory else None,
                     sent_bytes=memory[i].sent if i in memory else None,

@@ -86,7 +86,7 @@ def least_peak(problem: PlanningProblem, peak_of: Callable[[int], int], enough: 
     """
     least: float = math.inf
     for i in problem.leanest:
-        expected = problem.predicted(problem.all[i]).peak_bytes
+        expected = problem.predicted(problem.all[i], ()).peak_bytes
         if least <= enough or expected > SETTINGS.leanest_margin * least:
             break
         least = min(least, peak_of(i))
@@ -105,11 +105,13 @@ def _cheaper_by_hand(
     if found is not None:
         most, limit = every[found].cost, budget
     compilations = SETTINGS.cheaper_compiled
+    if problem.most is not None:
+        compilations = min(compilations, max(problem.most - len(peaks.memory), 0))
     for i in sorted(range(count, len(every)), key=problem.cost_order):
         if every[i].cost >= most:
             break
         if i not in peaks.memory:
-            if problem.predicted(every[i]).peak_bytes > limit or not compilations:
+            if peaks.expected(i) > limit or not compilations:
                 continue
             compilations -= 1
         if peaks.of(i) <= budget:
@@ -133,15 +135,24 @@ class _Peaks:
         """Return the peak of a candidate in bytes."""
         candidate = self.problem.all[i]
         if self.compiled is None:
-            return self.problem.predicted(candidate).peak_bytes
+            return self.expected(i)
         if i not in self.memory:
             count = len(self.problem.candidates)
             place = f"plan {i + 1} of {count}, the leanest first" if i < count else candidate.name
-            _logger.info("%s: compiling %s", self.who, place)
+            _logger.info("%s: compiling %s%s", self.who, place, self._count())
             self.memory[i] = self.compiled(candidate)
             peak = memory_text(self.memory[i].peak)
             _logger.info("%s: %s: a peak of %s", self.who, place, peak)
         return self.memory[i].peak
+
+    def _count(self) -> str:
+        most, number = self.problem.most, len(self.memory) + 1
+        return f" (compilation {number} of at most {max(most, number)})" if most else ""
+
+    def expected(self, i: int) -> int:
+        """Return the predicted peak of a candidate in bytes, in the light of those compiled."""
+        known = [self.problem.all[k] for k in self.memory] or self.problem.few
+        return self.problem.predicted(self.problem.all[i], known).peak_bytes
 
 
 def highest_fitting(

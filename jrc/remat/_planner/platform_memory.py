@@ -1,0 +1,91 @@
+"""What the planner assumes of each platform's compiler: how much an array takes, what is fused.
+
+>>> import jax, jax.numpy as jnp
+>>> column = jax.ShapeDtypeStruct((4096, 1), jnp.float32)
+>>> memory_on("cpu").array_bytes(column), memory_on("tpu").array_bytes(column)
+(16384, 16384)
+>>> memory_on("tpu").array_bytes(jax.ShapeDtypeStruct((256, 8, 40), jnp.bfloat16))
+196608
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+from jrc._jaxpr import nbytes
+
+_LANES = 128
+_SUBLANES = 8
+_WORD = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class PlatformMemory:
+    """How the compiler of a platform lays out, fuses and orders a program.
+
+    Attributes:
+        name: `"cpu"`, `"gpu"` or `"tpu"`.
+        has_tiles: Whether arrays of two and more axes are padded to tiles of 8 x 128 words.
+        writes_broadcasts: Whether a product, a convolution or a sum is a call of a library, which
+            reads broadcast operands from memory.
+        copies_operands: Whether a convolution whose axes are not in the usual order reads copies.
+        computes_operands: Whether a product or a convolution computes its operands while it reads
+            what they are made from.
+        repeats_functions: Whether `exp`, `tanh` and the like are computed again in each reader.
+        starts_early: Whether an equation runs as soon as its operands are there, not in the order
+            of the program.
+    """
+
+    name: str
+    has_tiles: bool = False
+    writes_broadcasts: bool = False
+    copies_operands: bool = False
+    computes_operands: bool = False
+    repeats_functions: bool = False
+    starts_early: bool = False
+
+    def array_bytes(self, aval: Any) -> int:
+        """Return the bytes that an array of this type occupies."""
+        size = nbytes(aval)
+        return max(size, _tiled_bytes(aval)) if self.has_tiles and size else size
+
+
+CPU = PlatformMemory("cpu", writes_broadcasts=True, copies_operands=True, starts_early=True)
+_PLATFORMS = {
+    "cpu": CPU,
+    "gpu": PlatformMemory("gpu", repeats_functions=True),
+    "tpu": PlatformMemory("tpu", has_tiles=True, computes_operands=True, repeats_functions=True),
+}
+
+
+def memory_on(platform: str) -> PlatformMemory:
+    """Return the assumptions for a platform; those of a CPU for one that is not known."""
+    return _PLATFORMS.get(platform, CPU)
+
+
+def _tiled_bytes(aval: Any) -> int:
+    """Return the bytes of an array in tiles, its axes in the order that pads least.
+
+    A tile has 128 lanes and 8 rows of 32 bits; shorter types are packed, 2 or 4 to a row. Where
+    there are fewer rows than that, the tile is as low as the next power of two. XLA chooses which
+    two axes are tiled.
+
+    Source: "Tiled layout", XLA documentation, https://openxla.org/xla/tiled_layout.
+    """
+    shape, itemsize = aval.shape, aval.dtype.itemsize
+    whole = math.prod(shape)
+    if len(shape) < 2 or itemsize > _WORD:
+        return whole * itemsize
+    rows = _SUBLANES * _WORD // itemsize
+    padded = min(
+        whole // (shape[i] * shape[j]) * _tile_entries(shape[i], shape[j], rows)
+        for i, j in itertools.permutations(range(len(shape)), 2)
+    )
+    return padded * itemsize
+
+
+def _tile_entries(high: int, wide: int, rows: int) -> int:
+    """Return the entries of a matrix whose axes are padded to tiles."""
+    low = min(rows, 1 << (high - 1).bit_length())
+    return -(-high // low) * low * (-(-wide // _LANES) * _LANES)

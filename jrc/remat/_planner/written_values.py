@@ -1,0 +1,183 @@
+"""Which values of a program its compiler writes to memory, and which it computes inside of readers.
+
+A product, a convolution, a loop and the like are kernels of their own: they read from memory and
+write to it. Arithmetic is computed inside of its readers, as often as it is read, unless one of
+them is a kernel of its own. A function such as `exp` is computed once where the platform has no
+cheap one, so that it is written if it has several readers.
+
+On a CPU a sum over an axis is a call of a library, and takes arithmetic along only where nothing
+else reads it: other values that it reads are written. The library also continues a product or a
+convolution with the arithmetic that follows; a broadcast that this reads, and something else does
+too, is written in full.
+"""
+
+import enum
+from collections.abc import Sequence
+
+from jrc._jaxpr import Fusion, facts_of
+from jrc.remat._planner.operations import BARRIER, BROADCAST, COPY, Operation, Operations
+
+_REDUCTIONS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split()
+)
+_MOVES = frozenset("gather concatenate dynamic_slice pad transpose rev".split())
+_SCANS = frozenset("cumsum cumprod cummax cummin cumlogsumexp".split())
+_CONTINUED = frozenset("mul add sub neg div add_any integer_pow square max min copy".split())
+_STEPS = 6
+"""How many operations a library call continues."""
+
+
+class Kind(enum.Enum):
+    """How a compiler treats an operation."""
+
+    BARRIER = enum.auto()
+    KERNEL = enum.auto()
+    REDUCTION = enum.auto()
+    FUNCTION = enum.auto()
+    ARITHMETIC = enum.auto()
+    MOVE = enum.auto()
+    COPY = enum.auto()
+
+
+_FUSING = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE, Kind.REDUCTION, Kind.COPY)
+_ALWAYS_WRITTEN = (Kind.BARRIER, Kind.KERNEL, Kind.REDUCTION, Kind.COPY)
+
+
+def kind_of(operation: Operation) -> Kind:
+    """Return how a compiler treats an operation."""
+    name = operation.name
+    own = {BARRIER: Kind.BARRIER, COPY: Kind.COPY, BROADCAST: Kind.ARITHMETIC}
+    if name in own or operation.eqn is None:
+        return own[name]
+    if len(operation.makes) != 1:
+        return Kind.KERNEL
+    if name in _REDUCTIONS:
+        return Kind.REDUCTION
+    if name in _MOVES:
+        return Kind.MOVE
+    fusion = facts_of(operation.eqn).fusion
+    if fusion is Fusion.NONE or name in _SCANS:
+        return Kind.KERNEL
+    is_function = fusion is Fusion.LOOP and name != "rsqrt"
+    return Kind.FUNCTION if is_function else Kind.ARITHMETIC
+
+
+class WrittenValues:
+    """The operations that write, and for each what it reads from memory.
+
+    Attributes:
+        kinds: How the compiler treats each operation.
+        is_written: Whether each operation writes its results.
+    """
+
+    def __init__(self, program: Operations) -> None:
+        self.program, self.memory = program, program.memory
+        self.kinds = [kind_of(operation) for operation in program.list]
+        self.maker = {v: k for k, each in enumerate(program.list) for v in each.makes}
+        self.users: dict[int, list[int]] = {}
+        for k, operation in enumerate(program.list):
+            for v in dict.fromkeys(operation.reads):
+                self.users.setdefault(v, []).append(k)
+        self.is_written = self._written()
+        self._sources: dict[int, frozenset[int]] = {}
+        for k, operation in enumerate(program.list):
+            if not self.is_written[k]:
+                self._sources |= dict.fromkeys(operation.makes, self.reads(k))
+
+    def reads(self, k: int) -> frozenset[int]:
+        """Return what operation `k` reads from memory, directly or through what it computes."""
+        return frozenset().union(
+            *(self._sources.get(v, frozenset({v})) for v in self.program.list[k].reads)
+        )
+
+    def _written(self) -> list[bool]:
+        operations = self.program.list
+        results = set(self.program.results)
+        written = [True] * len(operations)
+        call: dict[int, int] = {}  # the reduction whose library call an operation is part of
+        for k in range(len(operations) - 1, -1, -1):
+            if self.kinds[k] in _ALWAYS_WRITTEN or not results.isdisjoint(operations[k].makes):
+                continue
+            (value,) = operations[k].makes
+            written[k] = not self._is_fused(k, self.users.get(value, []), call)
+            if self.memory.writes_broadcasts and operations[k].name == BROADCAST:
+                written[k] = written[k] or self._is_read_by_a_call(k)
+        return written
+
+    def _is_fused(self, k: int, users: Sequence[int], call: dict[int, int]) -> bool:
+        if not users or not all(map(self._takes_along, users)):
+            return False
+        is_function = self.kinds[k] is Kind.FUNCTION
+        if is_function and len(users) > 1 and not self.memory.repeats_functions:
+            return False
+        if self.memory.writes_broadcasts:
+            calls = {u if self.kinds[u] is Kind.REDUCTION else call.get(u, -1) for u in users}
+            if calls == {-1}:
+                return True
+            if len(calls) == 1:
+                (call[k],) = calls
+                return True
+            # A constant or a broadcast is made again for each.
+            return not self.program.list[k].reads or self.program.list[k].name == BROADCAST
+        return True
+
+    def _takes_along(self, k: int) -> bool:
+        """Whether an operation computes its operands in its own kernel."""
+        if self.kinds[k] in _FUSING:
+            return True
+        eqn = self.program.list[k].eqn
+        is_product = eqn is not None and facts_of(eqn).is_contraction
+        return is_product and self.memory.computes_operands
+
+    def _is_read_by_a_call(self, k: int) -> bool:
+        """Whether a broadcast with several readers is read by what continues a product."""
+        (value,) = self.program.list[k].makes
+        users = self.users.get(value, [])
+        if len(users) < 2:
+            return False
+        products = self._is_reduced(self.program.list[k].reads[0], _STEPS)
+        return any(
+            self.program.list[u].name in _CONTINUED and self._continues(u, products, _STEPS)
+            for u in users
+        )
+
+    def _is_reduced(self, value: int, steps: int) -> bool:
+        """Whether a value is computed from the result of a reduction."""
+        k = self.maker.get(value)
+        if k is None or not steps:
+            return False
+        if self.kinds[k] is Kind.REDUCTION:
+            return True
+        if self.kinds[k] not in (Kind.ARITHMETIC, Kind.FUNCTION, Kind.COPY):
+            return False
+        return any(self._is_reduced(v, steps - 1) for v in self.program.list[k].reads)
+
+    def _continues(self, k: int, products: bool, steps: int) -> bool:
+        """Whether an operation follows a convolution, or with `products` a product, in one call."""
+        operation = self.program.list[k]
+        if operation.name == "conv_general_dilated":
+            return True
+        if operation.name == "dot_general":
+            return products and _keeps_its_shape(operation)
+        if not steps or operation.name not in _CONTINUED:
+            return False
+        return any(
+            self._continues(self.maker[v], products, steps - 1)
+            for v in operation.reads
+            if v in self.maker and all(map(self._may_continue, self.users[v]))
+        )
+
+    def _may_continue(self, k: int) -> bool:
+        operation = self.program.list[k]
+        if self.kinds[k] is not Kind.REDUCTION:
+            return operation.name in _CONTINUED
+        axes = operation.eqn.params.get("axes", ()) if operation.eqn is not None else ()
+        return len(self.program.shapes[operation.reads[0]]) - 1 in axes
+
+
+def _keeps_its_shape(product: Operation) -> bool:
+    """Whether a library multiplies without a reshape: one free axis for each operand."""
+    contracted, batched = product.eqn.params["dimension_numbers"]
+    axes = [x.aval.ndim for x in product.eqn.invars]
+    sides = zip(axes, contracted, batched, strict=True)
+    return all(n - len(c) - len(b) == 1 for n, c, b in sides)

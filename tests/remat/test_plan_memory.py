@@ -1,0 +1,162 @@
+"""Predicted peaks: small programs whose structure XLA compiles in a known way."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jrc.remat import memory_needed
+from jrc.remat._planner.buffer_peak import peak_of_temporaries
+from jrc.remat._planner.platform_memory import memory_on
+from jrc.remat._planner.problem import PlanningProblem
+
+
+def array(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def conv(x, kernel):
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def attention(params, x):
+    """The denominators of the softmax are broadcast for the derivative of the product."""
+    for w in params:
+        q, k, v = jnp.moveaxis((x @ w).reshape(4, 512, 3, 8, 32), 2, 0)
+        weights = jax.nn.softmax(jnp.einsum("bqhc,bkhc->bhqk", q, k), axis=-1)
+        x = x + jnp.einsum("bhqk,bkhc->bqhc", weights, v).reshape(x.shape)
+    return jnp.sum(x**2)
+
+
+def convolutions(params, x):
+    """The gradient by a kernel reads a copy of the image in another order of axes."""
+    for kernel in params:
+        x = jnp.tanh(conv(x, kernel))
+    return jnp.sum(x**2)
+
+
+def mixed_widths(params, x):
+    """Functions with several readers are written; arithmetic is computed in its readers."""
+    for up, down in params:
+        x = jax.nn.gelu(x @ up) @ down
+    return jnp.sum(x**2)
+
+
+def under_checkpoint(params, x):
+    """A region of the backward pass waits for the cotangent of its result."""
+    for up, down in params:
+        x = jax.checkpoint(lambda up, down, x: x + jax.nn.gelu(x @ up) @ down)(up, down, x)
+    return jnp.sum(x**2)
+
+
+def scanned(params, x):
+    """A loop writes what each step saves, and has the temporaries of one step."""
+    step = lambda x, w: (x + jax.nn.gelu(x @ w[0]) @ w[1], None)  # noqa: E731
+    return jnp.sum(jax.lax.scan(step, x, params)[0] ** 2)
+
+
+KERNELS = [array(3, 3, 16, 16)] * 4
+WIDE = [(array(32, 128), array(128, 32))] * 4
+PROGRAMS = {
+    attention: ([array(256, 768)] * 3, array(4, 512, 256)),
+    convolutions: (KERNELS, array(8, 16, 16, 16)),
+    mixed_widths: (WIDE, array(1024, 32)),
+    under_checkpoint: (WIDE, array(1024, 32)),
+    scanned: ((array(8, 32, 128), array(8, 128, 32)), array(1024, 32)),
+}
+
+
+@pytest.mark.parametrize("loss", PROGRAMS, ids=lambda fn: fn.__name__)
+def test_a_predicted_peak_is_near_the_compiled_one(loss):
+    args = PROGRAMS[loss]
+    lowered = jax.jit(jax.value_and_grad(loss)).lower(*args)
+    compiled = memory_needed(lowered)
+    gradient = jax.make_jaxpr(jax.value_and_grad(loss))(*args)
+    peak = compiled.arguments + compiled.outputs + peak_of_temporaries(gradient, memory_on("cpu"))
+    assert abs(peak - compiled.peak) < 0.15 * compiled.peak
+
+
+def peak_on(platform, fn, *args):
+    return peak_of_temporaries(jax.make_jaxpr(fn)(*args), memory_on(platform))
+
+
+@pytest.mark.parametrize(
+    ("aval", "on_tpu"),
+    [
+        (array(), 4),
+        (array(1000), 4000),
+        (array(4096, 1), 4096 * 4),
+        (array(100, 100), 104 * 128 * 4),
+        (array(2, 100), 2 * 128 * 4),
+        (array(64, 8, 32, 512), 64 * 8 * 32 * 512 * 4),
+        (array(512, 8, 40), 512 * 8 * 40 * 4),
+        (array(100, 100, dtype=jnp.bfloat16), 112 * 128 * 2),
+        (array(100, 100, dtype=jnp.int8), 128 * 128),
+        (array(0, 8), 0),
+    ],
+    ids=lambda value: getattr(value, "str_short", lambda: None)(),
+)
+def test_a_tpu_pads_the_two_axes_that_it_tiles(aval, on_tpu):
+    aval = jax.core.ShapedArray(aval.shape, aval.dtype)
+    assert memory_on("tpu").array_bytes(aval) == on_tpu
+    assert memory_on("gpu").array_bytes(aval) == aval.size * aval.dtype.itemsize
+
+
+def test_an_unknown_platform_is_taken_for_a_cpu():
+    assert memory_on("other") == memory_on("cpu")
+
+
+def test_accelerators_keep_less():
+    """A GPU computes functions again in each reader, a TPU also the operands of products."""
+    gradient = jax.value_and_grad(mixed_widths)
+    on = {name: peak_on(name, gradient, *PROGRAMS[mixed_widths]) for name in ("cpu", "gpu", "tpu")}
+    assert on["cpu"] > on["gpu"] > on["tpu"]
+
+
+def test_a_problem_is_of_the_platform_that_is_asked_for():
+    problems = {
+        platform: PlanningProblem.of(
+            mixed_widths, PROGRAMS[mixed_widths], 0, False, "test", platform=platform
+        )
+        for platform in ("cpu", "gpu")
+    }
+    plain = {name: each.predicted(each.candidates[-1]) for name, each in problems.items()}
+    assert plain["gpu"].peak_bytes < plain["cpu"].peak_bytes
+
+
+def test_inside_of_a_shard_map_bytes_are_those_of_one_device():
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+    part = functools.partial(jax.shard_map, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    run = lambda x: jnp.sort(jnp.sort(x * 2) * 3) * 4  # noqa: E731
+    x = array(64, 64)
+    assert 4 * peak_on("gpu", part(run), x) == peak_on("gpu", run, x)
+
+
+def test_a_branch_counts_with_the_dearest_of_its_construct():
+    lean, rich = (lambda x: x + 1), (lambda x: jnp.sort(jnp.sort(x) @ x) @ x)
+    choose = lambda i, x: jax.lax.cond(i > 0, rich, lean, x)  # noqa: E731
+    x = array(64, 64)
+    index = array(dtype=jnp.int32)
+    assert 0 <= peak_on("cpu", choose, index, x) - peak_on("cpu", rich, x) <= index.dtype.itemsize
+    assert peak_on("cpu", rich, x) >= 64 * 64 * 4
+
+
+def test_results_lend_their_memory_before_they_are_computed():
+    run = lambda x: jnp.sort(jnp.sort(jnp.sort(x)))  # noqa: E731
+    assert peak_on("cpu", run, array(64, 64)) == 64 * 64 * 4
+
+
+def test_programs_without_operations_need_nothing():
+    assert peak_on("cpu", lambda x: x, array(8)) == 0
+    assert (
+        peak_on(
+            "tpu",
+            lambda: jnp.zeros(()),
+        )
+        == 0
+    )
