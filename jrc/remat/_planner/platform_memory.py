@@ -4,8 +4,8 @@
 >>> column = jax.ShapeDtypeStruct((4096, 1), jnp.float32)
 >>> memory_on("cpu").array_bytes(column), memory_on("tpu").array_bytes(column)
 (16384, 16384)
->>> memory_on("tpu").array_bytes(jax.ShapeDtypeStruct((256, 8, 40), jnp.bfloat16))
-196608
+>>> memory_on("tpu").array_bytes(jax.ShapeDtypeStruct((256, 9, 40), jnp.bfloat16))
+221184
 """
 
 import dataclasses
