@@ -10,12 +10,14 @@
 1
 """
 
+import bisect
 import dataclasses
 from typing import Any
 
 from jrc._jaxpr import facts_of, inner_programs
 from jrc.remat._planner.operations import BARRIER, Operations
 from jrc.remat._planner.platform_memory import PlatformMemory
+from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.written_values import Kind, WrittenValues
 
 _IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE)
@@ -124,14 +126,24 @@ class _Lifetimes:
             old.end = new.start - 1
 
     def _not_lent(self, temporaries: list["_Lifetime"], results: set[int]) -> list["_Lifetime"]:
-        """The temporaries that find no room in a result that is computed behind their end."""
+        """The temporaries that find no room in a result that is computed after their end.
+
+        Small ones change no peak, and are many: no room is looked for.
+        """
         maker, sizes = self.written.maker, self.program.sizes
         rooms = sorted(
             (_Room(sizes[v], self.at[maker[v]]) for v in results if maker.get(v) in self.at),
             key=lambda room: (room.size, room.start),
         )
+        room_sizes = [room.size for room in rooms]
+        least = SETTINGS.least_lent * max((each.size for each in temporaries), default=0)
+
+        def is_lent(new: _Lifetime) -> bool:
+            first = bisect.bisect_left(room_sizes, new.size)
+            return new.size >= least and any(room.takes(new) for room in rooms[first:])
+
         order = sorted(temporaries, key=lambda each: (-each.size, each.start, each.value))
-        return [each for each in order if not any(room.takes(each) for room in rooms)]
+        return [each for each in order if not is_lent(each)]
 
     def _inside(self, k: int) -> int:
         """The temporaries of the largest program inside of a kernel."""

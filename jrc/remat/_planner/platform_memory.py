@@ -13,6 +13,8 @@ import itertools
 import math
 from typing import Any
 
+import jax
+
 from jrc._jaxpr import nbytes
 
 _LANES = 128
@@ -46,7 +48,9 @@ class PlatformMemory:
     starts_early: bool = False
 
     def array_bytes(self, aval: Any) -> int:
-        """Return the bytes that an array of this type occupies."""
+        """Return the bytes of device memory that an array of this type occupies."""
+        if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+            return 0
         size = nbytes(aval)
         return max(size, _tiled_bytes(aval)) if self.has_tiles and size else size
 

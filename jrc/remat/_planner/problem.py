@@ -199,7 +199,11 @@ class PlanningProblem:
         elif candidate in followed:
             peak = self.follow(candidate)
         else:
-            known = [each for each in self.candidates[:-1] if each in followed]
+            # What the host has tells nothing of candidates that move nothing there.
+            alike = [
+                each for each in self.candidates[:-1] if bool(each.host) == bool(candidate.host)
+            ]
+            known = [each for each in alike if each in followed]
             pairs = ((self._modelled(each), self.follow(each)) for each in known)
             peak = calibration_of(pairs).of(self._modelled(candidate))
         return self._estimate(peak, self.flops + candidate.recomputed, candidate.host)
@@ -220,9 +224,13 @@ class PlanningProblem:
 
     @property
     def few(self) -> tuple[Candidate, ...]:
-        """The candidates that are followed where none is compiled: the leanest and a middle one."""
+        """The candidates that are followed where none is compiled: the leanest and a middle one.
+
+        In a large program, whose trace takes seconds, the leanest alone.
+        """
         row = self.candidates
-        return row[0], row[len(row) // 2]
+        is_large = len(self.program.steps) > SETTINGS.followed_equations
+        return (row[0],) if is_large else (row[0], row[len(row) // 2])
 
     def _modelled(self, candidate: Candidate) -> int:
         return self.given + self.returned + candidate.temporaries

@@ -58,6 +58,10 @@ class PlannerSettings:
             at most this many times the budget.
         plain_first_ratio: The gradient with nothing recomputed is compiled first if what XLA must
             keep of it is less than this many times the peak of the leanest candidate.
+        followed_equations: Without compilations, two gradient programs are traced for predictions,
+            but only one if the program has more equations than this.
+        least_lent: A temporary may lie in the memory of a later result if it has at least this
+            share of the bytes of the largest one.
         attained_flops: The share of an accelerator's published FLOP/s that programs reach, where
             copies to the host are weighed against recomputation.
         hidden_copy_price: The share of a copy's time that it costs although it is hidden.
@@ -101,6 +105,8 @@ class PlannerSettings:
     cheaper_compiled: int = 2
     by_hand_margin: float = 1.25
     plain_first_ratio: int = 2
+    followed_equations: int = 800
+    least_lent: float = 1 / 2000
     attained_flops: float = 0.5
     hidden_copy_price: float = 0.02
     offloaded_points: int = 8
