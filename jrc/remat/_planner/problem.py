@@ -1,6 +1,7 @@
 """A planning problem: a function with its arguments, its program and its candidates."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -226,11 +227,13 @@ class PlanningProblem:
     def few(self) -> tuple[Candidate, ...]:
         """The candidates that are followed where none is compiled: the leanest and a middle one.
 
-        In a large program, whose trace takes seconds, the leanest alone.
+        In a large program, whose trace takes seconds, the leanest alone. With `offload` both also
+        of those that move nothing.
         """
-        row = self.candidates
         is_large = len(self.program.steps) > SETTINGS.followed_equations
-        return (row[0],) if is_large else (row[0], row[len(row) // 2])
+        kinds = [[each for each in self.candidates if bool(each.host) == moves] for moves in (0, 1)]
+        both = [(some[0], some[0 if is_large else len(some) // 2]) for some in kinds if some]
+        return tuple(dict.fromkeys(itertools.chain(*both)))
 
     def _modelled(self, candidate: Candidate) -> int:
         return self.given + self.returned + candidate.temporaries
