@@ -74,6 +74,10 @@ class Facts:
         view: Whether its result is its operand in another form.
         is_collective: Whether devices exchange data in it.
         is_contraction: Whether it is a product of matrices or a convolution.
+        is_reduction: Whether it makes one entry of all along some axes.
+        is_cumulative: Whether it makes each entry of all before it along an axis.
+        is_gathering: Whether XLA reads its operand in another order inside of whatever reads the
+            result.
         is_pooling: Whether its derivative searches each window for the entry that was chosen.
         is_cast: Whether it changes nothing but the mesh axes that a type varies over.
         is_region: Whether it is a `jax.checkpoint` region.
@@ -90,6 +94,9 @@ class Facts:
     view: View = View.NONE
     is_collective: bool = False
     is_contraction: bool = False
+    is_reduction: bool = False
+    is_cumulative: bool = False
+    is_gathering: bool = False
     is_pooling: bool = False
     is_cast: bool = False
     is_region: bool = False
@@ -162,12 +169,14 @@ _row("sharding_constraint optimization_barrier", **_free, **_no_reads, view=View
 # The same entries, moved.
 _row("reshape squeeze", **_free, **_no_reads, **_inside, view=View.RESHAPE)
 _row("copy", **_free, **_no_reads, **_inside, view=View.COPY)
-_row("broadcast_in_dim broadcast_to transpose convert_element_type rev", **_free, **_no_reads,
+_row("broadcast_in_dim broadcast_to convert_element_type", **_free, **_no_reads,
      **_inside, view=View.REORDER)  # fmt: skip
-_row("slice pad real imag stop_gradient", **_free, **_no_reads, **_inside)
-_row("concatenate split complex stack unstack tile", **_free, **_no_reads)
-_row("dynamic_slice dynamic_update_slice", **_free, **_no_reads)
-_row("gather", **_free, **_operands)
+_row("transpose rev", **_free, **_no_reads, **_inside, view=View.REORDER, is_gathering=True)
+_row("slice real imag stop_gradient", **_free, **_no_reads, **_inside)
+_row("pad", **_free, **_no_reads, **_inside, is_gathering=True)
+_row("split complex stack unstack tile dynamic_update_slice", **_free, **_no_reads)
+_row("concatenate dynamic_slice", **_free, **_no_reads, is_gathering=True)
+_row("gather", **_free, **_operands, is_gathering=True)
 _row("bitcast_convert_type scatter get swap masked_load masked_swap reshard", **_free)
 
 # Made from nothing, or from a key.
@@ -186,9 +195,11 @@ _row("div sign abs floor ceil round max min clamp integer_pow square is_finite r
 _row("tanh logistic exp exp2 sqrt cbrt", **_result, **_loop)
 _row("expm1 log log1p log2 sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc "
      "erf_inv rsqrt pow rem atan2 nextafter lgamma digamma one_minus_square", **_loop)  # fmt: skip
-_row("reduce_sum cumsum", **_no_reads, **_loop)
-_row("reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin cumprod "
-     "cummax cummin cumlogsumexp", **_loop)  # fmt: skip
+_row("reduce_sum", **_no_reads, **_loop, is_reduction=True)
+_row("reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin", **_loop,
+     is_reduction=True)  # fmt: skip
+_row("cumsum", **_no_reads, **_loop, is_cumulative=True)
+_row("cumprod cummax cummin cumlogsumexp", **_loop, is_cumulative=True)
 
 # Kernels of their own.
 _row("dot_general", flops=rules.dot_general, **_operands, is_contraction=True)

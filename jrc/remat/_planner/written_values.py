@@ -17,11 +17,7 @@ from collections.abc import Sequence
 from jrc._jaxpr import Fusion, facts_of
 from jrc.remat._planner.operations import BARRIER, BROADCAST, COPY, Operation, Operations
 
-_REDUCTIONS = frozenset(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split()
-)
-_MOVES = frozenset("gather concatenate dynamic_slice pad transpose rev".split())
-_SCANS = frozenset("cumsum cumprod cummax cummin cumlogsumexp".split())
+# What the CPU's library computes behind a product, in one call with it.
 _CONTINUED = frozenset("mul add sub neg div add_any integer_pow square max min copy".split())
 _STEPS = 6
 """How many operations a library call continues."""
@@ -51,14 +47,14 @@ def kind_of(operation: Operation) -> Kind:
         return own[name]
     if len(operation.makes) != 1:
         return Kind.KERNEL
-    if name in _REDUCTIONS:
+    facts = facts_of(operation.eqn)
+    if facts.is_reduction:
         return Kind.REDUCTION
-    if name in _MOVES:
+    if facts.is_gathering:
         return Kind.MOVE
-    fusion = facts_of(operation.eqn).fusion
-    if fusion is Fusion.NONE or name in _SCANS:
+    if facts.fusion is Fusion.NONE or facts.is_cumulative:
         return Kind.KERNEL
-    is_function = fusion is Fusion.LOOP and name != "rsqrt"
+    is_function = facts.fusion is Fusion.LOOP and name != "rsqrt"
     return Kind.FUNCTION if is_function else Kind.ARITHMETIC
 
 
