@@ -12,6 +12,7 @@
 Ends with a table, and writes figures.json, loss.png and memory.png under --out.
 """
 
+import argparse
 import functools
 import pathlib
 import sysconfig
@@ -50,6 +51,8 @@ def arguments(argv=None):
 
 def budget(text):
     """Return a fraction for a number with a point, else the text, which is a size."""
+    if text in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"write {text}.0 for the fraction, got {text}")
     return float(text) if "." in text and text.replace(".", "").isdigit() else text
 
 

@@ -201,10 +201,11 @@ def fragments_of(
     found = tuple(Fragment(_pieces(begin, end, shapes)) for begin, end in pairs)
     sizes = [sum(math.prod(shapes[x.leaf]) for x in each.pieces or ()) for each in found]
     if not all(sizes):
+        split = f", {len(uncut)} of them split there and so not cut" if uncut else ""
         raise ValueError(
             f"{who}: outer must have no more fragments than the parameters can be cut into along "
-            f"their leading axes, got {count} for {len(shapes)} leaves of {ends[-1]:,} entries. "
-            "Use fewer fragments."
+            f"their leading axes, got {count} for {len(shapes)} leaves of {ends[-1]:,} entries"
+            f"{split}. Use fewer fragments."
         )
     return found
 

@@ -124,6 +124,12 @@ def check_rows(expected: PyTree, state: TrainState, axis: AxisName, mesh: Mesh) 
     leaves = zip(jax.tree.leaves(expected), jax.tree.leaves(state.opt_state), specs, strict=True)
     for want, got, spec in leaves:
         if spec != PartitionSpec() and got.size != want.size * replicas:
+            if got.shape[:1] == (replicas,):
+                raise ValueError(
+                    f"{_WHO}: state must fit the split of replicas on this mesh, got rows of "
+                    f"{list(got.shape[1:])} for {want.size} entries. Build it with jrc.init_state "
+                    "on this mesh, or take it over by jrc.reshard(..., mesh=mesh, outer=outer)."
+                )
             raise ValueError(
                 f"{_WHO}: state must be built for the {replicas} replicas of the step, got one "
                 f"with {what} for {got.size / want.size:g}. Give jrc.init_state and "

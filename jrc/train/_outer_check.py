@@ -53,13 +53,15 @@ def check_via(via: str, mesh: Mesh, who: str) -> None:
         )
 
 
-def check_whole_replicas(specs: PyTree, names: tuple[str, ...], who: str) -> None:
-    """Raise if a parameter is split over an axis of the step: each replica has whole ones."""
+def check_whole_replicas(
+    specs: PyTree, names: tuple[str, ...], who: str, what: str = "params"
+) -> None:
+    """Raise if an array is split over an axis of the step: each replica has whole ones."""
     for name, spec in named_leaves(specs):
         if over := sorted(set(axes_of(spec)) & set(names)):
             raise ValueError(
-                f"{who}: params must be whole on every replica with outer=, whose replicas train "
+                f"{who}: {what} must be whole on every replica with outer=, whose replicas train "
                 f"on their own, got {name or 'a leaf'!r} split over {listed(over)} by {spec}. "
-                "Split parameters inside of a replica, over another axis: jax.make_mesh((2, 4), "
+                f"Split {what} inside of a replica, over another axis: jax.make_mesh((2, 4), "
                 f"({names[0]!r}, 'fsdp')) and PartitionSpec('fsdp')."
             )

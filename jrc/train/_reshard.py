@@ -60,7 +60,7 @@ def reshard(
         num_replicas: N', at least 1.
         mesh: The mesh on which the result is placed; `None` leaves the placement as it is.
         axis_name: The mesh axis of the replicas, or the pair `(inner, outer)`.
-        outer: The outer optimizer, with `overlap=1` and another number of devices in a replica:
+        outer: The outer optimizer, with `overlap=1` and replicas that are split in another way:
             messages are those of one device, and get new sizes.
 
     Returns:
@@ -181,11 +181,17 @@ def _check_split(
         return
     before = shards_of(flight.header, first=1)
     devices = math.prod(mesh.shape[name] for name in inside_names(mesh, names))
-    if before != devices:
+    if before != devices or _parts(params) != _parts(new):
         raise ValueError(
-            f"{_WHO}: outer must be given with overlap=1 where replicas get another number of "
-            f"devices, got None for {devices} devices and {before} before. Pass outer=outer."
+            f"{_WHO}: outer must be given with overlap=1 where replicas are split in another way, "
+            f"got None for {devices} devices and {before} before. Pass outer=outer."
         )
+
+
+def _parts(params: PyTree) -> list[tuple[int, ...]]:
+    """The number of parts of each array along each of its dimensions."""
+    leaves = jax.tree.leaves(params)
+    return [tuple(shards_of(x, k, k + 1) for k in range(x.ndim)) for x in leaves]
 
 
 def _in_flight(

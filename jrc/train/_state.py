@@ -121,6 +121,8 @@ def init_state(
             check_inner(opt_state, _WHO)
             specs = own_specs(stepped, found, _WHO, "params")
             check_whole_replicas(specs, names_of(axis_name), _WHO)
+            model_specs = own_specs(model_state, found, _WHO, "model_state")
+            check_whole_replicas(model_specs, names_of(axis_name), _WHO, "model_state")
             split_fragments(stepped, specs, fragment_count(outer), found, _WHO)
         return found, stepped, opt_state
 

@@ -160,3 +160,26 @@ def test_programs_without_operations_need_nothing():
         )
         == 0
     )
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_values_that_are_placed_are_what_they_were(platform):
+    """A `device_put` of several values is one equation; what lies on the host is not there."""
+
+    def backwards(each, place, x, w):
+        values = place([each(jnp.tanh(x @ (w * i)) @ w) for i in range(1, 6)])
+        for value in reversed(values):
+            x = (x + jax.device_put(value, jax.memory.Space.Device)) @ w
+        return x @ w
+
+    same = lambda x: x  # noqa: E731
+
+    def peak(each, place):
+        args = array(256, 64), array(64, 64)
+        jaxpr = jax.make_jaxpr(functools.partial(backwards, each, place))(*args)
+        return peak_of_temporaries(jaxpr, memory_on(platform))
+
+    plain = peak(same, same)
+    assert peak(same, jax.device_put) == plain > 4 * 256 * 64 * 4
+    host = functools.partial(jax.device_put, device=jax.memory.Space.Host)
+    assert peak(host, same) < plain

@@ -1,5 +1,6 @@
 """`offload=`: saved values of loops in the host's memory. CPU devices stand in for accelerators."""
 
+import dataclasses
 import functools
 import json
 
@@ -13,10 +14,12 @@ from jax.ad_checkpoint import checkpoint_name
 import jrc
 from jrc._targets import accelerator
 from jrc.remat import plan_for_each
+from jrc.remat._planner import inner_programs
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.decision import Decision, Stage
 from jrc.remat._planner.host_link import HostLink
 from jrc.remat._planner.offload import waiting_seconds, with_offloaded
+from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import ParetoPoint, solve
 
 SHAPE = jax.ShapeDtypeStruct
@@ -32,7 +35,8 @@ def block(x, w):
 
 
 def net(params, x):
-    return jnp.mean(jax.lax.scan(block, x, params)[0] ** 2)
+    layers = {name: params[name] for name in ("a", "b")}
+    return jnp.mean(jax.lax.scan(block, x, layers)[0] ** 2)
 
 
 @pytest.fixture(autouse=True)
@@ -236,3 +240,34 @@ def test_a_cpu_is_refused():
 def test_a_decision_keeps_its_places():
     decision = Decision((Stage((0, 1), saved=((0, 0),)),), offloaded=((-1, 0), (0, 0)))
     assert Decision.from_data(decision.to_data()) == decision
+
+
+def test_a_program_of_too_much_work_still_has_a_plan(monkeypatch, caplog):
+    def long_net(params, x):
+        for w in params["w"]:
+            x = jnp.tanh(x @ w)
+        return net(params, x)
+
+    params = ARGS[0] | {"w": [SHAPE((16, 16), "float32")] * 24}
+    few = dataclasses.replace(SETTINGS, label_steps=60)
+    monkeypatch.setattr(inner_programs, "solve", functools.partial(solve, settings=few))
+    options = {"target": "h100", "verify": False, "offload": FAST, "budget": 0.0}
+    plan = jrc.plan(long_net, params, ARGS[1], **options)
+    assert "too much work" in caplog.text
+    assert any(each.name == "leanest with nothing moved" for each in plan.candidates)
+
+
+def test_names_on_the_host_are_in_program_order():
+    @jax.checkpoint
+    def named(x, w):
+        for name in "abcdef":
+            x = checkpoint_name(jnp.tanh(x @ w), name)
+        return x, None
+
+    def loss(ws, x):
+        return jnp.mean(jax.lax.scan(named, x, ws)[0] ** 2)
+
+    args = SHAPE((4, 64, 64), "float32"), SHAPE((512, 64), "float32")
+    options = {"target": "h100", "verify": False, "offload": FAST, "budget": 0.0}
+    names = jrc.plan(loss, *args, **options).by_name.offloaded
+    assert len(names) > 1 and list(names) == sorted(names)

@@ -14,7 +14,7 @@ from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.hand_made import hand_made
 from jrc.remat._planner.host_link import HostLink
-from jrc.remat._planner.inner_programs import pareto_front
+from jrc.remat._planner.inner_programs import front_of, pareto_front
 from jrc.remat._planner.memory_model import (
     bytes_left_to_jax,
     kept_by_xla,
@@ -131,7 +131,7 @@ def candidate_row(
     ]
     if any(each.host for each in lean):
         # What moves less than the model says must not hide what was reached without it.
-        for point in solve(graph, on_device)[:1]:
+        for point in front_of(graph, on_device)[:1]:
             by_hand.append(
                 candidate(point, decision_of(graph, point), "leanest with nothing moved")
             )

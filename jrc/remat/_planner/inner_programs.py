@@ -57,21 +57,28 @@ def pareto_front(
     graph = build_cost_graph(program, active, carried, memory)
     # Copies inside of a loop in a loop are left alone.
     options = _inner_options(program, active, memory, link if times == 1 else None)
-    try:
-        points = solve(graph, options, times)
-    except TooMuchWork:
-        _logger.warning(
-            "jrc: a program of %d equations takes the planner too much work; its candidates are "
-            "ways by hand",
-            len(graph.nodes),
-        )
-        points = _without_search(graph, options, times)
+    points = front_of(graph, options, times)
     if link:
         points = priced(points, options, times)
         if times > 1:
             may_move = [_may_move(program, place) for place in graph.names]
             points = with_offloaded(graph, options, points, times, may_move, link)
     return graph, options, points
+
+
+def front_of(
+    graph: CostGraph, options: Mapping[int, Sequence[InnerOption]], times: int = 1
+) -> list[ParetoPoint]:
+    """Return the Pareto front, of a few save sets where a search takes too much work."""
+    try:
+        return solve(graph, options, times)
+    except TooMuchWork:
+        _logger.warning(
+            "jrc: a program of %d equations takes the planner too much work; its candidates are "
+            "ways by hand",
+            len(graph.nodes),
+        )
+        return _without_search(graph, options, times)
 
 
 def _without_search(

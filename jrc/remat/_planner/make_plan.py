@@ -224,7 +224,8 @@ class _Search:
         self.target = there = checked_target(target, who)
         remedy = "Five find one of about thirty plans, each more doubles their number."
         # Where a compilation may take a minute, no more than these unless the user asks for more.
-        self.most = SETTINGS.compilations_on_target if there and compilations is None else None
+        is_bounded = there and verify and compilations is None
+        self.most = SETTINGS.compilations_on_target if is_bounded else None
         if compilations is None:
             compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
             compilations += offload is not False
@@ -255,7 +256,7 @@ class _Search:
             "argnums": self.argnums,
             "has_aux": self.has_aux,
             "verify": self.verify,
-            "compilations": self.compilations,
+            "compilations": [self.compilations, self.most],
             "target": self.name,
             "offload": self.link and dataclasses.astuple(self.link),
         }

@@ -79,12 +79,25 @@ class Operations:
                 if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
                     reads = self._behind_barrier(eqn, reads)
                 self._add_call(eqn, inner[0], reads, values)
+            elif name == "device_put":
+                self._add_placements(eqn, reads, values)
             elif _is_alias(eqn) and reads[0] is not None:
                 values[eqn.outvars[0]] = reads[0]
             else:
                 makes = [self._new(v.aval) for v in eqn.outvars]
                 values.update(zip(eqn.outvars, makes, strict=True))
                 self._append(name, eqn, reads, makes)
+
+    def _add_placements(
+        self, eqn: Any, reads: Sequence[int | None], values: dict[Any, int | None]
+    ) -> None:
+        """Each operand is its result, unless that lies in another memory."""
+        for old, value, new in zip(eqn.invars, reads, eqn.outvars, strict=True):
+            if value is None or _memory(old.aval) == _memory(new.aval):
+                values[new] = value
+                continue
+            values[new] = made = self._new(new.aval)
+            self.list.append(Operation(COPY, [value], [made], None))
 
     def _append(self, name: str, eqn: Any, reads: Sequence[Any], makes: list[int]) -> None:
         if name == "optimization_barrier":
@@ -182,6 +195,10 @@ ELEMENTWISE = frozenset(
     "mul add sub neg div add_any integer_pow square max min select_n pow".split()
 )
 """The arithmetic whose operands may be broadcast."""
+
+
+def _memory(aval: Any) -> Any:
+    return getattr(aval, "memory_space", None)
 
 
 def _is_alias(eqn: Any) -> bool:

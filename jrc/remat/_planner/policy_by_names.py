@@ -112,7 +112,8 @@ class _Reader:
 
     def read(self, program: Program, decision: Decision, times: int) -> None:
         """Read a program, and those inside of it that have a decision of their own."""
-        on_host = {program.unmarked(variable_at(program, place)) for place in decision.offloaded}
+        places = (variable_at(program, place) for place in decision.offloaded)
+        on_host = dict.fromkeys(map(program.unmarked, places))  # in program order
         for value in on_host:
             self._count_offloaded(program, value, times * nbytes(value.aval))
         for stage in decision.stages:
