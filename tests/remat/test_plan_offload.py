@@ -53,7 +53,7 @@ def test_what_the_host_has_is_no_part_of_a_predicted_peak():
     plan = planned(offload=FAST, budget=0.0)
     lean = planned(budget=0.0)
     assert plan.predicted.host_bytes > 2 * plan.predicted.peak_bytes
-    assert plan.predicted.peak_bytes < lean.predicted.peak_bytes
+    assert plan.predicted.peak_bytes <= lean.predicted.peak_bytes
     least = next(each for each in plan.candidates if each.name == "leanest with nothing moved")
     assert 0.5 < least.predicted.peak_bytes / lean.predicted.peak_bytes < 2
 

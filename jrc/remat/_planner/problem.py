@@ -171,7 +171,8 @@ class PlanningProblem:
         if self.most is None:
             return tuple(sorted(both, key=lambda i: self.all[i].temporaries))
         # A program is traced sooner than it is compiled.
-        return tuple(sorted(both, key=lambda i: self.follow(self.all[i])))[:1]
+        expected = {i: (self.follow(self.all[i]), self.all[i].saved) for i in both}
+        return (min(both, key=expected.__getitem__),)
 
     def cost_order(self, i: int) -> tuple[int, int]:
         """Return what orders the candidates: time in FLOPs, then predicted bytes."""
