@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from jrc import remat
+from jrc._cli_options import budget_of, check_paths, gradient_options
 from jrc._cli_plans import path_for, plans_table
 from jrc._cli_target import UsageError, load
 from jrc._errors import name_of
@@ -247,11 +248,11 @@ def _command(
 
 
 def _explain(options: argparse.Namespace) -> None:
-    asked = _gradient_options(options)
+    asked = gradient_options(options)
     targets = [options.target, *([options.compare] if options.compare else [])]
     paths = _report_paths(options.json, targets)
     for path in paths:
-        _check_paths(path, options.plot)
+        check_paths(path, options.plot)
     reports = [_report(target, options, asked) for target in targets]
     texts = [str(report) for report in reports]
     if options.compare:
@@ -280,7 +281,7 @@ def _report(name: str, options: argparse.Namespace, asked: dict[str, Any]) -> An
 
 
 def _plan(options: argparse.Namespace) -> None:
-    asked = _gradient_options(options) | {"verify": not options.no_verify}
+    asked = gradient_options(options) | {"verify": not options.no_verify}
     asked |= {"respect_checkpoints": options.respect_checkpoints, "cache": options.cache}
     asked |= {"offload": options.offload}
     if options.compilations is not None:
@@ -288,8 +289,8 @@ def _plan(options: argparse.Namespace) -> None:
     if options.budget and "," in options.budget:
         _plans(options, [text.strip() for text in options.budget.split(",")], asked)
         return
-    asked["budget"] = _budget(options.budget)
-    _check_paths(options.json)
+    asked["budget"] = budget_of(options.budget)
+    check_paths(options.json)
     target = load(options.target, options.arg, options.failures)
     plan = remat.plan(target.fn, *target.args, **asked)
     _print(str(plan))
@@ -304,10 +305,10 @@ def _plans(options: argparse.Namespace, texts: Sequence[str], asked: dict[str, A
         BudgetError: Behind the table, for the first budget that no plan fits.
     """
     # Checked before anything is traced.
-    budgets = [remat.checked_budget(_budget(text), "jrc.plan") for text in texts]
+    budgets = [remat.checked_budget(budget_of(text), "jrc.plan") for text in texts]
     paths = [path_for(options.json, text) for text in texts]
     for path in paths:
-        _check_paths(path)
+        check_paths(path)
     target = load(options.target, options.arg, options.failures)
     plans = remat.plan_for_each(target.fn, *target.args, budgets=budgets, **asked)
     _print(plans_table(texts, plans))
@@ -320,10 +321,10 @@ def _plans(options: argparse.Namespace, texts: Sequence[str], asked: dict[str, A
 
 def _largest_batch(options: argparse.Namespace) -> None:
     """TARGET is called with each batch, and returns `(fn, args)` for it."""
-    asked = _gradient_options(options) | {"budget": _budget(options.budget)}
+    asked = gradient_options(options) | {"budget": budget_of(options.budget)}
     asked |= {"multiple_of": options.multiple_of, "most": options.most}
     asked |= {"respect_checkpoints": options.respect_checkpoints}
-    _check_paths(options.json)
+    check_paths(options.json)
 
     made: dict[Any, Callable[..., Any]] = {}
 
@@ -354,56 +355,6 @@ def _shapes(args: tuple[Any, ...]) -> Any:
 
 def _targets(options: argparse.Namespace) -> None:
     _print(str(all_targets() if options.name is None else target_named(options.name)))
-
-
-def _gradient_options(options: argparse.Namespace) -> dict[str, Any]:
-    try:
-        numbers = tuple(int(n) for n in options.argnums.split(","))
-    except ValueError:
-        raise UsageError(
-            f"--argnums must be one position or several, such as 0 or 0,2, got {options.argnums!r}."
-        ) from None
-    argnums = numbers[0] if len(numbers) == 1 else numbers
-    asked = {"argnums": argnums, "has_aux": options.has_aux}
-    if options.accelerator is None:
-        return asked
-    there = target_named(options.accelerator)
-    try:
-        len(there.devices)  # starts the compiler, before anything is traced
-    except ImportError as error:
-        raise UsageError(f"--target: {error}") from None
-    return asked | {"target": there}
-
-
-def _budget(text: str | None) -> int | float | str | None:
-    """Return bytes, or a fraction for a number with a point: `2e9` is a number of bytes."""
-    if text is None:
-        return None
-    text = text.strip()
-    if text in ("0", "1"):
-        raise UsageError(
-            f"--budget must be a size or a fraction, got {text}, which is a number of bytes. Write "
-            f"{text}.0 for the fraction."
-        )
-    if re.search(r"[\d.][eE]\+?\d", text):
-        return text
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _check_paths(json: str | None, plot: str | None = None) -> None:
-    """Raise if the results cannot be written, before anything is compiled."""
-    try:
-        if json is not None:
-            remat.check_writable(json, "--json")
-        if plot is not None:
-            remat.check_picture(plot, "--plot")
-    except (ImportError, OSError, ValueError) as error:
-        raise UsageError(str(error)) from None
 
 
 def _names(targets: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ LAYERS = (
     {"train", "models"},
     {"compat"},
     {"_cli_target", "_cli_plans"},
+    {"_cli_options"},
     {"cli"},
     {"__main__"},
 )

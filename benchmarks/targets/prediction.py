@@ -9,8 +9,8 @@ under `jax.checkpoint`, the leanest plan and one in the middle of the planner's 
 gradient program as the model has it, beside that of the target's own compiler.
 
 Nothing is run. Rows that `--out` has are not measured again, and each is written as soon as it is
-there; `--again` predicts all rows anew. With `--cache` no program is compiled twice. A target whose
-compiler is not installed is left out.
+there; `--again` predicts all rows again. With `--cache` no program is compiled twice. A target
+whose compiler is not installed is left out.
 """
 
 import argparse

@@ -12,9 +12,9 @@ from jrc.remat._planner.largest_batch import LargestBatch as LargestBatch
 from jrc.remat._planner.largest_batch import largest_batch as largest_batch
 from jrc.remat._planner.make_plan import plan as plan
 from jrc.remat._planner.make_plan import plan_for_each as plan_for_each
-from jrc.remat._planner.make_plan import plan_within as plan_within
 from jrc.remat._planner.plan import Plan as Plan
 from jrc.remat._planner.plan_candidates import Estimate as Estimate
+from jrc.remat._planner.plan_within import plan_within as plan_within
 from jrc.remat._policy.rules import Offload as Offload
 from jrc.remat._policy.rules import RecomputePrimitives as RecomputePrimitives
 from jrc.remat._policy.rules import Rule as Rule

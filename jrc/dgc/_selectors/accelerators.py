@@ -112,7 +112,9 @@ def largest_in_cuts(leaves: Leaves, cuts: Sequence[Cut], how: How) -> list[Int[A
     """
     groups: dict[Any, list[int]] = {}
     for place, cut in enumerate(cuts):
-        groups.setdefault(cut if how.together else place, []).append(place)
+        # Where all entries are candidates, those of several leaves would be in memory at once.
+        together = how.together and not _takes_all(cut, cut.width or how.width)
+        groups.setdefault(cut if together else place, []).append(place)
     found: list[Any] = [None] * len(cuts)
     before = None
     for group in groups.values():
@@ -120,7 +122,7 @@ def largest_in_cuts(leaves: Leaves, cuts: Sequence[Cut], how: How) -> list[Int[A
         rows = _largest([leaves[place] for place in group], before, cut, cut.width or how.width)
         for place, row in zip(group, rows, strict=True):
             found[place] = row
-        before = None if how.together else rows[0, :1]
+        before = None if len(group) > 1 else rows[0, :1]
     return found
 
 
@@ -140,6 +142,11 @@ def _largest(leaves: Leaves, before: Array | None, cut: Cut, width: int) -> Arra
     return (firsts[place // width] + place % width).reshape(n, k)
 
 
+def _takes_all(cut: Cut, width: int) -> bool:
+    """Return whether all entries of a block are candidates."""
+    return cut.width is None and FEW * cut.most * width > cut.block
+
+
 def _candidates(
     leaves: Leaves, before: Array | None, cut: Cut, width: int
 ) -> tuple[Int[Array, "blocks m"], Int[Array, " rows"]]:
@@ -148,7 +155,9 @@ def _candidates(
     All rows, or as many of each block as entries are chosen, those with the largest maxima.
     """
     blocks = len(cut.counts)
-    if cut.width is None and FEW * cut.most * width > cut.block:
+    if _takes_all(cut, width):
+        if before is not None:
+            leaves, _ = lax.optimization_barrier((leaves, before))
         bits = jnp.concatenate([_rows_of(leaf, cut, width, -1) for leaf in leaves])
         block = jnp.arange(blocks, dtype=jnp.int32)[:, None] * cut.block
         firsts = block + jnp.arange(bits.shape[1], dtype=jnp.int32)[None] * width

@@ -126,21 +126,21 @@ class _Lifetimes:
             old.end = new.start - 1
 
     def _not_lent(self, temporaries: list["_Lifetime"], results: set[int]) -> list["_Lifetime"]:
-        """The temporaries that find no room in a result that is computed after their end.
+        """The temporaries that do not lie in the memory of a result computed after their end.
 
-        Small ones change no peak, and are many: no room is looked for.
+        Small ones change no peak, and are many: they are counted as they are.
         """
         maker, sizes = self.written.maker, self.program.sizes
-        rooms = sorted(
-            (_Room(sizes[v], self.at[maker[v]]) for v in results if maker.get(v) in self.at),
-            key=lambda room: (room.size, room.start),
+        lenders = sorted(
+            (_LentMemory(sizes[v], self.at[maker[v]]) for v in results if maker.get(v) in self.at),
+            key=lambda lender: (lender.size, lender.start),
         )
-        room_sizes = [room.size for room in rooms]
+        lent_sizes = [lender.size for lender in lenders]
         least = SETTINGS.least_lent * max((each.size for each in temporaries), default=0)
 
         def is_lent(new: _Lifetime) -> bool:
-            first = bisect.bisect_left(room_sizes, new.size)
-            return new.size >= least and any(room.takes(new) for room in rooms[first:])
+            first = bisect.bisect_left(lent_sizes, new.size)
+            return new.size >= least and any(lender.takes(new) for lender in lenders[first:])
 
         order = sorted(temporaries, key=lambda each: (-each.size, each.start, each.value))
         return [each for each in order if not is_lent(each)]
@@ -166,7 +166,7 @@ class _Lifetime:
 
 
 @dataclasses.dataclass
-class _Room:
+class _LentMemory:
     """The memory of a result before its kernel `start`, and what lies in it."""
 
     size: int
