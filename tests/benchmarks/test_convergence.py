@@ -36,6 +36,7 @@ def trained(tmp_path_factory):
     return train.main([*SMALL, "--tasks", "lstm", "--out", str(out)]), out
 
 
+@pytest.mark.slow
 def test_a_task_trains_and_compresses(trained):
     check_report(*trained, ["lstm"])
 
@@ -266,6 +267,7 @@ def parameters_after(method):
     return np.asarray(params)
 
 
+@pytest.mark.slow
 def test_every_ablation_changes_the_parameters():
     names = [name for name in METHODS if name.endswith("_4")]
     ends = [parameters_after(METHODS[name]) for name in names]

@@ -149,6 +149,7 @@ def test_flops_of_a_loop_are_counted_alike_in_jrc_and_here():
     assert products[0] == products[1]
 
 
+@pytest.mark.slow
 def test_saved_bytes_are_those_of_explain_without_constants():
     fn, args = recomputed_gpt(False)
     assert gradient.saved_bytes(fn, args, False) == jrc.explain(fn, *args).saved_bytes

@@ -51,6 +51,7 @@ def test_every_way_has_the_plain_gradients(name):
         assert same, way
 
 
+@pytest.mark.exhaustive_after(3)
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_ways_save_fewer_bytes_and_compute_more(name):

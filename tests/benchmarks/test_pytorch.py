@@ -60,6 +60,7 @@ def test_the_front_has_the_figures_of_its_programs(front, planner):
     assert curve[-1]["product_flops"] == plain["product_flops"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_front_is_monotone_and_its_choices_fit(front):
     curve = front.curve()
@@ -153,6 +154,7 @@ def test_what_a_pytorch_lacks_is_skipped_with_a_reason(tmp_path):
     assert plot(report, tmp_path) == tmp_path / "peers.png"
 
 
+@pytest.mark.slow
 def test_a_failing_process_raises_with_its_errors(monkeypatch, tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho this PyTorch is broken >&2\nexit 3\n")

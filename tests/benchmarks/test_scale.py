@@ -88,6 +88,7 @@ def test_the_table_shows_what_does_not_fit():
     assert row[3] == "10 (10–10)" and row[5:] == ("20 (8–20)", "2.000", "-")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_runs_out_of_memory_is_reported(monkeypatch):
     def refuses(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")

@@ -137,6 +137,7 @@ def test_on_replicas(check_vma, recompute):
     assert sent[-1] < sent[0] and int(state[0].skipped) == 0
 
 
+@pytest.mark.slow
 def test_load_restores_what_was_not_sent(tmp_path):
     opt = DGCMomentumOptimizer(0.3, 0.9, **RAMP, regularization=0.1)
     params, state = trained()
@@ -175,6 +176,7 @@ def test_grad_clip_takes_a_number_or_paddle_s_object():
     assert bit_equal(one, two) and largest_error(one[0], none[0]) > 1e-3
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("kind", "penalty"), [("L1", jrc.l1_penalty), ("L2", jrc.l2_penalty)])
 def test_regularization_takes_paddle_s_object(kind, penalty):
     for suffix in ("Decay", "DecayRegularizer"):
@@ -188,6 +190,7 @@ def test_regularization_takes_paddle_s_object(kind, penalty):
     assert largest_error(one[0], none[0]) > 1e-3
 
 
+@pytest.mark.slow
 def test_other_options_pass_through():
     clip = {"grad_clip": 0.01, "num_trainers": 1}
     opt = DGCMomentumOptimizer(

@@ -130,7 +130,7 @@ def of_leaf(tree, *path):
     }
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_parameters_that_are_not_listed_are_unchanged(name):
     tx = TRANSFORMS[name]
@@ -210,6 +210,7 @@ TAKING_MORE = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", TAKING_MORE)
 def test_transforms_with_extra_arguments(name):
     tx = TAKING_MORE[name]
@@ -265,6 +266,7 @@ def test_checkpoints_of_backward_replace_those_that_were_set():
     assert regions(count()) == 0 < regions(count(checkpoints=["fc_1"]))
 
 
+@pytest.mark.slow
 def test_a_wrapped_optimizer_keeps_its_settings():
     dgc = DGCMomentumOptimizer(0.1, 0.9, 0, parameter_list=["pred/w"])
     *_, pairs = optimizer(dgc).minimize(LOSS, PARAMS, dgc.init(PARAMS), next(batches(1)))

@@ -65,6 +65,7 @@ def chooser(name):
     return jax.jit(lambda leaves: largest_in_cuts(leaves, cuts, HOWS[name]))
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HOWS)
 def test_counting_chooses_what_a_sort_chooses(name, kind):

@@ -68,7 +68,8 @@ def assert_same(actual, expected):
     jax.tree.map(check, actual, expected)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_apply_is_update_and_apply_updates(form):
     rate = optax.linear_schedule(0.5, 0.1, 6)
@@ -121,6 +122,7 @@ def test_a_mask_has_no_apply():
     assert not hasattr(optax.masked(dgc_momentum(0.1, 0.9, 0), True), "apply")
 
 
+@pytest.mark.slow
 def test_copies_and_replacements():
     tx = scale_by_dgc(0.9, sparsity=0.5, min_size=0)
     params = jnp.zeros(8)

@@ -27,6 +27,7 @@ def ranked(path):
     return jax.tree.map(lambda x: x[:, 0], path)
 
 
+@pytest.mark.slow
 def test_schedule_and_injected_rate_are_the_plain_optimizer():
     gradients = normal(0, FLOATS, 8, 4)
     plain, state = trajectory(dgc_momentum(0.1, 0.9, 0, **ARGS), FLOATS, gradients)
@@ -80,6 +81,7 @@ def dgc_stats_state(tree):
     return next(node for node in found if isinstance(node, DGCState))
 
 
+@pytest.mark.slow
 def test_multi_steps_on_one_replica_is_the_mean_of_its_parts():
     gradients = jax.tree.map(lambda g: g[:, 0], normal(4, FLOATS, 6, 1))
     tx = dgc_momentum(0.1, 0.9, 0, sparsity=0.9, min_size=100)
@@ -90,6 +92,7 @@ def test_multi_steps_on_one_replica_is_the_mean_of_its_parts():
     assert int(dgc_stats_state(state).step) == 3
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("via", ["unchecked", "pmap"])
 def test_multi_steps_on_replicas(via):
     gradients = normal(5, FLOATS, 6, 4)
@@ -100,6 +103,7 @@ def test_multi_steps_on_replicas(via):
     assert_trees_close(jax.tree.map(lambda x: x[1::2], path), whole, 1e-6)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("sparsity", [0.0, 0.99])
 def test_bfloat16_parameters_under_a_ramp(sparsity):
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), some_params())
@@ -110,6 +114,7 @@ def test_bfloat16_parameters_under_a_ramp(sparsity):
     assert {leaf.dtype for leaf in jax.tree.leaves(path)} == {jnp.dtype("bfloat16")}
 
 
+@pytest.mark.slow
 def test_inside_apply_if_finite():
     tx = optax.apply_if_finite(dgc_momentum(0.1, 0.9, 0, sparsity=0.9, min_size=100), 3)
     updates, state = tx.update(FLOATS | {"b": FLOATS["b"] * np.nan}, tx.init(FLOATS), FLOATS)

@@ -74,7 +74,7 @@ def some_gradients(params, replicas, dtype, whole):
     return jax.tree.map(draw, params)
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("exchange", "selector", "wire", "replicas", "schedule", "dtype"),
     CASES,

@@ -47,6 +47,7 @@ class Published:
         return self.g
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("via", VIAS)
 def test_the_published_algorithm(via):
     params = some_params()
@@ -69,6 +70,7 @@ def test_the_published_algorithm(via):
             np.testing.assert_allclose(flat(state.v[name]), left, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -169,6 +171,7 @@ def run(state, step, numbers):
     return state, losses, info
 
 
+@pytest.mark.slow
 def test_a_run_is_saved_resumed_and_resharded(tmp_path):
     tx, mesh = adamw(), Mesh(jax.devices()[:REPLICAS], ("data",))
     start = functools.partial(jrc.init_state, weights(), tx, jax.random.key(0))

@@ -87,6 +87,7 @@ def test_shard_map_and_pmap_give_the_same():
         assert_trees_close((other, after.v), (path, state.v), 1e-5)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("wire", ["f32", "bf16", "int8"])
 def test_many_runs_at_once_by_vmap(wire):
     tx = scale_by_dgc(0.9, sparsity=0.9, min_size=10, wire=wire, exchange="allgather")

@@ -59,6 +59,7 @@ def test_buckets_golden(sizes, buckets):
     assert all(Space(sizes[part]).starts[-1] <= 2**31 for part in found)
 
 
+@pytest.mark.exhaustive_after(1)
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("way", ["allgather", "sharded"])
 def test_buckets_send_what_one_bucket_sends(way, monkeypatch):

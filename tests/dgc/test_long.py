@@ -14,7 +14,8 @@ WAYS = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_replicas_stay_bit_equal(way):
     params = {"w": jnp.linspace(-1.0, 1.0, 320), "x": jnp.ones(150), "b": jnp.ones(5)}

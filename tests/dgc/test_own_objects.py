@@ -144,7 +144,7 @@ def test_own_wire(exchange):
     assert sent.size and ((rounded > 0) & (rounded < 1e-3)).any()
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("selector", ["exact", "global", Last()])
 @pytest.mark.parametrize("wire", ["f32", "int8", Half()])
 def test_own_exchange_of_entries(selector, wire):

@@ -78,6 +78,7 @@ def two_choices(v, k, block, replicas):
     return updates, v
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("replicas", "size", "block"), [(4, 1000, 64), (8, 40, 16), (3, 777, 16)])
 def test_owners_add_up_and_select_the_largest_sums(replicas, size, block):
     tx = scale_by_dgc(
@@ -104,6 +105,7 @@ def test_owners_add_up_and_select_the_largest_sums(replicas, size, block):
     assert np.count_nonzero(updates) == size // 4
 
 
+@pytest.mark.slow
 def test_one_replica_is_a_gather():
     params = {"w": jnp.zeros(900), "x": jnp.zeros(50)}
     gradients = jax.tree.map(
@@ -139,6 +141,7 @@ def bytes_sent(replicas, wire):
     return sent
 
 
+@pytest.mark.slow
 def test_bytes_do_not_grow_with_the_replicas():
     sent = {replicas: bytes_sent(replicas, "f32") for replicas in (2, 4, 8)}
     for replicas, size in sent.items():
@@ -147,6 +150,7 @@ def test_bytes_do_not_grow_with_the_replicas():
         assert exact <= size <= 1.06 * exact, sent
 
 
+@pytest.mark.slow
 def test_infinite_sums_leave_no_nan():
     tx = scale_by_dgc(0.0, sparsity=0.9, axis_name=AXIS, min_size=0, exchange="sharded")
     params = jnp.zeros(40)

@@ -67,7 +67,7 @@ def descended(tx, params, gradients):
     return jax.jit(functools.partial(descend, tx))(params, gradients)
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "exchange"),
     [*((name, "auto") for name in SETTINGS), ("plain", "dense"), ("all", "dense")],
@@ -89,6 +89,7 @@ def test_four_replicas_follow_the_published_formulas(name, exchange):
             np.testing.assert_allclose(found, ranks, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_shard_map_and_pmap_give_the_same():
     params = some_params()
     gradients = normal(2, params, 20, 4)
@@ -102,6 +103,7 @@ def test_shard_map_and_pmap_give_the_same():
         assert_trees_close(other, state, 1e-5)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("via", VIAS)
 def test_replicas_stay_bit_equal_over_a_thousand_steps(via):
     params = {"w": jnp.linspace(-1.0, 1.0, 320), "b": jnp.ones(5)}
@@ -118,7 +120,7 @@ def test_replicas_stay_bit_equal_over_a_thousand_steps(via):
     assert (ranks[0] != ranks[1]).any()
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(("begin", "axis"), [(0, None), (0, AXIS), (1000, AXIS)])
 def test_everything_sent_is_momentum_sgd(nesterov, begin, axis):
@@ -168,6 +170,7 @@ def test_paddle_case_of_five_levels():
     assert float(dgc_stats(state).density) == 0.25
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("exchange", ["allgather", "dense"])
 @pytest.mark.parametrize("sparsity", [0.5, 0.99])
 def test_all_sent_and_kept_is_the_sum_of_all_gradients(exchange, sparsity):
@@ -186,6 +189,7 @@ def test_all_sent_and_kept_is_the_sum_of_all_gradients(exchange, sparsity):
         np.testing.assert_array_equal(sent + kept, everything)
 
 
+@pytest.mark.slow
 def test_clipping_begins_with_the_rampup():
     params = jnp.zeros(200)
     gradient = jnp.full(200, 10.0)
@@ -206,6 +210,7 @@ def test_clip_before_the_rampup_if_asked():
     np.testing.assert_allclose(np.linalg.norm(updates), 3.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rsqrt_on_divided_gradients_is_sqrt_on_mean_gradients():
     """`C / sqrt(N)` on gradients divided by N clips like `C sqrt(N)` on mean gradients."""
     params = {"w": jnp.zeros(200)}
@@ -221,6 +226,7 @@ def test_rsqrt_on_divided_gradients_is_sqrt_on_mean_gradients():
     assert np.abs(tight.u["w"]).max() < 0.3 * np.abs(mean.u["w"]).max()
 
 
+@pytest.mark.slow
 def test_zero_gradients_are_clipped_to_zero():
     tx = scale_by_dgc(0.9, local_grad_clip_norm=1.0, min_size=0)
     updates, state = tx.update(jnp.zeros(50), tx.init(jnp.zeros(50)))
@@ -228,6 +234,7 @@ def test_zero_gradients_are_clipped_to_zero():
     assert int(state.skipped) == 0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("turns", [1, 2, 10, 100])
 def test_factor_masking_takes_a_known_share_of_momentum(turns):
     # Equal gradients: each entry is sent every `turns` steps.

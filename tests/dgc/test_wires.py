@@ -64,6 +64,7 @@ def drawn(space, count, filling, seed, kind):
     return values, positions
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("wire", WIRES)
 @settings(max_examples=12, deadline=None)
@@ -132,6 +133,7 @@ def test_filling_entries_decode_to_no_position(name):
         assert sum(int(here.sum()) for here in inside) == count - filling
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_rest_and_what_receivers_read_add_up_to_what_was_sent(wire):
     space = Space((300, 40))
@@ -147,6 +149,7 @@ def test_the_rest_and_what_receivers_read_add_up_to_what_was_sent(wire):
     assert (left == 0).all() == (wire == "f32")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_a_format_rounds_away_stays_in_v(wire):
     gradient = jax.random.normal(jax.random.key(0), (500,))

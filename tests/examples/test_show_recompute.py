@@ -60,6 +60,7 @@ def test_xla_does_not_merge_the_two(kept, count):
     assert compiled.as_text().count(" convolution(") == count
 
 
+@pytest.mark.slow
 def test_prints_both_programs():
     console = Console(width=150, record=True)
     with console.capture() as captured:

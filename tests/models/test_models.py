@@ -45,6 +45,7 @@ def test_gpt_is_causal_and_marks_its_blocks():
     assert cut.held == ("block_0", "block_1") and cut.crossing == ()
 
 
+@pytest.mark.slow
 def test_gpt_starts_near_the_uniform_distribution():
     config = gpt.Config()
     params = jax.jit(functools.partial(gpt.init, config=config))(jax.random.key(0))
@@ -90,7 +91,8 @@ def test_errors(build, text):
         build()
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_scanned_blocks_are_the_unrolled_ones(dropout):
     unrolled = dataclasses.replace(SMALL, dropout=dropout, layers=3)

@@ -168,6 +168,7 @@ def test_init_draws_each_kernel_with_its_own_numbers():
         assert abs(float(x.mean())) < 5 * np.sqrt(want / x.size)
 
 
+@pytest.mark.slow
 def test_zero_init_leaves_the_shortcut():
     config = resnet.Config(depth=8, classes=3, width=2, zero_init=True)
     params, state = resnet.init(jax.random.key(0), config)
@@ -188,6 +189,7 @@ def test_half_precision_keeps_its_dtype_and_the_state_float32():
     assert logits.dtype == jnp.float32
 
 
+@pytest.mark.exhaustive_after(1)
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("config", "convolutions"),
@@ -206,6 +208,7 @@ def test_mindspore_s_setting_re_runs_these_convolutions(config, convolutions):
     assert more["conv_general_dilated"] == more["rsqrt"] == convolutions
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_mindspore_s_setting_changes_memory_only():
     args = (*resnet.init(jax.random.key(0), SMALL), batch_of(SMALL))

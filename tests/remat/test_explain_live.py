@@ -112,6 +112,7 @@ def test_the_peak_is_what_xla_assigns(scan, rerun):
     assert levels[-1] >= memory.output_size_in_bytes * 0.99
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_convolutional_net():
     config = resnet.Config(depth=14, classes=10, stem="cifar", width=8)
     init = functools.partial(resnet.init, config=config)

@@ -172,7 +172,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_under_transforms(name):
     transform = TRANSFORMS[name]
@@ -395,6 +395,7 @@ def test_a_loop_of_no_turns():
     assert largest_error(jax.jit(jax.grad(lean))(WS, X), jax.jit(jax.grad(fn))(WS, X)) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive_after(1)
 @pytest.mark.skipif(
     getattr(jax.config, "jax_remat3", False), reason="jax.checkpoint itself leaves its names behind"
@@ -425,6 +426,7 @@ def attention_backward(kept, ct):
 attention.defvjp(attention_forward, attention_backward)
 
 
+@pytest.mark.slow
 def test_a_rule_that_keeps_its_own_result_is_kept_rather_than_run_again():
     def fn(ws, x):
         for w in ws:

@@ -139,7 +139,7 @@ def stretched(p, x):
     return jnp.sum(x)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.5, np.float32(0.5)])
 def test_a_module_with_numbers_that_python_reads(rate):
     """`equinox.nn.Dropout` is such a module: of its leaves one is a float, one a flag."""
@@ -217,6 +217,7 @@ def counting_plan():
     return jrc.plan(counted, Counting(), jnp.tile(X, (8, 1)), budget=0.0, verify=False)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("transform", [nnx.grad, lambda f: nnx.jit(nnx.grad(f))])
 def test_what_a_function_changes_in_a_module_is_changed(transform):
     """Twice: the second step draws other masks, and goes on from the means of the first."""

@@ -62,6 +62,7 @@ def test_a_plan_s_peak_is_that_of_the_compiled_program():
     assert jrc.plan(layers, *shapes, budget=plan.budget) == plan
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_one_device():
     """Arguments and gradients are predicted as they lie; what is compiled is right throughout."""
     ws, x = NET

@@ -94,7 +94,8 @@ def compiled_peak(fn, *args):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*args)).peak
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 def test_block_checkpoints_by_hand_need_no_less(net):
     loss, *args = net(lambda fn: fn)
@@ -280,7 +281,7 @@ STACKS = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STACKS)
 def test_a_budget_of_zero_is_what_blocks_by_hand_need(name):
     layer, params, x = STACKS[name]

@@ -60,6 +60,7 @@ def test_flops_follow_the_bytes_in_a_line():
     assert len(in_parts()) >= 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_budget_between_buys_what_it_pays_for():
     args = arguments()
@@ -69,6 +70,7 @@ def test_a_budget_between_buys_what_it_pays_for():
     assert 1.0 < half.verified.flops_ratio < 1.3 < least.flops_ratio
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_parts_change_no_value_and_no_gradient(reverse):
     loss = functools.partial(lstm, reverse=reverse)
@@ -95,6 +97,7 @@ def test_parts_of_chunks_and_a_rest_that_is_not_recomputed():
     assert largest_error(lean, plain) < 1e-5
 
 
+@pytest.mark.slow
 def test_random_keys_are_sliced_and_integers_joined():
     def loss(w, x):
         def step(x, inputs):

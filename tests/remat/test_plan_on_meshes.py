@@ -75,7 +75,7 @@ def problem_on(kind, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_after(4)
+@pytest.mark.exhaustive_after(1)
 @pytest.mark.parametrize("sizes", [(8,), (4, 2), (2, 2, 2)])
 @pytest.mark.parametrize(("kind", "within"), [("gpt", 0.1), ("moe", 0.2)])
 def test_predicted_peaks_are_near_the_compiled_ones(kind, within, sizes):
@@ -96,6 +96,7 @@ def test_predicted_peaks_are_near_the_compiled_ones(kind, within, sizes):
         assert abs(predicted / compiled(row[at]).peak - 1) < within, (at, predicted)
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_not_verified_predicts_one_device():
     fn, args = problem_on("moe", (4, 2))
     guess = jrc.plan(fn, *args, budget=1.0, verify=False)

@@ -89,7 +89,7 @@ def test_a_region_is_planned_like_the_rest(name, shape):
     assert other.regions == 0 < one.regions
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", WRAPS)
 def test_gradients_are_those_of_the_function(name):
     fn = scanned(WRAPS[name](block)) if name != "of a jit" else stack(WRAPS[name](block))
@@ -111,6 +111,7 @@ def test_nothing_recomputed_is_without_the_regions():
     assert products[0] == products[1] < products[2]
 
 
+@pytest.mark.slow
 def test_the_function_as_written_stands_beside_the_plan():
     fn = stack(jax.checkpoint(block))
     lean = jrc.plan(fn, WS, X, budget=0.0)
@@ -178,6 +179,7 @@ def test_a_plan_without_regions_fits_the_function_with_them():
     )
 
 
+@pytest.mark.slow
 def test_draws_inside_of_a_region_stay():
     def dropped(x, w, key):
         return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), jnp.sin(x @ w), 0)
@@ -241,6 +243,7 @@ def test_linen_modules_under_remat():
     assert problem(one, params, X).candidates == problem(other, params, X).candidates
 
 
+@pytest.mark.slow
 def test_linen_remat_scan():
     fn, params = of_linen(Scanned())
     found = problem(fn, params, X)
@@ -379,7 +382,7 @@ def ruled(rule):
     return loss
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", RULES)
 def test_what_has_a_rule_of_its_own_is_counted_exactly(name):
     """Its forward rule runs again inside of a region; what it saves counts once."""

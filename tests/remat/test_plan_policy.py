@@ -51,7 +51,7 @@ def plans_of(fn, *args):
     return {each.name or i: problem.plan_of(each, 2**40, {}) for i, each in enumerate(problem.all)}
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [unrolled, scanned])
 def test_a_policy_saves_what_the_plan_saves(shape):
     """Wherever names say a plan, the function under its policy is the function under the plan."""
@@ -111,6 +111,7 @@ def refusal(plan, method="policy"):
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_what_names_lose_is_said():
     plans = plans_of(with_policy(unrolled))
     assert "own policies" in refusal(plans["your jax.checkpoint as written"])
@@ -268,6 +269,7 @@ assert plans_of(all_, params, x)["your jax.checkpoint as written"].reruns
 """
 
 
+@pytest.mark.slow
 def test_recipe_keras():
     if importlib.util.find_spec("keras") is None:  # an import would ask for TensorFlow
         pytest.skip("keras is not installed: it is in the extra `zoo`")

@@ -56,6 +56,7 @@ def compiled_peak(fn):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*arguments())).peak
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_shared_mask_does_not_join_the_blocks():
     plan = jrc.plan(loss, *arguments(), budget=0.0)

@@ -274,7 +274,7 @@ class FiveBlocks:
         return found
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @both
 def test_paddle_s_five_blocks_train_alike_whatever_is_recomputed(reentrant):
     """Blocks 1 and 2, then every choice among 1, 3 and among 1, 2, 3."""

@@ -147,6 +147,7 @@ def test_a_budget_below_the_least_peak_is_an_error_with_that_peak():
     assert peak_of(step, state) <= error.value.least_bytes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_other_shapes_have_a_plan_of_their_own():
     state, step = start("jit", memory_budget=0.0, donate=False)
@@ -158,7 +159,7 @@ def test_other_shapes_have_a_plan_of_their_own():
     assert step.plan is first
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 def test_a_given_plan_is_applied(via):
     state, _ = start(via)

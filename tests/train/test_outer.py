@@ -158,6 +158,7 @@ def test_a_restored_run_goes_on_bit_for_bit_within_a_round(ran, tmp_path):
     assert bool(info.synchronised) and same_bits(state, states[3])
 
 
+@pytest.mark.slow
 def test_pmap_gives_the_same(ran):
     _, states, infos = ran
     state, step = start(via="pmap")
@@ -168,6 +169,7 @@ def test_pmap_gives_the_same(ran):
     assert found[0].aux["rows"].tolist() == [4] * REPLICAS
 
 
+@pytest.mark.slow
 def test_one_device_needs_no_exchange():
     state, step = start(mesh=on(1), via="jit")
     state, infos = run(state, step, 3)
@@ -251,6 +253,7 @@ def test_running_statistics_are_averaged_in_a_round():
     assert rows_are_equal(state.opt_state.local.model_state)
 
 
+@pytest.mark.slow
 def test_statistics_that_are_not_finite_on_one_replica_stay_there():
     """Though its loss and its parameters are."""
 

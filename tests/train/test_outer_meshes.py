@@ -74,6 +74,7 @@ def ran(kind, outer=SPARSE):
     return mesh, step, begun, state, infos
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AUTO, slow(EXPLICIT)])
 def test_what_a_replica_has_lies_as_its_parameters_do(kind):
     mesh, _, begun, state, infos = ran(kind)

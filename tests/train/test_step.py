@@ -245,6 +245,7 @@ def test_any_mesh_and_any_placement_of_the_batch(kind):
         assert close(state.params, want.params, 1e-6)
 
 
+@pytest.mark.slow
 def test_scans_over_a_constant_carry_work():
     """What replication checking inside shard_map refuses, users write every day."""
 
@@ -356,7 +357,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.slow_after(5)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 @pytest.mark.parametrize("name", WRAPPED)
 def test_replicas_never_drift_apart(name, via):

@@ -14,14 +14,16 @@ from tests.zoo.program import gradient, gradient_error
 # Packages warn, and add arrays of different ranks.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-QUICK = ("masked_transformer", "lstm_scan", "eqx_mlp")
+QUICK = ("lstm_scan",)
 """Those that every run of the tests goes through; the others are marked `slow`."""
 
 LONG = {
     "linen_transformer", "linen_remat", "linen_scan", "nnx_llama", "nnx_transformer", "nnx_remat",
     "hk_transformer", "hk_resnet18", "rotary_transformer", "tied_gpt", "eqx_vit", "bf16_gpt",
+    "keras_transformer", "keras_remat", "encoder_decoder", "moe_shared_router", "branches", "unet",
+    "densenet", "mirrored_mlp",
 }  # fmt: skip
-"""Those whose gradient takes a minute to compile a few times: `exhaustive` where a test does it."""
+"""Those whose gradient takes long to compile a few times: `exhaustive` where a test does it."""
 
 
 def programs(test, quick=QUICK, long=()):
@@ -64,8 +66,9 @@ def peak(program, fn):
     return memory_needed(jax.jit(run).lower(*arrays)).peak
 
 
-@programs("explained")
+@programs("explained", long=set(NAMES) - LONG)
 def test_explained(name):
+    """Those that are not planned at every change are explained."""
     program = program_of(name)
     options = dict(argnums=program.argnums, has_aux=program.has_aux)
     report = jrc.explain(program.loss, *program.args, **options)
@@ -85,7 +88,7 @@ def test_planned(name):
     assert gradient_error(*(grads for _, grads in found)) < program.tolerance
 
 
-@programs("leanest", quick=(), long=LONG)
+@programs("leanest", quick=(), long=LONG | {"own_checkpoints", "eqx_mlp"})
 def test_blocks_by_hand_are_not_leaner(name):
     """A checkpoint around each block has no lower peak than the leanest plan."""
     program = program_of(name)

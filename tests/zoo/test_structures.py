@@ -30,7 +30,7 @@ def gradients(program, fn):
     return (value[0] if program.has_aux else value), eqx.filter(grads, eqx.is_array)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 def test_a_module_passed_whole(program):
     """Functions, flags and integers among the leaves reach the module as they are."""
     loss, args = program.loss, program.args
@@ -41,6 +41,7 @@ def test_a_module_passed_whole(program):
     assert jrc.Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_module_in_the_largest_batch():
     model, x, key = eqx_mlp(True).args
@@ -121,6 +122,7 @@ def test_a_loss_that_is_a_module():
     assert jrc.explain(loss, model, x).saved
 
 
+@pytest.mark.slow
 def test_a_transform_of_haiku_with_keys_and_marks_inside():
     hk = pytest.importorskip("haiku")
 
