@@ -179,7 +179,8 @@ def saves(options):
     return [f for f in (options.out / "state").glob("jrc_*") if f.name[4:].isdigit()]
 
 
-def resume(options, state, wanted):
+def recorded(options, wanted):
+    """Return the history of the run that `--resume` continues, or stop with what is wrong."""
     if not saves(options):
         raise SystemExit(
             f"--resume: --out must have a save, got none in {options.out}. Run without it first."
@@ -191,6 +192,11 @@ def resume(options, state, wanted):
             f"--resume: options must be those of the run in {options.out}, got others than "
             f"{', '.join(differ)}. Pass these."
         )
+    return history
+
+
+def resume(options, state, wanted):
+    history = recorded(options, wanted)
     state = jrc.restore(options.out / "state", state)
     del history["steps"][int(state.step) :]
     return state, history

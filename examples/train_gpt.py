@@ -152,6 +152,8 @@ def run(options):
     # A resumed run must have equal options and the same text.
     wanted = common.settings(options, "text")
     wanted |= {"text_bytes": len(text), "text_crc32": zlib.crc32(text)}
+    if options.resume:
+        common.recorded(options, wanted)  # before a plan is made
     train_text, held_out = split_text(text, options.length)
     loss_fn = functools.partial(gpt.loss, config=config)
     tx = common.optimizer(options)
