@@ -92,6 +92,7 @@ METHODS: Mapping[str, Method] = {
     "sparseloco_15_f3": _sparse(15, fragments=3),
     "sparseloco_15_overlap": _sparse(15, overlap=1),
     "diloco_15": _diloco(15),
+    "diloco_15_4bit": _diloco(15, wire="4bit"),
     "diloco_30": _diloco(30),
     "diloco_30_4bit": _diloco(30, wire="4bit"),
     "diloco_30_f3": _diloco(30, fragments=3),
