@@ -15,10 +15,6 @@ from benchmarks.convergence._tasks import Settings, Task
 
 WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 TO_99 = {"sparsity": (*WARM_UP[:3], 0.99)}
-UNMASKED = {"factor_masking": False}
-AT_99 = {"sparsity": (0.99,), "rampup_step": 1}
-LAST = 0.25
-"""The share of a run that its last phase takes, where a method has one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +27,6 @@ class Method:
         changes: Arguments of DGC that differ from the defaults of this benchmark; None for dense.
         corrected: Whether momentum is corrected, or else applied to the exchanged gradient.
         clipped: Whether dense clips the mean gradient.
-        at_last: What changes in the last quarter of the run; None for nothing. The state goes on.
     """
 
     title: str
@@ -39,7 +34,6 @@ class Method:
     changes: Mapping[str, Any] | None
     corrected: bool = True
     clipped: bool = True
-    at_last: Mapping[str, Any] | None = None
 
 
 METHODS = {
@@ -47,17 +41,18 @@ METHODS = {
     "unclipped_dense_4": Method("dense, no clipping", 4, None, clipped=False),
     "dgc_4": Method("DGC 99.9 %", 4, {}),
     "dgc99_4": Method("DGC 99 %", 4, TO_99),
-    "unmasked99_4": Method("DGC 99 %, no factor masking", 4, TO_99 | UNMASKED),
-    "uncorrected_4": Method("DGC, no momentum correction", 4, {}, corrected=False),
-    "unmasked_4": Method("DGC, no factor masking", 4, UNMASKED),
-    "unmasked_last99_4": Method(
-        "DGC, no factor masking, 99 % in the last quarter", 4, UNMASKED, at_last=AT_99
+    "unmasked99_4": Method("DGC 99 %, no factor masking", 4, TO_99 | {"factor_masking": False}),
+    "unmasked_unramped99_4": Method(
+        "DGC 99 %, no factor masking, no warm-up", 4,
+        {"sparsity": (0.99,), "rampup_step": 1, "factor_masking": False},
     ),
+    "uncorrected_4": Method("DGC, no momentum correction", 4, {}, corrected=False),
+    "unmasked_4": Method("DGC, no factor masking", 4, {"factor_masking": False}),
     "unclipped_4": Method("DGC, no local clipping", 4, {"local_grad_clip_norm": None}),
     "unramped_4": Method("DGC, no warm-up", 4, {"sparsity": (0.999,), "rampup_step": 1}),
     "dense_8": Method("dense momentum SGD", 8, None),
     "dgc_8": Method("DGC 99.9 %", 8, {}),
-}
+}  # fmt: skip
 """All methods; a name ends in the number of replicas."""
 
 
@@ -93,11 +88,6 @@ class Trainer:
         self.mesh = Mesh(jax.devices()[: method.replicas], ("data",))
         self.tx = optimizer(method, task.settings)
         self.step = jrc.make_train_step(task.loss_fn, self.tx, mesh=self.mesh)
-        self.step_at_last = self.step
-        if method.changes is not None and method.at_last is not None:
-            changes = {**method.changes, **method.at_last}
-            tx = optimizer(dataclasses.replace(method, changes=changes), task.settings)
-            self.step_at_last = jrc.make_train_step(task.loss_fn, tx, mesh=self.mesh)
 
     def run(self, seed: int, status: Callable[[str], None]) -> dict[str, Any]:
         """Train with one seed.
@@ -120,8 +110,7 @@ class Trainer:
         curve = [self._point(0, state, totals)]
         points = evaluated(steps, task.settings["evaluations"])
         for i in range(steps):
-            step = self.step if i < (1 - LAST) * steps else self.step_at_last
-            state, info = step(state, task.batch_of(seed, i))
+            state, info = self.step(state, task.batch_of(seed, i))
             totals.add(info)
             if i + 1 in points:
                 curve.append(self._point(i + 1, state, totals))
