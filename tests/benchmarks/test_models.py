@@ -52,7 +52,7 @@ def test_every_way_has_the_plain_gradients(name):
 
 
 @pytest.mark.exhaustive_after(3)
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_ways_save_fewer_bytes_and_compute_more(name):
     model = built(name)
@@ -68,6 +68,7 @@ def test_ways_save_fewer_bytes_and_compute_more(name):
     assert found[ROOT]["saved"] < found[EACH]["saved"]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["gpt", "gpt_scanned", "gpt_dropout"])
 def test_the_gpt_is_that_of_the_library(name):
     model = built(name)

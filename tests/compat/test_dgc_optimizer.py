@@ -167,6 +167,7 @@ def test_a_parameter_that_is_not_listed_keeps_its_unsent_gradient():
     )
 
 
+@pytest.mark.slow
 def test_grad_clip_takes_a_number_or_paddle_s_object():
     clip = types.SimpleNamespace(clip_norm=0.01)
     one, two, none = (
@@ -176,7 +177,7 @@ def test_grad_clip_takes_a_number_or_paddle_s_object():
     assert bit_equal(one, two) and largest_error(one[0], none[0]) > 1e-3
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "penalty"), [("L1", jrc.l1_penalty), ("L2", jrc.l2_penalty)])
 def test_regularization_takes_paddle_s_object(kind, penalty):
     for suffix in ("Decay", "DecayRegularizer"):

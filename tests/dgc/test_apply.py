@@ -98,6 +98,7 @@ def test_apply_is_update_and_apply_updates(form):
     assert moved.any() and np.asarray(first[0]["bias"] != PARAMS["bias"]).all()
 
 
+@pytest.mark.slow
 def test_apply_takes_any_scale():
     tx = scale_by_dgc(0.9, sparsity=0.9, axis_name=AXIS, min_size=1000)
 

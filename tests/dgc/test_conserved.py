@@ -74,6 +74,7 @@ def some_gradients(params, replicas, dtype, whole):
     return jax.tree.map(draw, params)
 
 
+@pytest.mark.exhaustive_after(6)
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("exchange", "selector", "wire", "replicas", "schedule", "dtype"),

@@ -67,6 +67,7 @@ def descended(tx, params, gradients):
     return jax.jit(functools.partial(descend, tx))(params, gradients)
 
 
+@pytest.mark.exhaustive_after(6)
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "exchange"),

@@ -64,6 +64,7 @@ def drawn(space, count, filling, seed, kind):
     return values, positions
 
 
+@pytest.mark.exhaustive_after(14)
 @pytest.mark.slow_after(8)
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("wire", WIRES)

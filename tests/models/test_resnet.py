@@ -100,7 +100,7 @@ class Reference(nn.Module):
         return nn.relu(x + y)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [True, False])
 def test_bottleneck_equals_flax(train):
     config = resnet.Config(depth=50, width=2, squeeze_excitation=2)

@@ -602,7 +602,7 @@ def test_rules_that_cannot_reach_are_refused():
         jrc.apply_rules(plain, jrc.remat.Rule())
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.skipif(
     getattr(jax.config, "jax_remat3", False), reason="jax.checkpoint itself leaves its names behind"
 )

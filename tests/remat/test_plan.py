@@ -45,7 +45,7 @@ def some_candidates(problem):
     return [problem.candidates[i] for i in sorted({0, count // 2})]
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_function(name):
     case, problem = CASES[name], problem_of(name)
@@ -87,6 +87,7 @@ OFF_IN_REMAT3 = dict.fromkeys((name for name in CASES if name.startswith("scan")
 }
 
 
+@pytest.mark.exhaustive_after(6)
 @pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", CASES)
 def test_flops_are_those_that_are_predicted(name):
@@ -98,6 +99,7 @@ def test_flops_are_those_that_are_predicted(name):
         assert abs(difference) <= off.get(name, 0) * problem.flops
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", ["wide batch", "skips", "custom_vjp", "dropout", "flax linen"])
 def test_matrix_products_of_the_compiled_program(name):
     """As many more as the plan says: XLA has merged none, and a name alone holds nothing."""

@@ -382,7 +382,7 @@ def ruled(rule):
     return loss
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_what_has_a_rule_of_its_own_is_counted_exactly(name):
     """Its forward rule runs again inside of a region; what it saves counts once."""

@@ -379,6 +379,7 @@ def _refuse(primals, tangents):
     raise NotImplementedError("no derivative")
 
 
+@pytest.mark.slow
 def test_frozen_values_may_have_no_derivative():
     """Constants, carries and inputs; a carry that depends on perturbed values has one."""
 

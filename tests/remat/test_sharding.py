@@ -108,7 +108,7 @@ QUICK = ("psum", "all_gather")
 EACH = [n if n in QUICK else pytest.param(n, marks=pytest.mark.exhaustive) for n in COLLECTIVES]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("name", EACH)
 def test_collectives_are_recomputed_only_on_request(name, check_vma):

@@ -284,6 +284,7 @@ def test_differences_of_float64_are_not_those_of_rounded_parameters():
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [3, pytest.param(2, marks=slow), pytest.param(8, marks=slow)])
 def test_workers_leave_and_join_between_rounds(ran, tmp_path, replicas):
     _, states, _ = ran

@@ -137,6 +137,7 @@ def test_a_split_replica_sends_as_many_bytes_as_it_has_devices_fewer(shape):
 DENSE = jrc.DiLoCo(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "outer"),
     [

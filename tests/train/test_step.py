@@ -47,6 +47,7 @@ def test_mean_of_gradients_equals_one_device_on_the_whole_batch():
     assert close([i.loss for i in infos], [i.loss for i in alone], 1e-5)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("via", ["shard_map", "pmap", "jit"])
 def test_accumulation_is_the_mean_of_its_parts(via):
     on = Mesh(jax.devices()[:1], ("data",)) if via == "jit" else mesh()
@@ -274,6 +275,7 @@ def test_memory_is_that_of_the_compiled_step():
         start("gpt", dgc(), via="pmap")[1].lower(state, batch(0))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("via", ["shard_map", "jit"])
 def test_steps_in_a_loop_are_steps_one_by_one(via):
     on = Mesh(jax.devices()[:1], ("data",)) if via == "jit" else mesh()
@@ -357,6 +359,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.exhaustive_after(6)
 @pytest.mark.slow_after(2)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 @pytest.mark.parametrize("name", WRAPPED)

@@ -26,6 +26,18 @@ LONG = {
 """Those whose gradient takes long to compile a few times: `exhaustive` where a test does it."""
 
 
+EXPLAINED = {
+    "tied_gpt",
+    "unet",
+    "eqx_vit",
+    "hk_resnet18",
+    "linen_remat",
+    "nnx_llama",
+    "keras_remat",
+}
+"""Those that are explained at every change, one of each package, and none that is planned too."""
+
+
 def programs(test, quick=QUICK, long=()):
     """All programs as parameters, with what is known of them."""
     found = []
@@ -66,9 +78,8 @@ def peak(program, fn):
     return memory_needed(jax.jit(run).lower(*arrays)).peak
 
 
-@programs("explained", long=set(NAMES) - LONG)
+@programs("explained", long=set(NAMES) - EXPLAINED)
 def test_explained(name):
-    """Those that are not planned at every change are explained."""
     program = program_of(name)
     options = dict(argnums=program.argnums, has_aux=program.has_aux)
     report = jrc.explain(program.loss, *program.args, **options)
