@@ -304,7 +304,7 @@ def test_batches_depend_on_seed_and_step_alone():
 def test_the_brief_table(report):
     runs = report["tasks"]["gpt"]["runs"]
     assert brief(report).rows == []  # a task without all of its methods has no row
-    runs["unmasked99_4"] = {"0": made(2.0, 5e5)}
+    runs["unmasked_unramped99_4"] = {"0": made(2.0, 5e5)}
     (line,) = brief(report).rows
     assert line == (
         "GPT: bits", "2.250 (2.000–2.500)", "2.500 (2.250–2.750)", "1/50", "2.000 (2.000–2.000)",
