@@ -112,10 +112,7 @@ def show(found):
         ("held-out loss before", f"{found['held_out_before']:.3f} nats/byte", ""),
         ("held-out loss after", f"{found['held_out_after']:.3f} nats/byte", ""),
     ]
-    # Figures of an older run may have no budget.
-    planned = "budget" in found["settings"]
-    label = "peak, with the plan" if planned else "peak, blocks re-run"
-    common.show(found, "Byte-level GPT on real text", rows, label)
+    common.show(found, "Byte-level GPT on real text", rows, "peak, with the plan")
 
 
 def plot(found, out):

@@ -54,8 +54,8 @@ def training() -> str:
     first = next(iter(found.values()))
     title = (
         f"The example, {len(first['losses'])} steps on {first['device']}, jax {first['jax']}; loss "
-        "in nats per byte of held-out text, peak of the compiled step with nothing re-run → with "
-        "every block re-run, bytes per step and replica"
+        "in nats per byte of held-out text, peak of the compiled step with nothing recomputed → "
+        f"with a plan of budget {first['settings']['budget']}, bytes per step and replica"
     )
     heads = ("", "held-out loss", "peak", "sent, mean", "sent, last step")
     return Table(title, heads, [_run(name, run) for name, run in found.items()]).markdown()
