@@ -168,6 +168,8 @@ def largest_batch(
             respect_checkpoints, most=few if there else None,
         )  # fmt: skip
         least = known(batch)
+        if problem.is_split:
+            problem = problem.calibrated({problem.candidates[-1]: least})
         if least > limit:
             least = min(least, least_peak(problem, lambda i: compiled(problem, i), limit))
         return logged(batch, "the leanest plan", least)
