@@ -1,6 +1,7 @@
 """Predicted peaks: small programs whose structure XLA compiles in a known way."""
 
 import functools
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 from jrc.remat import memory_needed
 from jrc.remat._planner.buffer_peak import peak_of_temporaries
+from jrc.remat._planner.operations import Operations
 from jrc.remat._planner.platform_memory import memory_on
 from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.written_values import WrittenValues
 
 
 def array(*shape, dtype=jnp.float32):
@@ -144,6 +147,52 @@ def test_a_branch_counts_with_the_dearest_of_its_construct():
     index = array(dtype=jnp.int32)
     assert 0 <= peak_on("cpu", choose, index, x) - peak_on("cpu", rich, x) <= index.dtype.itemsize
     assert peak_on("cpu", rich, x) >= 64 * 64 * 4
+
+
+def test_a_long_chain_takes_memory_in_proportion():
+    """Each step is computed inside of the next, and reads one array more from memory."""
+
+    def chain(x, ws):
+        for w in ws:
+            x = x * w
+        return x
+
+    jaxpr = jax.make_jaxpr(chain)(array(8), [array(8)] * 3000)
+    program = Operations(jaxpr, memory_on("gpu"))
+    tracemalloc.start()
+    try:
+        written = WrittenValues(program)
+        last = written.last_reads({2999: 0})
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert written.is_written.count(True) == 1 and last == dict.fromkeys(range(3001), 0)
+    assert most < 3000 * 1000
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_what_is_computed_inside_of_a_reader_is_read_by_it(platform):
+    """The order and the last readers, against the set of all that each kernel reads."""
+    jaxpr = jax.make_jaxpr(jax.value_and_grad(attention))(*PROGRAMS[attention])
+    program = Operations(jaxpr, memory_on(platform))
+    written = WrittenValues(program)
+    inside, reads = {}, {}
+    for k, operation in enumerate(program.list):
+        read = frozenset().union(*(inside.get(v, {v}) for v in operation.reads))
+        if written.is_written[k]:
+            reads[k] = read
+        else:
+            inside |= dict.fromkeys(operation.makes, read)
+    order = written.order_as_ready()
+    at = {k: t for t, k in enumerate(order)}
+    makers = {k: {written.maker[v] for v in reads[k] if v in written.maker} for k in order}
+    first_come = [(max((at[m] for m in makers[k]), default=-1), k) for k in order]
+    assert sorted(order) == list(reads) and first_come == sorted(first_come)
+    assert all(ready < at[k] for ready, k in first_come)
+    last = {}
+    for k, read in reads.items():
+        last |= {v: max(last.get(v, 0), at[k]) for v in read}
+    assert written.last_reads(at) == last
 
 
 def test_results_lend_their_memory_before_they_are_computed():
