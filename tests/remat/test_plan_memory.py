@@ -110,6 +110,46 @@ def test_a_tpu_pads_the_two_axes_that_it_tiles(aval, on_tpu):
     assert memory_on("gpu").array_bytes(aval) == aval.size * aval.dtype.itemsize
 
 
+def rounded_bytes(fn, *args):
+    """The bytes of what a TPU writes as bfloat16, by shape."""
+    program = Operations(jax.make_jaxpr(fn)(*args), memory_on("tpu"))
+    made = program.rounded.intersection(v for each in program.list for v in each.makes)
+    return {program.shapes[v]: program.sizes[v] for v in made}
+
+
+def with_a_product(read):
+    """A program that reads one value in a product, and in another way."""
+
+    def fn(a, b):
+        y = b * 2
+        return a @ y, read(y)
+
+    return fn
+
+
+def test_a_tpu_writes_what_products_alone_read_as_bfloat16():
+    a, b = array(256, 512), array(512, 128)
+    moved = lambda y: a_like @ jax.lax.optimization_barrier(y.T).T  # noqa: E731
+    a_like = jnp.ones((8, 512))
+    half = 512 * 128 * 2
+    assert rounded_bytes(lambda a, b: a @ (b * 2), a, b) == {b.shape: half}
+    found = rounded_bytes(with_a_product(moved), a, b)
+    assert (found[b.shape], found[128, 512]) == (half, half)
+    exactly = functools.partial(jnp.dot, a_like, precision="highest")
+    for read in (exactly, jnp.sin, lambda y: y, lambda y: jax.lax.map(jnp.sin, y)):
+        assert b.shape not in rounded_bytes(with_a_product(read), a, b)
+
+
+def test_a_tpu_writes_what_a_loop_reads_in_products_alone_as_bfloat16():
+    """What a step saves for a product of the backward loop; the carry is as it is."""
+
+    def loss(w, x):
+        return jnp.sum(jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=9)[0])
+
+    found = rounded_bytes(jax.grad(loss), array(64, 64), array(32, 64))
+    assert found[9, 32, 64] == 9 * 32 * 128 * 2 and (32, 64) not in found
+
+
 def test_an_unknown_platform_is_taken_for_a_cpu():
     assert memory_on("other") == memory_on("cpu")
 
