@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._specs import axes_of, padded, spec_inside, trimmed
+from jrc._tree import put
 from jrc._typing import Array, PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc._collectives import AxisName, replica_axis
@@ -146,7 +147,7 @@ def _plain(leaf: jax.Array) -> jax.Array:
     """Return the array with automatic axes in its type."""
     if not isinstance(leaf.sharding, NamedSharding):
         return leaf
-    return jax.device_put(leaf, _automatic(leaf.sharding))
+    return put(leaf, _automatic(leaf.sharding))
 
 
 def _automatic(sharding: NamedSharding) -> NamedSharding:
@@ -174,7 +175,7 @@ def _placed(leaf: Any, sharding: NamedSharding | None) -> Any:
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    return jax.device_put(leaf, sharding)
+    return put(leaf, sharding)
 
 
 def _sharding(

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import speaking_as
 from jrc._specs import shards_of, spec_inside, trimmed
-from jrc._tree import aval_of
+from jrc._tree import aval_of, put
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import AxisName, DGCState, replica_axis, reshard_dgc
@@ -306,13 +306,13 @@ def _put(x: Any, shape: tuple[int, ...], change: Any, sharding: NamedSharding | 
     )
     there = _automatic(sharding) if stays else None
     new = jax.jit(change, out_shardings=there)(_with_automatic_axes(x))
-    return new if sharding is None else jax.device_put(new, sharding)
+    return new if sharding is None else put(new, sharding)
 
 
 def _with_automatic_axes(x: Any) -> Any:
     """Return an array whose rows can be taken: those of explicit axes cannot."""
     placed = isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding)
-    return jax.device_put(x, _automatic(x.sharding)) if placed else x
+    return put(x, _automatic(x.sharding)) if placed else x
 
 
 def _automatic(sharding: Any) -> NamedSharding:
