@@ -179,7 +179,8 @@ def make_train_step(
 
     A transform that takes extra arguments gets `value`, the mean loss; without compression also
     `grad`, the mean gradient, and `value_fn(params)`, the mean loss with this batch and key, which
-    line searches such as that of `optax.lbfgs` call. With `optax.LookaheadParams` the loss function
+    line searches such as that of `optax.lbfgs` call (`obj_fn` and `grad_fn` of `optax.contrib` are
+    this function and its gradient). With `optax.LookaheadParams` the loss function
     gets the fast ones.
 
     `jrc.recompute_op` and `jrc.keep_op` in the loss function act as under `jrc.apply_rules`, unless
