@@ -5,6 +5,11 @@ known from a compiled program only: predictions lie on the lines through the lea
 further up the row, the one that recomputes least, and the one with nothing recomputed. Between the
 last two lies a step: with nothing recomputed XLA keeps the parameters that it gathered for the
 forward pass, which the model does not count.
+
+Nor does it count partial gradients, which wait for one combined all-reduce at the end of the
+program, beside the memory of the results. Where they are as large as activations, as in a mixture
+of experts, what is recomputed last lies on top of them, and the peak of a candidate may lie above
+that of one which saves more.
 """
 
 import dataclasses
