@@ -29,6 +29,7 @@ from jrc.train._check_batch import (
     check_batch_of_processes,
     check_copies_of_batch,
 )
+from jrc.train._check_lookups import warn_of_lookups
 from jrc.train._check_mesh import check_every_axis, check_split_batch, check_split_state
 from jrc.train._op_tags import with_op_tags
 from jrc.train._options import WHO, check_options, check_order, mesh_of_step
@@ -301,6 +302,8 @@ def make_train_step(
                 check_devices(state, mesh)
             if first and is_split(mesh, names, via):
                 check_every_axis(build(loss_fn), state, batch, mesh, names)
+                if via != "jit":
+                    warn_of_lookups(build(loss_fn), state, batch, mesh, names)
 
         if not (runs and mesh.is_multi_process):
             here()
