@@ -83,7 +83,7 @@ def problem_on(kind, sizes):
 @pytest.mark.parametrize("sizes", [(8,), (4, 2), (2, 2, 2)])
 @pytest.mark.parametrize(("kind", "within"), [("gpt", 0.1), ("moe", 0.2)])
 def test_predicted_peaks_are_near_the_compiled_ones(kind, within, sizes):
-    # Of a mixture of experts a plan that saves more may need less.
+    # Of a mixture of experts a plan that saves more may need less: docs/limits.md says why.
     fn, args = problem_on(kind, sizes)
     problem = PlanningProblem.of(fn, args, 0, False, "test")
     memory = {}
