@@ -147,6 +147,8 @@ def _regions(program: Program, graph: CostGraph) -> dict[str, Regions]:
     blocks = _every_block(program, graph)
     found["every block recomputed"] = blocks[:-1]
     found["every block recomputed, the last too"] = blocks
+    if blocks and _flops(graph, head := range(blocks[-1].stop, len(graph.nodes))):
+        found["every block and the head recomputed"] = [*blocks, head]
     stride = round(math.sqrt(len(blocks)))
     if stride > 1:
         found[f"every {stride} blocks recomputed"] = _grouped(blocks, stride)
