@@ -122,7 +122,7 @@ def _inside_constructs(
     for what in dict.fromkeys(what for some in by_hand.values() for what in some):
         # A construct that has nothing of what is saved is under a bare `jax.checkpoint`.
         offered = {
-            k: [some.get(what) or some[NOTHING_SAVED]] if some else options[k]
+            k: [some.get(what) or some.get(NOTHING_SAVED) or options[k][0]] if some else options[k]
             for k, some in by_hand.items()
         }
         name = whole if what == NOTHING_SAVED else f"{whole}, {what} saved"
