@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from jrc._jaxpr.dce import LiveEquation, live_equations
-from jrc._jaxpr.equations import inner_programs, repeats
+from jrc._jaxpr.equations import branch_outside_kernels, inner_programs, repeats
 from jrc._jaxpr.primitives import facts_of, primitive_name
 
 
@@ -44,6 +44,8 @@ def _flops(eqn: JaxprEqn, inner: Sequence[int]) -> int:
     if stated is not None:
         return int(stated.flops + stated.transcendentals)
     if inner:
-        once = max(inner) if name == "cond" else sum(inner)
-        return once * repeats(eqn)
+        branch = branch_outside_kernels(eqn)
+        if name == "cond":
+            return max(inner) if branch is None else inner[branch]
+        return sum(inner) * repeats(eqn)
     return facts_of(eqn).flops(eqn)

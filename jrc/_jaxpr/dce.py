@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from jrc._jaxpr.atoms import variables
 from jrc._jaxpr.control_flow import loop_parts
-from jrc._jaxpr.equations import has_effects, inner_programs
+from jrc._jaxpr.equations import branch_outside_kernels, has_effects, inner_programs
 from jrc._jaxpr.primitives import primitive_name
 
 
@@ -92,7 +92,9 @@ def _live_inside(eqn: JaxprEqn, outs: Sequence[bool]) -> tuple[Inside, Sequence[
         return _live_in_scan(eqn, programs[0], outs)
     if name == "cond":
         parts = [_live(branch, outs) for branch in programs]
-        reads = [any(each) for each in zip(*(part[1] for part in parts), strict=True)]
+        branch = branch_outside_kernels(eqn)
+        run = parts if branch is None else [parts[branch]]
+        reads = [any(each) for each in zip(*(part[1] for part in run), strict=True)]
         return tuple(part[0] for part in parts), [True, *reads]
     if len(programs) == 1 and _corresponds(eqn, programs[0]):
         inside, reads = _live(programs[0], outs)

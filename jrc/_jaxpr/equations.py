@@ -8,6 +8,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from jrc._jaxpr.primitives import facts_of, primitive_name
 
+_IN_KERNELS = {"mosaic"}
+"""Platforms that the inside of a Pallas kernel is compiled for."""
+
 
 def call_name(eqn: JaxprEqn) -> str | None:
     """Return the function that an equation calls: `silu` of a `jit`, `relu` of a custom rule."""
@@ -27,6 +30,19 @@ def inner_programs(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
     """Return the programs that an equation carries, those that `jax_remat3` wraps included."""
     wrapped = getattr(eqn.params.get("_prim"), "params", {})
     return (*jaxprs_in_params(eqn.params), *jaxprs_in_params(wrapped))
+
+
+def branch_outside_kernels(eqn: JaxprEqn) -> int | None:
+    """Return which branch of a `cond` runs wherever the program is no Pallas kernel.
+
+    `jnp.diagonal` is such a `cond`: one of its branches is for a kernel on a TPU, and never
+    compiled elsewhere. `None` if several branches may run, or for any other equation.
+    """
+    platforms = eqn.params.get("branches_platforms") or ()
+    others = [each for each in platforms if each is not None]
+    if len(others) + 1 != len(platforms) or not all(set(each) <= _IN_KERNELS for each in others):
+        return None
+    return list(platforms).index(None)
 
 
 def policy_in(eqn: JaxprEqn) -> Any:

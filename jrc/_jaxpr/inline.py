@@ -1,4 +1,7 @@
-"""Inline programs into others: nested `jit` calls that contain marks, or all of them."""
+"""Inline programs into others: nested `jit` calls that contain marks, or all of them.
+
+A `cond` that has one branch outside of Pallas kernels counts as a call of that branch.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +11,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType, Sharding
 
 from jrc._jaxpr.atoms import substitute
-from jrc._jaxpr.equations import inner_programs
+from jrc._jaxpr.equations import branch_outside_kernels
 from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.op_tag import tag_of
 
@@ -21,14 +24,14 @@ def inline_marked(jaxpr: Jaxpr, and_where: Callable[[JaxprEqn], bool] = lambda _
     """
 
     def is_inlined(eqn: JaxprEqn) -> bool:
-        return _is_jit(eqn) and tag_of(eqn) is None and (_has_mark(eqn) or and_where(eqn))
+        return _is_call(eqn) and tag_of(eqn) is None and (_has_mark(eqn) or and_where(eqn))
 
     return _inline(jaxpr, is_inlined)
 
 
 def inline_all(jaxpr: Jaxpr) -> Jaxpr:
     """Return the program without `jit` calls; inlined equations have the call's source line."""
-    return _inline(jaxpr, _is_jit, keep_source=False)
+    return _inline(jaxpr, _is_call, keep_source=False)
 
 
 def _inline(
@@ -41,8 +44,8 @@ def _inline(
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=substitute(eqn.invars, renamed))
         if is_inlined(eqn):
-            (inner,) = inner_programs(eqn)
-            more, results = _inline_call(eqn, _inline(inner, is_inlined, keep_source))
+            inner = _inline(_called(eqn), is_inlined, keep_source)
+            more, results = _inline_call(eqn, inner)
             eqns += [
                 each.replace(
                     source_info=source_inside(eqn, each) if keep_source else eqn.source_info
@@ -73,20 +76,28 @@ def splice(jaxpr: Jaxpr, atoms: Sequence[Any]) -> tuple[list[JaxprEqn], list[Any
     return eqns, substitute(jaxpr.outvars, new)
 
 
-def _is_jit(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "jit"
+def _is_call(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "jit" or branch_outside_kernels(eqn) is not None
+
+
+def _called(eqn: JaxprEqn) -> Jaxpr:
+    """The program that a call runs."""
+    branch = branch_outside_kernels(eqn)
+    return eqn.params["jaxpr"] if branch is None else eqn.params["branches"][branch]
 
 
 def _has_mark(eqn: JaxprEqn) -> bool:
-    """Return whether a `jit` call or a nested one has a mark; marks in loops do not count."""
-    if not _is_jit(eqn) or tag_of(eqn) is not None:
+    """Return whether a call or a nested one has a mark; marks in loops do not count."""
+    if not _is_call(eqn) or tag_of(eqn) is not None:
         return False
-    inner = eqn.params["jaxpr"].eqns
+    inner = _called(eqn).eqns
     return any(mark_of(each) is not None or _has_mark(each) for each in inner)
 
 
 def _inline_call(eqn: JaxprEqn, inner: Jaxpr) -> tuple[list[JaxprEqn], list[Any]]:
     """Return the equations and results of a call, with its shardings as constraints."""
+    if eqn.primitive.name == "cond":
+        return splice(inner, eqn.invars[1:])
     before, inputs = _constrained(eqn.invars, eqn.params["in_shardings"])
     middle, results = splice(inner, inputs)
     after, outputs = _constrained(results, eqn.params["out_shardings"])

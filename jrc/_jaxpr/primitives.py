@@ -181,7 +181,10 @@ _row("bitcast_convert_type scatter get swap masked_load masked_swap reshard", **
 
 # Made from nothing, or from a key.
 _row("iota", **_free, **_inside)
-_row("empty empty2 axis_index program_id create_token debug_callback debug_print", **_free)
+_row(
+    "empty empty2 axis_index platform_index program_id create_token debug_callback debug_print",
+    **_free,
+)
 _row("random_wrap random_unwrap random_seed random_split random_fold_in random_clone", **_free)
 
 # Elementwise arithmetic that XLA computes inside whatever reads it.

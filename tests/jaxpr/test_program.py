@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jrc
-from jrc._jaxpr import INPUT, evaluate, trace
+from jrc._jaxpr import INPUT, evaluate, flops, inline_all, primitive_name, trace, walk
 from tests.remat.graphs import graphs
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
@@ -53,3 +53,19 @@ def test_closed_over_arrays_and_tracers_are_inputs():
         return jnp.sum(traced.run(evaluate(traced.program.jaxpr)))
 
     assert jax.grad(outer)(W).shape == W.shape
+
+
+def test_a_branch_for_kernels_alone_is_no_branch():
+    """`jnp.diag` has one for the inside of Pallas kernels; a branch for a platform stays one."""
+    x = jnp.arange(9.0).reshape(3, 3)
+    written = jax.make_jaxpr(jnp.diag)(x)
+    inlined = inline_all(written)
+    names = lambda jaxpr: {primitive_name(eqn) for eqn, _ in walk(jaxpr)}  # noqa: E731
+    assert "cond" in names(written) and "cond" not in names(inlined)
+    assert evaluate(inlined)(x)[0].tolist() == jnp.diag(x).tolist()
+    assert flops(written) == flops(inlined)
+
+    def on_platform(x):
+        return jax.lax.platform_dependent(x, tpu=jnp.sin, default=jnp.cos)
+
+    assert "cond" in names(inline_all(jax.make_jaxpr(on_platform)(1.0)))

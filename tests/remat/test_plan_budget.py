@@ -217,6 +217,17 @@ def test_few_ways_by_hand_are_compiled():
     assert choose(some, 0.5, memory, "jrc.plan").compilations <= 9
 
 
+def test_a_cheaper_way_by_hand_that_nearly_fits_is_compiled():
+    """The prediction of one way is a little above the budget, and its compiled peak is not."""
+    row = net().candidates
+    some = ways((row[1].temporaries, 1))
+    budget = some.predicted(some.by_hand[0]).peak_bytes - 64
+    sizes = dict.fromkeys(some.all, 10**9) | {row[0]: budget, some.by_hand[0]: budget}
+    memory = lambda candidate: CompiledCost(0, 0, sizes[candidate], 0)  # noqa: E731
+    plan = choose(some, budget, memory, "jrc.plan")
+    assert plan.predicted.flops == some.flops + 1
+
+
 def test_without_compiling():
     """Then a plan is a guess: it has no verified cost, and is found by the prediction."""
     low, high = (net().predicted(net().candidates[i]).peak_bytes for i in (0, 3))

@@ -319,3 +319,34 @@ def test_two_stacks_of_layers_are_two_runs():
     kinds = "e" + "ab" * 4 + "c" + "xyz" * 3 + "h"
     assert sorted(repetitions(kinds)) == [(1, 2, 8), (10, 3, 9)]
     assert list(repetitions("abc")) == list(repetitions("")) == []
+
+
+def test_the_head_is_recomputed_with_the_blocks():
+    """Logits of all pairs need more than the blocks of both towers: a person wraps both."""
+
+    def contrastive(wrap):
+        block = wrap(lambda w, x: x + jax.nn.gelu(x @ w[0]) @ w[1])
+
+        @wrap
+        def head(x, y):
+            logits = x @ y.T
+            both = (jnp.diag(jax.nn.log_softmax(logits, axis)) for axis in (0, 1))
+            return -jnp.mean(sum(both))
+
+        def loss(params, x, y):
+            for tower in params:
+                for w in tower:
+                    x = block(w, x)
+                x, y = y, x
+            return head(x, y)
+
+        return loss
+
+    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 4  # noqa: E731
+    params = [[(draw(i, 8, 32), draw(i, 32, 8)) for i in range(3)] for _ in range(2)]
+    args = params, draw(8, 256, 8), draw(9, 256, 8)
+    found = PlanningProblem.of(contrastive(lambda fn: fn), args, 0, False, "test")
+    (way,) = [w for w in found.by_hand if w.name == "every block and the head recomputed"]
+    assert found.all.index(way) in found.leanest
+    by_hand = compiled_peak(contrastive(jax.checkpoint), *args)
+    assert memory_needed(found.lowered(way)).peak <= by_hand

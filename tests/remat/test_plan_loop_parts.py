@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import jrc
+from jrc._jaxpr import flops
+from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.loop_options import _convex_front
 from jrc.remat._planner.problem import PlanningProblem
@@ -145,3 +147,31 @@ def test_every_step_recomputed_is_a_way_by_hand():
     plain = jax.jit(jax.value_and_grad(lstm))(*arguments())
     applied = problem().applied(way, lstm)
     assert largest_error(jax.jit(jax.value_and_grad(applied))(*arguments()), plain) < 1e-5
+
+
+def coupled(wrap):
+    """A flow: coupling layers in a loop, which slices the layer's weights."""
+
+    def loss(params, x):
+        def layer(i, x):
+            a, b = jnp.split(x, 2, -1)
+            scale, shift = jnp.split(jnp.tanh(jax.nn.gelu(a @ params[0][i]) @ params[1][i]), 2, -1)
+            return jnp.concatenate([b * jnp.exp(scale) + shift, a], -1)
+
+        return jnp.mean(jax.lax.fori_loop(0, 8, wrap(layer), x) ** 2)
+
+    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 3  # noqa: E731
+    return loss, (draw(0, 8, 8, 64), draw(1, 8, 64, 16)), draw(2, 256, 16)
+
+
+def test_every_step_with_its_products_saved_is_a_way_by_hand():
+    """It needs what `dots_saveable` around the body needs, in bytes and in FLOPs."""
+    saving = jax.checkpoint_policies.dots_saveable
+    loss, *args = coupled(lambda fn: fn)
+    wrapped, *_ = coupled(functools.partial(jax.checkpoint, policy=saving, prevent_cse=False))
+    gradient = jax.jit(jax.value_and_grad(wrapped)).trace(*args)
+    found = PlanningProblem.of(loss, tuple(args), 0, False, "test")
+    (way,) = [w for w in found.by_hand if w.name == "every step recomputed, products saved"]
+    assert found.counted(way) <= flops(gradient.jaxpr)
+    by_hand = memory_needed(gradient.lower()).peak
+    assert memory_needed(found.lowered(way)).peak <= by_hand + 64

@@ -16,7 +16,7 @@ from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.execute import construct
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import InnerOption, solve, spread_evenly
+from jrc.remat._planner.solver import NOTHING_SAVED, InnerOption, solve, spread_evenly
 from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
 from jrc.remat._planner.trace import inlined_program
 
@@ -75,7 +75,7 @@ def _options(front: Front, program: Program, p: int, active: set[Any]) -> list[I
     found = [_option(program, p, active, choices) for choices in combined]
     by_hand = [branch.by_hand for branch in branches if branch.by_hand]
     if len(by_hand) == len(branches) and any(choice.flops for choice in by_hand):
-        found.append(_option(program, p, active, by_hand, by_hand=True))
+        found.append(_option(program, p, active, by_hand, NOTHING_SAVED))
     return found
 
 
@@ -123,7 +123,7 @@ def _option(
     p: int,
     active: set[Any],
     choices: Sequence[_Choice],
-    by_hand: bool = False,
+    by_hand: str = "",
 ) -> InnerOption:
     decisions = tuple(choice.decision for choice in choices)
     inside = Decision((), branches=decisions) if any(decisions) else None

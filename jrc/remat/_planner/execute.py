@@ -44,6 +44,8 @@ def execute_decision(program: Program, decision: Decision, in_loop: bool = False
     # twice that XLA could merge, and a barrier would keep operands from being fused.
     regions = sum(stage.region for stage in decision.stages)
     region = functools.partial(recomputed_region, has_barrier=not in_loop or regions > 1)
+    # What a step saves is stacked, and the backward pass reads it from there.
+    name = name_value if in_loop else _name_in_front_of_barrier
     stages = [[program.steps[k] for k in stage.positions] for stage in decision.stages]
     before, within = _casts(program, stages)
     offloaded = frozenset(variable_at(program, place) for place in decision.offloaded)
@@ -56,7 +58,7 @@ def execute_decision(program: Program, decision: Decision, in_loop: bool = False
             if stage.region:
                 with planned_scope():
                     section = _section(program, stage, stages[n] + within[n], offloaded)
-                    _run_region(program, section, region, values)
+                    _run_region(program, section, region, name, values)
             elif stage.inside is None:
                 _run_plainly(program, sorted(stages[n] + within[n]), values)
             else:
@@ -125,7 +127,13 @@ def _run_construct(
     values |= dict(zip(program.eqns[p].outvars, results, strict=True))
 
 
-def _run_region(program: Program, section: Section, region: Region, values: dict[Any, Any]) -> None:
+def _run_region(
+    program: Program,
+    section: Section,
+    region: Region,
+    name: Callable[[Any, str], Any],
+    values: dict[Any, Any],
+) -> None:
     """Run a region whose random draws depend on the data that they are combined with.
 
     Draws depend on keys alone: XLA would start those of all layers early, and keep the results.
@@ -146,7 +154,7 @@ def _run_region(program: Program, section: Section, region: Region, values: dict
         depending,
         region,
         own_inside=own_inside,
-        name=_name_in_front_of_barrier,
+        name=name,
     )
     values |= {
         v: depending[v]

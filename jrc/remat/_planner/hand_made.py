@@ -9,14 +9,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from jrc._jaxpr import Program, facts_of, primitive_name
 from jrc.remat._planner.blocks import crossing_values, find_blocks
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.memory_model import kept_by_xla
-from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve
+from jrc.remat._planner.save_sets import MARKS, marked_values, policy_sets
+from jrc.remat._planner.solver import NOTHING_SAVED, InnerOption, ParetoPoint, solve
 from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
 
 Regions = Sequence[range]
@@ -86,9 +86,9 @@ def _blocks_with_products(program: Program, graph: CostGraph) -> list[HandMade]:
     regions = [part for block in blocks for part in _apart_from(block, pools)]
     inside = {v for region in regions for k in region for v in graph.nodes[k].makes}
     sets = {
-        "products": _saved_products(program, graph, batched=True) & inside,
-        "products without batch dimensions": _saved_products(program, graph, batched=False)
-        & inside,
+        what: values & inside
+        for what, values in policy_sets(program, graph).items()
+        if what != MARKS
     }
     unique = {values: what for what, values in reversed(sets.items()) if values}
     return [
@@ -104,35 +104,38 @@ def _inside_constructs(
     program: Program, graph: CostGraph, options: Mapping[int, Sequence[InnerOption]]
 ) -> list[HandMade]:
     """The body of every loop, or every branch, under `jax.checkpoint`; the rest left to JAX."""
-    by_hand = {k: [each for each in some if each.by_hand] for k, some in options.items()}
+    by_hand = {
+        k: {each.by_hand: each for each in some if each.by_hand} for k, some in options.items()
+    }
     chosen = {k for k, some in by_hand.items() if some}
     if not chosen:
         return []
     kinds = {primitive_name(program.eqns[program.steps[k]]) for k in chosen}
-    name = "every branch recomputed" if kinds == {"cond"} else "every step recomputed"
+    whole = "every branch recomputed" if kinds == {"cond"} else "every step recomputed"
     # What runs once stays outside of regions, where only these options are left.
     outside = [
         dataclasses.replace(node, runs_once=node.runs_once or node.position in chosen)
         for node in graph.nodes
     ]
     graph = dataclasses.replace(graph, nodes=tuple(outside))
-    offered = {k: some or options[k] for k, some in by_hand.items()}
-    points = solve(graph, offered, saved=kept_by_xla(graph, graph.nodes))[:1]
-    return [HandMade(name, point, decision_of(graph, point)) for point in points]
+    found = []
+    for what in dict.fromkeys(what for some in by_hand.values() for what in some):
+        # A construct that has nothing of what is saved is under a bare `jax.checkpoint`.
+        offered = {
+            k: [some.get(what) or some.get(NOTHING_SAVED) or options[k][0]] if some else options[k]
+            for k, some in by_hand.items()
+        }
+        name = whole if what == NOTHING_SAVED else f"{whole}, {what} saved"
+        points = solve(graph, offered, saved=kept_by_xla(graph, graph.nodes))[:1]
+        found += [HandMade(name, point, decision_of(graph, point)) for point in points]
+    return found
 
 
 def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:
-    sets = {
-        "everything recomputed": frozenset(),
-        "products saved": _saved_products(program, graph, batched=True),
-        "products without batch dimensions saved": _saved_products(program, graph, batched=False),
-        "marks saved": _marked(program, graph),
-    }
-    unique: dict[frozenset[int], str] = {}
-    for name, values in sets.items():
-        if values or name == "everything recomputed":
-            unique.setdefault(values, name)
-    return {name: values for values, name in unique.items()}
+    sets = {"everything recomputed": frozenset[int]()}
+    sets |= {f"{name} saved": values for name, values in policy_sets(program, graph).items()}
+    unique = {values: name for name, values in reversed(sets.items())}
+    return {name: values for values, name in reversed(unique.items())}
 
 
 def _regions(program: Program, graph: CostGraph) -> dict[str, Regions]:
@@ -144,6 +147,8 @@ def _regions(program: Program, graph: CostGraph) -> dict[str, Regions]:
     blocks = _every_block(program, graph)
     found["every block recomputed"] = blocks[:-1]
     found["every block recomputed, the last too"] = blocks
+    if blocks and _flops(graph, head := range(blocks[-1].stop, len(graph.nodes))):
+        found["every block and the head recomputed"] = [*blocks, head]
     stride = round(math.sqrt(len(blocks)))
     if stride > 1:
         found[f"every {stride} blocks recomputed"] = _grouped(blocks, stride)
@@ -201,35 +206,7 @@ def _apart_from(region: range, nodes: Sequence[int]) -> Iterator[range]:
         start = k + 1
 
 
-def _saved_products(program: Program, graph: CostGraph, batched: bool) -> frozenset[int]:
-    """The results of matrix products and convolutions, or of those without batch dimensions."""
-    return frozenset(
-        v
-        for node in graph.nodes
-        if node.position >= 0 and _is_product(program.eqns[program.steps[node.position]], batched)
-        for v in node.makes
-    )
-
-
-def _is_product(eqn: Any, batched: bool) -> bool:
-    numbers = eqn.params.get("dimension_numbers")
-    if not facts_of(eqn).is_contraction:
-        return False
-    return batched or eqn.primitive.name != "dot_general" or not any(numbers[1])
-
-
-def _marked(program: Program, graph: CostGraph) -> frozenset[int]:
-    """The values that carry a mark."""
-    names = {
-        (program.producer[var], list(program.eqns[program.producer[var]].outvars).index(var))
-        for var in program.names
-        if program.producer[var] >= 0
-    }
-    places = [(program.steps[p] if p >= 0 else p, i) for p, i in graph.names]
-    return frozenset(v for v, place in enumerate(places) if place in names)
-
-
 def _mark_borders(program: Program, graph: CostGraph) -> list[int]:
     """The places behind marked values."""
-    marked = _marked(program, graph)
+    marked = marked_values(program, graph)
     return [k + 1 for k, node in enumerate(graph.nodes) if marked.intersection(node.makes)]

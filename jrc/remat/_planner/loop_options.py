@@ -11,8 +11,15 @@ from jrc._tree import is_floating
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.save_sets import policy_sets
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import InnerOption, ParetoPoint, solve, spread_evenly
+from jrc.remat._planner.solver import (
+    NOTHING_SAVED,
+    InnerOption,
+    ParetoPoint,
+    solve,
+    spread_evenly,
+)
 from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
 from jrc.remat._planner.trace import inlined_program
 
@@ -51,7 +58,7 @@ def loop_options(front: Front, program: Program, p: int, active: set[Any]) -> li
     by_hand: list[InnerOption] = []
     if not any(node.runs_once for node in graph.nodes if node.position >= 0):
         options += _chunked(options, loop)
-        by_hand = _every_step_recomputed(graph, length)
+        by_hand = _every_step_recomputed(body, graph, length)
     options = _undominated(options)
     return _undominated(options + _in_parts(options, loop)) + by_hand
 
@@ -83,15 +90,28 @@ def _perturbed_in_loop(body: Program, eqn: Any, active: set[Any], start: int, en
         perturbed |= more
 
 
-def _every_step_recomputed(graph: CostGraph, length: int) -> list[InnerOption]:
-    """The body of a loop under one `jax.checkpoint`, which saves nothing but the carries."""
+def _every_step_recomputed(body: Program, graph: CostGraph, length: int) -> list[InnerOption]:
+    """The body of a loop under one `jax.checkpoint`, with policies that a person would try."""
+    sets = {NOTHING_SAVED: frozenset[int]()} | policy_sets(body, graph)
+    unique = {values: name for name, values in reversed(sets.items())}
+    return [
+        way
+        for values, name in unique.items()
+        for way in _under_checkpoint(graph, length, values, name)
+    ]
+
+
+def _under_checkpoint(
+    graph: CostGraph, length: int, values: frozenset[int], name: str
+) -> list[InnerOption]:
+    """The body of a loop under one `jax.checkpoint`, which saves some values beside the carries."""
     carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
     found = []
-    for point in solve(graph, None, length, saved=carried)[:1]:
-        body = decision_of_blocks(graph, point, [range(len(graph.nodes))])
+    for point in solve(graph, None, length, saved=carried | values)[:1]:
+        body = decision_of_blocks(graph, point, [range(len(graph.nodes))], by_name=bool(values))
         flops = recomputed_flops(graph, body) * length
         if flops:
-            found.append(InnerOption(point.saved, point.peak, flops, body, by_hand=True))
+            found.append(InnerOption(point.saved, point.peak, flops, body, by_hand=name))
     return found
 
 

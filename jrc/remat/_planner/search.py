@@ -127,24 +127,26 @@ def _cheaper_by_hand(
 ) -> int | None:
     """The way by hand of fewest FLOPs that fits, if it has fewer than what was found.
 
-    Compiled are the first few that fit by the model; where nothing else fits, that nearly do.
+    Compiled are the first few that fit by the model, then those that nearly do; where nothing else
+    fits, only these.
     """
     count, every = len(problem.candidates), problem.all
-    most, limit = math.inf, SETTINGS.by_hand_margin * budget
+    most, limits = math.inf, [SETTINGS.by_hand_margin * budget]
     if found is not None:
-        most, limit = every[found].cost, budget
+        most, limits = every[found].cost, [budget, SETTINGS.cheaper_margin * budget]
     compilations = SETTINGS.cheaper_compiled
     if problem.most is not None:
         compilations = min(compilations, max(problem.most - len(peaks.memory), 0))
-    for i in sorted(range(count, len(every)), key=problem.cost_order):
-        if every[i].cost >= most:
-            break
-        if i not in peaks.memory:
-            if peaks.expected(i) > limit or not compilations:
-                continue
-            compilations -= 1
-        if peaks.of(i) <= budget:
-            return i
+    ways = sorted(range(count, len(every)), key=problem.cost_order)
+    for limit in limits:
+        for i in (i for i in ways if every[i].cost < most):
+            if i not in peaks.memory:
+                if peaks.expected(i) > limit or not compilations:
+                    continue
+                compilations -= 1
+            if peaks.of(i) <= budget:
+                found, most = i, every[i].cost
+                break
     return found
 
 

@@ -54,6 +54,8 @@ class PlannerSettings:
         leanest_margin: One of them is compiled only if its predicted peak is at most this many
             times the least compiled one.
         cheaper_compiled: At most so many ways by hand are compiled because they cost fewer FLOPs.
+        cheaper_margin: They are compiled if their predicted peak is at most this many times the
+            budget, those within the budget first.
         by_hand_margin: Where no candidate fits, a way by hand is compiled if its predicted peak is
             at most this many times the budget.
         plain_first_ratio: The gradient with nothing recomputed is compiled first if what XLA must
@@ -103,6 +105,7 @@ class PlannerSettings:
     by_hand_compiled: int = 3
     leanest_margin: float = 2.0
     cheaper_compiled: int = 2
+    cheaper_margin: float = 1.1
     by_hand_margin: float = 1.25
     plain_first_ratio: int = 2
     followed_equations: int = 800

@@ -33,6 +33,10 @@ Key = frozenset[int]
 """States of values that are live: 2 v + 1 where value v is saved, 2 v where it is recomputed."""
 
 
+NOTHING_SAVED = "nothing"
+"""What a bare `jax.checkpoint` saves of its inside."""
+
+
 @dataclasses.dataclass(frozen=True)
 class InnerOption:
     """One way to treat a construct outside of all regions: a loop, a `shard_map`.
@@ -42,8 +46,9 @@ class InnerOption:
         peak: Peak bytes while it is differentiated, the saved ones included.
         flops: FLOPs that are recomputed.
         body: The decision for the program inside; `None` leaves it to JAX.
-        by_hand: Whether it is what a person would do: `jax.checkpoint` around the body of a loop,
-            or around each branch of a `cond`.
+        by_hand: What it saves if it is what a person would do: `jax.checkpoint` around the body of
+            a loop, or around each branch of a `cond`. It is `NOTHING_SAVED` for a bare one, and
+            empty for an option of the solver.
         host: Bytes that are saved in the host's memory.
         waits: What the device could compute while it waits for copies; counted in `flops`.
     """
@@ -52,7 +57,7 @@ class InnerOption:
     peak: int
     flops: int
     body: Any = None
-    by_hand: bool = False
+    by_hand: str = ""
     host: int = 0
     waits: int = 0
 
