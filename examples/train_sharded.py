@@ -66,8 +66,8 @@ def mesh_of(sizes):
 def spec_of(path, leaf):
     """Return how a parameter is split inside of a replica; vectors are whole.
 
-    Tables of the vocabulary are split along the width: XLA's partitioner aborts where a lookup's
-    operand is split along the vocabulary inside of a `shard_map` that is manual over another axis.
+    Tables of the vocabulary are split along the width, over all axes inside of a replica: XLA's
+    partitioner may abort at other lookups (docs/meshes.md).
     """
     name = jax.tree_util.keystr(path)
     if leaf.ndim < 2:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jrc._errors import some_of
 
@@ -121,6 +122,26 @@ def is_typed_key(leaf: Any) -> bool:
     """Whether this is a `jax.random.key` array; a raw `uint32` key looks like data."""
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def put(x: Any, sharding: NamedSharding) -> jax.Array:
+    """Return an array with this sharding, as `jax.device_put`, over several processes too.
+
+    There `jax.device_put` takes no typed keys, and compares other arrays between the processes.
+
+    Args:
+        x: An array that lies on all devices of the mesh, or on this process; then equal on all.
+        sharding: Where it will lie.
+    """
+    if isinstance(x, jax.core.Tracer) or not sharding.mesh.is_multi_process:
+        return jax.device_put(x, sharding)
+    if is_typed_key(x):
+        words = put(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def split(tree: Any) -> tuple[list[Any], Skeleton]:

@@ -59,6 +59,7 @@ examples:
   jrc plan net:setup --target h100                    # nine tenths of its memory
   jrc plan net:setup --target h100 --offload          # and the host's memory
   jrc largest-batch net:batch --target h100           # batch(n, layers=4) returns (fn, args)
+  jrc largest-batch net:batch --target h100 --offload
 
 A saved plan is applied with jrc.Plan.from_json(text).apply(fn), a saved report is read with
 jrc.Report.from_json(text). Exit codes: 0 done, 1 the budget cannot be met or the function failed,
@@ -181,16 +182,6 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--cache", metavar="FOLDER", help="read the plan from there, or store it there"
     )
-    plan.add_argument(
-        "--offload",
-        nargs="?",
-        const=True,
-        default=False,
-        type=float,
-        metavar="RATE",
-        help="values that loops save may be moved to the host's memory; RATE is what copies reach "
-        "in bytes per second, 28e9, else what is known of --target",
-    )
     about = "the largest batch that fits a budget"
     batch = _command(commands, "largest-batch", about, _largest_batch, _ABOUT_BATCH)
     batch.add_argument("--budget", help="peak bytes, as for plan; not a fraction")
@@ -201,6 +192,16 @@ def parser() -> argparse.ArgumentParser:
         "--most", type=int, default=2**20, metavar="N", help="the largest batch that is looked at"
     )
     for command in (plan, batch):
+        command.add_argument(
+            "--offload",
+            nargs="?",
+            const=True,
+            default=False,
+            type=float,
+            metavar="RATE",
+            help="values that loops save may be moved to the host's memory; RATE is what copies "
+            "reach in bytes per second, 28e9, else what is known of --target",
+        )
         command.add_argument(
             "--respect-checkpoints",
             action="store_true",
@@ -323,7 +324,7 @@ def _largest_batch(options: argparse.Namespace) -> None:
     """TARGET is called with each batch, and returns `(fn, args)` for it."""
     asked = gradient_options(options) | {"budget": budget_of(options.budget)}
     asked |= {"multiple_of": options.multiple_of, "most": options.most}
-    asked |= {"respect_checkpoints": options.respect_checkpoints}
+    asked |= {"respect_checkpoints": options.respect_checkpoints, "offload": options.offload}
     check_paths(options.json)
 
     made: dict[Any, Callable[..., Any]] = {}

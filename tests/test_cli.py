@@ -132,6 +132,21 @@ def test_each_batch_has_its_own_function(net, capsys):
     assert "The batch is its first argument" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words, rate", [((), False), (("--offload",), True), (("--offload", "28e9"), 28e9)]
+)
+def test_the_largest_batch_may_use_the_hosts_memory(net, capsys, monkeypatch, words, rate):
+    asked = {}
+
+    def largest(make_args, fn, **options):
+        asked.update(options)
+        return "found"
+
+    monkeypatch.setattr("jrc.remat.largest_batch", largest, raising=False)
+    code, out, _ = run(capsys, "largest-batch", "net_to_see:batch", "--budget", "1GiB", *words)
+    assert (code, out) == (0, "found\n") and asked["offload"] == rate
+
+
 def test_a_function_that_is_no_gradient_is_not_taken_for_one(net, capsys):
     code, _, err = run(capsys, "explain", "net_to_see:vector")
     assert code == 2 and "must return" in err and "jax.grad" not in err

@@ -1,6 +1,7 @@
 """Measure held-out loss against bytes and rounds: AdamW dense, SparseLoCo, DiLoCo, EF21, DGC.
 
-    python -m benchmarks.convergence.outer --out benchmarks/results/outer.json
+    python -m benchmarks.convergence.outer --out benchmarks/results/outer.json \
+        --plot benchmarks/results
     python -m benchmarks.convergence.outer --methods adamw,sparseloco_15 --seeds 3
 
 A byte-level GPT on the standard library's source, trained by four replicas on equal batches of the
@@ -32,6 +33,7 @@ from benchmarks._lib.command import Benchmark, Run, at_least, names_of
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table
 from benchmarks._private import network_text
+from benchmarks.convergence._outer_plot import plot
 from benchmarks.convergence._tasks import SHARED, TASKS, Settings, Task
 from benchmarks.convergence._trainer import WARM_UP, evaluated
 from jrc.outer_optimizers import OuterOptimizer
@@ -44,7 +46,7 @@ SIZES: Settings = {
 }  # fmt: skip
 TOY: Settings = {"layers": 1, "width": 32, "length": 16, "batch": 8, "steps": 6, "evaluations": 2}
 HEADS = (
-    "", "exchanges", "held-out", "to dense", "training", "sent", "largest exchange",
+    "", "seeds", "exchanges", "held-out", "to dense", "training", "sent", "largest exchange",
     "less than dense", "seconds",
 )  # fmt: skip
 
@@ -208,16 +210,17 @@ def tables(report: Report) -> list[Table]:
     runs = report["runs"]
     if not runs:
         return []
-    dense = _mean(runs.get("adamw", {}), "loss")
+    dense = runs.get("adamw", {})
     rows = []
     for name, seeds in runs.items():
         first = next(iter(seeds.values()))
         loss, trained = _mean(seeds, "loss"), _mean(seeds, "train_loss")
         rows.append((
             METHODS[name].title,
+            str(len(seeds)),
             f"{first['rounds']:,}",
             f"{loss:.3f}",
-            "-" if name == "adamw" else f"{loss / dense - 1:+.1%}",
+            "-" if name == "adamw" else _to_dense(seeds, dense),
             f"{trained:.3f}",
             network_text(first["bytes_sent"]),
             _largest_text(first),
@@ -225,14 +228,23 @@ def tables(report: Report) -> list[Table]:
             f"{statistics.fmean(each['seconds'] for each in seeds.values()):.0f}",
         ))  # fmt: skip
     settings = report["settings"]
-    seeds = max(len(each) for each in runs.values())
     title = (
         f"{report['title']} ({first['parameters']:,} parameters, {settings['steps']:,} steps of "
-        f"{settings['batch']} x {settings['length']} bytes on {REPLICAS} replicas, {seeds} "
-        f"seed{'s' * (seeds > 1)}): held-out loss at the end, {report['unit']}, training loss "
-        "before it, and what a replica sent in the whole run"
+        f"{settings['batch']} x {settings['length']} bytes on {REPLICAS} replicas): held-out loss "
+        f"at the end, {report['unit']}, mean of the seeds and difference to dense with the same "
+        "seeds (range of several), training loss before it, and what a replica sent in the run"
     )
     return [Table(title, HEADS, rows)]
+
+
+def _to_dense(seeds: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
+    """Return how far the loss is from dense with equal seeds: mean, and range of several."""
+    both = sorted(seeds.keys() & dense.keys())
+    if not both:
+        return "-"
+    gaps = [_mean({0: seeds[s]}, "loss") / _mean({0: dense[s]}, "loss") - 1 for s in both]
+    spread = f" ({min(gaps):+.1%} to {max(gaps):+.1%})" if len(gaps) > 1 else ""
+    return f"{statistics.fmean(gaps):+.1%}{spread}"
 
 
 def _largest_text(record: Mapping[str, Any]) -> str:
@@ -259,7 +271,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=at_least(1), help="steps of a run (default: 4000)")
 
 
-BENCHMARK = Benchmark(NAME, __doc__, measure, tables, add_options, keys=("runs",))
+BENCHMARK = Benchmark(NAME, __doc__, measure, tables, add_options, keys=("runs",), plot=plot)
 main = BENCHMARK.main
 
 if __name__ == "__main__":

@@ -90,6 +90,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
         ("convergence.png",
          "Held-out loss of three tasks against bytes sent, dense momentum SGD and DGC"),
     ),
-    "outer": part("outer", outer.tables),
+    "outer": part(
+        "outer", outer.tables,
+        ("outer.png", "Held-out loss against bytes sent: dense AdamW, DiLoCo, SparseLoCo, DGC"),
+    ),
     "together": part("together", together.tables),
 }  # fmt: skip

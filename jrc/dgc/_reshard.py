@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._specs import axes_of, padded, spec_inside, trimmed
+from jrc._tree import named_leaves, put
 from jrc._typing import Array, PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc._collectives import AxisName, replica_axis
@@ -56,7 +57,7 @@ def reshard_dgc(
         num_replicas: N', at least 1. N is the number of rows of u and v.
         mesh: The mesh on which the result is placed; `None` leaves the placement as it is. What
             is split over axes inside of a replica stays so, where the mesh has these axes and they
-            divide it.
+            divide it. With such axes each array, or shape, must have a `NamedSharding`.
         axis_name: The mesh axis over which the rows are split, of a pair the outer one. Where
             its size does not divide them, another dimension is split, or none.
 
@@ -68,7 +69,8 @@ def reshard_dgc(
     Raises:
         TypeError: When `num_replicas` is no whole number, or `mesh` no mesh.
         ValueError: When there is no `DGCState`, when the numbers of rows disagree, for a number
-            below 1, or when the mesh has no such axis.
+            below 1, when the mesh has no such axis, or when it has axes inside of a replica and an
+            array does not say how it is split over them.
 
     Example:
         >>> state = jrc.scale_by_dgc(min_size=0).init(jnp.zeros(2))
@@ -83,6 +85,7 @@ def reshard_dgc(
     replicas = whole_number(num_replicas, "num_replicas", _WHO, least=1, remedy=remedy)
     axis = replica_axis(axis_name, _WHO)
     _check_mesh(mesh, axis)
+    check_says_split(state, mesh, axis_name, _WHO)
     old = _rows_of(state)
     specs = dgc_specs(state, axis)
     whole = shares_of(old or replicas, replicas)
@@ -146,7 +149,7 @@ def _plain(leaf: jax.Array) -> jax.Array:
     """Return the array with automatic axes in its type."""
     if not isinstance(leaf.sharding, NamedSharding):
         return leaf
-    return jax.device_put(leaf, _automatic(leaf.sharding))
+    return put(leaf, _automatic(leaf.sharding))
 
 
 def _automatic(sharding: NamedSharding) -> NamedSharding:
@@ -174,7 +177,7 @@ def _placed(leaf: Any, sharding: NamedSharding | None) -> Any:
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    return jax.device_put(leaf, sharding)
+    return put(leaf, sharding)
 
 
 def _sharding(
@@ -239,4 +242,28 @@ def _check_mesh(mesh: Mesh | None, axis_name: str) -> None:
         raise ValueError(
             f"{_WHO}: axis_name must be an axis of the mesh, one of {listed(mesh.axis_names)}, got "
             f"{axis_name!r}. Pass one of them."
+        )
+
+
+def check_says_split(state: PyTree, mesh: Mesh | None, axis_name: AxisName, who: str) -> None:
+    """Raise if an array has no `NamedSharding`, and could be split inside of a replica.
+
+    Args:
+        state: Arrays or shapes.
+        mesh: The mesh on which they are to lie.
+        axis_name: The axis of the replicas, or the pair `(inner, outer)`.
+        who: The public function, for the error.
+    """
+    if mesh is None:
+        return
+    names = [x for x in mesh.axis_names if x not in np.ravel(axis_name) and mesh.shape[x] > 1]
+    for name, leaf in named_leaves(state):
+        says = isinstance(getattr(leaf, "sharding", None), NamedSharding)
+        if says or not names or isinstance(leaf, jax.core.Tracer) or not np.ndim(leaf):
+            continue
+        raise ValueError(
+            f"{who}: state must say how its arrays are split over {listed(names)} inside of a "
+            f"replica, got {type(leaf).__name__} without a NamedSharding at {name!r}. Leave mesh "
+            "out, and place the result: jax.device_put(new, jax.tree.map(lambda x: x.sharding, "
+            "like)) with the state of jrc.init_state as like; give shapes a sharding."
         )

@@ -5,10 +5,8 @@ and `blend`. All that they mean is here and in the train step, so that no optimi
 how many parts, and when, it is asked.
 """
 
-import bisect
 import dataclasses
 import itertools
-import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +15,7 @@ import jax.numpy as jnp
 
 from jrc._typing import PyTree
 from jrc._validate import finite_number, whole_number
-
-SNAP = 8
-"""A cut that is closer to the end of a leaf than this part of a fragment lies at the end."""
+from jrc.outer_optimizers._cuts import Cuts
 
 
 class Piece(NamedTuple):
@@ -194,41 +190,16 @@ def fragments_of(
     if count == 1:
         return (Fragment(),)
     shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)]
-    ends = list(itertools.accumulate(map(math.prod, shapes), initial=0))
-    share = ends[-1] / count
-    cuts = [_cut(i * share, share / SNAP, shapes, ends, uncut) for i in range(count)]
-    pairs = itertools.pairwise([*cuts, (len(shapes), 0)])
-    found = tuple(Fragment(_pieces(begin, end, shapes)) for begin, end in pairs)
-    sizes = [sum(math.prod(shapes[x.leaf]) for x in each.pieces or ()) for each in found]
-    if not all(sizes):
+    cuts = Cuts(shapes, uncut)
+    if count > cuts.runs:
         split = f", {len(uncut)} of them split there and so not cut" if uncut else ""
         raise ValueError(
             f"{who}: outer must have no more fragments than the parameters can be cut into along "
-            f"their leading axes, got {count} for {len(shapes)} leaves of {ends[-1]:,} entries"
+            f"their leading axes, got {count} for {len(shapes)} leaves of {cuts.total:,} entries"
             f"{split}. Use fewer fragments."
         )
-    return found
-
-
-def _cut(
-    place: float,
-    near: float,
-    shapes: Sequence[tuple[int, ...]],
-    ends: Sequence[int],
-    uncut: Collection[int],
-) -> tuple[int, int]:
-    """Return leaf and row of a cut so many entries behind the first."""
-    if not shapes or not place:
-        return 0, 0
-    leaf = min(bisect.bisect_right(ends, place) - 1, len(shapes) - 1)
-    before, behind = place - ends[leaf], ends[leaf + 1] - place
-    if before <= near or (leaf in uncut and before <= behind):
-        return leaf, 0
-    if behind <= near or leaf in uncut:
-        return leaf + 1, 0
-    rows = _rows(shapes[leaf])
-    row = round(before / (before + behind) * rows)
-    return (leaf, row) if row < rows else (leaf + 1, 0)
+    pairs = itertools.pairwise(map(cuts.row_at, cuts.even(count)))
+    return tuple(Fragment(_pieces(begin, end, shapes)) for begin, end in pairs)
 
 
 def _pieces(

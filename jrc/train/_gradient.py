@@ -168,6 +168,8 @@ def _result_of_part(
     loss_fn: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, key: RandomKey
 ) -> Result:
     name = name_of(loss_fn)
+    # Its nodes are made in this trace: flax nnx refuses to change variables of another.
+    model_state = jax.tree.map(lambda x: x, model_state)
     given = (params, batch, key) if model_state is None else (params, model_state, batch, key)
     check_call(loss_fn, given, name)
     return result_of(loss_fn(*given), model_state, name)

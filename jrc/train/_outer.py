@@ -34,7 +34,7 @@ from jrc.outer_optimizers import (
     row_of,
 )
 from jrc.train._exchange import Arrived, all_finite, applied, bytes_of_exchange, exchanged, packed
-from jrc.train._extra_args import differentiated, update, value_function
+from jrc.train._extra_args import check_same_state, differentiated, of_the_loss, update
 from jrc.train._gradient import Gradient, gradient, mean_loss
 from jrc.train._inside import Inside, in_exchange, inside_of, without_local
 from jrc.train._replica import Replicas, StepInfo, norm_of
@@ -83,8 +83,7 @@ def outer_step(
         # Nothing below depends on it until the inner step is done.
         arrived = rounds.landed(turn.receives, state, own, flight)
     found = gradient(loss_fn, differentiated(own.params), *given)
-    value_fn = value_function(loss_of, inner.mean)
-    own = _after_inner_step(tx, own, found, inner, value_fn, fragment_count(outer))
+    own = _after_inner_step(tx, own, found, inner, loss_of, fragment_count(outer))
     if flight is None:
         packet, own = rounds.made(turn.sends, state, own)
         arrived = rounds.landed(turn.receives, state, own, packet)
@@ -227,14 +226,16 @@ def _after_inner_step(
     own: LocalState,
     found: Gradient,
     inner: Replicas,
-    value_fn: Callable[[PyTree], Scalar],
+    loss_of: Callable[[PyTree], Scalar],
     fragments: int,
 ) -> LocalState:
     """Return what a replica has after a step of its own; one that is not finite changes nothing."""
     grads, loss = inner.mean((found.grads, found.loss.astype(jnp.float32)))
-    extra = {"value": loss.astype(found.loss.dtype), "grad": grads, "value_fn": value_fn}
+    extra = {"value": loss.astype(found.loss.dtype)}
+    extra |= of_the_loss(grads, own.params, loss_of, inner.mean)
     model_state = jax.tree.map(inner.shared, found.model_state) if inner.axis else found.model_state
     updates, opt_state = update(tx, grads, own.opt_state, own.params, extra)
+    check_same_state(own.opt_state, opt_state)
     new = optax.apply_updates(own.params, updates), model_state, opt_state
     norm = inner.mean(norm_of(found.grads))
     # The parameters, not the gradients: the user's chain may repair a gradient.

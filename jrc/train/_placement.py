@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jrc._specs import axes_of, trimmed
-from jrc._tree import is_typed_key, named_leaves
+from jrc._tree import is_typed_key, named_leaves, put
 from jrc._typing import PyTree
 
 
@@ -87,13 +87,12 @@ def copied(x: Any, sharding: NamedSharding) -> jax.Array:
     The dtype is explicit: a weak type would be lost at the first step, which would compile twice.
     """
     x = jnp.copy(x) if is_typed_key(x) else jnp.array(x, jnp.result_type(x))
-    traced = isinstance(x, jax.core.Tracer)
-    if traced or not sharding.mesh.is_multi_process or not x.is_fully_addressable:
-        return jax.device_put(x, sharding)
-    if sharding.is_fully_replicated:
-        parts = [jax.device_put(x, device) for device in sharding.mesh.local_devices]
-        return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: np.asarray(x)[index])
+    if not sharding.mesh.is_multi_process or not sharding.is_fully_replicated:
+        return put(x, sharding)
+    if isinstance(x, jax.core.Tracer) or not x.is_fully_addressable:
+        return put(x, sharding)
+    parts = [jax.device_put(x, device) for device in sharding.mesh.local_devices]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
 
 def placed_batch(batch: PyTree, mesh: Mesh, names: tuple[str, ...], who: str) -> PyTree:
@@ -147,12 +146,7 @@ def placed_array(x: Any, sharding: NamedSharding) -> Any:
         here = x.committed and x.sharding.is_equivalent_to(sharding, x.ndim)
         if here and same_types(x.sharding, sharding):
             return x
-        if x.committed or not sharding.mesh.is_multi_process:
-            return jax.device_put(x, sharding)
-    if not sharding.mesh.is_multi_process:
-        return jax.device_put(x, sharding)
-    whole = np.asarray(x)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    return put(x, sharding)
 
 
 def same_types(one: Any, other: NamedSharding) -> bool:

@@ -12,7 +12,13 @@ from jrc._text import brief
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.dgc import DGCState, DGCTransformation, dgc_states, ring_all_reduce_bytes, served
-from jrc.train._extra_args import differentiated, takes_extra_arguments, update, value_function
+from jrc.train._extra_args import (
+    check_same_state,
+    differentiated,
+    of_the_loss,
+    takes_extra_arguments,
+    update,
+)
 from jrc.train._gradient import gradient, mean_loss, mean_or_sum
 from jrc.train._split import Split
 from jrc.train._state import TrainState
@@ -89,7 +95,7 @@ def replica_step(
     extra = {"value": over.mean(local.loss)} if takes_extra_arguments(tx) else {}
     if not compression:
         loss_of = lambda params: mean_loss(loss_fn, params, *given)  # noqa: E731
-        extra |= {"grad": grads, "value_fn": value_function(loss_of, over.mean)}
+        extra |= of_the_loss(grads, state.params, loss_of, over.mean)
     params, opt_state, skipped = _updated(tx, state, grads, over, split, extra)
     model_state = jax.tree.map(over.shared, local.model_state)
     if compression:
@@ -128,6 +134,8 @@ def _updated(
         return params, opt_state, new.skipped != old.skipped
     if not dgc_states(state.opt_state):
         updates, opt_state = update(tx, grads, state.opt_state, state.params, extra)
+        if over.axis is not None:
+            check_same_state(state.opt_state, opt_state)
         return optax.apply_updates(state.params, updates), opt_state, jnp.zeros((), bool)
     # Computed before the update, so that the whole chain skips the step, and over all replicas, so
     # that all take the same branch: there are collectives in it.

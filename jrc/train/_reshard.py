@@ -1,5 +1,6 @@
 """Another number of replicas, for any training state: workers leave and join between rounds."""
 
+import functools
 import math
 from typing import Any
 
@@ -10,10 +11,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import speaking_as
 from jrc._specs import shards_of, spec_inside, trimmed
-from jrc._tree import aval_of
+from jrc._tree import aval_of, put
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
-from jrc.dgc import AxisName, DGCState, replica_axis, reshard_dgc
+from jrc.dgc import AxisName, DGCState, check_says_split, replica_axis, reshard_dgc
 from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
 from jrc.train._outer_check import check_outer
 from jrc.train._outer_state import first_outer_state, fragments_where_they_lie, inside_names
@@ -51,14 +52,17 @@ def reshard(
 
     ```python
     state = jrc.init_state(params, tx, key, mesh=mesh, outer=outer)  # the new number
-    like = jrc.reshard(jax.eval_shape(lambda: state), 4, mesh=mesh)
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    like = jrc.reshard(jax.tree.map(shape, state), 4, mesh=mesh)
     state = jrc.reshard(jrc.restore(path, like), mesh.shape["data"], mesh=mesh)
     ```
 
     Args:
-        state: A train state of all replicas, of JAX or NumPy arrays, or its shapes.
+        state: A train state of all replicas, of JAX or NumPy arrays, or its shapes. Without a mesh
+            NumPy arrays become NumPy arrays.
         num_replicas: N', at least 1.
-        mesh: The mesh on which the result is placed; `None` leaves the placement as it is.
+        mesh: The mesh on which the result is placed; `None` leaves the placement as it is. With
+            axes inside of a replica each array, or shape, must have a `NamedSharding`.
         axis_name: The mesh axis of the replicas, or the pair `(inner, outer)`.
         outer: The outer optimizer, with `overlap=1` and replicas that are split in another way:
             messages are those of one device, and get new sizes.
@@ -69,9 +73,9 @@ def reshard(
     Raises:
         TypeError: If `num_replicas` is no whole number, or `mesh` no mesh.
         ValueError: If a round is not finished, or an overlapped exchange under way, if there is
-            nothing to share out, for a number below 1, if the mesh has no such axis, or if its
-            replicas are split so that fragments are cut elsewhere, or messages have other sizes and
-            `outer` is not given.
+            nothing to share out, for a number below 1, if the mesh has no such axis, if an array
+            does not say how it is split inside of a replica, or if replicas are split so that
+            fragments are cut elsewhere, or messages have other sizes and `outer` is not given.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -91,6 +95,8 @@ def reshard(
         for each in found:
             _check_finished(each)
         axis = replica_axis(axis_name, _WHO)
+        if isinstance(mesh, Mesh):
+            check_says_split(state, mesh, axis_name, _WHO)
         placed, names = _Placement(mesh, axis, replicas), names_of(axis_name)
         if isinstance(mesh, Mesh) and axis in mesh.axis_names:
             for each in found:
@@ -227,9 +233,10 @@ def _apart(state: OuterState, shared: PyTree) -> LocalState:
         wide = jnp.promote_types(rows.dtype, jnp.float32)
         if isinstance(rows, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(rows.shape, wide, sharding=rows.sharding)
-        there = rows.sharding if isinstance(rows, jax.Array) else None
         subtract = lambda rows, x: rows.astype(wide) - x.astype(wide)[None]  # noqa: E731
-        return jax.jit(subtract, out_shardings=there)(rows, x)
+        if isinstance(rows, np.ndarray):
+            return subtract(rows, np.asarray(x))
+        return jax.jit(subtract, out_shardings=rows.sharding)(rows, x)
 
     return state.local._replace(params=jax.tree.map(apart, state.local.params, shared))
 
@@ -262,18 +269,19 @@ class _Placement:
 
     def shared(self, x: Any) -> Any:
         """Return what is equal on every replica."""
-        return _put(x, x.shape, lambda x: x, self._sharding(x))
+        return _put(x, x.shape, lambda x, like: x, self._sharding(x))
 
     def nearest(self, x: Any) -> Any:
         """Return the rows of the nearest old replicas."""
         at = np.arange(self.replicas) * x.shape[0] // self.replicas
         shape = self.replicas, *x.shape[1:]
-        return _put(x, shape, lambda x: x[at], self._sharding(x, first=1))
+        return _put(x, shape, lambda x, like: x[at], self._sharding(x, first=1))
 
     def copies(self, x: Any) -> Any:
         """Return a row for each replica."""
         shape = (self.replicas, *x.shape)
-        return _put(x, shape, lambda x: jnp.broadcast_to(x, shape), self._sharding(x, first=0))
+        copies = lambda x, like: like.broadcast_to(x, shape)  # noqa: E731
+        return _put(x, shape, copies, self._sharding(x, first=0))
 
     def _sharding(self, x: Any, first: int | None = None) -> NamedSharding | None:
         """Return where a leaf lies, with rows in front of its dimensions from `first` on."""
@@ -291,13 +299,17 @@ class _Placement:
             sharding = differences.sharding
             return jax.ShapeDtypeStruct(differences.shape, x.dtype, sharding=sharding)
         add = lambda rows, x: (rows + x.astype(rows.dtype)[None]).astype(x.dtype)  # noqa: E731
-        sharding = differences.sharding if isinstance(differences, jax.Array) else None
-        return jax.jit(add, out_shardings=sharding)(differences, self.shared(x))
+        if isinstance(differences, np.ndarray):
+            return add(differences, np.asarray(x))
+        return jax.jit(add, out_shardings=differences.sharding)(differences, self.shared(x))
 
 
 def _put(x: Any, shape: tuple[int, ...], change: Any, sharding: NamedSharding | None) -> Any:
+    """Return a changed array; `change` gets that of `numpy` and `jax.numpy` that `x` is of too."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+    if isinstance(x, np.ndarray | np.generic) and sharding is None:
+        return np.array(change(x, np))
     # Rows that stay on their devices are made there, on several processes too.
     stays = (
         sharding is not None
@@ -305,14 +317,15 @@ def _put(x: Any, shape: tuple[int, ...], change: Any, sharding: NamedSharding | 
         and x.sharding.device_set == sharding.device_set
     )
     there = _automatic(sharding) if stays else None
+    change = functools.partial(change, like=jnp)
     new = jax.jit(change, out_shardings=there)(_with_automatic_axes(x))
-    return new if sharding is None else jax.device_put(new, sharding)
+    return new if sharding is None else put(new, sharding)
 
 
 def _with_automatic_axes(x: Any) -> Any:
     """Return an array whose rows can be taken: those of explicit axes cannot."""
     placed = isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding)
-    return jax.device_put(x, _automatic(x.sharding)) if placed else x
+    return put(x, _automatic(x.sharding)) if placed else x
 
 
 def _automatic(sharding: Any) -> NamedSharding:

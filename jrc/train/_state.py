@@ -13,7 +13,7 @@ from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
 from jrc._specs import restricted
 from jrc._text import brief
-from jrc._tree import is_number, is_traced, is_typed_key, named_leaves
+from jrc._tree import is_number, is_traced, is_typed_key, named_leaves, put
 from jrc._typing import Count, PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, check_whole, dgc_states, state_specs
 from jrc.outer_optimizers import OuterOptimizer, fragment_count
@@ -160,7 +160,7 @@ def _placed(state: TrainState, mesh: Mesh, names: tuple[str, ...]) -> TrainState
         one = copied(x, NamedSharding(automatic, inside))
         tile = functools.partial(jnp.tile, reps=(mesh.shape[axis], *(1 for _ in x.shape[1:])))
         rows = jax.jit(tile, out_shardings=NamedSharding(automatic, spec))(one)
-        return jax.device_put(rows, NamedSharding(mesh, spec))
+        return put(rows, NamedSharding(mesh, spec))
 
     return jax.tree.map(placed, state, specs, rows)
 

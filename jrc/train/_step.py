@@ -29,6 +29,7 @@ from jrc.train._check_batch import (
     check_batch_of_processes,
     check_copies_of_batch,
 )
+from jrc.train._check_lookups import warn_of_lookups
 from jrc.train._check_mesh import check_every_axis, check_split_batch, check_split_state
 from jrc.train._op_tags import with_op_tags
 from jrc.train._options import WHO, check_options, check_order, mesh_of_step
@@ -179,7 +180,8 @@ def make_train_step(
 
     A transform that takes extra arguments gets `value`, the mean loss; without compression also
     `grad`, the mean gradient, and `value_fn(params)`, the mean loss with this batch and key, which
-    line searches such as that of `optax.lbfgs` call. With `optax.LookaheadParams` the loss function
+    line searches such as that of `optax.lbfgs` call (`obj_fn` and `grad_fn` of `optax.contrib` are
+    this function and its gradient). With `optax.LookaheadParams` the loss function
     gets the fast ones.
 
     `jrc.recompute_op` and `jrc.keep_op` in the loss function act as under `jrc.apply_rules`, unless
@@ -300,6 +302,8 @@ def make_train_step(
                 check_devices(state, mesh)
             if first and is_split(mesh, names, via):
                 check_every_axis(build(loss_fn), state, batch, mesh, names)
+                if via != "jit":
+                    warn_of_lookups(build(loss_fn), state, batch, mesh, names)
 
         if not (runs and mesh.is_multi_process):
             here()

@@ -13,7 +13,16 @@ from jax.sharding import PartitionSpec as P
 from jrc.dgc._collectives import gather
 from jrc.dgc._entries import Space
 from jrc.dgc._selectors import SELECTORS, Blocked, Exact, TwoStage
-from jrc.dgc._selectors.accelerators import GPU, TPU, Cut, chosen_of_all, largest_in_cuts, whole
+from jrc.dgc._selectors.accelerators import (
+    GPU,
+    TPU,
+    Cut,
+    _candidates,
+    chosen_of_all,
+    largest_in_cuts,
+    row_width,
+    whole,
+)
 from jrc.dgc._selectors.blocked import blocks_of
 from jrc.dgc._selectors.counting import kth_largest_each, largest_each, places_of
 from jrc.dgc._selectors.top_k import GROUP
@@ -92,6 +101,21 @@ def test_blocks_that_are_no_multiple_of_a_row(name, size, k, block):
         np.testing.assert_array_equal(choose(leaf), np.concatenate(want))
 
 
+@pytest.mark.parametrize("size, k, block", [(1003, 250, 1), (1003, 400, 40), (3000, 700, 150)])
+@pytest.mark.parametrize("name", HOWS)
+def test_blocks_narrower_than_a_row_need_no_more_than_the_leaf(name, size, k, block):
+    blocks = blocks_of(size, k, block)
+    cut = Cut(size, blocks.width * GROUP, blocks.counts)
+    width = row_width(cut, HOWS[name])
+    leaf = data("tied", size)
+    bits, _ = jax.eval_shape(lambda leaf: _candidates([leaf], None, cut, width), leaf)
+    assert bits.size < size + 2 * cut.block + width * len(blocks.counts) // 8
+    found = jax.jit(lambda leaf: largest_in_cuts([leaf], [cut], HOWS[name])[0])(leaf)
+    parts = zip(range(0, size, cut.block), blocks.counts, strict=True)
+    want = [edge + largest(leaf[edge : edge + cut.block], count) for edge, count in parts]
+    np.testing.assert_array_equal(found, np.concatenate(want))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOWS)
 def test_two_stages_choose_the_largest_of_the_same_blocks(name):
@@ -134,6 +158,19 @@ def test_counts_and_places():
     mask = np.random.default_rng(0).random(600_000) < 0.0001
     found = jax.jit(places_of, static_argnums=1)(mask, int(mask.sum()))
     np.testing.assert_array_equal(found, np.flatnonzero(mask))
+    parts = jax.jit(places_of, static_argnums=(1, 2))(mask, int(mask.sum()), 7)
+    np.testing.assert_array_equal(parts, found)
+
+
+@pytest.mark.parametrize("name", HOWS)
+def test_what_many_entries_need_is_in_proportion_to_the_leaf(name):
+    """At a density of 25 % each entry of a leaf would else be looked up in 128 counts at once."""
+    size = 1 << 20
+    cut = whole(size, size // 4)
+    choose = lambda leaf: largest_in_cuts([leaf], [cut], HOWS[name])[0]  # noqa: E731
+    text = str(jax.make_jaxpr(choose)(jax.ShapeDtypeStruct((size,), jnp.float32)))
+    gathered = {int(n) for n in re.findall(r"(?:i32|bool)\[(\d+),128\] = gather", text)}
+    assert gathered and max(gathered) == size // 128
 
 
 @pytest.mark.slow_after(2)

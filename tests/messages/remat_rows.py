@@ -261,6 +261,8 @@ ROWS = [
         "plan again with jrc.plan"),
     Row("jrc.Plan.from_json", "another format", lambda: jrc.Plan.from_json(report().to_json()),
         Value, "text must be a plan of format 5", "'jrc.Report/1'", "Plan again with jrc.plan"),
+    Row("jrc.largest_batch", "offload on a CPU", lambda: largest(offload=True), Value,
+        "offload must be used with an accelerator", "got a CPU", "target='h100'"),
     Row("jrc.largest_batch", "arguments for a function", lambda: largest(make_args=(W, X)), Type,
         "make_args must be a function", "got tuple", "Write jrc.largest_batch(lambda batch:"),
     Row("jrc.largest_batch", "its functions swapped", lambda: largest(make_args=loss, fn=shapes),

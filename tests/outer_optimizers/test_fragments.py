@@ -76,6 +76,56 @@ def test_leaves_that_cannot_be_cut():
             fragments_of(tree, 2)
 
 
+def least_largest(sizes, count):
+    """The largest of so many runs of entries that are not cut, at its least, from all ways."""
+    best = {0: 0}  # by the number of entries in the runs so far
+    for left in range(count - 1, -1, -1):
+        new = {}
+        for begin, largest in best.items():
+            for end in range(begin + 1, len(sizes) - left + 1):
+                run = max(largest, sum(sizes[begin:end]))
+                new[end] = min(run, new.get(end, run))
+        best = new
+    return best[len(sizes)]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_any_leaves_are_cut_into_runs_that_are_no_larger_than_they_must_be(seed):
+    draw = np.random.default_rng(seed)
+    shapes = []
+    for _ in range(draw.integers(1, 7)):
+        shape = draw.integers(1, 6, size=draw.integers(0, 3))
+        grow = draw.integers(1, 60) if draw.random() < 0.3 else draw.random() > 0.05
+        shapes.append(tuple(map(int, shape)) if shape.size < 1 else (int(shape[0]), int(grow)))
+    uncut = {at for at in range(len(shapes)) if draw.random() < 0.4}
+    parts = [1 if at in uncut or not shape else shape[0] for at, shape in enumerate(shapes)]
+    sizes = [math.prod(s) // n for s, n in zip(shapes, parts, strict=True) for _ in range(n)]
+    sizes = [size for size in sizes if size]
+    tree = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    for count in range(2, len(sizes) + 1):
+        found = fragments_of(tree, count, uncut=uncut)
+        pieces = [piece for fragment in found for piece in fragment.pieces]
+        rows = [(piece.leaf, row) for piece in pieces for row in range(piece.start, piece.stop)]
+        assert rows == [(at, row) for at, s in enumerate(shapes) for row in range((*s, 1)[0])]
+        assert all(piece.whole for piece in pieces if piece.leaf in uncut)
+        own = [sum(math.prod(x.shape) for x in fragment.shapes(tree)) for fragment in found]
+        assert len(own) == count and min(own) > 0
+        assert max(own) <= 1.25 * least_largest(sizes, count)
+    with pytest.raises(ValueError, match="no more fragments than the parameters can be cut"):
+        fragments_of(tree, max(2, len(sizes) + 1), uncut=uncut)
+
+
+def test_a_large_leaf_that_is_split_has_a_fragment_of_its_own():
+    """Several even shares lie in it: one cut is at its end, and the others behind it."""
+    shapes = [(1024, 64), (8, 64), (8, 64), (8, 64)]
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    found = fragments_of(shapes, 4, uncut={0})
+    assert [[piece.leaf for piece in each.pieces] for each in found] == [[0], [1], [2], [3]]
+    found = fragments_of(shapes[::-1], 3, uncut={3})
+    own = [sum(math.prod(x.shape) for x in each.shapes(shapes[::-1])) for each in found]
+    assert own == [12 * 64, 12 * 64, 1024 * 64]
+
+
 @pytest.mark.parametrize(
     ("every", "count", "overlap"),
     [(1, 1, 0), (5, 1, 0), (7, 7, 0), (100, 3, 0), (2, 1, 1), (5, 2, 1), (101, 50, 1)],

@@ -1,6 +1,7 @@
 """Predicted peaks: small programs whose structure XLA compiles in a known way."""
 
 import functools
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 from jrc.remat import memory_needed
 from jrc.remat._planner.buffer_peak import peak_of_temporaries
+from jrc.remat._planner.operations import Operations
 from jrc.remat._planner.platform_memory import memory_on
 from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.written_values import WrittenValues
 
 
 def array(*shape, dtype=jnp.float32):
@@ -107,6 +110,46 @@ def test_a_tpu_pads_the_two_axes_that_it_tiles(aval, on_tpu):
     assert memory_on("gpu").array_bytes(aval) == aval.size * aval.dtype.itemsize
 
 
+def rounded_bytes(fn, *args):
+    """The bytes of what a TPU writes as bfloat16, by shape."""
+    program = Operations(jax.make_jaxpr(fn)(*args), memory_on("tpu"))
+    made = program.rounded.intersection(v for each in program.list for v in each.makes)
+    return {program.shapes[v]: program.sizes[v] for v in made}
+
+
+def with_a_product(read):
+    """A program that reads one value in a product, and in another way."""
+
+    def fn(a, b):
+        y = b * 2
+        return a @ y, read(y)
+
+    return fn
+
+
+def test_a_tpu_writes_what_products_alone_read_as_bfloat16():
+    a, b = array(256, 512), array(512, 128)
+    moved = lambda y: a_like @ jax.lax.optimization_barrier(y.T).T  # noqa: E731
+    a_like = jnp.ones((8, 512))
+    half = 512 * 128 * 2
+    assert rounded_bytes(lambda a, b: a @ (b * 2), a, b) == {b.shape: half}
+    found = rounded_bytes(with_a_product(moved), a, b)
+    assert (found[b.shape], found[128, 512]) == (half, half)
+    exactly = functools.partial(jnp.dot, a_like, precision="highest")
+    for read in (exactly, jnp.sin, lambda y: y, lambda y: jax.lax.map(jnp.sin, y)):
+        assert b.shape not in rounded_bytes(with_a_product(read), a, b)
+
+
+def test_a_tpu_writes_what_a_loop_reads_in_products_alone_as_bfloat16():
+    """What a step saves for a product of the backward loop; the carry is as it is."""
+
+    def loss(w, x):
+        return jnp.sum(jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=9)[0])
+
+    found = rounded_bytes(jax.grad(loss), array(64, 64), array(32, 64))
+    assert found[9, 32, 64] == 9 * 32 * 128 * 2 and (32, 64) not in found
+
+
 def test_an_unknown_platform_is_taken_for_a_cpu():
     assert memory_on("other") == memory_on("cpu")
 
@@ -144,6 +187,52 @@ def test_a_branch_counts_with_the_dearest_of_its_construct():
     index = array(dtype=jnp.int32)
     assert 0 <= peak_on("cpu", choose, index, x) - peak_on("cpu", rich, x) <= index.dtype.itemsize
     assert peak_on("cpu", rich, x) >= 64 * 64 * 4
+
+
+def test_a_long_chain_takes_memory_in_proportion():
+    """Each step is computed inside of the next, and reads one array more from memory."""
+
+    def chain(x, ws):
+        for w in ws:
+            x = x * w
+        return x
+
+    jaxpr = jax.make_jaxpr(chain)(array(8), [array(8)] * 3000)
+    program = Operations(jaxpr, memory_on("gpu"))
+    tracemalloc.start()
+    try:
+        written = WrittenValues(program)
+        last = written.last_reads({2999: 0})
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert written.is_written.count(True) == 1 and last == dict.fromkeys(range(3001), 0)
+    assert most < 3000 * 1000
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_what_is_computed_inside_of_a_reader_is_read_by_it(platform):
+    """The order and the last readers, against the set of all that each kernel reads."""
+    jaxpr = jax.make_jaxpr(jax.value_and_grad(attention))(*PROGRAMS[attention])
+    program = Operations(jaxpr, memory_on(platform))
+    written = WrittenValues(program)
+    inside, reads = {}, {}
+    for k, operation in enumerate(program.list):
+        read = frozenset().union(*(inside.get(v, {v}) for v in operation.reads))
+        if written.is_written[k]:
+            reads[k] = read
+        else:
+            inside |= dict.fromkeys(operation.makes, read)
+    order = written.order_as_ready()
+    at = {k: t for t, k in enumerate(order)}
+    makers = {k: {written.maker[v] for v in reads[k] if v in written.maker} for k in order}
+    first_come = [(max((at[m] for m in makers[k]), default=-1), k) for k in order]
+    assert sorted(order) == list(reads) and first_come == sorted(first_come)
+    assert all(ready < at[k] for ready, k in first_come)
+    last = {}
+    for k, read in reads.items():
+        last |= {v: max(last.get(v, 0), at[k]) for v in read}
+    assert written.last_reads(at) == last
 
 
 def test_results_lend_their_memory_before_they_are_computed():

@@ -15,12 +15,15 @@ import jrc
 from jrc._targets import accelerator
 from jrc.remat import plan_for_each
 from jrc.remat._planner import inner_programs
+from jrc.remat._planner.check_decision import check_decision, check_decision_fits
 from jrc.remat._planner.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.decision import Decision, Stage
 from jrc.remat._planner.host_link import HostLink
 from jrc.remat._planner.offload import waiting_seconds, with_offloaded
+from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import ParetoPoint, solve
+from jrc.remat._planner.trace import inlined_program
 
 SHAPE = jax.ShapeDtypeStruct
 ARGS = ({"a": SHAPE((4, 16, 64), "float32"), "b": SHAPE((4, 64, 16), "float32")},
@@ -148,12 +151,39 @@ def test_a_plan_with_offload_is_a_value(fast):
     data = json.loads(plan.to_json())
     inside = next(s["inside"] for s in data["decision"]["stages"] if s.get("inside"))
     inside["offloaded"].append([777, 0])
-    with pytest.raises(ValueError, match="equation 777 is offloaded, but not made in a region"):
+    with pytest.raises(ValueError, match="equation 777 is offloaded, but no region saves it"):
         jrc.Plan.from_json(json.dumps(data))
     inside["offloaded"][-1] = [-1, 777]
     edited = jrc.Plan.from_json(json.dumps(data)).apply(net)
-    with pytest.raises(ValueError, match="result 777 of equation -1 is offloaded, and does not"):
+    with pytest.raises(ValueError, match="input 777 is offloaded, and does not exist"):
         jax.eval_shape(edited, *ARGS)
+
+
+def test_only_what_a_region_saves_can_be_on_the_host(fast):
+    data = json.loads(fast[1].to_json())
+    (inside,) = (s["inside"] for s in data["decision"]["stages"] if s.get("inside"))
+    saved = {tuple(place) for stage in inside["stages"] for place in stage.get("saved", ())}
+    recomputed = min({(k, 0) for k in range(3)} - saved)
+    given = inside["offloaded"]
+    rule = f"result 0 of equation {recomputed[0]} is offloaded, but no region saves it"
+    for wrong, message in (
+        ([*given, recomputed], rule),
+        ([*given, given[0]], "is offloaded twice"),
+        ([*given, (-1, True)], "result True of equation -1 is offloaded, but no region saves it"),
+    ):
+        inside["offloaded"] = wrong
+        with pytest.raises(ValueError, match=message):
+            jrc.Plan.from_json(json.dumps(data))
+    # Which inputs a region reads is known with the program.
+    parts = Decision((Stage((0,), saved=((0, 0),)), Stage((1,))), offloaded=((-1, 1), (0, 0)))
+    program = inlined_program(jax.make_jaxpr(lambda x, y: jnp.sin(x) + y)(1.0, 1.0))
+    check_decision_fits(parts, program, "here")
+    alone = dataclasses.replace(parts, stages=(parts.stages[0], Stage((1,), region=False)))
+    with pytest.raises(ValueError, match="input 1 is offloaded, but no region reads it"):
+        check_decision_fits(alone, program, "here")
+    for pieces in ({"parts": ((4, Decision(())),)}, {"branches": (None, None)}):
+        with pytest.raises(ValueError, match="equation -1 is offloaded, but no region saves it"):
+            check_decision(Decision((), offloaded=((-1, 0),), **pieces), None)
 
 
 def check_gradients(plan):
@@ -222,6 +252,26 @@ def test_branches_stay_on_the_device():
 
     plan = jrc.plan(loss, *ARGS, target="h100", verify=False, budget=0.0, offload=FAST)
     assert not plan.predicted.host_bytes
+
+
+@pytest.mark.slow
+def test_the_largest_batch_is_looked_for_with_the_host_too(monkeypatch):
+    """Nothing moves on the CPU that stands in, so that bytes on the host count there."""
+    links = []
+
+    def recorded(*args, **options):
+        links.append(options["link"])
+        return problem_of(*args, **options)
+
+    problem_of = PlanningProblem.of
+    monkeypatch.setattr(PlanningProblem, "of", recorded)
+    batch = lambda n: (ARGS[0], SHAPE((n, 16), "float32"))  # noqa: E731
+    options = {"target": "h100", "multiple_of": 64, "most": 128}
+    found = jrc.largest_batch(batch, net, 830_000, offload=FAST, **options)
+    # One problem is for the leanest plan of a batch, and one for the plan.
+    assert len(links) >= 2 and {link.bandwidth for link in links} == {FAST}
+    assert any(each.predicted.host_bytes for each in found.plan.candidates)
+    assert (found.plain, found.recomputed) == (64, 128) and found.plan.compilations <= 4
 
 
 def test_a_cpu_is_refused():

@@ -9,6 +9,7 @@ import pickle
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding
@@ -23,6 +24,22 @@ SPECS = {"a": P("fsdp", "model"), "b": P(), "c": P("model", "fsdp")}
 AXES = ("replica", "fsdp", "model")
 
 
+def noisy(params, model_state, batch, key):
+    """With keys in the model state, as flax nnx has them: one that changes, and a split array."""
+    x, y = batch
+    own, new = jax.random.split(model_state["key"])
+    noise = jax.vmap(jax.random.normal)(model_state["keys"])[:, None]
+    scale = 1 + 0.1 * jax.random.normal(own) + 0.01 * noise.mean()
+    return loss(params, (scale * x, y), key), ({**model_state, "key": new}, None)
+
+
+def some_keys(mesh):
+    words = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(3), 4)))
+    split = NamedSharding(mesh, P("fsdp"))
+    words = jax.make_array_from_callback(words.shape, split, lambda index: words[index])
+    return {"key": jax.random.key(2), "keys": jax.random.wrap_key_data(words)}
+
+
 def start(mesh, specs=SPECS):
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
     place = lambda x, spec: jax.make_array_from_callback(  # noqa: E731
@@ -30,8 +47,8 @@ def start(mesh, specs=SPECS):
     )
     params = jax.tree.map(place, some_params(), specs)
     on = {"mesh": mesh, "axis_name": "replica", "outer": OUTER}
-    state = jrc.init_state(params, tx, jax.random.key(0), **on)
-    return state, jrc.make_train_step(loss, tx, **on)
+    state = jrc.init_state(params, tx, jax.random.key(0), model_state=some_keys(mesh), **on)
+    return state, jrc.make_train_step(noisy, tx, **on)
 
 
 def own(mesh, i):
@@ -41,6 +58,13 @@ def own(mesh, i):
     rows = slice(None, half) if jax.process_index() == 0 else slice(half, None)
     join = jax.make_array_from_process_local_data
     return tuple(join(NamedSharding(mesh, P(("replica", "fsdp"))), part[rows]) for part in x)
+
+
+def plain(state):
+    """What is compared, keys as their words."""
+    tree = state.params, state.model_state, state.opt_state
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
 
 
 def here(tree):
@@ -64,8 +88,7 @@ def train(mesh, folder):
     again = jrc.restore(folder / "state", again)
     for i in range(SAVED, STEPS):
         again, _ = step(again, own(mesh, i))
-    mine = lambda state: here((state.params, state.opt_state))  # noqa: E731
-    return {"state": mine(state), "infos": infos, "resumed": mine(again)}
+    return {"state": here(plain(state)), "infos": infos, "resumed": here(plain(again))}
 
 
 def main(port, count, rank, devices, folder):

@@ -37,6 +37,7 @@ TRANSFORMS = {
         optax.chain(optax.sgd(0.5), optax.contrib.reduce_on_plateau(patience=1, rtol=0.9)), 2
     ),
     "schedule_free": optax.contrib.schedule_free_adamw(0.1),
+    "sophia": optax.contrib.sophia(0.1, update_interval=2),
 }  # fmt: skip
 
 
@@ -56,6 +57,8 @@ def by_optax(name, steps):
     def step(params, state):
         value, grad = jax.value_and_grad(value_fn)(params)
         extra = {"value": value, "grad": grad, "value_fn": value_fn}
+        if name == "sophia":
+            extra |= {"obj_fn": value_fn}
         updates, state = tx.update(grad, state, params, **extra)
         return optax.apply_updates(params, updates), state
 
@@ -170,6 +173,65 @@ def test_a_compression_and_what_needs_the_loss():
     tx = optax.chain(first, optax.contrib.reduce_on_plateau(patience=1, rtol=0.9, factor=0.5))
     state = trained(tx, 3, mesh())
     assert 0 < float(state.opt_state[1].scale) < 1
+
+
+WHERE = {"w": "searched", "b": "plain"}
+
+
+@pytest.mark.slow
+def test_a_line_search_over_a_part_of_the_parameters():
+    """The others, which `optax.partition` hides, are those of the step."""
+    groups = {"searched": optax.lbfgs(), "plain": optax.set_to_zero()}
+    tx = optax.partition(groups, WHERE, mask_compatible_extra_args=True)
+    state = trained(tx, 3, mesh())
+    own = lambda w: loss({"b": PARAMS["b"], "w": w}, BATCH)  # noqa: E731
+    w, search = PARAMS["w"], optax.lbfgs()
+    opt_state = search.init(w)
+    for _ in range(3):
+        value, grad = jax.value_and_grad(own)(w)
+        updates, opt_state = search.update(grad, opt_state, w, value=value, grad=grad, value_fn=own)
+        w = optax.apply_updates(w, updates)
+    assert_near(state.params, {"b": PARAMS["b"], "w": w})
+
+
+@pytest.mark.slow
+def test_sharpness_aware_steps_with_a_gradient_of_their_own():
+    make = functools.partial(optax.contrib.sam, optax.sgd(0.5), optax.sgd(0.05), sync_period=2)
+    state = trained(make(opaque_mode=True), 2, mesh())
+    found = trained(make(), 4, mesh())  # two steps of the loop are one of the other
+    assert_near(state.params, found.params)
+
+
+DROPPED = (
+    "tx must hand its extra arguments on to the transform that needs {}, got a wrapper that drops "
+    "them, as optax.lookahead, optax.contrib.sam and optax.contrib.split_real_and_imaginary do."
+)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "inner", "message"),
+    [
+        (lambda tx: optax.lookahead(tx, 2, 0.5), "polyak_sgd", DROPPED.format("'value'")),
+        (
+            optax.contrib.split_real_and_imaginary,
+            "lbfgs",
+            DROPPED.format("'value', 'grad', and 'value_fn'"),
+        ),
+        (lambda tx: optax.contrib.sam(tx, SGD), "polyak_sgd", DROPPED.format("'value'")),
+        (optax.flatten, "backtracking", "inside of optax.flatten a line search cannot run"),
+        (lambda tx: optax.masked(tx, {"b": False, "w": True}), "lbfgs", "Pass mask_compatible_ex"),
+    ],
+)
+def test_wrappers_that_keep_extra_arguments_from_a_transform_are_told(wrap, inner, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
+        trained(wrap(TRANSFORMS[inner]), 1, mesh(1))
+
+
+def test_a_state_that_changes_its_structure_is_told():
+    norm = optax.monitor({"norm": lambda updates: optax.tree.norm(updates)})
+    message = "got another one: leaf '1/measurements/norm' is not expected. Give the train state"
+    with pytest.raises(TypeError, match=message):
+        trained(optax.chain(SGD, norm), 1, mesh(1))
 
 
 def test_what_cannot_work_is_told():

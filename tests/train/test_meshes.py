@@ -126,6 +126,29 @@ def test_saved_on_one_mesh_and_restored_on_another(tmp_path, alone):
         np.testing.assert_allclose(leaf, alone[3][name], rtol=1e-5, atol=1e-5)
 
 
+def test_a_lookup_at_which_the_partitioner_may_abort_is_told_before():
+    """XLA would end the process; the warning, here an error, comes before it compiles."""
+    mesh, rows = mesh_of(2, 2, 2), P(("replica", "fsdp"))
+
+    def loss(params, batch, key):
+        return jnp.mean((params["table"][batch] @ params["w"]) ** 2)
+
+    shapes = {"table": (64, 16), "w": (16, 8)}
+    specs = {"table": P(None, "fsdp"), "w": P("fsdp", "model")}
+    params = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    on = {"mesh": mesh, "axis_name": "replica"}
+    state = jrc.init_state(placed(params, mesh, specs), optax.sgd(0.1), jax.random.key(0), **on)
+    step = jrc.make_train_step(loss, optax.sgd(0.1), **on)
+    message = (
+        "jrc.make_train_step: XLA's partitioner is known to abort the process at a lookup in an "
+        "array that is split inside of a replica as params 'table' is, P(None, 'fsdp'), by indices "
+        "that are split over 'fsdp' of 'fsdp', 'model'. Split it along its width over all of them, "
+        "P(None, ('fsdp', 'model')), or use via='jit'."
+    )
+    with pytest.raises(UserWarning, match=re.escape(message)):
+        step(state, placed(np.zeros((16, 4), np.int32), mesh, rows))
+
+
 @pytest.mark.parametrize("kind", [AUTO, slow(EXPLICIT)])
 def test_compression_between_replicas_that_are_split(kind):
     mesh = mesh_of(2, 2, 2, kind=kind)

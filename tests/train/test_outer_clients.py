@@ -105,6 +105,40 @@ def rotated(x):
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 
 
+@pytest.mark.parametrize("options", [{}, pytest.param({"accumulate": 2}, marks=pytest.mark.slow)])
+def test_flax_nnx_dropout_and_batch_statistics_are_a_model_state(options):
+    """Their variables change in the loss function: counters of keys, and running statistics."""
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.into = nnx.Linear(4, 8, rngs=rngs)
+            self.norm = nnx.BatchNorm(8, rngs=rngs)
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+            self.out = nnx.Linear(8, 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.out(self.drop(nnx.relu(self.norm(self.into(x)))))
+
+    graph, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
+
+    def loss(params, rest, batch, key):
+        net = nnx.merge(graph, params, rest)
+        value = jnp.mean((net(batch) - 1.0) ** 2)
+        return value, (nnx.state(net, nnx.Not(nnx.Param)), None)
+
+    mesh = mesh_of(8)
+    on = {"mesh": mesh, "axis_name": "fsdp"}
+    state = jrc.init_state(params, optax.sgd(0.1), jax.random.key(0), model_state=rest, **on)
+    step = jrc.make_train_step(loss, optax.sgd(0.1), **on, **options)
+    batch = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    for _ in range(3):
+        state, info = step(state, batch)
+    used = nnx.merge(graph, state.params, state.model_state)
+    assert int(used.drop.rngs.count[...]) == 3 * options.get("accumulate", 1)
+    assert np.isfinite(info.loss) and not np.allclose(used.norm.var[...], 1.0)
+
+
 @pytest.mark.exhaustive
 def test_an_equinox_model_that_is_sharded():
     eqx = pytest.importorskip("equinox")

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -310,6 +311,38 @@ def test_what_a_mesh_cannot_take_over_is_said():
     eight = Mesh(jax.devices(), ("replica",))
     with pytest.raises(ValueError, match="must split the leading axes of params as before"):
         jrc.reshard(streamed, 8, mesh=eight, axis_name="replica")
+
+
+def kinds(tree):
+    """The types of all leaves but keys, which NumPy has not."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return {type(x) for x in jax.tree.leaves(tree) if not is_key(x)}
+
+
+def test_a_state_of_the_host_stays_there_and_is_placed_by_its_user():
+    mesh, _, _, state, _ = ran(AUTO)
+    new = jrc.reshard(jax.device_get(state), 4, axis_name="replica")
+    assert kinds(new) == {np.ndarray} and same_bits(new.params, state.params)
+    before, after = state.opt_state.local, new.opt_state.local
+    for name in ("params", "outer", "opt_state"):  # each row twice
+        twice = jax.tree.map(lambda x: np.repeat(x, 2, 0), getattr(before, name))
+        assert same_bits(twice, getattr(after, name))
+    message = (
+        "jrc.reshard: state must say how its arrays are split over 'fsdp', 'model' inside of a "
+        "replica, got {} without a NamedSharding at 'params/a'. Leave mesh out, "
+    )
+    for given, kind in ((jax.device_get(state), "ndarray"), (shapes(state), "ShapeDtypeStruct")):
+        with pytest.raises(ValueError, match=re.escape(message.format(kind))):
+            jrc.reshard(given, 4, mesh=mesh, axis_name="replica")
+    streamed, _ = start(hosts(2, 4), jrc.DiLoCo(4, fragments=2, overlap=1), ON_HOSTS)
+    more = jrc.reshard(jax.device_get(streamed), 3, axis_name="replica")
+    assert kinds(more) == {np.ndarray}
+    near(more.opt_state.local.params["a"][2], streamed.params["a"])
+
+
+def shapes(tree):
+    """As `jax.eval_shape`, which forgets how arrays are split."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def test_parameters_split_over_the_replicas_are_refused():

@@ -50,7 +50,7 @@ def test_two_processes_are_two_replicas_of_four_devices(tmp_path):
         np.testing.assert_allclose(losses, info.losses, rtol=1e-4)
         assert ends[0].loss.tobytes() == ends[1].loss.tobytes()
         assert ends[0].bytes_sent == ends[1].bytes_sent == info.bytes_sent
-    leaves = jax.tree.leaves(jax.tree.map(np.asarray, (state.params, state.opt_state)))
+    leaves = jax.tree.leaves(jax.tree.map(np.asarray, sharded.plain(state)))
     for each in found:
         for parts, again, x in zip(each["state"], each["resumed"], leaves, strict=True):
             assert all(parts[i].tobytes() == again[i].tobytes() for i in parts)

@@ -16,7 +16,7 @@ from jax import lax
 from jrc._typing import Array, Float, Int, Shaped
 from jrc.dgc._collectives import as_local
 from jrc.dgc._entries import Entries, Space
-from jrc.dgc._selectors.counting import largest_each, places_of
+from jrc.dgc._selectors.counting import AT_ONCE, BRANCHES, largest_each, places_of
 from jrc.dgc._selectors.protocol import Leaves, entries_at
 from jrc.dgc._selectors.threshold import magnitude_bits
 
@@ -113,13 +113,13 @@ def largest_in_cuts(leaves: Leaves, cuts: Sequence[Cut], how: How) -> list[Int[A
     groups: dict[Any, list[int]] = {}
     for place, cut in enumerate(cuts):
         # Where all entries are candidates, those of several leaves would be in memory at once.
-        together = how.together and not _takes_all(cut, cut.width or how.width)
+        together = how.together and not _takes_all(cut, row_width(cut, how))
         groups.setdefault(cut if together else place, []).append(place)
     found: list[Any] = [None] * len(cuts)
     before = None
     for group in groups.values():
         cut = cuts[group[0]]
-        rows = _largest([leaves[place] for place in group], before, cut, cut.width or how.width)
+        rows = _largest([leaves[place] for place in group], before, cut, row_width(cut, how))
         for place, row in zip(group, rows, strict=True):
             found[place] = row
         before = None if len(group) > 1 else rows[0, :1]
@@ -138,8 +138,26 @@ def _largest(leaves: Leaves, before: Array | None, cut: Cut, width: int) -> Arra
         at = lax.argmax(bits.reshape(n, k, width), 2, jnp.int32)
         return firsts.reshape(n, k) + at
     mask = largest_each(bits, cut.counts * n)
-    place = places_of(mask.reshape(-1), n * k)
+    # Where all entries are candidates, many may be wanted: as many at a time as fill a leaf.
+    at_once = max(cut.size // BRANCHES, AT_ONCE) if _takes_all(cut, width) else None
+    place = places_of(mask.reshape(-1), n * k, at_once)
     return (firsts[place // width] + place % width).reshape(n, k)
+
+
+def row_width(cut: Cut, how: How) -> int:
+    """Return the entries of a row: as `how` has it, but for blocks that such rows do not fill.
+
+    Rows of 128 entries for blocks of 16 would be eight times as large as the leaf.
+
+    >>> row_width(Cut(4096, 16, (4,) * 256), TPU), row_width(Cut(4096, 4096, (4,)), TPU)
+    (16, 128)
+    >>> row_width(Cut(4096, 144, (4,) * 29), TPU)
+    72
+    """
+    if cut.width is not None:
+        return cut.width
+    rows = -(-cut.block // how.width)
+    return -(-cut.block // rows)
 
 
 def _takes_all(cut: Cut, width: int) -> bool:

@@ -73,12 +73,13 @@ def largest_each(x: Segments, counts: Sequence[int]) -> Shaped[Array, "segments 
     return above | (tied >= last[:, None])
 
 
-def places_of(counts: Shaped[Array, " n"], k: int) -> Int[Array, " k"]:
+def places_of(counts: Shaped[Array, " n"], k: int, most: int | None = None) -> Int[Array, " k"]:
     """Return where each of k things lies, of which `counts[i]` lie at place i.
 
     Args:
         counts: Integers, at least k in all; or booleans, to get the places of a mask's entries.
         k: Static.
+        most: So many are looked up at a time, each in 128 counts; `None` for all.
 
     Returns:
         int32 places, ascending.
@@ -86,15 +87,29 @@ def places_of(counts: Shaped[Array, " n"], k: int) -> Int[Array, " k"]:
     >>> places_of(jnp.array([0, 1, 0, 2]), 3).tolist()
     [1, 3, 3]
     """
-    return _search(counts, jnp.arange(k, dtype=jnp.int32))[0]
+    tree = _tree(counts)
+    if most is None or k <= most:
+        return _search(tree, jnp.arange(k, dtype=jnp.int32))[0]
+    # Those behind the last are looked up as the last.
+    ranks = jnp.minimum(jnp.arange(-(-k // most) * most, dtype=jnp.int32), k - 1)
+    found = lax.map(lambda some: _search(tree, some)[0], ranks.reshape(-1, most))
+    return found.reshape(-1)[:k]
 
 
-def _search(counts: Array, ranks: Int[Array, " k"]) -> tuple[Array, Array]:
-    """Return the place of each rank, and how many lie before that place."""
+def _tree(counts: Array) -> list[Array]:
+    """Return the counts in nodes, the sums of these, and so on; the last are few, and summed up."""
     if counts.size <= AT_ONCE:
-        return _within(jnp.cumsum(counts, dtype=jnp.int32)[None], ranks)
+        return [jnp.cumsum(counts, dtype=jnp.int32)[None]]
     nodes = jnp.pad(counts, (0, -counts.size % BRANCHES)).reshape(-1, BRANCHES)
-    node, before = _search(jnp.sum(nodes, axis=1, dtype=jnp.int32), ranks)
+    return [nodes, *_tree(jnp.sum(nodes, axis=1, dtype=jnp.int32))]
+
+
+def _search(tree: Sequence[Array], ranks: Int[Array, " k"]) -> tuple[Array, Array]:
+    """Return the place of each rank, and how many lie before that place."""
+    nodes, *above = tree
+    if not above:
+        return _within(nodes, ranks)
+    node, before = _search(above, ranks)
     ends = jnp.cumsum(nodes[node], axis=1, dtype=jnp.int32) + before[:, None]
     branch, within = _within(ends, ranks)
     return node * BRANCHES + branch, jnp.maximum(before, within)

@@ -45,16 +45,17 @@ class _Lifetimes:
         self.written = WrittenValues(self.program)
         everything = range(len(self.program.list))
         self.kernels = [k for k in everything if self.written.is_written[k]]
-        self.reads = {k: self.written.reads(k) for k in self.kernels}
         if memory.starts_early:
-            self.kernels = self._as_operands_are_there()
+            self.kernels = self.written.order_as_ready()
         self.at = {k: t for t, k in enumerate(self.kernels)}
         self.same = self._behind_barriers()
         self.last: dict[int, int] = {}
-        for k in self.kernels:
-            for v in self.reads[k]:
-                place = self._place(v)
-                self.last[place] = max(self.last.get(place, 0), self.at[k])
+        for v, t in self.written.last_reads(self.at).items():
+            place = self._place(v)
+            self.last[place] = max(self.last.get(place, 0), t)
+        self.read_last: dict[int, list[int]] = {}
+        for place in sorted(self.last):
+            self.read_last.setdefault(self.last[place], []).append(place)
 
     def peak(self) -> int:
         """Return the most bytes that lie in memory at one time."""
@@ -68,23 +69,6 @@ class _Lifetimes:
             live += change[t]
             most = max(most, live + self._inside(k))
         return most
-
-    def _as_operands_are_there(self) -> list[int]:
-        """The kernels in the order in which their operands are there, first come, first run."""
-        maker = self.written.maker
-        waits = {k: {maker[v] for v in self.reads[k] if v in maker} for k in self.kernels}
-        readers: dict[int, list[int]] = {}
-        for k in self.kernels:
-            for made_by in waits[k]:
-                readers.setdefault(made_by, []).append(k)
-        left = {k: len(waits[k]) for k in self.kernels}
-        ready = [k for k in self.kernels if not left[k]]
-        for k in ready:  # grows meanwhile
-            for reader in readers.get(k, []):
-                left[reader] -= 1
-                if not left[reader]:
-                    ready.append(reader)
-        return ready
 
     def _behind_barriers(self) -> dict[int, int]:
         """For each result of a barrier, the value that it is."""
@@ -108,8 +92,7 @@ class _Lifetimes:
         """The values that are neither inputs nor results."""
         found: dict[int, _Lifetime] = {}
         for t, k in enumerate(self.kernels):
-            places = sorted({self._place(v) for v in self.reads[k]})
-            free = [found[p] for p in places if p in found and self.last[p] == t]
+            free = [found[p] for p in self.read_last.get(t, ()) if p in found]
             for v in self.program.list[k].makes:
                 if v in self.same or v in results or v not in self.written.users:
                     continue

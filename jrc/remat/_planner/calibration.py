@@ -1,16 +1,37 @@
 """The predicted peak of a sharded program, calibrated by a few compiled ones.
 
 The model counts the bytes of whole arrays. How XLA splits intermediate values over devices is
+<<<<<<< HEAD
+known from a compiled program only: predictions lie on the lines through the candidates that the
+search has compiled so far. Before the first of them, temporaries are taken to be split into as many
+parts as the argument that is split most.
+
+Where no plan is to be verified, a few candidates are compiled for these lines: nothing recomputed,
+the leanest, the one that recomputes least, and two in between. Between the first and the third lies
+a step: with nothing recomputed XLA keeps the parameters that it gathered for the forward pass,
+which the model does not count.
+=======
 known from a compiled program only: predictions lie on the lines through the leanest candidate, two
 further up the row, the one that recomputes least, and the one with nothing recomputed. Between the
 last two lies a step: with nothing recomputed XLA keeps the parameters that it gathered for the
 forward pass, which the model does not count.
+
+Nor does it count partial gradients, which wait for one combined all-reduce at the end of the
+program, beside the memory of the results. Where they are as large as activations, as in a mixture
+of experts, what is recomputed last lies on top of them, and the peak of a candidate may lie above
+that of one which saves more.
+>>>>>>> meshes6
 """
 
 import dataclasses
 import itertools
 from collections.abc import Iterable
 from typing import Any
+
+import jax
+
+from jrc._jaxpr import nbytes
+from jrc.remat._gradient.compiled_memory import bytes_on_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,3 +79,9 @@ def is_split(arguments: Iterable[Any]) -> bool:
     """Whether any of these arrays, or shapes, is split over devices."""
     shardings = (getattr(leaf, "sharding", None) for leaf in arguments)
     return any(s is not None and not s.is_fully_replicated for s in shardings)
+
+
+def most_parts(arrays: Iterable[Any]) -> int:
+    """Return into how many parts the array, or shape, is split that is split most; at least 1."""
+    sizes = ((nbytes(jax.typeof(array)), bytes_on_device(array)) for array in arrays)
+    return max((whole // part for whole, part in sizes if part), default=1)

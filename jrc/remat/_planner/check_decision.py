@@ -84,12 +84,7 @@ def _check_inside(decision: Decision, program: Program, where: str) -> None:
     missing = [k for k, p in enumerate(steps) if live[p] and k not in found]
     if missing:
         raise ValueError(f"{where}: equation {missing[0]}, which the result needs, is missing")
-    for p, i in decision.offloaded:
-        made = program.jaxpr.invars if p == INPUT else program.eqns[steps[p]].outvars
-        if i >= len(made):
-            raise ValueError(
-                f"{where}: result {i} of equation {p} is offloaded, and does not exist"
-            )
+    _check_offloaded_inputs(decision, program, where)
     number = {p: k for k, p in enumerate(steps)}
     done: set[int | None] = {None}
     for n, stage in enumerate(decision.stages):
@@ -173,12 +168,28 @@ def _check_saved(stage: Stage, where: str) -> None:
 
 
 def _check_offloaded(decision: Decision, where: str) -> None:
-    made = {p for stage in decision.stages if stage.region for p in stage.positions}
-    for p, i in decision.offloaded:
-        if not is_whole(p) or not _is_index(i) or (p != INPUT and p not in made):
+    regions = [stage for stage in decision.stages if stage.region]
+    saved = {place for stage in regions for place in stage.saved}
+    for k, (p, i) in enumerate(decision.offloaded):
+        is_place = is_whole(p) and _is_index(i)
+        if not is_place or not ((p == INPUT and regions) or (p, i) in saved):
             raise ValueError(
-                f"{where}: result {i!r} of equation {p!r} is offloaded, but not made in a region"
+                f"{where}: result {i!r} of equation {p!r} is offloaded, but no region saves it"
             )
+        if (p, i) in decision.offloaded[:k]:
+            raise ValueError(f"{where}: result {i} of equation {p} is offloaded twice")
+
+
+def _check_offloaded_inputs(decision: Decision, program: Program, where: str) -> None:
+    """Raise if an input is offloaded that does not exist, or that no region reads."""
+    regions = [stage for stage in decision.stages if stage.region]
+    steps = (program.steps[k] for each in regions for k in each.positions)
+    read = {v for p in steps for v in program.sources(p)}
+    for i in (i for p, i in decision.offloaded if p == INPUT):
+        if i >= len(program.jaxpr.invars):
+            raise ValueError(f"{where}: input {i} is offloaded, and does not exist")
+        if program.jaxpr.invars[i] not in read:
+            raise ValueError(f"{where}: input {i} is offloaded, but no region reads it")
 
 
 def _is_index(number: Any) -> bool:

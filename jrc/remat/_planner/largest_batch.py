@@ -16,6 +16,7 @@ from jrc._text import html_of, memory_text
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._planner.budget import checked_budget
+from jrc.remat._planner.host_link import host_link
 from jrc.remat._planner.make_plan import plan
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
@@ -69,6 +70,7 @@ def largest_batch(
     most: int = 2**20,
     respect_checkpoints: bool = False,
     target: Target | str | None = None,
+    offload: bool | float = False,
 ) -> LargestBatch:
     """Return the largest batch whose gradient fits a budget, with and without recomputation.
 
@@ -87,6 +89,8 @@ def largest_batch(
         most: The largest batch that is looked at.
         respect_checkpoints: As for `jrc.plan`.
         target: As for `jrc.plan`.
+        offload: As for `jrc.plan`: saved values of loops may lie in the host's memory. How much
+            the host has is not looked at: `plan.verified.host_bytes` is what it needs.
 
     Returns:
         Both sizes and the plan for the larger one.
@@ -94,8 +98,9 @@ def largest_batch(
     Raises:
         TypeError: If `make_args` or `fn` is no function, the budget no size in bytes, or what
             they return not what it has to be.
-        ValueError: If the budget is no size, `multiple_of` below 1 or above `most`, or the
-            arguments do not grow with the batch. What `make_args` raises goes on to the caller.
+        ValueError: If the budget is no size, `multiple_of` below 1 or above `most`, the arguments
+            do not grow with the batch, or `offload` is what `jrc.plan` does not take. What
+            `make_args` raises goes on to the caller.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -156,18 +161,24 @@ def largest_batch(
             )
         return abstract_on(there, tuple(args), who) if there else tuple(args)
 
+    placed = arguments(int(multiple_of)) if offload is not False and there is None else ()
+    link = host_link(offload, there, jax.tree.leaves(placed), who)
+
     def plain(batch: int) -> int:
         args = arguments_of(fn, arguments(batch), argnums, who, numbers=True)
         return logged(batch, "nothing recomputed", args.memory(args.lowered(fn, has_aux)).peak)
 
     def leanest(batch: int) -> int:
         # As `plan` does below.
-        few = SETTINGS.compilations_on_target
+        few = SETTINGS.compilations_on_target if there else SETTINGS.compilations
+        few += link is not None
         problem = PlanningProblem.of(
-            fn, arguments(batch), argnums, has_aux, who, few if there else SETTINGS.compilations,
-            respect_checkpoints, most=few if there else None,
+            fn, arguments(batch), argnums, has_aux, who, few,
+            respect_checkpoints, most=few if there else None, link=link,
         )  # fmt: skip
         least = known(batch)
+        if problem.is_split:
+            problem = problem.calibrated({problem.candidates[-1]: least})
         if least > limit:
             least = min(least, least_peak(problem, lambda i: compiled(problem, i), limit))
         return logged(batch, "the leanest plan", least)
@@ -206,6 +217,7 @@ def largest_batch(
             has_aux=has_aux,
             respect_checkpoints=respect_checkpoints,
             target=there,
+            offload=offload,
         ),
         end,
     )

@@ -17,14 +17,13 @@ from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._planner.budget import BudgetError, checked_budget
-from jrc.remat._planner.calibration import is_split
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.host_link import host_link
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.plan_cache import check_cache, plan_in
 from jrc.remat._planner.problem import PlanningProblem
-from jrc.remat._planner.search import choose
+from jrc.remat._planner.search import calibrated, choose
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import traced_for_plan
@@ -74,9 +73,9 @@ def plan(
     one device: arguments + outputs + temporaries - aliased. Integers, keys and the like in a
     differentiated argument (a train state, a flax nnx module) get no gradient. With arguments that
     `jit` shards over devices, compiled peaks, and so budgets and fractions of them, are right. A
-    predicted peak is calibrated then: only XLA knows how it splits intermediate values, so that the
-    leanest candidate, two in between, and the two richest are compiled, with
-    `verify=False` too, and the others are predicted on the lines through these. In `shard_map`
+    predicted peak is calibrated then: only XLA knows how it splits intermediate values, so that
+    candidates are predicted on the lines through those that are compiled. With `verify=False` as
+    many as `compilations` says, at most five, are compiled for these lines alone. In `shard_map`
     sizes are those of one device.
 
     What is compiled is the program of `jax.jit(jax.value_and_grad(plan.apply(fn), ...))` itself.
@@ -103,7 +102,7 @@ def plan(
         argnums: The arguments that are differentiated.
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which
-            does not promise to fit.
+            does not promise to fit; only arguments that are split are a reason to compile then.
         compilations: How many programs may be compiled, 5 if not given (two, if one is asked for:
             the leanest and the plain one), and one more with `offload`; each more halves the steps
             of the row of plans. One is enough where nothing need be recomputed, and one more is
@@ -223,13 +222,13 @@ class _Search:
         remedy = "Five find one of about thirty plans, each more doubles their number."
         # Where a compilation may take a minute, no more than these unless the user asks for more.
         is_bounded = there and verify and compilations is None
-        self.most = SETTINGS.compilations_on_target if is_bounded else None
         if compilations is None:
             compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
             compilations += offload is not False
         compilations = whole_number(
             compilations, "compilations", who, least=1, most=10, remedy=remedy
         )
+        self.most = compilations if is_bounded else None
         check_cache(cache, who)
         self.fn, self.args = fn, abstract_on(there, args, who) if there else args
         self.argnums, self.has_aux, self.verify = argnums, has_aux, verify
@@ -271,8 +270,8 @@ class _Search:
             self.respects, self.name, link=self.link, most=self.most,
         )  # fmt: skip
         compiled = _Compiler(problem)
-        if compiled.split:
-            problem = problem.calibrated(compiled)
+        if problem.is_split and not self.verify:
+            problem = calibrated(problem, compiled, self.who)
         return problem, compiled
 
     @functools.cached_property
@@ -293,7 +292,6 @@ class _Compiler:
     def __init__(self, problem: PlanningProblem):
         self.problem = problem
         self.known: dict[str, CompiledCost] = {}
-        self.split = is_split(problem.arguments.leaves)
 
     def __call__(self, candidate: Candidate) -> CompiledCost:
         lowered = self.problem.lowered(candidate)
@@ -301,7 +299,9 @@ class _Compiler:
         if text not in self.known:
             arguments = self.problem.arguments
             given = sum(map(bytes_on_device, arguments.of(arguments.arrays)))
-            self.known[text] = compiled_cost(lowered, arguments.platform, given, self.split)
+            self.known[text] = compiled_cost(
+                lowered, arguments.platform, given, self.problem.is_split
+            )
         return self.known[text]
 
 

@@ -8,7 +8,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jrc._jaxpr import facts_of, inner_programs, is_variable, primitive_name
+import jax
+import jax.numpy as jnp
+
+from jrc._jaxpr import (
+    Fusion,
+    facts_of,
+    inner_programs,
+    is_variable,
+    loop_parts,
+    primitive_name,
+)
 from jrc.remat._planner.platform_memory import PlatformMemory
 
 BARRIER, COPY, BROADCAST = "barrier", "copy", "broadcast"
@@ -26,12 +36,14 @@ class Operation:
         reads: Its operands that are no constants.
         makes: Its results.
         eqn: The equation that it comes from; `None` of a copy that the compiler adds.
+        rounded: Those of its operands that it reads in products alone, as bfloat16.
     """
 
     name: str
     reads: list[int]
     makes: list[int]
     eqn: Any
+    rounded: frozenset[int] = frozenset()
 
 
 class Operations:
@@ -42,6 +54,7 @@ class Operations:
         sizes: Bytes of every value.
         shapes: Its shape.
         results: The values that the program returns.
+        rounded: The values that products alone read, as bfloat16.
     """
 
     def __init__(self, jaxpr: Any, memory: PlatformMemory) -> None:
@@ -50,12 +63,16 @@ class Operations:
         self.sizes: list[int] = []
         self.shapes: list[tuple[int, ...]] = []
         self._same: dict[int, int] = {}
+        self._as_bfloat16: dict[int, int] = {}
         given = (*jaxpr.constvars, *jaxpr.invars)
         values: dict[Any, int | None] = {v: self._new(v.aval) for v in given}
+        self.rounded: set[int] = set()
         self._add(jaxpr, values)
         found = [values.get(x) for x in jaxpr.outvars if is_variable(x)]
         self.results = list(dict.fromkeys(v for v in found if v is not None))
         self._drop_dead()
+        if memory.rounds_operands:
+            self._round_operands()
         if memory.copies_operands:
             self._copy_operands_of_convolutions()
         if memory.writes_broadcasts:
@@ -68,7 +85,10 @@ class Operations:
         return len(self.sizes) - 1
 
     def _new(self, aval: Any) -> int:
-        return self.new(self.memory.array_bytes(aval), tuple(getattr(aval, "shape", ())))
+        made = self.new(self.memory.array_bytes(aval), tuple(getattr(aval, "shape", ())))
+        if self.memory.rounds_operands and getattr(aval, "dtype", None) == jnp.float32:
+            self._as_bfloat16[made] = self.memory.array_bytes(aval.update(dtype=jnp.bfloat16))
+        return made
 
     def _add(self, jaxpr: Any, values: dict[Any, int | None]) -> None:
         for eqn in jaxpr.eqns:
@@ -104,7 +124,47 @@ class Operations:
             pairs = [(i, o) for i, o in zip(reads, makes, strict=True) if i is not None]
             reads, makes = [i for i, _ in pairs], [o for _, o in pairs]
             name = BARRIER
-        self.list.append(Operation(name, [i for i in reads if i is not None], makes, eqn))
+        operation = Operation(name, [i for i in reads if i is not None], makes, eqn)
+        if self.memory.rounds_operands:
+            operation.rounded = self._rounded_by(eqn, reads)
+        self.list.append(operation)
+
+    def _rounded_by(self, eqn: Any, reads: Sequence[int | None]) -> frozenset[int]:
+        """Those of an equation's operands that it reads in products of one pass alone."""
+        if facts_of(eqn).is_contraction:
+            is_rounded = [_has_one_pass(eqn)] * len(reads)
+        elif primitive_name(eqn) == "scan":
+            is_rounded = self._rounded_in_loop(eqn)
+        else:
+            return frozenset()
+        whole = {v for v, rounds in zip(reads, is_rounded, strict=True) if not rounds}
+        return frozenset(v for v in reads if v is not None and v not in whole)
+
+    def _rounded_in_loop(self, eqn: Any) -> list[bool]:
+        """For each operand of a loop, whether its body rounds it; a carry may be more than that."""
+        (body,) = inner_programs(eqn)
+        inside = Operations(body, self.memory)
+        first = len(body.constvars)
+        consts, carried = loop_parts(eqn)
+        carries = range(consts, consts + carried)
+        count = len(eqn.invars)
+        return [i not in carries and first + i in inside.rounded for i in range(count)]
+
+    def _round_operands(self) -> None:
+        """Let what products alone read, or move to where they read it, be bfloat16."""
+        whole = set(self.results)
+        for operation in reversed(self.list):
+            if operation.name == BARRIER:
+                pairs = zip(operation.reads, operation.makes, strict=True)
+                whole.update(v for v, made in pairs if made in whole)
+            elif not (_moves(operation) and whole.isdisjoint(operation.makes)):
+                whole.update(v for v in operation.reads if v not in operation.rounded)
+            if operation.name == "scan":
+                whole.update(operation.makes[: loop_parts(operation.eqn)[1]])
+        self.rounded = set(range(len(self.sizes))) - whole
+        for operation in self.list:
+            for v in self.rounded.intersection(operation.makes):
+                self.sizes[v] = self._as_bfloat16.get(v, self.sizes[v])
 
     def _add_call(
         self, eqn: Any, body: Any, reads: Sequence[Any], values: dict[Any, int | None]
@@ -199,6 +259,22 @@ ELEMENTWISE = frozenset(
 
 def _memory(aval: Any) -> Any:
     return getattr(aval, "memory_space", None)
+
+
+def _has_one_pass(product: Any) -> bool:
+    """Whether a product of float32 is one of bfloat16, and not several."""
+    precision = product.params.get("precision")
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    return all(each in (None, jax.lax.Precision.DEFAULT) for each in pair)
+
+
+def _moves(operation: Operation) -> bool:
+    """Whether an operation moves entries into its one result, as they are."""
+    if operation.eqn is None or len(operation.makes) != 1:
+        return False
+    facts = facts_of(operation.eqn)
+    is_fused = facts.is_gathering or facts.fusion is Fusion.INSIDE
+    return facts.moves_data and is_fused and operation.name != "convert_element_type"
 
 
 def _is_alias(eqn: Any) -> bool:

@@ -49,7 +49,9 @@ def plan_within(
     limit = checked_budget(budget, who)
 
     def found() -> Plan:
-        problem = _problem_within(fn, lower, who, has_aux, respect_checkpoints, platform, link)
+        problem = _problem_within(
+            fn, lower, who, has_aux, respect_checkpoints, platform, link, split
+        )
         known: dict[str, CompiledCost] = {}
 
         @functools.cache
@@ -80,8 +82,6 @@ def plan_within(
             lower(counting)
             return found[0]
 
-        if split:
-            problem = problem.calibrated(compiled)
         return choose(problem, limit, compiled, who, counted)
 
     with shown_meanwhile(f"{who}: tracing and solving"):
@@ -96,6 +96,7 @@ def _problem_within(
     respect_checkpoints: bool,
     platform: str | None,
     link: HostLink | None,
+    split: bool,
 ) -> PlanningProblem:
     """The planning problem of a function, for the arguments that a larger program calls it with."""
     found: list[PlanningProblem] = []
@@ -115,6 +116,7 @@ def _problem_within(
                     respect_checkpoints=respect_checkpoints,
                     platform=platform,
                     link=link,
+                    split=split,
                 )
             )
         return out

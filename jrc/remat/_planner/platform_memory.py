@@ -34,6 +34,8 @@ class PlatformMemory:
         copies_operands: Whether a convolution whose axes are not in the usual order reads copies.
         computes_operands: Whether a product or a convolution computes its operands while it reads
             what they are made from.
+        rounds_operands: Whether products of float32 read it as bfloat16, so that what they alone
+            read is written as that.
         repeats_functions: Whether `exp`, `tanh` and the like are computed again in each reader.
         starts_early: Whether an equation runs as soon as its operands are there, not in the order
             of the program.
@@ -44,6 +46,7 @@ class PlatformMemory:
     writes_broadcasts: bool = False
     copies_operands: bool = False
     computes_operands: bool = False
+    rounds_operands: bool = False
     repeats_functions: bool = False
     starts_early: bool = False
 
@@ -59,7 +62,13 @@ CPU = PlatformMemory("cpu", writes_broadcasts=True, copies_operands=True, starts
 _PLATFORMS = {
     "cpu": CPU,
     "gpu": PlatformMemory("gpu", repeats_functions=True),
-    "tpu": PlatformMemory("tpu", has_tiles=True, computes_operands=True, repeats_functions=True),
+    "tpu": PlatformMemory(
+        "tpu",
+        has_tiles=True,
+        computes_operands=True,
+        rounds_operands=True,
+        repeats_functions=True,
+    ),
 }
 
 

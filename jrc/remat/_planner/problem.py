@@ -18,7 +18,12 @@ from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.as_written import NAME as AS_WRITTEN_NAME
 from jrc.remat._planner.as_written import as_written_candidate
 from jrc.remat._planner.buffer_peak import peak_of_temporaries
-from jrc.remat._planner.calibration import Calibration, calibration_of
+from jrc.remat._planner.calibration import (
+    Calibration,
+    calibration_of,
+    is_split,
+    most_parts,
+)
 from jrc.remat._planner.candidates import Candidate, candidate_row
 from jrc.remat._planner.compiled_cost import CompiledCost
 from jrc.remat._planner.decision import AS_WRITTEN
@@ -55,7 +60,9 @@ class PlanningProblem:
         opened: The `jax.checkpoint` regions of the function that are opened.
         opaque: The equations that the planner cannot look into, each with its path.
         target: The name of the target that programs are compiled for; empty without one.
-        calibration: From the model's peak to that of one device, where arguments are split.
+        is_split: Whether XLA splits the program over devices, so that predictions are calibrated.
+        calibration: From the model's peak to that of one device, where the program is split.
+        calibrated_by: How many programs were compiled for that alone.
         memory: What is assumed of the platform that programs are compiled for.
         followed: Of candidates whose gradient program was followed, the peak in bytes.
         most: At most so many programs are compiled, but for a wrong prediction; `None` sets no
@@ -78,7 +85,9 @@ class PlanningProblem:
     opened: Opened
     opaque: tuple[tuple[Path, Opaque], ...]
     target: str = ""
+    is_split: bool = False
     calibration: Calibration = Calibration()
+    calibrated_by: int = 0
     memory: PlatformMemory = CPU
     followed: dict[Candidate, int] = dataclasses.field(default_factory=dict)
     most: int | None = None
@@ -97,8 +106,13 @@ class PlanningProblem:
         platform: str | None = None,
         most: int | None = None,
         link: HostLink | None = None,
+        split: bool | None = None,
     ) -> "PlanningProblem":
-        """Trace a function, and find its candidates."""
+        """Trace a function, and find its candidates.
+
+        What the arguments mean is said at `jrc.plan` and the attributes. `split` is whether XLA
+        splits the program over devices; by default, whether it splits the arguments.
+        """
         check_flag(has_aux, "has_aux", who)
         check_flag(respect_checkpoints, "respect_checkpoints", who)
         arguments = arguments_of(fn, args, argnums, who, numbers=True)
@@ -143,6 +157,7 @@ class PlanningProblem:
             target=target,
             memory=memory,
             most=most,
+            is_split=is_split(arguments.leaves) if split is None else split,
         )
         problem.follow(row.candidates[-1], gradient)
         return problem
@@ -196,8 +211,8 @@ class PlanningProblem:
                 default `few`.
         """
         followed = {*(self.few if followed is None else followed), self.candidates[-1]}
-        if self.calibration.points:
-            peak = self.calibration.of(self._modelled(candidate))
+        if self.is_split:
+            peak = self._on_one_device(candidate)
         elif candidate in followed:
             peak = self.follow(candidate)
         else:
@@ -239,17 +254,21 @@ class PlanningProblem:
     def _modelled(self, candidate: Candidate) -> int:
         return self.given + self.returned + candidate.temporaries
 
-    def calibrated(self, compiled: Callable[[Candidate], CompiledCost]) -> "PlanningProblem":
-        """Return the problem with predictions for one device, for arguments that are split.
+    def _on_one_device(self, candidate: Candidate) -> int:
+        modelled = self._modelled(candidate)
+        if self.calibration.points:
+            return self.calibration.of(modelled)
+        own = self.given + self.returned
+        parts = most_parts(self.arguments.of(self.arguments.arrays))
+        return own + (self.followed.get(candidate, modelled) - own) // parts
+
+    def calibrated(self, peaks: Mapping[Candidate, int]) -> "PlanningProblem":
+        """Return the problem with predictions on the lines through compiled candidates.
 
         Args:
-            compiled: Compiles a candidate; called for the leanest, for two in between, for the
-                one that recomputes least, and for nothing recomputed.
+            peaks: Of the candidates that were compiled, the peak of one device in bytes.
         """
-        row = self.candidates
-        places = (0, len(row) // 4, len(row) // 2, max(len(row) - 2, 0), len(row) - 1)
-        some = dict.fromkeys(row[i] for i in places)
-        pairs = [(self._modelled(each), compiled(each).peak) for each in some]
+        pairs = [(self._modelled(each), peaks[each]) for each in self.candidates if each in peaks]
         return dataclasses.replace(self, calibration=calibration_of(pairs))
 
     def counted(self, candidate: Candidate) -> int:
@@ -296,7 +315,7 @@ class PlanningProblem:
             verified=verified,
             unplanned_flops=self.flops,
             saved_bytes=candidate.saved,
-            compilations=len(memory),
+            compilations=self.calibrated_by + len(memory),
             kept=saved_by(self.program, decision) if decision else (),
             candidates=self._weighed(i, memory, followed),
             decision=decision,

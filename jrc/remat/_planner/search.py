@@ -5,6 +5,7 @@ differ. So a larger budget never leads to more predicted FLOPs, even where XLA's
 follow the prediction.
 """
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def choose(
     top = len(row) - 1
     found = None
     if isinstance(budget, float):
-        least, most = sorted((least_peak(problem, peaks.of), peaks.of(top)))
+        least, most = sorted((least_peak(problem, peaks.of, expected=peaks.alone), peaks.of(top)))
         budget = int(least + budget * (most - least))
         # Both ends are compiled; one in between that needs more than the top must not hide it.
         found = top if peaks.of(top) <= budget else None
@@ -69,25 +70,53 @@ def choose(
     leanest = min(peaks.memory or range(len(problem.all)), key=peaks.of)
     chosen = leanest if found is None else found
     candidate = problem.all[chosen]
-    plan = problem.plan_of(candidate, budget, peaks.memory, counted)
+    plan = peaks.problem.plan_of(candidate, budget, peaks.memory, counted)
     if found is None:
         text = _refusal(problem, plan, peaks.memory.get(leanest), who)
         raise BudgetError(text, peaks.of(leanest), plan)
     return plan
 
 
-def least_peak(problem: PlanningProblem, peak_of: Callable[[int], int], enough: float = 0) -> int:
+def calibrated(
+    problem: PlanningProblem, compiled: Callable[[Candidate], CompiledCost], who: str
+) -> PlanningProblem:
+    """Return the problem of a split program with lines through a few candidates, compiled for them.
+
+    For a plan that is not verified; `choose` calibrates by what it compiles. As many are compiled
+    as a search may compile.
+
+    Args:
+        problem: The function and its candidates.
+        compiled: Compiles a candidate.
+        who: The public function, for log lines.
+    """
+    top = len(problem.candidates) - 1
+    places = (top, 0, max(top - 1, 0), (top + 1) // 2, (top + 1) // 4)
+    some = list(dict.fromkeys(places))[: problem.compilations]
+    peaks = _Peaks(problem, compiled, who, len(some))
+    for i in some:
+        peaks.of(i)
+    return dataclasses.replace(peaks.problem, calibrated_by=len(peaks.memory))
+
+
+def least_peak(
+    problem: PlanningProblem,
+    peak_of: Callable[[int], int],
+    enough: float = 0,
+    expected: Callable[[int], int] | None = None,
+) -> int:
     """Return the least peak in bytes of those candidates that may be the leanest.
 
     Args:
         problem: The function and its candidates.
         peak_of: The peak in bytes of a candidate, by number in `problem.all`.
         enough: Bytes; no further candidate is tried once one needs at most this.
+        expected: As `peak_of`, predicted; `None` for what the problem predicts.
     """
     least: float = math.inf
+    expected = expected or (lambda i: problem.predicted(problem.all[i], ()).peak_bytes)
     for i in problem.leanest:
-        expected = problem.predicted(problem.all[i], ()).peak_bytes
-        if least <= enough or expected > SETTINGS.leanest_margin * least:
+        if least <= enough or expected(i) > SETTINGS.leanest_margin * least:
             break
         least = min(least, peak_of(i))
     return int(least)
@@ -127,8 +156,10 @@ class _Peaks:
         problem: PlanningProblem,
         compiled: Callable[[Candidate], CompiledCost] | None,
         who: str,
+        most: int | None = None,
     ):
         self.problem, self.compiled, self.who = problem, compiled, who
+        self.most = most or problem.most
         self.memory: dict[int, CompiledCost] = {}
 
     def of(self, i: int) -> int:
@@ -141,18 +172,28 @@ class _Peaks:
             place = f"plan {i + 1} of {count}, the leanest first" if i < count else candidate.name
             _logger.info("%s: compiling %s%s", self.who, place, self._count())
             self.memory[i] = self.compiled(candidate)
+            if self.problem.is_split:
+                self._calibrate()
             peak = memory_text(self.memory[i].peak)
             _logger.info("%s: %s: a peak of %s", self.who, place, peak)
         return self.memory[i].peak
 
     def _count(self) -> str:
-        most, number = self.problem.most, len(self.memory) + 1
+        most, number = self.most, len(self.memory) + 1
         return f" (compilation {number} of at most {max(most, number)})" if most else ""
 
     def expected(self, i: int) -> int:
         """Return the predicted peak of a candidate in bytes, in the light of those compiled."""
         known = [self.problem.all[k] for k in self.memory] or self.problem.few
         return self.problem.predicted(self.problem.all[i], known).peak_bytes
+
+    def alone(self, i: int) -> int:
+        """Return the predicted peak of a candidate in bytes, by the model alone where it can be."""
+        return self.problem.predicted(self.problem.all[i], ()).peak_bytes
+
+    def _calibrate(self) -> None:
+        peaks = {self.problem.all[k]: cost.peak for k, cost in self.memory.items()}
+        self.problem = self.problem.calibrated(peaks)
 
 
 def highest_fitting(

@@ -12,7 +12,7 @@ too, is written in full.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jrc._jaxpr import Fusion, facts_of
 from jrc.remat._planner.operations import BARRIER, BROADCAST, COPY, Operation, Operations
@@ -59,7 +59,9 @@ def kind_of(operation: Operation) -> Kind:
 
 
 class WrittenValues:
-    """The operations that write, and for each what it reads from memory.
+    """The operations that write, and when what they read is there and is read for the last time.
+
+    An operation that does not write is computed inside of its readers: what it reads, they read.
 
     Attributes:
         kinds: How the compiler treats each operation.
@@ -75,16 +77,54 @@ class WrittenValues:
             for v in dict.fromkeys(operation.reads):
                 self.users.setdefault(v, []).append(k)
         self.is_written = self._written()
-        self._sources: dict[int, frozenset[int]] = {}
-        for k, operation in enumerate(program.list):
-            if not self.is_written[k]:
-                self._sources |= dict.fromkeys(operation.makes, self.reads(k))
 
-    def reads(self, k: int) -> frozenset[int]:
-        """Return what operation `k` reads from memory, directly or through what it computes."""
-        return frozenset().union(
-            *(self._sources.get(v, frozenset({v})) for v in self.program.list[k].reads)
-        )
+    def last_reads(self, at: Mapping[int, int]) -> dict[int, int]:
+        """Return for each value in memory the time of the last operation that reads it.
+
+        Directly, or through what it computes. Each operand of each operation is looked at once: a
+        set of what each operation reads would grow with every step of a chain.
+
+        Args:
+            at: The times of the operations that write.
+        """
+        last: dict[int, int] = {}
+        for k in range(len(self.program.list) - 1, -1, -1):
+            operation = self.program.list[k]
+            time = at[k] if self.is_written[k] else last.pop(operation.makes[0])
+            for v in operation.reads:
+                last[v] = max(last.get(v, time), time)
+        return last
+
+    def order_as_ready(self) -> list[int]:
+        """Return the operations that write, in the order in which what they read is there.
+
+        Those that a result makes ready follow in program order.
+        """
+        operations = self.program.list
+        left = [sum(v in self.maker for v in dict.fromkeys(each.reads)) for each in operations]
+        order = self._ready([k for k, waits in enumerate(left) if not waits], left)
+        for k in order:  # grows meanwhile
+            order += self._ready(self._served(operations[k].makes, left), left)
+        return order
+
+    def _ready(self, served: list[int], left: list[int]) -> list[int]:
+        """Those of operations without a wait that write, and those behind the others."""
+        found = []
+        for k in served:  # grows meanwhile
+            if self.is_written[k]:
+                found.append(k)
+            else:
+                served += self._served(self.program.list[k].makes, left)
+        return sorted(found)
+
+    def _served(self, values: Sequence[int], left: list[int]) -> list[int]:
+        """The operations that wait for nothing else than these values, which are now there."""
+        found = []
+        for k in (k for v in values for k in self.users.get(v, ())):
+            left[k] -= 1
+            if not left[k]:
+                found.append(k)
+        return found
 
     def _written(self) -> list[bool]:
         operations = self.program.list

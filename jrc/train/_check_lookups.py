@@ -1,0 +1,111 @@
+"""Lookups at which XLA's partitioner aborts the process, in a step whose replicas are split.
+
+Seen with jaxlib 0.12 on CPU: inside of a `shard_map` that is manual over the axis of the replicas,
+with two or more axes inside of a replica, a gather needs a collective over some of these axes, and
+the partitioner makes groups of all. An abort has no Python error: a warning comes before it.
+"""
+
+import re
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jrc._errors import listed
+from jrc._specs import axes_of
+from jrc._tree import named_leaves
+from jrc._typing import PyTree
+from jrc.train._placement import batch_specs, inner_axes, own_specs
+from jrc.train._state import TrainState
+
+_WHO = "jrc.make_train_step"
+_LOOKUP = re.compile(r'stablehlo\.(?:dynamic_)?gather"?\(.*?: \(tensor<([0-9x]+)x[a-z]\w*>')
+
+
+def warn_of_lookups(
+    call: Any, state: TrainState, batch: PyTree, mesh: Mesh, names: tuple[str, ...]
+) -> None:
+    """Warn if rows are looked up in a parameter whose split may make the partitioner abort.
+
+    Args:
+        call: The step before it is planned; lowered where a parameter is split so.
+        state: The state.
+        batch: The batch.
+        mesh: The mesh.
+        names: The axes of the step.
+    """
+    inside = inner_axes(mesh, names)
+    if len(inside) < 2:
+        return
+    rows = _axes_of_indices(batch, mesh, names) & set(inside)
+    tables = _tables(state.params, rows, mesh, inside)
+    if not tables:
+        return
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        text = call.lower(state, batch).as_text()
+    for shape in dict.fromkeys(_LOOKUP.findall(text)):
+        if shape not in tables:
+            continue
+        name, spec = tables[shape]
+        warnings.warn(
+            f"{_WHO}: XLA's partitioner is known to abort the process at a lookup in an array that "
+            f"is split inside of a replica as params {name!r} is, {spec}, by indices that are "
+            f"split over {listed(sorted(rows), 'none')} of {listed(inside)}. Split it along its "
+            f"width over all of them, {PartitionSpec(None, inside)}, or use via='jit'.",
+            stacklevel=2,
+        )
+
+
+def _tables(
+    params: PyTree, rows: Collection[str], mesh: Mesh, inside: Collection[str]
+) -> dict[str, tuple[str, PartitionSpec]]:
+    """Return parameters by their shape, as programs print it, if all of a shape are split so."""
+    specs = jax.tree.leaves(own_specs(params, mesh, _WHO, "params"))
+    found: dict[str, tuple[str, PartitionSpec]] = {}
+    safe = set()
+    for (name, leaf), spec in zip(named_leaves(params), specs, strict=True):
+        shape = "x".join(map(str, leaf.shape))
+        if may_abort(spec, rows, inside):
+            found.setdefault(shape, (name, spec))
+        else:
+            safe.add(shape)
+    return {shape: each for shape, each in found.items() if shape not in safe}
+
+
+def _axes_of_indices(batch: PyTree, mesh: Mesh, names: tuple[str, ...]) -> set[str]:
+    """Return the axes over which integers of the batch are split."""
+    specs = jax.tree.leaves(batch_specs(batch, mesh, names, _WHO))
+    pairs = zip(jax.tree.leaves(batch), specs, strict=True)
+    return {
+        axis
+        for leaf, spec in pairs
+        if jnp.issubdtype(leaf.dtype, jnp.integer)
+        for axis in axes_of(spec)
+    }
+
+
+def may_abort(spec: PartitionSpec, rows: Collection[str], inside: Collection[str]) -> bool:
+    """Return whether the partitioner may abort at a lookup, as measured on (2, 2, 2) devices.
+
+    Whether it does depends on the rest of the program too. It was not seen to abort where the table
+    is split along its width over all axes inside of a replica, or along one dimension and the
+    indices not at all.
+
+    Args:
+        spec: How the table is split.
+        rows: The axes inside of a replica over which the indices are split.
+        inside: All axes inside of a replica.
+
+    >>> may_abort(PartitionSpec(None, "fsdp"), {"fsdp"}, {"fsdp", "model"})
+    True
+    >>> may_abort(PartitionSpec(None, ("fsdp", "model")), {"fsdp"}, {"fsdp", "model"})
+    False
+    """
+    lead = set(axes_of(PartitionSpec(*spec[:1]))) & set(inside)
+    width = set(axes_of(PartitionSpec(*spec[1:]))) & set(inside)
+    if not rows:
+        return bool(lead and width)
+    return bool(lead) or (bool(width) and width != set(inside))
