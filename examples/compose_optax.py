@@ -3,9 +3,9 @@
     python examples/compose_optax.py
     python examples/compose_optax.py --steps 200
 
-Trains a small GPT on four replicas (simulated ones on a CPU) in six ways: without compression,
-and with it among gradient clipping, weight decay, a schedule, injected hyperparameters, gradient
-accumulation and masks. `jrc.scale_by_dgc` stands where momentum and the all-reduce would.
+Trains a small GPT on four replicas (simulated ones on a CPU) in six ways: without compression, and
+with it beside gradient clipping, weight decay, a schedule, injected hyperparameters, gradient
+accumulation and masks. `jrc.scale_by_dgc` takes the place of momentum and of the all-reduce.
 """
 
 import argparse

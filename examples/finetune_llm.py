@@ -2,14 +2,14 @@
 
     python examples/finetune_llm.py
     python examples/finetune_llm.py --resume         # after Ctrl-C: go on from the last save
-    python examples/finetune_llm.py --target v5e:1   # plan for a TPU too: pip install 'jrc[tpu]'
+    python examples/finetune_llm.py --target v5e:1   # plan for a TPU too: pip install '.[tpu]'
     python examples/finetune_llm.py --start runs/llm/params --text my_corpus/
-    python examples/finetune_llm.py --model gemma    # Gemma's blocks: pip install 'jrc[zoo-gemma]'
+    python examples/finetune_llm.py --model gemma    # Gemma's blocks: pip install '.[zoo-gemma]'
 
-A Llama-shaped model of flax nnx learns bytes of real text. First one device trains it with AdamW,
-and the whole step fits the budget. Then replicas (simulated ones on a CPU) go on with the same
-optimizer and exchange what they changed every `--sync-every` steps. Ends with a table, and writes
-loss.png, memory.png, the plan, and the parameters for `--start`.
+Trains a Llama-shaped model of flax nnx on bytes of real text. First one device trains it with
+AdamW, in a step that fits the budget. Then replicas (simulated ones on a CPU) continue with the
+same optimizer and exchange what they changed every `--sync-every` steps. Ends with a table, and
+writes loss.png, memory.png, the plan, and the parameters for `--start`.
 """
 
 import argparse

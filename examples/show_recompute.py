@@ -2,10 +2,11 @@
 
     python examples/show_recompute.py
 
-Two residual blocks of convolution, BatchNorm and relu; the second is recomputed, the first is not.
-The lowered gradient program (StableHLO), before and after, gives every convolution with its
-operands, and which one the gradient of each BatchNorm reads. Before, that is the one of the forward
-pass, whose result must be saved for it. After, it is a second one with the same operands.
+The model has two residual blocks of convolution, BatchNorm and relu. Prints every convolution of
+the lowered gradient program (StableHLO) with its operands, and which one the gradient of each
+BatchNorm reads: first with nothing recomputed, then with the second block recomputed. Without
+recomputation it is the convolution of the forward pass, whose result must be saved. In the
+recomputed block it is a second convolution with the same operands.
 """
 
 import dataclasses

@@ -3,8 +3,8 @@
     python examples/train_gpt.py                    # four replicas; simulated ones on a CPU
     python examples/train_gpt.py --dense            # the same with an uncompressed all-reduce
     python examples/train_gpt.py --optimizer adamw  # AdamW with an uncompressed all-reduce
-    python examples/train_gpt.py --outer sparseloco # AdamW, exchanged every 15 steps, two bits
-    python examples/train_gpt.py --outer diloco     # the same, dense with outer momentum
+    python examples/train_gpt.py --outer sparseloco # AdamW; replicas exchange every 15 steps
+    python examples/train_gpt.py --outer diloco     # the same, all entries, with outer momentum
     python examples/train_gpt.py --budget 16MiB     # for a replica's gradient; 1.0 re-runs nothing
     python examples/train_gpt.py --resume           # continue from the last save
     python examples/train_gpt.py --text my_corpus/  # any folder or file

@@ -5,8 +5,8 @@
     python examples/train_sharded.py --outer diloco   # AdamW, and an exchange every 5 steps
     python examples/train_sharded.py --budget 0.2     # a leaner plan of recomputation
 
-Each of the two replicas is split over four devices. A plan of recomputation that fits the budget is
-made at the first step. Ends with a table of one device's memory and network.
+Each of the two replicas is split over four devices. The first step makes a plan of recomputation
+that fits the budget. Ends with a table of the memory of one device and the bytes that it sends.
 """
 
 import functools
