@@ -32,7 +32,7 @@ from jrc.dgc._leaves import served as served
 from jrc.dgc._optimizer import dgc_momentum as dgc_momentum
 from jrc.dgc._regularize import l1_penalty as l1_penalty
 from jrc.dgc._regularize import l2_penalty as l2_penalty
-from jrc.dgc._reshard import check_says_split as check_says_split
+from jrc.dgc._reshard import check_shardings_known as check_shardings_known
 from jrc.dgc._reshard import reshard_dgc as reshard_dgc
 from jrc.dgc._selectors import Blocked as Blocked
 from jrc.dgc._selectors import Exact as Exact

@@ -85,7 +85,7 @@ def reshard_dgc(
     replicas = whole_number(num_replicas, "num_replicas", _WHO, least=1, remedy=remedy)
     axis = replica_axis(axis_name, _WHO)
     _check_mesh(mesh, axis)
-    check_says_split(state, mesh, axis_name, _WHO)
+    check_shardings_known(state, mesh, axis_name, _WHO)
     old = _rows_of(state)
     specs = dgc_specs(state, axis)
     whole = shares_of(old or replicas, replicas)
@@ -245,7 +245,7 @@ def _check_mesh(mesh: Mesh | None, axis_name: str) -> None:
         )
 
 
-def check_says_split(state: PyTree, mesh: Mesh | None, axis_name: AxisName, who: str) -> None:
+def check_shardings_known(state: PyTree, mesh: Mesh | None, axis_name: AxisName, who: str) -> None:
     """Raise if an array has no `NamedSharding`, and could be split inside of a replica.
 
     Args:

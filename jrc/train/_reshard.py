@@ -14,7 +14,7 @@ from jrc._specs import shards_of, spec_inside, trimmed
 from jrc._tree import aval_of, put
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
-from jrc.dgc import AxisName, DGCState, check_says_split, replica_axis, reshard_dgc
+from jrc.dgc import AxisName, DGCState, check_shardings_known, replica_axis, reshard_dgc
 from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
 from jrc.train._outer_check import check_outer
 from jrc.train._outer_state import first_outer_state, fragments_where_they_lie, inside_names
@@ -96,7 +96,7 @@ def reshard(
             _check_finished(each)
         axis = replica_axis(axis_name, _WHO)
         if isinstance(mesh, Mesh):
-            check_says_split(state, mesh, axis_name, _WHO)
+            check_shardings_known(state, mesh, axis_name, _WHO)
         placed, names = _Placement(mesh, axis, replicas), names_of(axis_name)
         if isinstance(mesh, Mesh) and axis in mesh.axis_names:
             for each in found:

@@ -1,7 +1,6 @@
 """The predicted peak of a sharded program, calibrated by a few compiled ones.
 
 The model counts the bytes of whole arrays. How XLA splits intermediate values over devices is
-<<<<<<< HEAD
 known from a compiled program only: predictions lie on the lines through the candidates that the
 search has compiled so far. Before the first of them, temporaries are taken to be split into as many
 parts as the argument that is split most.
@@ -10,17 +9,11 @@ Where no plan is to be verified, a few candidates are compiled for these lines: 
 the leanest, the one that recomputes least, and two in between. Between the first and the third lies
 a step: with nothing recomputed XLA keeps the parameters that it gathered for the forward pass,
 which the model does not count.
-=======
-known from a compiled program only: predictions lie on the lines through the leanest candidate, two
-further up the row, the one that recomputes least, and the one with nothing recomputed. Between the
-last two lies a step: with nothing recomputed XLA keeps the parameters that it gathered for the
-forward pass, which the model does not count.
 
 Nor does it count partial gradients, which wait for one combined all-reduce at the end of the
 program, beside the memory of the results. Where they are as large as activations, as in a mixture
 of experts, what is recomputed last lies on top of them, and the peak of a candidate may lie above
 that of one which saves more.
->>>>>>> meshes6
 """
 
 import dataclasses
