@@ -13,16 +13,17 @@ from benchmarks.convergence._plot import curves
 SHOWN = {
     "adamw": ("AdamW, dense", pictures.GREY, "right"),
     "dgc": ("DGC 99.9 %, SGD", pictures.RED, "right"),
-    "diloco_15": ("DiLoCo,\nevery 15", pictures.GREEN, "below"),
-    "diloco_15_4bit": ("DiLoCo, 4 bits,\nevery 15", pictures.GREEN, "below"),
-    "sparseloco_5": ("SparseLoCo,\nevery 5", pictures.BLUE, "below"),
-    "sparseloco_15": ("SparseLoCo,\nevery 15", pictures.BLUE, "below"),
+    "diloco_15": ("DiLoCo,\nevery 15", pictures.GREEN, "below right"),
+    "diloco_15_4bit": ("DiLoCo, 4 bits,\nevery 15", pictures.GREEN, "below left"),
+    "sparseloco_5": ("SparseLoCo,\nevery 5", pictures.BLUE, "below right"),
+    "sparseloco_15": ("SparseLoCo,\nevery 15", pictures.BLUE, "below left"),
     "sparseloco_30": ("SparseLoCo,\nevery 30", pictures.BLUE, "left"),
 }
 PLACES: Mapping[str, Any] = {
     "right": {"xytext": (9, 0), "ha": "left", "va": "center"},
     "left": {"xytext": (-9, 0), "ha": "right", "va": "center"},
-    "below": {"xytext": (0, -9), "ha": "center", "va": "top"},
+    "below left": {"xytext": (6, -9), "ha": "right", "va": "top"},
+    "below right": {"xytext": (-6, -9), "ha": "left", "va": "top"},
 }
 
 
