@@ -13,8 +13,8 @@ from benchmarks.convergence._plot import curves
 SHOWN = {
     "adamw": ("AdamW, dense", pictures.GREY, "right"),
     "dgc": ("DGC 99.9 %, SGD", pictures.RED, "right"),
-    "diloco_15": ("DiLoCo,\nevery 15", pictures.GREEN, "below right"),
-    "diloco_15_4bit": ("DiLoCo, 4 bits,\nevery 15", pictures.GREEN, "below left"),
+    "diloco_15": ("DiLoCo,\nevery 15", pictures.GREEN, "right"),
+    "diloco_15_4bit": ("DiLoCo, 4 bits,\nevery 15", pictures.GREEN, "below right"),
     "sparseloco_5": ("SparseLoCo,\nevery 5", pictures.BLUE, "below right"),
     "sparseloco_15": ("SparseLoCo,\nevery 15", pictures.BLUE, "below left"),
     "sparseloco_30": ("SparseLoCo,\nevery 30", pictures.BLUE, "left"),
