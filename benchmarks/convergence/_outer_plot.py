@@ -30,9 +30,10 @@ PLACES: Mapping[str, Any] = {
 def plot(report: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path | None:
     """Write `outer.png`; return None without matplotlib or a seed that all methods have."""
     made = [set(runs) for name in SHOWN if (runs := report["runs"].get(name))]
-    if not report["runs"].get("adamw") or not set.intersection(*made):
+    if not report["runs"].get("adamw") or not (seeds := set.intersection(*made)):
         return None
-    title = "Held-out loss against what each of 4 replicas has sent"
+    mean = "one seed" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+    title = f"Held-out loss against what each of 4 replicas has sent, {mean}"
     panel = functools.partial(_panel, report=report)
     return pictures.draw(folder / "outer.png", title, [panel], (11, 5.5))
 
