@@ -124,7 +124,7 @@ def test_init_works_on_shapes_alone(name):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), state, jitted))
 
 
-@pytest.mark.slow_after(5)
+@pytest.mark.slow_after(2)
 @table
 def test_state_saves_and_restores(name, tmp_path):
     _, state = run(TRANSFORMS[name], 2)
@@ -134,7 +134,7 @@ def test_state_saves_and_restores(name, tmp_path):
     assert jax.tree.structure(found) == jax.tree.structure(state)
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(3)
 @table
 def test_a_zero_gradient_gives_zero_updates_at_first(name):
     tx = TRANSFORMS[name]
@@ -149,6 +149,7 @@ def test_a_zero_gradient_gives_zero_updates_at_first(name):
 # (`optax/contrib/_common_test.py`), whose lists of optimizers are fixed.
 
 
+@pytest.mark.slow_after(8)
 @table
 def test_update_ignores_extra_arguments(name):
     tx = TRANSFORMS[name]

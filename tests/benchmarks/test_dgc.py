@@ -73,6 +73,7 @@ def test_auto_changes_where_the_bytes_cross():
         _bytes.crossover(like, "f32", rows, (2,), lambda _: None)
 
 
+@pytest.mark.slow
 def test_magnitudes_relative_to_the_exact_choice():
     leaves = _selectors.drawn("normal", [100_000, 20_000])
     found = _selectors.masses(leaves)

@@ -22,6 +22,7 @@ def saved(way):
     return saved_bytes(functools.partial(MODEL.loss, policy=way), SHAPES, False)
 
 
+@pytest.mark.slow
 def test_the_named_model_is_the_librarys():
     args = drawn(SHAPES)
     ours = jax.jit(functools.partial(gpt.loss, config=CONFIG))(*args)

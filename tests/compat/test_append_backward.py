@@ -95,6 +95,7 @@ def test_the_name_of_a_pair_may_be_listed_and_stopped():
         found(parameter_list=["pair/2"])
 
 
+@pytest.mark.slow
 def test_complex_values_have_gradients():
     def fn(p):
         return jnp.sum(jnp.abs(jrc.mark(jnp.fft.fft(p["r"]) * p["c"], "z")) ** 2)

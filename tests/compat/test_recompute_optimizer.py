@@ -167,6 +167,7 @@ def test_listed_parameters_are_updated_as_if_alone(name):
     assert largest_error(new, fill(optax.apply_updates(alone, updates))) < 1e-6
 
 
+@pytest.mark.slow
 def test_without_gradients_nothing_is_updated():
     for tx in (optax.adamw(0.1), DGCMomentumOptimizer(0.1, 0.9, 0)):
         params, state, _ = train(optimizer(tx), 1)

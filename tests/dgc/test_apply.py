@@ -110,6 +110,7 @@ def test_apply_takes_any_scale():
     assert_same(second, first)
 
 
+@pytest.mark.slow
 def test_apply_on_one_replica_without_an_axis():
     tx = dgc_momentum(0.5, 0.9, 0, sparsity=0.75, min_size=0)
     params, gradients = jnp.zeros(4), jnp.array([1.0, -4.0, 2.0, 3.0])

@@ -53,6 +53,7 @@ def test_chain_after_local_transforms_and_before_adam():
     assert isinstance(state[1], DGCState) and int(state[1].step) == 8
 
 
+@pytest.mark.slow
 def test_regularization_by_a_transform_is_the_number():
     gradients = normal(2, FLOATS, 8, 4)
     decay = optax.add_decayed_weights(0.01)
@@ -65,6 +66,7 @@ def test_regularization_by_a_transform_is_the_number():
     assert_trees_close(trajectory(chained, FLOATS, gradients)[0], number, 1e-6)
 
 
+@pytest.mark.slow
 def test_masked_leaves_do_not_change():
     mask = {"w": True, "b": False}
     tx = optax.masked(scale_by_dgc(0.9, **ARGS), mask)

@@ -55,6 +55,7 @@ def test_huge_tied_and_vanishing_gradients(way):
     assert not any(np.isnan(v).any() for v in state.v.values())
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("way", ["ramp", *WAYS])
 def test_float64_switched_on_changes_no_dtype(way):
     ramp = {"sparsity": (0.5, 0.95), "rampup_begin_step": 1, "rampup_step": 4}
@@ -87,7 +88,7 @@ def test_shard_map_and_pmap_give_the_same():
         assert_trees_close((other, after.v), (path, state.v), 1e-5)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["f32", "bf16", "int8"])
 def test_many_runs_at_once_by_vmap(wire):
     tx = scale_by_dgc(0.9, sparsity=0.9, min_size=10, wire=wire, exchange="allgather")
@@ -100,6 +101,7 @@ def test_many_runs_at_once_by_vmap(wire):
         assert_bit_equal(jax.tree.map(lambda x, i=i: x[i], (updates, after)), alone)
 
 
+@pytest.mark.slow
 def test_a_donated_state_gives_the_same_steps():
     tx = scale_by_dgc(0.9, sparsity=0.9, axis_name=AXIS, min_size=10, exchange="sharded")
     specs = dgc_specs(jax.eval_shape(tx.init, PARAMS), AXIS)
@@ -119,7 +121,7 @@ def test_a_donated_state_gives_the_same_steps():
         assert_bit_equal((updates, given), (expected, before))
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("size", "sparsity", "count"),
     [(1, 0.0, 1), (1, 0.999999, 1), (7, 0.999999, 1), (101, 0.0, 101), (2, 0.5, 1)],

@@ -26,6 +26,7 @@ def shapes_of_a_step(sizes, **options):
     return [update.size for update in updates]
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sizes", [(2**31 - 1,), (2**30,) * 3])
 def test_a_tree_may_have_more_entries_than_a_leaf(way, sizes):
@@ -60,7 +61,7 @@ def test_buckets_golden(sizes, buckets):
 
 
 @pytest.mark.exhaustive_after(1)
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["allgather", "sharded"])
 def test_buckets_send_what_one_bucket_sends(way, monkeypatch):
     params = {"a": jnp.zeros(300), "b": jnp.zeros((20, 10)), "c": jnp.zeros(70), "d": jnp.zeros(3)}
@@ -84,6 +85,7 @@ def test_buckets_send_what_one_bucket_sends(way, monkeypatch):
     assert all(jnp.count_nonzero(updates[name]) for updates, _, _ in found for name in "abc")
 
 
+@pytest.mark.slow
 def test_a_sample_without_flat_indices_is_the_same_sample(monkeypatch):
     values = jnp.arange(1003.0)
     whole = sample_of(values, 10)

@@ -183,6 +183,7 @@ def test_own_objects_under_a_ramp():
     assert density == [1.0, 0.5, 0.25]
 
 
+@pytest.mark.slow
 def test_a_selector_that_returns_another_number_of_entries():
     class Short(Last):
         def choose(self, leaves, counts, space):

@@ -43,6 +43,7 @@ def test_a_gradient_that_is_not_finite_on_one_replica_skips_the_step_on_all(form
         assert_bit_equal(proceeded[1]._replace(skipped=0), undisturbed[1]._replace(skipped=0))
 
 
+@pytest.mark.slow
 def test_leaves_without_momentum_pass_through():
     params = {
         "w": jnp.ones(300),
@@ -77,6 +78,7 @@ def test_trees_without_floats(tree):
     assert float(dgc_stats(state).norm_kept) == 0 and int(state.step) == 1
 
 
+@pytest.mark.slow
 def test_scalars_and_empty_arrays():
     params = {"s": jnp.float32(2.0), "e": jnp.zeros((0, 3)), "w": jnp.ones(1)}
     tx = scale_by_dgc(0.5, sparsity=0.999, min_size=0)

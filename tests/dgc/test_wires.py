@@ -120,6 +120,7 @@ def within_a_step(read, values, block, wire):
             np.testing.assert_allclose(np.abs(read[here]).max(), top, rtol=3e-7)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["edges", "nothing"])
 def test_filling_entries_decode_to_no_position(name):
     sizes, count, filling = SPACES[name]

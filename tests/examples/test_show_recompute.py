@@ -51,6 +51,7 @@ def test_the_listing_misses_no_operation():
     assert shapes == ["3x3x4x4"] * 2 + ["8x6x6x4"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kept", "count"), [((0, 1), 5), ((0,), 6)])
 def test_xla_does_not_merge_the_two(kept, count):
     fn = show_recompute.loss

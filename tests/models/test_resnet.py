@@ -156,6 +156,7 @@ def test_basic_block_and_state_equal_the_formula():
     assert largest_error(new, jax.tree.map(jnp.float32, want)) < 1e-5
 
 
+@pytest.mark.slow
 def test_init_draws_each_kernel_with_its_own_numbers():
     params, _ = resnet.init(jax.random.key(0), resnet.Config(depth=8, classes=64, width=32))
     kernels = [x for x in jax.tree.leaves(params) if x.ndim > 1]

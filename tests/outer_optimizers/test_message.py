@@ -35,6 +35,7 @@ def test_golden_bytes_of_the_wire():
 GOLDEN = ["04202000", "a8086064", "303101a0", "09707505", "dc0cb0b9", "f0fe0ed0", "20557d75"]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("bits", [2, 4, 12, 16, 32])
 def test_packing_loses_nothing(bits):
     values = np.random.default_rng(bits).integers(0, 2**bits, 77, dtype=np.uint32)
@@ -68,6 +69,7 @@ def test_a_tile_is_a_square_of_neighbours():
     )
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", SPARSE)
 def test_a_code_says_the_nearest_level(name):
     quantizer = SPARSE[name]
@@ -92,6 +94,7 @@ def test_two_levels_are_the_best_of_all():
     assert error(low, high) <= 1.01 * min(error(a, b) for a in grid for b in grid)
 
 
+@pytest.mark.slow
 def test_powers_of_two_keep_zero_and_the_largest():
     quantizer = PowersOfTwo()
     assert DENSE["4bit"] == quantizer
@@ -101,6 +104,7 @@ def test_powers_of_two_keep_zero_and_the_largest():
     assert read.tolist() == [[8.0, -4.0, 4.0, 0.0, -0.125, 0.0, 0.125, 8.0]]
 
 
+@pytest.mark.slow
 def test_words_carry_any_leaf_without_loss():
     tree = {
         "bool": jnp.array([True, False]),

@@ -170,6 +170,7 @@ def test_leaves_without_entries_and_of_few_bits():
     assert got["half"].tolist() == [0.5] * 4
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "outer", [jrc.DiLoCo(2), jrc.DiLoCo(2, wire="4bit"), jrc.SparseLoCo(2, density=1 / 8)], ids=str
 )

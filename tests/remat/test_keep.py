@@ -308,6 +308,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns_save_runs_of_operators(name):
     pattern, held = PATTERNS[name]
@@ -410,6 +411,7 @@ def test_tags_change_nothing_elsewhere():
         assert tagged.__name__ == "sin"
 
 
+@pytest.mark.slow
 def test_tagged_operators_with_closures_integers_and_keys():
     def loss(w, key, tag):
         rows = jnp.arange(4)

@@ -206,7 +206,7 @@ class Deep(nn.Module):
         return x
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["inner", "outer"])
 def test_scanned_layers(form):
     variables = Deep("none").init(KEYS, X)

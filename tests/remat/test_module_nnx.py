@@ -121,6 +121,7 @@ def test_state_once_same_masks_and_gradients_at_the_originals(form):
     assert block.mode == "mine" and block.calls[...] == 1 and block.seen.shape == ()
 
 
+@pytest.mark.slow
 def test_training_under_jit():
     @nnx.jit
     def step(model, optimizer, x):

@@ -88,7 +88,7 @@ OFF_IN_REMAT3 = dict.fromkeys((name for name in CASES if name.startswith("scan")
 
 
 @pytest.mark.exhaustive_after(6)
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", CASES)
 def test_flops_are_those_that_are_predicted(name):
     """What a plan says that it keeps is kept: else its makers would be counted again."""
@@ -224,7 +224,7 @@ def inside(fn, local, has_aux=False):
 INSIDE = ["custom_vjp", "integers_and_booleans", "dropout", "nested_scans", "what_the_user_wraps"]
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", [*INSIDE, "closing"])
 def test_inside_of_shard_map(name):
     """A plan that was made outside, for one device's part, whether gradients are local or not."""
@@ -336,6 +336,7 @@ def test_what_acts_on_the_world_acts_once(capfd):
     assert len(told) == 2 * (2 + 9)
 
 
+@pytest.mark.slow
 def test_applied_where_nothing_is_compiled():
     """Loops too: under `disable_jit` JAX would trace them turn by turn, as another program."""
     case, problem = CASES["scan of twelve"], problem_of("scan of twelve")

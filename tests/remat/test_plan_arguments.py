@@ -163,6 +163,7 @@ def test_a_number_that_is_the_only_thing_differentiated():
             call(fn, 2.0, X)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("other", ["train", None, jnp.tanh, ("a", {"b": print})])
 def test_what_is_no_array_stays_what_it_is(other):
     def fn(ws, x, other, scale):

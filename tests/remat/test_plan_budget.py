@@ -319,6 +319,7 @@ def test_what_xla_recomputes_by_itself_is_not_planned_away():
     assert 0 < found.plain <= found.recomputed and found.plan.verified.peak_bytes <= 100_000
 
 
+@pytest.mark.slow
 def test_a_refusal_goes_to_another_process_whole():
     with pytest.raises(jrc.BudgetError) as error:
         jrc.plan(fused_chain, jnp.ones((64, 64)), budget=1000)

@@ -106,7 +106,7 @@ def test_block_checkpoints_by_hand_need_no_less(net):
     assert jrc.plan(loss, *args, budget=by_hand).verified.flops <= cost
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 def test_every_block_has_the_gradients_of_the_function(net):
     loss, *args = net(lambda fn: fn)
@@ -159,6 +159,7 @@ def test_every_block_is_what_a_person_wraps(net):
         assert regions_of(problem.applied(every, loss), *args) == by_hand[:count]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("net", NETS)
 def test_flops_of_the_plain_gradient_are_those_that_are_counted(net):
     loss, *args = net(lambda fn: fn)
@@ -184,7 +185,7 @@ def test_a_barrier_stands_where_xla_could_merge(length, unroll, has_barrier):
     assert found[0] == has_barrier  # the other one stands behind the loop
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 def test_flops_by_hand_are_those_that_are_counted(net):
     loss, *args = net(lambda fn: fn)
@@ -230,6 +231,7 @@ def branching(wrap):
     return loss, [jnp.eye(32)] * 4, jnp.ones((256, 32)), jnp.arange(4) == 1
 
 
+@pytest.mark.slow
 def test_branches_under_checkpoint_are_a_way_by_hand():
     loss, *args = branching(lambda fn: fn)
     problem = PlanningProblem.of(loss, tuple(args), 0, False, "test")

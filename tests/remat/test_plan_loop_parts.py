@@ -84,6 +84,7 @@ def test_parts_change_no_value_and_no_gradient(reverse):
         assert largest_error(jax.jit(jax.value_and_grad(applied))(*arguments()), plain) < 1e-5
 
 
+@pytest.mark.slow
 def test_parts_of_chunks_and_a_rest_that_is_not_recomputed():
     """A part may run in chunks that do not divide it."""
     candidate = in_parts()[0]

@@ -89,7 +89,7 @@ def test_a_region_is_planned_like_the_rest(name, shape):
     assert other.regions == 0 < one.regions
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPS)
 def test_gradients_are_those_of_the_function(name):
     fn = scanned(WRAPS[name](block)) if name != "of a jit" else stack(WRAPS[name](block))
@@ -101,6 +101,7 @@ def test_gradients_are_those_of_the_function(name):
         )
 
 
+@pytest.mark.slow
 def test_nothing_recomputed_is_without_the_regions():
     fn = stack(jax.checkpoint(block))
     free = jrc.plan(fn, WS, X, budget=1.0)

@@ -238,6 +238,7 @@ def test_program_grows_as_the_number_of_levels():
     assert max(bodies(n, "log") for n in (1021, 1022, 1023, 1025)) <= 8 + 5 * 5
 
 
+@pytest.mark.slow
 def test_cotangents_of_large_inputs_and_constants_are_stored_once():
     """A level with an accumulator of its own would add one such array per level."""
     xs, w = jnp.ones((256, 64, 4)), jnp.ones((4, 4096)) * 1e-3
@@ -319,6 +320,7 @@ def mixed_arguments(n):
     return carry, xs
 
 
+@pytest.mark.slow
 def test_trees_integers_halves_and_keys():
     carry, xs = mixed_arguments(11)
 
@@ -442,6 +444,7 @@ def test_vmap():
     assert largest_error(run(cut((2, 2))), run(jax.lax.scan)) < 1e-6
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_inside_shard_map(check_vma):
     mesh = Mesh(jax.devices()[:2], ("data",))

@@ -175,6 +175,7 @@ class Block(nn.Module):
         return jnp.sin(lax.psum(nn.Dense(8)(jnp.sin(x)), "a") * x)
 
 
+@pytest.mark.slow
 def test_collectives_in_a_module():
     mesh = Mesh(jax.devices()[:4], ("a",))
     params = {"params": {"Dense_0": {"kernel": W, "bias": W[0]}}}

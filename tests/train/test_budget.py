@@ -75,6 +75,7 @@ def counted(params, count, batch, key):
     return loss_fn(params, batch, key)[0], (count + 1, None)
 
 
+@pytest.mark.slow
 def test_a_planned_state_has_the_type_of_what_is_computed_from_it():
     state, _ = start()
     state = jrc.init_state(

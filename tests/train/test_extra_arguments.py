@@ -81,7 +81,7 @@ def assert_near(one, other):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_step_of_two_replicas_is_the_step_of_the_whole_batch(name):
     state = trained(TRANSFORMS[name], 4, mesh())

@@ -132,6 +132,7 @@ def test_inner_steps_have_no_collective_and_a_round_has_one_of_the_predicted_byt
     ]
 
 
+@pytest.mark.slow
 def test_every_step_with_everything_sent_is_dense_sgd():
     outer = jrc.SparseLoCo(1, density=1, error_decay=1.0, wire="f32")
     state, step = start(outer, optax.sgd(0.1))
