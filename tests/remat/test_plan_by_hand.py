@@ -167,6 +167,9 @@ def test_flops_of_the_plain_gradient_are_those_that_are_counted(net):
     assert problem.flops == flops(jax.make_jaxpr(jax.value_and_grad(loss))(*args))
 
 
+@pytest.mark.skipif(
+    getattr(jax.config, "jax_remat3", False), reason="regions of the next remat hide their barriers"
+)
 @pytest.mark.parametrize(
     ("length", "unroll", "has_barrier"), [(6, 1, False), (6, 2, True), (1, 1, True)]
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import hashlib
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -183,8 +184,13 @@ def _numbers_of(setting: Any) -> str:
 
 
 def _function(fn: Any) -> str:
-    """A function's name and what it closes over: `save_only_these_names` differs by its names."""
+    """A function's name and what it closes over: `save_only_these_names` differs by its names.
+
+    An object that is called, as that policy is in JAX 0.11, has attributes in their place.
+    """
     cells = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    if not isinstance(fn, types.FunctionType):
+        cells += [value for _, value in sorted(getattr(fn, "__dict__", {}).items())]
     return f"{getattr(fn, '__qualname__', type(fn).__name__)}({','.join(map(_constant, cells))})"
 
 
