@@ -16,7 +16,7 @@ SLACK = 1 + 1e-6
 def tables(report: Report) -> list[Table]:
     """Return one table for each program, then one row for each."""
     models = report["models"]
-    return [*(_programs(name, found) for name, found in models.items()), summary(report)]
+    return [*(_programs(name, found) for name, found in models.items()), _summary(report)]
 
 
 def beating(found: Figures) -> dict[str, list[str]]:
@@ -63,8 +63,7 @@ def _cells(name: str, row: Figures, base: Figures, beats: str) -> tuple[str, ...
     )
 
 
-def summary(report: Report) -> Table:
-    """Return one row for each program."""
+def _summary(report: Report) -> Table:
     models = report["models"]
     errors = [each for found in models.values() for each in _errors(found)]
     title = (
