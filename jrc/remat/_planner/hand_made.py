@@ -15,7 +15,7 @@ from jrc.remat._planner.blocks import crossing_values, find_blocks
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.memory_model import kept_by_xla
-from jrc.remat._planner.save_sets import MARKS, marked_values, policy_sets
+from jrc.remat._planner.save_sets import MARKS, distinct, marked_values, policy_sets
 from jrc.remat._planner.solver import NOTHING_SAVED, InnerOption, ParetoPoint, solve
 from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
 
@@ -90,10 +90,10 @@ def _blocks_with_products(program: Program, graph: CostGraph) -> list[HandMade]:
         for what, values in policy_sets(program, graph).items()
         if what != MARKS
     }
-    unique = {values: what for what, values in reversed(sets.items()) if values}
     return [
         way
-        for values, what in unique.items()
+        for what, values in distinct(sets).items()
+        if values
         for way in _under_checkpoints(
             graph, f"every block recomputed, {what} saved", regions, values
         )
@@ -134,8 +134,7 @@ def _inside_constructs(
 def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:
     sets = {"everything recomputed": frozenset[int]()}
     sets |= {f"{name} saved": values for name, values in policy_sets(program, graph).items()}
-    unique = {values: name for name, values in reversed(sets.items())}
-    return {name: values for values, name in reversed(unique.items())}
+    return distinct(sets)
 
 
 def _regions(program: Program, graph: CostGraph) -> dict[str, Regions]:

@@ -170,8 +170,7 @@ def largest_batch(
 
     def leanest(batch: int) -> int:
         # As `plan` does below.
-        few = SETTINGS.compilations_on_target if there else SETTINGS.compilations
-        few += link is not None
+        few = SETTINGS.most_compilations(bool(there), link is not None)
         problem = PlanningProblem.of(
             fn, arguments(batch), argnums, has_aux, who, few,
             respect_checkpoints, most=few if there else None, link=link,

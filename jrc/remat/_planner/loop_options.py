@@ -11,7 +11,7 @@ from jrc._tree import is_floating
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
-from jrc.remat._planner.save_sets import policy_sets
+from jrc.remat._planner.save_sets import distinct, policy_sets
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import (
     NOTHING_SAVED,
@@ -93,10 +93,9 @@ def _perturbed_in_loop(body: Program, eqn: Any, active: set[Any], start: int, en
 def _every_step_recomputed(body: Program, graph: CostGraph, length: int) -> list[InnerOption]:
     """The body of a loop under one `jax.checkpoint`, with policies that a person would try."""
     sets = {NOTHING_SAVED: frozenset[int]()} | policy_sets(body, graph)
-    unique = {values: name for name, values in reversed(sets.items())}
     return [
         way
-        for values, name in unique.items()
+        for name, values in distinct(sets).items()
         for way in _under_checkpoint(graph, length, values, name)
     ]
 

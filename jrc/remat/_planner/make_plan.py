@@ -223,8 +223,7 @@ class _Search:
         # Where a compilation may take a minute, no more than these unless the user asks for more.
         is_bounded = there and verify and compilations is None
         if compilations is None:
-            compilations = SETTINGS.compilations_on_target if there else SETTINGS.compilations
-            compilations += offload is not False
+            compilations = SETTINGS.most_compilations(bool(there), offload is not False)
         compilations = whole_number(
             compilations, "compilations", who, least=1, most=10, remedy=remedy
         )

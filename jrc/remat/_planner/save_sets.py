@@ -1,5 +1,6 @@
 """The values that a policy of `jax.checkpoint` saves: products, and values that carry a mark."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jrc._jaxpr import Program, facts_of
@@ -12,21 +13,25 @@ MARKS = "marks"
 def policy_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:
     """Return what policies of JAX save of a program, by what it is called; only what is there."""
     sets = {
-        "products": saved_products(program, graph, batched=True),
-        "products without batch dimensions": saved_products(program, graph, batched=False),
+        "products": _products(program, graph, batched=True),
+        "products without batch dimensions": _products(program, graph, batched=False),
         MARKS: marked_values(program, graph),
     }
     return {name: values for name, values in sets.items() if values}
 
 
-def saved_products(program: Program, graph: CostGraph, batched: bool) -> frozenset[int]:
-    """Return the results of matrix products and convolutions.
+def distinct(sets: Mapping[str, frozenset[int]]) -> dict[str, frozenset[int]]:
+    """Return the sets without those that equal an earlier one.
 
-    Args:
-        program: The program.
-        graph: Its cost graph.
-        batched: Whether products with batch dimensions count too.
+    >>> distinct({"products": frozenset({1}), "marks": frozenset({1})})
+    {'products': frozenset({1})}
     """
+    first = {values: name for name, values in reversed(list(sets.items()))}
+    return {name: values for name, values in sets.items() if first[values] == name}
+
+
+def _products(program: Program, graph: CostGraph, batched: bool) -> frozenset[int]:
+    """The results of matrix products and convolutions, or of those without batch dimensions."""
     return frozenset(
         v
         for node in graph.nodes

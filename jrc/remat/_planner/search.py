@@ -46,7 +46,9 @@ def choose(
     top = len(row) - 1
     found = None
     if isinstance(budget, float):
-        least, most = sorted((least_peak(problem, peaks.of, expected=peaks.alone), peaks.of(top)))
+        least, most = sorted(
+            (least_peak(problem, peaks.of, expected=peaks.by_model), peaks.of(top))
+        )
         budget = int(least + budget * (most - least))
         # Both ends are compiled; one in between that needs more than the top must not hide it.
         found = top if peaks.of(top) <= budget else None
@@ -189,8 +191,8 @@ class _Peaks:
         known = [self.problem.all[k] for k in self.memory] or self.problem.few
         return self.problem.predicted(self.problem.all[i], known).peak_bytes
 
-    def alone(self, i: int) -> int:
-        """Return the predicted peak of a candidate in bytes, by the model alone where it can be."""
+    def by_model(self, i: int) -> int:
+        """Return the predicted peak of a candidate in bytes, as the memory model says it."""
         return self.problem.predicted(self.problem.all[i], ()).peak_bytes
 
     def _calibrate(self) -> None:
