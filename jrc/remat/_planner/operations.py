@@ -25,6 +25,7 @@ from jrc.remat._planner.platform_memory import PlatformMemory
 BARRIER, COPY, BROADCAST = "barrier", "copy", "broadcast"
 MERGED = "merged axes"
 """An operand of a product, several of its axes as one: the value itself, where that is written."""
+RANDOM_BITS = "random_bits"
 # Inside of a `shard_map` sizes are those of one device.
 _CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "shard_map")
 _BROADCASTS = ("broadcast_in_dim", "broadcast_to")
@@ -108,6 +109,8 @@ class Operations:
                 values[eqn.outvars[0]] = reads[0]
             else:
                 makes = [self._new(v.aval) for v in eqn.outvars]
+                if name == RANDOM_BITS:
+                    self.sizes[makes[0]] = self.memory.random_bytes(eqn)
                 values.update(zip(eqn.outvars, makes, strict=True))
                 self._append(name, eqn, reads, makes)
 
