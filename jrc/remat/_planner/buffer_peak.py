@@ -131,8 +131,8 @@ class _Lifetimes:
     def _inside(self, k: int) -> int:
         """The temporaries of the largest program inside of a kernel."""
         operation = self.program.list[k]
-        if operation.name == RANDOM_BITS and self.memory.random_words:
-            return self.program.sizes[operation.makes[0]]
+        if operation.name == RANDOM_BITS:
+            return self.memory.threefry_bytes(operation.eqn)
         eqn = operation.eqn
         # A kernel that its author wrote (Pallas) has its temporaries on the chip.
         if eqn is None or self.written.kinds[k] is not Kind.KERNEL or not facts_of(eqn).construct:

@@ -117,7 +117,8 @@ class Operations:
                     continue
                 makes = [self._new(v.aval) for v in eqn.outvars]
                 if name == RANDOM_BITS:
-                    self.sizes[makes[0]] = self.memory.random_bytes(eqn)
+                    words = self.memory.threefry_bytes(eqn)
+                    self.sizes[makes[0]] = words or self.sizes[makes[0]]
                 values.update(zip(eqn.outvars, makes, strict=True))
                 self._append(name, eqn, reads, makes)
                 if key is not None:

@@ -54,15 +54,13 @@ class PlatformMemory:
     random_words: int = 0
     starts_early: bool = False
 
-    def random_bytes(self, bits: Any) -> int:
-        """Return the bytes in which a platform holds the result of a `random_bits` equation.
+    def threefry_bytes(self, bits: Any) -> int:
+        """Return the bytes of the words that Threefry writes for a `random_bits` equation.
 
-        It is two words for an entry, whose exclusive or is computed in its readers.
+        It is 0 of another generator, and where readers compute the bits.
         """
-        aval = bits.outvars[0].aval
         is_threefry = "fry" in str(bits.invars[0].aval.dtype)
-        words = self.random_words * _WORD * math.prod(aval.shape)
-        return words if is_threefry and words else self.array_bytes(aval)
+        return is_threefry * self.random_words * _WORD * math.prod(bits.outvars[0].aval.shape)
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of device memory that an array of this type occupies."""

@@ -174,20 +174,31 @@ class PlanningProblem:
 
     @property
     def leanest(self) -> tuple[int, ...]:
-        """Those that may need least, by number in `all`, the least predicted peak first.
+        """Those that may need least, by number in `all`, the least modelled peak first.
 
         The leanest candidates, and the leanest ways by hand: where the model is wrong, these need
         less.
         """
         count = len(self.candidates)
         by_hand = min(SETTINGS.by_hand_compiled, len(self.by_hand))
-        few = range(min(SETTINGS.leanest_compiled, count))
-        both = (*few, *range(count, count + by_hand))
-        if self.most is None:
-            return tuple(sorted(both, key=lambda i: self.all[i].temporaries))
-        # A program is traced sooner than it is compiled.
-        expected = {i: (self.follow(self.all[i]), self.all[i].saved) for i in both}
-        return (min(both, key=expected.__getitem__),)
+        few = (*range(min(SETTINGS.leanest_compiled, count)), *range(count, count + by_hand))
+        return tuple(sorted(few, key=lambda i: self.all[i].temporaries))
+
+    @property
+    def leanest_to_compile(self) -> tuple[int, ...]:
+        """Those that may need least, the least peak first, each by its own gradient program.
+
+        A program is traced sooner than it is compiled: all ways by hand that may be meant are. Of
+        a program on several devices the model alone knows an order.
+        """
+        if self.is_split and self.most is None:
+            return self.leanest
+        limit = SETTINGS.followed_margin * min(each.temporaries for each in self.all)
+        count = len(self.candidates)
+        near = {i for i in range(count, len(self.all)) if self.all[i].temporaries <= limit}
+        peaks = {i: (self.follow(self.all[i]), self.all[i].saved) for i in {*self.leanest, *near}}
+        order = sorted(peaks, key=peaks.__getitem__)
+        return tuple(order[: 1 if self.most is not None else len(self.leanest)])
 
     def cost_order(self, i: int) -> tuple[int, int]:
         """Return what orders the candidates: time in FLOPs, then predicted bytes."""

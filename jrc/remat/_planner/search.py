@@ -47,7 +47,7 @@ def choose(
     found = None
     if isinstance(budget, float):
         least, most = sorted(
-            (least_peak(problem, peaks.of, expected=peaks.by_model), peaks.of(top))
+            (least_peak(problem, peaks.of, is_compiled=bool(compiled)), peaks.of(top))
         )
         budget = int(least + budget * (most - least))
         # Both ends are compiled; one in between that needs more than the top must not hide it.
@@ -65,7 +65,7 @@ def choose(
     if found is None:
         # Before a budget is refused, both ends are compiled, the lean one first. A prediction
         # costs nothing: all are asked.
-        lean = problem.leanest if compiled else range(len(problem.all))
+        lean = problem.leanest_to_compile if compiled else range(len(problem.all))
         last = (*sorted(lean, key=problem.cost_order), top)
         found = next((i for i in last if peaks.of(i) <= budget), None)
     found = _cheaper_by_hand(problem, peaks, budget, found)
@@ -105,7 +105,7 @@ def least_peak(
     problem: PlanningProblem,
     peak_of: Callable[[int], int],
     enough: float = 0,
-    expected: Callable[[int], int] | None = None,
+    is_compiled: bool = True,
 ) -> int:
     """Return the least peak in bytes of those candidates that may be the leanest.
 
@@ -113,12 +113,15 @@ def least_peak(
         problem: The function and its candidates.
         peak_of: The peak in bytes of a candidate, by number in `problem.all`.
         enough: Bytes; no further candidate is tried once one needs at most this.
-        expected: As `peak_of`, predicted; `None` for what the problem predicts.
+        is_compiled: Whether `peak_of` compiles a candidate, and does not predict.
     """
     least: float = math.inf
-    expected = expected or (lambda i: problem.predicted(problem.all[i], ()).peak_bytes)
-    for i in problem.leanest:
-        if least <= enough or expected(i) > SETTINGS.leanest_margin * least:
+    is_followed = is_compiled and not problem.is_split
+    margin = SETTINGS.compiled_margin if is_followed else SETTINGS.leanest_margin
+    for i in problem.leanest_to_compile if is_compiled else problem.leanest:
+        candidate = problem.all[i]
+        known = (candidate,) if is_followed else ()
+        if least <= enough or problem.predicted(candidate, known).peak_bytes > margin * least:
             break
         least = min(least, peak_of(i))
     return int(least)
@@ -187,13 +190,16 @@ class _Peaks:
         return f" (compilation {number} of at most {max(most, number)})" if most else ""
 
     def expected(self, i: int) -> int:
-        """Return the predicted peak of a candidate in bytes, in the light of those compiled."""
-        known = [self.problem.all[k] for k in self.memory] or self.problem.few
-        return self.problem.predicted(self.problem.all[i], known).peak_bytes
+        """Return the predicted peak of a candidate in bytes, in the light of those compiled.
 
-    def by_model(self, i: int) -> int:
-        """Return the predicted peak of a candidate in bytes, as the memory model says it."""
-        return self.problem.predicted(self.problem.all[i], ()).peak_bytes
+        Where programs are compiled, that of a way by hand is of its own gradient program: it has
+        no place in the row, between whose candidates a line tells the peak.
+        """
+        candidate = self.problem.all[i]
+        known = [self.problem.all[k] for k in self.memory] or list(self.problem.few)
+        if self.compiled and i >= len(self.problem.candidates):
+            known.append(candidate)
+        return self.problem.predicted(candidate, known).peak_bytes
 
     def _calibrate(self) -> None:
         peaks = {self.problem.all[k]: cost.peak for k, cost in self.memory.items()}

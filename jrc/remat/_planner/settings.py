@@ -53,6 +53,10 @@ class PlannerSettings:
         by_hand_compiled: The same for the leanest ways by hand.
         leanest_margin: One of them is compiled only if its predicted peak is at most this many
             times the least compiled one.
+        followed_margin: Before one of them is compiled, the gradient programs of all ways by hand
+            are traced whose modelled peak is at most this many times the least.
+        compiled_margin: One that was traced is compiled only if its predicted peak is at most this
+            many times the least compiled one.
         cheaper_compiled: At most so many ways by hand are compiled because they cost fewer FLOPs.
         cheaper_margin: They are compiled if their predicted peak is at most this many times the
             budget, those within the budget first.
@@ -104,6 +108,8 @@ class PlannerSettings:
     leanest_compiled: int = 2
     by_hand_compiled: int = 3
     leanest_margin: float = 2.0
+    followed_margin: float = 1.5
+    compiled_margin: float = 1.15
     cheaper_compiled: int = 2
     cheaper_margin: float = 1.1
     by_hand_margin: float = 1.25
