@@ -49,7 +49,7 @@ class Arguments:
                 if path_to[0] == "params":
                     self.leaves.append(leaf.requires_grad_())
                 else:
-                    leaf = leaf if leaf.is_floating_point() or leaf.dtype == bool else leaf.long()
+                    leaf = leaf.long() if leaf.dtype is torch.int32 else leaf
                     others.append(leaf)
                 inner = tree
                 for each in path_to:

@@ -41,7 +41,7 @@ from benchmarks.pytorch._plot import plot
 from benchmarks.pytorch._programs import PROGRAMS, Program, missing
 from benchmarks.pytorch._tables import tables
 
-FULL = {"budgets": (1.0, 0.5, 0.25), "plans": (0.5, 0.25, 0.0)}
+FULL = {"budgets": (1.0, 0.5, 0.25), "plans": (0.25, 0.0)}
 GPT = {
     "budgets": tuple(i / 10 for i in range(10, -1, -1)),
     "plans": (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3),
