@@ -20,7 +20,7 @@ from jrc.remat._planner.platform_memory import PlatformMemory
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.written_values import Kind, WrittenValues
 
-_IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE)
+_IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE, Kind.MERGED)
 
 
 def peak_of_temporaries(jaxpr: Any, memory: PlatformMemory) -> int:

@@ -31,7 +31,8 @@ class PlatformMemory:
         has_tiles: Whether arrays of two and more axes are padded to tiles of 8 x 128 words.
         writes_broadcasts: Whether a product, a convolution or a sum is a call of a library, which
             reads broadcast operands from memory.
-        copies_operands: Whether a convolution whose axes are not in the usual order reads copies.
+        copies_operands: Whether a product or a convolution whose axes are not in the usual order
+            reads copies.
         computes_operands: Whether a product or a convolution computes its operands while it reads
             what they are made from.
         rounds_operands: Whether products of float32 read it as bfloat16, so that what they alone
