@@ -22,9 +22,11 @@ from jrc.remat._planner.operations import (
     BROADCAST,
     COPY,
     MERGED,
+    RANDOM_BITS,
     Operation,
     Operations,
 )
+from jrc.remat._planner.platform_memory import PlatformMemory
 
 # What the CPU's library computes behind a product, in one call with it.
 _CONTINUED = frozenset("mul add sub neg div add_any integer_pow square max min copy".split())
@@ -49,8 +51,8 @@ _FUSING = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE, Kind.REDUCTION, Kind.COPY,
 _NEVER_FUSED = (Kind.BARRIER, Kind.KERNEL, Kind.REDUCTION, Kind.COPY, Kind.MERGED)
 
 
-def kind_of(operation: Operation) -> Kind:
-    """Return how a compiler treats an operation."""
+def kind_of(operation: Operation, memory: PlatformMemory) -> Kind:
+    """Return how a platform's compiler treats an operation."""
     name = operation.name
     own = {
         BARRIER: Kind.BARRIER,
@@ -62,6 +64,8 @@ def kind_of(operation: Operation) -> Kind:
         return own[name]
     if len(operation.makes) != 1:
         return Kind.KERNEL
+    if name == RANDOM_BITS and not memory.random_words:
+        return Kind.FUNCTION
     facts = facts_of(operation.eqn)
     if facts.is_reduction:
         return Kind.REDUCTION
@@ -85,7 +89,7 @@ class WrittenValues:
 
     def __init__(self, program: Operations) -> None:
         self.program, self.memory = program, program.memory
-        self.kinds = [kind_of(operation) for operation in program.list]
+        self.kinds = [kind_of(operation, self.memory) for operation in program.list]
         self.maker = {v: k for k, each in enumerate(program.list) for v in each.makes}
         self.users: dict[int, list[int]] = {}
         for k, operation in enumerate(program.list):
