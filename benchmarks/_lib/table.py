@@ -29,15 +29,19 @@ class Table:
         heads: The names of the columns. The first column and those without a name have words, all
             others numbers.
         rows: The cells, as text.
+        note: A sentence that stands below; may be empty.
     """
 
     title: str
     heads: Row
     rows: Sequence[Row]
+    note: str = ""
 
     def terminal(self) -> RichTable:
         """Return the table for a `rich` console: numbers to the right."""
-        table = RichTable(title=escape(self.title), box=box.SIMPLE_HEAD)
+        table = RichTable(
+            title=escape(self.title), caption=escape(self.note) or None, box=box.SIMPLE_HEAD
+        )
         for i, head in enumerate(self.heads):
             table.add_column(escape(head), justify="right" if i and head else "left")
         for row in self.rows:
@@ -45,10 +49,11 @@ class Table:
         return table
 
     def markdown(self) -> str:
-        """Return the title as a paragraph, and the table as Markdown."""
+        """Return the title as a paragraph, the table, and the note, as Markdown."""
         head, *body = (f"| {' | '.join(row)} |\n" for row in (self.heads, *self.rows))
         above = f"{self.title}:\n\n" if self.title else ""
-        return above + head + "|---" * len(self.heads) + "|\n" + "".join(body)
+        below = f"\n{self.note}\n" if self.note else ""
+        return above + head + "|---" * len(self.heads) + "|\n" + "".join(body) + below
 
 
 def mib(size: float, digits: int = 0) -> str:

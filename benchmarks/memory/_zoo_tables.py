@@ -1,11 +1,12 @@
 """The tables of `benchmarks.memory.zoo`."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table, mib
+from tests.zoo.catalogue import description
 
 Figures = Mapping[str, Any]
 LEANEST = "0.0"
@@ -14,9 +15,29 @@ SLACK = 1 + 1e-6
 
 
 def tables(report: Report) -> list[Table]:
-    """Return one table for each program, then one row for each."""
+    """Return one table for each program, then the summary."""
     models = report["models"]
-    return [*(_programs(name, found) for name, found in models.items()), _summary(report)]
+    return [*(_program(name, found) for name, found in models.items()), *summary(report)]
+
+
+def summary(report: Report) -> list[Table]:
+    """Return one table with a row for each program whose plain gradient was measured."""
+    models = {
+        name: found
+        for name, found in report["models"].items()
+        if "peak" in found["by_hand"].get("nothing", {})
+    }
+    budgets = list(dict.fromkeys(b for found in models.values() for b in found["plans"]))
+    title = (
+        f"`jrc.plan` on the programs of `tests/zoo` ({report['device']}, jax {report['jax']}): "
+        "compiled peak, MiB, and in brackets FLOPs over those of the program as it is written; "
+        "under `jax.checkpoint` (or its package's own) around each block; plans at fractions of "
+        "the range from the least peak to that with nothing recomputed; which way by hand has "
+        "fewer FLOPs within the peak of a plan, or a lower peak than the leanest plan"
+    )
+    heads = ("", "as written", "each block", *(f"plan at {b}" for b in budgets), "beaten by", "")
+    rows = [tuple(_row(name, found, budgets)) for name, found in models.items()]
+    return [Table(title, heads, rows, _note(list(models.values())))]
 
 
 def beating(found: Figures) -> dict[str, list[str]]:
@@ -37,7 +58,7 @@ def beating(found: Figures) -> dict[str, list[str]]:
     return beaten
 
 
-def _programs(name: str, found: Figures) -> Table:
+def _program(name: str, found: Figures) -> Table:
     base = found["by_hand"]["nothing"]
     rows = [_cells(way, row, base, "") for way, row in found["by_hand"].items()]
     beaten = beating(found)
@@ -63,38 +84,34 @@ def _cells(name: str, row: Figures, base: Figures, beats: str) -> tuple[str, ...
     )
 
 
-def _summary(report: Report) -> Table:
-    models = report["models"]
-    errors = [each for found in models.values() for each in _errors(found)]
-    title = (
-        f"`jrc.plan` on programs from packages ({report['device']}, jax {report['jax']}): peak "
-        "with nothing recomputed, under a checkpoint around each block, and of the plans, MiB; "
-        "FLOPs of the plans, as a ratio; how often a way by hand beats a plan"
-    )
-    if errors:
-        title += (
-            f". Predicted against compiled peak: off by {statistics.median(errors):.1%} (median), "
-            f"{max(errors):.1%} (worst)"
-        )
-    budgets = list(next(iter(models.values()))["plans"]) if models else []
-    heads = ("", "nothing", "each block", *(f"at {b}" for b in budgets),
-             *(f"FLOPs at {b}" for b in budgets), "beaten")  # fmt: skip
-    return Table(title, heads, [tuple(_row(name, found)) for name, found in models.items()])
-
-
-def _row(name: str, found: Figures) -> Iterator[str]:
-    hand, plans = found["by_hand"], found["plans"].values()
+def _row(name: str, found: Figures, budgets: Sequence[str]) -> Iterator[str]:
+    hand, plans = found["by_hand"], found["plans"]
     yield name
-    for way in ("nothing", "each block"):
-        yield mib(hand[way]["peak"], 2) if "peak" in hand.get(way, {}) else "-"
-    for row in plans:
-        yield mib(row["peak"], 2) if "peak" in row else "failed"
-    for row in plans:
-        yield f"{row['flops'] / hand['nothing']['flops']:.3f}" if "peak" in row else "-"
-    yield str(sum(map(len, beating(found).values())))
+    yield mib(hand["nothing"]["peak"], 1)
+    for row in (hand.get("each block"), *map(plans.get, budgets)):
+        yield _peak_and_flops(row, hand["nothing"])
+    ways = [f"{way} (at {b})" for b, names in beating(found).items() for way in names]
+    yield ", ".join(ways) or "-"
+    yield description(name)
 
 
-def _errors(found: Figures) -> Iterator[float]:
-    for row in found["plans"].values():
-        if "peak" in row:
-            yield abs(row["predicted_peak"] / row["peak"] - 1)
+def _peak_and_flops(row: Figures | None, base: Figures) -> str:
+    if row is None:
+        return "-"
+    if "peak" not in row:
+        return "failed"
+    return f"{mib(row['peak'], 1)} ({row['flops'] / base['flops']:.3f})"
+
+
+def _note(models: Sequence[Figures]) -> str:
+    plans = [row for found in models for row in found["plans"].values() if "peak" in row]
+    if not plans:
+        return ""
+    errors = [abs(row["predicted_peak"] / row["peak"] - 1) for row in plans]
+    seconds = statistics.median(row["seconds"] for row in plans)
+    compiled = statistics.median(row["compilations"] for row in plans)
+    return (
+        f"Predicted against compiled peak of these {len(plans)} plans: off by "
+        f"{statistics.median(errors):.1%} (median), {max(errors):.1%} (worst); a plan takes "
+        f"{seconds:.0f} s and {compiled:g} compilations (medians)."
+    )

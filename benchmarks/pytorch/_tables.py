@@ -1,28 +1,41 @@
 """The tables of `benchmarks.pytorch.saved_bytes`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table, megabytes
 
+Found = Mapping[str, Any]
+Figures = Mapping[str, Any]
 HEADS = ("saved", "products", "jrc's least", "products", "difference")
 
 
 def tables(report: Report) -> list[Table]:
-    """Return PyTorch's ways beside jrc, where PyTorch was measured, then jrc's own."""
-    own = Table(_own_title(report), ("", "peak", *HEADS), list(_own(report)))
-    if "ways" not in report:
-        return [own]
-    beside = Table(_title(report), ("", "found by", *HEADS), list(_beside(report)))
-    lacking = [(name, row["missing"]) for name, row in report["ways"].items() if "missing" in row]
-    missing = [Table("Not in this PyTorch", ("", ""), lacking)] if lacking else []
-    return [beside, own, *missing]
+    """Return the tables of the GPT way by way, then one row for each other program.
+
+    PyTorch's figures are left out where it was not measured.
+    """
+    models = report["models"]
+    gpt = models.get("gpt")
+    others = [found for name, found in models.items() if name != "gpt"]
+    both = [found for found in others if "ways" in found]
+    return [
+        *(_of_one(gpt, report) if gpt else ()),
+        *([_ways_of_all(both, report)] if both else ()),
+        *([_plans_of_all(others, report)] if others else ()),
+        *_missing(models),
+    ]
 
 
-def ratio(row: Mapping[str, Any], report: Report) -> float:
+def ratio(row: Figures, found: Found) -> float:
     """Return product FLOPs over those with nothing recomputed."""
-    return row["product_flops"] / report["nothing"]["product_flops"]
+    return row["product_flops"] / found["nothing"]["product_flops"]
+
+
+def difference(row: Figures) -> float:
+    """Return by how much jrc's cheapest choice that saves no more has more products."""
+    return row["least"]["product_flops"] / row["product_flops"] - 1
 
 
 def in_words(name: str) -> str:
@@ -33,45 +46,127 @@ def in_words(name: str) -> str:
     return "nothing re-run" if what == "eager" else name
 
 
-def _title(report: Report) -> str:
+def by_torch(found: Found, saved: int) -> Figures | None:
+    """Return PyTorch's cheapest budget of those measured that saves no more bytes."""
+    fitting = [
+        row
+        for name, row in found.get("ways", {}).items()
+        if name.startswith("budget") and row.get("saved", saved + 1) <= saved
+    ]
+    return min(fitting, key=lambda row: row["product_flops"], default=None)
+
+
+def _of_one(found: Found, report: Report) -> list[Table]:
+    own = Table(_own_title(found, report), ("", "peak", *HEADS), list(_own(found)))
+    if "ways" not in found:
+        return [own]
+    return [Table(_title(found, report), ("", "found by", *HEADS), list(_beside(found))), own]
+
+
+def _title(found: Found, report: Report) -> str:
     return (
-        f"{report['model']}, float32, PyTorch {report['about']['torch']} on CPU (eager, "
+        f"{found['title']}, float32, PyTorch {found['about']['torch']} on CPU (eager, "
         "`torch.utils.checkpoint`, `activation_memory_budget` with its default solver) beside "
         f"jrc's cheapest choice (jax {report['jax']}) that saves no more: MB (10⁶) that forward "
         "hands to backward, and matrix products over those with nothing re-run"
     )
 
 
-def _beside(report: Report) -> Iterator[tuple[str, ...]]:
-    for name, row in report["ways"].items():
+def _beside(found: Found) -> Iterator[tuple[str, ...]]:
+    for name, row in found["ways"].items():
         if "missing" not in row:
-            yield in_words(name), _found_by(row), *_cells(row, report)
+            yield in_words(name), _found_by(row), *_cells(row, found)
 
 
-def _cells(row: Mapping[str, Any], report: Report) -> Iterator[str]:
+def _cells(row: Figures, found: Found) -> Iterator[str]:
     """Yield saved bytes and products, the same of jrc's cheapest choice, and the difference."""
     for each in (row, row["least"]):
         yield megabytes(each["saved"])
-        yield f"{ratio(each, report):.4f}"
-    yield f"{100 * (row['least']['product_flops'] / row['product_flops'] - 1):+.2f} %"
+        yield f"{ratio(each, found):.4f}"
+    yield f"{100 * difference(row):+.2f} %"
 
 
-def _found_by(row: Mapping[str, Any]) -> str:
+def _found_by(row: Figures) -> str:
     if "knapsack" not in row:
         return "hand"
     return "knapsack" if row["knapsack"] else "a cut" if row["saved"] else "nothing kept"
 
 
-def _own_title(report: Report) -> str:
+def _own_title(found: Found, report: Report) -> str:
     return (
         f"The same of `jrc.plan`, which weighs what the compiled program needs at its peak (MB, at "
         "fractions between the least and that of nothing re-run) and not what is saved, and of "
-        f"`jax.checkpoint` by hand, {report['model']} ({report['device']}, jax {report['jax']})"
+        f"`jax.checkpoint` by hand, {found['title']} ({report['device']}, jax {report['jax']})"
     )
 
 
-def _own(report: Report) -> Iterator[tuple[str, ...]]:
-    for row in report["plans"]:
-        yield f"a plan at {row['budget']:g}", megabytes(row["peak"]), *_cells(row, report)
-    for name, row in report["hand"].items():
-        yield f"by hand: {name}", "-", *_cells(row, report)
+def _own(found: Found) -> Iterator[tuple[str, ...]]:
+    for row in found["plans"]:
+        yield f"a plan at {row['budget']:g}", megabytes(row["peak"]), *_cells(row, found)
+    for name, row in found["hand"].items():
+        yield f"by hand: {name}", "-", *_cells(row, found)
+
+
+def _ways_of_all(models: list[Found], report: Report) -> Table:
+    names = ("checkpoint 1", "budget 1.0", "budget 0.5", "budget 0.25")
+    return Table(
+        "Other programs, ways of PyTorch: MB that are saved, products over those with nothing "
+        "re-run, and in brackets the difference of jrc's cheapest choice that saves no more "
+        f"(PyTorch {models[0]['about']['torch']}, jax {report['jax']}, CPU, float32); the worst "
+        "is of all ways that were measured",
+        ("", *(in_words(name) for name in names), "worst"),
+        [
+            (
+                found["title"],
+                *(_cell(found["ways"].get(name), found, difference) for name in names),
+                f"{100 * max(map(difference, _measured(found))):+.2f} %",
+            )
+            for found in models
+        ],
+    )
+
+
+def _cell(row: Figures | None, found: Found, of: Callable[[Figures], float]) -> str:
+    if row is None or "missing" in row:
+        return "-"
+    return f"{megabytes(row['saved'])}: {ratio(row, found):.3f} ({100 * of(row):+.2f} %)"
+
+
+def _measured(found: Found) -> list[Figures]:
+    return [row for row in found["ways"].values() if "missing" not in row]
+
+
+def _plans_of_all(models: list[Found], report: Report) -> Table:
+    budgets = list(dict.fromkeys(row["budget"] for found in models for row in found["plans"]))
+
+    def cells(found: Found) -> Iterator[str]:
+        rows = {row["budget"]: row for row in found["plans"]}
+        for budget in budgets:
+            yield _plan_cell(rows.get(budget), found)
+
+    return Table(
+        "The same programs, `jrc.plan`, which weighs the peak of the compiled program and not what "
+        "is saved: MB that a plan saves, its products / those of PyTorch's cheapest measured "
+        f"budget that saves no more / those of jrc's cheapest choice ({report['device']}, jax "
+        f"{report['jax']})",
+        ("", *(f"a plan at {budget:g}" for budget in budgets)),
+        [(found["title"], *cells(found)) for found in models],
+    )
+
+
+def _plan_cell(row: Figures | None, found: Found) -> str:
+    if row is None:
+        return "-"
+    theirs = by_torch(found, row["saved"])
+    each = [f"{ratio(x, found):.3f}" if x else "-" for x in (row, theirs, row["least"])]
+    return f"{megabytes(row['saved'])}: {' / '.join(each)}"
+
+
+def _missing(models: Mapping[str, Found]) -> list[Table]:
+    lacking = {
+        name: row["missing"]
+        for found in models.values()
+        for name, row in found.get("ways", {}).items()
+        if "missing" in row
+    }
+    return [Table("Not in this PyTorch", ("", ""), list(lacking.items()))] if lacking else []

@@ -1,16 +1,17 @@
 """PyTorch's side of `benchmarks.pytorch.saved_bytes`, in a process of its own without JAX.
 
-Settings: `arguments`, a file with the parameters (`block_0/qkv/w`) and `batch`; `heads`; `budgets`;
-`blocks`, the numbers of blocks that a checkpoint spans. There is an answer for each way: saved
-bytes, product FLOPs, the loss, and the difference of its gradients from those with nothing
-recomputed; the last answer, `about`, is about all of them.
+Settings: `twin`, a name of `_twins`; `options`, its keyword arguments; `arguments`, a file with the
+parameters and the other inputs (`params/blocks/0/q`, `inputs/0`); `budgets`; `saved`, bytes for
+which a budget is chosen; `sizes`, the numbers of blocks that a checkpoint spans. There is an answer
+for each way: saved bytes, product FLOPs, the loss, and the difference of its gradients from those
+with nothing recomputed; the last answer, `about`, is about all of them.
 
 Everything is executed. Saved bytes are of the storages that forward passes to backward, each once,
-without those of parameters, batch and mask. FLOPs are those of `FlopCounterMode`, which counts
-matrix products alone. A budget goes through `torch.compile`, with Inductor's decompositions and its
-partitioner, all options of both at their defaults (solver: `dp`); the result is interpreted, not
-compiled to C++. Inductor's pattern for fused attention is left out, because it would hide products
-from the counter.
+without those of parameters and inputs. FLOPs are those of `FlopCounterMode`, which counts matrix
+products and convolutions alone. A budget goes through `torch.compile`, with Inductor's
+decompositions and its partitioner, all options of both at their defaults (solver: `dp`); the result
+is interpreted, not compiled to C++. Inductor's pattern for fused attention is left out, because it
+would hide products from the counter.
 """
 
 import contextlib
@@ -26,45 +27,61 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks._lib import child
-from benchmarks.pytorch._torch_model import Loss, checkpointed
+from benchmarks.pytorch._twins.blocks import Blocks
+from benchmarks.pytorch._twins.catalogue import TWINS
 
 Tensor = torch.Tensor
+Loss = Callable[[Any, Any], Tensor]
+_NOISE = 1e-5
 
 
 class Arguments:
-    """Parameters, batch and mask, and the gradients that every way must have."""
+    """Parameters and inputs, and the gradients that every way must have."""
 
     def __init__(self, path: str) -> None:
-        self.params: dict[str, Any] = {}
+        tree: dict[str, Any] = {}
         self.leaves: list[Tensor] = []
+        others = []
         with np.load(path) as arrays:
-            self.batch = torch.from_numpy(arrays["batch"]).long()
-            for name in (name for name in arrays.files if name != "batch"):
-                self.leaves.append(torch.from_numpy(arrays[name]).requires_grad_())
+            for name in arrays.files:
                 *path_to, last = name.split("/")
-                inner = self.params
+                leaf = torch.from_numpy(arrays[name])
+                if path_to[0] == "params":
+                    self.leaves.append(leaf.requires_grad_())
+                else:
+                    leaf = leaf.long() if leaf.dtype is torch.int32 else leaf
+                    others.append(leaf)
+                inner = tree
                 for each in path_to:
                     inner = inner.setdefault(each, {})
-                inner[last] = self.leaves[-1]
-        length = self.batch.shape[1] - 1
-        self.mask = torch.ones(length, length, dtype=torch.bool).triu(1)
-        self.own = set(storages([*self.leaves, self.batch, self.mask]))
+                inner[last] = leaf
+        self.args = _with_lists(tree["params"]), _with_lists(tree["inputs"])
+        self.own = set(storages([*self.leaves, *others]))
         self.plain: list[Tensor] = []
 
-    @property
-    def args(self) -> tuple[Any, Tensor, Tensor]:
-        return self.params, self.batch, self.mask
-
     def gradients_differ(self) -> float:
-        """Return the largest difference to the first gradients, relative to a leaf's largest."""
+        """Return the largest difference to the first gradients, relative to a leaf's largest.
+
+        A leaf that is rounding noise (the bias of a key) is compared with the largest of all.
+        """
         found = [leaf.grad for leaf in self.leaves]
         for leaf in self.leaves:
             leaf.grad = None
         self.plain = self.plain or found
+        sizes = [float(x.abs().max()) for x in self.plain]
+        most = max(sizes)
         return max(
-            float((x - y).abs().max() / x.abs().max().clamp_min(1e-30))
-            for x, y in zip(self.plain, found, strict=True)
+            float((x - y).abs().max()) / (size if size > _NOISE * most else most)
+            for x, y, size in zip(self.plain, found, sizes, strict=True)
         )
+
+
+def _with_lists(tree: Any) -> Any:
+    """Return a tree in which what has numbers as names is a list."""
+    if not isinstance(tree, dict):
+        return tree
+    found = {name: _with_lists(inner) for name, inner in tree.items()}
+    return list(found.values()) if all(map(str.isdecimal, found)) else found
 
 
 def storages(tensors: Any) -> dict[int, int]:
@@ -107,6 +124,8 @@ class Compiled:
         self.flops = 0
 
     def backend(self) -> Callable[..., Any]:
+        # The decomposition of pooling reads it without importing it.
+        import torch._inductor.lowering  # noqa: F401
         from functorch.compile import min_cut_rematerialization_partition
         from torch._dynamo.backends.common import aot_autograd
         from torch._inductor.decomposition import select_decomp_table
@@ -140,14 +159,14 @@ class Compiled:
         self.saved = storages(outs[1:])
 
 
-def within(budget: float, given: Arguments, heads: int) -> dict[str, Any]:
+def within(budget: float, given: Arguments, loss: Loss) -> dict[str, Any]:
     """Return the figures under an activation memory budget, and whether the knapsack was solved."""
     import torch._functorch.config as config
 
     torch._dynamo.reset()
     graphs = Compiled()
     with config.patch(activation_memory_budget=budget), solver_watched() as asked:
-        compiled = torch.compile(Loss(heads).__call__, backend=graphs.backend(), fullgraph=True)
+        compiled = torch.compile(loss, backend=graphs.backend(), fullgraph=True)
         value = compiled(*given.args)
         value.backward()
     if not graphs.flops:
@@ -175,15 +194,26 @@ def solver_watched() -> Iterator[list[Any]]:
 
 def ways(given: Arguments, settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield nothing recomputed, checkpoints and budgets: their figures, or why there are none."""
-    heads = settings["heads"]
-    yield "eager", eager(Loss(heads), given)
-    for size in settings["blocks"]:
-        yield f"checkpoint {size}", eager(Loss(heads, checkpointed, size), given)
+
+    def loss(run: Blocks) -> Loss:
+        twin = TWINS[settings["twin"]]
+        return lambda params, inputs: twin(run, params, inputs, **settings["options"])
+
+    yield "eager", eager(loss(Blocks()), given)
+    for size in settings["sizes"]:
+        yield f"checkpoint {size}", eager(loss(Blocks(True, size)), given)
+    most = 0
     for budget in settings["budgets"]:
         try:
-            yield f"budget {budget}", within(budget, given, heads)
+            found = within(budget, given, loss(Blocks()))
         except (ImportError, AttributeError) as error:
-            yield f"budget {budget}", {"missing": f"{type(error).__name__}: {error}"}
+            found = {"missing": f"{type(error).__name__}: {error}"}
+        most = max(most, found.get("saved", 0))
+        yield f"budget {budget}", found
+    for saved in settings["saved"] if most else ():
+        budget = min(round(saved / most, 3), 1.0)
+        if budget not in settings["budgets"]:
+            yield f"budget {budget}", within(budget, given, loss(Blocks()))
 
 
 def main() -> None:

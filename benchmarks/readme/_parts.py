@@ -12,7 +12,7 @@ from benchmarks._private import network_text
 from benchmarks.convergence import _tables as convergence
 from benchmarks.convergence import outer
 from benchmarks.dgc import _tables as dgc
-from benchmarks.memory import _plan_tables, recompute, segments
+from benchmarks.memory import _plan_tables, _zoo_tables, recompute, segments
 from benchmarks.network import _tables as network
 from benchmarks.pytorch import _tables as pytorch
 from benchmarks.training import together
@@ -79,6 +79,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "recompute": part("recompute", recompute.tables),
     "segments": part("segments", segments.tables),
     "plan": part("plan", _plan_tables.summary),
+    "zoo": part("zoo", _zoo_tables.summary),
     "peers": part(
         "peers", pytorch.tables,
         ("peers.png", "Saved bytes against matrix products, PyTorch and jrc"),

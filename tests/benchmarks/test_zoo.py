@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from benchmarks._lib import report as report_files
 from benchmarks.memory import zoo
-from benchmarks.memory._zoo_tables import beating
+from benchmarks.memory._zoo_tables import beating, summary
+from benchmarks.readme._parts import PARTS
+from tests.zoo.catalogue import NAMES, description
 from tests.zoo.program import gradient_error
 
 pytest.importorskip("equinox", reason="the extra `zoo` is not installed")
@@ -25,7 +28,7 @@ def test_a_program_at_toy_size(tmp_path, capsys):
 
 
 def row(peak, flops, **more):
-    return {"peak": peak, "flops": flops, "predicted_peak": peak, **more}
+    return {"peak": peak * 10**6, "flops": flops, "predicted_peak": peak * 10**6, **more}
 
 
 REPORT = {
@@ -33,7 +36,7 @@ REPORT = {
     "device": "cpu",
     "jax": "0",
     "models": {
-        "net": {
+        "eqx_mlp": {
             "tolerance": 1e-6,
             "by_hand": {
                 "nothing": row(100, 1000),
@@ -42,9 +45,11 @@ REPORT = {
                 "all under one": {"error": "ValueError: no"},
             },
             "plans": {
-                "0.5": row(70, 1020, gradients_differ=0.0, seconds=1.0, compilations=5),
+                "0.5": row(70, 1020, gradients_differ=0.0, seconds=1.0, compilations=5)
+                | {"predicted_peak": 70 * 10**6 * 98 // 100},
                 "0.25": {"error": "BudgetError: at least 50"},
-                "0.0": row(50, 1200, gradients_differ=1e-3, seconds=1.0, compilations=2),
+                "0.0": row(50, 1200, gradients_differ=1e-3, seconds=3.0, compilations=2)
+                | {"predicted_peak": 55 * 10**6},
             },
         }
     },
@@ -53,18 +58,50 @@ REPORT = {
 
 def test_ways_that_beat_a_plan_are_named():
     """Fewer FLOPs within its peak, and for the leanest a lower peak at any price."""
-    assert beating(REPORT["models"]["net"]) == {"0.5": ["dots"], "0.0": ["each block"]}
+    assert beating(REPORT["models"]["eqx_mlp"]) == {"0.5": ["dots"], "0.0": ["each block"]}
     assert list(zoo.problems(REPORT)) == [
-        "net: budget 0.25: BudgetError: at least 50",
-        "net: budget 0.0: gradients differ by 1.0e-03",
-        "net: budget 0.5 is beaten by: dots",
-        "net: budget 0.0 is beaten by: each block",
+        "eqx_mlp: budget 0.25: BudgetError: at least 50",
+        "eqx_mlp: budget 0.0: gradients differ by 1.0e-03",
+        "eqx_mlp: budget 0.5 is beaten by: dots",
+        "eqx_mlp: budget 0.0 is beaten by: each block",
     ]
-    programs, summary = zoo.tables(REPORT)
-    assert programs.rows[-1][-1] == "each block" and programs.rows[3][-1] == "ValueError: no"
+    program, summary = zoo.tables(REPORT)
+    assert program.rows[-1][-1] == "each block" and program.rows[3][-1] == "ValueError: no"
     assert summary.rows == [
-        ("net", "0.00", "0.00", "0.00", "failed", "0.00", "1.020", "-", "1.200", "2")
-    ]
+        (
+            "eqx_mlp", "95.4", "38.1 (1.300)", "66.8 (1.020)", "failed", "47.7 (1.200)",
+            "dots (at 0.5), each block (at 0.0)", "An MLP with dropout over a batch",
+        )
+    ]  # fmt: skip
+    assert summary.note == (
+        "Predicted against compiled peak of these 2 plans: off by 6.0% (median), 10.0% (worst); a "
+        "plan takes 2 s and 3.5 compilations (medians)."
+    )
+    assert summary.markdown().endswith(f"|\n\n{summary.note}\n")
+
+
+def test_programs_that_are_not_measured_yet_are_left_out():
+    found = REPORT["models"]["eqx_mlp"]
+    waiting = {"by_hand": {"nothing": {"error": "ValueError: no"}}, "plans": {}}
+    begun = {"by_hand": {"nothing": row(100, 1000)}, "plans": {}}
+    models = {"unet": waiting, "densenet": begun, "eqx_mlp": found}
+    (table,) = summary(REPORT | {"models": models})
+    assert table.rows[0][:7] == ("densenet", "95.4", "-", "-", "-", "-", "-")
+    assert [each[0] for each in table.rows] == ["densenet", "eqx_mlp"]
+    (table,) = summary(REPORT | {"models": {"densenet": begun}})
+    assert not table.note and len(table.heads) == 5
+
+
+def test_every_program_has_a_description():
+    for name in NAMES:
+        assert len(description(name)) > 10 and not description(name).endswith("."), name
+
+
+def test_without_figures_the_part_is_empty(monkeypatch, tmp_path):
+    monkeypatch.setattr(report_files, "RESULTS", tmp_path)
+    assert PARTS["zoo"]() == ""
+    (tmp_path / "zoo.json").write_text(json.dumps(REPORT))
+    assert "| eqx_mlp | 95.4 |" in PARTS["zoo"]()
 
 
 def test_gradients_of_rounding_noise_are_compared_with_the_largest():

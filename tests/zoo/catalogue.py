@@ -1,7 +1,9 @@
 """All programs of the zoo, by name; a package is imported when one of its models is made."""
 
+import ast
 import importlib
 import importlib.util
+import pathlib
 
 from tests.zoo.program import Program
 
@@ -37,6 +39,13 @@ def missing(name: str) -> str | None:
     """Return the package that a program needs and that is not installed."""
     package = _PLACES[name][1]
     return None if importlib.util.find_spec(package) else package
+
+
+def description(name: str) -> str:
+    """Return what a program is, in a sentence without its full stop, also without its package."""
+    source = pathlib.Path(__file__).with_name(f"{_PLACES[name][0]}.py").read_text()
+    makers = {each.name: each for each in ast.parse(source).body if hasattr(each, "name")}
+    return (ast.get_docstring(makers[name]) or "").partition("\n")[0].rstrip(".")
 
 
 def make(name: str, toy: bool) -> Program:

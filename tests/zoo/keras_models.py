@@ -73,7 +73,7 @@ def keras_transformer(toy: bool) -> Program:
 
 
 def keras_remat(toy: bool) -> Program:
-    """The same under `keras.RematScope`: layers stand under the user's own checkpoints.
+    """A transformer under `keras.RematScope`: layers stand under the user's own checkpoints.
 
     Of the wide layers alone: Keras traces the flag `training` of a layer under a scope, so that
     those with dropout fail.

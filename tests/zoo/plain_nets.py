@@ -116,7 +116,7 @@ def mirrored_mlp(toy: bool) -> Program:
 
 
 def lstm_scan(toy: bool) -> Program:
-    """An LSTM over 256 steps (toy: 64)."""
+    """An LSTM over 256 steps."""
     steps, width, batch = (64, 16, 8) if toy else (256, 128, 64)
     params = {
         "w": drawn(2 * width, 4 * width),

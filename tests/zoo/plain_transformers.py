@@ -174,7 +174,7 @@ def tied_gpt(toy: bool) -> Program:
 
 
 def bf16_gpt(toy: bool) -> Program:
-    """The same in bfloat16, with parameters of float32 that are cast in the loss."""
+    """A GPT in bfloat16, with parameters of float32 that are cast in the loss."""
     size = sizes(toy)
 
     def build(remat: Remat) -> Any:
