@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import jrc
 from jrc.outer_optimizers import OuterOptimizer, overlap_of
 
-MODEL = {"vocabulary": 256, "layers": 8, "heads": 8, "width": 512, "length": 64, "batch": 1}
+MODEL = {"vocabulary": 256, "layers": 8, "heads": 8, "width": 512, "length": 128, "batch": 2}
 TOY_MODEL = {"vocabulary": 256, "layers": 1, "heads": 2, "width": 32, "length": 16, "batch": 1}
 RATE, MOMENTUM, CLIP, DECAY, SPARSITY = 3e-4, 0.9, 1.0, 0.1, 0.999
 

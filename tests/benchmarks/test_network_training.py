@@ -1,5 +1,6 @@
 """The benchmark of training steps: baselines, whole rounds, what is kept and what is refused."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,13 +10,13 @@ from jax.sharding import Mesh
 
 from benchmarks.network import _training_methods as methods_of
 from benchmarks.network import _training_tables, training
-from benchmarks.network._jax_training import Method
+from benchmarks.network._jax_training import Method, config_of
 from benchmarks.network._worker import batches
 from jrc.models import gpt
 from tests.examples.runs import run_python
 
 MODEL = methods_of.TOY_MODEL
-CONFIG = gpt.Config(**{name: size for name, size in MODEL.items() if name != "batch"})
+CONFIG = config_of(MODEL)
 
 
 def block(seconds, digests=(1, 1), losses=(2.0, 2.0), **figures):
@@ -90,14 +91,20 @@ def test_other_links_and_methods_are_kept():
     ended = [{"digest": 7, "bytes": 20.0, "loss": 2.0}] * 2
     counters = [{"sent": 10, "received": 0}] * 2
     group = Answers(counters=counters, steps=[[1.0, 2.0], [2.0, 2.0]], end=ended)
-    old = {"2 processes, 1 Gbit/s": {"methods": {}}, "2 processes, 100 Mbit/s": {"methods": {
-        "adamw": "old", "dgc": "kept"}}}  # fmt: skip
+    old = {
+        "2 processes, 10 Mbit/s": {"processes": 2, "mbit": 10, "methods": {}},
+        "2 processes, 100 Mbit/s": {
+            "processes": 2, "mbit": 100, "methods": {"adamw": "old", "dgc": "kept"}
+        },
+        "2 processes, no limit": {"processes": 2, "mbit": None, "methods": {}},
+    }  # fmt: skip
     report = {"runs": old, "broken": []}
     options = training.BENCHMARK.parse(["--toy", "--methods", "adamw"])
     run = training.Run(options, report, None, lambda text: None)
     links = training.links_for(2, False)
     training.measure_link(links, 100, {"alone": group, "adamw": group}, run)
-    assert list(report["runs"]) == ["2 processes, 1 Gbit/s", "2 processes, 100 Mbit/s"]
+    rates = [name.split(", ")[1] for name in report["runs"]]
+    assert rates == ["no limit", "100 Mbit/s", "10 Mbit/s"]
     row = report["runs"]["2 processes, 100 Mbit/s"]
     assert list(row["methods"]) == ["alone", "adamw", "dgc"] and row["methods"]["dgc"] == "kept"
     assert row["methods"]["adamw"]["seconds"] == 2.0 and row["measured_mbit"] == [90.0, 95.0]
@@ -151,7 +158,8 @@ def test_pytorch_s_model_is_that_of_jrc():
     torch = pytest.importorskip("torch")
     from benchmarks.network._torch_training import Model
 
-    params = gpt.init(jax.random.key(0), CONFIG)
+    config = dataclasses.replace(CONFIG, scan=False)
+    params = gpt.init(jax.random.key(0), config)
     named = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), x)
         for path, x in jax.tree.leaves_with_path(params)
@@ -162,7 +170,7 @@ def test_pytorch_s_model_is_that_of_jrc():
     tokens = batches(MODEL, 0, 0)
     mask = torch.ones(CONFIG.length, CONFIG.length, dtype=torch.bool).triu(1)
     loss = model(torch.from_numpy(tokens).long(), mask)
-    assert loss.item() == pytest.approx(float(gpt.loss(params, tokens, config=CONFIG)), rel=1e-4)
+    assert loss.item() == pytest.approx(float(gpt.loss(params, tokens, config=config)), rel=1e-4)
 
 
 @pytest.mark.exhaustive
