@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -47,6 +47,12 @@ def config_of(model: Mapping[str, int]) -> gpt.Config:
     return gpt.Config(**{name: n for name, n in model.items() if name != "batch"}, scan=True)
 
 
+@functools.cache
+def _init(config: gpt.Config) -> Callable[[jax.Array], Any]:
+    """Return a program that makes the parameters; each block begins with new ones."""
+    return jax.jit(functools.partial(gpt.init, config=config))
+
+
 class Method:
     """A way to train; it has a state between `begin` and `end`, and compiles once."""
 
@@ -60,7 +66,7 @@ class Method:
 
     def begin(self, taken: int) -> None:
         """Make a new state, as if that many steps had been taken."""
-        params = gpt.init(jax.random.key(0), self.config)
+        params = _init(self.config)(jax.random.key(0))
         state = jrc.init_state(
             params, self.tx, jax.random.key(1), mesh=self.mesh, outer=self.about.outer
         )

@@ -50,7 +50,13 @@ from benchmarks.network._rows import (
     unequal,
     without_torch,
 )
-from benchmarks.network._training_methods import METHODS, MODEL, TOY_MODEL, with_baselines
+from benchmarks.network._training_methods import (
+    METHODS,
+    MODEL,
+    TOY_MODEL,
+    exchanges,
+    with_baselines,
+)
 from benchmarks.network._training_tables import tables
 
 NAME = "network.training"
@@ -61,7 +67,7 @@ def measure(run: Run) -> None:
     """Measure all methods on every link."""
     options, report = run.options, run.report
     exit_on_termination()
-    model = TOY_MODEL if options.toy else MODEL
+    model = TOY_MODEL if options.toy else MODEL | {"batch": options.batch}
     if report.setdefault("model", model) != model:
         sys.exit(
             f"{NAME}: --out must have figures of the same model, {model}, got {report['model']} in "
@@ -115,8 +121,10 @@ def _in_order(item: tuple[str, Report]) -> tuple[int, float]:
 
 
 def steps_of(method: str, options: argparse.Namespace) -> int:
-    """Return the steps of a block: whole rounds."""
-    return METHODS[method].every * options.rounds if METHODS[method].outer else options.steps
+    """Return the steps of a block: whole rounds; twice as many of what others are compared with."""
+    if METHODS[method].outer:
+        return METHODS[method].every * options.rounds
+    return options.steps if exchanges(method) else 2 * options.steps
 
 
 def block(group: Group, method: str, steps: int) -> Report:
@@ -191,11 +199,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--processes", type=at_least(2), default=4, help="(default: %(default)s)")
     add_links(parser)
     add("--methods", type=names_of(METHODS), default=list(METHODS), help="default: all")
+    add("--batch", type=at_least(1), default=MODEL["batch"],
+        help=f"sequences of {MODEL['length']} tokens of a process (default: %(default)s)")  # fmt: skip
     add("--blocks", type=at_least(1), default=1, help="of each method (default: %(default)s)")
     add("--rounds", type=at_least(1), default=1, help="in a block of a method that has them")
     add("--compile", action="store_true",
         help="measure nothing, but fill JAX_COMPILATION_CACHE_DIR")  # fmt: skip
-    add("--steps", type=at_least(1), default=4, help="in a block of another (default: %(default)s)")
+    add("--steps", type=at_least(1), default=3, help="in a block of another (default: %(default)s)")
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

@@ -39,6 +39,7 @@ def test_blocks_are_whole_rounds():
     options = training.BENCHMARK.parse(["--rounds", "2", "--steps", "3"])
     found = {name: training.steps_of(name, options) for name in options.methods}
     assert (found["sparseloco_30"], found["diloco"], found["adamw"], found["ddp"]) == (60, 30, 3, 3)
+    assert found["alone"] == found["alone_torch"] == 6
 
 
 def test_utilisation_is_of_the_slowest_process():
@@ -186,3 +187,4 @@ def test_two_processes_train_on_loopback(tmp_path):
     assert adamw["bytes_predicted"] >= 4 * report["parameters"]
     assert diloco["bytes_predicted"] == pytest.approx(adamw["bytes_predicted"] / 15, rel=0.01)
     assert (adamw["steps"], diloco["steps"]) == (2, 15)
+    assert row["methods"]["alone"]["steps"] == 4
