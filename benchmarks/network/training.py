@@ -200,7 +200,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_links(parser)
     add("--methods", type=names_of(METHODS), default=list(METHODS), help="default: all")
     add("--batch", type=at_least(1), default=MODEL["batch"],
-        help=f"sequences of {MODEL['length']} tokens of a process (default: %(default)s)")  # fmt: skip
+        help="sequences of a process in a step (default: %(default)s)")  # fmt: skip
     add("--blocks", type=at_least(1), default=1, help="of each method (default: %(default)s)")
     add("--rounds", type=at_least(1), default=1, help="in a block of a method that has them")
     add("--compile", action="store_true",
