@@ -57,6 +57,11 @@ def under_checkpoint(params, x):
     return jnp.sum(x**2)
 
 
+def on_sequences(params, x):
+    """A weight's gradient reads a transposed copy of a cotangent that has two axes of rows."""
+    return under_checkpoint(params, x)
+
+
 def scanned(params, x):
     """A loop writes what each step saves, and has the temporaries of one step."""
     step = lambda x, w: (x + jax.nn.gelu(x @ w[0]) @ w[1], None)  # noqa: E731
@@ -70,6 +75,7 @@ PROGRAMS = {
     convolutions: (KERNELS, array(8, 16, 16, 16)),
     mixed_widths: (WIDE, array(1024, 32)),
     under_checkpoint: (WIDE, array(1024, 32)),
+    on_sequences: (WIDE, array(8, 128, 32)),
     scanned: ((array(8, 32, 128), array(8, 128, 32)), array(1024, 32)),
 }
 
@@ -272,3 +278,26 @@ def test_values_that_are_placed_are_what_they_were(platform):
     assert peak(same, jax.device_put) == plain > 4 * 256 * 64 * 4
     host = functools.partial(jax.device_put, device=jax.memory.Space.Host)
     assert peak(host, same) < plain
+
+
+def test_equal_operations_are_computed_once():
+    def twice(x, w):
+        return jnp.tanh(x @ w) + jnp.cos(jnp.tanh(x @ w) @ w)
+
+    x, w = array(256, 64), array(64, 64)
+    program = Operations(jax.make_jaxpr(twice)(x, w), memory_on("cpu"))
+    names = [operation.name for operation in program.list]
+    assert names.count("tanh") == 1 and names.count("dot_general") == 2
+
+
+def test_random_bits_of_a_cpu_are_two_words_for_an_entry():
+    def kept(key, x):
+        return jax.random.bernoulli(key, 0.9, x.shape) * x
+
+    x = array(1024, 64)
+    key = jax.eval_shape(jax.random.key, 0)
+    words = 2 * x.size * 4
+    assert words < peak_on("cpu", kept, key, x) <= 2 * words  # four words while they are made
+    assert peak_on("gpu", kept, key, x) < words / 100
+    other = jax.eval_shape(functools.partial(jax.random.key, impl="rbg"), 0)
+    assert peak_on("cpu", kept, other, x) <= words / 2

@@ -1,5 +1,7 @@
 """A gradient program as XLA gets it: one list of operations, calls inlined, aliases followed.
 
+Operations that compute the same from the same values are one.
+
 A `jax.checkpoint` region of the backward pass waits for its inputs: JAX puts a barrier there. What
 is a name or a reshape of a value is that value.
 """
@@ -19,9 +21,13 @@ from jrc._jaxpr import (
     loop_parts,
     primitive_name,
 )
+from jrc.remat._planner.operand_order import copied_operands, is_result_copied, merged_operands
 from jrc.remat._planner.platform_memory import PlatformMemory
 
 BARRIER, COPY, BROADCAST = "barrier", "copy", "broadcast"
+MERGED = "merged axes"
+"""An operand of a product, several of its axes as one: the value itself, where that is written."""
+RANDOM_BITS = "random_bits"
 # Inside of a `shard_map` sizes are those of one device.
 _CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "shard_map")
 _BROADCASTS = ("broadcast_in_dim", "broadcast_to")
@@ -32,7 +38,7 @@ class Operation:
     """One operation; values are numbers, indices into `Operations.sizes`.
 
     Attributes:
-        name: Its primitive, or `BARRIER`, `COPY`, `BROADCAST`.
+        name: Its primitive, or `BARRIER`, `COPY`, `BROADCAST`, `MERGED`.
         reads: Its operands that are no constants.
         makes: Its results.
         eqn: The equation that it comes from; `None` of a copy that the compiler adds.
@@ -63,6 +69,7 @@ class Operations:
         self.sizes: list[int] = []
         self.shapes: list[tuple[int, ...]] = []
         self._same: dict[int, int] = {}
+        self._known: dict[Any, list[int]] = {}
         self._as_bfloat16: dict[int, int] = {}
         given = (*jaxpr.constvars, *jaxpr.invars)
         values: dict[Any, int | None] = {v: self._new(v.aval) for v in given}
@@ -74,7 +81,7 @@ class Operations:
         if memory.rounds_operands:
             self._round_operands()
         if memory.copies_operands:
-            self._copy_operands_of_convolutions()
+            self._copy_operands()
         if memory.writes_broadcasts:
             self._share_broadcasts()
 
@@ -104,9 +111,28 @@ class Operations:
             elif _is_alias(eqn) and reads[0] is not None:
                 values[eqn.outvars[0]] = reads[0]
             else:
+                key = None if inner or eqn.effects else self._key_of(eqn, reads)
+                if key in self._known:
+                    values.update(zip(eqn.outvars, self._known[key], strict=True))
+                    continue
                 makes = [self._new(v.aval) for v in eqn.outvars]
+                if name == RANDOM_BITS:
+                    self.sizes[makes[0]] = self.memory.random_bytes(eqn)
                 values.update(zip(eqn.outvars, makes, strict=True))
                 self._append(name, eqn, reads, makes)
+                if key is not None:
+                    self._known[key] = makes
+
+    def _key_of(self, eqn: Any, reads: Sequence[int | None]) -> Any:
+        """What an equation computes, as a key; `None` where its parameters are no key."""
+        pairs = zip(eqn.invars, reads, strict=True)
+        operands = [_constant(x) if value is None else value for x, value in pairs]
+        key = (eqn.primitive, *operands, *sorted(eqn.params.items()))
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
 
     def _add_placements(
         self, eqn: Any, reads: Sequence[int | None], values: dict[Any, int | None]
@@ -188,32 +214,37 @@ class Operations:
                 live.append(operation)
         self.list = live[::-1]
 
-    def _copy_operands_of_convolutions(self) -> None:
-        """Add the copies that bring operands and results of convolutions into the usual order."""
-        found = []
+    def _copy_operands(self) -> None:
+        """Add the copies that bring operands and results into the order that a library reads."""
+        pairs = [each for each in self.list if each.eqn is not None and len(each.reads) == 2]
+        merged = {each.reads[i] for each in pairs for i in merged_operands(each.eqn)}
+        found, known = [], dict[tuple[str, int], int]()
+
+        def read(name: str, value: int) -> int:
+            if name == COPY and value in merged:
+                read(MERGED, value)  # the compiler adds copies later, and runs them later
+            if (name, value) not in known:
+                found.append(self._copied(name, value))
+                known[name, value] = found[-1].makes[0]
+            return known[name, value]
+
         for operation in self.list:
-            if operation.name != "conv_general_dilated" or len(operation.reads) != 2:
-                found.append(operation)
-                continue
-            numbers = operation.eqn.params["dimension_numbers"]
-            axes = len(numbers.lhs_spec)
-            data = (0, axes - 1, *range(1, axes - 1))
-            kernel = (axes - 1, axes - 2, *range(axes - 2))
-            pairs = ((numbers.lhs_spec, data), (numbers.rhs_spec, kernel))
-            for i, (order, usual) in enumerate(pairs):
-                if tuple(order) != usual:
-                    found.append(self._copied(operation.reads[i]))
-                    operation.reads[i] = found[-1].makes[0]
+            if operation.eqn is not None and len(operation.reads) == 2:
+                reads = list(operation.reads)
+                for i in copied_operands(operation.eqn):
+                    operation.reads[i] = read(COPY, reads[i])
+                for i in merged_operands(operation.eqn):
+                    operation.reads[i] = read(MERGED, reads[i])
             found.append(operation)
-            if tuple(numbers.out_spec) != data:
+            if operation.eqn is not None and is_result_copied(operation.eqn):
                 (result,) = operation.makes
                 operation.makes = [self.new(self.sizes[result], self.shapes[result])]
                 found.append(Operation(COPY, list(operation.makes), [result], None))
         self.list = found
 
-    def _copied(self, value: int) -> Operation:
+    def _copied(self, name: str, value: int) -> Operation:
         made = self.new(self.sizes[value], self.shapes[value])
-        return Operation(COPY, [value], [made], None)
+        return Operation(name, [value], [made], None)
 
     def _share_broadcasts(self) -> None:
         """Make each broadcast an operation of its own, one for all of its readers."""
@@ -255,6 +286,11 @@ ELEMENTWISE = frozenset(
     "mul add sub neg div add_any integer_pow square max min select_n pow".split()
 )
 """The arithmetic whose operands may be broadcast."""
+
+
+def _constant(operand: Any) -> Any:
+    """A literal with its type; a variable that has no value in the program as it is."""
+    return operand if is_variable(operand) else (operand.aval, operand.val)
 
 
 def _memory(aval: Any) -> Any:
