@@ -66,13 +66,13 @@ TOY = {"processes": 2, "blocks": 1, "steps": 2, "loopback": True}
 def measure(run: Run) -> None:
     """Measure all methods on every link."""
     options, report = run.options, run.report
-    exit_on_termination()
     model = TOY_MODEL if options.toy else MODEL | {"batch": options.batch}
     if report.setdefault("model", model) != model:
         sys.exit(
             f"{NAME}: --out must have figures of the same model, {model}, got {report['model']} in "
             f"{options.out}. Write to another file."
         )
+    exit_on_termination()
     loopback = on_loopback(run)
     methods = options.methods
     torches = [name for name in methods if METHODS[name].torch]
