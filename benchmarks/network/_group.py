@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.network.steps`: started, sent requests, and ended."""
+"""The processes of the commands of this folder: started, sent requests, and ended."""
 
 import contextlib
 import json
@@ -18,7 +18,9 @@ from benchmarks.network._links import Links, Loopback
 TIMEOUT = 900
 TRANSFER = 46100
 # Groups that run at the same time need different ports.
-COORDINATORS = {"_jax_worker": 46000, "_torch_worker": 46001}
+COORDINATORS = {
+    "_jax_worker": 46000, "_torch_worker": 46001, "_jax_training": 46002, "_torch_training": 46003
+}  # fmt: skip
 
 
 class Group:
@@ -106,7 +108,7 @@ class Group:
 
     def _failure(self, rank: int, what: str) -> RuntimeError:
         errors = self._errors[rank].read_text()[-4000:]
-        return RuntimeError(f"network.steps: process {rank} {what}. Its errors:\n{errors}")
+        return RuntimeError(f"benchmarks.network: process {rank} {what}. Its errors:\n{errors}")
 
     def _end(self) -> None:
         for worker in self._workers:

@@ -88,15 +88,20 @@ def bucket_after_bucket(
 def compressed(shapes: Shapes) -> Method:
     """Return DDP with PowerSGD."""
     method = Method(shapes)
-    state = powerSGD_hook.PowerSGDState(
-        None, network_bytes.RANK, DENSE_STEPS, network_bytes.LEAST_RATE
-    )
-    method.model.register_comm_hook(state, bucket_after_bucket)
+    add_powersgd(method.model)
     return method
 
 
-class Worker(Answering):
-    """Answers requests with PyTorch."""
+def add_powersgd(model: DistributedDataParallel) -> None:
+    """Let DDP reduce with PowerSGD from its third step on."""
+    state = powerSGD_hook.PowerSGDState(
+        None, network_bytes.RANK, DENSE_STEPS, network_bytes.LEAST_RATE
+    )
+    model.register_comm_hook(state, bucket_after_bucket)
+
+
+class TorchAnswering(Answering):
+    """A worker that has joined PyTorch's process group."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         super().__init__(setup)
@@ -106,14 +111,21 @@ class Worker(Answering):
         distributed.init_process_group(
             "gloo", f"tcp://{self.at}", datetime.timedelta(minutes=10), self.count, self.rank
         )
-        self.shapes = [network_bytes.in_torch(shape) for shape in setup["shapes"]]
-        self._sets = [self._gradients(i) for i in range(SETS)]
-        makers = {"ddp": Method, "powersgd": compressed}
-        self._methods = {name: makers[name](self.shapes) for name in setup["methods"]}
 
     def about(self) -> dict[str, Any]:
         """Return PyTorch's version and threads."""
         return {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
+
+
+class Worker(TorchAnswering):
+    """Answers requests with PyTorch."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        super().__init__(setup)
+        self.shapes = [network_bytes.in_torch(shape) for shape in setup["shapes"]]
+        self._sets = [self._gradients(i) for i in range(SETS)]
+        makers = {"ddp": Method, "powersgd": compressed}
+        self._methods = {name: makers[name](self.shapes) for name in setup["methods"]}
 
     def handing_over(self) -> float:
         """Return the seconds in which a step copies gradients to the reducer, without a network."""

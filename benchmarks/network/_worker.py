@@ -1,4 +1,4 @@
-"""The requests that every worker of `benchmarks.network.steps` answers, JAX's and PyTorch's.
+"""The requests that every worker of this folder answers, JAX's and PyTorch's.
 
 A worker is started with its setup, JSON, as its only argument. Each line of standard input is a
 request in JSON, and its answer is a line of standard output. A worker ends with its input.
@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from benchmarks.network import _links as network_links
 
@@ -56,6 +58,13 @@ class Answering:
                 seconds = time.perf_counter() - began
             sender.join()
         return received * 8e-6 / seconds
+
+
+def batches(model: Mapping[str, int], rank: int, number: int) -> np.ndarray:
+    """Draw tokens `int32[batch, length + 1]`, different on each process and for each number."""
+    draw = np.random.default_rng((rank, number))
+    shape = model["batch"], model["length"] + 1
+    return draw.integers(0, model["vocabulary"], shape, np.int32)
 
 
 def digest(leaves: Iterable[Any]) -> int:

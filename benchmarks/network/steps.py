@@ -30,7 +30,6 @@ links, processes or options are added to those in `--out`.
 
 import argparse
 import contextlib
-import importlib.util
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -38,8 +37,18 @@ from benchmarks._lib import platform
 from benchmarks._lib.command import Benchmark, Run, at_least, names_of
 from benchmarks._lib.report import Report
 from benchmarks.network._group import Group
-from benchmarks.network._links import Links, Loopback, exit_on_termination, why_not
+from benchmarks.network._links import Links, Loopback, exit_on_termination
 from benchmarks.network._rounds import Groups, alternate, slowest, summary
+from benchmarks.network._rows import (
+    add_links,
+    links_for,
+    merged,
+    on_loopback,
+    row_name,
+    transferred,
+    unequal,
+    without_torch,
+)
 from benchmarks.network._tables import TITLES, tables
 
 PEERS = ("ddp", "powersgd")
@@ -48,18 +57,13 @@ PASSED_ON = ("selector", "wire", "exchange", "min_size")
 TOY = {"processes": [2], "blocks": 2, "steps": 2, "loopback": True}
 # DDP arranges its buckets after the first step, and PowerSGD begins with the third.
 WARM_UP = 3
-# At least a tenth of a second on the wire, and at most some seconds.
-MB = 10**6
-TRANSFER_SECONDS, TRANSFER_LEAST = 2, 40 * MB
 
 
 def measure(run: Run) -> None:
     """Measure every number of processes on every link."""
     options = run.options
     exit_on_termination()
-    if reason := "asked for" if options.loopback else why_not():
-        options.links = [None]
-        run.console.print(f"On loopback, without any limit: {reason}.")
+    loopback = on_loopback(run)
     for method, why in left_out(options.one_leaf, options.platform).items():
         if method in options.methods:
             options.methods.remove(method)
@@ -68,7 +72,7 @@ def measure(run: Run) -> None:
     run.report.setdefault("runs", {})
     run.report["differing"] = []
     for count in options.processes:
-        study(Loopback(count) if reason else Links(count), run)
+        study(links_for(count, loopback), run)
         run.save()
 
 
@@ -99,8 +103,7 @@ def study(links: Links | Loopback, run: Run) -> None:
 def measured(groups: Groups, options: argparse.Namespace, mbit: int | None) -> dict[str, Any]:
     """Return the figures of all methods on links of one rate."""
     distinct = list(dict.fromkeys(groups.values()))
-    nbytes = MB if options.toy else max(TRANSFER_LEAST, (mbit or 0) * MB // 8 * TRANSFER_SECONDS)
-    rate = distinct[0].transfer(nbytes)
+    rate = transferred(distinct[0], mbit, options.toy)
     peers = [groups[method] for method in PEERS if method in groups]
     copies = {"handing_over": max(peers[0].ask("handing_over"))} if peers else {}
     found = alternate(groups, options.blocks, options.steps)
@@ -109,10 +112,8 @@ def measured(groups: Groups, options: argparse.Namespace, mbit: int | None) -> d
 
 def left_out(one_leaf: bool, platform: str) -> dict[str, str]:
     """Return the methods that cannot be measured here, and why."""
-    if importlib.util.find_spec("torch") is None:
-        return dict.fromkeys(PEERS, "there is no PyTorch here (`pip install torch`)")
-    if platform != "cpu":
-        return dict.fromkeys(PEERS, "PyTorch's processes compute on CPU (`--platform cpu`)")
+    if why := without_torch(platform):
+        return dict.fromkeys(PEERS, why)
     return {"powersgd": "one leaf is no matrix (leave out `--one-leaf`)"} if one_leaf else {}
 
 
@@ -133,33 +134,14 @@ def started(
         yield found
 
 
-def merged(groups: Sequence[Group], request: str) -> dict[str, Any]:
-    """Return what the first process of each group answers."""
-    return {name: at for group in groups for name, at in group.ask(request)[0].items()}
-
-
 def differing(digests: Sequence[Sequence[dict[str, int]]]) -> list[str]:
     """Return the methods whose parameters differ between processes."""
     return [
         method
         for answers in digests
         for method in answers[0]
-        if len({answer[method] for answer in answers}) > 1
+        if unequal(answer[method] for answer in answers)
     ]
-
-
-def row_name(links: Links | Loopback, mbit: int | None, settings: dict[str, Any]) -> str:
-    """Return a row's name in the results, with every setting that is not the default."""
-    rate = "loopback" if isinstance(links, Loopback) else rate_name(mbit)
-    words = (f", {name.replace('_', ' ')} {value}" for name, value in settings.items())
-    return f"{links.count} processes, {rate}" + "".join(words)
-
-
-def rate_name(mbit: int | None) -> str:
-    """Return the name of a link's rate."""
-    if mbit is None:
-        return "no limit"
-    return f"{mbit // 1000} Gbit/s" if mbit % 1000 == 0 else f"{mbit} Mbit/s"
 
 
 def problems(report: Report) -> Iterator[str]:
@@ -172,8 +154,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add processes, links, methods and the options of DGC."""
     add = parser.add_argument
     add("--processes", type=_counts, default=[2, 4], help="numbers of processes (default: 2,4)")
-    add("--links", type=_rates, default=[None, 1000, 100],
-        help="Mbit/s, or `unlimited` (default: unlimited,1000,100)")  # fmt: skip
+    add_links(parser)
     add("--methods", type=names_of(TITLES), default=list(TITLES), help="default: all")
     add("--blocks", type=at_least(1), default=5, help="of each method (default: %(default)s)")
     add("--steps", type=at_least(2), default=8, help="in a block of DGC (default: %(default)s)")
@@ -181,15 +162,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name in PASSED_ON[:-1]:
         add(f"--{name}", help="of jrc.dgc_momentum")
     add("--min-size", type=at_least(0), help="of jrc.dgc_momentum")
-    add("--loopback", action="store_true", help="without namespaces, even where there is root")
 
 
 def _counts(text: str) -> list[int]:
     return [at_least(2)(count) for count in text.split(",")]
-
-
-def _rates(text: str) -> list[int | None]:
-    return [None if rate == "unlimited" else at_least(1)(rate) for rate in text.split(",")]
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

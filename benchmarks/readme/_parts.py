@@ -14,6 +14,7 @@ from benchmarks.convergence import outer
 from benchmarks.dgc import _tables as dgc
 from benchmarks.memory import _plan_tables, _zoo_tables, recompute, segments
 from benchmarks.network import _tables as network
+from benchmarks.network import _training_tables as network_training
 from benchmarks.pytorch import _tables as pytorch
 from benchmarks.training import together
 
@@ -85,6 +86,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
         ("peers.png", "Saved bytes against matrix products, PyTorch and jrc"),
     ),
     "network": part("network", lambda report: [network.steps_table(report)]),
+    "network_training": part("network_training", network_training.tables),
     "dgc": part("dgc", dgc.tables),
     "convergence": part(
         "convergence", convergence.tables,
