@@ -27,7 +27,6 @@ def choose(
     budget: int | float,
     compiled: Callable[[Candidate], CompiledCost] | None,
     who: str,
-    counted: Callable[[Candidate], int] | None = None,
 ) -> Plan:
     """Return the plan of the candidate that fits.
 
@@ -36,7 +35,6 @@ def choose(
         budget: Bytes, or a fraction between the least peak and that with nothing recomputed.
         compiled: Compiles a candidate; `None` where the prediction decides.
         who: The public function, for errors and log lines.
-        counted: Counts the FLOPs of the chosen candidate; `None` for `problem.counted`.
 
     Raises:
         BudgetError: If no candidate fits.
@@ -72,7 +70,7 @@ def choose(
     leanest = min(peaks.memory or range(len(problem.all)), key=peaks.of)
     chosen = leanest if found is None else found
     candidate = problem.all[chosen]
-    plan = peaks.problem.plan_of(candidate, budget, peaks.memory, counted)
+    plan = peaks.problem.plan_of(candidate, budget, peaks.memory)
     if found is None:
         text = _refusal(problem, plan, peaks.memory.get(leanest), who)
         raise BudgetError(text, peaks.of(leanest), plan)
