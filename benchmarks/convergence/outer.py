@@ -3,19 +3,21 @@
     python -m benchmarks.convergence.outer --out benchmarks/results/outer.json \
         --plot benchmarks/results
     python -m benchmarks.convergence.outer --methods adamw,sparseloco_15 --seeds 3
+    python -m benchmarks.convergence.outer --replicas 8 --out benchmarks/results/outer.json
 
 A byte-level GPT on the standard library's source, trained by four replicas on equal batches of the
-whole. AdamW has the same rate, schedule and clipping in every method; with an outer optimizer each
-replica clips its own gradient. EF21 gives AdamW a compressed gradient in every step, after dense
-ones in the first fortieth of the run. DGC is momentum SGD with the rate of `convergence.train`.
-AdamW's rate was not searched, and outer optimizers have their defaults.
+whole; `--replicas 8` divides the same batches among eight, whose runs have tables of their own.
+AdamW has the same rate, schedule and clipping in every method; with an outer optimizer each replica
+clips its own gradient. EF21 gives AdamW a compressed gradient in every step, after dense ones in
+the first fortieth of the run. DGC is momentum SGD with the rate of `convergence.train`. AdamW's
+rate was not searched, and outer optimizers have their defaults. Other tables have the loss against
+modelled wall-clock.
 
 `--out` is written after every run, and runs that it has are not repeated: the same command
 continues an interrupted table.
 """
 
 import argparse
-import dataclasses
 import statistics
 import sys
 import time
@@ -33,13 +35,19 @@ from benchmarks._lib.command import Benchmark, Run, at_least, names_of
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table
 from benchmarks._private import network_text
+from benchmarks.convergence._outer_clock import clock_table
+from benchmarks.convergence._outer_methods import (
+    METHODS,
+    REPLICAS,
+    Method,
+    by_replicas,
+    run_name,
+)
 from benchmarks.convergence._outer_plot import plot
 from benchmarks.convergence._tasks import SHARED, TASKS, Settings, Task
 from benchmarks.convergence._trainer import WARM_UP, evaluated
-from jrc.outer_optimizers import OuterOptimizer
 
 NAME = "convergence.outer"
-REPLICAS = 4
 SIZES: Settings = {
     "layers": 2, "heads": 4, "width": 64, "length": 64, "batch": 16, "steps": 4000,
     "rate": 3e-3, "weight_decay": 0.1, "b2": 0.95, "sgd_rate": 0.3, "min_size": 2048,
@@ -49,62 +57,6 @@ HEADS = (
     "", "seeds", "exchanges", "held-out", "to dense", "training", "sent", "largest exchange",
     "less than dense", "seconds",
 )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """A way to train four replicas.
-
-    Attributes:
-        title: For a table.
-        outer: The outer optimizer; `None` exchanges in every step.
-        dgc: Whether the optimizer is DGC and not AdamW.
-        ef21: Whether AdamW has the gradient that EF21 estimates.
-    """
-
-    title: str
-    outer: OuterOptimizer | None = None
-    dgc: bool = False
-    ef21: bool = False
-
-
-def _sparse(every: int, **options: Any) -> Method:
-    return Method(_title("SparseLoCo", every, options), jrc.SparseLoCo(every, **options))
-
-
-def _diloco(every: int, **options: Any) -> Method:
-    return Method(_title("DiLoCo", every, options), jrc.DiLoCo(every, **options))
-
-
-def _title(name: str, every: int, options: Mapping[str, Any]) -> str:
-    text = "".join(f", {key}={value}" for key, value in options.items())
-    return f"{name}, every {every}{text}"
-
-
-METHODS: Mapping[str, Method] = {
-    "adamw": Method("AdamW, dense"),
-    "sparseloco_1": _sparse(1),
-    "sparseloco_5": _sparse(5),
-    "sparseloco_15": _sparse(15),
-    "sparseloco_30": _sparse(30),
-    "sparseloco_15_d16": _sparse(15, density=1 / 16),
-    "sparseloco_15_all": _sparse(15, mean="all"),
-    "sparseloco_15_chunk": _sparse(15, levels="chunk"),
-    "sparseloco_15_f32": _sparse(15, wire="f32"),
-    "sparseloco_15_f3": _sparse(15, fragments=3),
-    "sparseloco_15_overlap": _sparse(15, overlap=1),
-    "diloco_15": _diloco(15),
-    "diloco_15_4bit": _diloco(15, wire="4bit"),
-    "diloco_30": _diloco(30),
-    "diloco_30_4bit": _diloco(30, wire="4bit"),
-    "diloco_30_f3": _diloco(30, fragments=3),
-    "diloco_30_overlap": _diloco(30, overlap=1),
-    "diloco_30_overlap_b0": _diloco(30, overlap=1, blend=0.0),
-    "diloco_30_4bit_f3_overlap": _diloco(30, wire="4bit", fragments=3, overlap=1),
-    "average_30": Method("plain averaging, every 30", jrc.DiLoCo(30, 1.0, 0.0)),
-    "ef21": Method("EF21 99 %, AdamW", ef21=True),
-    "dgc": Method("DGC 99.9 %, momentum SGD", dgc=True),
-}
 
 
 def optimizer(method: Method, settings: Settings) -> optax.GradientTransformation:
@@ -137,10 +89,10 @@ def optimizer(method: Method, settings: Settings) -> optax.GradientTransformatio
     return optax.chain(clip, optax.adamw(rate, b2=settings["b2"], weight_decay=decay))
 
 
-def train(method: Method, task: Task, seed: int, status: Any) -> Report:
+def train(method: Method, task: Task, replicas: int, seed: int, status: Any) -> Report:
     """Return the record of one run: its curve, rounds, bytes and seconds."""
     began = time.perf_counter()
-    mesh = Mesh(jax.devices()[:REPLICAS], ("data",))
+    mesh = Mesh(jax.devices()[:replicas], ("data",))
     tx, steps = optimizer(method, task.settings), task.settings["steps"]
     params, _ = task.init(jax.random.key(seed))
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -167,10 +119,11 @@ def train(method: Method, task: Task, seed: int, status: Any) -> Report:
         "rounds": rounds,
         "bytes_sent": sent,
         "bytes_largest": largest,
-        "bytes_dense": steps * 2 * (REPLICAS - 1) / REPLICAS * 4 * size,
+        "bytes_dense": steps * 2 * (replicas - 1) / replicas * 4 * size,
         "parameters": size,
+        "replicas": replicas,
         "seconds": time.perf_counter() - began,
-        "device": f"{REPLICAS} x {jax.devices()[0].device_kind}",
+        "device": f"{replicas} x {jax.devices()[0].device_kind}",
         "jax": jax.__version__,
     }
 
@@ -178,7 +131,7 @@ def train(method: Method, task: Task, seed: int, status: Any) -> Report:
 def measure(run: Run) -> None:
     """Do every run that the report lacks."""
     options = run.options
-    platform.require_devices(REPLICAS, NAME)
+    platform.require_devices(options.replicas, NAME)
     settings = SHARED | SIZES | (TOY if options.toy else {})
     settings["steps"] = options.steps or settings["steps"]
     task = TASKS["gpt"](settings)
@@ -190,51 +143,63 @@ def measure(run: Run) -> None:
         )
     runs = run.report.setdefault("runs", {})
     run.report |= {"title": task.title, "unit": task.unit}
-    for name, seed in _lacking(options, runs):
+    for method, seed in _lacking(options, runs):
+        name = run_name(method, options.replicas)
         status = lambda text, what=f"{name}, seed {seed}": run.status(f"{what}: {text}")  # noqa: E731
-        runs.setdefault(name, {})[str(seed)] = train(METHODS[name], task, seed, status)
-        run.report["runs"] = {m: runs[m] for m in METHODS if m in runs}
-        runs = run.report["runs"]
+        record = train(METHODS[method], task, options.replicas, seed, status)
+        runs.setdefault(name, {})[str(seed)] = record
+        runs = run.report["runs"] = _in_order(runs)
         run.save()
 
 
 def _lacking(options: argparse.Namespace, runs: Report) -> Iterator[tuple[str, int]]:
     for seed in range(options.seeds):
         for name in options.methods:
-            if str(seed) not in runs.get(name, {}):
+            if str(seed) not in runs.get(run_name(name, options.replicas), {}):
                 yield name, seed
 
 
+def _in_order(runs: Report) -> Report:
+    grouped = by_replicas(runs)
+    return {run_name(m, n): seeds for n in grouped for m, seeds in grouped[n].items()}
+
+
 def tables(report: Report) -> list[Table]:
-    """Return one table with a row for each method."""
-    runs = report["runs"]
-    if not runs:
-        return []
-    dense = runs.get("adamw", {})
-    rows = []
-    for name, seeds in runs.items():
-        first = next(iter(seeds.values()))
-        loss, trained = _mean(seeds, "loss"), _mean(seeds, "train_loss")
-        rows.append((
-            METHODS[name].title,
-            str(len(seeds)),
-            f"{first['rounds']:,}",
-            f"{loss:.3f}",
-            "-" if name == "adamw" else _to_dense(seeds, dense),
-            f"{trained:.3f}",
-            network_text(first["bytes_sent"]),
-            _largest_text(first),
-            _less(first),
-            f"{statistics.fmean(each['seconds'] for each in seeds.values()):.0f}",
-        ))  # fmt: skip
-    settings = report["settings"]
+    """Return two tables for each number of replicas: loss and bytes, loss and time."""
+    grouped = by_replicas(report["runs"])
+    losses = [loss_table(count, methods, report) for count, methods in grouped.items()]
+    clocks = [clock_table(count, methods, report) for count, methods in grouped.items()]
+    return losses + clocks
+
+
+def loss_table(replicas: int, methods: Mapping[str, Any], report: Report) -> Table:
+    """Return loss, rounds and bytes of each method on so many replicas."""
+    dense = methods.get("adamw", {})
+    rows = [_loss_row(name, seeds, dense) for name, seeds in methods.items()]
+    settings, first = report["settings"], next(iter(next(iter(methods.values())).values()))
     title = (
         f"{report['title']} ({first['parameters']:,} parameters, {settings['steps']:,} steps of "
-        f"{settings['batch']} x {settings['length']} bytes on {REPLICAS} replicas): held-out loss "
+        f"{settings['batch']} x {settings['length']} bytes on {replicas} replicas): held-out loss "
         f"at the end, {report['unit']}, mean of the seeds and difference to dense with the same "
         "seeds (range of several), training loss before it, and what a replica sent in the run"
     )
-    return [Table(title, HEADS, rows)]
+    return Table(title, HEADS, rows)
+
+
+def _loss_row(name: str, seeds: Mapping[str, Any], dense: Mapping[str, Any]) -> tuple[str, ...]:
+    first = next(iter(seeds.values()))
+    return (
+        METHODS[name].title,
+        str(len(seeds)),
+        f"{first['rounds']:,}",
+        f"{_mean(seeds, 'loss'):.3f}",
+        "-" if name == "adamw" else _to_dense(seeds, dense),
+        f"{_mean(seeds, 'train_loss'):.3f}",
+        network_text(first["bytes_sent"]),
+        _largest_text(first),
+        _less(first),
+        f"{statistics.fmean(each['seconds'] for each in seeds.values()):.0f}",
+    )
 
 
 def _to_dense(seeds: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
@@ -267,8 +232,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add methods and the number of runs."""
     add = parser.add_argument
     add("--methods", type=names_of(METHODS), default=list(METHODS), help="default: all")
+    add("--replicas", type=_replicas, default=REPLICAS, help="4 or 8, ... (default: %(default)s)")
     add("--seeds", type=at_least(1), default=1, help="runs of each (default: %(default)s)")
     add("--steps", type=at_least(1), help="steps of a run (default: 4000)")
+
+
+def _replicas(text: str) -> int:
+    """Return a number of replicas that divides the batch, at full and at toy size."""
+    count = at_least(2)(text)
+    if SIZES["batch"] % count or TOY["batch"] % count:
+        rule = f"must divide the batch, {SIZES['batch']} and with --toy {TOY['batch']}"
+        raise argparse.ArgumentTypeError(f"{rule}, got {text}.")
+    return count
 
 
 BENCHMARK = Benchmark(NAME, __doc__, measure, tables, add_options, keys=("runs",), plot=plot)

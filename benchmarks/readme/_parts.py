@@ -21,14 +21,14 @@ from benchmarks.training import together
 def part(
     name: str,
     tables: Callable[[Report], Sequence[Table]],
-    picture: tuple[str, str] | None = None,
+    *pictures: tuple[str, str],
 ) -> Callable[[], str]:
     """Return a function that makes a part of a page.
 
     Args:
         name: The file in `benchmarks/results` without `.json`; without the file the part is empty.
         tables: Makes the tables of its report.
-        picture: A file in `benchmarks/results` and its description.
+        pictures: Files in `benchmarks/results` and their descriptions.
 
     Returns:
         A function that returns Markdown.
@@ -38,8 +38,9 @@ def part(
         if not has_result(f"{name}.json"):
             return ""
         blocks = [table.markdown() for table in tables(result(name))]
-        if picture and has_result(picture[0]):
-            blocks.append(f"![{picture[1]}](results/{picture[0]})\n")
+        for file, description in pictures:
+            if has_result(file):
+                blocks.append(f"![{description}](results/{file})\n")
         return "\n".join(blocks)
 
     return markdown
@@ -92,6 +93,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "outer": part(
         "outer", outer.tables,
         ("outer.png", "Held-out loss against bytes sent: dense AdamW, DiLoCo, SparseLoCo, DGC"),
+        ("outer_time.png", "Held-out loss against modelled time on links of two rates"),
     ),
     "together": part("together", together.tables),
 }  # fmt: skip

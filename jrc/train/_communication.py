@@ -193,8 +193,9 @@ def communication_advice(
     step_time = float(step_time)
 
     def cost(way: _Way) -> WayCost:
-        each = [x / dgc.bandwidth + (latency if replicas > 1 else 0.0) for x in way.sent]
-        wait = sum(max(0.0, seconds - way.hidden) for seconds in each)
+        wait = waiting_seconds(
+            way.sent, dgc.bandwidth, latency=latency if replicas > 1 else 0.0, hidden=way.hidden
+        )
         seconds = step_time + way.overhead + wait / way.every
         allowed = step_time * (1 / utilisation - 1) - way.overhead
         enough = math.ceil(wait / allowed - 1e-9) if allowed > 0 else 1
@@ -206,6 +207,26 @@ def communication_advice(
     good = [way for way in ways if way.utilisation >= utilisation]
     best = good[0] if good else min(ways, key=lambda way: way.seconds)
     return CommunicationAdvice(ways, best.name, utilisation, replicas, dgc.bandwidth)
+
+
+def waiting_seconds(
+    sent: Sequence[float], bandwidth: float, *, latency: float = 0.0, hidden: float = 0.0
+) -> float:
+    """Return the seconds that a replica waits for exchanges.
+
+    Args:
+        sent: Bytes of each exchange.
+        bandwidth: Bytes per second that a replica can send.
+        latency: Seconds that each exchange takes besides its bytes.
+        hidden: Seconds of each exchange that pass behind a step.
+
+    Returns:
+        Seconds.
+
+    >>> waiting_seconds([1e6, 3e6], 1e6, latency=0.5, hidden=2.0)
+    1.5
+    """
+    return sum(max(0.0, nbytes / bandwidth + latency - hidden) for nbytes in sent)
 
 
 class _Way(NamedTuple):

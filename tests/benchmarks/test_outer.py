@@ -2,9 +2,11 @@
 
 import json
 
+import jax
 import pytest
 
-from benchmarks.convergence import outer
+import jrc
+from benchmarks.convergence import _outer_clock, outer
 
 SMALL = ["--toy", "--methods", "adamw,sparseloco_1,diloco_15"]
 
@@ -18,7 +20,7 @@ def test_runs_are_counted_and_not_repeated(tmp_path):
     assert [point["step"] for point in runs["adamw"]["curve"]] == [2, 6]
     assert runs["adamw"]["bytes_sent"] == pytest.approx(runs["adamw"]["bytes_dense"])
     assert 0 < runs["sparseloco_1"]["bytes_sent"] < runs["adamw"]["bytes_sent"] / 20
-    (table,) = outer.tables(report)
+    table, _ = outer.tables(report)
     assert [row[0] for row in table.rows] == [outer.METHODS[name].title for name in runs]
     assert table.rows[2][8] == "-"
     for name in ("adamw", "sparseloco_1"):
@@ -47,7 +49,7 @@ def test_methods_are_compared_with_dense_of_the_same_seeds(tmp_path):
     }
     settings = {"steps": 8, "batch": 4, "length": 2}
     report = {"runs": runs, "settings": settings, "title": "GPT", "unit": "bits"}
-    (table,) = outer.tables(report)
+    table, _ = outer.tables(report)
     assert [row[1] for row in table.rows] == ["2", "2", "1", "1"]
     assert [row[4] for row in table.rows] == ["-", "+5.0% (+0.0% to +10.0%)", "-25.0%", "-"]
     assert [row[8] for row in table.rows] == ["1 x", "1,000 x", "2,000 x", "2,000 x"]
@@ -57,3 +59,49 @@ def test_methods_are_compared_with_dense_of_the_same_seeds(tmp_path):
     del runs["dgc"]
     picture = outer.plot(report, tmp_path)
     assert picture is not None and picture.stat().st_size > 10_000
+    assert (tmp_path / "outer_time.png").stat().st_size > 10_000
+
+
+def test_runs_on_other_replicas_have_rows_and_tables_of_their_own(tmp_path):
+    runs = {
+        "adamw": {"0": run_that_ends(2.0, 1e9)},
+        "adamw, 8 replicas": {"0": run_that_ends(4.0, 2e9)},
+        "sparseloco_5, 8 replicas": {"0": run_that_ends(4.2, 1e6)},
+    }
+    settings = {"steps": 8, "batch": 4, "length": 2}
+    report = {"runs": runs, "settings": settings, "title": "GPT", "unit": "bits"}
+    four, eight, *clocks = outer.tables(report)
+    assert "on 4 replicas" in four.title and "on 8 replicas" in eight.title
+    assert [row[4] for row in eight.rows] == ["-", "+5.0%"] and len(four.rows) == 1
+    assert [len(clock.rows) for clock in clocks] == [1, 2]
+    assert outer.plot(report, tmp_path) is not None
+    assert outer.run_name("adamw", 4) == "adamw"
+    for wrong in ("3", "16", "x"):
+        with pytest.raises(SystemExit):
+            outer.BENCHMARK.parse(["--replicas", wrong])
+
+
+def test_time_is_computation_and_the_bytes_that_were_recorded():
+    """As `jrc.communication_advice` says it for the same bytes."""
+    params = jax.ShapeDtypeStruct((137_216,), "float32")
+    run = {"curve": [{"step": 15, "rounds": 0, "bytes": 0.0, "loss": 4.0},
+                     {"step": 30, "rounds": 1, "bytes": 0.0, "loss": 2.0}]}  # fmt: skip
+    for method in ("diloco_30", "diloco_30_overlap"):
+        outers = [outer.METHODS[method].outer]
+        for link in _outer_clock.LINKS:
+            step_time = _outer_clock.STEP_TIME
+            way = jrc.communication_advice(params, 4, link, step_time, outers=outers).ways[-1]
+            run["curve"][1]["bytes"] = way.bytes
+            seconds = _outer_clock.seconds_at(method, run, link)
+            assert seconds[0] == pytest.approx(15 * step_time)
+            assert seconds[1] == pytest.approx(30 * way.seconds)
+
+
+def test_the_time_to_be_near_dense_lies_on_the_curve():
+    dense = {"0": run_that_ends(2.0, 0.0)}
+    falling = run_that_ends(2.0, 0.0)
+    falling["curve"][0]["loss"] = 4.0
+    methods = {"adamw": dense, "sparseloco_5": {"0": falling}, "dgc": {"0": run_that_ends(3.0, 0)}}
+    table = _outer_clock.clock_table(4, methods, {"title": "GPT"})
+    # 1.96 of the way down to 2.0 from 4.0, between 40 and 80 ms.
+    assert [row[4] for row in table.rows] == ["40 ms", "79.2 ms", "-"]

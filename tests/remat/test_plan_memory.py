@@ -57,6 +57,11 @@ def under_checkpoint(params, x):
     return jnp.sum(x**2)
 
 
+def on_sequences(params, x):
+    """A weight's gradient reads a transposed copy of a cotangent that has two axes of rows."""
+    return under_checkpoint(params, x)
+
+
 def scanned(params, x):
     """A loop writes what each step saves, and has the temporaries of one step."""
     step = lambda x, w: (x + jax.nn.gelu(x @ w[0]) @ w[1], None)  # noqa: E731
@@ -70,6 +75,7 @@ PROGRAMS = {
     convolutions: (KERNELS, array(8, 16, 16, 16)),
     mixed_widths: (WIDE, array(1024, 32)),
     under_checkpoint: (WIDE, array(1024, 32)),
+    on_sequences: (WIDE, array(8, 128, 32)),
     scanned: ((array(8, 32, 128), array(8, 128, 32)), array(1024, 32)),
 }
 

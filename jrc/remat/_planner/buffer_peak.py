@@ -15,12 +15,12 @@ import dataclasses
 from typing import Any
 
 from jrc._jaxpr import facts_of, inner_programs
-from jrc.remat._planner.operations import BARRIER, Operations
+from jrc.remat._planner.operations import BARRIER, RANDOM_BITS, Operations
 from jrc.remat._planner.platform_memory import PlatformMemory
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.written_values import Kind, WrittenValues
 
-_IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE)
+_IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE, Kind.MERGED)
 
 
 def peak_of_temporaries(jaxpr: Any, memory: PlatformMemory) -> int:
@@ -130,7 +130,10 @@ class _Lifetimes:
 
     def _inside(self, k: int) -> int:
         """The temporaries of the largest program inside of a kernel."""
-        eqn = self.program.list[k].eqn
+        operation = self.program.list[k]
+        if operation.name == RANDOM_BITS and self.memory.random_words:
+            return self.program.sizes[operation.makes[0]]
+        eqn = operation.eqn
         # A kernel that its author wrote (Pallas) has its temporaries on the chip.
         if eqn is None or self.written.kinds[k] is not Kind.KERNEL or not facts_of(eqn).construct:
             return 0

@@ -19,9 +19,13 @@ from jrc._jaxpr import (
     loop_parts,
     primitive_name,
 )
+from jrc.remat._planner.operand_order import copied_operands, is_result_copied, merged_operands
 from jrc.remat._planner.platform_memory import PlatformMemory
 
 BARRIER, COPY, BROADCAST = "barrier", "copy", "broadcast"
+MERGED = "merged axes"
+"""An operand of a product, several of its axes as one: the value itself, where that is written."""
+RANDOM_BITS = "random_bits"
 # Inside of a `shard_map` sizes are those of one device.
 _CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "shard_map")
 _BROADCASTS = ("broadcast_in_dim", "broadcast_to")
@@ -32,7 +36,7 @@ class Operation:
     """One operation; values are numbers, indices into `Operations.sizes`.
 
     Attributes:
-        name: Its primitive, or `BARRIER`, `COPY`, `BROADCAST`.
+        name: Its primitive, or `BARRIER`, `COPY`, `BROADCAST`, `MERGED`.
         reads: Its operands that are no constants.
         makes: Its results.
         eqn: The equation that it comes from; `None` of a copy that the compiler adds.
@@ -74,7 +78,7 @@ class Operations:
         if memory.rounds_operands:
             self._round_operands()
         if memory.copies_operands:
-            self._copy_operands_of_convolutions()
+            self._copy_operands()
         if memory.writes_broadcasts:
             self._share_broadcasts()
 
@@ -105,6 +109,8 @@ class Operations:
                 values[eqn.outvars[0]] = reads[0]
             else:
                 makes = [self._new(v.aval) for v in eqn.outvars]
+                if name == RANDOM_BITS:
+                    self.sizes[makes[0]] = self.memory.random_bytes(eqn)
                 values.update(zip(eqn.outvars, makes, strict=True))
                 self._append(name, eqn, reads, makes)
 
@@ -188,32 +194,37 @@ class Operations:
                 live.append(operation)
         self.list = live[::-1]
 
-    def _copy_operands_of_convolutions(self) -> None:
-        """Add the copies that bring operands and results of convolutions into the usual order."""
-        found = []
+    def _copy_operands(self) -> None:
+        """Add the copies that bring operands and results into the order that a library reads."""
+        pairs = [each for each in self.list if each.eqn is not None and len(each.reads) == 2]
+        merged = {each.reads[i] for each in pairs for i in merged_operands(each.eqn)}
+        found, known = [], dict[tuple[str, int], int]()
+
+        def read(name: str, value: int) -> int:
+            if name == COPY and value in merged:
+                read(MERGED, value)  # the compiler adds copies later, and runs them later
+            if (name, value) not in known:
+                found.append(self._copied(name, value))
+                known[name, value] = found[-1].makes[0]
+            return known[name, value]
+
         for operation in self.list:
-            if operation.name != "conv_general_dilated" or len(operation.reads) != 2:
-                found.append(operation)
-                continue
-            numbers = operation.eqn.params["dimension_numbers"]
-            axes = len(numbers.lhs_spec)
-            data = (0, axes - 1, *range(1, axes - 1))
-            kernel = (axes - 1, axes - 2, *range(axes - 2))
-            pairs = ((numbers.lhs_spec, data), (numbers.rhs_spec, kernel))
-            for i, (order, usual) in enumerate(pairs):
-                if tuple(order) != usual:
-                    found.append(self._copied(operation.reads[i]))
-                    operation.reads[i] = found[-1].makes[0]
+            if operation.eqn is not None and len(operation.reads) == 2:
+                reads = list(operation.reads)
+                for i in copied_operands(operation.eqn):
+                    operation.reads[i] = read(COPY, reads[i])
+                for i in merged_operands(operation.eqn):
+                    operation.reads[i] = read(MERGED, reads[i])
             found.append(operation)
-            if tuple(numbers.out_spec) != data:
+            if operation.eqn is not None and is_result_copied(operation.eqn):
                 (result,) = operation.makes
                 operation.makes = [self.new(self.sizes[result], self.shapes[result])]
                 found.append(Operation(COPY, list(operation.makes), [result], None))
         self.list = found
 
-    def _copied(self, value: int) -> Operation:
+    def _copied(self, name: str, value: int) -> Operation:
         made = self.new(self.sizes[value], self.shapes[value])
-        return Operation(COPY, [value], [made], None)
+        return Operation(name, [value], [made], None)
 
     def _share_broadcasts(self) -> None:
         """Make each broadcast an operation of its own, one for all of its readers."""

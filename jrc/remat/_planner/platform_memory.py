@@ -31,7 +31,8 @@ class PlatformMemory:
         has_tiles: Whether arrays of two and more axes are padded to tiles of 8 x 128 words.
         writes_broadcasts: Whether a product, a convolution or a sum is a call of a library, which
             reads broadcast operands from memory.
-        copies_operands: Whether a convolution whose axes are not in the usual order reads copies.
+        copies_operands: Whether a product or a convolution whose axes are not in the usual order
+            reads copies.
         computes_operands: Whether a product or a convolution computes its operands while it reads
             what they are made from.
         continues_products: Whether arithmetic that alone reads a product or a convolution is
@@ -39,6 +40,8 @@ class PlatformMemory:
         rounds_operands: Whether products of float32 read it as bfloat16, so that what they alone
             read is written as that.
         repeats_functions: Whether `exp`, `tanh` and the like are computed again in each reader.
+        random_words: The words of 32 bits that Threefry writes for an entry of random bits, and
+            needs again while it runs; with 0 readers compute the bits.
         starts_early: Whether an equation runs as soon as its operands are there, not in the order
             of the program.
     """
@@ -51,7 +54,18 @@ class PlatformMemory:
     continues_products: bool = False
     rounds_operands: bool = False
     repeats_functions: bool = False
+    random_words: int = 0
     starts_early: bool = False
+
+    def random_bytes(self, bits: Any) -> int:
+        """Return the bytes in which a platform holds the result of a `random_bits` equation.
+
+        It is two words for an entry, whose exclusive or is computed in its readers.
+        """
+        aval = bits.outvars[0].aval
+        is_threefry = "fry" in str(bits.invars[0].aval.dtype)
+        words = self.random_words * _WORD * math.prod(aval.shape)
+        return words if is_threefry and words else self.array_bytes(aval)
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of device memory that an array of this type occupies."""
@@ -61,7 +75,9 @@ class PlatformMemory:
         return max(size, _tiled_bytes(aval)) if self.has_tiles and size else size
 
 
-CPU = PlatformMemory("cpu", writes_broadcasts=True, copies_operands=True, starts_early=True)
+CPU = PlatformMemory(
+    "cpu", writes_broadcasts=True, copies_operands=True, random_words=2, starts_early=True
+)
 _PLATFORMS = {
     "cpu": CPU,
     "gpu": PlatformMemory("gpu", repeats_functions=True),

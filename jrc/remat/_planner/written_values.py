@@ -8,7 +8,9 @@ cheap one, so that it is written if it has several readers.
 On a CPU a sum over an axis is a call of a library, and takes arithmetic along only where nothing
 else reads it: other values that it reads are written. The library also continues a product or a
 convolution with the arithmetic that follows; a broadcast that this reads, and something else does
-too, is written in full.
+too, is written in full. An operand that it reads with several axes as one is the value itself where
+that is written; where it is not, it is computed again for this operand, as for each copy in
+another order.
 
 On a TPU the kernel of a product or a convolution goes on with the arithmetic that alone reads its
 result, such as a bias or a residual connection, and writes what comes out of that.
@@ -18,7 +20,16 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from jrc._jaxpr import Fusion, facts_of
-from jrc.remat._planner.operations import BARRIER, BROADCAST, COPY, Operation, Operations
+from jrc.remat._planner.operations import (
+    BARRIER,
+    BROADCAST,
+    COPY,
+    MERGED,
+    RANDOM_BITS,
+    Operation,
+    Operations,
+)
+from jrc.remat._planner.platform_memory import PlatformMemory
 
 # What the CPU's library computes behind a product, in one call with it.
 _CONTINUED = frozenset("mul add sub neg div add_any integer_pow square max min copy".split())
@@ -36,20 +47,28 @@ class Kind(enum.Enum):
     ARITHMETIC = enum.auto()
     MOVE = enum.auto()
     COPY = enum.auto()
+    MERGED = enum.auto()
 
 
-_FUSING = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE, Kind.REDUCTION, Kind.COPY)
-_ALWAYS_WRITTEN = (Kind.BARRIER, Kind.KERNEL, Kind.REDUCTION, Kind.COPY)
+_FUSING = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE, Kind.REDUCTION, Kind.COPY, Kind.MERGED)
+_NEVER_FUSED = (Kind.BARRIER, Kind.KERNEL, Kind.REDUCTION, Kind.COPY, Kind.MERGED)
 
 
-def kind_of(operation: Operation) -> Kind:
-    """Return how a compiler treats an operation."""
+def kind_of(operation: Operation, memory: PlatformMemory) -> Kind:
+    """Return how a platform's compiler treats an operation."""
     name = operation.name
-    own = {BARRIER: Kind.BARRIER, COPY: Kind.COPY, BROADCAST: Kind.ARITHMETIC}
+    own = {
+        BARRIER: Kind.BARRIER,
+        COPY: Kind.COPY,
+        BROADCAST: Kind.ARITHMETIC,
+        MERGED: Kind.MERGED,
+    }
     if name in own or operation.eqn is None:
         return own[name]
     if len(operation.makes) != 1:
         return Kind.KERNEL
+    if name == RANDOM_BITS and not memory.random_words:
+        return Kind.FUNCTION
     facts = facts_of(operation.eqn)
     if facts.is_reduction:
         return Kind.REDUCTION
@@ -74,7 +93,7 @@ class WrittenValues:
 
     def __init__(self, program: Operations) -> None:
         self.program, self.memory = program, program.memory
-        self.kinds = [kind_of(operation) for operation in program.list]
+        self.kinds = [kind_of(operation, self.memory) for operation in program.list]
         self.maker = {v: k for k, each in enumerate(program.list) for v in each.makes}
         self.users: dict[int, list[int]] = {}
         for k, operation in enumerate(program.list):
@@ -139,12 +158,16 @@ class WrittenValues:
         written = [True] * len(operations)
         call: dict[int, int] = {}  # the reduction whose library call an operation is part of
         for k in range(len(operations) - 1, -1, -1):
-            if self.kinds[k] in _ALWAYS_WRITTEN or not results.isdisjoint(operations[k].makes):
+            if self.kinds[k] in _NEVER_FUSED or not results.isdisjoint(operations[k].makes):
                 continue
             (value,) = operations[k].makes
             written[k] = not self._is_fused(k, self.users.get(value, []), call)
             if self.memory.writes_broadcasts and operations[k].name == BROADCAST:
                 written[k] = written[k] or self._is_read_by_a_call(k)
+        for k, kind in enumerate(self.kinds):
+            if kind is Kind.MERGED:
+                maker = self.maker.get(operations[k].reads[0])
+                written[k] = maker is not None and not written[maker]
         return written
 
     def _continue_products(self) -> None:
