@@ -6,7 +6,6 @@ a change inside jrc is followed in this file alone.
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,6 @@ from jrc._jaxpr import nbytes as nbytes
 from jrc._jaxpr import primitive_name as primitive_name
 from jrc._jaxpr import walk as walk
 from jrc._targets import abstract_on as abstract_on
-from jrc._targets import quiet_compiler
 from jrc._text import memory_text as memory_text
 from jrc._text import network_text as network_text
 from jrc._text import seconds_text as seconds_text
@@ -41,7 +39,7 @@ from jrc.outer_optimizers import overlap_of as overlap_of
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
 from jrc.remat._gradient.activity import active_variables
-from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory, memory_of_refused
+from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.candidates import Candidate
@@ -154,28 +152,7 @@ class CandidatePeaks:
             )
             predicted = self.problem.predicted(candidate, [candidate]).peak_bytes
             found[way] = {"predicted": predicted, "compiled": Memory(**compiled).peak}
-            if self.problem.memory.name == "tpu" and predicted < 0.95 * found[way]["compiled"]:
-                status(f"{self.name}: {way}, packed")
-                found[way] |= self._packed(lowered, found[way]["compiled"])
         return found
-
-    def _packed(self, lowered: Any, compiled: int) -> dict[str, int]:
-        """What a program takes where the device has a little less memory than it took.
-
-        Its peak, and how many operations XLA recomputes for that.
-        """
-        limit = {"xla_tpu_max_hbm_size_mib": str(int(0.95 * compiled) >> 20)}
-
-        def packed() -> dict[str, int]:
-            try:
-                with quiet_compiler():
-                    program = lowered.compile(compiler_options=limit)
-            except jax.errors.JaxRuntimeError as error:
-                return {"packed": memory_of_refused(error).peak, "recomputed": 0}
-            recomputed = len(set(re.findall(r"%(\S+\.remat\d*) =", program.as_text())))
-            return {"packed": memory_of(program).peak, "recomputed": recomputed}
-
-        return self.cache.of(f"{self.name} {limit} {lowered.as_text()}", packed)
 
     def _some(self) -> dict[str, Candidate]:
         row = self.problem.candidates

@@ -6,9 +6,7 @@
 
 For each model of the planner, at a size that compiles in seconds: nothing recomputed, every block
 under `jax.checkpoint`, the leanest plan and one in the middle of the planner's row. The peak of the
-gradient program as the model has it, beside that of the target's own compiler. A program that takes
-over 5 % more on a TPU than was predicted is compiled once more, for a device with 5 % less memory
-than it took: libtpu packs buffers tightly only where a program would not fit.
+gradient program as the model has it, beside that of the target's own compiler.
 
 Nothing is run. Rows that `--out` has are not measured again, and each is written as soon as it is
 there; `--again` predicts all rows again. With `--cache` no program is compiled twice. A target
@@ -74,9 +72,9 @@ def measure(run: Run) -> None:
                 run.save()
 
 
-def error_of(way: Mapping[str, int], peak: str = "compiled") -> float:
+def error_of(way: Mapping[str, int]) -> float:
     """Return how far a prediction is off, as a share of the compiled peak."""
-    return way["predicted"] / way[peak] - 1
+    return way["predicted"] / way["compiled"] - 1
 
 
 def tables(report: Report) -> list[Table]:
@@ -98,22 +96,7 @@ def tables(report: Report) -> list[Table]:
             ("", "", *_ways(report)),
             [_cells(row, _ways(report)) for row in rows],
         ),
-        *_packed(report),
     ]
-
-
-def _packed(report: Report) -> list[Table]:
-    """Return the programs that were compiled once more for a device with less memory."""
-    cells = [
-        (row["model"], row["target"], name, mib(way["compiled"]), _peak(way, "packed"),
-         f"{way['recomputed']}")
-        for row in report["rows"].values()
-        for name, way in row["ways"].items()
-        if "packed" in way
-    ]  # fmt: skip
-    title = "Peak in MiB where the device has 5 % less memory than a program took, and the error"
-    heads = ("", "", "", "compiled", "with less memory", "recomputed by XLA")
-    return [Table(title, heads, cells)] if cells else []
 
 
 def _middle_and_worst(errors: list[float]) -> tuple[float, float]:
@@ -130,12 +113,12 @@ def _cells(row: Mapping[str, Any], ways: list[str]) -> tuple[str, ...]:
     return (
         row["model"],
         row["target"],
-        *(_peak(found[way], "compiled") if way in found else "" for way in ways),
+        *(_peak(found[way]) if way in found else "" for way in ways),
     )
 
 
-def _peak(way: Mapping[str, int], peak: str) -> str:
-    return f"{mib(way[peak])} ({100 * error_of(way, peak):+.0f})"
+def _peak(way: Mapping[str, int]) -> str:
+    return f"{mib(way['compiled'])} ({100 * error_of(way):+.0f})"
 
 
 def problems(report: Report) -> Iterator[str]:
