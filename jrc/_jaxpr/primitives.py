@@ -177,7 +177,8 @@ _row("pad", **_free, **_no_reads, **_inside, is_gathering=True)
 _row("split complex stack unstack tile dynamic_update_slice", **_free, **_no_reads)
 _row("concatenate dynamic_slice", **_free, **_no_reads, is_gathering=True)
 _row("gather", **_free, **_operands, is_gathering=True)
-_row("bitcast_convert_type scatter get swap masked_load masked_swap reshard", **_free)
+_row("bitcast_convert_type", **_free, **_inside)
+_row("scatter get swap masked_load masked_swap reshard", **_free)
 
 # Made from nothing, or from a key.
 _row("iota", **_free, **_inside)

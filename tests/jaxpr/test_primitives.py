@@ -42,7 +42,7 @@ def test_what_xla_computes_inside_its_readers():
         "lt le gt ge convert_element_type integer_pow square is_finite add_any broadcast_in_dim "
         "broadcast_to reshape squeeze transpose slice rev pad iota mark gate name CheckpointName "
         "copy stop_gradient real imag reduce_precision shift_left shift_right_logical "
-        "shift_right_arithmetic pvary reciprocal conj clz population_count"
+        "shift_right_arithmetic pvary reciprocal conj clz population_count bitcast_convert_type"
     )
 
 

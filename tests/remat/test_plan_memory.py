@@ -308,3 +308,26 @@ def test_values_that_are_placed_are_what_they_were(platform):
     assert peak(same, jax.device_put) == plain >= (4 + (platform == "gpu")) * 256 * 64 * 4
     host = functools.partial(jax.device_put, device=jax.memory.Space.Host)
     assert peak(host, same) < plain
+
+
+def test_equal_operations_are_computed_once():
+    def twice(x, w):
+        return jnp.tanh(x @ w) + jnp.cos(jnp.tanh(x @ w) @ w)
+
+    x, w = array(256, 64), array(64, 64)
+    program = Operations(jax.make_jaxpr(twice)(x, w), memory_on("cpu"))
+    names = [operation.name for operation in program.list]
+    assert names.count("tanh") == 1 and names.count("dot_general") == 2
+
+
+def test_random_bits_of_a_cpu_are_two_words_for_an_entry():
+    def kept(key, x):
+        return jax.random.bernoulli(key, 0.9, x.shape) * x
+
+    x = array(1024, 64)
+    key = jax.eval_shape(jax.random.key, 0)
+    words = 2 * x.size * 4
+    assert words < peak_on("cpu", kept, key, x) <= 2 * words  # four words while they are made
+    assert peak_on("gpu", kept, key, x) < words / 100
+    other = jax.eval_shape(functools.partial(jax.random.key, impl="rbg"), 0)
+    assert peak_on("cpu", kept, other, x) <= words / 2

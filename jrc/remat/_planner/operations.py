@@ -1,5 +1,7 @@
 """A gradient program as XLA gets it: one list of operations, calls inlined, aliases followed.
 
+Operations that compute the same from the same values are one.
+
 A `jax.checkpoint` region of the backward pass waits for its inputs: JAX puts a barrier there. What
 is a name or a reshape of a value is that value.
 """
@@ -67,6 +69,7 @@ class Operations:
         self.sizes: list[int] = []
         self.shapes: list[tuple[int, ...]] = []
         self._same: dict[int, int] = {}
+        self._known: dict[Any, list[int]] = {}
         self._as_bfloat16: dict[int, int] = {}
         given = (*jaxpr.constvars, *jaxpr.invars)
         values: dict[Any, int | None] = {v: self._new(v.aval) for v in given}
@@ -108,11 +111,28 @@ class Operations:
             elif _is_alias(eqn) and reads[0] is not None:
                 values[eqn.outvars[0]] = reads[0]
             else:
+                key = None if inner or eqn.effects else self._key_of(eqn, reads)
+                if key in self._known:
+                    values.update(zip(eqn.outvars, self._known[key], strict=True))
+                    continue
                 makes = [self._new(v.aval) for v in eqn.outvars]
                 if name == RANDOM_BITS:
                     self.sizes[makes[0]] = self.memory.random_bytes(eqn)
                 values.update(zip(eqn.outvars, makes, strict=True))
                 self._append(name, eqn, reads, makes)
+                if key is not None:
+                    self._known[key] = makes
+
+    def _key_of(self, eqn: Any, reads: Sequence[int | None]) -> Any:
+        """What an equation computes, as a key; `None` where its parameters are no key."""
+        pairs = zip(eqn.invars, reads, strict=True)
+        operands = [_constant(x) if value is None else value for x, value in pairs]
+        key = (eqn.primitive, *operands, *sorted(eqn.params.items()))
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
 
     def _add_placements(
         self, eqn: Any, reads: Sequence[int | None], values: dict[Any, int | None]
@@ -266,6 +286,11 @@ ELEMENTWISE = frozenset(
     "mul add sub neg div add_any integer_pow square max min select_n pow".split()
 )
 """The arithmetic whose operands may be broadcast."""
+
+
+def _constant(operand: Any) -> Any:
+    """A literal with its type; a variable that has no value in the program as it is."""
+    return operand if is_variable(operand) else (operand.aval, operand.val)
 
 
 def _memory(aval: Any) -> Any:
