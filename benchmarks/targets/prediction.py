@@ -32,7 +32,7 @@ from benchmarks._private import CandidatePeaks
 
 CPU = "cpu"
 TARGETS = (CPU, "v5e", "v5p", "h100")
-SMALL: Mapping[str, Callable[[bool], Model]] = {
+SMALL: Mapping[str, Callable[..., Model]] = {
     "gpt": functools.partial(MODELS["gpt"], layers=3, batch=32),
     "gpt_scanned": functools.partial(MODELS["gpt_scanned"], layers=8, batch=16),
     "lstm": functools.partial(MODELS["lstm"], steps=64, batch=512),
@@ -42,6 +42,12 @@ SMALL: Mapping[str, Callable[[bool], Model]] = {
     "mlp": functools.partial(MODELS["mlp"], layers=8, batch=16384),
 }
 """The planner's models with fewer layers and more data: a TPU keeps small values on its chip."""
+_FEWER_LEVELS = {"resnet": {"depth": 8}, "unet": {"levels": 2}}
+FEWER_LAYERS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
+    "v5e": _FEWER_LEVELS,
+    "v5p": {**_FEWER_LEVELS, "gpt": {"layers": 2}, "linen": {"layers": 1}, "mlp": {"layers": 4}},
+}
+"""What is smaller still on targets whose compiler takes minutes for a model."""
 
 
 def measure(run: Run) -> None:
@@ -60,7 +66,8 @@ def measure(run: Run) -> None:
             key = f"{model} {name}"
             if key not in rows or run.options.again:
                 run.status(f"{model} on {name}")
-                found = CandidatePeaks(SMALL[model](run.options.toy), target, cache)
+                built = SMALL[model](run.options.toy, **FEWER_LAYERS.get(name, {}).get(model, {}))
+                found = CandidatePeaks(built, target, cache)
                 rows[key] = {"model": model, "target": name, "ways": found.peaks(run.status)}
                 run.save()
 
@@ -106,13 +113,12 @@ def _cells(row: Mapping[str, Any], ways: list[str]) -> tuple[str, ...]:
     return (
         row["model"],
         row["target"],
-        *(
-            f"{mib(found[way]['compiled'])} ({100 * error_of(found[way]):+.0f})"
-            if way in found
-            else ""
-            for way in ways
-        ),
+        *(_peak(found[way]) if way in found else "" for way in ways),
     )
+
+
+def _peak(way: Mapping[str, int]) -> str:
+    return f"{mib(way['compiled'])} ({100 * error_of(way):+.0f})"
 
 
 def problems(report: Report) -> Iterator[str]:

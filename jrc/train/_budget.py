@@ -8,6 +8,7 @@ import jax
 
 from jrc._errors import name_of
 from jrc._specs import spec_of
+from jrc._targets import is_compile_only
 from jrc._tree import aval_of
 from jrc._typing import PyTree
 from jrc.remat import Plan, device_of, host_link, plan_within
@@ -30,10 +31,12 @@ class Budgeted:
         respect_checkpoints: bool,
         who: str,
         offload: bool | float = False,
+        compilations: int | None = None,
     ) -> None:
         self.plan: Plan | None = None
         self._build, self._loss_fn, self._budget, self._who = build, loss_fn, budget, who
         self._respects, self._offload = respect_checkpoints, offload
+        self._compilations = compilations
         self._known: dict[Any, tuple[Plan, Any]] = {}
 
     def __call__(self, state: TrainState, batch: PyTree) -> Any:
@@ -49,16 +52,19 @@ class Budgeted:
         avals = map(aval_of, leaves)
         key = treedef, tuple((x.shape, str(x.dtype), x.weak_type, spec_of(x)) for x in avals)
         if key not in self._known:
+            device = device_of(leaves)
             plan = plan_within(
                 self._loss_fn,
                 lambda loss_fn: self._build(loss_fn).lower(state, batch),
                 self._budget,
                 self._who,
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
-                platform=device_of(leaves).platform,
+                platform=device.platform,
                 respect_checkpoints=self._respects,
                 link=host_link(self._offload, None, leaves, self._who),
                 split=any(spec_of(leaf) for leaf in jax.tree.leaves(state.params)),
+                on_target=is_compile_only(device),
+                compilations=self._compilations,
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
         self.plan, call = self._known[key]

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jrc._errors import listed, name_of
 from jrc._validate import check_flag, one_of
 from jrc.dgc import AxisName
-from jrc.remat import Plan, check_offload, checked_budget
+from jrc.remat import Plan, check_offload, checked_budget, checked_compilations
 from jrc.train._runners import RUNNERS, WHO
 from jrc.train._state import check_axis_name, is_transform, mesh_or_all, names_of
 
@@ -32,6 +32,7 @@ def check_options(
     budget: Any,
     respect_checkpoints: Any,
     offload: Any,
+    compilations: Any,
 ) -> None:
     """Raise if an argument has a wrong type or value, or two do not go together."""
     if not callable(loss_fn):
@@ -62,6 +63,12 @@ def check_options(
         raise ValueError(
             f"{WHO}: offload must go with memory_budget, got none. Pass memory_budget='16GiB', or "
             "a plan that was made with offload=True."
+        )
+    checked_compilations(compilations, WHO)
+    if compilations is not None and budget is None:
+        raise ValueError(
+            f"{WHO}: compilations must go with memory_budget, got none. Pass "
+            "memory_budget='16GiB', or a plan that was made with compilations=5."
         )
     if budget is None:
         return

@@ -158,6 +158,7 @@ def make_train_step(
     memory_budget: int | str | float | None = None,
     respect_checkpoints: bool = False,
     offload: bool | float = False,
+    compilations: int | None = None,
     accumulate: int = 1,
     donate: bool = True,
     outer: OuterOptimizer | None = None,
@@ -217,6 +218,8 @@ def make_train_step(
             stay as they are, as for `jrc.plan`.
         offload: With a budget, whether values that loops save may be moved to the host's memory, or
             the bytes per second that copies reach, as for `jrc.plan`.
+        compilations: With a budget, about how many times the step may be compiled for its plan. By
+            default five; three at most on a mesh of `jrc.target(...).devices`, as for `jrc.plan`.
         accumulate: Number of equal parts into which the batch of a replica is split; their
             gradients are averaged before the update.
         donate: Whether the step may reuse the memory of its argument `state`.
@@ -256,7 +259,9 @@ def make_train_step(
     """
     check_order(loss_fn, tx)
     check_transform(tx, WHO)
-    check_options(loss_fn, via, donate, plan, memory_budget, respect_checkpoints, offload)
+    check_options(
+        loss_fn, via, donate, plan, memory_budget, respect_checkpoints, offload, compilations
+    )
     check_outer(outer, WHO)
     accumulate = whole_number(
         accumulate, "accumulate", WHO, least=1, remedy="1 takes the batch as one part."
@@ -277,7 +282,9 @@ def make_train_step(
         return Rounds(lambda turn: run(functools.partial(body, turn)), outer)
 
     if memory_budget is not None:
-        call = Budgeted(build, loss_fn, memory_budget, respect_checkpoints, WHO, offload)
+        call = Budgeted(
+            build, loss_fn, memory_budget, respect_checkpoints, WHO, offload, compilations
+        )
     else:
         call = build(with_op_tags(loss_fn) if plan is None else plan.apply(loss_fn))
 

@@ -156,6 +156,35 @@ def test_a_tpu_writes_what_a_loop_reads_in_products_alone_as_bfloat16():
     assert found[9, 32, 64] == 9 * 32 * 128 * 2 and (32, 64) not in found
 
 
+def kernels_on(platform, fn, *args):
+    """The operations that write."""
+    written = WrittenValues(Operations(jax.make_jaxpr(fn)(*args), memory_on(platform)))
+    return [
+        each.name
+        for each, is_written in zip(written.program.list, written.is_written, strict=True)
+        if is_written
+    ]
+
+
+def test_a_tpu_computes_what_alone_reads_a_product_behind_it():
+    x, w = array(256, 256), array(256, 256)
+    residual = lambda x, w: jnp.sort(jnp.tanh(x @ w) + x)  # noqa: E731
+    assert kernels_on("tpu", residual, x, w) == ["add", "sort"]
+    assert kernels_on("gpu", residual, x, w) == ["dot_general", "add", "sort"]
+    # The last of two products; none that has other readers, is returned, or is moved.
+    for fn in (
+        lambda x, w: jnp.sort(x @ w + (x * 2) @ w),
+        lambda x, w: (lambda y: jnp.sort(jnp.sin(y) * y))(x @ w),
+    ):
+        assert kernels_on("tpu", fn, x, w)[0] == "dot_general"
+        assert len(kernels_on("tpu", fn, x, w)) == 3
+    assert kernels_on("tpu", lambda x, w: (lambda y: (y, y * 2))(x @ w), x, w)[0] == "dot_general"
+    assert kernels_on("tpu", lambda x, w: jnp.sort((x @ w)[:8] * 2), x, w)[0] == "dot_general"
+    # A product does not write over its operand, of two bytes an entry.
+    behind = lambda x, w: jnp.sum(jnp.tanh(jnp.sort(x) @ w) ** 2)  # noqa: E731
+    assert peak_on("tpu", behind, x, w) == 256 * 256 * (2 + 4)
+
+
 def test_an_unknown_platform_is_taken_for_a_cpu():
     assert memory_on("other") == memory_on("cpu")
 
@@ -275,7 +304,8 @@ def test_values_that_are_placed_are_what_they_were(platform):
         return peak_of_temporaries(jaxpr, memory_on(platform))
 
     plain = peak(same, same)
-    assert peak(same, jax.device_put) == plain > 4 * 256 * 64 * 4
+    # A TPU computes the last of them, a product, where it is added: libtpu takes 1.5 arrays in all.
+    assert peak(same, jax.device_put) == plain >= (4 + (platform == "gpu")) * 256 * 64 * 4
     host = functools.partial(jax.device_put, device=jax.memory.Space.Host)
     assert peak(host, same) < plain
 

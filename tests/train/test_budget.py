@@ -10,6 +10,9 @@ from jax.sharding import PartitionSpec as P
 import jrc
 from jrc._jaxpr import flops
 from jrc.remat._gradient.compiled_memory import memory_of
+from jrc.remat._planner import plan_within
+from jrc.remat._planner.compiled_cost import compiled_cost
+from jrc.train import _budget
 
 DEPTH, WIDTH, BATCH = 3, 16, 64
 TX = optax.adam(1e-3)
@@ -113,6 +116,57 @@ def test_operations_are_counted_and_not_predicted():
     specs = dict(in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
     jax.eval_shape(jax.shard_map(part, mesh=mesh("shard_map"), **specs), params, batch())
     assert [step.plan.verified.flops] == counted != [step.plan.predicted.flops]
+
+
+@pytest.fixture
+def on_target(monkeypatch):
+    """The steps that are compiled for a plan; CPU devices stand in for those of a target."""
+    found = []
+
+    def compiled(*args, **options):
+        found.append(args)
+        return compiled_cost(*args, **options)
+
+    monkeypatch.setattr(plan_within, "compiled_cost", compiled)
+    monkeypatch.setattr(_budget, "is_compile_only", lambda device: True)
+    return found
+
+
+def chain(params, batch, key):
+    """A loss with several plans, which names a mesh axis."""
+    del key
+    for i in range(6):
+        batch = jnp.tanh(jnp.sin(batch) @ params[i % DEPTH])
+    return jnp.mean(batch**2) + 0 * jax.lax.axis_index("data")
+
+
+def planned_on_target(budget, **options):
+    state, _ = start()
+    step = jrc.make_train_step(
+        chain, TX, mesh=mesh("shard_map"), memory_budget=budget, donate=False, **options
+    )
+    step.lower(state, batch(512))
+    return step.plan
+
+
+def test_a_step_on_a_target_is_compiled_three_times_at_most(on_target, caplog):
+    with caplog.at_level("INFO", "jrc"):
+        plan = planned_on_target("150KiB")
+    assert plan.reruns and plan.verified.peak_bytes <= plan.budget
+    assert 2 <= plan.compilations == len(on_target) <= 3
+    assert f"(compilation {len(on_target)} of at most 3)" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_step_on_a_target_is_refused_after_few_compilations(on_target, caplog):
+    # The leanest is found among predictions, where the mesh axis must be known.
+    with pytest.raises(jrc.BudgetError, match="the whole step around"):
+        planned_on_target("1kB")
+    assert len(on_target) <= 5
+    on_target.clear()
+    with caplog.at_level("INFO", "jrc"):
+        planned_on_target(0.3, compilations=4)
+    assert len(on_target) > 3 and "of at most" not in caplog.text
 
 
 def test_a_large_budget_recomputes_nothing():

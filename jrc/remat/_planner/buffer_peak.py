@@ -97,7 +97,7 @@ class _Lifetimes:
                 if v in self.same or v in results or v not in self.written.users:
                     continue
                 found[v] = _Lifetime(v, self.program.sizes[v], t, self.last.get(v, t))
-                if self.written.kinds[k] in _IN_PLACE:
+                if self.written.kinds[k] in _IN_PLACE and k not in self.written.continue_products:
                     self._write_over(found[v], free)
         return list(found.values())
 

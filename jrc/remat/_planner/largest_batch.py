@@ -16,12 +16,12 @@ from jrc._text import html_of, memory_text
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._planner.budget import checked_budget
+from jrc.remat._planner.compilations import compilation_limits
 from jrc.remat._planner.host_link import host_link
 from jrc.remat._planner.make_plan import plan
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import least_peak
-from jrc.remat._planner.settings import SETTINGS
 
 _logger = logging.getLogger("jrc")
 
@@ -170,10 +170,10 @@ def largest_batch(
 
     def leanest(batch: int) -> int:
         # As `plan` does below.
-        few = SETTINGS.most_compilations(bool(there), link is not None)
+        few, bound = compilation_limits(None, bool(there), link is not None)
         problem = PlanningProblem.of(
             fn, arguments(batch), argnums, has_aux, who, few,
-            respect_checkpoints, most=few if there else None, link=link,
+            respect_checkpoints, most=bound, link=link,
         )  # fmt: skip
         least = known(batch)
         if problem.is_split:

@@ -13,18 +13,18 @@ import jax.numpy as jnp
 from jrc._multihost import all_or_none
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target
-from jrc._validate import check_flag, whole_number
+from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._planner.budget import BudgetError, checked_budget
 from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.compilations import checked_compilations, compilation_limits
 from jrc.remat._planner.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.host_link import host_link
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.plan_cache import check_cache, plan_in
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import calibrated, choose
-from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.signature import Signature, signature_of
 from jrc.remat._planner.trace import traced_for_plan
 
@@ -219,19 +219,13 @@ class _Search:
         who = self.who
         check_flag(verify, "verify", who)
         self.target = there = checked_target(target, who)
-        remedy = "Five find one of about thirty plans, each more doubles their number."
-        # Where a compilation may take a minute, no more than these unless the user asks for more.
-        is_bounded = there and verify and compilations is None
-        if compilations is None:
-            compilations = SETTINGS.most_compilations(bool(there), offload is not False)
-        compilations = whole_number(
-            compilations, "compilations", who, least=1, most=10, remedy=remedy
-        )
-        self.most = compilations if is_bounded else None
+        asked = checked_compilations(compilations, who)
+        self.compilations, most = compilation_limits(asked, bool(there), offload is not False)
+        self.most = most if verify else None
         check_cache(cache, who)
         self.fn, self.args = fn, abstract_on(there, args, who) if there else args
         self.argnums, self.has_aux, self.verify = argnums, has_aux, verify
-        self.compilations, self.cache = compilations, cache
+        self.cache = cache
         self.respects = respect_checkpoints
         self.name = there.name if there else ""
         self.link = host_link(offload, there, jax.tree.leaves(self.args), who)

@@ -11,6 +11,7 @@ from jrc._progress import shown_meanwhile
 from jrc._tree import aval_of
 from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.candidates import Candidate
+from jrc.remat._planner.compilations import compilation_limits
 from jrc.remat._planner.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.host_link import HostLink
 from jrc.remat._planner.make_plan import fingerprint_of, plan_of_process_0
@@ -29,6 +30,8 @@ def plan_within(
     split: bool = False,
     respect_checkpoints: bool = False,
     link: HostLink | None = None,
+    on_target: bool = False,
+    compilations: int | None = None,
 ) -> Plan:
     """Return the plan for a function inside of a larger program, whose whole peak is to fit.
 
@@ -42,15 +45,18 @@ def plan_within(
         split: Whether XLA splits the program over devices, so that predictions are calibrated.
         respect_checkpoints: As for `plan`.
         link: What copies to the host cost, where saved values may be moved there.
+        on_target: Whether the program is lowered for an accelerator that is not there.
+        compilations: As for `plan`.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
     """
     limit = checked_budget(budget, who)
+    limits = compilation_limits(compilations, on_target, link is not None)
 
     def found() -> Plan:
         problem = _problem_within(
-            fn, lower, who, has_aux, respect_checkpoints, platform, link, split
+            fn, lower, who, has_aux, respect_checkpoints, platform, link, split, limits
         )
         known: dict[str, CompiledCost] = {}
 
@@ -70,22 +76,28 @@ def plan_within(
                 known[text] = compiled_cost(lowered, platform, counts_sent=split)
             return known[text]
 
-        def counted(candidate: Candidate) -> int:
-            found: list[int] = []
-
-            @named_like(fn)
-            def counting(*args: Any) -> Any:
-                if not found:  # mesh axes: as above
-                    found.append(problem.counted(candidate))
-                return fn(*args)
-
-            lower(counting)
-            return found[0]
-
-        return choose(problem, limit, compiled, who, counted)
+        return choose(problem, limit, compiled, who)
 
     with shown_meanwhile(f"{who}: tracing and solving"):
         return plan_of_process_0(found, who)
+
+
+def _inside(
+    fn: Callable[..., Any],
+    lower: Callable[[Callable[..., Any]], jax.stages.Lowered],
+    find: Callable[[], Any],
+) -> Any:
+    """Return what `find` returns where the larger program calls the function."""
+    found: list[Any] = []
+
+    @named_like(fn)
+    def finding(*args: Any) -> Any:
+        if not found:
+            found.append(find())
+        return fn(*args)
+
+    lower(finding)
+    return found[0]
 
 
 def _problem_within(
@@ -97,6 +109,7 @@ def _problem_within(
     platform: str | None,
     link: HostLink | None,
     split: bool,
+    limits: tuple[int, int | None],
 ) -> PlanningProblem:
     """The planning problem of a function, for the arguments that a larger program calls it with."""
     found: list[PlanningProblem] = []
@@ -113,10 +126,13 @@ def _problem_within(
                     0,
                     has_aux(out),
                     who,
+                    compilations=limits[0],
+                    most=limits[1],
                     respect_checkpoints=respect_checkpoints,
                     platform=platform,
                     link=link,
                     split=split,
+                    inside=functools.partial(_inside, fn, lower),
                 )
             )
         return out

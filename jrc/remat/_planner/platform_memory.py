@@ -35,6 +35,8 @@ class PlatformMemory:
             reads copies.
         computes_operands: Whether a product or a convolution computes its operands while it reads
             what they are made from.
+        continues_products: Whether arithmetic that alone reads a product or a convolution is
+            computed in its kernel, so that only the last result is written.
         rounds_operands: Whether products of float32 read it as bfloat16, so that what they alone
             read is written as that.
         repeats_functions: Whether `exp`, `tanh` and the like are computed again in each reader.
@@ -49,6 +51,7 @@ class PlatformMemory:
     writes_broadcasts: bool = False
     copies_operands: bool = False
     computes_operands: bool = False
+    continues_products: bool = False
     rounds_operands: bool = False
     repeats_functions: bool = False
     random_words: int = 0
@@ -80,6 +83,7 @@ _PLATFORMS = {
         "tpu",
         has_tiles=True,
         computes_operands=True,
+        continues_products=True,
         rounds_operands=True,
         repeats_functions=True,
     ),

@@ -67,6 +67,8 @@ class PlanningProblem:
         followed: Of candidates whose gradient program was followed, the peak in bytes.
         most: At most so many programs are compiled, but for a wrong prediction; `None` sets no
             such bound.
+        inside: Calls a function where the function may be traced: where the mesh axes that it names
+            are known.
     """
 
     candidates: tuple[Candidate, ...]
@@ -91,6 +93,7 @@ class PlanningProblem:
     memory: PlatformMemory = CPU
     followed: dict[Candidate, int] = dataclasses.field(default_factory=dict)
     most: int | None = None
+    inside: Callable[[Callable[[], Any]], Any] = lambda find: find()
 
     @classmethod
     def of(
@@ -107,6 +110,7 @@ class PlanningProblem:
         most: int | None = None,
         link: HostLink | None = None,
         split: bool | None = None,
+        inside: Callable[[Callable[[], Any]], Any] = lambda find: find(),
     ) -> "PlanningProblem":
         """Trace a function, and find its candidates.
 
@@ -157,6 +161,7 @@ class PlanningProblem:
             target=target,
             memory=memory,
             most=most,
+            inside=inside,
             is_split=is_split(arguments.leaves) if split is None else split,
         )
         problem.follow(row.candidates[-1], gradient)
@@ -196,8 +201,9 @@ class PlanningProblem:
         limit = SETTINGS.followed_margin * min(each.temporaries for each in self.all)
         count = len(self.candidates)
         near = {i for i in range(count, len(self.all)) if self.all[i].temporaries <= limit}
-        peaks = {i: (self.follow(self.all[i]), self.all[i].saved) for i in {*self.leanest, *near}}
-        order = sorted(peaks, key=peaks.__getitem__)
+        some = {i: self.all[i] for i in {*self.leanest, *near}}
+        self.follow_all(some.values())
+        order = sorted(some, key=lambda i: (self.followed[some[i]], some[i].cost))
         return tuple(order[: 1 if self.most is not None else len(self.leanest)])
 
     def cost_order(self, i: int) -> tuple[int, int]:
@@ -245,10 +251,18 @@ class PlanningProblem:
         """
         if candidate not in self.followed:
             if gradient is None:
-                gradient = self.arguments.traced(self.applied(candidate, self.fn), self.has_aux)
+                gradient = self._gradient(candidate)
             temporaries = peak_of_temporaries(gradient, self.memory)
             self.followed[candidate] = self.given + self.returned + temporaries
         return self.followed[candidate]
+
+    def follow_all(self, candidates: Iterable[Candidate]) -> None:
+        """Follow each candidate that was not, where the function may be traced."""
+        if new := [each for each in candidates if each not in self.followed]:
+            self.inside(lambda: [self.follow(each) for each in new])
+
+    def _gradient(self, candidate: Candidate) -> Any:
+        return self.arguments.traced(self.applied(candidate, self.fn), self.has_aux)
 
     @property
     def few(self) -> tuple[Candidate, ...]:
@@ -286,7 +300,7 @@ class PlanningProblem:
         """Return the FLOPs of the gradient program under a candidate's decision."""
         if candidate.decision is None:
             return self.flops
-        return flops(self.arguments.traced(self.applied(candidate, self.fn), self.has_aux))
+        return self.inside(lambda: flops(self._gradient(candidate)))
 
     def lowered(self, candidate: Candidate) -> jax.stages.Lowered:
         """Return the gradient program under a candidate's decision, lowered.
@@ -302,7 +316,6 @@ class PlanningProblem:
         candidate: Candidate,
         budget: int,
         memory: Mapping[int, CompiledCost],
-        counted: Callable[[Candidate], int] | None = None,
     ) -> Plan:
         """Return a candidate as a plan.
 
@@ -310,13 +323,11 @@ class PlanningProblem:
             candidate: The candidate.
             budget: Bytes that were asked for.
             memory: Of the candidates that were compiled, by number in `all`, the compiled cost.
-            counted: Counts the FLOPs of a candidate; `None` for the method of this name.
         """
         i = self.all.index(candidate)
         verified = None
         if i in memory:
-            count = counted or self.counted
-            verified = self._estimate(memory[i].peak, count(candidate), memory[i].host)
+            verified = self._estimate(memory[i].peak, self.counted(candidate), memory[i].host)
         followed = [self.all[k] for k in memory] or self.few
         decision = candidate.decision
         opaque = opaque_under(decision, self.opaque)

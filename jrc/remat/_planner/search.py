@@ -27,7 +27,6 @@ def choose(
     budget: int | float,
     compiled: Callable[[Candidate], CompiledCost] | None,
     who: str,
-    counted: Callable[[Candidate], int] | None = None,
 ) -> Plan:
     """Return the plan of the candidate that fits.
 
@@ -36,7 +35,6 @@ def choose(
         budget: Bytes, or a fraction between the least peak and that with nothing recomputed.
         compiled: Compiles a candidate; `None` where the prediction decides.
         who: The public function, for errors and log lines.
-        counted: Counts the FLOPs of the chosen candidate; `None` for `problem.counted`.
 
     Raises:
         BudgetError: If no candidate fits.
@@ -72,7 +70,7 @@ def choose(
     leanest = min(peaks.memory or range(len(problem.all)), key=peaks.of)
     chosen = leanest if found is None else found
     candidate = problem.all[chosen]
-    plan = peaks.problem.plan_of(candidate, budget, peaks.memory, counted)
+    plan = peaks.problem.plan_of(candidate, budget, peaks.memory)
     if found is None:
         text = _refusal(problem, plan, peaks.memory.get(leanest), who)
         raise BudgetError(text, peaks.of(leanest), plan)
@@ -143,6 +141,11 @@ def _cheaper_by_hand(
     if problem.most is not None:
         compilations = min(compilations, max(problem.most - len(peaks.memory), 0))
     ways = sorted(range(count, len(every)), key=problem.cost_order)
+    if peaks.compiled and not problem.is_split:
+        far = SETTINGS.followed_margin * budget
+        problem.follow_all(
+            every[i] for i in ways if every[i].cost < most and peaks.expected(i) <= far
+        )
     for limit in limits:
         for i in (i for i in ways if every[i].cost < most):
             if i not in peaks.memory:
@@ -192,12 +195,12 @@ class _Peaks:
     def expected(self, i: int) -> int:
         """Return the predicted peak of a candidate in bytes, in the light of those compiled.
 
-        Where programs are compiled, that of a way by hand is of its own gradient program: it has
-        no place in the row, between whose candidates a line tells the peak.
+        That of a way by hand is of its own gradient program, where it was followed: it has no
+        place in the row, between whose candidates a line tells the peak.
         """
         candidate = self.problem.all[i]
         known = [self.problem.all[k] for k in self.memory] or list(self.problem.few)
-        if self.compiled and i >= len(self.problem.candidates):
+        if i >= len(self.problem.candidates) and candidate in self.problem.followed:
             known.append(candidate)
         return self.problem.predicted(candidate, known).peak_bytes
 

@@ -123,15 +123,6 @@ class PlannerSettings:
     offloaded_share: float = 0.005
     raw_key_words: int = 64
 
-    def most_compilations(self, on_target: bool, offloads: bool) -> int:
-        """Return how many programs a search may compile unless the user says so.
-
-        Args:
-            on_target: Whether it is for an accelerator that is not there.
-            offloads: Whether values may lie in the host's memory; one more is then compiled.
-        """
-        return (self.compilations_on_target if on_target else self.compilations) + offloads
-
 
 SETTINGS = PlannerSettings()
 """The settings in use."""

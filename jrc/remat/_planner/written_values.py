@@ -11,6 +11,9 @@ convolution with the arithmetic that follows; a broadcast that this reads, and s
 too, is written in full. An operand that it reads with several axes as one is the value itself where
 that is written; where it is not, it is computed again for this operand, as for each copy in
 another order.
+
+On a TPU the kernel of a product or a convolution goes on with the arithmetic that alone reads its
+result, such as a bias or a residual connection, and writes what comes out of that.
 """
 
 import enum
@@ -85,6 +88,7 @@ class WrittenValues:
     Attributes:
         kinds: How the compiler treats each operation.
         is_written: Whether each operation writes its results.
+        continue_products: The operations at the end of a product's kernel, which write its result.
     """
 
     def __init__(self, program: Operations) -> None:
@@ -96,6 +100,9 @@ class WrittenValues:
             for v in dict.fromkeys(operation.reads):
                 self.users.setdefault(v, []).append(k)
         self.is_written = self._written()
+        self.continue_products: set[int] = set()
+        if self.memory.continues_products:
+            self._continue_products()
 
     def last_reads(self, at: Mapping[int, int]) -> dict[int, int]:
         """Return for each value in memory the time of the last operation that reads it.
@@ -163,6 +170,37 @@ class WrittenValues:
                 written[k] = maker is not None and not written[maker]
         return written
 
+    def _continue_products(self) -> None:
+        """Let the arithmetic that alone reads a product be written in the product's place.
+
+        Arithmetic that reads several products is computed behind the last.
+        """
+        results = set(self.program.results)
+        taken: set[int] = set()
+        for k in range(len(self.program.list) - 1, -1, -1):
+            operation = self.program.list[k]
+            if not _is_product(operation) or len(operation.makes) != 1:
+                continue
+            end = k
+            while results.isdisjoint(self.program.list[end].makes):
+                user = self._only_arithmetic(end)
+                if user is None or user in taken:
+                    break
+                taken.add(user)
+                end = user
+            if end != k:
+                self.is_written[k], self.is_written[end] = False, True
+                self.continue_products.add(end)
+
+    def _only_arithmetic(self, k: int) -> int | None:
+        """The one reader of a result, if it is arithmetic on each of its entries."""
+        (value,) = self.program.list[k].makes
+        users = self.users.get(value, [])
+        if len(users) != 1 or self.kinds[users[0]] not in (Kind.ARITHMETIC, Kind.FUNCTION):
+            return None
+        (result,) = self.program.list[users[0]].makes
+        return users[0] if self.program.shapes[result] == self.program.shapes[value] else None
+
     def _is_fused(self, k: int, users: Sequence[int], call: dict[int, int]) -> bool:
         if not users or not all(map(self._takes_along, users)):
             return False
@@ -184,9 +222,7 @@ class WrittenValues:
         """Whether an operation computes its operands in its own kernel."""
         if self.kinds[k] in _FUSING:
             return True
-        eqn = self.program.list[k].eqn
-        is_product = eqn is not None and facts_of(eqn).is_contraction
-        return is_product and self.memory.computes_operands
+        return self.memory.computes_operands and _is_product(self.program.list[k])
 
     def _is_read_by_a_call(self, k: int) -> bool:
         """Whether a broadcast with several readers is read by what continues a product."""
@@ -232,6 +268,10 @@ class WrittenValues:
             return operation.name in _CONTINUED
         axes = operation.eqn.params.get("axes", ()) if operation.eqn is not None else ()
         return len(self.program.shapes[operation.reads[0]]) - 1 in axes
+
+
+def _is_product(operation: Operation) -> bool:
+    return operation.eqn is not None and facts_of(operation.eqn).is_contraction
 
 
 def _keeps_its_shape(product: Operation) -> bool:
