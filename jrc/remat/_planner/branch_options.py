@@ -15,6 +15,7 @@ from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.execute import construct
+from jrc.remat._planner.save_sets import distinct, policy_sets
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import NOTHING_SAVED, InnerOption, solve, spread_evenly
 from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
@@ -38,12 +39,18 @@ class _Choice:
     decision: Decision | None
 
 
+_NOTHING = _Choice(0, 0, 0, None)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Branch:
-    """The ways to run a branch, the leanest first, and that of a person: all of it run again."""
+    """The ways to run a branch, the leanest first, and those of a person: under one checkpoint.
+
+    The latter by what is saved of it; none where something in it must run once.
+    """
 
     choices: list[_Choice]
-    by_hand: _Choice | None
+    by_hand: dict[str, _Choice]
 
 
 def branch_options(front: Front, program: Program, p: int, active: set[Any]) -> list[InnerOption]:
@@ -73,9 +80,12 @@ def _options(front: Front, program: Program, p: int, active: set[Any]) -> list[I
         tuple(_within(branch.choices, level) for branch in branches) for level in picked
     )
     found = [_option(program, p, active, choices) for choices in combined]
-    by_hand = [branch.by_hand for branch in branches if branch.by_hand]
-    if len(by_hand) == len(branches) and any(choice.flops for choice in by_hand):
-        found.append(_option(program, p, active, by_hand, NOTHING_SAVED))
+    by_hand = [branch.by_hand for branch in branches]
+    for name in dict.fromkeys(name for each in by_hand for name in each) if all(by_hand) else ():
+        # A branch that has nothing of what is saved is under a bare `jax.checkpoint`.
+        chosen = [each.get(name, each[NOTHING_SAVED]) for each in by_hand]
+        if any(choice.flops for choice in chosen):
+            found.append(_option(program, p, active, chosen, name))
     return found
 
 
@@ -94,17 +104,21 @@ def _branch(front: Front, branch: Program, eqn: Any, active: set[Any]) -> _Branc
         )
         for point in spread_evenly(points, graph.flops, SETTINGS.branch_levels)
     ]
-    return _Branch(choices or [_Choice(0, 0, 0, None)], _all_recomputed(graph))
+    sets = {NOTHING_SAVED: frozenset[int]()} | policy_sets(branch, graph)
+    by_hand = {name: _under_checkpoint(graph, values) for name, values in distinct(sets).items()}
+    is_free = not any(node.runs_once for node in graph.nodes) or by_hand[NOTHING_SAVED] == _NOTHING
+    return _Branch(choices or [_NOTHING], by_hand if is_free else {})
 
 
-def _all_recomputed(graph: CostGraph) -> _Choice | None:
-    """A branch under one `jax.checkpoint`; `None` where something in it must run once."""
-    points = solve(graph, saved=frozenset())[:1]
-    if any(node.runs_once for node in graph.nodes) or not points:
-        return None if points else _Choice(0, 0, 0, None)
-    decision = decision_of_blocks(graph, points[0], [range(len(graph.nodes))])
+def _under_checkpoint(graph: CostGraph, values: frozenset[int]) -> _Choice:
+    """A branch under one `jax.checkpoint`, which saves some values of it."""
+    points = solve(graph, saved=values)[:1]
+    if not points:
+        return _NOTHING
+    (point,) = points
+    decision = decision_of_blocks(graph, point, [range(len(graph.nodes))], by_name=bool(values))
     flops = recomputed_flops(graph, decision)
-    return _Choice(points[0].peak, points[0].peak, flops, decision if flops else None)
+    return _Choice(point.peak - point.saved, point.peak, flops, decision if flops else None)
 
 
 def _spread(count: int, most: int) -> list[float]:

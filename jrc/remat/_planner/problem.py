@@ -203,8 +203,10 @@ class PlanningProblem:
         near = {i for i in range(count, len(self.all)) if self.all[i].temporaries <= limit}
         some = {i: self.all[i] for i in {*self.leanest, *near}}
         self.follow_all(some.values())
-        order = sorted(some, key=lambda i: (self.followed[some[i]], some[i].cost))
-        return tuple(order[: 1 if self.most is not None else len(self.leanest)])
+        # Ways of equal peak and cost are one program, or nearly.
+        order = {(self.followed[some[i]], some[i].cost): i for i in sorted(some, reverse=True)}
+        few = 1 if self.most is not None else len(self.leanest)
+        return tuple(i for _, i in sorted(order.items())[:few])
 
     def cost_order(self, i: int) -> tuple[int, int]:
         """Return what orders the candidates: time in FLOPs, then predicted bytes."""

@@ -146,11 +146,15 @@ def _cheaper_by_hand(
         problem.follow_all(
             every[i] for i in ways if every[i].cost < most and peaks.expected(i) <= far
         )
+    tried: set[tuple[int, int]] = set()
     for limit in limits:
         for i in (i for i in ways if every[i].cost < most):
             if i not in peaks.memory:
-                if peaks.expected(i) > limit or not compilations:
+                # Ways of equal cost and peak are one program, or nearly.
+                alike = (every[i].cost, peaks.expected(i))
+                if alike[1] > limit or alike in tried or not compilations:
                     continue
+                tried.add(alike)
                 compilations -= 1
             if peaks.of(i) <= budget:
                 found, most = i, every[i].cost

@@ -111,7 +111,7 @@ class PlannerSettings:
     followed_margin: float = 1.5
     compiled_margin: float = 1.15
     cheaper_compiled: int = 2
-    cheaper_margin: float = 1.1
+    cheaper_margin: float = 1.08
     by_hand_margin: float = 1.25
     plain_first_ratio: int = 2
     followed_equations: int = 800
