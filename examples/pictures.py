@@ -37,20 +37,23 @@ def pyplot():
     return plt
 
 
-def draw(path, title, panels, size, caption=""):
+def draw(path, title, panels, size, caption="", columns=None):
     """Write a PNG of panels side by side; return its path, or None without matplotlib.
 
-    Each panel is called with its axes; `size` is its width and height in inches.
+    Each panel is called with its axes; `size` is its width and height in inches. With `columns`
+    there are as many in each row.
     """
     if (plt := pyplot()) is None:
         return None
     with plt.rc_context(STYLE):
-        figure, row = plt.subplots(
-            1, len(panels), figsize=(size[0] * len(panels), size[1]), layout="constrained",
+        columns = columns or len(panels)
+        rows = len(panels) // columns
+        figure, grid = plt.subplots(
+            rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained",
             squeeze=False,
         )  # fmt: skip
         figure.get_layout_engine().set(wspace=0.06)
-        for axes, panel in zip(row[0], panels, strict=True):
+        for axes, panel in zip(grid.flat, panels, strict=True):
             panel(axes)
         figure.suptitle(title, fontsize=15, weight="bold", x=0.01, ha="left")
         if caption:

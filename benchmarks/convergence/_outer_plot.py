@@ -15,7 +15,7 @@ from benchmarks.convergence._plot import curves
 SHOWN = {
     "adamw": ("AdamW, dense", pictures.GREY, "-", "right"),
     "dgc": ("DGC 99.9 %, SGD", pictures.RED, "-", "right"),
-    "diloco_15": ("DiLoCo,\nevery 15", pictures.GREEN, "-", "right"),
+    "diloco_15": ("DiLoCo,\nevery 15", pictures.GREEN, "-", "above right"),
     "diloco_15_4bit": ("DiLoCo, 4 bits,\nevery 15", pictures.GREEN, "--", "below right"),
     "sparseloco_5": ("SparseLoCo,\nevery 5", pictures.BLUE, ":", "below right"),
     "sparseloco_15": ("SparseLoCo,\nevery 15", pictures.BLUE, "-", "below left"),
@@ -24,6 +24,7 @@ SHOWN = {
 PLACES: Mapping[str, Any] = {
     "right": {"xytext": (9, 0), "ha": "left", "va": "center"},
     "left": {"xytext": (-9, 0), "ha": "right", "va": "center"},
+    "above right": {"xytext": (-6, 12), "ha": "left", "va": "bottom"},
     "below left": {"xytext": (6, -9), "ha": "right", "va": "top"},
     "below right": {"xytext": (-6, -9), "ha": "left", "va": "top"},
 }
@@ -47,10 +48,11 @@ def plot(report: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path | None
                                title=f"{link}, {_title(count, runs)}")
              for count, runs in shown.items() for link in LINKS]  # fmt: skip
     path = pictures.draw(
-        folder / "outer.png", "Held-out loss against what a replica has sent", sent, (11, 5.5)
-    )
+        folder / "outer.png", "Held-out loss against what a replica has sent", sent, (11, 5.5),
+        columns=1,
+    )  # fmt: skip
     title = f"Held-out loss against modelled time, {seconds_text(STEP_TIME)} of computation a step"
-    pictures.draw(folder / "outer_time.png", title, times, (7.5, 5.5))
+    pictures.draw(folder / "outer_time.png", title, times, (6.5, 5), columns=len(LINKS))
     return path
 
 
