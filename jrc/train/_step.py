@@ -218,8 +218,10 @@ def make_train_step(
             stay as they are, as for `jrc.plan`.
         offload: With a budget, whether values that loops save may be moved to the host's memory, or
             the bytes per second that copies reach, as for `jrc.plan`.
-        compilations: With a budget, about how many times the step may be compiled for its plan. By
-            default five; three at most on a mesh of `jrc.target(...).devices`, as for `jrc.plan`.
+        compilations: With a budget, how many steps of the search may compile, 1 to 10, as for
+            `jrc.plan`: both ends of a fraction and ways by hand come besides. Not given, it is
+            five, and on a mesh of `jrc.target(...).devices` three, which is then the bound on all
+            compilations; one more with `offload`.
         accumulate: Number of equal parts into which the batch of a replica is split; their
             gradients are averaged before the update.
         donate: Whether the step may reuse the memory of its argument `state`.
@@ -236,13 +238,14 @@ def make_train_step(
             not a plan, `accumulate` not a whole number, or `donate` not a bool; at the first call,
             if `loss_fn` does not take its arguments, `tx` needs an extra argument that it does not
             get, or the state is not from `jrc.init_state`.
-        ValueError: If `via` is unknown, `accumulate` below 1, an axis missing, or `plan` and
-            `memory_budget` both given; for more than one process or a budget with `"pmap"`; at the
-            first call, for a batch that does not split or differs between processes, a state on
-            other devices or another mesh, a loss that is not a scalar, a compression
-            over another axis or with `"jit"` on several devices, parameters that are split over
-            the axis of replicas, a mesh axis that nothing is split over, or a plan for another
-            program.
+        ValueError: If `via` is unknown, `accumulate` below 1, an axis missing, `plan` and
+            `memory_budget` both given, `compilations` not from 1 to 10, or it, `offload` or
+            `respect_checkpoints` given without a budget; for more than one process or a budget with
+            `"pmap"`; at the first call, for a batch that does not split or differs between
+            processes, a state on other devices or another mesh, a loss that is not a scalar, a
+            compression over another axis or with `"jit"` on several devices, parameters that are
+            split over the axis of replicas, a mesh axis that nothing is split over, or a plan for
+            another program.
         BudgetError: At the first call, if no plan fits; on one process it stops all of them.
 
     Example:

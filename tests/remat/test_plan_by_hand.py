@@ -235,16 +235,53 @@ def branching(wrap):
 
 
 @pytest.mark.slow
-def test_branches_under_checkpoint_are_a_way_by_hand():
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("every branch recomputed", None),
+        ("every branch recomputed, products saved", jax.checkpoint_policies.dots_saveable),
+    ],
+)
+def test_branches_under_checkpoint_are_a_way_by_hand(name, policy):
     loss, *args = branching(lambda fn: fn)
     problem = PlanningProblem.of(loss, tuple(args), 0, False, "test")
-    (every,) = [each for each in problem.by_hand if each.name == "every branch recomputed"]
-    by_hand = jax.jit(jax.value_and_grad(branching(jax.checkpoint)[0])).lower(*args)
+    (every,) = [each for each in problem.by_hand if each.name == name]
+    wrapped = branching(functools.partial(jax.checkpoint, policy=policy))[0]
+    by_hand = jax.jit(jax.value_and_grad(wrapped)).lower(*args)
     assert memory_needed(problem.lowered(every)).peak <= memory_needed(by_hand).peak
-    grads = [
-        jax.grad(fn)(*args) for fn in (problem.applied(every, loss), branching(jax.checkpoint)[0])
+    ours = problem.applied(every, loss)
+    assert largest_error(*(jax.grad(fn)(*args) for fn in (ours, wrapped))) == 0
+    assert (
+        operators(jax.grad(ours), *args)["dot_general"]
+        == (operators(jax.grad(wrapped), *args)["dot_general"])
+    )
+
+
+@pytest.mark.slow
+def test_each_branch_saves_what_a_policy_says_of_it():
+    """One has products with batch dimensions, the other has none; a policy is for both."""
+
+    def attend(w, x):
+        return jnp.einsum("blm,bmw->blw", jnp.tanh(jnp.einsum("blw,bmw->blm", x @ w, x)), x)
+
+    def feed(w, x):
+        return jnp.sin(jnp.tanh(x @ w) @ w)
+
+    def loss(weights, x, kinds):
+        for i, w in enumerate(weights):
+            x = jax.lax.cond(kinds[i], attend, feed, w, x)
+        return jnp.sum(x**2)
+
+    args = [jnp.eye(16)] * 4, jnp.ones((4, 8, 16)), jnp.arange(4) == 1
+    problem = PlanningProblem.of(loss, args, 0, False, "test")
+    name = "every branch recomputed, products without batch dimensions saved"
+    names = {each.name: each for each in problem.all if each.name}
+    counts = [
+        operators(jax.grad(problem.applied(names[each], loss)), *args)["dot_general"]
+        for each in ("every branch recomputed", name)
     ]
-    assert largest_error(*grads) == 0
+    # One of `attend`, both of `feed`: the derivative of `sin` reads the second.
+    assert counts[0] - counts[1] == 3 * 4
 
 
 def test_blocks_that_normalise_over_a_mapped_axis_are_recomputed():

@@ -331,3 +331,43 @@ def test_random_bits_of_a_cpu_are_two_words_for_an_entry():
     assert peak_on("gpu", kept, key, x) < words / 100
     other = jax.eval_shape(functools.partial(jax.random.key, impl="rbg"), 0)
     assert peak_on("cpu", kept, other, x) <= words / 2
+
+
+def test_operations_on_other_literals_shapes_or_orders_are_others():
+    def names(fn, *args):
+        return [each.name for each in Operations(jax.make_jaxpr(fn)(*args), memory_on("cpu")).list]
+
+    x = array(64, 64)
+    clipped = names(lambda x: jnp.clip(x, 0, 1) + jnp.clip(x, 0, 2) + jnp.clip(x, 0, 2), x)
+    assert clipped.count("min") >= 2
+    sums = names(lambda x: (x.sum(0), x.reshape(32, 128).sum(0), x.sum(0)), x)
+    assert sums.count("reduce_sum") == 2
+    y, u = array(8, 8, 8), array(8, 8)
+
+    def orders(y, u):
+        y = jnp.cumsum(y, 0)
+        first, second = (((0, 1), (0, 1)), ((), ())), (((0, 2), (0, 1)), ((), ()))
+        dot = jax.lax.dot_general
+        return dot(y, u, first), dot(y, u, second), dot(y, 2 * u, first)
+
+    assert names(orders, y, u).count("copy") == 2
+
+
+def test_only_threefry_is_computed_in_its_readers():
+    def kept(key, x):
+        return jax.random.bernoulli(key, 0.9, x.shape) * x
+
+    x = array(1024, 64)
+    for impl, peak in (("threefry2x32", 0), ("rbg", x.size * 4)):
+        key = jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0)
+        assert peak_on("tpu", kept, key, x) == pytest.approx(peak, abs=100)
+
+
+def test_arrays_that_change_are_read_for_every_platform():
+    def loss(w, x):
+        ref = jax.new_ref(x @ w)
+        ref[...] = jnp.tanh(ref[...])
+        return jnp.sum(ref[...])
+
+    for platform in ("cpu", "gpu", "tpu"):
+        assert peak_on(platform, loss, array(8, 8), array(64, 8)) >= 0

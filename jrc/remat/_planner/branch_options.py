@@ -15,7 +15,7 @@ from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.execute import construct
-from jrc.remat._planner.save_sets import distinct, policy_sets
+from jrc.remat._planner.save_sets import policy_sets
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import NOTHING_SAVED, InnerOption, solve, spread_evenly
 from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
@@ -81,10 +81,12 @@ def _options(front: Front, program: Program, p: int, active: set[Any]) -> list[I
     )
     found = [_option(program, p, active, choices) for choices in combined]
     by_hand = [branch.by_hand for branch in branches]
+    known: list[list[_Choice]] = []
     for name in dict.fromkeys(name for each in by_hand for name in each) if all(by_hand) else ():
         # A branch that has nothing of what is saved is under a bare `jax.checkpoint`.
         chosen = [each.get(name, each[NOTHING_SAVED]) for each in by_hand]
-        if any(choice.flops for choice in chosen):
+        if chosen not in known and any(choice.flops for choice in chosen):
+            known.append(chosen)
             found.append(_option(program, p, active, chosen, name))
     return found
 
@@ -105,7 +107,7 @@ def _branch(front: Front, branch: Program, eqn: Any, active: set[Any]) -> _Branc
         for point in spread_evenly(points, graph.flops, SETTINGS.branch_levels)
     ]
     sets = {NOTHING_SAVED: frozenset[int]()} | policy_sets(branch, graph)
-    by_hand = {name: _under_checkpoint(graph, values) for name, values in distinct(sets).items()}
+    by_hand = {name: _under_checkpoint(graph, values) for name, values in sets.items()}
     is_free = not any(node.runs_once for node in graph.nodes) or by_hand[NOTHING_SAVED] == _NOTHING
     return _Branch(choices or [_NOTHING], by_hand if is_free else {})
 

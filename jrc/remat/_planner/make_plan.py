@@ -51,7 +51,7 @@ def plan(
     of candidates from the leanest to nothing recomputed; the budget picks one of them by compiling
     a few. Ways by hand stand beside them: every block under `jax.checkpoint`, products saved, and
     the like. Nothing is run. The function is called twice to find the row, and once more for each
-    candidate that is compiled.
+    candidate that is compiled, and for each way by hand that may be the leanest.
 
     `Plan.apply` is the plan itself; `Plan.policy` says it by names, for a framework that takes a
     policy of `jax.checkpoint`.
@@ -107,9 +107,9 @@ def plan(
             the leanest and the plain one), and one more with `offload`; each more halves the steps
             of the row of plans. One is enough where nothing need be recomputed, and one more is
             compiled where only the model thought so. Up to two more are ways by hand that would
-            cost fewer FLOPs. Up to six more are compiled before a budget is refused: the two
-            leanest candidates, the three leanest ways by hand, and the plain one. Equal programs
-            are compiled once. With a target, where a compilation may take a minute, it is 3 if not
+            cost fewer FLOPs. Up to six more are compiled before a budget is refused: five that are
+            predicted leanest, ways by hand among them, and the plain one. Equal programs are
+            compiled once. With a target, where a compilation may take a minute, it is 3 if not
             given: ways by hand are then among these, and before a budget is refused the one that is
             predicted leanest is compiled, and the plain one.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
@@ -134,8 +134,9 @@ def plan(
     Raises:
         TypeError: If `fn` is no function, does not take the arguments, does not return a scalar
             loss as `has_aux` says, or the budget is neither a number nor text.
-        ValueError: If the budget is no size, `compilations` below 1, there is nothing floating to
-            be differentiated, or `offload` is asked for on a CPU, or where no rate is known.
+        ValueError: If the budget is no size, `compilations` not from 1 to 10, there is nothing
+            floating to be differentiated, or `offload` is asked for on a CPU, or where no rate is
+            known.
         BudgetError: If no plan fits; it carries the least peak and the plan that reaches it.
         ImportError: If the compiler of the target is not installed.
 

@@ -19,15 +19,17 @@ from typing import Any
 from jrc._jaxpr import primitive_name
 
 
-def copied_operands(eqn: Any) -> list[int]:
-    """Return which operands of a product or a convolution are copied into another order."""
+def copied_operands(eqn: Any) -> dict[int, tuple[int, ...]]:
+    """Return which operands of a product or a convolution are copied, and their axes in order."""
     name = primitive_name(eqn)
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
         usual = _usual_orders(len(numbers.lhs_spec))
         specs = (numbers.lhs_spec, numbers.rhs_spec)
-        return [i for i in range(2) if tuple(specs[i]) != usual[i]]
-    return [i for i in range(2) if _is_copied(eqn, i)] if name == "dot_general" else []
+        return {i: tuple(specs[i]) for i in range(2) if tuple(specs[i]) != usual[i]}
+    if name != "dot_general":
+        return {}
+    return {i: _order(eqn, i) for i in range(2) if _is_copied(eqn, i)}
 
 
 def merged_operands(eqn: Any) -> list[int]:
@@ -51,11 +53,16 @@ def _usual_orders(axes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _is_copied(product: Any, i: int) -> bool:
-    batched, free, contracted = _axes(product, i)
-    last = (contracted, free) if i else (free, contracted)
-    if [*batched, *last[0], *last[1]] == list(range(product.invars[i].aval.ndim)):
+    batched, _, _ = _axes(product, i)
+    if _order(product, i) == tuple(range(product.invars[i].aval.ndim)):
         return False
     return _has_several_axes(product, i) or list(batched) != list(range(len(batched)))
+
+
+def _order(product: Any, i: int) -> tuple[int, ...]:
+    """The axes of an operand in the order that the library reads."""
+    batched, free, contracted = _axes(product, i)
+    return (*batched, *((*contracted, *free) if i else (*free, *contracted)))
 
 
 def _has_several_axes(product: Any, i: int) -> bool:

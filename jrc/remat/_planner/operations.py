@@ -93,7 +93,8 @@ class Operations:
 
     def _new(self, aval: Any) -> int:
         made = self.new(self.memory.array_bytes(aval), tuple(getattr(aval, "shape", ())))
-        if self.memory.rounds_operands and getattr(aval, "dtype", None) == jnp.float32:
+        is_array = isinstance(aval, jax.core.ShapedArray)
+        if self.memory.rounds_operands and is_array and aval.dtype == jnp.float32:
             self._as_bfloat16[made] = self.memory.array_bytes(aval.update(dtype=jnp.bfloat16))
         return made
 
@@ -125,10 +126,17 @@ class Operations:
                     self._known[key] = makes
 
     def _key_of(self, eqn: Any, reads: Sequence[int | None]) -> Any:
-        """What an equation computes, as a key; `None` where its parameters are no key."""
-        pairs = zip(eqn.invars, reads, strict=True)
-        operands = [_constant(x) if value is None else value for x, value in pairs]
-        key = (eqn.primitive, *operands, *sorted(eqn.params.items()))
+        """What an equation computes, as a key; `None` where there is none.
+
+        A reshape is its operand, so that types are part of it. The literal that a call passes is
+        not known inside.
+        """
+        pairs = list(zip(eqn.invars, reads, strict=True))
+        if any(value is None and is_variable(x) for x, value in pairs):
+            return None
+        operands = [x.val if value is None else value for x, value in pairs]
+        types = [x.aval for x in (*eqn.invars, *eqn.outvars)]
+        key = (eqn.primitive, *operands, *types, *sorted(eqn.params.items()))
         try:
             hash(key)
         except TypeError:
@@ -219,21 +227,21 @@ class Operations:
         """Add the copies that bring operands and results into the order that a library reads."""
         pairs = [each for each in self.list if each.eqn is not None and len(each.reads) == 2]
         merged = {each.reads[i] for each in pairs for i in merged_operands(each.eqn)}
-        found, known = [], dict[tuple[str, int], int]()
+        found, known = [], dict[Any, int]()
 
-        def read(name: str, value: int) -> int:
+        def read(name: str, value: int, order: tuple[int, ...] = ()) -> int:
             if name == COPY and value in merged:
                 read(MERGED, value)  # the compiler adds copies later, and runs them later
-            if (name, value) not in known:
+            if (value, order) not in known:
                 found.append(self._copied(name, value))
-                known[name, value] = found[-1].makes[0]
-            return known[name, value]
+                known[value, order] = found[-1].makes[0]
+            return known[value, order]
 
         for operation in self.list:
             if operation.eqn is not None and len(operation.reads) == 2:
                 reads = list(operation.reads)
-                for i in copied_operands(operation.eqn):
-                    operation.reads[i] = read(COPY, reads[i])
+                for i, order in copied_operands(operation.eqn).items():
+                    operation.reads[i] = read(COPY, reads[i], order)
                 for i in merged_operands(operation.eqn):
                     operation.reads[i] = read(MERGED, reads[i])
             found.append(operation)
@@ -287,11 +295,6 @@ ELEMENTWISE = frozenset(
     "mul add sub neg div add_any integer_pow square max min select_n pow".split()
 )
 """The arithmetic whose operands may be broadcast."""
-
-
-def _constant(operand: Any) -> Any:
-    """A literal with its type; a variable that has no value in the program as it is."""
-    return operand if is_variable(operand) else (operand.aval, operand.val)
 
 
 def _memory(aval: Any) -> Any:

@@ -62,8 +62,8 @@ class PlatformMemory:
 
         It is 0 of another generator, and where readers compute the bits.
         """
-        is_threefry = "fry" in str(bits.invars[0].aval.dtype)
-        return is_threefry * self.random_words * _WORD * math.prod(bits.outvars[0].aval.shape)
+        words = self.random_words if is_threefry(bits) else 0
+        return words * _WORD * math.prod(bits.outvars[0].aval.shape)
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of device memory that an array of this type occupies."""
@@ -93,6 +93,11 @@ _PLATFORMS = {
 def memory_on(platform: str) -> PlatformMemory:
     """Return the assumptions for a platform; those of a CPU for one that is not known."""
     return _PLATFORMS.get(platform, CPU)
+
+
+def is_threefry(bits: Any) -> bool:
+    """Return whether a `random_bits` equation is arithmetic; other generators are kernels."""
+    return "fry" in str(bits.invars[0].aval.dtype)
 
 
 def _tiled_bytes(aval: Any) -> int:

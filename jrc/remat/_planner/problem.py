@@ -189,7 +189,6 @@ class PlanningProblem:
         few = (*range(min(SETTINGS.leanest_compiled, count)), *range(count, count + by_hand))
         return tuple(sorted(few, key=lambda i: self.all[i].temporaries))
 
-    @property
     def leanest_to_compile(self) -> tuple[int, ...]:
         """Those that may need least, the least peak first, each by its own gradient program.
 

@@ -63,7 +63,7 @@ def choose(
     if found is None:
         # Before a budget is refused, both ends are compiled, the lean one first. A prediction
         # costs nothing: all are asked.
-        lean = problem.leanest_to_compile if compiled else range(len(problem.all))
+        lean = problem.leanest_to_compile() if compiled else range(len(problem.all))
         last = (*sorted(lean, key=problem.cost_order), top)
         found = next((i for i in last if peaks.of(i) <= budget), None)
     found = _cheaper_by_hand(problem, peaks, budget, found)
@@ -116,7 +116,7 @@ def least_peak(
     least: float = math.inf
     is_followed = is_compiled and not problem.is_split
     margin = SETTINGS.compiled_margin if is_followed else SETTINGS.leanest_margin
-    for i in problem.leanest_to_compile if is_compiled else problem.leanest:
+    for i in problem.leanest_to_compile() if is_compiled else problem.leanest:
         candidate = problem.all[i]
         known = (candidate,) if is_followed else ()
         if least <= enough or problem.predicted(candidate, known).peak_bytes > margin * least:

@@ -48,9 +48,10 @@ class PlannerSettings:
         compilations: How many programs a search may compile.
         compilations_on_target: The same for an accelerator that is not there, whose compiler may
             take a minute for each.
-        leanest_compiled: How many of the leanest candidates are compiled before a budget is
+        leanest_compiled: How many of the leanest candidates may be compiled before a budget is
             refused: XLA may need less for the second than for the first.
-        by_hand_compiled: The same for the leanest ways by hand.
+        by_hand_compiled: The same for the leanest ways by hand. Of both together the leanest by
+            their own gradient programs are compiled.
         leanest_margin: One of them is compiled only if its predicted peak is at most this many
             times the least compiled one.
         followed_margin: Before one of them is compiled, the gradient programs of all ways by hand

@@ -29,7 +29,7 @@ from jrc.remat._planner.operations import (
     Operation,
     Operations,
 )
-from jrc.remat._planner.platform_memory import PlatformMemory
+from jrc.remat._planner.platform_memory import PlatformMemory, is_threefry
 
 # What the CPU's library computes behind a product, in one call with it.
 _CONTINUED = frozenset("mul add sub neg div add_any integer_pow square max min copy".split())
@@ -67,7 +67,7 @@ def kind_of(operation: Operation, memory: PlatformMemory) -> Kind:
         return own[name]
     if len(operation.makes) != 1:
         return Kind.KERNEL
-    if name == RANDOM_BITS and not memory.random_words:
+    if name == RANDOM_BITS and not memory.random_words and is_threefry(operation.eqn):
         return Kind.FUNCTION
     facts = facts_of(operation.eqn)
     if facts.is_reduction:
