@@ -182,7 +182,7 @@ def test_leaves_that_have_no_gradient():
     """Steps, keys and flags in what is differentiated: as `jax.grad` takes them, or by hand."""
 
     def fn(state, x):
-        x = x * jax.random.bernoulli(state["key"], 0.5, x.shape) * state["step"]
+        x = x * jax.random.bernoulli(state["key"], 0.5, (1, x.shape[1])) * state["step"]
         return layers(state["ws"], x)
 
     state = {"ws": WS, "step": jnp.int32(3), "key": jax.random.key(0), "name": "net"}

@@ -202,8 +202,11 @@ class PlanningProblem:
         near = {i for i in range(count, len(self.all)) if self.all[i].temporaries <= limit}
         some = {i: self.all[i] for i in {*self.leanest, *near}}
         self.follow_all(some.values())
-        # Ways of equal peak and cost are one program, or nearly.
-        order = {(self.followed[some[i]], some[i].cost): i for i in sorted(some, reverse=True)}
+        # Ways that are equal in all of these are one program, or nearly.
+        order = {
+            (self.followed[each], each.saved, each.cost): i
+            for i, each in sorted(some.items(), reverse=True)
+        }
         few = 1 if self.most is not None else len(self.leanest)
         return tuple(i for _, i in sorted(order.items())[:few])
 
