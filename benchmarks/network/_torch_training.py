@@ -15,7 +15,8 @@ from benchmarks.network import _bytes as network_bytes
 from benchmarks.network._torch_worker import DENSE_STEPS, TorchAnswering, add_powersgd
 from benchmarks.network._training_methods import CLIP, DECAY, RATE, exchanges
 from benchmarks.network._worker import SETS, batches, digest, serve
-from benchmarks.pytorch._torch_model import Loss
+from benchmarks.pytorch._twins.blocks import Blocks
+from benchmarks.pytorch._twins.gpt import gpt
 
 Leaves = Sequence[tuple[str, Sequence[int]]]
 
@@ -28,7 +29,7 @@ class Model(torch.nn.Module):
         self.paths = [path.split("/") for path, _ in leaves]
         draw = torch.Generator().manual_seed(0)
         self.leaves = torch.nn.ParameterList(started(*leaf, draw) for leaf in leaves)
-        self.loss = Loss(heads)
+        self.heads = heads
 
     def forward(self, batch: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch."""
@@ -38,7 +39,7 @@ class Model(torch.nn.Module):
             for name in path[:-1]:
                 inner = inner.setdefault(name, {})
             inner[path[-1]] = leaf
-        return self.loss(params, batch, mask)
+        return gpt(Blocks(), params, (batch, mask), heads=self.heads)
 
 
 def started(path: str, shape: Sequence[int], draw: torch.Generator) -> torch.Tensor:
