@@ -11,11 +11,10 @@ predicted and as compiled here once more, FLOPs, seconds and compilations. The c
 the ways by hand that have fewer FLOPs within a plan's peak, or a lower peak than the leanest plan.
 
 Gradients of each plan are compared with the plain ones, and where rounding makes them differ, those
-of the ways by hand too. Models that are not asked for stay in
-`--out` as they were. Each row is written when it is measured, and with `--resume` rows that are
-there are not measured again. A program whose package is not
-installed is left out. The exit status is 1 if a way by hand beats a plan, a gradient differs, or a
-plan fails.
+of the ways by hand too. Models that are not asked for stay in `--out` as they were. Each row is
+written when it is measured, and with `--resume` rows that are there are not measured again. A
+program whose package is not installed is left out. The exit status is 1 if a way by hand beats a
+plan, a gradient differs, or a plan fails.
 """
 
 import argparse

@@ -189,27 +189,6 @@ class PlanningProblem:
         few = (*range(min(SETTINGS.leanest_compiled, count)), *range(count, count + by_hand))
         return tuple(sorted(few, key=lambda i: self.all[i].temporaries))
 
-    def leanest_to_compile(self) -> tuple[int, ...]:
-        """Those that may need least, the least peak first, each by its own gradient program.
-
-        A program is traced sooner than it is compiled: all ways by hand that may be meant are. Of
-        a program on several devices the model alone knows an order.
-        """
-        if self.is_split and self.most is None:
-            return self.leanest
-        limit = SETTINGS.followed_margin * min(each.temporaries for each in self.all)
-        count = len(self.candidates)
-        near = {i for i in range(count, len(self.all)) if self.all[i].temporaries <= limit}
-        some = {i: self.all[i] for i in {*self.leanest, *near}}
-        self.follow_all(some.values())
-        # Ways that are equal in all of these are one program, or nearly.
-        order = {
-            (self.followed[each], each.saved, each.cost): i
-            for i, each in sorted(some.items(), reverse=True)
-        }
-        few = 1 if self.most is not None else len(self.leanest)
-        return tuple(i for _, i in sorted(order.items())[:few])
-
     def cost_order(self, i: int) -> tuple[int, int]:
         """Return what orders the candidates: time in FLOPs, then predicted bytes."""
         return self.all[i].cost, self.all[i].temporaries

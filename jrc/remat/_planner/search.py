@@ -63,7 +63,7 @@ def choose(
     if found is None:
         # Before a budget is refused, both ends are compiled, the lean one first. A prediction
         # costs nothing: all are asked.
-        lean = problem.leanest_to_compile() if compiled else range(len(problem.all))
+        lean = _leanest_to_compile(problem) if compiled else range(len(problem.all))
         last = (*sorted(lean, key=problem.cost_order), top)
         found = next((i for i in last if peaks.of(i) <= budget), None)
     found = _cheaper_by_hand(problem, peaks, budget, found)
@@ -116,13 +116,35 @@ def least_peak(
     least: float = math.inf
     is_followed = is_compiled and not problem.is_split
     margin = SETTINGS.compiled_margin if is_followed else SETTINGS.leanest_margin
-    for i in problem.leanest_to_compile() if is_compiled else problem.leanest:
+    for i in _leanest_to_compile(problem) if is_compiled else problem.leanest:
         candidate = problem.all[i]
         known = (candidate,) if is_followed else ()
         if least <= enough or problem.predicted(candidate, known).peak_bytes > margin * least:
             break
         least = min(least, peak_of(i))
     return int(least)
+
+
+def _leanest_to_compile(problem: PlanningProblem) -> list[int]:
+    """Those that may need least, the least peak first, each by its own gradient program.
+
+    A program is traced sooner than it is compiled: all ways by hand are that may be meant. Of a
+    program on several devices the model alone knows an order.
+    """
+    if problem.is_split and problem.most is None:
+        return list(problem.leanest)
+    every = problem.all
+    limit = SETTINGS.followed_margin * min(each.temporaries for each in every)
+    by_hand = range(len(problem.candidates), len(every))
+    some = {*problem.leanest, *(i for i in by_hand if every[i].temporaries <= limit)}
+    problem.follow_all(every[i] for i in some)
+    # Those that are equal in all of these are one program, or nearly.
+    order = {
+        (problem.followed[every[i]], every[i].saved, every[i].cost): i
+        for i in sorted(some, reverse=True)
+    }
+    few = 1 if problem.most is not None else len(problem.leanest)
+    return [i for _, i in sorted(order.items())[:few]]
 
 
 def _cheaper_by_hand(
