@@ -103,6 +103,18 @@ def is_floating(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
+def all_finite(tree: Any) -> jax.Array:
+    """Whether each floating entry of each leaf is finite, `bool[]`.
+
+    >>> bool(all_finite({"w": jnp.array([1.0, -jnp.inf]), "n": 3}))
+    False
+    """
+    floats = [x for x in map(jnp.asarray, jax.tree.leaves(tree)) if is_floating(x)]
+    # A maximum keeps NaN, and XLA makes it in one pass without an array of booleans.
+    tops = [jnp.isfinite(jnp.max(jnp.abs(x), initial=0.0)) for x in floats]
+    return jnp.stack(tops).all() if tops else jnp.bool_(True)
+
+
 def sum_dtype(dtype: Any) -> Any:
     """Return the dtype of a sum, at least float32; JAX itself promotes no 8-bit floats."""
     small = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jrc._tree import all_finite
 from jrc._typing import Array
 
 AxisName = str | tuple[str, str]
@@ -131,17 +132,14 @@ def rank(axis: str | None) -> Array:
     return jnp.int32(0) if axis is None else lax.axis_index(axis)
 
 
-def all_finite(gradients: list[Array], axes: Sequence[str]) -> Array:
+def finite_everywhere(gradients: list[Array], axes: Sequence[str]) -> Array:
     """Whether every entry of every gradient is finite on every device of these axes, `bool[]`.
 
     One scalar all-reduce: the devices take a step together or not at all.
     """
     if not gradients:
         return jnp.bool_(True)
-    # A maximum keeps NaN, and XLA makes it in one pass without an array of booleans.
-    tops = [jnp.max(jnp.abs(gradient), initial=0.0) for gradient in gradients]
-    finite = jnp.isfinite(jnp.stack(tops)).all()
-    bad = (~finite).astype(jnp.int32)
+    bad = (~all_finite(gradients)).astype(jnp.int32)
     # What types say is equal along an axis cannot be added up over it, and need not be.
     over = tuple(axis for axis in axes if varies(bad, axis) or not is_tracked(axis))
     return (lax.psum(bad, over) if over else bad) == 0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jrc._typing import Array, Count, Real, Scalar
-from jrc.dgc._collectives import all_finite, as_local, bound_axes, dense_mean
+from jrc.dgc._collectives import as_local, bound_axes, dense_mean, finite_everywhere
 from jrc.dgc._compressed import Work, run_phase
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._leaves import Leaves, pick
@@ -122,7 +122,7 @@ def local_step(
     """
     # Known before anything changes. Where it is false every new value is the old one. XLA's maximum
     # over devices loses NaN, and so it is asked for here, of each device.
-    ok = all_finite([*before.gradients, *before.dense], bound_axes(config.axis))
+    ok = finite_everywhere([*before.gradients, *before.dense], bound_axes(config.axis))
     places = list(range(len(kinds)))
     groups = [
         [place for place in places if kinds[place] == kind] for kind in dict.fromkeys(kinds)

@@ -89,7 +89,9 @@ def coded(chunks: Float[Array, "count width"], leaf: LeafFormat) -> Coded:
     """
     indices, values = None, chunks
     if leaf.sparse:
-        indices = lax.top_k(jnp.abs(chunks), leaf.k)[1]
+        # XLA's CPU compiler sorts whole chunks where a part of these indices is read. The barrier
+        # hides that the last one is.
+        indices = lax.optimization_barrier(lax.top_k(jnp.abs(chunks), leaf.k)[1])
         values = jnp.take_along_axis(chunks, indices, axis=1)
     rows = values if leaf.per_chunk else values.reshape(1, -1)
     levels = leaf.quantizer.levels(rows)

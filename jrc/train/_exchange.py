@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jrc._tree import is_typed_key
+from jrc._tree import all_finite, is_typed_key
 from jrc._typing import Array, PyTree
 from jrc.dgc import gather, ring_all_reduce_bytes
 from jrc.outer_optimizers import (
@@ -220,8 +220,3 @@ def _difference(shared: Array, own: Array) -> Array:
     """Return shared parameters less a replica's own, float32, computed in no fewer bits."""
     wide = jnp.promote_types(shared.dtype, jnp.float32)
     return (shared.astype(wide) - own.astype(wide)).astype(jnp.float32)
-
-
-def all_finite(tree: PyTree) -> Array:
-    """Whether all entries of all leaves are finite."""
-    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)] or [True]).all()

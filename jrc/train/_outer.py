@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from jrc._rng import fold_all
+from jrc._tree import all_finite
 from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.outer_optimizers import (
     Fragment,
@@ -33,7 +35,7 @@ from jrc.outer_optimizers import (
     padded,
     row_of,
 )
-from jrc.train._exchange import Arrived, all_finite, applied, bytes_of_exchange, exchanged, packed
+from jrc.train._exchange import Arrived, applied, bytes_of_exchange, exchanged, packed
 from jrc.train._extra_args import check_same_state, differentiated, of_the_loss, update
 from jrc.train._gradient import Gradient, gradient, mean_loss
 from jrc.train._inside import Inside, in_exchange, inside_of, without_local
@@ -72,7 +74,9 @@ def outer_step(
     Returns:
         The new state and the report.
     """
-    own = row_of(state.opt_state.local)
+    # Without barriers XLA's CPU compiler makes the rows' reshapes part of its fusions, which then
+    # copy every leaf and cannot write it in place.
+    own = lax.optimization_barrier(row_of(state.opt_state.local))
     inner = Replicas(axes[1:] or None) if axes else Replicas(None)
     rounds = _Round(outer, inside_of(split), axes[0] if axes else None)
     key = fold_all(state.key, state.step, Replicas(axes).rank)
@@ -92,7 +96,7 @@ def outer_step(
         packet, own = rounds.made(turn.sends, state, own)
         own = own._replace(in_flight=rounds.waiting(packet, flight))
     info = _info(rounds, turn, replicas, before, state, found)
-    outer_state = state.opt_state._replace(local=as_rows(own))
+    outer_state = state.opt_state._replace(local=as_rows(lax.optimization_barrier(own)))
     state = TrainState(before.step + 1, state.params, state.model_state, outer_state, state.key)
     return state, info
 

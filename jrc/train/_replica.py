@@ -9,7 +9,7 @@ import optax
 
 from jrc._rng import fold_all
 from jrc._text import brief
-from jrc._tree import is_typed_key
+from jrc._tree import all_finite, is_typed_key
 from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.dgc import DGCState, DGCTransformation, dgc_states, ring_all_reduce_bytes, served
 from jrc.train._extra_args import (
@@ -139,7 +139,7 @@ def _updated(
         return optax.apply_updates(state.params, updates), opt_state, jnp.zeros((), bool)
     # Computed before the update, so that the whole chain skips the step, and over all replicas, so
     # that all take the same branch: there are collectives in it.
-    skipped = over.total(_has_bad(grads).astype(jnp.int32)) > 0
+    skipped = over.total((~all_finite(grads)).astype(jnp.int32)) > 0
 
     def skip() -> tuple[PyTree, PyTree]:
         return state.params, _count_skipped(state.opt_state)
@@ -208,10 +208,6 @@ class Replicas:
             return self.mean(x)
         first = jnp.where(self.rank == 0, x, jnp.zeros_like(x))
         return self.total(first.astype(jnp.int32) if x.dtype == bool else first).astype(x.dtype)
-
-
-def _has_bad(grads: PyTree) -> Array:
-    return jnp.stack([~jnp.isfinite(g).all() for g in jax.tree.leaves(grads)] or [False]).any()
 
 
 def norm_of(grads: PyTree) -> Array:

@@ -132,6 +132,18 @@ def test_inner_steps_have_no_collective_and_a_round_has_one_of_the_predicted_byt
     ]
 
 
+def test_inner_steps_write_parameters_and_moments_in_place():
+    state, step = start(mesh=on(1))
+    compiled = step.lower(state, batch(0), closing=False).compile()
+    entry = compiled.as_text().partition("\nENTRY")[2]
+    leaf = rf"f32\[(1,)?{ROWS},{WIDTH}\]"
+    assert re.search(rf"{leaf}\S* fusion\(", entry)
+    assert not re.search(rf"{leaf}\S* copy\(", entry)
+    memory = compiled.memory_analysis()
+    inputs = sum(x.nbytes for x in batch(0))
+    assert memory.alias_size_in_bytes == memory.argument_size_in_bytes - inputs
+
+
 @pytest.mark.slow
 def test_every_step_with_everything_sent_is_dense_sgd():
     outer = jrc.SparseLoCo(1, density=1, error_decay=1.0, wire="f32")
