@@ -10,8 +10,10 @@ The default run has every capability, in few cases each. `-m slow` runs the othe
 `-m exhaustive` more of the same; `slow_after(n)` and `exhaustive_after(n)` leave out the first n
 parameter sets of a test.
 
-While a test runs, the annotations of `jrc` are checked (`tests/typechecked.py`), unless it passes
-wrong types on purpose: it expects an error, or is marked `wrong_types`.
+While a test of the default run goes on, the annotations of `jrc` are checked
+(`tests/typechecked.py`), unless it passes wrong types on purpose: it expects an error, or is marked
+`wrong_types`. Slow tests are other cases of what is checked then, and the checks take a fifth of the
+time.
 """
 
 import collections
@@ -55,7 +57,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def annotations_are_checked(request):
     """Check annotations in tests that pass right types: a wrong one would fail before its test."""
-    typechecked.switch(not _passes_wrong_types(request))
+    slow = any(map(request.node.get_closest_marker, ("slow", "exhaustive")))
+    typechecked.switch(not slow and not _passes_wrong_types(request))
     yield
     typechecked.switch(True)
 
