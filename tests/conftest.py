@@ -10,10 +10,9 @@ The default run has every capability, in few cases each. `-m slow` runs the othe
 `-m exhaustive` more of the same; `slow_after(n)` and `exhaustive_after(n)` leave out the first n
 parameter sets of a test.
 
-While a test of the default run goes on, the annotations of `jrc` are checked
-(`tests/typechecked.py`), unless it passes wrong types on purpose: it expects an error, or is marked
-`wrong_types`. Slow tests are other cases of what is checked then, and the checks take a fifth of the
-time.
+In tests of the default run the annotations of `jrc` are checked (`tests/typechecked.py`), unless a
+test passes wrong types on purpose: it expects an error, or is marked `wrong_types`. Slow tests are
+other cases of the same, and are run without these checks, which take a fifth of the time.
 """
 
 import collections

@@ -4,6 +4,8 @@
         --plot benchmarks/results
     python -m benchmarks.convergence.outer --methods adamw,sparseloco_15 --seeds 3
     python -m benchmarks.convergence.outer --replicas 8 --out benchmarks/results/outer.json
+    python -m benchmarks.convergence.outer --layers 4 --width 128 \
+        --out benchmarks/results/outer_wide.json
 
 A byte-level GPT on the standard library's source, trained by four replicas on equal batches of the
 whole; `--replicas 8` divides the same batches among eight, whose runs have tables of their own.
@@ -133,7 +135,8 @@ def measure(run: Run) -> None:
     options = run.options
     platform.require_devices(options.replicas, NAME)
     settings = SHARED | SIZES | (TOY if options.toy else {})
-    settings["steps"] = options.steps or settings["steps"]
+    asked = {name: getattr(options, name) for name in ("steps", "layers", "width")}
+    settings |= {name: value for name, value in asked.items() if value}
     task = TASKS["gpt"](settings)
     made = run.report.setdefault("settings", task.settings)
     if differ := [k for k in made | task.settings if made.get(k) != task.settings.get(k)]:
@@ -235,6 +238,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--replicas", type=_replicas, default=REPLICAS, help="4 or 8, ... (default: %(default)s)")
     add("--seeds", type=at_least(1), default=1, help="runs of each (default: %(default)s)")
     add("--steps", type=at_least(1), help="steps of a run (default: 4000)")
+    add("--layers", type=at_least(1), help="layers of the GPT (default: 2)")
+    add("--width", type=_width, help="width of the GPT (default: 64)")
 
 
 def _replicas(text: str) -> int:
@@ -244,6 +249,14 @@ def _replicas(text: str) -> int:
         rule = f"must divide the batch, {SIZES['batch']} and with --toy {TOY['batch']}"
         raise argparse.ArgumentTypeError(f"{rule}, got {text}.")
     return count
+
+
+def _width(text: str) -> int:
+    """Return a width that the heads divide."""
+    width, heads = at_least(1)(text), SIZES["heads"]
+    if width % heads:
+        raise argparse.ArgumentTypeError(f"must be a multiple of the {heads} heads, got {text}.")
+    return width
 
 
 BENCHMARK = Benchmark(NAME, __doc__, measure, tables, add_options, keys=("runs",), plot=plot)

@@ -93,6 +93,10 @@ class Method:
         self._infos.append(info)
         return seconds
 
+    def forget(self) -> None:
+        """Forget the steps so far; the state stays."""
+        self._infos = []
+
     def end(self) -> dict[str, Any]:
         """Drop the state; return its checksum, predicted bytes a step and the last loss."""
         losses = [info.loss if info.losses is None else info.losses for info in self._infos]
@@ -139,8 +143,14 @@ class Worker(Answering):
         self._methods[method].warm_up(self._sets)
 
     def begin(self, method: str) -> None:
-        """Make a new state, so that a whole round follows and its result arrives in it."""
-        self._methods[method].begin(self._methods[method].about.overlap)
+        """Make a new state, so that a whole round follows and its result arrives in it.
+
+        One step is taken that is not counted: it touches memory that is new to the process.
+        """
+        at = self._methods[method]
+        at.begin(at.about.overlap)
+        at.step(self._sets)
+        at.forget()
 
     def end(self, method: str) -> dict[str, Any]:
         """Drop the state and return what is to be compared."""

@@ -11,11 +11,11 @@ trains a GPT of the same products by AdamW, plain and with its PowerSGD hook. Wh
 costs in loss is measured in `convergence.outer`, not here.
 
 The methods take turns in blocks of whole rounds. A method's seconds are the mean over its blocks,
-of the slowest process. What computes is measured in the same turns: the same step without any
-exchange, by as many processes at a time. Its seconds over those of a method are the method's
-utilisation; what a method computes besides, such as a compression, counts as exchange. All
-processes share this machine's cores, so that the seconds of computation are those of a small part
-of a machine, and steps of faster machines wait for a larger share.
+of the slowest process. What computes is measured in the same turns, at their beginning and at their
+end: the same step without any exchange, by as many processes at a time. Its seconds over those of a
+method are the method's utilisation; what a method computes besides, such as a compression, counts
+as exchange. All processes share this machine's cores, so that the seconds of computation are those
+of a small part of a machine, and steps of faster machines wait for a larger share.
 
 Bytes are those that the interfaces count, headers and acknowledgements included, beside those that
 jrc predicts (`info.bytes_sent`), and for PyTorch those of a ring. After each block the parameters
@@ -32,7 +32,7 @@ import contextlib
 import math
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from benchmarks._lib import platform
 from benchmarks._lib.command import Benchmark, Run, at_least, names_of
@@ -104,14 +104,20 @@ def measure_link(links: Links | Loopback, mbit: int | None, groups: Groups, run:
     row["measured_mbit"] = transferred(any_group, mbit, options.toy)
     blocks: dict[str, list[Report]] = {method: [] for method in groups}
     for number in range(options.blocks):
-        for method, group in groups.items():
+        for method in in_turn(groups):
             run.status(f"{name}, block {number + 1} of {options.blocks}: {METHODS[method].title}")
-            blocks[method].append(block(group, method, steps_of(method, options)))
+            blocks[method].append(block(groups[method], method, steps_of(method, options)))
     run.report["broken"] += list(broken(name, blocks))
     kept = run.report["runs"].get(name, {}).get("methods", {})
     found = summary(blocks)
     row["methods"] = {each: at for each in METHODS if (at := found.get(each) or kept.get(each))}
     run.report["runs"] = dict(sorted((run.report["runs"] | {name: row}).items(), key=_in_order))
+
+
+def in_turn(names: Iterable[str]) -> list[str]:
+    """Return the methods of a turn: the baselines once more at its end, because machines drift."""
+    names = list(names)
+    return [*names, *(name for name in names if not exchanges(name))]
 
 
 def _in_order(item: tuple[str, Report]) -> tuple[int, float]:

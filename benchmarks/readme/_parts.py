@@ -98,5 +98,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
         ("outer.png", "Held-out loss against bytes sent: dense AdamW, DiLoCo, SparseLoCo, DGC"),
         ("outer_time.png", "Held-out loss against modelled time on links of two rates"),
     ),
+    "outer_wide": part("outer_wide", outer.tables),
     "together": part("together", together.tables),
 }  # fmt: skip

@@ -42,6 +42,13 @@ def test_blocks_are_whole_rounds():
     assert found["alone"] == found["alone_torch"] == 6
 
 
+def test_baselines_are_measured_at_both_ends_of_a_turn():
+    assert training.in_turn(["alone", "adamw", "alone_sgd", "dgc"]) == [
+        *("alone", "adamw", "alone_sgd", "dgc"),
+        *("alone", "alone_sgd"),
+    ]
+
+
 def test_utilisation_is_of_the_slowest_process():
     blocks = {
         "alone": [block([1.0, 2.0]), block([4.0, 3.0])],
@@ -187,4 +194,5 @@ def test_two_processes_train_on_loopback(tmp_path):
     assert adamw["bytes_predicted"] >= 4 * report["parameters"]
     assert diloco["bytes_predicted"] == pytest.approx(adamw["bytes_predicted"] / 15, rel=0.01)
     assert (adamw["steps"], diloco["steps"]) == (2, 15)
-    assert row["methods"]["alone"]["steps"] == 4
+    alone = row["methods"]["alone"]
+    assert alone["steps"] == 4 and len(alone["blocks"]) == 2
