@@ -199,7 +199,7 @@ def test_what_stands_before_a_collective_may_be_kept():
     def loss(w, x):
         scaled = x * 2.0 + 1.0
         y = sharded(w, scaled) * x
-        for _ in range(13):
+        for _ in range(26):
             y = jnp.tanh(jnp.sin(y @ w))
         return jnp.sum(y * scaled)
 

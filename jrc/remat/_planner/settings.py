@@ -82,7 +82,7 @@ class PlannerSettings:
 
     copy_distance: int = 24
     copied_flops: float = 0.02
-    decide_every_value: int = 24
+    decide_every_value: int = 48
     smaller_than_sources: float = 0.75
     tiny_share: float = 1 / 4000
     labels: int = 400
