@@ -392,3 +392,34 @@ def test_the_head_is_recomputed_with_the_blocks():
     assert found.all.index(way) in found.leanest
     by_hand = compiled_peak(contrastive(jax.checkpoint), *args)
     assert memory_needed(found.lowered(way)).peak <= by_hand
+
+
+@pytest.mark.slow
+def test_steps_between_blocks_are_recomputed_with_the_blocks():
+    """Layers, and behind them logits chunk by chunk: a person wraps both."""
+
+    def chunked(wrap):
+        block = wrap(lambda w, x: x + jnp.tanh(x @ w[0]) @ w[1])
+
+        def loss(params, x):
+            for w in params[:-1]:
+                x = block(w, x)
+            chunk = wrap(lambda x: jnp.sum(jax.nn.logsumexp(x @ params[-1], -1)))
+            return jnp.sum(jax.lax.map(chunk, x.reshape(8, -1, x.shape[-1])))
+
+        return loss
+
+    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 4  # noqa: E731
+    blocks = [(draw(i, 16, 64), draw(i, 64, 16)) for i in range(4)]
+    args = [*blocks, draw(8, 16, 256)], draw(9, 512, 16)
+    plain, wrapped = chunked(lambda fn: fn), chunked(jax.checkpoint)
+    problem = PlanningProblem.of(plain, args, 0, False, "test")
+    name = "every block recomputed, the last too, and every step"
+    (way,) = [each for each in problem.by_hand if each.name == name]
+    assert problem.all.index(way) in problem.leanest
+    assert problem.flops + way.recomputed == problem.counted(way)
+    assert problem.counted(way) == flops(jax.make_jaxpr(jax.value_and_grad(wrapped))(*args))
+    assert memory_needed(problem.lowered(way)).peak <= compiled_peak(wrapped, *args)
+    ours = problem.applied(way, plain)
+    assert largest_error(*(jax.grad(fn)(*args) for fn in (ours, plain))) < 1e-5
+    assert Plan.from_json(problem.plan_of(way, 1, {}).to_json()).decision == way.decision

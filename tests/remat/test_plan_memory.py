@@ -320,6 +320,21 @@ def test_equal_operations_are_computed_once():
     assert names.count("tanh") == 1 and names.count("dot_general") == 2
 
 
+def test_equal_operations_with_a_number_are_computed_once():
+    """A number in a traced program is an array without axes, which has no hash."""
+
+    def masked(x):
+        parts = []
+        for _ in range(2):
+            mask = jnp.arange(64)[:, None] >= jnp.arange(64)[None] + jnp.int32(3)
+            parts.append(jnp.where(mask, x, jnp.full((64, 64), 0.5)))
+        return parts
+
+    program = Operations(jax.make_jaxpr(masked)(array(64, 64)), memory_on("cpu"))
+    names = [operation.name for operation in program.list]
+    assert names.count("ge") == names.count("select_n") == 1
+
+
 def test_random_bits_of_a_cpu_are_two_words_for_an_entry():
     def kept(key, x):
         return jax.random.bernoulli(key, 0.9, x.shape) * x

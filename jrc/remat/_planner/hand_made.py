@@ -8,7 +8,7 @@ are compiled before a budget is refused. Blocks are those of `blocks`, each unde
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from jrc._jaxpr import Program, facts_of, primitive_name
 from jrc.remat._planner.blocks import crossing_values, find_blocks
@@ -57,26 +57,72 @@ def hand_made(
     found += _inside_constructs(program, graph, options or {})
     for name, regions in _regions(program, graph).items():
         found += _under_checkpoints(graph, name, regions)
+        found += _with_constructs(program, graph, name, regions, options or {})
     return found + _blocks_with_products(program, graph)
 
 
 def _under_checkpoints(
-    graph: CostGraph, name: str, regions: Regions, saved: frozenset[int] = frozenset()
+    graph: CostGraph,
+    name: str,
+    regions: Regions,
+    saved: frozenset[int] = frozenset(),
+    bodies: Mapping[int, InnerOption] | None = None,
 ) -> list[HandMade]:
-    """A `jax.checkpoint` around each region, which saves some values; the rest left to JAX."""
+    """A `jax.checkpoint` around each region, which saves some values; the rest left to JAX.
+
+    But for constructs between the regions that have an option in `bodies`, by position.
+    """
+    bodies = bodies or {}
     inside = {k for region in regions for k in region}
     outside = [node for k, node in enumerate(graph.nodes) if k not in inside]
     borders = sorted({k for each in regions for k in (each.start, each.stop)})
     values = crossing_values(graph, borders) | kept_by_xla(graph, outside) | saved
+    offered = {k: [option] for k, option in bodies.items()}
     found = []
     # A construct in a block is recomputed with it.
-    for point in solve(graph, saved=values)[:1]:
+    for point in solve(_once(graph, bodies), offered, saved=values)[:1]:
         decision = decision_of_blocks(graph, point, regions, by_name=bool(saved))
         again = {p for stage in decision.stages for p in stage.recomputed}
         if not any(node.runs_once and node.position in again for node in graph.nodes):
-            cost = dataclasses.replace(point, flops=recomputed_flops(graph, decision))
+            flops = sum(option.flops for option in bodies.values())
+            cost = dataclasses.replace(point, flops=flops + recomputed_flops(graph, decision))
             found.append(HandMade(name, cost, decision))
     return found
+
+
+def _with_constructs(
+    program: Program,
+    graph: CostGraph,
+    name: str,
+    regions: Regions,
+    options: Mapping[int, Sequence[InnerOption]],
+) -> list[HandMade]:
+    """Each region under `jax.checkpoint`, and the bodies of constructs between them too."""
+    inside = {graph.nodes[k].position for region in regions for k in region}
+    bodies = {
+        k: option
+        for k, some in options.items()
+        for option in some
+        if option.by_hand == NOTHING_SAVED and k not in inside
+    }
+    if not bodies:
+        return []
+    what = "branch" if _are_branches(program, bodies) else "step"
+    return _under_checkpoints(graph, f"{name}, and every {what}", regions, bodies=bodies)
+
+
+def _are_branches(program: Program, positions: Iterable[int]) -> bool:
+    """Whether all constructs at these positions are conditionals."""
+    return {primitive_name(program.eqns[program.steps[k]]) for k in positions} == {"cond"}
+
+
+def _once(graph: CostGraph, positions: Collection[int]) -> CostGraph:
+    """The graph, its nodes at these positions outside of all regions."""
+    nodes = [
+        dataclasses.replace(node, runs_once=node.runs_once or node.position in positions)
+        for node in graph.nodes
+    ]
+    return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
 def _blocks_with_products(program: Program, graph: CostGraph) -> list[HandMade]:
@@ -110,14 +156,9 @@ def _inside_constructs(
     chosen = {k for k, some in by_hand.items() if some}
     if not chosen:
         return []
-    kinds = {primitive_name(program.eqns[program.steps[k]]) for k in chosen}
-    whole = "every branch recomputed" if kinds == {"cond"} else "every step recomputed"
+    whole = f"every {'branch' if _are_branches(program, chosen) else 'step'} recomputed"
     # What runs once stays outside of regions, where only these options are left.
-    outside = [
-        dataclasses.replace(node, runs_once=node.runs_once or node.position in chosen)
-        for node in graph.nodes
-    ]
-    graph = dataclasses.replace(graph, nodes=tuple(outside))
+    graph = _once(graph, chosen)
     found = []
     for what in dict.fromkeys(what for some in by_hand.values() for what in some):
         # A construct that has nothing of what is saved is under a bare `jax.checkpoint`.

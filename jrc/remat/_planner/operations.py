@@ -134,7 +134,7 @@ class Operations:
         pairs = list(zip(eqn.invars, reads, strict=True))
         if any(value is None and is_variable(x) for x, value in pairs):
             return None
-        operands = [x.val if value is None else value for x, value in pairs]
+        operands = [_number(x.val) if value is None else value for x, value in pairs]
         types = [x.aval for x in (*eqn.invars, *eqn.outvars)]
         key = (eqn.primitive, *operands, *types, *sorted(eqn.params.items()))
         try:
@@ -295,6 +295,11 @@ ELEMENTWISE = frozenset(
     "mul add sub neg div add_any integer_pow square max min select_n pow".split()
 )
 """The arithmetic whose operands may be broadcast."""
+
+
+def _number(value: Any) -> Any:
+    """A literal's value as a number, which has a hash."""
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _memory(aval: Any) -> Any:

@@ -29,7 +29,7 @@ def decision_of_blocks(
     """Return the decision of a person who puts parts of a program under `jax.checkpoint`.
 
     A part of which nothing is recomputed, but what XLA fuses into its readers, is left to JAX, as
-    are the equations between the parts.
+    are the equations between the parts, but for constructs that have a decision of their own.
 
     Args:
         graph: The cost graph.
@@ -38,7 +38,14 @@ def decision_of_blocks(
         by_name: Whether a part saves the save set's values by name; else only its inputs are saved.
     """
     _, recomputed = recomputation(graph, point)
-    edges = sorted({0, len(graph.nodes), *(k for each in regions for k in (each.start, each.stop))})
+    inside = {k for each in regions for k in each}
+    alone = {
+        k
+        for k, node in enumerate(graph.nodes)
+        if k not in inside and point.bodies.get(node.position) is not None
+    }
+    ends = {k for each in regions for k in (each.start, each.stop)}
+    edges = sorted({0, len(graph.nodes), *ends, *alone, *(k + 1 for k in alone)})
     stages = []
     for part in itertools.starmap(range, itertools.pairwise(edges)):
         # A node without a position is the carries of a loop.
@@ -53,9 +60,10 @@ def decision_of_blocks(
         elif region:
             again = _recomputed_from_inputs(graph, nodes)
         saved = [graph.names[v] for v in made if v in point.values and region]
-        positions = sorted(graph.nodes[k].position for k in nodes)
+        positions = tuple(sorted(graph.nodes[k].position for k in nodes))
+        body = point.bodies[positions[0]] if part.start in alone else None
         stages.append(
-            Stage(tuple(positions), tuple(sorted(saved)), again, region, by_name or not region)
+            Stage(positions, tuple(sorted(saved)), again, region, by_name or not region, body)
         )
     return Decision(tuple(stages))
 
