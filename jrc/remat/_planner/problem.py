@@ -189,11 +189,14 @@ class PlanningProblem:
         few = (*range(min(SETTINGS.leanest_compiled, count)), *range(count, count + by_hand))
         return tuple(sorted(few, key=lambda i: self.all[i].temporaries))
 
-    def leanest_to_compile(self) -> tuple[int, ...]:
+    def leanest_to_compile(self, few: int = 1) -> tuple[int, ...]:
         """Those that may need least, the least peak first, each by its own gradient program.
 
         A program is traced sooner than it is compiled: all ways by hand that may be meant are. Of
         a program on several devices the model alone knows an order.
+
+        Args:
+            few: How many, where the number of compilations is bounded.
         """
         if self.is_split and self.most is None:
             return self.leanest
@@ -207,8 +210,8 @@ class PlanningProblem:
             (self.followed[each], each.saved, each.cost): i
             for i, each in sorted(some.items(), reverse=True)
         }
-        few = 1 if self.most is not None else len(self.leanest)
-        return tuple(i for _, i in sorted(order.items())[:few])
+        asked = len(self.leanest) if self.most is None else few
+        return tuple(i for _, i in sorted(order.items())[:asked])
 
     def cost_order(self, i: int) -> tuple[int, int]:
         """Return what orders the candidates: time in FLOPs, then predicted bytes."""
