@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-_BISECT_AFTER = 3
-
 
 class Start(NamedTuple):
     """What is known before the first size is asked.
@@ -61,9 +59,7 @@ def largest_within(
         fits = known[guess] <= budget
         same = max(same, 0) + 1 if fits else min(same, 0) - 1
         low, high = (guess, high) if fits else (low, guess)
-        guess = _guess(known, budget, step, low, high)
-        if abs(same) >= _BISECT_AFTER and high <= end:
-            guess = max(low + step, (low + high) // 2 // step * step)
+        guess = _guess(known, budget, step, low, high, same)
     return low
 
 
@@ -77,9 +73,21 @@ def line_meets(known: Mapping[int, int], budget: int) -> float:
     return one + (budget - known[one]) / slope if slope > 0 else math.inf
 
 
-def _guess(known: Mapping[int, int], budget: int, step: int, low: int, high: int) -> int:
-    """Return the size to ask next, strictly between `low` and `high`."""
-    wanted = min(line_meets(known, budget), high - step)
-    if high not in known:
-        wanted = min(wanted, 16 * max(low, step))
-    return max(low + step, min(math.floor(wanted) // step * step, high - step))
+def _guess(known: Mapping[int, int], budget: int, step: int, low: int, high: int, same: int) -> int:
+    """Return the size to ask next, strictly between `low` and `high`.
+
+    Where several answers in a row moved the same end, the other one counts as nearer to the budget
+    (the Illinois rule): peaks are no line there.
+    """
+    if low in known and high in known:
+        below, above = budget - known[low], known[high] - budget
+        below, above = (_near(below, -same), _near(above, same))
+        wanted = low + (high - low) * below / (below + above)
+    else:
+        wanted = line_meets(known, budget)
+        wanted = min(wanted, high if high in known else 16 * max(low, step))
+    return max(low + step, min(math.floor(min(wanted, high)) // step * step, high - step))
+
+
+def _near(distance: float, repeated: int) -> float:
+    return distance / 4 ** max(repeated - 1, 0)
