@@ -43,11 +43,11 @@ def tables(report: Report) -> list[Table]:
         "Compiled for one device of the target, nothing run; `value_and_grad` of the loss, "
         "float32 parameters, bfloat16 in the loss; budget: nine tenths of a device's memory less "
         "AdamW's two float32 moments. GPT-2: 1,024 tokens, its head untied. Llama: 2,048 tokens. "
-        "ViT-L/16 and ResNet-50: 224 x 224, in steps of 8 for each device. On several devices "
+        "ViT-L/16 and ResNet-50: 224 x 224. Batches are multiples of the step. On several devices "
         "FSDP over all, the ResNet's parameters on each. “-”: parameters, gradients and moments "
         "alone do not fit."
     )
-    heads = ("", "target", "nothing", "every block", "dots", "MaxText", "plan", "search")
+    heads = ("", "target", "step", "nothing", "every block", "dots", "MaxText", "plan", "search")
     return [Table(title, heads, rows, note)]
 
 
@@ -59,7 +59,7 @@ def _row(row: Found) -> Row:
     plan = ways[PLAN]
     search = f"{seconds_text(plan['seconds'])}, {plan['compilations']} compilations"
     title = f"{row['model']}, {row['parameters'] / 1e6:,.0f} M"
-    return (title, row["target"], *cells, maxtext, _cell(row, plan), search)
+    return (title, row["target"], str(row["step"]), *cells, maxtext, _cell(row, plan), search)
 
 
 def _cell(row: Found, found: Found | None) -> str:

@@ -92,8 +92,9 @@ def _low(params: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
 
 
-def _gpt(title: str, toy: bool, **sizes: int) -> Model:
+def _gpt(title: str, toy: bool, step: int = 1, **sizes: int) -> Model:
     if toy:
+        step = 1
         sizes = {"layers": 2, "heads": 2, "width": 128, "length": 128, "vocabulary": 512}
     config = gpt.Config(**{"vocabulary": 50304, "length": 1024} | sizes, scan=True)
     params = jax.eval_shape(functools.partial(gpt.init, config=config), jax.random.key(0))
@@ -104,7 +105,7 @@ def _gpt(title: str, toy: bool, **sizes: int) -> Model:
     def shapes(batch: int) -> tuple[Any, ...]:
         return params, array(batch, config.length + 1, dtype=jnp.int32)
 
-    return Model(title, loss, shapes, config.width)
+    return Model(title, loss, shapes, config.width, step=step)
 
 
 def _llama(title: str, toy: bool, **sizes: Any) -> Model:
@@ -184,7 +185,7 @@ _EIGHT = {
     "layers": 32, "width": 4096, "heads": 32, "groups": 8, "hidden": 14336, "tied": False,
 }  # fmt: skip
 MODELS: Mapping[str, Callable[[bool], Model]] = {
-    "gpt2_124m": lambda toy: _gpt("GPT-2 124M", toy, layers=12, heads=12, width=768),
+    "gpt2_124m": lambda toy: _gpt("GPT-2 124M", toy, 8, layers=12, heads=12, width=768),
     "gpt2_1.5b": lambda toy: _gpt("GPT-2 1.5B", toy, layers=48, heads=25, width=1600),
     "llama_1b": lambda toy: _llama("Llama 1B", toy),
     "llama_8b": lambda toy: _llama("Llama 8B", toy, **_EIGHT),

@@ -55,7 +55,7 @@ def peak(fn, batch):
 def test_a_search_compiles_few_programs(compiled):
     budget = 2**26
     found = jrc.largest_batch(make_args, loss, budget, target="h100")
-    assert 0 < found.plain < found.recomputed and len(compiled) <= 14, len(compiled)
+    assert 0 < found.plain < found.recomputed and len(compiled) <= 7
     assert found.plan.target == "h100" and found.plan.verified.peak_bytes <= budget
     assert found.plan.compilations <= 4
     assert peak(loss, found.plain) <= budget < peak(loss, found.plain + 1)
