@@ -27,6 +27,7 @@ _COLOURS = {
     PLAN: pictures.BLUE,
 }  # fmt: skip
 _ROUNDING = 1e-6
+_A_LINE = 6
 
 
 def tables(report: Report) -> list[Table]:
@@ -57,7 +58,9 @@ def _row(row: Found) -> Row:
     name = ways[_BEST] and f" {ways[_BEST]['name']}"
     maxtext = _cell(row, ways[_BEST]) + (name or "")
     plan = ways[PLAN]
-    search = f"{seconds_text(plan['seconds'])}, {plan['compilations']} compilations"
+    search = ""
+    if plan["compilations"]:
+        search = f"{seconds_text(plan['seconds'])}, {plan['compilations']} compilations"
     title = f"{row['model']}, {row['parameters'] / 1e6:,.0f} M"
     return (title, row["target"], str(row["step"]), *cells, maxtext, _cell(row, plan), search)
 
@@ -90,38 +93,39 @@ def beaten(report: Report) -> Iterator[str]:
 
 
 def plot(report: Report, folder: pathlib.Path) -> pathlib.Path | None:
-    """Write `targets.png`: a panel for each target; None without matplotlib or rows."""
-    targets: dict[str, list[Found]] = {}
-    for row in report["rows"].values():
-        if row["ways"].get(PLAN, {}).get("batch"):
-            targets.setdefault(row["target"], []).append(row)
-    if not targets:
+    """Write `targets.png`: bars for each model and target; None without matplotlib or rows."""
+    rows = [row for row in report["rows"].values() if row["ways"].get(PLAN, {}).get("batch")]
+    if not rows:
         return None
-    most = max(map(len, targets.values()))
-    panels = [functools.partial(_panel, rows=rows, title=name) for name, rows in targets.items()]
-    title = "Largest batch of each way over that of every block recomputed"
+    lines = [rows[i : i + _A_LINE] for i in range(0, len(rows), _A_LINE)]
+    panels = [
+        functools.partial(_panel, rows=line, is_first=line is lines[0], width=len(lines[0]))
+        for line in lines
+    ]
+    title = "Largest batch of each way, over that of every block recomputed"
     caption = "Numbers: the batch of all devices, and FLOPs over those with nothing recomputed."
-    size = (11, 1.2 + 1.5 * most / max(len(panels), 1) if len(panels) == 1 else 3.4)
-    return pictures.draw(folder / "targets.png", title, panels, size, caption, columns=1)
+    return pictures.draw(folder / "targets.png", title, panels, (12, 4), caption, columns=1)
 
 
-def _panel(axes: Any, rows: list[Found], title: str) -> None:
-    """Draw a group of bars for each model."""
-    width = 0.16
-    for at, row in enumerate(rows):
-        ways = row["ways"] | {_BEST: _best(row)}
-        base = ways[FULL]["batch"] if ways.get(FULL) else ways[PLAN]["batch"]
-        for place, (way, name) in enumerate(_NAMES.items()):
+def _panel(axes: Any, rows: list[Found], is_first: bool, width: int) -> None:
+    """Draw a group of bars for each model on a target."""
+    bar = 0.16
+    for place, (way, name) in enumerate(_NAMES.items()):
+        axes.bar([0], [0], bar, color=_COLOURS[way], label=name)
+        for at, row in enumerate(rows):
+            ways = row["ways"] | {_BEST: _best(row)}
             found = ways.get(way)
             if not found:
                 continue
-            x = at + (place - 2) * width
-            height = found["batch"] / base if base else 0
-            axes.bar(x, height, width, color=_COLOURS[way], label=None if at else name)
+            base = (ways.get(FULL) or ways[PLAN])["batch"] or ways[PLAN]["batch"]
+            x, height = at + (place - 2) * bar, found["batch"] / base
+            axes.bar(x, height, bar, color=_COLOURS[way])
             text = f"{found['batch']:,}"
             text += f"\n{found['flops']:.2f}" if found["batch"] else ""
             axes.text(x, height, text, ha="center", va="bottom", fontsize=8)
-    axes.set_xticks(range(len(rows)), [row["model"] for row in rows])
-    axes.set(title=title, ylabel="batch, ratio")
+    axes.set_xticks(range(len(rows)), [f"{row['model']}\n{row['target']}" for row in rows])
+    axes.set(ylabel="batch, ratio", xlim=(-0.5, width - 0.5))
     axes.grid(axis="x", visible=False)
-    axes.margins(y=0.18)
+    axes.margins(y=0.2)
+    if is_first:
+        axes.legend(ncols=len(_NAMES), loc="lower left", bbox_to_anchor=(0, 1.0))

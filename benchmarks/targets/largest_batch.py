@@ -97,8 +97,12 @@ class Case:
     def found(self, way: str) -> dict[str, dict[str, Any]]:
         """Return the largest batch of a way, its peak, FLOPs, seconds and compilations.
 
-        The search for a plan returns that of nothing recomputed too.
+        The search for a plan returns that of nothing recomputed too. What cannot fit is not looked
+        for.
         """
+        if self.held > self.target.budget:
+            none = {"batch": 0, "seconds": 0.0, "compilations": 0}
+            return {each: none for each in (way, *([PLAIN] if way == PLAN else []))}
         with jax.set_mesh(self.mesh), counted_compilations() as count:
             began = time.perf_counter()
             found = self._planned() if way == PLAN else {way: self._by_hand(way)}
