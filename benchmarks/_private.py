@@ -39,12 +39,19 @@ from jrc.outer_optimizers import overlap_of as overlap_of
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
 from jrc.remat._gradient.activity import active_variables
+from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
+from jrc.remat._gradient.compiled_memory import bytes_on_device as bytes_on_device
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
+from jrc.remat._planner.buffer_peak import peak_of_temporaries
 from jrc.remat._planner.build_cost_graph import build_cost_graph
+from jrc.remat._planner.calibration import most_parts
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.compiled_cost import compiled_cost
-from jrc.remat._planner.largest_batch import largest_within as largest_within
+from jrc.remat._planner.largest_within import Start as Start
+from jrc.remat._planner.largest_within import largest_within as largest_within
+from jrc.remat._planner.largest_within import line_meets as line_meets
+from jrc.remat._planner.platform_memory import memory_on
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose
 from jrc.remat._planner.settings import SETTINGS
@@ -67,6 +74,21 @@ def compiled_step(step: Any, state: Any, batch: Any, platform: str) -> tuple[Any
 def collectives_of(text: str, mesh: Any) -> tuple[Collective, ...]:
     """Return the collectives of a compiled program; of an empty text none."""
     return collectives(parse_hlo(text), mesh.shape) if text else ()
+
+
+def predicted_peak(
+    fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, platform: str
+) -> tuple[int, int]:
+    """Return predicted bytes of a gradient on one device: arguments and results; and its peak.
+
+    Temporaries are taken to be split into as many parts as the argument that is split most.
+    """
+    arguments = arguments_of(fn, args, 0, "predicted_peak", numbers=True)
+    given = sum(map(bytes_on_device, arguments.of(arguments.arrays)))
+    fixed = given + sum(map(bytes_on_device, arguments.of(arguments.perturbed)))
+    gradient = arguments.traced(fn, has_aux)
+    parts = most_parts(arguments.of(arguments.arrays))
+    return fixed, fixed + peak_of_temporaries(gradient, memory_on(platform)) // parts
 
 
 class PlanSearch:

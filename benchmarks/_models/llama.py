@@ -5,7 +5,8 @@
 ((2, 32, 32), (128, 32))
 
 Source: Touvron et al., "LLaMA", arXiv 2302.13971; Grattafiori et al., "The Llama 3 herd of models",
-arXiv 2407.21783, table 3, and the sizes of Llama 3.2 1B.
+arXiv 2407.21783, table 3, and the sizes of Llama 3.2 1B. Intermediates have the names that MaxText
+gives them, its `qkv_proj` for each of the three products; a name alone changes nothing.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from benchmarks._private import cross_entropy
@@ -32,6 +34,7 @@ class Sizes:
         hidden: Entries inside of the gated product.
         vocabulary: Number of tokens.
         length: Tokens of a sequence.
+        tied: Whether logits are products with the table of tokens.
     """
 
     layers: int = 16
@@ -41,6 +44,7 @@ class Sizes:
     hidden: int = 8192
     vocabulary: int = 128_256
     length: int = 2048
+    tied: bool = True
 
 
 def shapes(sizes: Sizes) -> dict[str, Any]:
@@ -59,7 +63,8 @@ def shapes(sizes: Sizes) -> dict[str, Any]:
         "norm": shape(n, d),
         "norm_2": shape(n, d),
     }
-    return {"tokens": shape(sizes.vocabulary, d), "norm": shape(d), "layers": layer}
+    found = {"tokens": shape(sizes.vocabulary, d), "norm": shape(d), "layers": layer}
+    return found if sizes.tied else found | {"head": shape(d, sizes.vocabulary)}
 
 
 def specs(params: Any, hybrid: bool) -> Any:
@@ -75,6 +80,8 @@ def specs(params: Any, hybrid: bool) -> Any:
         name = path[-1].key
         if name.startswith("norm"):
             return P()
+        if name == "head":
+            return P("fsdp", "model")
         if name == "tokens":
             return P(None, ("fsdp", "model")) if hybrid else P("model", "fsdp")
         return P(None, "model", "fsdp") if name in ("out", "down") else P(None, "fsdp", "model")
@@ -103,7 +110,8 @@ def loss(
     x = _by_examples(table[tokens[:, :-1]])
     one = wrap(functools.partial(_layer, sizes))
     x, _ = jax.lax.scan(lambda x, layer: (one(x, layer), None), x, params["layers"])
-    logits = _normed(x, params["norm"]) @ table.T
+    head = table.T if sizes.tied else params["head"].astype(jnp.bfloat16)
+    logits = _normed(x, params["norm"]) @ head
     return cross_entropy(logits.astype(jnp.float32), tokens[:, 1:])
 
 
@@ -111,7 +119,9 @@ def _layer(sizes: Sizes, x: Any, layer: Any) -> Any:
     layer = jax.tree.map(lambda w: w.astype(jnp.bfloat16), layer)
     x = x + _attention(sizes, _normed(x, layer["norm"]), layer)
     h = _normed(x, layer["norm_2"])
-    return _by_examples(x + (jax.nn.silu(h @ layer["gate"]) * (h @ layer["up"])) @ layer["down"])
+    gate, up = (checkpoint_name(h @ layer[name], "mlpwi") for name in ("gate", "up"))
+    down = checkpoint_name((jax.nn.silu(gate) * up) @ layer["down"], "mlpwo")
+    return _by_examples(x + down)
 
 
 def _by_examples(x: Any) -> Any:
@@ -123,14 +133,16 @@ def _attention(sizes: Sizes, x: Any, layer: Any) -> Any:
     batch, length, width = x.shape
     size = width // sizes.heads
     split = lambda y: y.reshape(batch, length, -1, size)  # noqa: E731
-    query = _rotated(split(x @ layer["query"]))
-    keys, values = _rotated(split(x @ layer["key"])), split(x @ layer["value"])
+    products = (checkpoint_name(x @ layer[name], "qkv_proj") for name in ("query", "key", "value"))
+    query, keys, values = map(split, products)
+    query, keys = _rotated(query), _rotated(keys)
     query = query.reshape(batch, length, sizes.groups, -1, size)
     scores = jnp.einsum("btghd,bsgd->bghts", query, keys).astype(jnp.float32) * size**-0.5
     mask = jnp.tril(jnp.ones((length, length), bool))[None, None, None]
     weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)).astype(x.dtype)
     read = jnp.einsum("bghts,bsgd->btghd", weights, values)
-    return read.reshape(batch, length, width) @ layer["out"]
+    read = checkpoint_name(read.reshape(batch, length, width), "context")
+    return checkpoint_name(read @ layer["out"], "out_proj")
 
 
 def _rotated(x: Any) -> Any:

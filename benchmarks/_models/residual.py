@@ -13,7 +13,7 @@ from benchmarks._private import cross_entropy, dense
 from jrc.models import resnet
 
 
-def _loss(params: Any, state: Any, batch: Any, *, config: Any, through: Any) -> Any:
+def resnet_loss(params: Any, state: Any, batch: Any, *, config: Any, through: Any) -> Any:
     x, labels = batch
     x, new = resnet.stem(params["stem"], state["stem"], x, config, train=True)
     names = [name.split("/") for name in config.boundaries[1:]]
@@ -39,7 +39,7 @@ def resnet_model(title: str, toy: bool, depth: int = 50, batch: int = 64) -> Mod
     params, state = jax.eval_shape(functools.partial(resnet.init, config=config), jax.random.key(0))
     size, batch = (8, 2) if toy else (32, batch)
     images = (array(batch, size, size, 3), array(batch, dtype=jnp.int32))
-    loss = functools.partial(_loss, config=config)
+    loss = functools.partial(resnet_loss, config=config)
     ways = regions(loss, sum(config.stages))
     plain = functools.partial(loss, through=in_turn)
     return Model(title, plain, (params, state, images), ways, has_aux=True)

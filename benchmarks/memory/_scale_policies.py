@@ -29,15 +29,16 @@ SAVED: Mapping[str, tuple[str, ...]] = {
 
 PLAIN, FULL = "nothing re-run", "full"
 policies = jax.checkpoint_policies
+SAVED_BY: Mapping[str, Any] = {
+    "dots_saveable": policies.dots_saveable,
+    "dots_with_no_batch_dims_saveable": policies.dots_with_no_batch_dims_saveable,
+    **{name: policies.save_only_these_names(*saved) for name, saved in SAVED.items()},
+    FULL: None,
+}
+"""JAX's policy for a block by each name."""
 POLICIES: Mapping[str, Callable[..., Any]] = {
     PLAIN: jax.lax.scan,
-    "dots_saveable": each_iteration(policies.dots_saveable),
-    "dots_with_no_batch_dims_saveable": each_iteration(policies.dots_with_no_batch_dims_saveable),
-    **{
-        name: each_iteration(policies.save_only_these_names(*saved))
-        for name, saved in SAVED.items()
-    },
-    FULL: each_iteration(None),
+    **{name: each_iteration(policy) for name, policy in SAVED_BY.items()},
 }
 """The loop over the blocks under each policy, called like `jax.lax.scan`."""
 
@@ -50,20 +51,23 @@ def loss(params: Any, batch: Any, *, config: gpt.Config, loop: Callable[..., Any
     return cross_entropy(gpt.unembed(params, x), batch[:, 1:])
 
 
-def block(params: Any, x: Any, config: gpt.Config) -> Any:
+def block(params: Any, x: Any, config: gpt.Config, causal: bool = True) -> Any:
     """Return what `gpt.block` returns without dropout; intermediates are named."""
-    x = x + checkpoint_name(_attention(params, layer_norm(params["norm_1"], x), config), OUT)
+    mixed = _attention(params, layer_norm(params["norm_1"], x), config, causal)
+    x = x + checkpoint_name(mixed, OUT)
     up = checkpoint_name(dense(params["up"], layer_norm(params["norm_2"], x)), UP)
     return x + checkpoint_name(dense(params["down"], jax.nn.gelu(up)), DOWN)
 
 
-def _attention(params: Any, x: Any, config: gpt.Config) -> Any:
+def _attention(params: Any, x: Any, config: gpt.Config, causal: bool) -> Any:
     batch, length, width = x.shape
     size = width // config.heads
     heads = checkpoint_name(dense(params["qkv"], x), QKV)
     q, k, v = jnp.moveaxis(heads.reshape(batch, length, 3, config.heads, size), 2, 0)
     scores = jnp.einsum("bqhc,bkhc->bhqk", q, k) / size**0.5
-    causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
-    weights = jax.nn.softmax(jnp.where(causal, scores, jnp.finfo(scores.dtype).min), axis=-1)
+    if causal:
+        seen = jnp.tril(jnp.ones((length, length), bool))[None, None]
+        scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+    weights = jax.nn.softmax(scores, axis=-1)
     mixed = jnp.einsum("bhqk,bkhc->bqhc", weights, v).reshape(batch, length, width)
     return dense(params["out"], checkpoint_name(mixed, CONTEXT))

@@ -13,12 +13,19 @@ from benchmarks._lib.report import has_result, result
 from benchmarks._lib.table import Row, Table
 from benchmarks._private import memory_text, network_text, seconds_text
 from benchmarks.convergence._tables import brief
+from benchmarks.targets._largest_tables import PLAN
+from benchmarks.targets._models import PLAIN
 
 MODELS = {
     "gpt": "GPT, 12 x 256, 4 x 512 tokens",
     "resnet": "ResNet-50, 64 images, 32 x 32",
     "linen": "linen ViT, 6 x 256, 16 images, 64 x 64",
 }
+
+ON_TARGETS = (
+    "gpt2_124m h100", "gpt2_1.5b h100", "llama_1b h100", "vit_l h100", "resnet50 h100",
+    "gpt2_124m v5e:1", "vit_l v5e:1", "resnet50 v5e:1",
+)  # fmt: skip
 
 
 def example() -> str:
@@ -31,7 +38,7 @@ def example() -> str:
 
 def headline() -> str:
     """Return a row for each kind of saving: memory, gradient bytes, time on slow links."""
-    rows = [*memory_rows(), *byte_rows(), *network_rows()]
+    rows = [*memory_rows(), *target_rows(), *byte_rows(), *network_rows()]
     return Table("", ("", "without jrc", "with jrc", "", "price"), rows).markdown()
 
 
@@ -53,6 +60,24 @@ def memory_rows() -> Iterator[Row]:
             memory_text(lean["peak"]),
             f"1/{base['peak'] / lean['peak']:.1f}",
             f"{100 * (lean['flops'] / base['flops'] - 1):.1f} % more FLOPs",
+        )
+
+
+def target_rows() -> Iterator[Row]:
+    """Yield the largest batches of accelerators that are not there, bytes of their compilers."""
+    if not has_result("targets.json"):
+        return
+    rows = result("targets")["rows"]
+    yield settings("Largest batch, compiled for", "nothing recomputed", "`jrc.plan`")
+    for key in (key for key in ON_TARGETS if key in rows):
+        row, (plain, plan) = rows[key], (rows[key]["ways"][way] for way in (PLAIN, PLAN))
+        more = f"{plan['batch'] / plain['batch']:.1f} x" if plain["batch"] else ""
+        yield (
+            f"{row['model']}, {row['target']}",
+            f"{plain['batch']:,}" if plain["batch"] else "none",
+            f"{plan['batch']:,}",
+            more,
+            f"{100 * (plan['flops'] - 1):.1f} % more FLOPs",
         )
 
 

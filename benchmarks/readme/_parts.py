@@ -16,6 +16,7 @@ from benchmarks.memory import _plan_tables, _zoo_tables, recompute, segments
 from benchmarks.network import _tables as network
 from benchmarks.network import _training_tables as network_training
 from benchmarks.pytorch import _tables as pytorch
+from benchmarks.targets import largest_batch
 from benchmarks.training import together
 
 
@@ -100,4 +101,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     ),
     "outer_wide": part("outer_wide", outer.tables),
     "together": part("together", together.tables),
+    "targets": part(
+        "targets", largest_batch.tables,
+        ("targets.png", "Largest batch of each way over that of every block recomputed"),
+    ),
 }  # fmt: skip

@@ -1,142 +1,195 @@
-"""Find the largest batch of a GPT on accelerators that are not there, with and without a plan.
+"""Find the largest batch of models on accelerators that are not there, with and without a plan.
 
-    python -m benchmarks.targets.largest_batch --targets v5e,h100 --models small \
-        --out benchmarks/results/targets.json
+    python -m benchmarks.targets.largest_batch --targets h100,v5e --models gpt2_124m,resnet50 \
+        --out benchmarks/results/targets.json --plot benchmarks/results
 
 For each model and target: nothing recomputed, every block under `jax.checkpoint`, JAX's
-`dots_with_no_batch_dims_saveable`, and `jrc.plan`. Bytes are those of the target's own compiler for
-`value_and_grad` of the loss on one device; the budget is nine tenths of its memory, less the two
-float32 moments of AdamW for each parameter. Parameters are float32, the loss computes in bfloat16.
+`dots_with_no_batch_dims_saveable`, MaxText's policies by names, and `jrc.plan`, as
+`jrc.largest_batch` finds it. Bytes are those of the target's own compiler for `value_and_grad` of
+the loss, of one device; the budget is nine tenths of its memory, less the two float32 moments of
+AdamW for each parameter. Parameters are float32, the loss computes in bfloat16. On several devices
+the examples are split over all of them, and so are the parameters (FSDP), but for the ResNet's.
 
 Nothing is run. Compilations take up to minutes: rows that `--out` has are not measured again, and
-each is written as soon as it is there. A target whose compiler is not installed is left out.
+each is written as soon as it is there. A target whose compiler is not installed is left out. Where
+parameters, gradients and moments alone exceed the memory nothing is compiled.
 """
 
 import argparse
+import contextlib
 import functools
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
 
 import jrc
 from benchmarks._lib import platform
 from benchmarks._lib.command import Benchmark, Run, names_of
-from benchmarks._lib.report import Report
-from benchmarks._lib.table import Table
 from benchmarks._private import (
-    abstract_on,
+    Start,
+    bytes_on_device,
     flops,
     largest_within,
+    line_meets,
     memory_needed,
-    memory_text,
+    predicted_peak,
 )
-from benchmarks.memory._scale_measure import Model
-from benchmarks.memory._scale_policies import FULL, PLAIN
-from jrc.models import gpt
+from benchmarks.targets._largest_tables import PLAN, beaten, plot, tables
+from benchmarks.targets._models import AXIS, DOTS, FULL, MAXTEXT, MODELS, PLAIN, Model
 
 NAME = "targets.largest_batch"
-DOTS, PLAN = "dots_with_no_batch_dims_saveable", "jrc.plan"
-BY_HAND = {PLAIN: "nothing recomputed", FULL: "every block", DOTS: DOTS}
-MOMENT_BYTES = 8
 MOST = 2**14
-SIZES = {
-    "tiny": {"layers": 2, "heads": 2, "width": 128, "length": 128, "vocabulary": 512},
-    "small": {"layers": 12, "heads": 12, "width": 768, "length": 1024, "vocabulary": 50304},
-    "xl": {"layers": 48, "heads": 25, "width": 1600, "length": 1024, "vocabulary": 50304},
-}
-"""GPTs: GPT-2 of 124 M and 1.5 B parameters, and a tiny one."""
+WAYS = (PLAN, PLAIN, FULL, DOTS, *MAXTEXT)
+TOY_BUDGET, TOY_MOST = 40 * 2**20, 8
 
 
 def measure(run: Run) -> None:
-    """Measure each model on each target, row by row."""
+    """Measure each model on each target, way by way."""
     run.report |= platform.machine()
     rows = run.report.setdefault("rows", {})
-    for target_name in run.options.targets:
-        target = jrc.target(target_name)
+    for name in run.options.targets:
+        target = jrc.target(name)
         try:
             _ = target.devices
         except ImportError as error:
-            run.console.print(f"{target_name} is left out: {error}")
+            run.console.print(f"{name} is left out: {error}")
             continue
-        for name in run.options.models:
-            found = rows.setdefault(f"{name} {target.name}", {"model": name, "target": target.name})
-            for way in (*BY_HAND, PLAN):
-                if way not in found:
-                    run.status(f"{name} on {target.name}: {way}")
-                    found[way] = _row(name, target, way, run.options.toy)
+        for model_name in run.options.models:
+            case = Case(MODELS[model_name](run.options.toy), target, run.options.toy)
+            row = rows.setdefault(f"{model_name} {target.name}", case.about())
+            for way in run.options.ways:
+                if way in (PLAN, *case.model.ways) and way not in row["ways"]:
+                    run.status(f"{model_name} on {target.name}: {way}")
+                    row["ways"] |= case.found(way)
                     run.save()
 
 
-def _row(name: str, target: Any, way: str, toy: bool) -> dict[str, Any]:
-    """Return the largest batch of one way, its peak and FLOPs, and the seconds that it took."""
-    model = Model(gpt.Config(**SIZES[name], scan=True), "bfloat16")
-    length = model.config.length
-    params, _ = model.args(1, length)
-    weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    budget = 40 * 2**20 if toy else target.budget - MOMENT_BYTES * weights
-    make_args = functools.partial(model.args, length=length)
-    began = time.perf_counter()
-    found = (_planned if way == PLAN else functools.partial(_by_hand, way=way))(
-        model, make_args, target, budget, 8 if toy else MOST
-    )
-    return found | {"budget": budget, "seconds": time.perf_counter() - began}
+class Case:
+    """A model on a target."""
+
+    def __init__(self, model: Model, target: jrc.Target, toy: bool) -> None:
+        self.model, self.target = model, target
+        self.mesh = Mesh(np.asarray(target.devices), (AXIS,), axis_types=(AxisType.Auto,))
+        self.step = model.step * target.device_count
+        self.most = (TOY_MOST if toy else MOST) * target.device_count
+        self.params = model.args(self.step, self.mesh)[0]
+        leaves = jax.tree.leaves(self.params)
+        self.held = 4 * sum(map(bytes_on_device, leaves))
+        self.budget = (TOY_BUDGET if toy else target.budget) - self.held // 2
+
+    def about(self) -> dict[str, Any]:
+        """Return what the row says before anything is compiled."""
+        return {
+            "model": self.model.title,
+            "target": self.target.name,
+            "devices": self.target.device_count,
+            "parameters": sum(x.size for x in jax.tree.leaves(self.params)),
+            "held": self.held,
+            "memory": self.target.budget,
+            "step": self.step,
+            "ways": {},
+        }
+
+    def found(self, way: str) -> dict[str, dict[str, Any]]:
+        """Return the largest batch of a way, its peak, FLOPs, seconds and compilations.
+
+        The search for a plan returns that of nothing recomputed too. What cannot fit is not looked
+        for.
+        """
+        if self.held > self.target.budget:
+            none = {"batch": 0, "seconds": 0.0, "compilations": 0}
+            return {each: none for each in (way, *([PLAIN] if way == PLAN else []))}
+        with jax.set_mesh(self.mesh), counted_compilations() as count:
+            began = time.perf_counter()
+            found = self._planned() if way == PLAN else {way: self._by_hand(way)}
+            spent = {"seconds": time.perf_counter() - began, "compilations": len(count)}
+        found[way] |= spent
+        return found
+
+    def _planned(self) -> dict[str, dict[str, Any]]:
+        found = jrc.largest_batch(
+            self._args, self.model.loss, self.budget, has_aux=self.model.has_aux,
+            multiple_of=self.step, most=self.most, target=self.target,
+        )  # fmt: skip
+        ways: dict[str, dict[str, Any]] = {PLAIN: {"batch": found.plain, "flops": 1.0}}
+        if found.plan is None:
+            return ways | {PLAN: {"batch": 0}}
+        cost = found.plan.verified or found.plan.predicted
+        (chosen,) = (each for each in found.plan.candidates if each.is_chosen)
+        ways[PLAN] = {
+            "batch": found.recomputed,
+            "peak": cost.peak_bytes,
+            "flops": cost.flops_ratio,
+            "candidate": chosen.name,
+        }
+        return ways
+
+    def _by_hand(self, way: str) -> dict[str, Any]:
+        lossy = functools.partial(self.model.loss, way=way)
+        peaks: dict[int, int] = {}
+        start = self._start(lossy)
+        if start.fixed > self.budget:
+            return {"batch": 0}
+
+        def peak(batch: int) -> int:
+            program = jax.value_and_grad(lossy, has_aux=self.model.has_aux)
+            lowered = jax.jit(program).lower(*self._args(batch))
+            peaks[batch] = memory_needed(lowered, self.target.platform).peak
+            return peaks[batch]
+
+        batch = largest_within(peak, self.budget, self.step, self.most, start)
+        if not batch:
+            return {"batch": 0, "peaks": peaks}
+        ratio = self._flops(lossy) / self._flops(self.model.loss)
+        return {"batch": batch, "peak": peaks[batch], "flops": ratio, "peaks": peaks}
+
+    def _start(self, fn: Any) -> Start:
+        """Return the batch that is predicted to fit barely, from the predictions of two."""
+        size = min(8 * self.step, self.most)
+        known: dict[int, int] = {}
+        for _ in range(2):
+            fixed, peak = predicted_peak(
+                fn, self._args(size), self.model.has_aux, self.target.platform
+            )
+            known = {0: fixed} | known | {size: peak}
+            wanted = min(line_meets(known, self.budget), self.most)
+            size = max(self.step, int(wanted) // self.step * self.step)
+        return Start(size, known[0])
+
+    def _args(self, batch: int) -> tuple[Any, ...]:
+        return self.model.args(batch, self.mesh)
+
+    def _flops(self, fn: Any) -> int:
+        program = jax.value_and_grad(fn, has_aux=self.model.has_aux)
+        return flops(jax.make_jaxpr(program)(*self._args(self.step)))
 
 
-def _planned(
-    model: Model, make_args: Callable[[int], Any], target: Any, budget: int, most: int
-) -> dict[str, Any]:
-    found = jrc.largest_batch(make_args, model.loss, budget, target=target, most=most)
-    if found.plan is None:
-        return {"batch": 0}
-    cost = found.plan.verified or found.plan.predicted
-    return {"batch": found.recomputed, "peak": cost.peak_bytes, "flops": cost.flops_ratio}
+@contextlib.contextmanager
+def counted_compilations() -> Iterator[list[None]]:
+    """Yield a list that grows by one for each program that is compiled."""
+    found: list[None] = []
+    compile_ = jax.stages.Lowered.compile
 
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        found.append(None)
+        return compile_(self, *args, **options)
 
-def _by_hand(
-    model: Model, make_args: Callable[[int], Any], target: Any, budget: int, most: int, way: str
-) -> dict[str, Any]:
-    peaks: dict[int, int] = {}
-    lossy = functools.partial(model.loss, policy=way)
-
-    def peak(batch: int) -> int:
-        args = abstract_on(target, tuple(make_args(batch)), NAME)
-        lowered = jax.jit(jax.value_and_grad(lossy)).lower(*args)
-        peaks[batch] = memory_needed(lowered, target.platform).peak
-        return peaks[batch]
-
-    batch = largest_within(peak, budget, 1, most)
-    if not batch:
-        return {"batch": 0, "least": peaks[1]}
-    count = lambda fn: flops(jax.make_jaxpr(jax.value_and_grad(fn))(*make_args(1)))  # noqa: E731
-    return {"batch": batch, "peak": peaks[batch], "flops": count(lossy) / count(model.loss)}
-
-
-def tables(report: Report) -> list[Table]:
-    """Return one row for each model and target."""
-    rows = []
-    for row in report["rows"].values():
-        cells = [row["model"], row["target"]]
-        for way in (*BY_HAND, PLAN):
-            found = row.get(way)
-            cells.append(_cell(found) if found else "")
-        budget = next((row[way]["budget"] for way in (*BY_HAND, PLAN) if way in row), 0)
-        rows.append((*cells, memory_text(budget)))
-    heads = ("model", "", *BY_HAND.values(), PLAN, "budget")
-    title = "Largest batch of one device, FLOPs beside those with nothing recomputed"
-    return [Table(title, heads, tuple(rows))]
-
-
-def _cell(found: dict[str, Any]) -> str:
-    return f"{found['batch']:,} ({found['flops']:.3f})" if found["batch"] else "0"
+    jax.stages.Lowered.compile = counted  # ty: ignore
+    try:
+        yield found
+    finally:
+        jax.stages.Lowered.compile = compile_
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the models and the targets."""
+    """Add the models, the targets and the ways."""
     add = parser.add_argument
-    add("--models", type=names_of(SIZES), default=["small"], help="default: small")
+    add("--models", type=names_of(MODELS), default=list(MODELS), help="default: all")
+    add("--ways", type=names_of(WAYS), default=list(WAYS), help="default: all")
     add(
         "--targets",
         type=lambda text: text.split(","),
@@ -146,7 +199,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 BENCHMARK = Benchmark(
-    NAME, __doc__, measure, tables, add_options, toy={"models": ["tiny"]}, keys=("rows",),
+    NAME, __doc__, measure, tables, add_options, plot=plot, problems=beaten,
+    toy={"models": ["gpt2_124m"], "ways": [PLAN, FULL, MAXTEXT[-1]]}, keys=("rows",),
     platform="cpu",
 )  # fmt: skip
 main = BENCHMARK.main

@@ -153,7 +153,7 @@ def test_large_constants_have_no_part_in_the_text(monkeypatch):
     monkeypatch.setattr(
         make_plan.hashlib, "sha256", lambda *text: hashed.extend(map(len, text)) or sha256(*text)
     )
-    make_plan._Compiler(problem)(problem.candidates[-1])
+    make_plan.Compiler(problem)(problem.candidates[-1])
     assert 0 < max(hashed) < rows.nbytes
 
 
@@ -164,7 +164,7 @@ def test_equal_programs_are_compiled_once(monkeypatch):
     monkeypatch.setattr(
         make_plan, "compiled_cost", lambda *given: compiled.append(0) or cost(*given)
     )
-    compiler = make_plan._Compiler(problem)
+    compiler = make_plan.Compiler(problem)
     twin = dataclasses.replace(problem.candidates[0], name="the same under another name")
     assert compiler(problem.candidates[0]) == compiler(twin)
     assert len(compiled) == 1

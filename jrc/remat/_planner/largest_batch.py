@@ -1,8 +1,8 @@
 """The largest batch that fits into a budget."""
 
+import functools
 import inspect
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,9 +15,11 @@ from jrc._targets import Target, abstract_on, checked_target
 from jrc._text import html_of, memory_text
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
+from jrc.remat._planner.batch_on_target import BatchOnTarget
 from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.compilations import compilation_limits
 from jrc.remat._planner.host_link import host_link
+from jrc.remat._planner.largest_within import largest_within
 from jrc.remat._planner.make_plan import plan
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
@@ -74,8 +76,9 @@ def largest_batch(
 ) -> LargestBatch:
     """Return the largest batch whose gradient fits a budget, with and without recomputation.
 
-    Bytes grow nearly in proportion to the batch, so that a few compilations find it. Nothing is
-    run.
+    Bytes grow nearly in proportion to the batch, so that a few compilations find it. With a target
+    the model of its compiler says where to begin, and no program is compiled if arguments, results
+    and gradients alone exceed the budget. Nothing is run.
 
     Args:
         make_args: From a batch size the tuple of arguments of `fn`: arrays, or better
@@ -164,18 +167,22 @@ def largest_batch(
     placed = arguments(int(multiple_of)) if offload is not False and there is None else ()
     link = host_link(offload, there, jax.tree.leaves(placed), who)
 
+    # As `plan` does below.
+    few, bound = compilation_limits(None, bool(there), link is not None)
+
+    def problem_of(batch: int) -> PlanningProblem:
+        return PlanningProblem.of(
+            fn, arguments(batch), argnums, has_aux, who, few, respect_checkpoints,
+            there.name if there else "", most=bound, link=link,
+        )  # fmt: skip
+
+    @functools.cache
     def plain(batch: int) -> int:
         args = arguments_of(fn, arguments(batch), argnums, who, numbers=True)
         return logged(batch, "nothing recomputed", args.memory(args.lowered(fn, has_aux)).peak)
 
     def leanest(batch: int) -> int:
-        # As `plan` does below.
-        few, bound = compilation_limits(None, bool(there), link is not None)
-        problem = PlanningProblem.of(
-            fn, arguments(batch), argnums, has_aux, who, few,
-            respect_checkpoints, most=bound, link=link,
-        )  # fmt: skip
-        least = known(batch)
+        problem, least = problem_of(batch), plain(batch)
         if problem.is_split:
             problem = problem.calibrated({problem.candidates[-1]: least})
         if least > limit:
@@ -189,22 +196,22 @@ def largest_batch(
         _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))
         return peak
 
-    seen: dict[int, int] = {}
-
-    def known(batch: int) -> int:
-        if batch not in seen:
-            seen[batch] = plain(batch)
-        return seen[batch]
-
-    multiple_of, end = int(multiple_of), int(most // multiple_of * multiple_of)
+    step, end = int(multiple_of), int(most // multiple_of * multiple_of)
+    on_target = BatchOnTarget(problem_of, plain, limit, step, end, logged) if there else None
     with shown_meanwhile(f"{who}: tracing"):
-        without = largest_within(known, limit, multiple_of, end)
-        recomputed = max(without, largest_within(leanest, limit, multiple_of, end))
+        if on_target:
+            without = on_target.plain()
+            recomputed = on_target.recomputed(without)
+        else:
+            without = largest_within(plain, limit, step, end)
+            recomputed = max(without, largest_within(leanest, limit, step, end))
     if not recomputed:
         return LargestBatch(0, 0, None, end)
     args = arguments(recomputed)
-    if recomputed == end and recomputed > multiple_of:
-        _check_growth(arguments(multiple_of), args, multiple_of, recomputed, name_of(make_args))
+    if recomputed == end and recomputed > step:
+        _check_growth(arguments(step), args, step, recomputed, name_of(make_args))
+    if on_target:
+        return LargestBatch(without, recomputed, on_target.plan(recomputed), end)
     return LargestBatch(
         without,
         recomputed,
@@ -215,7 +222,6 @@ def largest_batch(
             argnums=argnums,
             has_aux=has_aux,
             respect_checkpoints=respect_checkpoints,
-            target=there,
             offload=offload,
         ),
         end,
@@ -245,37 +251,3 @@ def _check_growth(
             f"jrc.largest_batch: `{name}` must return arguments that grow with the batch, got the "
             f"same shapes for {least} and for {most}. Use the batch as a size of some of them."
         )
-
-
-def largest_within(peak: Callable[[int], int], budget: int, step: int, end: int) -> int:
-    """The largest multiple of `step` up to `end` whose peak is within the budget, by secants."""
-    first = peak(step)
-    if first > budget:
-        return 0
-    low, high = (step, first), (0, 0)
-    guess = min(8 * step, end)
-    while low[0] < end and (not high[0] or high[0] - low[0] > step):
-        size = peak(guess)
-        if size <= budget:
-            low = (guess, size)
-        else:
-            high = (guess, size)
-        guess = _guess(low, high, (step, first), budget, step, end)
-    return low[0]
-
-
-def _guess(
-    low: tuple[int, int],
-    high: tuple[int, int],
-    first: tuple[int, int],
-    budget: int,
-    step: int,
-    end: int,
-) -> int:
-    """Where the line through two known sizes meets the budget, strictly between what is known."""
-    one, other = (low, high) if high[0] else (first, low)
-    slope = (other[1] - one[1]) / max(other[0] - one[0], 1)
-    wanted = low[0] + (budget - low[1]) / slope if slope > 0 else 2.0 * low[0]
-    wanted = min(math.floor(wanted), 16 * low[0])
-    top = high[0] - step if high[0] else end
-    return max(low[0] + step, min(wanted // step * step, top))

@@ -258,12 +258,12 @@ class _Search:
         return choose(problem, limit, compiled if self.verify else None, self.who)
 
     @functools.cached_property
-    def _problem(self) -> tuple[PlanningProblem, "_Compiler"]:
+    def _problem(self) -> tuple[PlanningProblem, "Compiler"]:
         problem = PlanningProblem.of(
             self.fn, self.args, self.argnums, self.has_aux, self.who, self.compilations,
             self.respects, self.name, link=self.link, most=self.most,
         )  # fmt: skip
-        compiled = _Compiler(problem)
+        compiled = Compiler(problem)
         if problem.is_split and not self.verify:
             problem = calibrated(problem, compiled, self.who)
         return problem, compiled
@@ -280,7 +280,7 @@ class _Search:
         return signature_of(traced, self.respects), gradient
 
 
-class _Compiler:
+class Compiler:
     """Compiles candidates; equal programs once."""
 
     def __init__(self, problem: PlanningProblem):

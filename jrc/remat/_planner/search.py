@@ -63,7 +63,7 @@ def choose(
     if found is None:
         # Before a budget is refused, both ends are compiled, the lean one first. A prediction
         # costs nothing: all are asked.
-        lean = _leanest_to_compile(problem) if compiled else range(len(problem.all))
+        lean = leanest_to_compile(problem) if compiled else range(len(problem.all))
         last = (*sorted(lean, key=problem.cost_order), top)
         found = next((i for i in last if peaks.of(i) <= budget), None)
     found = _cheaper_by_hand(problem, peaks, budget, found)
@@ -116,7 +116,7 @@ def least_peak(
     least: float = math.inf
     is_followed = is_compiled and not problem.is_split
     margin = SETTINGS.compiled_margin if is_followed else SETTINGS.leanest_margin
-    for i in _leanest_to_compile(problem) if is_compiled else problem.leanest:
+    for i in leanest_to_compile(problem) if is_compiled else problem.leanest:
         candidate = problem.all[i]
         known = (candidate,) if is_followed else ()
         if least <= enough or problem.predicted(candidate, known).peak_bytes > margin * least:
@@ -125,11 +125,15 @@ def least_peak(
     return int(least)
 
 
-def _leanest_to_compile(problem: PlanningProblem) -> list[int]:
-    """Those that may need least, the least peak first, each by its own gradient program.
+def leanest_to_compile(problem: PlanningProblem, few: int = 1) -> list[int]:
+    """Return those that may need least, the least peak first, each by its own gradient program.
 
     A program is traced sooner than it is compiled: all ways by hand are that may be meant. Of a
     program on several devices the model alone knows an order.
+
+    Args:
+        problem: The planning problem.
+        few: How many, where the number of compilations is bounded.
     """
     if problem.is_split and problem.most is None:
         return list(problem.leanest)
@@ -143,8 +147,8 @@ def _leanest_to_compile(problem: PlanningProblem) -> list[int]:
         (problem.followed[every[i]], every[i].saved, every[i].cost): i
         for i in sorted(some, reverse=True)
     }
-    few = 1 if problem.most is not None else len(problem.leanest)
-    return [i for _, i in sorted(order.items())[:few]]
+    asked = len(problem.leanest) if problem.most is None else few
+    return [i for _, i in sorted(order.items())[:asked]]
 
 
 def _cheaper_by_hand(

@@ -1,0 +1,131 @@
+"""Tables and the picture of `benchmarks.targets.largest_batch`.
+
+>>> ways = {FULL: {"batch": 10, "flops": 1.33}, PLAN: {"batch": 10, "flops": 1.2}}
+>>> list(beaten({"rows": {"gpt h100": {"ways": ways}}}))
+[]
+>>> list(beaten({"rows": {"gpt h100": {"ways": ways | {DOTS: {"batch": 11, "flops": 1.4}}}}}))
+['gpt h100: dots_with_no_batch_dims_saveable fits 11 (1.400), the plan 10 (1.200)']
+"""
+
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks._lib.examples import pictures
+from benchmarks._lib.report import Report
+from benchmarks._lib.table import Row, Table
+from benchmarks._private import seconds_text
+from benchmarks.targets._models import DOTS, FULL, MAXTEXT, PLAIN
+
+PLAN = "jrc.plan"
+Found = Mapping[str, Any]
+_BEST = "MaxText's best"
+_NAMES = {PLAIN: "nothing", FULL: "every block", DOTS: "JAX's dots", _BEST: _BEST, PLAN: PLAN}
+_COLOURS = {
+    PLAIN: pictures.GREY, FULL: pictures.GREEN, DOTS: pictures.PURPLE, _BEST: pictures.RED,
+    PLAN: pictures.BLUE,
+}  # fmt: skip
+_ROUNDING = 1e-6
+_A_LINE = 6
+
+
+def tables(report: Report) -> list[Table]:
+    """Return one row for each model and target."""
+    rows = [_row(row) for row in report["rows"].values() if PLAN in row["ways"]]
+    title = (
+        "Largest batch of all devices together, in brackets FLOPs over those with nothing "
+        "recomputed: nothing recomputed, every block under `jax.checkpoint`, "
+        "`dots_with_no_batch_dims_saveable`, the one of MaxText's policies by names with the "
+        "largest batch, and `jrc.plan`; time and compilations of `jrc.largest_batch` on two CPU "
+        "cores that other work shared"
+    )
+    note = (
+        "Compiled for one device of the target, nothing run; `value_and_grad` of the loss, "
+        "float32 parameters, bfloat16 in the loss; budget: nine tenths of a device's memory less "
+        "AdamW's two float32 moments. GPT-2: 1,024 tokens, its head untied. Llama: 2,048 tokens. "
+        "ViT-L/16 and ResNet-50: 224 x 224. Batches are multiples of the step. On several devices "
+        "FSDP over all, the ResNet's parameters on each. “-”: parameters, gradients and moments "
+        "alone do not fit."
+    )
+    heads = ("", "target", "step", "nothing", "every block", "dots", "MaxText", "plan", "search")
+    return [Table(title, heads, rows, note)]
+
+
+def _row(row: Found) -> Row:
+    ways = row["ways"] | {_BEST: _best(row)}
+    cells = [_cell(row, ways.get(way)) for way in (PLAIN, FULL, DOTS)]
+    name = ways[_BEST] and f" {ways[_BEST]['name']}"
+    maxtext = _cell(row, ways[_BEST]) + (name or "")
+    plan = ways[PLAN]
+    search = ""
+    if plan["compilations"]:
+        search = f"{seconds_text(plan['seconds'])}, {plan['compilations']} compilations"
+    title = f"{row['model']}, {row['parameters'] / 1e6:,.0f} M"
+    return (title, row["target"], str(row["step"]), *cells, maxtext, _cell(row, plan), search)
+
+
+def _cell(row: Found, found: Found | None) -> str:
+    if not found:
+        return ""
+    if not found["batch"]:
+        return "-" if row.get("held", 0) > row.get("memory", 0) else "0"
+    return f"{found['batch']:,} ({found['flops']:.3f})"
+
+
+def _best(row: Found) -> dict[str, Any] | None:
+    """Return the policy of MaxText with the largest batch, of equal ones that of fewest FLOPs."""
+    found = [row["ways"][way] | {"name": way} for way in MAXTEXT if way in row["ways"]]
+    fits = [way for way in found if way["batch"]]
+    return max(fits, key=lambda way: (way["batch"], -way["flops"]), default=None)
+
+
+def beaten(report: Report) -> Iterator[str]:
+    """Yield the ways by hand with a larger batch than the plan, or as large with fewer FLOPs."""
+    for key, row in report["rows"].items():
+        plan = row["ways"].get(PLAN)
+        for way, found in row["ways"].items():
+            if plan is None or not found["batch"]:
+                continue
+            fewer = found["flops"] < plan["flops"] * (1 - _ROUNDING) if plan["batch"] else True
+            if found["batch"] > plan["batch"] or (found["batch"] == plan["batch"] and fewer):
+                yield f"{key}: {way} fits {_cell(row, found)}, the plan {_cell(row, plan)}"
+
+
+def plot(report: Report, folder: pathlib.Path) -> pathlib.Path | None:
+    """Write `targets.png`: bars for each model and target; None without matplotlib or rows."""
+    rows = [row for row in report["rows"].values() if row["ways"].get(PLAN, {}).get("batch")]
+    if not rows:
+        return None
+    lines = [rows[i : i + _A_LINE] for i in range(0, len(rows), _A_LINE)]
+    panels = [
+        functools.partial(_panel, rows=line, is_first=line is lines[0], width=len(lines[0]))
+        for line in lines
+    ]
+    title = "Largest batch of each way, over that of every block recomputed"
+    caption = "Numbers: the batch of all devices, and FLOPs over those with nothing recomputed."
+    return pictures.draw(folder / "targets.png", title, panels, (12, 4), caption, columns=1)
+
+
+def _panel(axes: Any, rows: list[Found], is_first: bool, width: int) -> None:
+    """Draw a group of bars for each model on a target."""
+    bar = 0.16
+    for place, (way, name) in enumerate(_NAMES.items()):
+        axes.bar([0], [0], bar, color=_COLOURS[way], label=name)
+        for at, row in enumerate(rows):
+            ways = row["ways"] | {_BEST: _best(row)}
+            found = ways.get(way)
+            if not found:
+                continue
+            base = (ways.get(FULL) or ways[PLAN])["batch"] or ways[PLAN]["batch"]
+            x, height = at + (place - 2) * bar, found["batch"] / base
+            axes.bar(x, height, bar, color=_COLOURS[way])
+            text = f"{found['batch']:,}"
+            text += f"\n{found['flops']:.2f}" if found["batch"] else ""
+            axes.text(x, height, text, ha="center", va="bottom", fontsize=8)
+    axes.set_xticks(range(len(rows)), [f"{row['model']}\n{row['target']}" for row in rows])
+    axes.set(ylabel="batch, ratio", xlim=(-0.5, width - 0.5))
+    axes.grid(axis="x", visible=False)
+    axes.margins(y=0.2)
+    if is_first:
+        axes.legend(ncols=len(_NAMES), loc="lower left", bbox_to_anchor=(0, 1.0))

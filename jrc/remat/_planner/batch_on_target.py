@@ -1,0 +1,148 @@
+"""The search for the largest batch where a compilation may take a minute.
+
+The model of the target says where to begin: the first batch that is compiled is one that is
+predicted to fit barely. There the candidates that may be the leanest are compiled, and the one that
+needs least is followed to larger or smaller batches. Nothing is compiled if arguments, results and
+gradients alone exceed the budget.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+from jrc.remat._planner.largest_within import Start, largest_within, line_meets
+from jrc.remat._planner.make_plan import Compiler, plan_of_process_0
+from jrc.remat._planner.plan import Plan
+from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.search import choose, leanest_to_compile
+from jrc.remat._planner.settings import SETTINGS
+
+_WHO = "jrc.largest_batch"
+_FIRST = 8
+
+
+class BatchOnTarget:
+    """Batches of a function and their peaks on a target; equal programs are compiled once.
+
+    Args:
+        problem_of: From a batch the planning problem of the function.
+        plain_peak: From a batch the peak with nothing recomputed, compiled.
+        limit: The budget in bytes.
+        step: Batches are multiples of this.
+        end: The largest batch, a multiple of `step`.
+        logged: Logs a batch, what was compiled for it, and its peak, which it returns.
+    """
+
+    def __init__(
+        self,
+        problem_of: Callable[[int], PlanningProblem],
+        plain_peak: Callable[[int], int],
+        limit: int,
+        step: int,
+        end: int,
+        logged: Callable[[int, str, int], int],
+    ) -> None:
+        self.plain_peak, self.limit, self.step, self.end = plain_peak, limit, step, end
+        self.logged = logged
+        self.problem = functools.cache(problem_of)
+        self.compiler = functools.cache(lambda batch: Compiler(self.problem(batch)))
+        self.leanest: str | int | None = None
+
+    def plain(self) -> int:
+        """Return the largest batch with nothing recomputed; 0 if none fits."""
+        return self._largest(lambda problem: len(problem.candidates) - 1, self.plain_peak, 0)
+
+    def recomputed(self, plain: int) -> int:
+        """Return the largest batch that a plan fits.
+
+        Args:
+            plain: A batch that fits without one.
+        """
+        return self._largest(self._place, self._least_peak, plain)
+
+    def plan(self, batch: int) -> Plan:
+        """Return the cheapest plan that fits a batch, of a few that are compiled.
+
+        Args:
+            batch: What `recomputed` returned.
+        """
+        return plan_of_process_0(lambda: self._plan(batch), _WHO)
+
+    def _largest(
+        self, pick: Callable[[PlanningProblem], int], peak: Callable[[int], int], least: int
+    ) -> int:
+        """Return the largest batch of a candidate, first asked where its prediction fits barely."""
+        if least == self.end:
+            return least
+        size = min(max(least, _FIRST * self.step), self.end)
+        problem = self.problem(size)
+        fixed = problem.given + problem.returned
+        if not least and fixed > self.limit:
+            return 0
+        predicted = {0: fixed}
+        for _ in range(2):
+            problem = self.problem(size)
+            candidate = problem.all[pick(problem)]
+            predicted[size] = problem.predicted(candidate, [candidate]).peak_bytes
+            wanted = min(line_meets(predicted, self.limit), self.end)
+            size = max(self.step, math.floor(wanted) // self.step * self.step)
+            if size in predicted:
+                break
+        return largest_within(peak, self.limit, self.step, self.end, Start(size, fixed, least))
+
+    def _least_peak(self, batch: int) -> int:
+        problem, compiled = self.problem(batch), self.compiler(batch)
+        tried = (self._place(problem),)
+        if self.leanest is None:
+            first, *others = leanest_to_compile(problem, SETTINGS.leanest_on_target)
+            most = SETTINGS.compiled_margin * problem.follow(problem.all[first])
+            tried = (first, *(i for i in others if problem.follow(problem.all[i]) <= most))
+        peaks = {i: compiled(problem.all[i]).peak for i in tried}
+        leanest = min(peaks, key=lambda i: peaks[i])
+        self.leanest = problem.all[leanest].name or leanest
+        return self.logged(batch, "the leanest plan", peaks[leanest])
+
+    def _place(self, problem: PlanningProblem) -> int:
+        """Return the number of the leanest candidate, the one that was once it is known."""
+        if isinstance(self.leanest, int):
+            return min(self.leanest, len(problem.candidates) - 1)
+        named = [i for i, each in enumerate(problem.all) if each.name == self.leanest]
+        return named[0] if self.leanest and named else leanest_to_compile(problem)[0]
+
+    def _plan(self, batch: int) -> Plan:
+        problem, compiled = self.problem(batch), self.compiler(batch)
+        if self.leanest is None:
+            return choose(problem, self.limit, compiled, _WHO)
+        best = self._place(problem)
+        memory = {best: compiled(problem.all[best])}
+        expected = _Expected(problem, best, memory[best].peak)
+        bound = float(self.limit)
+        for i in sorted(range(len(problem.all)), key=problem.cost_order):
+            if problem.all[i].cost >= problem.all[best].cost or len(memory) >= problem.compilations:
+                break
+            if expected.of(i, bound) > bound:
+                continue
+            memory[i] = compiled(problem.all[i])
+            if memory[i].peak <= self.limit:
+                best = i
+                break
+            bound = self.limit * min(bound / self.limit, expected.of(i, bound) / memory[i].peak)
+        return problem.plan_of(problem.all[best], self.limit, memory)
+
+
+class _Expected:
+    """Predicted peaks of a problem's candidates, scaled by one that was compiled."""
+
+    def __init__(self, problem: PlanningProblem, compiled: int, peak: int) -> None:
+        self.problem, self.own = problem, problem.given + problem.returned
+        known = problem.all[compiled]
+        self.modelled = (peak - self.own) / max(known.temporaries, 1)
+        self.followed = (peak - self.own) / max(problem.follow(known) - self.own, 1)
+
+    def of(self, i: int, enough: float) -> float:
+        """Return the peak of a candidate, roughly that of one far above `enough`."""
+        candidate = self.problem.all[i]
+        rough = self.own + self.modelled * candidate.temporaries
+        if rough > SETTINGS.followed_margin * enough:
+            return rough
+        return self.own + self.followed * (self.problem.follow(candidate) - self.own)

@@ -1,0 +1,93 @@
+"""The largest size whose peak is within a budget, where bytes grow nearly in proportion to it.
+
+>>> asked = []
+>>> def peak(size):
+...     asked.append(size)
+...     return 100 + 7 * size
+>>> largest_within(peak, 1000, 1, 2**20, Start(guess=120, fixed=90)), asked
+(128, [120, 128, 129])
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+
+class Start(NamedTuple):
+    """What is known before the first size is asked.
+
+    Attributes:
+        guess: The size that is asked first.
+        fixed: Bytes that do not grow with the size, about.
+        least: A size that fits.
+    """
+
+    guess: int
+    fixed: int
+    least: int = 0
+
+
+def largest_within(
+    peak: Callable[[int], int], budget: int, step: int, end: int, start: Start | None = None
+) -> int:
+    """Return the largest multiple of `step` up to `end` whose peak is within the budget.
+
+    Sizes are asked where the line through the two nearest to the budget meets it, until one fits
+    and the next one does not.
+
+    Args:
+        peak: The peak of a size in bytes.
+        budget: Bytes.
+        step: The result is a multiple of this.
+        end: A multiple of `step`.
+        start: What is known; without it `step` is asked first.
+
+    Returns:
+        The size; 0, or `start.least`, if nothing else fits.
+    """
+    if start is None:
+        first = peak(step)
+        if first > budget:
+            return 0
+        known, low, guess = {step: first}, step, min(8 * step, end)
+    else:
+        known, low = {0: start.fixed}, start.least
+        guess = max(low + step, min(start.guess // step * step, end))
+    high, same = end + step, 0
+    while high - low > step:
+        known[guess] = peak(guess)
+        fits = known[guess] <= budget
+        same = max(same, 0) + 1 if fits else min(same, 0) - 1
+        low, high = (guess, high) if fits else (low, guess)
+        guess = _guess(known, budget, step, low, high, same)
+    return low
+
+
+def line_meets(known: Mapping[int, int], budget: int) -> float:
+    """Return the size where the line through two known ones meets the budget, by their peaks.
+
+    The two are those nearest to the budget; infinite where peaks do not grow.
+    """
+    one, other = sorted(sorted(known, key=lambda size: abs(known[size] - budget))[:2])
+    slope = (known[other] - known[one]) / (other - one)
+    return one + (budget - known[one]) / slope if slope > 0 else math.inf
+
+
+def _guess(known: Mapping[int, int], budget: int, step: int, low: int, high: int, same: int) -> int:
+    """Return the size to ask next, strictly between `low` and `high`.
+
+    Where several answers in a row moved the same end, the other one counts as nearer to the budget
+    (the Illinois rule): peaks are no line there.
+    """
+    if low in known and high in known:
+        below, above = budget - known[low], known[high] - budget
+        below, above = (_near(below, -same), _near(above, same))
+        wanted = low + (high - low) * below / (below + above)
+    else:
+        wanted = line_meets(known, budget)
+        wanted = min(wanted, high if high in known else 16 * max(low, step))
+    return max(low + step, min(math.floor(min(wanted, high)) // step * step, high - step))
+
+
+def _near(distance: float, repeated: int) -> float:
+    return distance / 4 ** max(repeated - 1, 0)

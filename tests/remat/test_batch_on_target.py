@@ -1,0 +1,97 @@
+"""`jrc.largest_batch` for a target: few compilations. CPU devices stand in for accelerators."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+from jrc._targets import accelerator
+from jrc.remat._gradient import compiled_memory
+from jrc.remat._planner.largest_within import Start, largest_within, line_meets
+
+WIDTH, LAYERS = 64, 8
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The programs that are compiled, with CPU devices in the place of compile-only ones."""
+    monkeypatch.setattr(
+        accelerator, "compile_only_devices", lambda named, who: tuple(jax.devices()[-1:])
+    )
+    found, real = [], compiled_memory.compiled_to_look_at
+
+    def counted(lowered, platform=None):
+        found.append(lowered)
+        return real(lowered, platform)
+
+    monkeypatch.setattr(compiled_memory, "compiled_to_look_at", counted)
+    return found
+
+
+def block(x, w):
+    return x + jax.nn.gelu(x @ w["a"]) @ w["b"], None
+
+
+def loss(params, x):
+    return jnp.mean(jax.lax.scan(block, x, params)[0] ** 2)
+
+
+def make_args(batch):
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    params = {
+        "a": shape((LAYERS, WIDTH, 4 * WIDTH)),
+        "b": shape((LAYERS, 4 * WIDTH, WIDTH)),
+    }
+    return params, shape((batch, 32, WIDTH))
+
+
+def peak(fn, batch):
+    lowered = jax.jit(jax.value_and_grad(fn)).lower(*make_args(batch))
+    return compiled_memory.memory_needed(lowered).peak
+
+
+def test_a_search_compiles_few_programs(compiled):
+    budget = 2**26
+    found = jrc.largest_batch(make_args, loss, budget, target="h100")
+    assert 0 < found.plain < found.recomputed and len(compiled) <= 7
+    assert found.plan.target == "h100" and found.plan.verified.peak_bytes <= budget
+    assert found.plan.compilations <= 4
+    assert peak(loss, found.plain) <= budget < peak(loss, found.plain + 1)
+    planned = found.plan.apply(loss)
+    assert peak(planned, found.recomputed) == found.plan.verified.peak_bytes
+
+
+def test_what_cannot_fit_is_not_compiled(compiled):
+    parameters = 4 * 8 * LAYERS * WIDTH * WIDTH
+    none = jrc.largest_batch(make_args, loss, 2 * parameters, target="h100")
+    assert none[:3] == (0, 0, None) and not compiled
+
+
+def test_where_all_fit_nothing_is_recomputed(compiled):
+    found = jrc.largest_batch(make_args, loss, "1GiB", target="h100", most=16, multiple_of=8)
+    assert (found.plain, found.recomputed) == (16, 16) and not found.plan.reruns
+    assert len(compiled) <= 2
+
+
+@pytest.mark.parametrize("start", [None, Start(100, 900), Start(3000, 0, least=40), Start(0, 0)])
+@pytest.mark.parametrize("step", [1, 8])
+def test_the_largest_size_within_a_budget(start, step):
+    asked = []
+
+    def bytes_of(size):
+        asked.append(size)
+        return 1000 + 7 * size + (40 * (size - 200) if size > 200 else 0)
+
+    found = largest_within(bytes_of, 2890, step, 2**20, start)
+    assert found == 210 // step * step and len(asked) == len(set(asked)) <= 10
+    assert {found, found + step} <= set(asked)
+
+
+def test_sizes_that_do_not_fit_or_all_fit():
+    assert largest_within(lambda size: 10, 9, 4, 64, Start(16, 0)) == 0
+    assert largest_within(lambda size: 10, 9, 4, 64, Start(16, 0, least=8)) == 8
+    assert largest_within(lambda size: 10, 10, 4, 64, Start(16, 0)) == 64
+    assert line_meets({0: 5, 10: 5}, 9) == float("inf")
+    assert line_meets({0: 10, 10: 30, 90: 1000}, 50) == 20
