@@ -38,7 +38,7 @@ def example() -> str:
 
 def headline() -> str:
     """Return a row for each kind of saving: memory, gradient bytes, time on slow links."""
-    rows = [*memory_rows(), *target_rows(), *byte_rows(), *network_rows()]
+    rows = [*memory_rows(), *target_rows(), *byte_rows(), *network_rows(), *training_rows()]
     return Table("", ("", "without jrc", "with jrc", "", "price"), rows).markdown()
 
 
@@ -111,6 +111,25 @@ def network_rows() -> Iterator[Row]:
             f"{seconds_text(dense['seconds'])} ({whose})",
             seconds_text(run["dgc"]["seconds"]),
             f"1/{dense['seconds'] / run['dgc']['seconds']:.1f}",
+            "8 bytes a parameter",
+        )
+
+
+def training_rows() -> Iterator[Row]:
+    """Yield whole training steps with few synchronisations beside the faster dense exchange."""
+    found = result("network_training")
+    size = _millions(found["parameters"])
+    yield settings(f"Training step of {size}, AdamW", "float32", "`outer=jrc.SparseLoCo(30)`")
+    for name, run in found["runs"].items():
+        methods = run["methods"]
+        dense = min((methods[way] for way in ("adamw", "ddp") if way in methods), key=_seconds)
+        whose = "PyTorch DDP" if dense is methods.get("ddp") else "JAX"
+        ours = methods["sparseloco_30"]
+        yield (
+            name,
+            f"{seconds_text(dense['seconds'])} ({whose})",
+            seconds_text(ours["seconds"]),
+            f"1/{dense['seconds'] / ours['seconds']:.1f}",
             "8 bytes a parameter",
         )
 
