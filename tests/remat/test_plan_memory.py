@@ -320,7 +320,7 @@ def test_equal_operations_are_computed_once():
     assert names.count("tanh") == 1 and names.count("dot_general") == 2
 
 
-def test_equal_operations_with_a_number_are_computed_once():
+def test_equal_constants_are_one():
     """A number in a traced program is an array without axes, which has no hash."""
 
     def masked(x):
@@ -333,6 +333,19 @@ def test_equal_operations_with_a_number_are_computed_once():
     program = Operations(jax.make_jaxpr(masked)(array(64, 64)), memory_on("cpu"))
     names = [operation.name for operation in program.list]
     assert names.count("ge") == names.count("select_n") == 1
+
+
+def test_each_loop_has_constants_of_its_own():
+    """It writes over what it carries."""
+
+    def sums(x):
+        step = lambda total, row: (total + row, None)  # noqa: E731
+        return [jax.lax.scan(step, jnp.zeros(64), part)[0] for part in (x, 2 * x)]
+
+    program = Operations(jax.make_jaxpr(sums)(array(8, 64)), memory_on("cpu"))
+    loops = [operation for operation in program.list if operation.name == "scan"]
+    assert len(loops) == 2
+    assert not set(loops[0].reads) & set(loops[1].reads)
 
 
 def test_random_bits_of_a_cpu_are_two_words_for_an_entry():

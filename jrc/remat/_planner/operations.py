@@ -70,6 +70,7 @@ class Operations:
         self.shapes: list[tuple[int, ...]] = []
         self._same: dict[int, int] = {}
         self._known: dict[Any, list[int]] = {}
+        self._constants: dict[int, Operation] = {}
         self._as_bfloat16: dict[int, int] = {}
         given = (*jaxpr.constvars, *jaxpr.invars)
         values: dict[Any, int | None] = {v: self._new(v.aval) for v in given}
@@ -121,9 +122,13 @@ class Operations:
                     words = self.memory.threefry_bytes(eqn)
                     self.sizes[makes[0]] = words or self.sizes[makes[0]]
                 values.update(zip(eqn.outvars, makes, strict=True))
+                if inner and facts_of(eqn).construct:
+                    reads = [self._own_constant(v) for v in reads]
                 self._append(name, eqn, reads, makes)
                 if key is not None:
                     self._known[key] = makes
+                    if self._are_constants(reads):
+                        self._constants.update(dict.fromkeys(makes, self.list[-1]))
 
     def _key_of(self, eqn: Any, reads: Sequence[int | None]) -> Any:
         """What an equation computes, as a key; `None` where there is none.
@@ -134,7 +139,8 @@ class Operations:
         pairs = list(zip(eqn.invars, reads, strict=True))
         if any(value is None and is_variable(x) for x, value in pairs):
             return None
-        operands = [_number(x.val) if value is None else value for x, value in pairs]
+        number = _number if self._are_constants(reads) else lambda literal: literal
+        operands = [number(x.val) if value is None else value for x, value in pairs]
         types = [x.aval for x in (*eqn.invars, *eqn.outvars)]
         key = (eqn.primitive, *operands, *types, *sorted(eqn.params.items()))
         try:
@@ -142,6 +148,22 @@ class Operations:
         except TypeError:
             return None
         return key
+
+    def _are_constants(self, reads: Sequence[int | None]) -> bool:
+        """Whether what an equation reads depends on no input: it is the same in each region."""
+        return all(v is None or v in self._constants for v in reads)
+
+    def _own_constant(self, value: int | None) -> int | None:
+        """A constant made once more, for a loop: it writes over what it carries."""
+        if value is None or value not in self._constants:
+            return value
+        made = self._constants[value]
+        again = self.new(self.sizes[value], self.shapes[value])
+        makes = [
+            again if v == value else self.new(self.sizes[v], self.shapes[v]) for v in made.makes
+        ]
+        self.list.append(dataclasses.replace(made, makes=makes))
+        return again
 
     def _add_placements(
         self, eqn: Any, reads: Sequence[int | None], values: dict[Any, int | None]
@@ -297,9 +319,9 @@ ELEMENTWISE = frozenset(
 """The arithmetic whose operands may be broadcast."""
 
 
-def _number(value: Any) -> Any:
-    """A literal's value as a number, which has a hash."""
-    return value.item() if getattr(value, "shape", None) == () else value
+def _number(literal: Any) -> Any:
+    """A literal's value as a number, which has a hash: it is an array without axes."""
+    return literal.item() if getattr(literal, "shape", None) == () else literal
 
 
 def _memory(aval: Any) -> Any:
