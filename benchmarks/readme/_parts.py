@@ -88,6 +88,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     ),
     "network": part("network", lambda report: [network.steps_table(report)]),
     "network_training": part("network_training", network_training.tables),
+    "network_training_batch4": part("network_training_batch4", network_training.tables),
     "dgc": part("dgc", dgc.tables),
     "convergence": part(
         "convergence", convergence.tables,
