@@ -24,7 +24,6 @@ MODELS = {
 
 ON_TARGETS = (
     "gpt2_124m h100", "gpt2_1.5b h100", "llama_1b h100", "vit_l h100", "resnet50 h100",
-    "gpt2_124m v5e:1", "vit_l v5e:1", "resnet50 v5e:1",
 )  # fmt: skip
 
 

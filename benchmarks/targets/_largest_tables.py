@@ -36,9 +36,9 @@ def tables(report: Report) -> list[Table]:
     title = (
         "Largest batch of all devices together, in brackets FLOPs over those with nothing "
         "recomputed: nothing recomputed, every block under `jax.checkpoint`, "
-        "`dots_with_no_batch_dims_saveable`, the one of MaxText's policies by names with the "
-        "largest batch, and `jrc.plan`; time and compilations of `jrc.largest_batch` on two CPU "
-        "cores that other work shared"
+        "`dots_with_no_batch_dims_saveable`, of MaxText's policies that were compiled the one with "
+        "the largest batch, and `jrc.plan`; time and compilations of `jrc.largest_batch` on two "
+        "CPU cores that other work shared"
     )
     note = (
         "Compiled for one device of the target, nothing run; `value_and_grad` of the loss, "
