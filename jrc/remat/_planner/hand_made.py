@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from jrc._jaxpr import Program, facts_of, primitive_name
 from jrc.remat._planner.blocks import crossing_values, find_blocks
 from jrc.remat._planner.cost_graph import CostGraph
-from jrc.remat._planner.decision import Decision
+from jrc.remat._planner.decision import Decision, Stage
 from jrc.remat._planner.memory_model import kept_by_xla
 from jrc.remat._planner.save_sets import MARKS, distinct, marked_values, policy_sets
 from jrc.remat._planner.solver import NOTHING_SAVED, InnerOption, ParetoPoint, solve
@@ -168,8 +168,30 @@ def _inside_constructs(
         }
         name = whole if what == NOTHING_SAVED else f"{whole}, {what} saved"
         points = solve(graph, offered, saved=kept_by_xla(graph, graph.nodes))[:1]
-        found += [HandMade(name, point, decision_of(graph, point)) for point in points]
+        found += [_around_constructs_as_jax_does(graph, name, point) for point in points]
     return found
+
+
+def _around_constructs_as_jax_does(graph: CostGraph, name: str, point: ParetoPoint) -> HandMade:
+    decision = decision_of(graph, point)
+    cost = dataclasses.replace(point, flops=point.flops - recomputed_flops(graph, decision))
+    return HandMade(name, cost, outside_left_to_jax(decision))
+
+
+def outside_left_to_jax(decision: Decision) -> Decision:
+    """Return a decision without the regions around its constructs.
+
+    There XLA may fuse what JAX saves into its readers; in a region saved values are written.
+
+    >>> from jrc.remat._planner.decision import Stage
+    >>> head = Stage((1, 2), saved=((1, 0),), recomputed=(2,))
+    >>> outside_left_to_jax(Decision((Stage((0,), region=False), head))).to_data()["stages"][1]
+    {'equations': '1-2', 'inside': None}
+    """
+    stages = (
+        Stage(each.positions, region=False) if each.region else each for each in decision.stages
+    )
+    return dataclasses.replace(decision, stages=tuple(stages))
 
 
 def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:
