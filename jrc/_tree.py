@@ -103,16 +103,27 @@ def is_floating(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def all_finite(tree: Any) -> jax.Array:
-    """Whether each floating entry of each leaf is finite, `bool[]`.
+def all_finite(tree: Any, split: bool = False) -> jax.Array:
+    """Return whether each floating entry of each leaf is finite, `bool[]`.
+
+    Args:
+        tree: Arrays.
+        split: Whether XLA may have split the leaves over devices.
 
     >>> bool(all_finite({"w": jnp.array([1.0, -jnp.inf]), "n": 3}))
     False
     """
     floats = [x for x in map(jnp.asarray, jax.tree.leaves(tree)) if is_floating(x)]
-    # A maximum keeps NaN, and XLA makes it in one pass without an array of booleans.
-    tops = [jnp.isfinite(jnp.max(jnp.abs(x), initial=0.0)) for x in floats]
-    return jnp.stack(tops).all() if tops else jnp.bool_(True)
+    checks = [_is_finite(x, split) for x in floats]
+    return jnp.stack(checks).all() if checks else jnp.bool_(True)
+
+
+def _is_finite(x: jax.Array, split: bool) -> jax.Array:
+    # On one device a maximum keeps NaN, and XLA makes it in one pass without an array of booleans.
+    # Over devices it loses NaN. Of complex numbers it may overflow, and small floats have no zero.
+    if split or x.dtype.kind == "c" or x.dtype.itemsize == 1:
+        return jnp.isfinite(x).all()
+    return jnp.isfinite(jnp.max(jnp.abs(x), initial=0.0))
 
 
 def sum_dtype(dtype: Any) -> Any:

@@ -1,13 +1,15 @@
 """Abstract values of leaves: shape, dtype, weak type and sharding as JAX traces them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jrc._tree import aval_of
+from jrc._tree import all_finite, aval_of
 
 MESH = Mesh(jax.devices()[:4], ("data",))
 SPLIT = NamedSharding(MESH, P("data"))
@@ -78,3 +80,23 @@ def test_tracers_of_explicit_axes():
 def test_what_is_no_array_has_no_aval(leaf):
     with pytest.raises(TypeError):
         aval_of(leaf)
+
+
+@pytest.mark.parametrize("spec", [P("data"), P(None), P(("data", "model"))])
+def test_a_nan_is_seen_on_every_device(spec):
+    """XLA's maximum over devices loses NaN."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    found = jax.jit(functools.partial(all_finite, split=True))
+    for place in range(8):
+        x = jnp.ones(8).at[place].set(jnp.nan)
+        assert not found({"x": jax.device_put(x, NamedSharding(mesh, spec))})
+    assert found({"x": jax.device_put(jnp.ones(8), NamedSharding(mesh, spec))})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "complex64"])
+def test_numbers_that_are_finite_and_not(dtype):
+    x = jnp.ones(3, dtype)
+    assert all_finite([x, jnp.zeros(0), jnp.arange(3), jax.random.key(0), None, True])
+    assert not all_finite([x, x.at[1].set(jnp.nan)])
+    assert not all_finite([x.at[2].set(-jnp.inf)])
+    assert all_finite({}) and all_finite([jnp.complex64(3e38 + 3e38j)])

@@ -1,5 +1,6 @@
 """`jrc.largest_batch` for a target: few compilations. CPU devices stand in for accelerators."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,6 +11,7 @@ import jrc
 from jrc._targets import accelerator
 from jrc.remat._gradient import compiled_memory
 from jrc.remat._planner.largest_within import Start, largest_within, line_meets
+from jrc.remat._planner.make_plan import Compiler
 
 WIDTH, LAYERS = 64, 8
 
@@ -95,3 +97,40 @@ def test_sizes_that_do_not_fit_or_all_fit():
     assert largest_within(lambda size: 10, 10, 4, 64, Start(16, 0)) == 64
     assert line_meets({0: 5, 10: 5}, 9) == float("inf")
     assert line_meets({0: 10, 10: 30, 90: 1000}, 50) == 20
+
+
+def long_inputs(batch):
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    return shape((256, 4)), shape((batch, 1024, 256))
+
+
+def of_long_inputs(w, x):
+    return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+
+@pytest.mark.parametrize("mib", [4, 7, 12])
+def test_inputs_that_grow_with_the_batch(compiled, mib):
+    """Each sequence is of 1 MiB; eight of them do not fit into the smaller budgets."""
+    found = jrc.largest_batch(long_inputs, of_long_inputs, mib * 2**20, target="h100")
+    here = jrc.largest_batch(long_inputs, of_long_inputs, mib * 2**20)
+    assert found[:2] == here[:2] == (mib - 1, mib - 1)
+    assert not found.plan.reruns
+
+
+def test_a_plan_that_needs_more_than_nothing_recomputed_is_not_returned(compiled, monkeypatch):
+    real = Compiler.__call__
+
+    def worse(self, candidate):
+        cost = real(self, candidate)
+        if candidate is self.problem.candidates[-1]:
+            return cost
+        return dataclasses.replace(cost, temporaries=cost.temporaries + 2**21)
+
+    monkeypatch.setattr(Compiler, "__call__", worse)
+    found = jrc.largest_batch(long_inputs, of_long_inputs, 12 * 2**20, target="h100")
+    assert found[:2] == (11, 11) and found.plan.verified.peak_bytes <= 12 * 2**20
+
+
+def test_a_budget_below_the_first_guess():
+    peaks = lambda size: 161 if size < 32 else 171  # noqa: E731
+    assert largest_within(peaks, 27, 8, 56, Start(5, 161)) == 0

@@ -433,3 +433,33 @@ class FlatMean:
 
     def entries_sent(self, params):
         return self.message_words(params)
+
+
+@pytest.mark.parametrize("outer", [jrc.SparseLoCo(2, density=1 / 4, chunk=32), None])
+def test_a_nan_in_one_shard_stops_the_step_on_all(outer):
+    """The gradient of a norm of zero, with a finite loss: XLA's maximum over devices loses it."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AUTO,) * 2)
+    w = np.ones((8, 16), np.float32)
+    w[:, 5] = 0
+
+    def loss(params, batch, key):
+        w = params["w"]
+        return jnp.mean((batch @ w) ** 2) + jnp.mean(jnp.sqrt(jnp.sum(w**2, 0)))
+
+    tx = optax.adam(1e-2)
+    if outer is None:
+        dgc = jrc.scale_by_dgc(0.9, sparsity=(0.5,), axis_name="data", min_size=1)
+        tx = optax.chain(dgc, optax.add_decayed_weights(0.1), optax.scale(-0.01))
+    given = {"w": jax.device_put(w, NamedSharding(mesh, P(None, "model")))}
+    begun = jrc.init_state(given, tx, jax.random.key(0), mesh=mesh, outer=outer)
+    step = jrc.make_train_step(loss, tx, mesh=mesh, outer=outer, donate=False)
+    state, info = step(begun, np.ones((4, 8), np.float32))
+    assert np.all(np.isfinite(info.loss if outer is None else info.losses))
+    if outer is None:
+        assert info.skipped and same_bits(state.params, begun.params)
+    else:
+        local = "params", "opt_state"
+        now, before = (
+            [getattr(each.opt_state.local, name) for name in local] for each in (state, begun)
+        )
+        assert same_bits(now, before)

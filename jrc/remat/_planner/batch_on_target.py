@@ -3,7 +3,7 @@
 The model of the target says where to begin: the first batch that is compiled is one that is
 predicted to fit barely. There the candidates that may be the leanest are compiled, and the one that
 needs least is followed to larger or smaller batches. Nothing is compiled if arguments, results and
-gradients alone exceed the budget.
+gradients of the smallest batch alone exceed the budget.
 """
 
 import functools
@@ -60,13 +60,14 @@ class BatchOnTarget:
         """
         return self._largest(self._place, self._least_peak, plain)
 
-    def plan(self, batch: int) -> Plan:
-        """Return the cheapest plan that fits a batch, of a few that are compiled.
+    def plan(self, batch: int, plain: int) -> Plan:
+        """Return a plan that fits a batch, the cheapest of a few that are compiled.
 
         Args:
             batch: What `recomputed` returned.
+            plain: What `plain` returned; that batch needs no recomputation.
         """
-        return plan_of_process_0(lambda: self._plan(batch), _WHO)
+        return plan_of_process_0(lambda: self._plan(batch, plain), _WHO)
 
     def _largest(
         self, pick: Callable[[PlanningProblem], int], peak: Callable[[int], int], least: int
@@ -75,10 +76,11 @@ class BatchOnTarget:
         if least == self.end:
             return least
         size = min(max(least, _FIRST * self.step), self.end)
-        problem = self.problem(size)
-        fixed = problem.given + problem.returned
-        if not least and fixed > self.limit:
+        smallest, some = self._own_bytes(self.step), self._own_bytes(size)
+        if not least and smallest > self.limit:
             return 0
+        growth = (some - smallest) // max(size - self.step, 1)
+        fixed = smallest - growth * self.step
         predicted = {0: fixed}
         for _ in range(2):
             problem = self.problem(size)
@@ -89,6 +91,11 @@ class BatchOnTarget:
             if size in predicted:
                 break
         return largest_within(peak, self.limit, self.step, self.end, Start(size, fixed, least))
+
+    def _own_bytes(self, batch: int) -> int:
+        """Return the bytes of arguments, results and gradients."""
+        problem = self.problem(batch)
+        return problem.given + problem.returned
 
     def _least_peak(self, batch: int) -> int:
         problem, compiled = self.problem(batch), self.compiler(batch)
@@ -109,12 +116,16 @@ class BatchOnTarget:
         named = [i for i, each in enumerate(problem.all) if each.name == self.leanest]
         return named[0] if self.leanest and named else leanest_to_compile(problem)[0]
 
-    def _plan(self, batch: int) -> Plan:
+    def _plan(self, batch: int, plain: int) -> Plan:
         problem, compiled = self.problem(batch), self.compiler(batch)
-        if self.leanest is None:
-            return choose(problem, self.limit, compiled, _WHO)
+        if batch == plain:
+            whole = problem.candidates[-1]
+            last = len(problem.candidates) - 1
+            return problem.plan_of(whole, self.limit, {last: compiled(whole)})
         best = self._place(problem)
         memory = {best: compiled(problem.all[best])}
+        if memory[best].peak > self.limit:
+            return choose(problem, self.limit, compiled, _WHO)
         expected = _Expected(problem, best, memory[best].peak)
         bound = float(self.limit)
         for i in sorted(range(len(problem.all)), key=problem.cost_order):

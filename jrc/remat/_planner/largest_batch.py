@@ -78,7 +78,7 @@ def largest_batch(
 
     Bytes grow nearly in proportion to the batch, so that a few compilations find it. With a target
     the model of its compiler says where to begin, and no program is compiled if arguments, results
-    and gradients alone exceed the budget. Nothing is run.
+    and gradients of the smallest batch exceed the budget. Nothing is run.
 
     Args:
         make_args: From a batch size the tuple of arguments of `fn`: arrays, or better
@@ -211,7 +211,7 @@ def largest_batch(
     if recomputed == end and recomputed > step:
         _check_growth(arguments(step), args, step, recomputed, name_of(make_args))
     if on_target:
-        return LargestBatch(without, recomputed, on_target.plan(recomputed), end)
+        return LargestBatch(without, recomputed, on_target.plan(recomputed, without), end)
     return LargestBatch(
         without,
         recomputed,

@@ -18,7 +18,7 @@ class Start(NamedTuple):
 
     Attributes:
         guess: The size that is asked first.
-        fixed: Bytes that do not grow with the size, about.
+        fixed: The peak at size 0, about: bytes that do not grow with the size.
         least: A size that fits.
     """
 
@@ -30,10 +30,10 @@ class Start(NamedTuple):
 def largest_within(
     peak: Callable[[int], int], budget: int, step: int, end: int, start: Start | None = None
 ) -> int:
-    """Return the largest multiple of `step` up to `end` whose peak is within the budget.
+    """Return a multiple of `step` up to `end` that is within the budget, while the next one is not.
 
-    Sizes are asked where the line through the two nearest to the budget meets it, until one fits
-    and the next one does not.
+    It is the largest one where peaks never fall. Sizes are asked where the line through the two
+    nearest to the budget meets it.
 
     Args:
         peak: The peak of a size in bytes.
@@ -80,7 +80,7 @@ def _guess(known: Mapping[int, int], budget: int, step: int, low: int, high: int
     (the Illinois rule): peaks are no line there.
     """
     if low in known and high in known:
-        below, above = budget - known[low], known[high] - budget
+        below, above = max(budget - known[low], 0), known[high] - budget
         below, above = (_near(below, -same), _near(above, same))
         wanted = low + (high - low) * below / (below + above)
     else:

@@ -7,6 +7,7 @@ is a name or a reshape of a value is that value.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -321,7 +322,11 @@ ELEMENTWISE = frozenset(
 
 def _number(literal: Any) -> Any:
     """A literal's value as a number, which has a hash: it is an array without axes."""
-    return literal.item() if getattr(literal, "shape", None) == () else literal
+    if getattr(literal, "shape", None) != ():
+        return literal
+    number = literal.item()
+    # Zeros of both signs are equal.
+    return (number, math.copysign(1.0, number)) if isinstance(number, float) else number
 
 
 def _memory(aval: Any) -> Any:

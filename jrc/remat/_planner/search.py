@@ -133,7 +133,7 @@ def leanest_to_compile(problem: PlanningProblem, few: int = 1) -> list[int]:
 
     Args:
         problem: The planning problem.
-        few: How many, where the number of compilations is bounded.
+        few: How many, where the number of compilations is bounded; else a few more are returned.
     """
     if problem.is_split and problem.most is None:
         return list(problem.leanest)
