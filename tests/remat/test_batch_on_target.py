@@ -131,6 +131,19 @@ def test_a_plan_that_needs_more_than_nothing_recomputed_is_not_returned(compiled
     assert found[:2] == (11, 11) and found.plan.verified.peak_bytes <= 12 * 2**20
 
 
+@pytest.mark.parametrize("start", [None, Start(40, 0), Start(50_000, 0), Start(3000, 0, least=40)])
+def test_peaks_that_fall_are_no_reason_to_creep(start):
+    """Up to 1,600 nothing is recomputed; larger batches need recomputation, and less memory."""
+    asked = []
+
+    def bytes_of(size):
+        asked.append(size)
+        return 1000 + 10 * size if size <= 1600 else 900 + 4 * size
+
+    found = largest_within(bytes_of, 17_000, 1, 2**20, start)
+    assert found == 4025 and len(asked) <= 20
+
+
 def test_a_budget_below_the_first_guess():
     peaks = lambda size: 161 if size < 32 else 171  # noqa: E731
     assert largest_within(peaks, 27, 8, 56, Start(5, 161)) == 0

@@ -80,14 +80,24 @@ def _guess(known: Mapping[int, int], budget: int, step: int, low: int, high: int
     (the Illinois rule): peaks are no line there.
     """
     if low in known and high in known:
-        below, above = max(budget - known[low], 0), known[high] - budget
+        below, above = max(budget - known[low], 0) + 1, known[high] - budget
         below, above = (_near(below, -same), _near(above, same))
         wanted = low + (high - low) * below / (below + above)
     else:
-        wanted = line_meets(known, budget)
+        known_end = low if low in known else high
+        # The peak at size 0 is a guess, and of no use where two sizes were asked.
+        least = min(size for size in known if size or len(known) < 3)
+        ends = {size: known[size] for size in (least, known_end)}
+        wanted = line_meets(ends, budget) if len(ends) > 1 else math.inf
         wanted = min(wanted, high if high in known else 16 * max(low, step))
+        # Where the line is far off, the way to it doubles with each answer.
+        further = 2 ** max(abs(same) - 2, 0)
+        if known_end == low:
+            wanted = low + further * max(wanted - low, step)
+        else:
+            wanted = high - further * max(high - wanted, step)
     return max(low + step, min(math.floor(min(wanted, high)) // step * step, high - step))
 
 
 def _near(distance: float, repeated: int) -> float:
-    return distance / 4 ** max(repeated - 1, 0)
+    return distance / 4 ** min(max(repeated - 1, 0), 30)
