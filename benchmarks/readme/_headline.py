@@ -101,7 +101,7 @@ def network_rows() -> Iterator[Row]:
     found = result("network")
     size = _millions(found["parameters"])
     yield settings(f"Step of {size}, 99.9 %", "float32", '`wire="f32"`, `min_size=16384`')
-    for name in ("4 processes, 1 Gbit/s", "4 processes, 100 Mbit/s"):
+    for name in ("4 processes, 100 Mbit/s",):
         run = found["runs"][name]
         dense = min((run[way] for way in ("dense", "ddp") if way in run), key=_seconds)
         whose = "PyTorch DDP" if dense is run.get("ddp") else "JAX"
