@@ -48,9 +48,8 @@ from jrc.remat._planner.build_cost_graph import build_cost_graph
 from jrc.remat._planner.calibration import most_parts
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.compiled_cost import compiled_cost
-from jrc.remat._planner.largest_within import Start as Start
 from jrc.remat._planner.largest_within import largest_within as largest_within
-from jrc.remat._planner.largest_within import line_meets as line_meets
+from jrc.remat._planner.largest_within import predicted_start as predicted_start
 from jrc.remat._planner.platform_memory import memory_on
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose

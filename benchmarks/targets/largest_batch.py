@@ -30,13 +30,12 @@ import jrc
 from benchmarks._lib import platform
 from benchmarks._lib.command import Benchmark, Run, names_of
 from benchmarks._private import (
-    Start,
     bytes_on_device,
     flops,
     largest_within,
-    line_meets,
     memory_needed,
     predicted_peak,
+    predicted_start,
 )
 from benchmarks.targets._largest_tables import PLAN, beaten, plot, tables
 from benchmarks.targets._models import AXIS, DOTS, FULL, MAXTEXT, MODELS, PLAIN, Model
@@ -130,35 +129,33 @@ class Case:
 
     def _by_hand(self, way: str) -> dict[str, Any]:
         lossy = functools.partial(self.model.loss, way=way)
-        peaks: dict[int, int] = {}
-        start = self._start(lossy)
-        if start.fixed > self.budget:
+        peaks: dict[str, int] = {}
+
+        @functools.cache
+        def predicted(batch: int) -> tuple[int, int]:
+            return predicted_peak(
+                lossy, self._args(batch), self.model.has_aux, self.target.platform
+            )
+
+        start = predicted_start(
+            lambda batch: predicted(batch)[0],
+            lambda batch: predicted(batch)[1],
+            self.budget, self.step, self.most,
+        )  # fmt: skip
+        if start is None:
             return {"batch": 0}
 
         def peak(batch: int) -> int:
             program = jax.value_and_grad(lossy, has_aux=self.model.has_aux)
             lowered = jax.jit(program).lower(*self._args(batch))
-            peaks[batch] = memory_needed(lowered, self.target.platform).peak
-            return peaks[batch]
+            peaks[str(batch)] = memory_needed(lowered, self.target.platform).peak
+            return peaks[str(batch)]
 
         batch = largest_within(peak, self.budget, self.step, self.most, start)
         if not batch:
             return {"batch": 0, "peaks": peaks}
         ratio = self._flops(lossy) / self._flops(self.model.loss)
-        return {"batch": batch, "peak": peaks[batch], "flops": ratio, "peaks": peaks}
-
-    def _start(self, fn: Any) -> Start:
-        """Return the batch that is predicted to fit barely, from the predictions of two."""
-        size = min(8 * self.step, self.most)
-        known: dict[int, int] = {}
-        for _ in range(2):
-            fixed, peak = predicted_peak(
-                fn, self._args(size), self.model.has_aux, self.target.platform
-            )
-            known = {0: fixed} | known | {size: peak}
-            wanted = min(line_meets(known, self.budget), self.most)
-            size = max(self.step, int(wanted) // self.step * self.step)
-        return Start(size, known[0])
+        return {"batch": batch, "peak": peaks[str(batch)], "flops": ratio, "peaks": peaks}
 
     def _args(self, batch: int) -> tuple[Any, ...]:
         return self.model.args(batch, self.mesh)

@@ -7,10 +7,9 @@ gradients of the smallest batch alone exceed the budget.
 """
 
 import functools
-import math
 from collections.abc import Callable
 
-from jrc.remat._planner.largest_within import Start, largest_within, line_meets
+from jrc.remat._planner.largest_within import largest_within, predicted_start
 from jrc.remat._planner.make_plan import Compiler, plan_of_process_0
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
@@ -18,7 +17,6 @@ from jrc.remat._planner.search import choose, leanest_to_compile
 from jrc.remat._planner.settings import SETTINGS
 
 _WHO = "jrc.largest_batch"
-_FIRST = 8
 
 
 class BatchOnTarget:
@@ -75,22 +73,15 @@ class BatchOnTarget:
         """Return the largest batch of a candidate, first asked where its prediction fits barely."""
         if least == self.end:
             return least
-        size = min(max(least, _FIRST * self.step), self.end)
-        smallest, some = self._own_bytes(self.step), self._own_bytes(size)
-        if not least and smallest > self.limit:
-            return 0
-        growth = (some - smallest) // max(size - self.step, 1)
-        fixed = smallest - growth * self.step
-        predicted = {0: fixed}
-        for _ in range(2):
-            problem = self.problem(size)
+
+        def predicted(batch: int) -> int:
+            problem = self.problem(batch)
             candidate = problem.all[pick(problem)]
-            predicted[size] = problem.predicted(candidate, [candidate]).peak_bytes
-            wanted = min(line_meets(predicted, self.limit), self.end)
-            size = max(self.step, math.floor(wanted) // self.step * self.step)
-            if size in predicted:
-                break
-        return largest_within(peak, self.limit, self.step, self.end, Start(size, fixed, least))
+            return problem.predicted(candidate, [candidate]).peak_bytes
+
+        given = self.limit, self.step, self.end
+        start = predicted_start(self._own_bytes, predicted, *given, least)
+        return 0 if start is None else largest_within(peak, *given, start)
 
     def _own_bytes(self, batch: int) -> int:
         """Return the bytes of arguments, results and gradients."""
@@ -110,7 +101,11 @@ class BatchOnTarget:
         return self.logged(batch, "the leanest plan", peaks[leanest])
 
     def _place(self, problem: PlanningProblem) -> int:
-        """Return the number of the leanest candidate, the one that was once it is known."""
+        """Return the number of the candidate that is taken for the leanest.
+
+        Once some were compiled, it is the leanest of these: by its name, or a candidate without one
+        by its place in the row, which may be another plan at another batch.
+        """
         if isinstance(self.leanest, int):
             return min(self.leanest, len(problem.candidates) - 1)
         named = [i for i, each in enumerate(problem.all) if each.name == self.leanest]
@@ -119,9 +114,9 @@ class BatchOnTarget:
     def _plan(self, batch: int, plain: int) -> Plan:
         problem, compiled = self.problem(batch), self.compiler(batch)
         if batch == plain:
-            whole = problem.candidates[-1]
-            last = len(problem.candidates) - 1
-            return problem.plan_of(whole, self.limit, {last: compiled(whole)})
+            whole = len(problem.candidates) - 1
+            memory = {whole: compiled(problem.all[whole])}
+            return problem.plan_of(problem.all[whole], self.limit, memory)
         best = self._place(problem)
         memory = {best: compiled(problem.all[best])}
         if memory[best].peak > self.limit:

@@ -70,7 +70,7 @@ def _under_checkpoints(
 ) -> list[HandMade]:
     """A `jax.checkpoint` around each region, which saves some values; the rest left to JAX.
 
-    But for constructs between the regions that have an option in `bodies`, by position.
+    Constructs between the regions run under the option that `bodies` has for their position.
     """
     bodies = bodies or {}
     inside = {k for region in regions for k in region}
@@ -168,30 +168,21 @@ def _inside_constructs(
         }
         name = whole if what == NOTHING_SAVED else f"{whole}, {what} saved"
         points = solve(graph, offered, saved=kept_by_xla(graph, graph.nodes))[:1]
-        found += [_around_constructs_as_jax_does(graph, name, point) for point in points]
+        found += [_left_to_jax_around(graph, name, point) for point in points]
     return found
 
 
-def _around_constructs_as_jax_does(graph: CostGraph, name: str, point: ParetoPoint) -> HandMade:
-    decision = decision_of(graph, point)
-    cost = dataclasses.replace(point, flops=point.flops - recomputed_flops(graph, decision))
-    return HandMade(name, cost, outside_left_to_jax(decision))
-
-
-def outside_left_to_jax(decision: Decision) -> Decision:
-    """Return a decision without the regions around its constructs.
+def _left_to_jax_around(graph: CostGraph, name: str, point: ParetoPoint) -> HandMade:
+    """Constructs as a point has them, and no region around them.
 
     There XLA may fuse what JAX saves into its readers; in a region saved values are written.
-
-    >>> from jrc.remat._planner.decision import Stage
-    >>> head = Stage((1, 2), saved=((1, 0),), recomputed=(2,))
-    >>> outside_left_to_jax(Decision((Stage((0,), region=False), head))).to_data()["stages"][1]
-    {'equations': '1-2', 'inside': None}
     """
+    decision = decision_of(graph, point)
     stages = (
         Stage(each.positions, region=False) if each.region else each for each in decision.stages
     )
-    return dataclasses.replace(decision, stages=tuple(stages))
+    cost = dataclasses.replace(point, flops=point.flops - recomputed_flops(graph, decision))
+    return HandMade(name, cost, Decision(tuple(stages)))
 
 
 def _save_sets(program: Program, graph: CostGraph) -> dict[str, frozenset[int]]:

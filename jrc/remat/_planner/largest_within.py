@@ -12,6 +12,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+_FIRST = 8
+"""Without a size that fits, this many steps are predicted first."""
+
 
 class Start(NamedTuple):
     """What is known before the first size is asked.
@@ -32,8 +35,9 @@ def largest_within(
 ) -> int:
     """Return a multiple of `step` up to `end` that is within the budget, while the next one is not.
 
-    It is the largest one where peaks never fall. Sizes are asked where the line through the two
-    nearest to the budget meets it.
+    It is the largest one where peaks never fall. Sizes are asked where a line meets the budget:
+    through the smallest size and the last one that was asked, and once a size fits and a larger one
+    does not, through these two.
 
     Args:
         peak: The peak of a size in bytes.
@@ -49,7 +53,7 @@ def largest_within(
         first = peak(step)
         if first > budget:
             return 0
-        known, low, guess = {step: first}, step, min(8 * step, end)
+        known, low, guess = {step: first}, step, min(_FIRST * step, end)
     else:
         known, low = {0: start.fixed}, start.least
         guess = max(low + step, min(start.guess // step * step, end))
@@ -61,6 +65,42 @@ def largest_within(
         low, high = (guess, high) if fits else (low, guess)
         guess = _guess(known, budget, step, low, high, same)
     return low
+
+
+def predicted_start(
+    own_bytes: Callable[[int], int],
+    predicted: Callable[[int], int],
+    budget: int,
+    step: int,
+    end: int,
+    least: int = 0,
+) -> Start | None:
+    """Return the size that is predicted to fit barely, from the predictions of two.
+
+    Args:
+        own_bytes: Bytes of the arguments, results and gradients of a size.
+        predicted: The predicted peak of a size.
+        budget: Bytes.
+        step: Sizes are multiples of this.
+        end: The largest size.
+        least: A size that fits, if one is known.
+
+    Returns:
+        Where to begin; `None` if the smallest size's own bytes exceed the budget.
+    """
+    smallest = own_bytes(step)
+    if not least and smallest > budget:
+        return None
+    size = min(max(least, _FIRST * step), end)
+    growth = (own_bytes(size) - smallest) // max(size - step, 1)
+    known = {0: smallest - growth * step}
+    for _ in range(2):
+        known[size] = predicted(size)
+        wanted = min(line_meets(known, budget), end)
+        size = max(step, math.floor(wanted) // step * step)
+        if size in known:
+            break
+    return Start(size, known[0], least)
 
 
 def line_meets(known: Mapping[int, int], budget: int) -> float:
@@ -76,8 +116,8 @@ def line_meets(known: Mapping[int, int], budget: int) -> float:
 def _guess(known: Mapping[int, int], budget: int, step: int, low: int, high: int, same: int) -> int:
     """Return the size to ask next, strictly between `low` and `high`.
 
-    Where several answers in a row moved the same end, the other one counts as nearer to the budget
-    (the Illinois rule): peaks are no line there.
+    Where several answers in a row moved the same end, peaks are no line. Then the other end counts
+    as nearer to the budget (the Illinois rule); as long as there is none, the way doubles.
     """
     if low in known and high in known:
         below, above = max(budget - known[low], 0) + 1, known[high] - budget
@@ -90,7 +130,6 @@ def _guess(known: Mapping[int, int], budget: int, step: int, low: int, high: int
         ends = {size: known[size] for size in (least, known_end)}
         wanted = line_meets(ends, budget) if len(ends) > 1 else math.inf
         wanted = min(wanted, high if high in known else 16 * max(low, step))
-        # Where the line is far off, the way to it doubles with each answer.
         further = 2 ** max(abs(same) - 2, 0)
         if known_end == low:
             wanted = low + further * max(wanted - low, step)
