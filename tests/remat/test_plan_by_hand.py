@@ -423,3 +423,37 @@ def test_steps_between_blocks_are_recomputed_with_the_blocks():
     ours = problem.applied(way, plain)
     assert largest_error(*(jax.grad(fn)(*args) for fn in (ours, plain))) < 1e-5
     assert Plan.from_json(problem.plan_of(way, 1, {}).to_json()).decision == way.decision
+
+
+@pytest.mark.slow
+def test_steps_and_chunks_of_them_are_recomputed_with_the_blocks():
+    """Layers, and behind them a recursion over many steps: the carries of all are too much."""
+
+    def recursive(block_wrap, scan):
+        block = block_wrap(lambda w, x: x + jnp.tanh(x @ w[0]) @ w[1])
+
+        def loss(params, x):
+            for w in params[:-1]:
+                x = block(w, x)
+            step = lambda a, s: (jax.nn.logsumexp(a[:, :, None] + params[-1][None], 1) + s, None)  # noqa: E731
+            return jnp.mean(scan(step, x[0], x[1:]))
+
+        return loss
+
+    def chunks(step, carry, xs):
+        inner = functools.partial(jax.lax.scan, jax.checkpoint(step, prevent_cse=False))
+        parts = xs.reshape(8, -1, *xs.shape[1:])
+        return jax.lax.scan(jax.checkpoint(inner, prevent_cse=False), carry, parts)[0]
+
+    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 4  # noqa: E731
+    blocks = [(draw(i, 16, 32), draw(i, 32, 16)) for i in range(2)]
+    args = [*blocks, draw(8, 16, 16)], draw(9, 65, 64, 16)
+    plain = recursive(lambda fn: fn, lambda *given: jax.lax.scan(*given)[0])
+    wrapped = recursive(jax.checkpoint, chunks)
+    problem = PlanningProblem.of(plain, args, 0, False, "test")
+    name = "every block recomputed, the last too, and every step, in chunks"
+    (way,) = [each for each in problem.by_hand if each.name == name]
+    assert memory_needed(problem.lowered(way)).peak <= 1.01 * compiled_peak(wrapped, *args)
+    ours = problem.applied(way, plain)
+    assert largest_error(*(jax.grad(fn)(*args) for fn in (ours, plain))) < 1e-5
+    assert Plan.from_json(problem.plan_of(way, 1, {}).to_json()).decision == way.decision

@@ -399,3 +399,17 @@ def test_arrays_that_change_are_read_for_every_platform():
 
     for platform in ("cpu", "gpu", "tpu"):
         assert peak_on(platform, loss, array(8, 8), array(64, 8)) >= 0
+
+
+@pytest.mark.parametrize("by", [0, 1])
+def test_a_product_of_groups_reads_a_copy_for_each(by):
+    """On a CPU it is one product over all groups, of masked copies."""
+
+    def gradient(x, w, sizes, ct):
+        product = lambda *xw: jax.lax.ragged_dot(*xw, sizes)  # noqa: E731
+        return jax.vjp(product, x, w)[1](ct)[by]
+
+    args = array(512, 64), array(8, 64, 32), array(8, dtype=jnp.int32), array(512, 32)
+    compiled = memory_needed(jax.jit(gradient).lower(*args)).temporaries
+    assert peak_on("cpu", gradient, *args) == pytest.approx(compiled, rel=0.1)
+    assert peak_on("tpu", gradient, *args) < compiled / 4

@@ -15,7 +15,7 @@ import dataclasses
 from typing import Any
 
 from jrc._jaxpr import facts_of, inner_programs
-from jrc.remat._planner.operations import BARRIER, RANDOM_BITS, Operations
+from jrc.remat._planner.operations import BARRIER, RAGGED_PRODUCT, RANDOM_BITS, Operations
 from jrc.remat._planner.platform_memory import PlatformMemory
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.written_values import Kind, WrittenValues
@@ -133,6 +133,8 @@ class _Lifetimes:
         operation = self.program.list[k]
         if operation.name == RANDOM_BITS:
             return self.memory.threefry_bytes(operation.eqn)
+        if operation.name == RAGGED_PRODUCT:
+            return self.memory.group_bytes(operation.eqn)
         eqn = operation.eqn
         # A kernel that its author wrote (Pallas) has its temporaries on the chip.
         if eqn is None or self.written.kinds[k] is not Kind.KERNEL or not facts_of(eqn).construct:

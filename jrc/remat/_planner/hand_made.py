@@ -16,7 +16,7 @@ from jrc.remat._planner.cost_graph import CostGraph
 from jrc.remat._planner.decision import Decision, Stage
 from jrc.remat._planner.memory_model import kept_by_xla
 from jrc.remat._planner.save_sets import MARKS, distinct, marked_values, policy_sets
-from jrc.remat._planner.solver import NOTHING_SAVED, InnerOption, ParetoPoint, solve
+from jrc.remat._planner.solver import IN_CHUNKS, NOTHING_SAVED, InnerOption, ParetoPoint, solve
 from jrc.remat._planner.stages import decision_of, decision_of_blocks, recomputed_flops
 
 Regions = Sequence[range]
@@ -99,16 +99,23 @@ def _with_constructs(
 ) -> list[HandMade]:
     """Each region under `jax.checkpoint`, and the bodies of constructs between them too."""
     inside = {graph.nodes[k].position for region in regions for k in region}
-    bodies = {
-        k: option
-        for k, some in options.items()
-        for option in some
-        if option.by_hand == NOTHING_SAVED and k not in inside
-    }
-    if not bodies:
+    bare, chunked = (
+        {
+            k: option
+            for k, some in options.items()
+            for option in some
+            if option.by_hand == what and k not in inside
+        }
+        for what in (NOTHING_SAVED, IN_CHUNKS)
+    )
+    if not bare:
         return []
-    what = "branch" if _are_branches(program, bodies) else "step"
-    return _under_checkpoints(graph, f"{name}, and every {what}", regions, bodies=bodies)
+    name = f"{name}, and every {'branch' if _are_branches(program, bare) else 'step'}"
+    found = _under_checkpoints(graph, name, regions, bodies=bare)
+    if chunked:
+        bodies = bare | chunked
+        found += _under_checkpoints(graph, f"{name}, in chunks", regions, bodies=bodies)
+    return found
 
 
 def _are_branches(program: Program, positions: Iterable[int]) -> bool:
@@ -166,7 +173,8 @@ def _inside_constructs(
             k: [some.get(what) or some.get(NOTHING_SAVED) or options[k][0]] if some else options[k]
             for k, some in by_hand.items()
         }
-        name = whole if what == NOTHING_SAVED else f"{whole}, {what} saved"
+        names = {NOTHING_SAVED: whole, IN_CHUNKS: f"{whole}, in chunks"}
+        name = names.get(what, f"{whole}, {what} saved")
         points = solve(graph, offered, saved=kept_by_xla(graph, graph.nodes))[:1]
         found += [_left_to_jax_around(graph, name, point) for point in points]
     return found

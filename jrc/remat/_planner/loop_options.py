@@ -14,6 +14,7 @@ from jrc.remat._planner.decision import Decision
 from jrc.remat._planner.save_sets import distinct, policy_sets
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import (
+    IN_CHUNKS,
     NOTHING_SAVED,
     InnerOption,
     ParetoPoint,
@@ -59,6 +60,7 @@ def loop_options(front: Front, program: Program, p: int, active: set[Any]) -> li
     if not any(node.runs_once for node in graph.nodes if node.position >= 0):
         options += _chunked(options, loop)
         by_hand = _every_step_recomputed(body, graph, length)
+        by_hand += _steps_and_chunks_recomputed(by_hand, loop)
     options = _undominated(options)
     return _undominated(options + _in_parts(options, loop)) + by_hand
 
@@ -112,6 +114,19 @@ def _under_checkpoint(
         if flops:
             found.append(InnerOption(point.saved, point.peak, flops, body, by_hand=name))
     return found
+
+
+def _steps_and_chunks_recomputed(
+    by_hand: Sequence[InnerOption], loop: "_Loop"
+) -> list[InnerOption]:
+    """The loop in the chunks of the least peak, each chunk and each step under `jax.checkpoint`."""
+    steps = [each for each in by_hand if each.by_hand == NOTHING_SAVED]
+    chunked = sorted(_chunked(steps, loop), key=lambda each: each.peak)[:1]
+    return [
+        dataclasses.replace(each, by_hand=IN_CHUNKS)
+        for each in chunked
+        if each.peak < steps[0].peak
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

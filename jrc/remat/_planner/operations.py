@@ -29,6 +29,7 @@ BARRIER, COPY, BROADCAST = "barrier", "copy", "broadcast"
 MERGED = "merged axes"
 """An operand of a product, several of its axes as one: the value itself, where that is written."""
 RANDOM_BITS = "random_bits"
+RAGGED_PRODUCT = "ragged_dot_general"
 # Inside of a `shard_map` sizes are those of one device.
 _CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "shard_map")
 _BROADCASTS = ("broadcast_in_dim", "broadcast_to")

@@ -42,6 +42,8 @@ class PlatformMemory:
         repeats_functions: Whether `exp`, `tanh` and the like are computed again in each reader.
         random_words: The words of 32 bits that Threefry writes for an entry of random bits, and
             needs again while it runs; with 0 readers compute the bits.
+        masks_groups: Whether a product of ragged groups is one product over all groups, which reads
+            a copy of the ragged operands for each group, masked.
         starts_early: Whether an equation runs as soon as its operands are there, not in the order
             of the program.
     """
@@ -55,6 +57,7 @@ class PlatformMemory:
     rounds_operands: bool = False
     repeats_functions: bool = False
     random_words: int = 0
+    masks_groups: bool = False
     starts_early: bool = False
 
     def threefry_bytes(self, bits: Any) -> int:
@@ -65,6 +68,19 @@ class PlatformMemory:
         words = self.random_words if is_threefry(bits) else 0
         return words * _WORD * math.prod(bits.outvars[0].aval.shape)
 
+    def group_bytes(self, product: Any) -> int:
+        """Return the bytes of the copies for each group that a `ragged_dot_general` reads.
+
+        The weights of the groups, if they are an operand, are copied once.
+        """
+        lhs, rhs, sizes = (x.aval for x in product.invars[:3])
+        if not self.masks_groups:
+            return 0
+        numbers = product.params["ragged_dot_dimension_numbers"]
+        groups = sizes.shape[-1]
+        copies = 1 if numbers.rhs_group_dimensions else groups
+        return groups * self.array_bytes(lhs) + copies * self.array_bytes(rhs)
+
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of device memory that an array of this type occupies."""
         if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
@@ -74,7 +90,12 @@ class PlatformMemory:
 
 
 CPU = PlatformMemory(
-    "cpu", writes_broadcasts=True, copies_operands=True, random_words=2, starts_early=True
+    "cpu",
+    writes_broadcasts=True,
+    copies_operands=True,
+    random_words=2,
+    masks_groups=True,
+    starts_early=True,
 )
 _PLATFORMS = {
     "cpu": CPU,

@@ -36,6 +36,9 @@ Key = frozenset[int]
 NOTHING_SAVED = "nothing"
 """What a bare `jax.checkpoint` saves of its inside."""
 
+IN_CHUNKS = "nothing, in chunks"
+"""The same around each step of a loop, and around chunks of its steps."""
+
 
 @dataclasses.dataclass(frozen=True)
 class InnerOption:
@@ -47,8 +50,8 @@ class InnerOption:
         flops: FLOPs that are recomputed.
         body: The decision for the program inside; `None` leaves it to JAX.
         by_hand: What it saves if it is what a person would do: `jax.checkpoint` around the body of
-            a loop, or around each branch of a `cond`. It is `NOTHING_SAVED` for a bare one, and
-            empty for an option of the solver.
+            a loop, or around each branch of a `cond`. It is `NOTHING_SAVED` for a bare one,
+            `IN_CHUNKS` for two within each other, and empty for an option of the solver.
         host: Bytes that are saved in the host's memory.
         waits: What the device could compute while it waits for copies; counted in `flops`.
     """
