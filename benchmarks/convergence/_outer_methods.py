@@ -47,6 +47,7 @@ METHODS: Mapping[str, Method] = {
     "sparseloco_5": _sparse(5),
     "sparseloco_15": _sparse(15),
     "sparseloco_30": _sparse(30),
+    "sparseloco_5_d32": _sparse(5, density=1 / 32),
     "sparseloco_15_d16": _sparse(15, density=1 / 16),
     "sparseloco_15_all": _sparse(15, mean="all"),
     "sparseloco_15_chunk": _sparse(15, levels="chunk"),
