@@ -31,8 +31,8 @@ _A_LINE = 6
 
 
 def tables(report: Report) -> list[Table]:
-    """Return one row for each model and target."""
-    rows = [_row(row) for row in report["rows"].values() if PLAN in row["ways"]]
+    """Return one row for each model and target, the smallest model first."""
+    rows = [_row(row) for row in _by_size(report) if PLAN in row["ways"]]
     title = (
         "Largest batch of all devices together, in brackets FLOPs over those with nothing "
         "recomputed: nothing recomputed, every block under `jax.checkpoint`, "
@@ -50,6 +50,10 @@ def tables(report: Report) -> list[Table]:
     )
     heads = ("", "target", "step", "nothing", "every block", "dots", "MaxText", "plan", "search")
     return [Table(title, heads, rows, note)]
+
+
+def _by_size(report: Report) -> list[Found]:
+    return sorted(report["rows"].values(), key=lambda row: (row["parameters"], row["devices"]))
 
 
 def _row(row: Found) -> Row:
@@ -94,7 +98,7 @@ def beaten(report: Report) -> Iterator[str]:
 
 def plot(report: Report, folder: pathlib.Path) -> pathlib.Path | None:
     """Write `targets.png`: bars for each model and target; None without matplotlib or rows."""
-    rows = [row for row in report["rows"].values() if row["ways"].get(PLAN, {}).get("batch")]
+    rows = [row for row in _by_size(report) if row["ways"].get(PLAN, {}).get("batch")]
     if not rows:
         return None
     lines = [rows[i : i + _A_LINE] for i in range(0, len(rows), _A_LINE)]
