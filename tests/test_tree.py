@@ -1,6 +1,6 @@
 """Abstract values of leaves: shape, dtype, weak type and sharding as JAX traces them."""
 
-import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ def test_what_is_no_array_has_no_aval(leaf):
 def test_a_nan_is_seen_on_every_device(spec):
     """XLA's maximum over devices loses NaN."""
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    found = jax.jit(functools.partial(all_finite, split=True))
+    found = jax.jit(all_finite)
     for place in range(8):
         x = jnp.ones(8).at[place].set(jnp.nan)
         assert not found({"x": jax.device_put(x, NamedSharding(mesh, spec))})
@@ -100,3 +100,16 @@ def test_numbers_that_are_finite_and_not(dtype):
     assert not all_finite([x, x.at[1].set(jnp.nan)])
     assert not all_finite([x.at[2].set(-jnp.inf)])
     assert all_finite({}) and all_finite([jnp.complex64(3e38 + 3e38j)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_nan_is_seen_in_a_large_array(dtype):
+    """XLA's maximum on a CPU loses NaN from some thousand entries on; a sum may overflow."""
+    found = jax.jit(all_finite)
+    for shape in ((300, 70), (100_003,)):
+        large = np.full(shape, jnp.finfo(dtype).max, jnp.dtype(dtype))
+        assert found(large)
+        for bad, place in itertools.product((np.nan, np.inf, -np.inf), (0, 77, -1)):
+            spoilt = large.copy()
+            spoilt.flat[place] = bad
+            assert not found(spoilt)

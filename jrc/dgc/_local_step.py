@@ -120,8 +120,7 @@ def local_step(
     Returns:
         The new arrays.
     """
-    # Known before anything changes. Where it is false every new value is the old one. XLA's maximum
-    # over devices loses NaN, and so it is asked for here, of each device.
+    # Known before anything changes. Where it is false every new value is the old one.
     ok = finite_everywhere([*before.gradients, *before.dense], bound_axes(config.axis))
     places = list(range(len(kinds)))
     groups = [

@@ -87,9 +87,7 @@ def outer_step(
         # Nothing below depends on it until the inner step is done.
         arrived = rounds.landed(turn.receives, state, own, flight)
     found = gradient(loss_fn, differentiated(own.params), *given)
-    own = _after_inner_step(
-        tx, own, found, inner, loss_of, fragment_count(outer), split is not None
-    )
+    own = _after_inner_step(tx, own, found, inner, loss_of, fragment_count(outer))
     if flight is None:
         packet, own = rounds.made(turn.sends, state, own)
         arrived = rounds.landed(turn.receives, state, own, packet)
@@ -234,7 +232,6 @@ def _after_inner_step(
     inner: Replicas,
     loss_of: Callable[[PyTree], Scalar],
     fragments: int,
-    is_split: bool,
 ) -> LocalState:
     """Return what a replica has after a step of its own; one that is not finite changes nothing."""
     grads, loss = inner.mean((found.grads, found.loss.astype(jnp.float32)))
@@ -246,11 +243,7 @@ def _after_inner_step(
     new = optax.apply_updates(own.params, updates), model_state, opt_state
     norm = inner.mean(norm_of(found.grads))
     # The parameters, not the gradients: the user's chain may repair a gradient.
-    good = (
-        jnp.isfinite(loss)
-        & all_finite(new[0], is_split)
-        & _stays_finite(own.model_state, model_state)
-    )
+    good = jnp.isfinite(loss) & all_finite(new[0]) & _stays_finite(own.model_state, model_state)
     params, model_state, opt_state = jax.tree.map(
         lambda fresh, old: jnp.where(good, fresh, old),
         new,

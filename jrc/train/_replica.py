@@ -139,7 +139,7 @@ def _updated(
         return optax.apply_updates(state.params, updates), opt_state, jnp.zeros((), bool)
     # Computed before the update, so that the whole chain skips the step, and over all replicas, so
     # that all take the same branch: there are collectives in it.
-    skipped = over.total((~all_finite(grads, split is not None)).astype(jnp.int32)) > 0
+    skipped = over.total((~all_finite(grads)).astype(jnp.int32)) > 0
 
     def skip() -> tuple[PyTree, PyTree]:
         return state.params, _count_skipped(state.opt_state)

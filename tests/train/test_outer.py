@@ -99,6 +99,40 @@ def test_a_report_has_the_losses_of_the_step_and_the_mean_of_the_last_round(ran)
     assert infos[2].norm_kept > 0 and infos[2].grad_norm > 0 and infos[2].left_out == 0
 
 
+@jax.custom_vjp
+def spoilt(w, bad):
+    return w
+
+
+spoilt.defvjp(
+    lambda w, bad: (w, bad), lambda bad, ct: (ct.at[3, 5].add(jnp.where(bad, jnp.nan, 0)), None)
+)
+
+
+@pytest.mark.parametrize("outer", [SPARSE, None])
+def test_one_nan_in_the_gradient_of_a_large_leaf_skips_the_step(outer):
+    """The loss is finite, and of the gradient one entry is not: XLA's maximum may lose it."""
+
+    def loss(params, batch, key):
+        x, bad = batch
+        return jnp.mean(jnp.tanh(x @ spoilt(params["w"], bad.any())) ** 2)
+
+    tx = optax.sgd(0.1) if outer else jrc.dgc_momentum(0.1, 0.9, 0, axis_name="data")
+    given = {"w": jnp.ones((256, 256)) / 256}
+    begun = jrc.init_state(given, tx, jax.random.key(0), mesh=on(), outer=outer)
+    step = jrc.make_train_step(loss, tx, mesh=on(), outer=outer, donate=False)
+    x = np.ones((8, 256), np.float32)
+    state, info = step(begun, (x, np.arange(8) == 7))
+    assert np.isfinite(info.loss if outer is None else info.losses).all()
+    if outer is None:
+        assert info.skipped and same_bits(state.params, begun.params)
+        return
+    for i, (now, before) in enumerate(
+        zip(state.opt_state.local.params["w"], begun.opt_state.local.params["w"], strict=True)
+    ):
+        assert np.isfinite(now).all() and same_bits(now, before) == (i == REPLICAS - 1)
+
+
 def test_replicas_differ_within_a_round_and_are_bit_equal_after_it(ran):
     _, states, _ = ran
     for number, state in enumerate(states):
