@@ -11,7 +11,7 @@ import jrc
 from jrc._jaxpr import flops
 from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.decision import Decision
-from jrc.remat._planner.loop_options import _convex_front
+from jrc.remat._planner.loop_options import _convex_front, _for_steps, _Loop, _near_divisor
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.solver import InnerOption
 from tests.remat.measure import largest_error
@@ -98,6 +98,25 @@ def test_parts_of_chunks_and_a_rest_that_is_not_recomputed():
     applied = problem().applied(changed, lstm)
     plain, lean = (jax.jit(jax.grad(f))(*arguments()) for f in (lstm, applied))
     assert largest_error(lean, plain) < 1e-5
+
+
+def test_a_part_recomputes_all_steps_of_its_chunks():
+    """Eight of eleven steps are two chunks of four, where the whole loop has chunks of three."""
+    loop = _Loop(length=11, flops=100, carry=8, copied=0, added=0, constants=5)
+    whole = InnerOption(40, 90, 3 * (3 * 100 + 5) + 11 * 20, Decision((), chunks=3))
+    part = _for_steps(whole, loop, 8)
+    assert part.body.chunks == 2 and part.flops == 2 * (4 * 100 + 5) + 8 * 20
+
+
+def test_the_nearest_divisor_is_found_among_all():
+    for length in (1, 2, 12, 13, 36, 97):
+        divisors = [d for d in range(1, length + 1) if length % d == 0]
+        for target in (0.5, 1.4, 3.5, 6.0, 13.0, 200.0):
+            found, wanted = _near_divisor(length, target), min(max(target, 1.0), length)
+            ratios = {d: max(d / wanted, wanted / d) for d in divisors}
+            best = min(ratios.values())
+            assert found == round(wanted) if best >= 2 else ratios[found] == pytest.approx(best)
+    assert _near_divisor(10**9 + 7, 30_000.0) == 30_000  # a prime
 
 
 @pytest.mark.slow

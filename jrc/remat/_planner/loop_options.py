@@ -229,17 +229,18 @@ def _split(lean: InnerOption, rich: InnerOption, loop: _Loop, steps: int) -> Inn
 
 
 def _for_steps(option: InnerOption, loop: _Loop, steps: int) -> InnerOption:
-    """The option for fewer steps of a loop, in chunks of the same size."""
+    """The option for fewer steps of a loop, in chunks of nearly the same size."""
     share, work = steps / loop.length, option.peak - option.saved
     if not option.body.chunks:
         saved = int(option.saved * share)
         flops, host, waits = (int(n * share) for n in (option.flops, option.host, option.waits))
         return InnerOption(saved, saved + work, flops, option.body, host=host, waits=waits)
     size = loop.length // option.body.chunks
-    chunks, recomputed = max(steps // size, 1), loop.flops * size + loop.constants
+    chunks = max(steps // size, 1)
     saved = chunks * loop.carry
-    plain = option.flops - recomputed * option.body.chunks
-    flops = int(plain * share) + recomputed * chunks
+    plain = option.flops - (loop.flops * size + loop.constants) * option.body.chunks
+    # Where they are no whole number of those chunks, each chunk has more steps.
+    flops = int(plain * share) + (loop.flops * (steps // chunks) + loop.constants) * chunks
     body = dataclasses.replace(option.body, chunks=chunks)
     return InnerOption(saved, saved + work, flops, body)
 
@@ -263,7 +264,8 @@ def _slope(one: InnerOption, other: InnerOption) -> float:
 def _near_divisor(length: int, target: float) -> int:
     """The divisor nearest to a number by ratio; the rounded number where all are far."""
     target = min(max(target, 1.0), float(length))
-    divisors = [d for d in range(1, length + 1) if length % d == 0]
+    small = [d for d in range(1, math.isqrt(length) + 1) if length % d == 0]
+    divisors = [*small, *(length // d for d in reversed(small))]
     best = min(divisors, key=lambda d: abs(math.log(d / target)))
     return best if 0.5 < best / target < 2 else max(1, round(target))
 
