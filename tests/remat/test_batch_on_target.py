@@ -99,6 +99,18 @@ def test_sizes_that_do_not_fit_or_all_fit():
     assert line_meets({0: 10, 10: 30, 90: 1000}, 50) == 20
 
 
+def test_peaks_that_stop_to_grow_do_not_slow_the_search():
+    """As where `make_args` takes no more examples than there are."""
+    asked = []
+
+    def bytes_of(size):
+        asked.append(size)
+        return 1_000_000 + 10_000 * min(size, 4096)
+
+    assert largest_within(bytes_of, 1_300_000, 1, 2**20, Start(2**16, 500_000, least=1)) == 30
+    assert len(asked) <= 7
+
+
 def long_inputs(batch):
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     return shape((256, 4)), shape((batch, 1024, 256))

@@ -129,11 +129,11 @@ def _guess(known: Mapping[int, int], budget: int, step: int, low: int, high: int
         least = min(size for size in known if size or len(known) < 3)
         ends = {size: known[size] for size in (least, known_end)}
         wanted = line_meets(ends, budget) if len(ends) > 1 else math.inf
-        wanted = min(wanted, high if high in known else 16 * max(low, step))
         further = 2 ** max(abs(same) - 2, 0)
         if known_end == low:
-            wanted = low + further * max(wanted - low, step)
+            wanted = low + further * max(min(wanted, 16 * max(low, step)) - low, step)
         else:
+            wanted = wanted if wanted < high else (low + high) / 2  # peaks do not grow there
             wanted = high - further * max(high - wanted, step)
     return max(low + step, min(math.floor(min(wanted, high)) // step * step, high - step))
 
