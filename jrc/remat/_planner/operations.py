@@ -142,7 +142,7 @@ class Operations:
         if any(value is None and is_variable(x) for x, value in pairs):
             return None
         number = _number if self._are_constants(reads) else lambda literal: literal
-        operands = [number(x.val) if value is None else value for x, value in pairs]
+        operands = [("literal", number(x.val)) if v is None else v for x, v in pairs]
         types = [x.aval for x in (*eqn.invars, *eqn.outvars)]
         key = (eqn.primitive, *operands, *types, *sorted(eqn.params.items()))
         try:
