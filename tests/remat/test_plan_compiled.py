@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jrc
+from jrc.remat._gradient import compiled_memory
 from jrc.remat._planner.problem import PlanningProblem
 
 X = jax.ShapeDtypeStruct((8, 4), jnp.float32)
@@ -50,3 +51,14 @@ def test_other_leaves_and_results_are_compiled_too(more):
     params = {"layers": [W, W]} | more
     plan = jrc.plan(fn, params, X, budget=0.0, has_aux=True)
     assert plan.verified.peak_bytes > 0
+
+
+def test_an_error_of_the_compiler_tells_what_it_was_compiling(monkeypatch):
+    def fails(lowered, platform=None):
+        raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
+
+    monkeypatch.setattr(compiled_memory, "compiled_to_look_at", fails)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RET_CHECK") as caught:
+        jrc.plan(loss, {"layers": [W, W]}, X, budget=10**9)
+    (note,) = caught.value.__notes__
+    assert "for `loss` with nothing recomputed. Another budget" in note

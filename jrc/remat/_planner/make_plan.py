@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import name_of
 from jrc._multihost import all_or_none
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target
@@ -293,9 +294,17 @@ class Compiler:
         if text not in self.known:
             arguments = self.problem.arguments
             given = sum(map(bytes_on_device, arguments.of(arguments.arrays)))
-            self.known[text] = compiled_cost(
-                lowered, arguments.platform, given, self.problem.is_split
-            )
+            try:
+                self.known[text] = compiled_cost(
+                    lowered, arguments.platform, given, self.problem.is_split
+                )
+            except jax.errors.JaxRuntimeError as error:
+                way = f"with {candidate.name}" if candidate.name else "under one of its plans"
+                error.add_note(
+                    f"jrc: the compiler raised this for `{name_of(self.problem.fn)}` {way}. "
+                    "Another budget or batch leads to other programs."
+                )
+                raise
         return self.known[text]
 
 
