@@ -1,6 +1,7 @@
 """No plan is beaten by `jax.checkpoint` around each block, on programs whose values skip blocks."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -340,6 +341,31 @@ def test_a_budget_of_zero_is_what_blocks_by_hand_need(name):
     by_hand = jax.jit(jax.value_and_grad(stack(jax.checkpoint(layer)))).lower(*args)
     plan = jrc.plan(stack(layer), *args, budget=0.0)
     assert plan.verified.peak_bytes <= memory_needed(by_hand).peak
+
+
+def test_layers_of_very_different_widths_are_blocks():
+    """Two activations in turn: all four blocks of two layers are found, and not one alone."""
+    widths = [32, 512, 8, 256, 64, 512, 16, 128, 512]
+    params = [
+        jax.random.normal(jax.random.key(a), (a, b)) / a for a, b in itertools.pairwise(widths)
+    ]
+    x = jnp.ones((2048, 32))
+
+    def stack(*layers):
+        def loss(params, x):
+            for w, layer in zip(params, itertools.cycle(layers)):
+                x = layer(w, x)
+            return jnp.mean((x - 1) ** 2)
+
+        return loss
+
+    layers = lambda w, x: jax.nn.gelu(x @ w), lambda w, x: jnp.tanh(x @ w)  # noqa: E731
+    problem = PlanningProblem.of(stack(*layers), (params, x), 0, False, "test")
+    (every,) = [each for each in problem.by_hand if each.name == "every block recomputed"]
+    assert sum(stage.region for stage in every.decision.stages) == 3
+    plan = jrc.plan(stack(*layers), params, x, budget=0.0)
+    by_hand = jax.jit(jax.grad(stack(*map(jax.checkpoint, layers)))).lower(params, x)
+    assert plan.verified.peak_bytes < memory_needed(by_hand).peak
 
 
 def test_pooling_is_no_part_of_a_block():

@@ -9,11 +9,13 @@ gradients of the smallest batch alone exceed the budget.
 import functools
 from collections.abc import Callable
 
+from jrc.remat._planner.candidate_peaks import Peaks
 from jrc.remat._planner.largest_within import largest_within, predicted_start
 from jrc.remat._planner.make_plan import Compiler, plan_of_process_0
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
 from jrc.remat._planner.search import choose, leanest_to_compile
+from jrc.remat._planner.search_by_prediction import cheapest_fitting
 from jrc.remat._planner.settings import SETTINGS
 
 _WHO = "jrc.largest_batch"
@@ -117,38 +119,9 @@ class BatchOnTarget:
             whole = len(problem.candidates) - 1
             memory = {whole: compiled(problem.all[whole])}
             return problem.plan_of(problem.all[whole], self.limit, memory)
-        best = self._place(problem)
-        memory = {best: compiled(problem.all[best])}
-        if memory[best].peak > self.limit:
+        best, peaks = self._place(problem), Peaks(problem, compiled, _WHO)
+        if peaks.of(best) > self.limit:
             return choose(problem, self.limit, compiled, _WHO)
-        expected = _Expected(problem, best, memory[best].peak)
-        bound = float(self.limit)
-        for i in sorted(range(len(problem.all)), key=problem.cost_order):
-            if problem.all[i].cost >= problem.all[best].cost or len(memory) >= problem.compilations:
-                break
-            if expected.of(i, bound) > bound:
-                continue
-            memory[i] = compiled(problem.all[i])
-            if memory[i].peak <= self.limit:
-                best = i
-                break
-            bound = self.limit * min(bound / self.limit, expected.of(i, bound) / memory[i].peak)
-        return problem.plan_of(problem.all[best], self.limit, memory)
-
-
-class _Expected:
-    """Predicted peaks of a problem's candidates, scaled by one that was compiled."""
-
-    def __init__(self, problem: PlanningProblem, compiled: int, peak: int) -> None:
-        self.problem, self.own = problem, problem.given + problem.returned
-        known = problem.all[compiled]
-        self.modelled = (peak - self.own) / max(known.temporaries, 1)
-        self.followed = (peak - self.own) / max(problem.follow(known) - self.own, 1)
-
-    def of(self, i: int, enough: float) -> float:
-        """Return the peak of a candidate, roughly that of one far above `enough`."""
-        candidate = self.problem.all[i]
-        rough = self.own + self.modelled * candidate.temporaries
-        if rough > SETTINGS.followed_margin * enough:
-            return rough
-        return self.own + self.followed * (self.problem.follow(candidate) - self.own)
+        cheapest = cheapest_fitting(peaks, self.limit, best, problem.compilations - 1)
+        chosen = problem.all[best if cheapest is None else cheapest]
+        return problem.plan_of(chosen, self.limit, peaks.memory)

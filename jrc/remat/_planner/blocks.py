@@ -231,6 +231,8 @@ def _cut_into_blocks(
     found = _cheapest_cut(graph, places, run, crossing)
     for multiple in range(2, min(SETTINGS.most_repetitions, length // (2 * period)) + 1):
         wider = _cheapest_cut(graph, places, (start, multiple * period, length), crossing)
+        if len(wider) <= 2:  # one block is no stack
+            continue
         inside = [k for k in found if wider[0] < k < wider[-1] and k not in wider]
         saved = [k for k in inside if _around(wider, k, crossing) <= limit * crossing[k]]
         if 2 * len(saved) > len(inside):

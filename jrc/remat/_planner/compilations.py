@@ -5,6 +5,8 @@
 >>> compilation_limits(None, on_target=False, offloads=False)
 (5, None)
 >>> compilation_limits(7, on_target=True, offloads=False)
+(7, 7)
+>>> compilation_limits(7, on_target=False, offloads=False)
 (7, None)
 """
 
@@ -30,7 +32,7 @@ def compilation_limits(
 ) -> tuple[int, int | None]:
     """Return how many candidates a search may compile, and the bound on all programs.
 
-    Where a compilation may take a minute there is a bound, unless the user asks for a number.
+    Where a compilation may take a minute there is a bound.
 
     Args:
         asked: The number that a user asks for.
@@ -41,7 +43,7 @@ def compilation_limits(
         The number, and the bound; `None` sets no bound.
     """
     if asked is not None:
-        return asked, None
+        return asked, asked if on_target else None
     few = SETTINGS.compilations_on_target if on_target else SETTINGS.compilations
     few += offloads
     return few, few if on_target else None

@@ -111,8 +111,9 @@ def plan(
             cost fewer FLOPs. Up to six more are compiled before a budget is refused: five that are
             predicted leanest, ways by hand among them, and the plain one. Equal programs are
             compiled once. With a target, where a compilation may take a minute, it is 3 if not
-            given: ways by hand are then among these, and before a budget is refused the one that is
-            predicted leanest is compiled, and the plain one.
+            given, ways by hand among them. Predictions then choose what is compiled, of the same
+            row. A fraction costs two more, for its ends, and before a budget is refused the one
+            that is predicted leanest is compiled, and the plain one.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.
@@ -129,8 +130,8 @@ def plan(
             accelerators: on a CPU nothing would move.
 
     Returns:
-        The plan. The same inputs give the same plan on every host, and more budget never one with
-        more predicted FLOPs. With several processes all of them get that of process 0.
+        The plan. The same inputs give the same plan on every host. Without a target more budget
+        never gives one with more predicted FLOPs. With several processes all get that of process 0.
 
     Raises:
         TypeError: If `fn` is no function, does not take the arguments, does not return a scalar

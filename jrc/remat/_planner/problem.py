@@ -130,7 +130,9 @@ class PlanningProblem:
         avals = [v.aval for v in plain.invars]
         residuals, gradient = residuals_and_gradient(evaluate(plain), avals, at)
         memory = memory_on(platform or arguments.platform)
-        row = candidate_row(program, perturbed, residuals, compilations, memory, link)
+        split = is_split(arguments.leaves) if split is None else split
+        rows = compilations if most is None or split else max(compilations, SETTINGS.compilations)
+        row = candidate_row(program, perturbed, residuals, rows, memory, link)
         signature = signature_of(traced, respect_checkpoints)
         plain_flops = flops(gradient)
         by_hand = row.by_hand
@@ -162,7 +164,7 @@ class PlanningProblem:
             memory=memory,
             most=most,
             inside=inside,
-            is_split=is_split(arguments.leaves) if split is None else split,
+            is_split=split,
         )
         problem.follow(row.candidates[-1], gradient)
         return problem
@@ -176,6 +178,14 @@ class PlanningProblem:
     def all(self) -> tuple[Candidate, ...]:
         """The candidates, and behind them those by hand."""
         return (*self.candidates, *self.by_hand)
+
+    @property
+    def is_led_by_predictions(self) -> bool:
+        """Whether predictions choose what is compiled: they are good, and compilations are few.
+
+        Of a program on several devices no prediction is good before some candidates are compiled.
+        """
+        return self.most is not None and not self.is_split
 
     @property
     def leanest(self) -> tuple[int, ...]:

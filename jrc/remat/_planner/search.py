@@ -2,24 +2,24 @@
 
 The search compiles the same candidates in the same order for every budget until their answers
 differ. So a larger budget never leads to more predicted FLOPs, even where XLA's bytes do not
-follow the prediction.
+follow the prediction. Where few compilations are allowed, predictions choose what is compiled
+(`search_by_prediction`), and this promise does not hold.
 """
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable
 
 from jrc._errors import name_of
 from jrc._text import exact_memory_text, memory_text
 from jrc.remat._planner.budget import BudgetError
+from jrc.remat._planner.candidate_peaks import Peaks
 from jrc.remat._planner.candidates import Candidate
 from jrc.remat._planner.compiled_cost import CompiledCost
 from jrc.remat._planner.plan import Plan
 from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.search_by_prediction import cheapest_fitting
 from jrc.remat._planner.settings import SETTINGS
-
-_logger = logging.getLogger("jrc")
 
 
 def choose(
@@ -40,7 +40,9 @@ def choose(
         BudgetError: If no candidate fits.
     """
     row = problem.candidates
-    peaks = _Peaks(problem, compiled, who)
+    is_led = compiled is not None and problem.is_led_by_predictions
+    ends = 2 * (is_led and isinstance(budget, float))
+    peaks = Peaks(problem, compiled, who, (problem.most or 0) + ends)
     top = len(row) - 1
     found = None
     if isinstance(budget, float):
@@ -52,7 +54,11 @@ def choose(
         found = top if peaks.of(top) <= budget else None
     elif compiled and problem.predicted(row[top]).peak_bytes <= budget:
         found = top if peaks.of(top) <= budget else None
-    if found is None:
+    if is_led:
+        fitting = (i for i in peaks.memory if peaks.of(i) <= budget)
+        found = min(fitting, key=problem.cost_order, default=None)
+        found = cheapest_fitting(peaks, int(budget), found, problem.most or 0)
+    elif found is None:
         more = math.ceil(math.log2(len(row) + 1)) < problem.compilations
         found = highest_fitting(
             lambda i: peaks.of(i) <= budget,
@@ -66,7 +72,8 @@ def choose(
         lean = leanest_to_compile(problem) if compiled else range(len(problem.all))
         last = (*sorted(lean, key=problem.cost_order), top)
         found = next((i for i in last if peaks.of(i) <= budget), None)
-    found = _cheaper_by_hand(problem, peaks, budget, found)
+    if not is_led:
+        found = _cheaper_by_hand(problem, peaks, budget, found)
     leanest = min(peaks.memory or range(len(problem.all)), key=peaks.of)
     chosen = leanest if found is None else found
     candidate = problem.all[chosen]
@@ -93,7 +100,7 @@ def calibrated(
     top = len(problem.candidates) - 1
     places = (top, 0, max(top - 1, 0), (top + 1) // 2, (top + 1) // 4)
     some = list(dict.fromkeys(places))[: problem.compilations]
-    peaks = _Peaks(problem, compiled, who, len(some))
+    peaks = Peaks(problem, compiled, who, len(some))
     for i in some:
         peaks.of(i)
     return dataclasses.replace(peaks.problem, calibrated_by=len(peaks.memory))
@@ -152,7 +159,7 @@ def leanest_to_compile(problem: PlanningProblem, few: int = 1) -> list[int]:
 
 
 def _cheaper_by_hand(
-    problem: PlanningProblem, peaks: "_Peaks", budget: int | float, found: int | None
+    problem: PlanningProblem, peaks: Peaks, budget: int | float, found: int | None
 ) -> int | None:
     """The way by hand of fewest FLOPs that fits, if it has fewer than what was found.
 
@@ -186,57 +193,6 @@ def _cheaper_by_hand(
                 found, most = i, every[i].cost
                 break
     return found
-
-
-class _Peaks:
-    """The peak of each candidate, compiled once or predicted."""
-
-    def __init__(
-        self,
-        problem: PlanningProblem,
-        compiled: Callable[[Candidate], CompiledCost] | None,
-        who: str,
-        most: int | None = None,
-    ):
-        self.problem, self.compiled, self.who = problem, compiled, who
-        self.most = most or problem.most
-        self.memory: dict[int, CompiledCost] = {}
-
-    def of(self, i: int) -> int:
-        """Return the peak of a candidate in bytes."""
-        candidate = self.problem.all[i]
-        if self.compiled is None:
-            return self.expected(i)
-        if i not in self.memory:
-            count = len(self.problem.candidates)
-            place = f"plan {i + 1} of {count}, the leanest first" if i < count else candidate.name
-            _logger.info("%s: compiling %s%s", self.who, place, self._count())
-            self.memory[i] = self.compiled(candidate)
-            if self.problem.is_split:
-                self._calibrate()
-            peak = memory_text(self.memory[i].peak)
-            _logger.info("%s: %s: a peak of %s", self.who, place, peak)
-        return self.memory[i].peak
-
-    def _count(self) -> str:
-        most, number = self.most, len(self.memory) + 1
-        return f" (compilation {number} of at most {max(most, number)})" if most else ""
-
-    def expected(self, i: int) -> int:
-        """Return the predicted peak of a candidate in bytes, in the light of those compiled.
-
-        That of a way by hand is of its own gradient program, where it was followed: it has no
-        place in the row, between whose candidates a line tells the peak.
-        """
-        candidate = self.problem.all[i]
-        known = [self.problem.all[k] for k in self.memory] or list(self.problem.few)
-        if i >= len(self.problem.candidates) and candidate in self.problem.followed:
-            known.append(candidate)
-        return self.problem.predicted(candidate, known).peak_bytes
-
-    def _calibrate(self) -> None:
-        peaks = {self.problem.all[k]: cost.peak for k, cost in self.memory.items()}
-        self.problem = self.problem.calibrated(peaks)
 
 
 def highest_fitting(

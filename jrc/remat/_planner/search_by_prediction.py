@@ -1,0 +1,111 @@
+"""The search for the cheapest candidate that fits where a compilation may take a minute.
+
+A gradient program is traced sooner than it is compiled. So predictions choose what is compiled: the
+cheapest candidate that is predicted to fit, first of all. What its program really needs corrects
+the predictions of the others, and the next one is chosen by these.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+from jrc.remat._planner.candidate_peaks import Peaks
+from jrc.remat._planner.settings import SETTINGS
+
+_TRACED_TOGETHER = 4
+
+
+def cheapest_fitting(
+    peaks: Peaks, budget: int, found: int | None = None, compilations: int = 1
+) -> int | None:
+    """Return the candidate of fewest FLOPs that fits, of a few that are compiled.
+
+    Args:
+        peaks: The peaks of the candidates, by number in `problem.all`; they can be compiled.
+        budget: Bytes.
+        found: A candidate that fits, which is returned if no cheaper one is found.
+        compilations: How many candidates may be compiled.
+    """
+    every = peaks.problem.all
+    expected = _Expected(peaks)
+    limit, nearly = float(budget), SETTINGS.cheaper_margin * budget
+    while compilations:
+        i = expected.cheapest_within(limit, found)
+        if i is None and found is not None:
+            # What is predicted to need somewhat more may fit: it is tried once.
+            i, nearly = expected.cheapest_within(nearly, found), 0
+        if i is None:
+            break
+        compilations -= 1
+        predicted, is_corrected = expected.peak(i), bool(expected.alike)
+        if peaks.of(i) > budget:
+            nearly = 0
+            if is_corrected:
+                # Corrected, it was still too low: the next one has that margin.
+                limit *= min(1.0, predicted / peaks.of(i))
+        elif found is None or every[i].cost < every[found].cost:
+            found = i
+    return found
+
+
+class _Expected:
+    """Predicted peaks of candidates, corrected by the compiled peak of the one most alike."""
+
+    def __init__(self, peaks: Peaks) -> None:
+        self.peaks, self.problem = peaks, peaks.problem
+        self.own = self.problem.given + self.problem.returned
+        self.order = sorted(range(len(self.problem.all)), key=self.problem.cost_order)
+
+    @property
+    def alike(self) -> list[int]:
+        """The compiled candidates but nothing recomputed, where XLA recomputes as it likes."""
+        top = len(self.problem.candidates) - 1
+        return [k for k in self.peaks.memory if k != top]
+
+    def cheapest_within(self, limit: float, found: int | None) -> int | None:
+        """Return the cheapest candidate that was not compiled and is expected to fit.
+
+        Args:
+            limit: Bytes.
+            found: Candidates are cheaper than this one.
+        """
+        for some in itertools.batched(self._roughly_within(limit, found), _TRACED_TOGETHER):
+            self.problem.follow_all(self.problem.all[i] for i in some)
+            for i in some:
+                if self.peak(i) <= limit and not self._is_compiled(i):
+                    return i
+        return None
+
+    def peak(self, i: int) -> float:
+        """Return the peak of a candidate's own gradient program, corrected."""
+        return self._corrected(self._followed(i))
+
+    def _roughly_within(self, limit: float, found: int | None) -> Iterator[int]:
+        """Yield candidates that may fit, the cheapest first; their programs are not traced yet."""
+        every, count = self.problem.all, len(self.problem.candidates)
+        for i in self.order:
+            if found is not None and every[i].cost >= every[found].cost:
+                break
+            margin = SETTINGS.compiled_margin if i < count - 1 else SETTINGS.followed_margin
+            if i not in self.peaks.memory and self._corrected(self._rough(i)) <= margin * limit:
+                yield i
+
+    def _rough(self, i: int) -> int:
+        """A peak on the lines through candidates that were followed, or that of its program."""
+        candidate = self.problem.all[i]
+        return self.problem.predicted(candidate, self.problem.followed).peak_bytes
+
+    def _followed(self, i: int) -> int:
+        return self.problem.follow(self.problem.all[i])
+
+    def _is_compiled(self, i: int) -> bool:
+        """Whether a candidate of equal cost and peak was compiled: one program, or nearly."""
+        alike = self.problem.all[i].cost, self._followed(i)
+        return alike in ((self.problem.all[k].cost, self._followed(k)) for k in self.peaks.memory)
+
+    def _corrected(self, peak: int) -> float:
+        """A predicted peak, times the error of the compiled candidate of the closest prediction."""
+        if not self.alike:
+            return peak
+        nearest = min(self.alike, key=lambda k: abs(self._followed(k) - peak))
+        error = (self.peaks.of(nearest) - self.own) / max(self._followed(nearest) - self.own, 1)
+        return self.own + error * (peak - self.own)
