@@ -28,8 +28,9 @@ def summary(report: Report) -> list[Table]:
         if "peak" in found["by_hand"].get("nothing", {})
     }
     budgets = list(dict.fromkeys(b for found in models.values() for b in found["plans"]))
+    device = report.get("target") or report["device"]
     title = (
-        f"`jrc.plan` on the programs of `tests/zoo` ({report['device']}, jax {report['jax']}): "
+        f"`jrc.plan` on the programs of `tests/zoo` ({device}, jax {report['jax']}): "
         "compiled peak, MiB, and in brackets FLOPs over those of the program as it is written; "
         "under `jax.checkpoint` (or its package's own) around each block; plans at fractions of "
         "the range from the least peak to that with nothing recomputed; which way by hand has "
