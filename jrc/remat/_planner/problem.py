@@ -131,8 +131,12 @@ class PlanningProblem:
         residuals, gradient = residuals_and_gradient(evaluate(plain), avals, at)
         memory = memory_on(platform or arguments.platform)
         split = is_split(arguments.leaves) if split is None else split
-        rows = compilations if most is None or split else max(compilations, SETTINGS.compilations)
-        row = candidate_row(program, perturbed, residuals, rows, memory, link)
+        if not split and (target or most is not None):
+            # Predictions choose: the row is as long as where more is compiled.
+            halvings = max(compilations, SETTINGS.compilations)
+        else:
+            halvings = compilations
+        row = candidate_row(program, perturbed, residuals, halvings, memory, link)
         signature = signature_of(traced, respect_checkpoints)
         plain_flops = flops(gradient)
         by_hand = row.by_hand
