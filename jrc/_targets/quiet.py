@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import threading
+import warnings
 from collections.abc import Iterator
 
 # The head of a line of absl's log: `W1122 21:23:35.490409   11302 sort_rewriter.cc:798] `.
@@ -32,12 +33,16 @@ def without_log(written: bytes) -> bytes:
 
 @contextlib.contextmanager
 def quiet_compiler() -> Iterator[None]:
-    """Pass on what is written to standard error, except a compiler's log."""
+    """Pass on what is written to standard error, except a compiler's log.
+
+    JAX's warnings are silenced that its persistent cache cannot read such a program.
+    """
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         yield
         return
     try:
-        with _redirected():
+        with _redirected(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry")
             yield
     finally:
         _ONE_AT_A_TIME.release()

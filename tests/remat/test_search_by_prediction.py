@@ -133,11 +133,12 @@ def test_nothing_recomputed_corrects_nothing():
     assert found == row[1] and [way.cost for way in compiled] == [0, 20]
 
 
-def test_what_nearly_fits_by_its_prediction_is_tried_once():
-    row = [Way(30, 90, 90), Way(20, 103, 99), Way(10, 104, 104), Way(0, 300, 300)]
-    found, compiled = found_by(Problem(row), 100, 5)
-    assert [way.cost for way in compiled] == [30, 10]
-    assert found == row[0]
+def test_ways_by_hand_that_nearly_fit_by_their_predictions_are_tried():
+    row = [Way(30, 90, 90), Way(20, 103, 99), Way(0, 300, 300)]
+    by_hand = [Way(10, 106, 106, "dear"), Way(15, 103, 98, "cheap"), Way(5, 120, 120, "far")]
+    found, compiled = found_by(Problem(row, by_hand), 100, 5)
+    assert [way.cost for way in compiled] == [30, 10, 15]
+    assert found == by_hand[1]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])

@@ -31,17 +31,16 @@ def cheapest_fitting(
     while compilations:
         i = expected.cheapest_within(limit, found)
         if i is None and found is not None:
-            # What is predicted to need somewhat more may fit: it is tried once.
-            i, nearly = expected.cheapest_within(nearly, found), 0
+            # A way by hand that is predicted to need somewhat more may fit.
+            i = expected.cheapest_within(nearly, found, by_hand=True)
+            nearly = (nearly + budget) / 2
         if i is None:
             break
         compilations -= 1
         predicted, is_corrected = expected.peak(i), bool(expected.alike)
         if peaks.of(i) > budget:
-            nearly = 0
-            if is_corrected:
-                # Corrected, it was still too low: the next one has that margin.
-                limit *= min(1.0, predicted / peaks.of(i))
+            # If it was corrected and still too low, the next one has that margin.
+            limit *= min(1.0, predicted / peaks.of(i)) if is_corrected else 1.0
         elif found is None or every[i].cost < every[found].cost:
             found = i
     return found
@@ -61,14 +60,17 @@ class _Expected:
         top = len(self.problem.candidates) - 1
         return [k for k in self.peaks.memory if k != top]
 
-    def cheapest_within(self, limit: float, found: int | None) -> int | None:
+    def cheapest_within(self, limit: float, found: int | None, by_hand: bool = False) -> int | None:
         """Return the cheapest candidate that was not compiled and is expected to fit.
 
         Args:
             limit: Bytes.
             found: Candidates are cheaper than this one.
+            by_hand: Whether ways by hand alone are asked.
         """
-        for some in itertools.batched(self._roughly_within(limit, found), _TRACED_TOGETHER):
+        count = len(self.problem.candidates)
+        fitting = (i for i in self._roughly_within(limit, found) if i >= count or not by_hand)
+        for some in itertools.batched(fitting, _TRACED_TOGETHER):
             self.problem.follow_all(self.problem.all[i] for i in some)
             for i in some:
                 if self.peak(i) <= limit and not self._is_compiled(i):
