@@ -122,9 +122,16 @@ def test_what_fits_is_never_left_for_what_costs_as_much():
 def test_a_compiled_peak_corrects_the_predictions_of_the_others():
     row = [Way(30, 50, 75), Way(20, 70, 115), Way(10, 90, 155), Way(5, 95, 165), Way(0, 300, 300)]
     found, compiled = found_by(Problem(row), 100, 3)
-    # The temporaries of Way(5, 95, ...) are 75 and not, as predicted, 75 / 1.933: of the others
-    # only the leanest is then expected to fit.
-    assert [way.cost for way in compiled] == [5, 30] and found == row[0]
+    # The temporaries of Way(5, 95, ...) are 1.8 times as many as predicted: Way(10, ...) is not
+    # expected to fit any more, and after Way(20, ...) the leanest alone is.
+    assert [way.cost for way in compiled] == [5, 20, 30] and found == row[0]
+
+
+def test_a_far_compiled_peak_corrects_nothing():
+    """The leanest was compiled, and needs twice what was predicted."""
+    row = [Way(30, 20, 30), Way(20, 60, 60), Way(10, 90, 90), Way(0, 300, 300)]
+    found, compiled = found_by(Problem(row), 100, 3, found=0)
+    assert [way.cost for way in compiled] == [10] and found == row[2]
 
 
 def test_nothing_recomputed_corrects_nothing():

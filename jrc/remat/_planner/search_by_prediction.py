@@ -6,6 +6,7 @@ the predictions of the others, and the next one is chosen by these.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from jrc.remat._planner.candidate_peaks import Peaks
@@ -28,6 +29,7 @@ def cheapest_fitting(
     every = peaks.problem.all
     expected = _Expected(peaks)
     limit, nearly = float(budget), SETTINGS.cheaper_margin * budget
+    has_failed = False
     while compilations:
         i = expected.cheapest_within(limit, found)
         if i is None and found is not None:
@@ -37,10 +39,12 @@ def cheapest_fitting(
         if i is None:
             break
         compilations -= 1
-        predicted, is_corrected = expected.peak(i), bool(expected.alike)
+        predicted = expected.peak(i)
         if peaks.of(i) > budget:
-            # If it was corrected and still too low, the next one has that margin.
-            limit *= min(1.0, predicted / peaks.of(i)) if is_corrected else 1.0
+            if has_failed:
+                # Corrected, it was too low again: the next one has that margin.
+                limit *= min(1.0, predicted / peaks.of(i))
+            has_failed = True
         elif found is None or every[i].cost < every[found].cost:
             found = i
     return found
@@ -105,9 +109,21 @@ class _Expected:
         return alike in ((self.problem.all[k].cost, self._followed(k)) for k in self.peaks.memory)
 
     def _corrected(self, peak: int) -> float:
-        """A predicted peak, times the error of the compiled candidate of the closest prediction."""
+        """A predicted peak, times the error of the compiled candidate of the closest prediction.
+
+        The farther that prediction is, the less its error counts: at a factor of e not at all.
+        """
         if not self.alike:
             return peak
-        nearest = min(self.alike, key=lambda k: abs(self._followed(k) - peak))
-        error = (self.peaks.of(nearest) - self.own) / max(self._followed(nearest) - self.own, 1)
-        return self.own + error * (peak - self.own)
+
+        def distance(k: int) -> float:
+            return abs(math.log(self._temporaries(self._followed(k)) / self._temporaries(peak)))
+
+        nearest = min(self.alike, key=distance)
+        predicted = self._temporaries(self._followed(nearest))
+        error = self._temporaries(self.peaks.of(nearest)) / predicted
+        counts = max(0.0, 1 - distance(nearest))
+        return self.own + error**counts * (peak - self.own)
+
+    def _temporaries(self, peak: float) -> float:
+        return max(peak - self.own, 1.0)
