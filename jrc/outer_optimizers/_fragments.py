@@ -131,7 +131,7 @@ def check_fragments(outer: Any, who: str) -> None:
             f"steps with no exchange under way, got {outer.sync_every!r} for fragments={count}. "
             f"Write sync_every={2 * count}."
         )
-    remedy = "Write blend=0.5."
+    remedy = "Write blend=0.0."
     if finite_number(blend_of(outer), "blend", who, remedy=remedy) >= 1:
         raise ValueError(f"{who}: blend must be a share in [0, 1), got {outer.blend!r}. {remedy}")
 

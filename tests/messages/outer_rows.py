@@ -63,7 +63,7 @@ ROWS = [
         lambda: jrc.DiLoCo(3, fragments=2, overlap=1), Value,
         "sync_every must be at least 2 * fragments", "got 3 for fragments=2", "sync_every=4"),
     Row(DILOCO, "all of its own", lambda: jrc.DiLoCo(overlap=1, blend=1), Value,
-        "blend must be a share in [0, 1)", "got 1", "Write blend=0.5"),
+        "blend must be a share in [0, 1)", "got 1", "Write blend=0.0"),
     Row(INIT, "more fragments than rows", lambda: state(outer=jrc.DiLoCo(99, fragments=99)), Value,
         "no more fragments than the parameters can be cut into", "got 99 for 1 leaves",
         "Use fewer fragments"),
