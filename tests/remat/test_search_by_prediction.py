@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import jrc
 from jrc.remat._planner.candidate_peaks import Peaks
 from jrc.remat._planner.make_plan import Compiler
 from jrc.remat._planner.problem import PlanningProblem
@@ -24,6 +25,11 @@ class Way:
     predicted: int
     compiled: int
     name: str = ""
+    saved = 0
+
+    @property
+    def temporaries(self):
+        return self.predicted
 
 
 class Problem:
@@ -48,6 +54,35 @@ class Problem:
 
     def predicted(self, way, followed=()):
         return SimpleNamespace(peak_bytes=way.predicted)
+
+
+class Led(Problem):
+    """A problem as `choose` wants it, whose gradient programs are not what the lines say."""
+
+    is_led_by_predictions, most, compilations = True, 3, 3
+    fn, widest = len, "nothing"
+
+    @property
+    def leanest(self):
+        return range(min(2, len(self.candidates)))
+
+    def predicted(self, way, followed=()):
+        if way in followed or way == self.candidates[-1]:
+            return SimpleNamespace(peak_bytes=way.predicted)
+        return SimpleNamespace(peak_bytes=way.predicted * (2 + way.cost % 3) // 3)
+
+    def plan_of(self, way, budget, memory):
+        peak, compiled = SimpleNamespace(peak_bytes=way.compiled), [self.all[i] for i in memory]
+        return SimpleNamespace(way=way, compiled=compiled, budget=budget, verified=peak)
+
+
+def chosen(problem, budget):
+    """The plan for a budget, or the leanest one if none fits."""
+    compiling = lambda way: SimpleNamespace(peak=way.compiled, outputs=0)  # noqa: E731
+    try:
+        return choose(problem, budget, compiling, "test")
+    except jrc.BudgetError as error:
+        return error.plan
 
 
 def found_by(problem, budget, compilations, found=None):
@@ -146,6 +181,25 @@ def test_ways_by_hand_that_nearly_fit_by_their_predictions_are_tried():
     found, compiled = found_by(Problem(row, by_hand), 100, 5)
     assert [way.cost for way in compiled] == [30, 10, 15]
     assert found == by_hand[1]
+
+
+def test_predictions_that_are_all_too_high_are_corrected_by_the_leanest():
+    row = [Way(90, 200, 100), Way(51, 240, 120), Way(21, 280, 140), Way(6, 290, 145)]
+    plan = chosen(Led([*row, Way(0, 500, 500)]), 150)
+    # Nothing is predicted to fit: the leanest is compiled, which then says what else does.
+    assert [way.cost for way in plan.compiled] == [90, 6] and plan.way == row[3]
+
+
+@pytest.mark.parametrize("fraction", [False, True])
+def test_what_other_budgets_traced_changes_no_plan(fraction):
+    for seed in range(200):
+        alone, budget = drawn(seed, 0.3)
+        count = len(alone.candidates)
+        row, by_hand = alone.all[:count], alone.all[count:]
+        later = Led(row, by_hand)
+        later.follow_all(later.all)
+        budget = 0.4 if fraction else budget
+        assert chosen(Led(row, by_hand), budget) == chosen(later, budget)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])

@@ -72,6 +72,10 @@ def choose(
         lean = leanest_to_compile(problem) if compiled else range(len(problem.all))
         last = (*sorted(lean, key=problem.cost_order), top)
         found = next((i for i in last if peaks.of(i) <= budget), None)
+        if is_led and found is not None:
+            # Its peak corrects the predictions: cheaper ones may be expected to fit now.
+            left = max(problem.compilations - len(peaks.memory), 0)
+            found = cheapest_fitting(peaks, int(budget), found, left)
     if not is_led:
         found = _cheaper_by_hand(problem, peaks, budget, found)
     leanest = min(peaks.memory or range(len(problem.all)), key=peaks.of)

@@ -55,6 +55,8 @@ class _Expected:
 
     def __init__(self, peaks: Peaks) -> None:
         self.peaks, self.problem = peaks, peaks.problem
+        # A search for another budget may have followed more: no plan depends on that.
+        self.traced = set(peaks.memory)
         self.own = self.problem.given + self.problem.returned
         self.order = sorted(range(len(self.problem.all)), key=self.problem.cost_order)
 
@@ -96,11 +98,12 @@ class _Expected:
                 yield i
 
     def _rough(self, i: int) -> int:
-        """A peak on the lines through candidates that were followed, or that of its program."""
-        candidate = self.problem.all[i]
-        return self.problem.predicted(candidate, self.problem.followed).peak_bytes
+        """The peak of a program that this search traced, or one on the lines through these."""
+        traced = [self.problem.all[k] for k in self.traced]
+        return self.problem.predicted(self.problem.all[i], traced).peak_bytes
 
     def _followed(self, i: int) -> int:
+        self.traced.add(i)
         return self.problem.follow(self.problem.all[i])
 
     def _is_compiled(self, i: int) -> bool:
