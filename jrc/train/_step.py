@@ -220,8 +220,8 @@ def make_train_step(
             the bytes per second that copies reach, as for `jrc.plan`.
         compilations: With a budget, how many steps of the search may compile, 1 to 10, as for
             `jrc.plan`: both ends of a fraction and ways by hand come besides. Not given, it is
-            five, and on a mesh of `jrc.target(...).devices` three, which is then the bound on all
-            compilations; one more with `offload`.
+            five, and on a mesh of `jrc.target(...).devices` three; one more with `offload`. On such
+            a mesh ways by hand are among them.
         accumulate: Number of equal parts into which the batch of a replica is split; their
             gradients are averaged before the update.
         donate: Whether the step may reuse the memory of its argument `state`.
