@@ -55,9 +55,11 @@ def measure(run: Run) -> None:
     """Measure each model that was asked for."""
     run.report |= platform.machine()
     target = jrc.target(run.options.target) if run.options.target else None
-    if run.report.setdefault("target", run.options.target) != run.options.target:
-        sys.exit(f"{NAME}: {run.options.out} has another target. Write to another file.")
     models = run.report.setdefault("models", {})
+    # Reports of an earlier version have no target.
+    if models and run.report.get("target", "") != run.options.target:
+        sys.exit(f"{NAME}: {run.options.out} has another target. Write to another file.")
+    run.report["target"] = run.options.target
     cache = Cache(run.options.cache, quick=True)
     if run.options.cache:
         # For the programs that jrc.plan compiles; its seconds are then those of a later run.
