@@ -35,7 +35,7 @@ def without_log(written: bytes) -> bytes:
 def quiet_compiler() -> Iterator[None]:
     """Pass on what is written to standard error, except a compiler's log.
 
-    JAX's warnings are silenced that its persistent cache cannot read such a program.
+    JAX's persistent cache cannot read a program for an absent device. Its warning is silenced.
     """
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         yield

@@ -51,8 +51,9 @@ def plan(
     pays, and gives the first steps of a loop a leaner plan than the last. The result is a fixed row
     of candidates from the leanest to nothing recomputed; the budget picks one of them by compiling
     a few. Ways by hand stand beside them: every block under `jax.checkpoint`, products saved, and
-    the like. Nothing is run. The function is called twice to find the row, and once more for each
-    candidate that is compiled, and for each way by hand that may be the leanest.
+    the like. Nothing is run. The function is called twice to find the row, once more for each
+    candidate that is compiled, for each way by hand that may be the leanest, and with a target for
+    plans that may fit.
 
     `Plan.apply` is the plan itself; `Plan.policy` says it by names, for a framework that takes a
     policy of `jax.checkpoint`.
@@ -112,8 +113,8 @@ def plan(
             predicted leanest, ways by hand among them, and the plain one. Equal programs are
             compiled once. With a target, where a compilation may take a minute, it is 3 if not
             given, ways by hand among them. Predictions then choose what is compiled, of the same
-            row. A fraction costs two more, for its ends, and before a budget is refused the one
-            that is predicted leanest is compiled, and the plain one.
+            row. Up to four more are compiled for a fraction and before a budget is refused: those
+            that are predicted leanest, and the plain one.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.

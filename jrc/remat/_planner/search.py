@@ -39,45 +39,26 @@ def choose(
     Raises:
         BudgetError: If no candidate fits.
     """
-    row = problem.candidates
     is_led = compiled is not None and problem.is_led_by_predictions
-    ends = 2 * (is_led and isinstance(budget, float))
+    ends = (SETTINGS.leanest_on_target + 1) * (is_led and isinstance(budget, float))
     peaks = Peaks(problem, compiled, who, (problem.most or 0) + ends)
-    top = len(row) - 1
-    found = None
+    top = len(problem.candidates) - 1
+    fits_plain = False
     if isinstance(budget, float):
         least, most = sorted(
             (least_peak(problem, peaks.of, is_compiled=bool(compiled)), peaks.of(top))
         )
         budget = int(least + budget * (most - least))
         # Both ends are compiled; one in between that needs more than the top must not hide it.
-        found = top if peaks.of(top) <= budget else None
-    elif compiled and problem.predicted(row[top]).peak_bytes <= budget:
-        found = top if peaks.of(top) <= budget else None
-    if is_led:
-        fitting = (i for i in peaks.memory if peaks.of(i) <= budget)
-        found = min(fitting, key=problem.cost_order, default=None)
-        found = cheapest_fitting(peaks, int(budget), found, problem.most or 0)
-    elif found is None:
-        more = math.ceil(math.log2(len(row) + 1)) < problem.compilations
-        found = highest_fitting(
-            lambda i: peaks.of(i) <= budget,
-            len(row),
-            problem.plain_first,
-            more and not problem.plain_first,
-        )
-    if found is None:
-        # Before a budget is refused, both ends are compiled, the lean one first. A prediction
-        # costs nothing: all are asked.
-        lean = leanest_to_compile(problem) if compiled else range(len(problem.all))
-        last = (*sorted(lean, key=problem.cost_order), top)
-        found = next((i for i in last if peaks.of(i) <= budget), None)
-        if is_led and found is not None:
-            # Its peak corrects the predictions: cheaper ones may be expected to fit now.
-            left = max(problem.compilations - len(peaks.memory), 0)
-            found = cheapest_fitting(peaks, int(budget), found, left)
-    if not is_led:
-        found = _cheaper_by_hand(problem, peaks, budget, found)
+        fits_plain = peaks.of(top) <= budget
+    elif compiled and problem.predicted(problem.candidates[top]).peak_bytes <= budget:
+        fits_plain = peaks.of(top) <= budget
+    if fits_plain:
+        found = top
+    elif is_led:
+        found = _by_prediction(peaks, int(budget))
+    else:
+        found = _by_bisection(peaks, budget)
     leanest = min(peaks.memory or range(len(problem.all)), key=peaks.of)
     chosen = leanest if found is None else found
     candidate = problem.all[chosen]
@@ -86,6 +67,42 @@ def choose(
         text = _refusal(problem, plan, peaks.memory.get(leanest), who)
         raise BudgetError(text, peaks.of(leanest), plan)
     return plan
+
+
+def _by_prediction(peaks: Peaks, budget: int) -> int | None:
+    """The cheapest candidate that fits, of a few that predictions choose; `None` if none does."""
+    problem = peaks.problem
+    fitting = (i for i in peaks.memory if peaks.of(i) <= budget)
+    found = min(fitting, key=problem.cost_order, default=None)
+    found = cheapest_fitting(peaks, budget, found, problem.compilations)
+    if found is None and (found := _before_refusal(peaks, budget)) is not None:
+        # Its peak corrects the predictions: cheaper ones may be expected to fit now.
+        left = max(problem.compilations - len(peaks.memory), 0)
+        found = cheapest_fitting(peaks, budget, found, left)
+    return found
+
+
+def _by_bisection(peaks: Peaks, budget: int | float) -> int | None:
+    """The last candidate of the row that fits, or a cheaper way by hand; `None` if none does."""
+    problem, count = peaks.problem, len(peaks.problem.candidates)
+    more = math.ceil(math.log2(count + 1)) < problem.compilations
+    found = highest_fitting(
+        lambda i: peaks.of(i) <= budget,
+        count,
+        problem.plain_first,
+        more and not problem.plain_first,
+    )
+    if found is None:
+        found = _before_refusal(peaks, budget)
+    return _cheaper_by_hand(problem, peaks, budget, found)
+
+
+def _before_refusal(peaks: Peaks, budget: int | float) -> int | None:
+    """The first of both ends that fits, the lean one first; of predictions all are asked."""
+    problem, top = peaks.problem, len(peaks.problem.candidates) - 1
+    lean = leanest_to_compile(problem) if peaks.compiled else range(len(problem.all))
+    last = (*sorted(lean, key=problem.cost_order), top)
+    return next((i for i in last if peaks.of(i) <= budget), None)
 
 
 def calibrated(
@@ -136,7 +153,7 @@ def least_peak(
     return int(least)
 
 
-def leanest_to_compile(problem: PlanningProblem, few: int = 1) -> list[int]:
+def leanest_to_compile(problem: PlanningProblem, few: int | None = None) -> list[int]:
     """Return those that may need least, the least peak first, each by its own gradient program.
 
     A program is traced sooner than it is compiled: all ways by hand are that may be meant. Of a
@@ -144,7 +161,8 @@ def leanest_to_compile(problem: PlanningProblem, few: int = 1) -> list[int]:
 
     Args:
         problem: The planning problem.
-        few: How many, where the number of compilations is bounded; else a few more are returned.
+        few: How many, where the number of compilations is bounded; by default one of a program on
+            several devices. Without a bound a few more are returned.
     """
     if problem.is_split and problem.most is None:
         return list(problem.leanest)
@@ -158,6 +176,7 @@ def leanest_to_compile(problem: PlanningProblem, few: int = 1) -> list[int]:
         (problem.followed[every[i]], every[i].saved, every[i].cost): i
         for i in sorted(some, reverse=True)
     }
+    few = few or (1 if problem.is_split else SETTINGS.leanest_on_target)
     asked = len(problem.leanest) if problem.most is None else few
     return [i for _, i in sorted(order.items())[:asked]]
 

@@ -56,7 +56,9 @@ class _Expected:
     def __init__(self, peaks: Peaks) -> None:
         self.peaks, self.problem = peaks, peaks.problem
         # A search for another budget may have followed more: no plan depends on that.
-        self.traced = set(peaks.memory)
+        few = [self.problem.all.index(each) for each in self.problem.few]
+        self.traced = {*few, *peaks.memory}
+        self.problem.follow_all(self.problem.few)
         self.own = self.problem.given + self.problem.returned
         self.order = sorted(range(len(self.problem.all)), key=self.problem.cost_order)
 
@@ -99,6 +101,8 @@ class _Expected:
 
     def _rough(self, i: int) -> int:
         """The peak of a program that this search traced, or one on the lines through these."""
+        if self.problem.is_split:
+            return self.own + self.problem.all[i].temporaries
         traced = [self.problem.all[k] for k in self.traced]
         return self.problem.predicted(self.problem.all[i], traced).peak_bytes
 
@@ -108,13 +112,15 @@ class _Expected:
 
     def _is_compiled(self, i: int) -> bool:
         """Whether a candidate of equal cost and peak was compiled: one program, or nearly."""
-        alike = self.problem.all[i].cost, self._followed(i)
-        return alike in ((self.problem.all[k].cost, self._followed(k)) for k in self.peaks.memory)
+        every = self.problem.all
+        own = every[i].cost, self._followed(i)
+        return own in ((every[k].cost, self._followed(k)) for k in self.peaks.memory)
 
     def _corrected(self, peak: int) -> float:
         """A predicted peak, times the error of the compiled candidate of the closest prediction.
 
-        The farther that prediction is, the less its error counts: at a factor of e not at all.
+        The farther that prediction is, the less its error counts: at a factor of e not at all. A
+        split program is predicted whole, and compiled for one device: there it counts in full.
         """
         if not self.alike:
             return peak
@@ -125,7 +131,7 @@ class _Expected:
         nearest = min(self.alike, key=distance)
         predicted = self._temporaries(self._followed(nearest))
         error = self._temporaries(self.peaks.of(nearest)) / predicted
-        counts = max(0.0, 1 - distance(nearest))
+        counts = 1.0 if self.problem.is_split else max(0.0, 1 - distance(nearest))
         return self.own + error**counts * (peak - self.own)
 
     def _temporaries(self, peak: float) -> float:

@@ -48,8 +48,9 @@ class PlannerSettings:
         compilations: How many programs a search may compile.
         compilations_on_target: The same for an accelerator that is not there, whose compiler may
             take a minute for each.
-        leanest_on_target: On a target so many that may be the leanest are compiled, once, before
-            the search for the largest batch follows one of them.
+        leanest_on_target: On a target so many that may be the leanest are compiled at most: for a
+            fraction, before a budget is refused, and once before the search for the largest batch
+            follows one of them.
         leanest_compiled: How many of the leanest candidates may be compiled before a budget is
             refused: XLA may need less for the second than for the first.
         by_hand_compiled: The same for the leanest ways by hand. Of both together the leanest by
