@@ -82,6 +82,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "segments": part("segments", segments.tables),
     "plan": part("plan", _plan_tables.summary),
     "zoo": part("zoo", _zoo_tables.summary),
+    "zoo_h100": part("zoo_h100", _zoo_tables.summary),
     "peers": part(
         "peers", pytorch.tables,
         ("peers.png", "Saved bytes against matrix products, PyTorch and jrc"),

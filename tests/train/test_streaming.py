@@ -308,7 +308,7 @@ def test_a_model_state_travels_with_the_last_fragment():
 
     first = {"mean": jnp.zeros(ROWS), "count": jnp.int32(0)}
     for overlap in (0, 1):
-        outer = jrc.DiLoCo(4, fragments=2, overlap=overlap)
+        outer = jrc.DiLoCo(4, fragments=2, overlap=overlap, blend=0.5)
         tx, options = optax.sgd(0.01), {"mesh": on(), "outer": outer}
         begin = jrc.init_state(params(), tx, jax.random.key(1), model_state=first, **options)
         step = jrc.make_train_step(stateful, tx, donate=False, **options)
