@@ -18,6 +18,7 @@ import jax
 from jax.experimental import topologies
 
 from jrc._targets.gpu_description import gpu_description
+from jrc._targets.host_callbacks import lower_host_callbacks_for_absent_gpus
 from jrc._targets.names import ParsedName
 
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -109,6 +110,7 @@ def _gpu_devices(target: ParsedName) -> tuple[Any, ...]:
             # JAX loads plugins once, and left this one out: it was before the check was off.
             _register_cuda()
             found = topologies.get_topology_desc(target.name, "cuda", **options)
+    lower_host_callbacks_for_absent_gpus()
     return tuple(found.devices)
 
 

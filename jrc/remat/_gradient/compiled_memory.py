@@ -13,6 +13,13 @@ from jrc._specs import number_of_shards
 from jrc._targets import quiet_compiler
 from jrc.remat._gradient.refused import bytes_in_refusal
 
+# Where JAX has a GPU its callbacks are lowered with their functions: `jrc._targets.host_callbacks`.
+_CALLBACKS_BESIDE_A_GPU = (
+    "jrc: a program that calls Python functions (jax.debug.print, jax.pure_callback) must be "
+    "compiled for an absent GPU in a process that has none, got a process with a GPU. Hide it with "
+    "the environment variable JAX_PLATFORMS=cpu."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
@@ -145,4 +152,9 @@ def compiled_to_look_at(lowered: Any, platform: str | None = None) -> Any:
     platform = platform or ours
     options = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
     with contextlib.nullcontext() if platform == ours else quiet_compiler():
-        return lowered.compile(compiler_options=options)
+        try:
+            return lowered.compile(compiler_options=options)
+        except TypeError as error:
+            if "host_callbacks" not in str(error):
+                raise
+            raise RuntimeError(_CALLBACKS_BESIDE_A_GPU) from error
