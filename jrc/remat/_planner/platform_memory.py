@@ -44,6 +44,8 @@ class PlatformMemory:
             needs again while it runs; with 0 readers compute the bits.
         masks_groups: Whether a product of ragged groups is one product over all groups, which reads
             a copy of the ragged operands for each group, masked.
+        slices_early: Whether a slice of a value that a kernel writes is written right behind it, so
+            that the rest of the value is gone.
         starts_early: Whether an equation runs as soon as its operands are there, not in the order
             of the program.
     """
@@ -58,6 +60,7 @@ class PlatformMemory:
     repeats_functions: bool = False
     random_words: int = 0
     masks_groups: bool = False
+    slices_early: bool = False
     starts_early: bool = False
 
     def threefry_bytes(self, bits: Any) -> int:
@@ -99,7 +102,7 @@ CPU = PlatformMemory(
 )
 _PLATFORMS = {
     "cpu": CPU,
-    "gpu": PlatformMemory("gpu", repeats_functions=True),
+    "gpu": PlatformMemory("gpu", repeats_functions=True, slices_early=True),
     "tpu": PlatformMemory(
         "tpu",
         has_tiles=True,

@@ -207,10 +207,11 @@ def _constant(value: Any) -> str:
 def _order_inside(eqn: Any, inner: Sequence[Program]) -> tuple[int, Sequence[int]]:
     """How many inputs of an equation come before those of the programs inside; these in order.
 
-    Carries and sliced inputs of a loop keep their place.
+    Carries and sliced inputs of a loop keep their place. So do the operands of a Pallas kernel,
+    whose program also has inputs for its results and its scratch memory.
     """
     counts = {len(each.jaxpr.invars) for each in inner}
-    if len(counts) != 1 or primitive_name(eqn) == "while":
+    if len(counts) != 1 or primitive_name(eqn) in ("while", "pallas_call"):
         return len(eqn.invars), ()
     (count,) = counts
     free = loop_parts(eqn)[0] if primitive_name(eqn) == "scan" else count

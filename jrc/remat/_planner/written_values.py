@@ -33,6 +33,8 @@ from jrc.remat._planner.platform_memory import PlatformMemory, is_threefry
 
 # What the CPU's library computes behind a product, in one call with it.
 _CONTINUED = frozenset("mul add sub neg div add_any integer_pow square max min copy".split())
+_SLICES = frozenset(("slice", "dynamic_slice"))
+_MOVES = frozenset(("broadcast_in_dim", "broadcast_to", "transpose", "copy"))
 _STEPS = 6
 """How many operations a library call continues."""
 
@@ -103,6 +105,7 @@ class WrittenValues:
         self.continue_products: set[int] = set()
         if self.memory.continues_products:
             self._continue_products()
+        self._write_slices()
 
     def last_reads(self, at: Mapping[int, int]) -> dict[int, int]:
         """Return for each value in memory the time of the last operation that reads it.
@@ -191,6 +194,25 @@ class WrittenValues:
             if end != k:
                 self.is_written[k], self.is_written[end] = False, True
                 self.continue_products.add(end)
+
+    def _write_slices(self) -> None:
+        """Write a slice at once that frees what it is cut from."""
+        for k, operation in enumerate(self.program.list):
+            if operation.name not in _SLICES or self.is_written[k] or not operation.reads:
+                continue
+            whole = operation.reads[0]
+            if whole in self.maker and self.is_written[self.maker[whole]]:
+                size = self.program.sizes[whole]
+                self.is_written[k] = self.memory.slices_early or self._is_read_by_kernels(k, size)
+
+    def _is_read_by_kernels(self, k: int, size: int) -> bool:
+        """Whether kernels alone read a result, as it is or moved to less than this many bytes."""
+        (value,) = self.program.list[k].makes
+        return self.program.sizes[value] < size and all(
+            self.kinds[u] is Kind.KERNEL
+            or (self.program.list[u].name in _MOVES and self._is_read_by_kernels(u, size))
+            for u in self.users.get(value, ())
+        )
 
     def _only_arithmetic(self, k: int) -> int | None:
         """The one reader of a result, if it is arithmetic on each of its entries."""
