@@ -12,6 +12,8 @@ Figures = Mapping[str, Any]
 LEANEST = "0.0"
 # A millionth of the FLOPs is one or two sums of the smallest values.
 SLACK = 1 + 1e-6
+# A ten-thousandth of the bytes is how XLA aligns a few buffers.
+ALIGNMENT = 1e-4
 
 
 def tables(report: Report) -> list[Table]:
@@ -44,7 +46,8 @@ def summary(report: Report) -> list[Table]:
 def beating(found: Figures) -> dict[str, list[str]]:
     """Return for each budget the ways by hand that beat its plan.
 
-    Of every plan: fewer FLOPs within its peak. Of the leanest: a lower peak too.
+    Of every plan: fewer FLOPs within its peak. Of the leanest: a lower peak too, by more than
+    alignment.
     """
     rows = {name: row for name, row in found["by_hand"].items() if "peak" in row}
     beaten = {}
@@ -54,7 +57,7 @@ def beating(found: Figures) -> dict[str, list[str]]:
                 name
                 for name, row in rows.items()
                 if (row["peak"] <= plan["peak"] and row["flops"] * SLACK < plan["flops"])
-                or (budget == LEANEST and row["peak"] < plan["peak"])
+                or (budget == LEANEST and row["peak"] < (1 - ALIGNMENT) * plan["peak"])
             ]
     return beaten
 
