@@ -12,7 +12,8 @@ ROOT = pathlib.Path(jrc.__file__).parent
 LAYERS = (
     {"_typing", "_errors"},
     {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text"},
-    {"_jaxpr", "_rng", "_targets", "persist"},
+    {"_jaxpr", "_rng", "persist"},
+    {"_targets"},
     {"remat", "dgc", "outer_optimizers"},
     {"train", "models"},
     {"compat"},

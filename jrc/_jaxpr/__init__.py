@@ -2,6 +2,9 @@
 
 from jrc._jaxpr.atoms import is_atom as is_atom
 from jrc._jaxpr.atoms import is_variable as is_variable
+from jrc._jaxpr.callback_lowering import (
+    lower_callbacks_for_absent_gpus as lower_callbacks_for_absent_gpus,
+)
 from jrc._jaxpr.control_flow import can_rebuild as can_rebuild
 from jrc._jaxpr.control_flow import loop_parts as loop_parts
 from jrc._jaxpr.control_flow import rebuild as rebuild

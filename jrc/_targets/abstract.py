@@ -32,7 +32,7 @@ def abstract_on(to: Target, args: tuple[Any, ...], who: str) -> tuple[Any, ...]:
     """Return arguments with a shape on the target for each array.
 
     What is sharded over devices of the target keeps its sharding. Everything else is replicated
-    over the same devices, or lies on the first device of the target.
+    over the same devices, those of the mesh that is set, or lies on the target's first device.
 
     Args:
         to: The target.
@@ -87,10 +87,21 @@ def _replicated(to: Target, kept: Sequence[Sharding], who: str) -> Sharding:
             f"{' and some over '.join(str(len(each)) for each in sets)} of {to.name!r}. Use one "
             "mesh for all."
         )
-    meshes = (s.mesh for s in kept if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh))
+    meshes = [s.mesh for s in kept if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh)]
+    if not kept and (given := _mesh_that_is_set(to)):
+        meshes = [given]
     devices = [device for device in to.devices if any(device in each for each in sets)]
-    mesh = next(meshes, None) or Mesh(np.asarray(devices or to.devices[:1]), ("device",))
+    mesh = meshes[0] if meshes else Mesh(np.asarray(devices or to.devices[:1]), ("device",))
     return NamedSharding(mesh, PartitionSpec())
+
+
+def _mesh_that_is_set(to: Target) -> Mesh | None:
+    """Return the mesh of `jax.set_mesh`, if it is one of the target's devices."""
+    try:
+        given = jax.sharding.get_mesh()
+    except ValueError:  # a function is being traced
+        return None
+    return given if not given.empty and given.devices.flat[0] in to.devices else None
 
 
 def _shape(leaf: Any, sharding: Sharding) -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from jrc._jaxpr import lower_callbacks_for_absent_gpus
 from jrc._targets.gpu_description import gpu_description
-from jrc._targets.host_callbacks import lower_host_callbacks_for_absent_gpus
 from jrc._targets.names import ParsedName
 
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -110,7 +110,7 @@ def _gpu_devices(target: ParsedName) -> tuple[Any, ...]:
             # JAX loads plugins once, and left this one out: it was before the check was off.
             _register_cuda()
             found = topologies.get_topology_desc(target.name, "cuda", **options)
-    lower_host_callbacks_for_absent_gpus()
+    lower_callbacks_for_absent_gpus()
     return tuple(found.devices)
 
 

@@ -23,7 +23,7 @@ def kernels_find(to: Target | None) -> Iterator[None]:
         yield
         return
     device = to.devices[0]
-    cores = device.num_cores if to.platform == "tpu" else device.core_count
-    found = AbstractDevice(device.device_kind, cores, device.platform)
+    cores = {"tpu": "num_cores", "gpu": "core_count"}.get(device.platform, "")
+    found = AbstractDevice(device.device_kind, getattr(device, cores, None), device.platform)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=found)):
         yield

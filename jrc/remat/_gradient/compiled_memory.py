@@ -13,7 +13,7 @@ from jrc._specs import number_of_shards
 from jrc._targets import quiet_compiler
 from jrc.remat._gradient.refused import bytes_in_refusal
 
-# Where JAX has a GPU its callbacks are lowered with their functions: `jrc._targets.host_callbacks`.
+# Where JAX has a GPU its callbacks are lowered with their functions: `callback_lowering`.
 _CALLBACKS_BESIDE_A_GPU = (
     "jrc: a program that calls Python functions (jax.debug.print, jax.pure_callback) must be "
     "compiled for an absent GPU in a process that has none, got a process with a GPU. Hide it with "

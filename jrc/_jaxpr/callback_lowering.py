@@ -1,4 +1,4 @@
-"""Lower calls of Python functions for a GPU that this process does not have.
+"""Lower calls of Python functions for a platform that this process does not have.
 
 `jax.debug.print`, `jax.pure_callback` and `jax.experimental.io_callback` ask for the backend that
 will run them, and a client that only compiles takes no Python functions. The program for an absent
@@ -21,7 +21,7 @@ _CALL_OF_EACH_PART = "xla_ffi_partitioned_python_gpu_callback"
 
 
 @functools.cache
-def lower_host_callbacks_for_absent_gpus() -> None:
+def lower_callbacks_for_absent_gpus() -> None:
     """From here on lower callbacks for CUDA without their functions, if no GPU is here to run them.
 
     Where JAX has a GPU its callbacks stay as they are, for the programs that run on it.
