@@ -19,6 +19,8 @@ class PlannerSettings:
             most this share of the bytes that it is computed from.
         tiny_share: In a larger program a value of at most this share of all bytes is saved if it
             is needed, without looking at the other way.
+        decided_apart: Of the values that one equation reads so many are saved or recomputed each
+            for itself, the largest; the others all alike.
         labels: How many labels the solver keeps at one place, about.
         states: How many states of undecided values the solver keeps between two equations.
         label_steps: The bound on the solver's work: labels, summed over the equations. Where it is
@@ -88,6 +90,7 @@ class PlannerSettings:
     decide_every_value: int = 48
     smaller_than_sources: float = 0.75
     tiny_share: float = 1 / 4000
+    decided_apart: int = 8
     labels: int = 400
     states: int = 64
     label_steps: int = 20_000_000

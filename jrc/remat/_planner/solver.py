@@ -268,21 +268,44 @@ class _Solver:
         return key, Labels(open_, rest, labels.flops + flops, labels.saved + saved, labels.step)
 
     def _decided(self, key: Key, labels: Labels, values: Sequence[int]) -> list[tuple[Key, Labels]]:
-        """Every way to save or to recompute these values, where that is not decided yet."""
+        """Every way to save or to recompute these values, where that is not decided yet.
+
+        Of many the smallest are all saved or all recomputed, as far as they may be.
+        """
+        open_ = [v for v in dict.fromkeys(values) if 2 * v not in key and 2 * v + 1 not in key]
         ways = [(key, labels)]
-        for v in dict.fromkeys(values):
-            if 2 * v in key or 2 * v + 1 in key:
-                continue
-            must, may = self._choices(v)
+        for group in self._decided_alike(open_):
+            choices = [(v, *self._choices(v)) for v in group]
             more = []
             for each, some in ways:
-                if may:
-                    saved = dataclasses.replace(some, step=self.tree.add(some.step, v))
-                    more.append((each | {2 * v + 1}, saved))
-                if not must:
-                    more.append((each | {2 * v}, some))
+                if any(may for _, _, may in choices):
+                    saves = [v for v, _, may in choices if may]
+                    more.append(self._way(each, some, group, saves))
+                if not all(must for _, must, _ in choices):
+                    saves = [v for v, must, _ in choices if must]
+                    more.append(self._way(each, some, group, saves))
             ways = more
         return ways
+
+    def _way(
+        self, key: Key, labels: Labels, group: Sequence[int], saves: Sequence[int]
+    ) -> tuple[Key, Labels]:
+        """These values decided: some are saved, the others recomputed."""
+        for v in saves:
+            labels = dataclasses.replace(labels, step=self.tree.add(labels.step, v))
+        return key | {2 * v + (v in saves) for v in group}, labels
+
+    def _decided_alike(self, values: Sequence[int]) -> Sequence[Sequence[int]]:
+        """These values one by one; of many the smallest are one group.
+
+        A loop that nothing looks into may read a hundred.
+        """
+        most = self.settings.decided_apart
+        if len(values) <= most:
+            return [[v] for v in values]
+        sizes = self.graph.sizes
+        large = set(sorted(values, key=lambda v: (-sizes[v], v))[:most])
+        return [*([v] for v in values if v in large), [v for v in values if v not in large]]
 
     def _choices(self, v: int) -> tuple[bool, bool]:
         """Whether a value must be saved, and whether it may be."""
