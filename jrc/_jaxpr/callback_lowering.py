@@ -7,6 +7,7 @@ client of an absent TPU takes them as they are.
 """
 
 import functools
+import pathlib
 from typing import Any
 
 import jax
@@ -26,11 +27,17 @@ def lower_callbacks_for_absent_gpus() -> None:
 
     Where JAX has a GPU its callbacks stay as they are, for the programs that run on it.
     """
-    try:
-        jax.devices("gpu")
-    except RuntimeError:  # no backend of this platform starts here
+    if not _may_have_a_gpu():
         for primitive in _primitives():
             mlir.register_lowering(primitive, _without_function, platform="cuda")
+
+
+def _may_have_a_gpu() -> bool:
+    """Whether JAX may find a GPU, by its settings and the machine's devices; starts no backend."""
+    platforms = jax.config.jax_platforms
+    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+        return False
+    return any(any(pathlib.Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "dxg"))
 
 
 def _primitives() -> list[Primitive]:
@@ -42,7 +49,7 @@ def _primitives() -> list[Primitive]:
         jax.experimental.io_callback(lambda x: None, None, x)
         return jax.pure_callback(lambda x: x, x, x)
 
-    jaxpr = jax.make_jaxpr(calls)(jnp.float32(0))
+    jaxpr = jax.make_jaxpr(calls)(jax.ShapeDtypeStruct((), jnp.float32))
     return list({eqn.primitive: None for eqn in jaxpr.eqns})
 
 

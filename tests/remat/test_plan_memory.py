@@ -436,10 +436,25 @@ def sliced(read):
     ],
 )
 def test_a_slice_frees_what_it_is_cut_from(read):
-    """Compiled for an H100 as well: XLA writes the slice, and keeps no array of 512 columns."""
+    """As XLA does for an H100: it writes the slice, and keeps no array of 512 columns."""
     whole = 1024 * 512 * 4
     peak = peak_of_temporaries(sliced(read), memory_on("gpu"))
     assert 2 * whole <= peak < 4 * whole
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda y: (y[:, :-1] * y[:, 1:])[:, :32],
+        lambda y: y[:, :256].reshape(1024, 8, 32).sum(1) * y[:, 256:].reshape(1024, 8, 32).sum(1),
+    ],
+)
+def test_slices_that_take_as_much_as_the_whole_are_not_written(read):
+    program = Operations(sliced(read), memory_on("gpu"))
+    written = WrittenValues(program).is_written
+    cut = [k for k, operation in enumerate(program.list) if operation.name == "slice"]
+    halves = [k for k in cut if program.shapes[program.list[k].makes[0]][1] > 128]
+    assert len(halves) >= 12 and not any(written[k] for k in halves)
 
 
 def test_on_a_tpu_a_slice_for_a_kernel_frees_what_it_is_cut_from():

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jrc
 from jrc.remat._gradient.compiled_memory import compiled_to_look_at
+from tests.processes import run_python
 from tests.targets.test_target import needs_cuda, needs_libtpu
 
 ROWS, WIDTH = 4096, 256
@@ -66,12 +67,12 @@ def test_a_loss_with_a_callback_is_compiled(target, callback):
 
 @needs_cuda
 @pytest.mark.parametrize("callback", [debug_print, io_callback, pure_callback])
-def test_a_callback_on_several_gpus_is_given_the_whole_value(callback):
+def test_a_callback_on_several_gpus_runs_on_one(callback):
     mesh = jax.make_mesh((4,), ("data",), devices=jrc.target("h100:4").devices)
     text = jax.jit(loss_with(callback)).lower(*shapes(ROWS, mesh)).compile().as_text()
     calls = [line for line in text.splitlines() if "xla_ffi_python_gpu_callback" in line]
     assert len(calls) == 1
-    if callback is pure_callback:
+    if callback is pure_callback:  # which is given the whole value
         assert f"f32[{ROWS},{WIDTH}]" in calls[0] and "all-gather" in text
 
 
@@ -90,3 +91,13 @@ def test_a_client_that_refuses_callbacks_is_explained():
 
     with pytest.raises(RuntimeError, match="Hide it with the environment variable JAX_PLATFORMS"):
         compiled_to_look_at(Lowered(), "gpu")
+
+
+@needs_cuda
+def test_devices_of_a_target_start_no_backend():
+    """JAX's settings, and `jax.distributed.initialize`, can still follow."""
+    code = (
+        "import jax, jrc; jrc.target('h100').devices; "
+        "jax.config.update('jax_num_cpu_devices', 3); print(len(jax.devices()))"
+    )
+    assert run_python(code, XLA_FLAGS="").split()[-1] == "3"

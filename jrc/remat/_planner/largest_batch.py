@@ -11,7 +11,7 @@ import numpy as np
 
 from jrc._errors import name_of
 from jrc._progress import shown_meanwhile
-from jrc._targets import Target, abstract_on, checked_target, kernels_find
+from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._text import html_of, memory_text
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
@@ -198,7 +198,7 @@ def largest_batch(
 
     step, end = int(multiple_of), int(most // multiple_of * multiple_of)
     on_target = BatchOnTarget(problem_of, plain, limit, step, end, logged) if there else None
-    with shown_meanwhile(f"{who}: tracing"), kernels_find(there):
+    with shown_meanwhile(f"{who}: tracing"), target_device_context(there):
         if on_target:
             without = on_target.plain()
             recomputed = on_target.recomputed(without)
@@ -211,7 +211,7 @@ def largest_batch(
     if recomputed == end and recomputed > step:
         _check_growth(arguments(step), args, step, recomputed, name_of(make_args))
     if on_target:
-        with kernels_find(there):
+        with target_device_context(there):
             found = on_target.plan(recomputed, without)
         return LargestBatch(without, recomputed, found, end)
     return LargestBatch(

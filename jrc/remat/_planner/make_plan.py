@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jrc._errors import name_of
 from jrc._multihost import all_or_none
 from jrc._progress import shown_meanwhile
-from jrc._targets import Target, abstract_on, checked_target, kernels_find
+from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import bytes_on_device
@@ -238,7 +238,7 @@ class _Search:
         """Return the plan for a budget."""
         default = self.target.budget if self.target and budget is None else budget
         limit = checked_budget(default, self.who)
-        with kernels_find(self.target):
+        with target_device_context(self.target):
             return plan_of_process_0(lambda: self._stored(limit), self.who)
 
     def _stored(self, limit: int | float) -> Plan:

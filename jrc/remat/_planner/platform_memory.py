@@ -44,8 +44,8 @@ class PlatformMemory:
             needs again while it runs; with 0 readers compute the bits.
         masks_groups: Whether a product of ragged groups is one product over all groups, which reads
             a copy of the ragged operands for each group, masked.
-        slices_early: Whether a slice of a value that a kernel writes is written right behind it, so
-            that the rest of the value is gone.
+        slices_early: Whether any slices of a value that a kernel writes are written right behind
+            it, so that the rest of the value is gone; else only those that kernels read.
         starts_early: Whether an equation runs as soon as its operands are there, not in the order
             of the program.
     """

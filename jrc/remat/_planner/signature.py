@@ -208,10 +208,11 @@ def _order_inside(eqn: Any, inner: Sequence[Program]) -> tuple[int, Sequence[int
     """How many inputs of an equation come before those of the programs inside; these in order.
 
     Carries and sliced inputs of a loop keep their place. So do the operands of a Pallas kernel,
-    whose program also has inputs for its results and its scratch memory.
+    whose program has inputs for its results and its scratch memory too.
     """
     counts = {len(each.jaxpr.invars) for each in inner}
-    if len(counts) != 1 or primitive_name(eqn) in ("while", "pallas_call"):
+    most = max(counts, default=0)
+    if len(counts) != 1 or most > len(eqn.invars) or primitive_name(eqn) == "while":
         return len(eqn.invars), ()
     (count,) = counts
     free = loop_parts(eqn)[0] if primitive_name(eqn) == "scan" else count

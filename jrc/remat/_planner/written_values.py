@@ -14,6 +14,9 @@ another order.
 
 On a TPU the kernel of a product or a convolution goes on with the arithmetic that alone reads its
 result, such as a bias or a residual connection, and writes what comes out of that.
+
+On a GPU slices of such a result are written right behind it if they take less than it does, so that
+it is gone; on other platforms those that kernels alone read.
 """
 
 import enum
@@ -196,14 +199,20 @@ class WrittenValues:
                 self.continue_products.add(end)
 
     def _write_slices(self) -> None:
-        """Write a slice at once that frees what it is cut from."""
-        for k, operation in enumerate(self.program.list):
-            if operation.name not in _SLICES or self.is_written[k] or not operation.reads:
-                continue
-            whole = operation.reads[0]
-            if whole in self.maker and self.is_written[self.maker[whole]]:
+        """Write slices at once that take less than what they are cut from, and free it."""
+        for maker in [k for k, is_written in enumerate(self.is_written) if is_written]:
+            for whole in self.program.list[maker].makes:
+                slices = [
+                    k
+                    for k in self.users.get(whole, ())
+                    if self.program.list[k].name in _SLICES and not self.is_written[k]
+                ]
                 size = self.program.sizes[whole]
-                self.is_written[k] = self.memory.slices_early or self._is_read_by_kernels(k, size)
+                if sum(self.program.sizes[self.program.list[k].makes[0]] for k in slices) >= size:
+                    continue
+                for k in slices:
+                    early = self.memory.slices_early or self._is_read_by_kernels(k, size)
+                    self.is_written[k] = early
 
     def _is_read_by_kernels(self, k: int, size: int) -> bool:
         """Whether kernels alone read a result, as it is or moved to less than this many bytes."""

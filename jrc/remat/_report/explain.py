@@ -7,7 +7,7 @@ import jax
 
 from jrc._jaxpr import Program, flops, inline_marked, live_equations
 from jrc._progress import shown_meanwhile
-from jrc._targets import Target, abstract_on, checked_target, kernels_find
+from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._text import memory_text
 from jrc._validate import check_flag
 from jrc.remat._gradient.compiled_memory import (
@@ -76,7 +76,7 @@ def explain(
     who = "jrc.explain"
     check_flag(has_aux, "has_aux", who)
     there = checked_target(target, who)
-    with shown_meanwhile(f"{who}: tracing and compiling"), kernels_find(there):
+    with shown_meanwhile(f"{who}: tracing and compiling"), target_device_context(there):
         return _explained(fn, args, argnums, has_aux, there, who)
 
 

@@ -14,12 +14,12 @@ from jrc._targets.accelerator import Target
 
 
 @contextlib.contextmanager
-def kernels_find(to: Target | None) -> Iterator[None]:
-    """Let kernels find the device of a target; of several devices their mesh names it.
+def target_device_context(to: Target | None) -> Iterator[None]:
+    """Let kernels find the device of a target.
 
-    A mesh that is set already stays. Without a target nothing changes.
+    A mesh that is set already stays, with its devices. Without a target nothing changes.
     """
-    if to is None or to.device_count > 1 or not jax.sharding.get_abstract_mesh().empty:
+    if to is None or not jax.sharding.get_abstract_mesh().empty:
         yield
         return
     device = to.devices[0]
