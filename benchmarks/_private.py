@@ -43,19 +43,19 @@ from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
 from jrc.remat._gradient.compiled_memory import bytes_on_device as bytes_on_device
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
-from jrc.remat._planner.buffer_peak import peak_of_temporaries
-from jrc.remat._planner.build_cost_graph import build_cost_graph
-from jrc.remat._planner.calibration import most_parts
-from jrc.remat._planner.candidates import Candidate
-from jrc.remat._planner.compiled_cost import compiled_cost
-from jrc.remat._planner.largest_within import largest_within as largest_within
-from jrc.remat._planner.largest_within import predicted_start as predicted_start
-from jrc.remat._planner.platform_memory import memory_on
-from jrc.remat._planner.problem import PlanningProblem
-from jrc.remat._planner.search import choose
+from jrc.remat._planner.costs.buffer_peak import peak_of_temporaries
+from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
+from jrc.remat._planner.costs.platform_memory import memory_on
+from jrc.remat._planner.search.calibration import most_parts
+from jrc.remat._planner.search.candidates import Candidate
+from jrc.remat._planner.search.compiled_cost import compiled_cost
+from jrc.remat._planner.search.largest_within import largest_within as largest_within
+from jrc.remat._planner.search.largest_within import predicted_start as predicted_start
+from jrc.remat._planner.search.problem import PlanningProblem
+from jrc.remat._planner.search.search import choose
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import ParetoPoint, solve
-from jrc.remat._planner.stages import decision_of
+from jrc.remat._planner.solver.solver import ParetoPoint, solve
+from jrc.remat._planner.solver.stages import decision_of
 from jrc.remat._report.collectives import Collective, collectives
 from jrc.remat._report.hlo import parse_hlo
 from jrc.train._communication import waiting_seconds as waiting_seconds

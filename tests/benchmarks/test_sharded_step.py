@@ -15,7 +15,7 @@ import jrc
 from benchmarks._lib.report import opened
 from benchmarks._models import llama
 from benchmarks.targets import sharded_step
-from jrc.remat._planner.problem import PlanningProblem
+from jrc.remat._planner.search.problem import PlanningProblem
 
 RESULTS = pathlib.Path(sharded_step.__file__).parents[1] / "results" / "sharded_step.json"
 

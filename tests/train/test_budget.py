@@ -11,7 +11,7 @@ import jrc
 from jrc._jaxpr import flops
 from jrc.remat._gradient.compiled_memory import memory_of
 from jrc.remat._planner import plan_within
-from jrc.remat._planner.compiled_cost import compiled_cost
+from jrc.remat._planner.search.compiled_cost import compiled_cost
 from jrc.train import _budget
 
 DEPTH, WIDTH, BATCH = 3, 16, 64

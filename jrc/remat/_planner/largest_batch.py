@@ -15,15 +15,15 @@ from jrc._targets import Target, abstract_on, checked_target, target_device_cont
 from jrc._text import html_of, memory_text
 from jrc._validate import check_flag, whole_number
 from jrc.remat._gradient.arguments import arguments_of
-from jrc.remat._planner.batch_on_target import BatchOnTarget
 from jrc.remat._planner.budget import checked_budget
-from jrc.remat._planner.compilations import compilation_limits
-from jrc.remat._planner.host_link import host_link
-from jrc.remat._planner.largest_within import largest_within
+from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.make_plan import plan
-from jrc.remat._planner.plan import Plan
-from jrc.remat._planner.problem import PlanningProblem
-from jrc.remat._planner.search import least_peak
+from jrc.remat._planner.plan.plan import Plan
+from jrc.remat._planner.search.batch_on_target import BatchOnTarget
+from jrc.remat._planner.search.compilations import compilation_limits
+from jrc.remat._planner.search.largest_within import largest_within
+from jrc.remat._planner.search.problem import PlanningProblem
+from jrc.remat._planner.search.search import least_peak
 
 _logger = logging.getLogger("jrc")
 

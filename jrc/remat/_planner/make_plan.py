@@ -18,16 +18,16 @@ from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._planner.budget import BudgetError, checked_budget
-from jrc.remat._planner.candidates import Candidate
-from jrc.remat._planner.compilations import checked_compilations, compilation_limits
-from jrc.remat._planner.compiled_cost import CompiledCost, compiled_cost
-from jrc.remat._planner.host_link import host_link
-from jrc.remat._planner.plan import Plan
-from jrc.remat._planner.plan_cache import check_cache, plan_in
-from jrc.remat._planner.problem import PlanningProblem
-from jrc.remat._planner.search import calibrated, choose
-from jrc.remat._planner.signature import Signature, signature_of
-from jrc.remat._planner.trace import traced_for_plan
+from jrc.remat._planner.costs.host_link import host_link
+from jrc.remat._planner.plan.plan import Plan
+from jrc.remat._planner.plan.plan_cache import check_cache, plan_in
+from jrc.remat._planner.program.signature import Signature, signature_of
+from jrc.remat._planner.program.trace import traced_for_plan
+from jrc.remat._planner.search.candidates import Candidate
+from jrc.remat._planner.search.compilations import checked_compilations, compilation_limits
+from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
+from jrc.remat._planner.search.problem import PlanningProblem
+from jrc.remat._planner.search.search import calibrated, choose
 
 
 def plan(

@@ -10,14 +10,14 @@ from jrc._errors import named_like
 from jrc._progress import shown_meanwhile
 from jrc._tree import aval_of
 from jrc.remat._planner.budget import checked_budget
-from jrc.remat._planner.candidates import Candidate
-from jrc.remat._planner.compilations import compilation_limits
-from jrc.remat._planner.compiled_cost import CompiledCost, compiled_cost
-from jrc.remat._planner.host_link import HostLink
+from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.make_plan import fingerprint_of, plan_of_process_0
-from jrc.remat._planner.plan import Plan
-from jrc.remat._planner.problem import PlanningProblem
-from jrc.remat._planner.search import choose
+from jrc.remat._planner.plan.plan import Plan
+from jrc.remat._planner.search.candidates import Candidate
+from jrc.remat._planner.search.compilations import compilation_limits
+from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
+from jrc.remat._planner.search.problem import PlanningProblem
+from jrc.remat._planner.search.search import choose
 
 
 def plan_within(

@@ -1,0 +1,1 @@
+"""What each equation costs, in bytes and FLOPs, and what compilers make of programs."""

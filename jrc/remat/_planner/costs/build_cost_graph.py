@@ -1,0 +1,121 @@
+"""Building the cost graph of a program."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jrc._jaxpr import INPUT, Program, equation_flops, has_effects, is_variable
+from jrc.remat._planner.costs import memory_model
+from jrc.remat._planner.costs.constraints import must_run_once
+from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.costs.derivative_reads import DerivativeReads
+from jrc.remat._planner.costs.platform_memory import CPU, PlatformMemory
+from jrc.remat._planner.costs.save_candidates import save_candidates
+from jrc.remat._planner.program.schedule import schedule
+
+
+def build_cost_graph(
+    program: Program,
+    active: set[Any],
+    carried: Sequence[Any] = (),
+    memory: PlatformMemory = CPU,
+) -> CostGraph:
+    """Return the cost graph of a program.
+
+    Args:
+        program: The program.
+        active: The variables that a derivative flows through.
+        carried: Inputs that are not there in the backward pass unless they are saved: the carries
+            of a loop.
+        memory: What is assumed of the platform.
+    """
+    eqns, steps = program.eqns, {p: k for k, p in enumerate(program.steps)}
+    order = [p for p in schedule(program) if p in steps]
+    made = [*carried, *(v for p in order for v in eqns[p].outvars)]
+    number = {var: k for k, var in enumerate(made)}
+    fused = [memory_model.is_fused_variable(program, v) for v in made]
+    reads = DerivativeReads()
+    nodes = [_carry_node(number, carried)] if carried else []
+    cotangents = memory_model.cotangent_bytes(program, order, active, memory)
+    for p, size in zip(order, cotangents, strict=True):
+        nodes.append(_node(program, p, active, steps, number, made, fused, reads, size, memory))
+    sizes = tuple(memory.array_bytes(v.aval) for v in made)
+    late = memory_model.values_read_late(
+        [tuple(node.derivative_reads) for node in nodes],
+        [node.reads for node in nodes],
+        [node.makes for node in nodes],
+        fused,
+    )
+    facts = list(zip(sizes, fused, late, strict=True))
+    return CostGraph(
+        nodes=tuple(nodes),
+        sizes=sizes,
+        recomputed_bytes=tuple(
+            size if is_late and not is_fused else 0 for size, is_fused, is_late in facts
+        ),
+        passing_bytes=tuple(
+            0 if is_late or is_fused else size for size, is_fused, is_late in facts
+        ),
+        may_save=tuple(save_candidates(nodes, sizes, fused)),
+        names=tuple(_name(program, v, steps) for v in made),
+    )
+
+
+def _node(
+    program: Program,
+    p: int,
+    active: set[Any],
+    steps: Mapping[int, int],
+    number: Mapping[Any, int],
+    made: Sequence[Any],
+    fused: Sequence[bool],
+    reads: DerivativeReads,
+    cotangents: int,
+    memory: PlatformMemory,
+) -> CostNode:
+    eqn = program.eqns[p]
+    is_active = not active.isdisjoint(eqn.outvars)
+    needed, inner_bytes = reads.of(program, p, active) if is_active else ((), None)
+    sources = filter(is_variable, map(program.source, needed))
+    needs = [number[v] for v in sources if v in number]
+    own_kernel = memory_model.has_own_kernel(eqn)
+    return CostNode(
+        position=steps[p],
+        reads=tuple(number[v] for v in program.sources(p) if v in number),
+        makes=tuple(number[v] for v in eqn.outvars),
+        derivative_reads=frozenset(needs),
+        flops=equation_flops(eqn),
+        inner_bytes=inner_bytes,
+        active=is_active,
+        runs_once=must_run_once(eqn),
+        has_effects=has_effects(eqn),
+        cotangent_bytes=cotangents,
+        operands=tuple(
+            (v, memory_model.operand_bytes(program, made[v], memory))
+            for v in dict.fromkeys(needs)
+            if fused[v] and own_kernel
+        ),
+    )
+
+
+def _carry_node(number: Mapping[Any, int], carried: Sequence[Any]) -> CostNode:
+    """The carries of a loop, as results of an equation that must not be recomputed."""
+    return CostNode(
+        position=INPUT,
+        reads=(),
+        makes=tuple(number[v] for v in carried),
+        derivative_reads=frozenset(),
+        flops=0,
+        inner_bytes=None,
+        active=False,
+        runs_once=True,
+        has_effects=False,
+        cotangent_bytes=0,
+        operands=(),
+    )
+
+
+def _name(program: Program, var: Any, steps: Mapping[int, int]) -> tuple[int, int]:
+    p = program.producer[var]
+    if p == INPUT:
+        return p, list(program.jaxpr.invars).index(var)
+    return steps[p], list(program.eqns[p].outvars).index(var)

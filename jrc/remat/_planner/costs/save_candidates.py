@@ -1,0 +1,75 @@
+"""Which values a plan may save: the decisions that the solver has to take."""
+
+from collections.abc import Mapping, Sequence
+
+from jrc.remat._planner.costs.cost_graph import CostNode
+from jrc.remat._planner.settings import SETTINGS
+
+
+def save_candidates(
+    nodes: Sequence[CostNode], sizes: Sequence[int], fused: Sequence[bool]
+) -> list[bool]:
+    """Return, for each value, whether a plan may save it.
+
+    In a small program every value may be saved. In a large one: of a value and the fused values
+    that are computed from it one after another, the last; a value that is smaller than all that
+    it is computed from; and what a construct outside of all regions reads.
+
+    Args:
+        nodes: The equations in order.
+        sizes: Bytes of every value.
+        fused: Whether XLA fuses each value into its readers.
+    """
+    if len(sizes) <= SETTINGS.decide_every_value:
+        return [True] * len(sizes)
+    readers: dict[int, list[CostNode]] = {}
+    for node in nodes:
+        for v in node.reads:
+            readers.setdefault(v, []).append(node)
+
+    def last_of_chain(v: int) -> int:
+        while len(readers.get(v, ())) == 1:
+            (node,) = readers[v]
+            is_light = len(node.makes) == 1 and fused[node.makes[0]]
+            if not is_light or v in node.derivative_reads or sizes[node.makes[0]] > sizes[v]:
+                break
+            (v,) = node.makes
+        return v
+
+    may_save = [False] * len(sizes)
+    sources: dict[int, frozenset[int]] = {}
+    for node in nodes:
+        made_of = frozenset().union(*(sources[v] for v in node.reads))
+        for v in node.makes:
+            if not fused[v]:
+                may_save[last_of_chain(v)] = True
+            elif not may_save[v] and made_of:
+                share = SETTINGS.smaller_than_sources * sum(sizes[each] for each in made_of)
+                may_save[v] = last_of_chain(v) == v and sizes[v] <= share
+            sources[v] = frozenset({v}) if may_save[v] or not fused[v] else made_of
+    for node in nodes:
+        if node.inner_bytes is not None:
+            # Outside of all regions its derivative needs them saved.
+            for v in node.reads:
+                may_save[v] = True
+    for v in _read_past_barriers(nodes, readers):
+        may_save[v] = True
+    return may_save
+
+
+def _read_past_barriers(
+    nodes: Sequence[CostNode], readers: Mapping[int, Sequence[CostNode]]
+) -> set[int]:
+    """Return values that are made before, and read at or behind, what no region should contain.
+
+    They cannot be recomputed where they are read, because no region reaches across an effect or a
+    construct that runs once. Across a loop one would: all of the loop would be recomputed with it.
+    """
+    at = {v: k for k, node in enumerate(nodes) for v in node.makes}
+    barriers = [k for k, node in enumerate(nodes) if node.has_effects or node.inner_bytes]
+    order = {id(node): k for k, node in enumerate(nodes)}
+    return {
+        v
+        for v, reading in readers.items()
+        if any(at[v] < k <= max(order[id(node)] for node in reading) for k in barriers)
+    }

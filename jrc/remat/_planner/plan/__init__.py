@@ -1,0 +1,1 @@
+"""The plan as a value: its decision, tables, names and storage."""

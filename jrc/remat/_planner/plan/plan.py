@@ -1,0 +1,361 @@
+"""A plan: what a function's gradient saves and what it recomputes, as a frozen value."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+from jrc._errors import name_of, named_like
+from jrc._targets import link_bandwidth_of
+from jrc._text import Grid, html_of, memory_text, text_of
+from jrc._validate import check_flag, check_json, check_json_fields, one_of
+from jrc.remat._gradient.opaque import Opaque, opaque_lines
+from jrc.remat._gradient.variable_changes import write_changes
+from jrc.remat._planner.execute.execute import execute_decision
+from jrc.remat._planner.plan.check_decision import (
+    check_decision,
+    check_decision_fits,
+    left_out,
+)
+from jrc.remat._planner.plan.decision import AS_WRITTEN, Decision
+from jrc.remat._planner.plan.plan_candidates import (
+    Estimate,
+    PlanCandidate,
+    candidates_table,
+    kept_table,
+    sent_text,
+)
+from jrc.remat._planner.plan.policy_by_names import ByName, lost_text, policy_of
+from jrc.remat._planner.plan.saved_by_plan import Kept
+from jrc.remat._planner.program.signature import Signature, signature_of
+from jrc.remat._planner.program.trace import traced_for_plan
+
+_FORMAT = 5
+
+_COST = {"peak_bytes": int, "flops": int, "flops_ratio": float, "host_bytes": int}
+_CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str, "name": str}
+_FIELDS = {
+    "budget": int,
+    "predicted": _COST,
+    "unplanned_flops": int,
+    "saved_bytes": int,
+    "compilations": int,
+    "kept": [{"name": str, "times": int, "bytes": int}],
+    "candidates": [_CANDIDATE],
+    "by_name": {"names": [str], "lost": [str], "marks": [str], "offloaded": [str]},
+    "target": str,
+    "opaque": [{"name": str, "place": str, "times": int, "bytes": int, "recomputed": bool}],
+    "equations": [str],
+    "inputs": [str],
+    "names": [str],
+    "closed": int,
+    "digest": str,
+    "respect_checkpoints": bool,
+    "written": str,
+    "left_out": str,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What `jrc.plan` returns: compare it, print it, store it, apply it.
+
+    Attributes:
+        budget: What was asked for, in bytes.
+        predicted: The cost as the planner's model has it.
+        verified: The cost of the compiled program; `None` if that was not asked for.
+        unplanned_flops: FLOPs of the gradient program with nothing recomputed.
+        saved_bytes: Predicted bytes that are saved after the forward pass besides the arguments;
+            on all devices together, where XLA shards them by itself.
+        compilations: How many programs were compiled to find it.
+        kept: What is saved, the largest first; empty if nothing is recomputed.
+        candidates: Every candidate, the leanest first, with its cost and what changes from one to
+            the next: the plan is the one of fewest FLOPs that fits, with `offload=True` the one of
+            least time. Behind nothing recomputed
+            stands what a person would try by hand and the model finds dominated, by name.
+        decision: What is saved and recomputed, equation by equation; `None` if nothing is
+            recomputed.
+        signature: The program that the plan is for.
+        opaque: What the planner could not look into, the most bytes first: functions with a
+            `custom_vjp`, regions that were respected.
+        by_name: What names can say of it; `names` and `policy` are made of this.
+        target: The name of the target that it was made for; empty for the devices of the process.
+    """
+
+    budget: int
+    predicted: Estimate
+    verified: Estimate | None
+    unplanned_flops: int
+    saved_bytes: int
+    compilations: int
+    kept: tuple[Kept, ...]
+    candidates: tuple[PlanCandidate, ...] = dataclasses.field(repr=False)
+    decision: Decision | None = dataclasses.field(repr=False)
+    signature: Signature = dataclasses.field(repr=False)
+    opaque: tuple[Opaque, ...] = dataclasses.field(default=(), repr=False)
+    by_name: ByName = dataclasses.field(default=ByName(), repr=False)
+    target: str = ""
+
+    @property
+    def reruns(self) -> bool:
+        """Whether anything is recomputed at all."""
+        return self.decision is not None
+
+    def apply[F: Callable[..., Any]](self, fn: F) -> F:
+        """Return the function whose gradient saves what this plan decides.
+
+        Args:
+            fn: The function that the plan was made for, or one with the same program.
+
+        Returns:
+            The same function: equal values, gradients and random draws, under `jit`, `grad`,
+            `vmap`, inside of `shard_map` and of a train step, with `nnx.grad` and
+            `jax.grad(..., allow_int=True)` too (whose results for integers, a byte an element, no
+            budget counts). What `fn` changes in flax nnx modules that it is given is changed
+            there.
+
+        Raises:
+            TypeError: If `fn` is no function; when called, if it does not take the arguments.
+            ValueError: When called, if its program is another one than the plan's: other shapes,
+                types, operators, axes, lengths of loops. Numbers in it may change, and what a
+                `custom_vjp` or a `jax.checkpoint` policy saves is not compared.
+        """
+        return apply_decision(fn, self.decision, self.signature)
+
+    def names(self, *, approximate: bool = False, memory: str = "device") -> tuple[str, ...]:
+        """Return the tags of the values that this plan saves, for what takes a list of names.
+
+        Tags are those of `jax.ad_checkpoint.checkpoint_name` and `jrc.mark`. Names say a plan if
+        all that it saves is tagged, and of each name all values or none. Where the function has
+        `jax.checkpoint` regions, they say what these regions save: what is made outside, and what
+        enters a region, is saved in any case. Where a derivative reads a result from before its
+        tag (a tanh), JAX runs that operator again.
+
+        Args:
+            approximate: Whether to return the nearest names where they do not say the plan: those
+                of which it saves at least half of the bytes. The peak and the FLOPs are then
+                others than the plan's: look with `jrc.explain`.
+            memory: Where the values lie: `"device"`, or `"pinned_host"` for those that a plan with
+                `offload=True` moves there.
+
+        Raises:
+            ValueError: If names do not say the plan; the message says what would be lost.
+        """
+        one_of(memory, "memory", ("device", "pinned_host"), "jrc.Plan.names")
+        self._check_by_name("jrc.Plan.names", approximate, is_policy=False)
+        return self.by_name.names if memory == "device" else self.by_name.offloaded
+
+    def policy(self, *, approximate: bool = False) -> Callable[..., Any]:
+        """Return the plan as a policy of `jax.checkpoint`, for frameworks that take one.
+
+        It is one of JAX's own policies by names, and so is right with `JAX_REMAT3=1`. It is meant
+        for the `jax.checkpoint` regions that the function has, as in a model with `nn.remat`
+        around each block, or else for one around the whole function. See `names`.
+
+        Args:
+            approximate: As for `names`.
+
+        Returns:
+            `save_only_these_names(...)`, or `save_and_offload_only_these_names(...)` where values
+            lie in the host's memory; `nothing_saveable` where no name is saved, and
+            `everything_saveable` where nothing is recomputed.
+
+        Raises:
+            ValueError: If names do not say the plan, or `jrc.mark` alone gives them, which no
+                policy of JAX sees.
+
+        Example:
+            >>> import functools, jax, jax.numpy as jnp
+            >>> from jax.ad_checkpoint import checkpoint_name
+            >>> def loss(w, x, policy=None):
+            ...     block = lambda x: jnp.tanh(checkpoint_name(jnp.sin(x) @ w, "dot"))
+            ...     for _ in range(4):
+            ...         x = jax.checkpoint(block, policy=policy)(x)
+            ...     return jnp.sum(x)
+            >>> plan = jrc.plan(loss, jnp.ones((8, 8)), jnp.ones((64, 8)), budget=0.0)
+            >>> there = functools.partial(loss, policy=plan.policy(approximate=True))
+        """
+        self._check_by_name("jrc.Plan.policy", approximate, is_policy=True)
+        return policy_of(self.by_name, self.decision)
+
+    def _check_by_name(self, who: str, approximate: bool, is_policy: bool) -> None:
+        check_flag(approximate, "approximate", who)
+        lost = lost_text(self.by_name, self.decision, is_policy)
+        if lost and not approximate:
+            raise ValueError(
+                f"{who}: the plan must be one that names can say, got one of which they lose: "
+                f"{lost}. Name these values with jax.ad_checkpoint.checkpoint_name and plan again, "
+                "or pass approximate=True for the nearest names."
+            )
+
+    def to_json(self) -> str:
+        """Return the plan as text that `Plan.from_json` reads, on any host."""
+        data = {
+            "format": _FORMAT,
+            "budget": self.budget,
+            "predicted": dataclasses.asdict(self.predicted),
+            "verified": self.verified and dataclasses.asdict(self.verified),
+            "unplanned_flops": self.unplanned_flops,
+            "saved_bytes": self.saved_bytes,
+            "compilations": self.compilations,
+            "kept": [dataclasses.asdict(kept) for kept in self.kept],
+            "candidates": [dataclasses.asdict(each) for each in self.candidates],
+            "by_name": dataclasses.asdict(self.by_name),
+            "opaque": [dataclasses.asdict(each) for each in self.opaque],
+            "target": self.target,
+            "decision": self.decision and self.decision.to_data(),
+            "left_out": left_out(self.decision, len(self.signature.equations)),
+            "equations": list(self.signature.equations),
+            "digest": self.signature.digest,
+            "respect_checkpoints": self.signature.respect_checkpoints,
+            "written": self.signature.written,
+            "inputs": list(self.signature.inputs),
+            "names": list(self.signature.names),
+            "closed": self.signature.closed,
+        }
+        return json.dumps(data, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Return the plan that `to_json` wrote.
+
+        What is saved inside of loops is compared with their bodies when the plan is applied.
+
+        Raises:
+            ValueError: If the text is no plan, one of another format, or was edited so that it
+                is none any more.
+        """
+        try:
+            data = json.loads(text)
+            _check_json(data)
+            equations = tuple(data["equations"])
+            decision = None if data["decision"] is None else Decision.from_data(data["decision"])
+            _check_decision(decision, len(equations), data["left_out"])
+            return cls(
+                budget=data["budget"],
+                predicted=Estimate(**data["predicted"]),
+                verified=data["verified"] and Estimate(**data["verified"]),
+                unplanned_flops=data["unplanned_flops"],
+                saved_bytes=data["saved_bytes"],
+                compilations=data["compilations"],
+                kept=tuple(Kept(**each) for each in data["kept"]),
+                candidates=tuple(_candidate(each) for each in data["candidates"]),
+                by_name=ByName(**{key: tuple(x) for key, x in data["by_name"].items()}),
+                opaque=tuple(Opaque(**each) for each in data["opaque"]),
+                decision=decision,
+                signature=Signature(
+                    equations,
+                    data["digest"],
+                    tuple(data["inputs"]),
+                    data["closed"],
+                    data["respect_checkpoints"],
+                    data["written"],
+                    tuple(data["names"]),
+                ),
+                target=data["target"],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"jrc.Plan.from_json: text must be a plan of format {_FORMAT}, as Plan.to_json "
+                f"writes it, got {type(error).__name__}: {error}. Plan again with jrc.plan."
+            ) from error
+
+    def __str__(self) -> str:
+        """The cost, what is saved, and the candidates beside the plan."""
+        return text_of(self._parts())
+
+    def _repr_html_(self) -> str:
+        """Return the plan for a notebook."""
+        return html_of(self._parts())
+
+    def _parts(self) -> list[str | Grid]:
+        """Return the lines and tables of the plan."""
+        cost = self.verified or self.predicted
+        source = "compiled" if self.verified else "predicted"
+        where = f" on one device of {self.target}" if self.target else ""
+        parts: list[str | Grid] = [
+            f"peak {memory_text(cost.peak_bytes)}{where} ({source}; budget "
+            f"{memory_text(self.budget)}), "
+            f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
+        ]
+        if cost.host_bytes:
+            parts.append(f"saved in the host's memory: {memory_text(cost.host_bytes)} ({source})")
+        chosen = next((each for each in self.candidates if each.is_chosen), None)
+        parts += sent_text(chosen, link_bandwidth_of(self.target))
+        if self.decision == AS_WRITTEN:
+            parts.append("the function runs as it is, under its own jax.checkpoint regions")
+        else:
+            parts.append(kept_table(self.kept) if self.reruns else "nothing is recomputed")
+        parts += opaque_lines(self.opaque)
+        if len(self.candidates) > 1:
+            parts.append(candidates_table(self.candidates))
+        return parts
+
+
+def apply_decision[F: Callable[..., Any]](
+    fn: F, decision: Decision | None, signature: Signature
+) -> F:
+    """Return a function whose gradient saves what is decided; see `Plan.apply`."""
+    who = "jrc.Plan.apply"
+    if not callable(fn):
+        raise TypeError(
+            f"{who}: the argument must be a function, got {type(fn).__name__}. Pass the function "
+            "that the plan was made for, and call what comes back."
+        )
+
+    @named_like(fn)
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        respected = signature.respect_checkpoints
+        traced = traced_for_plan(fn, args, kwargs, who, respected)
+        program = traced.program
+        found = signature_of(traced, respected)
+        difference = signature.difference(found)
+        if not difference and decision == AS_WRITTEN and found.written != signature.written:
+            difference = "its jax.checkpoint regions, which the plan leaves as written, are others"
+        if difference:
+            raise ValueError(
+                f"{who}: this plan was made for another program than that of `{name_of(fn)}`: "
+                f"{difference}. Shapes, types, operators and their order must be those that "
+                "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
+            )
+        if decision == AS_WRITTEN or (decision is None and not traced.regions):
+            return fn(*args, **kwargs)
+        if decision is None:
+            run = traced.plain
+        else:
+            check_decision_fits(decision, program, who)
+            run = execute_decision(program, decision)
+        out, changes = traced.run(run)
+        write_changes((args, kwargs), changes, name_of(fn), who)
+        return out
+
+    return planned  # type: ignore[return-value]
+
+
+def _candidate(data: dict[str, Any]) -> PlanCandidate:
+    return PlanCandidate(**data | {"predicted": Estimate(**data["predicted"])})
+
+
+def _check_json(data: Any) -> None:
+    """Raise a `ValueError` that names the first entry of a plan's data that is not of its kind."""
+    check_json(data, _FORMAT, _FIELDS)
+    if data.get("verified") is not None:
+        check_json_fields({"verified": data["verified"]}, {"verified": _COST})
+    for i, each in enumerate(data["candidates"]):
+        for name in ("compiled_peak_bytes", "compiled_host_bytes"):
+            if each.get(name) is not None:
+                check_json_fields({name: each[name]}, {name: int}, f"candidates[{i}]")
+    if data["closed"] > len(data["inputs"]):
+        raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
+
+
+def _check_decision(decision: Decision | None, count: int, without: str) -> None:
+    """Raise a `ValueError` if a decision cannot belong to a program of so many equations."""
+    if decision is None:
+        return
+    check_decision(decision, count)
+    if left_out(decision, count) != without:
+        raise ValueError(
+            f"decision: its stages leave out equations {left_out(decision, count) or 'none'}; "
+            f"those that no result needs are {without or 'none'}"
+        )

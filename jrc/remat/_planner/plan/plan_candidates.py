@@ -1,0 +1,129 @@
+"""What a plan shows of its choice: the cost of each candidate, and tables of it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jrc._text import Grid, exchange_text, memory_text
+from jrc.remat._planner.plan.saved_by_plan import NOTHING_RECOMPUTED, Kept
+
+# Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
+_KEPT_ROWS = 12
+_CANDIDATES_BESIDE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a gradient program costs.
+
+    Attributes:
+        peak_bytes: Arguments, outputs and temporaries of the compiled program on one device, less
+            what is aliased.
+        flops: Floating-point operations of the whole program, loops times their length.
+        flops_ratio: The same over those with nothing recomputed.
+        host_bytes: Bytes of saved values in the host's memory, no part of the peak; predicted, on
+            all devices together, where XLA shards them by itself.
+    """
+
+    peak_bytes: int
+    flops: int
+    flops_ratio: float
+    host_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanCandidate:
+    """A candidate that was weighed for a plan.
+
+    Attributes:
+        predicted: Its cost as the model has it.
+        compiled_peak_bytes: Peak bytes of its compiled program; `None` if it was not compiled.
+        saved_bytes: Predicted bytes that are saved after the forward pass.
+        change: What it saves more and less than the leaner candidate before it.
+        is_chosen: Whether it is the plan.
+        name: What it is called, if a person would try it by hand.
+        sent_bytes: Bytes that one device sends to others in its compiled program; `None` if it was
+            not compiled, or its arguments are not split over devices.
+        rerun_sent_bytes: How many of them in recomputation: parameters that are gathered again.
+        compiled_host_bytes: Bytes in the host's memory of its compiled program; `None` if it was
+            not compiled.
+    """
+
+    predicted: Estimate
+    compiled_peak_bytes: int | None
+    saved_bytes: int
+    change: str
+    is_chosen: bool
+    name: str = ""
+    sent_bytes: int | None = None
+    rerun_sent_bytes: int | None = None
+    compiled_host_bytes: int | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The compiled peak, or the predicted one."""
+        compiled = self.compiled_peak_bytes
+        return self.predicted.peak_bytes if compiled is None else compiled
+
+    @property
+    def host_bytes(self) -> int:
+        """The compiled bytes in the host's memory, or the predicted ones."""
+        compiled = self.compiled_host_bytes
+        return self.predicted.host_bytes if compiled is None else compiled
+
+
+def sent_text(candidate: PlanCandidate | None, bandwidth: float | None) -> list[str]:
+    """Return a line on what one device sends to others, with its time at a bandwidth.
+
+    Args:
+        candidate: The chosen one.
+        bandwidth: Bytes per second of a device's links, if known.
+    """
+    if candidate is None or not candidate.sent_bytes:
+        return []
+    return [exchange_text(candidate.sent_bytes, candidate.rerun_sent_bytes or 0, bandwidth)]
+
+
+def kept_table(kept: Sequence[Kept]) -> Grid:
+    """Return the table of what is saved, the largest first."""
+    rows = [(each.name, f"{each.times:,}", memory_text(each.bytes)) for each in kept[:_KEPT_ROWS]]
+    if rest := kept[_KEPT_ROWS:]:
+        times, size = sum(each.times for each in rest), sum(each.bytes for each in rest)
+        rows.append((f"{len(rest)} more", f"{times:,}", memory_text(size)))
+    return Grid(("saved", "values", "bytes"), rows)
+
+
+def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
+    """Return the table of the plan, its neighbours, both ends of the row, and ways by hand."""
+    count = 1 + next(i for i, each in enumerate(candidates) if each.name == NOTHING_RECOMPUTED)
+    chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
+    beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
+    shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
+    counts_sent = any(each.sent_bytes for each in candidates)
+    offloads = any(each.host_bytes for each in candidates)
+    rows = []
+    for i in shown:
+        each = candidates[i]
+        source = "" if each.compiled_peak_bytes is None else " (compiled)"
+        place = f"{i + 1} of {count}" if i < count else "by hand"
+        rows.append(
+            (
+                f"{'> ' if each.is_chosen else ''}{place}",
+                each.name or each.change,
+                f"{memory_text(each.peak_bytes)}{source}",
+                f"{each.predicted.flops_ratio:.3f} x",
+                *([_host_text(each)] if offloads else []),
+                *([_sent_again(each)] if counts_sent else []),
+            )
+        )
+    heads = ["candidate", "change from the leaner one", "peak", "FLOPs"]
+    heads += ["host"] if offloads else []
+    heads += ["sent again"] if counts_sent else []
+    return Grid(tuple(heads), rows)
+
+
+def _host_text(each: PlanCandidate) -> str:
+    return memory_text(each.host_bytes) if each.host_bytes else ""
+
+
+def _sent_again(each: PlanCandidate) -> str:
+    return "" if each.rerun_sent_bytes is None else memory_text(each.rerun_sent_bytes)

@@ -1,0 +1,1 @@
+"""The program that is planned: traced, ordered, and told from others."""

@@ -1,0 +1,1 @@
+"""Which option is compiled next, and which one is the plan."""

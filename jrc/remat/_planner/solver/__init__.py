@@ -1,0 +1,1 @@
+"""The options of a program: which values are saved, at every depth."""

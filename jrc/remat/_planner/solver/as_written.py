@@ -1,0 +1,75 @@
+"""The function under the `jax.checkpoint` regions that its user wrote, as a candidate."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jrc._jaxpr import (
+    can_rebuild,
+    evaluate,
+    facts_of,
+    flops,
+    inner_programs,
+    primitive_name,
+    program_key,
+)
+from jrc._tree import is_floating
+from jrc.remat._gradient.residuals import residuals_of
+from jrc.remat._planner.plan.decision import AS_WRITTEN
+from jrc.remat._planner.search.candidates import Candidate
+
+NAME = "your jax.checkpoint as written"
+
+
+def as_written_candidate(written: Any, perturbed: Sequence[int], plain_flops: int) -> Candidate:
+    """Return the candidate that leaves every region where its user put it.
+
+    Its FLOPs are counted in its gradient program. Its peak is what JAX saves and, beside that, the
+    residuals of the largest region, which are there while it is recomputed.
+
+    Args:
+        written: The program with its regions; its first result is the loss.
+        perturbed: Positions of the inputs that it is differentiated by.
+        plain_flops: FLOPs of the gradient program with nothing recomputed.
+    """
+    avals = [v.aval for v in written.invars]
+    loss = evaluate(written.replace(outvars=written.outvars[:1]))
+    saved = residuals_of(loss, avals, perturbed).bytes
+    total = flops(_gradient(written, avals, perturbed))
+    peak = saved + _most_inside(written)
+    return Candidate(AS_WRITTEN, peak, saved, max(total - plain_flops, 0), NAME)
+
+
+def _gradient(written: Any, avals: Sequence[Any], perturbed: Sequence[int]) -> Any:
+    run = evaluate(written)
+
+    def gradient(*inputs: Any) -> Any:
+        def loss(primals: Sequence[Any]) -> tuple[Any, list[Any]]:
+            new = dict(zip(perturbed, primals, strict=True))
+            value, *more = run(*(new.get(i, x) for i, x in enumerate(inputs)))
+            return value, more
+
+        return jax.value_and_grad(loss, has_aux=True)([inputs[i] for i in perturbed])
+
+    return jax.make_jaxpr(gradient)(*avals)
+
+
+def _most_inside(jaxpr: Any) -> int:
+    """The most bytes that are recomputed at one time, in the largest region of a program."""
+    # Equal layers are asked about once.
+    kinds = {
+        (primitive_name(eqn), *map(program_key, inner_programs(eqn))): eqn for eqn in jaxpr.eqns
+    }
+    return max(map(_inside, kinds.values()), default=0)
+
+
+def _inside(eqn: Any) -> int:
+    if facts_of(eqn).is_region:
+        (body,) = inner_programs(eqn)
+        avals = [v.aval for v in body.invars]
+        floating = [i for i, aval in enumerate(avals) if is_floating(aval)]
+        return residuals_of(evaluate(body), avals, floating).bytes + _most_inside(body)
+    # The mesh axes of a `shard_map` have no names here.
+    is_entered = can_rebuild(eqn) and primitive_name(eqn) != "shard_map"
+    return max(map(_most_inside, inner_programs(eqn)), default=0) if is_entered else 0

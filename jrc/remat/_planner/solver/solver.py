@@ -1,0 +1,342 @@
+"""The solver: the whole Pareto front of save sets between peak bytes and FLOPs, in one pass.
+
+A save set is a set of values to save. Every other value that the backward pass reads is recomputed
+from saved ones, when the backward pass reaches the region that it lies in. A region ends wherever
+no recomputed value is live.
+
+The program is gone through backwards. At each equation, every value that has readers further on is
+in one of three states: saved, recomputed, or not needed. For each combination of states the solver
+holds labels, ways to get there, of which those remain that no other dominates (`pareto`):
+
+    peak of an open region   open = max(open, cotangents + passing) + saved + recomputed + inner
+    peak of all behind       rest = rest + saved, and max(rest, open) where a region closes
+    FLOPs                    flops = flops + FLOPs of the equation, if it is recomputed
+
+where `saved` are the bytes of the equation's results that are saved, `recomputed` those that lie in
+memory once recomputed, `inner` the residuals inside of it. In a loop of n steps the other n - 1
+steps have saved as much, so that `saved` counts n times.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.settings import SETTINGS, PlannerSettings
+from jrc.remat._planner.solver.pareto import DecisionTree, Labels, ParetoFilter, falling_flops
+
+Key = frozenset[int]
+"""States of values that are live: 2 v + 1 where value v is saved, 2 v where it is recomputed."""
+
+
+NOTHING_SAVED = "nothing"
+"""What a bare `jax.checkpoint` saves of its inside."""
+
+IN_CHUNKS = "nothing, in chunks"
+"""The same around each step of a loop, and around chunks of its steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerOption:
+    """One way to treat a construct outside of all regions: a loop, a `shard_map`.
+
+    Attributes:
+        saved: Bytes that are saved of its inside.
+        peak: Peak bytes while it is differentiated, the saved ones included.
+        flops: FLOPs that are recomputed.
+        body: The decision for the program inside; `None` leaves it to JAX.
+        by_hand: What it saves if it is what a person would do: `jax.checkpoint` around the body of
+            a loop, or around each branch of a `cond`. It is `NOTHING_SAVED` for a bare one,
+            `IN_CHUNKS` for two within each other, and empty for an option of the solver.
+        host: Bytes that are saved in the host's memory.
+        waits: What the device could compute while it waits for copies; counted in `flops`.
+    """
+
+    saved: int
+    peak: int
+    flops: int
+    body: Any = None
+    by_hand: str = ""
+    host: int = 0
+    waits: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ParetoPoint:
+    """One save set.
+
+    Attributes:
+        peak: Predicted bytes besides arguments and results.
+        flops: FLOPs that are recomputed.
+        saved: Bytes that are saved after the forward pass.
+        values: The variables that are saved.
+        bodies: For constructs outside of all regions, by position: the decision for the inside.
+        on_host: The variables among them that lie in the host's memory.
+        host: Bytes that are saved there, inside of constructs too.
+        waits: What the device could compute while it waits for copies; counted in `flops`.
+    """
+
+    peak: int
+    flops: int
+    saved: int
+    values: frozenset[int]
+    bodies: Mapping[int, Any]
+    on_host: frozenset[int] = frozenset()
+    host: int = 0
+    waits: int = 0
+
+
+def solve(
+    graph: CostGraph,
+    options: Mapping[int, Sequence[InnerOption]] | None = None,
+    times: int = 1,
+    settings: PlannerSettings = SETTINGS,
+    saved: frozenset[int] | None = None,
+) -> list[ParetoPoint]:
+    """Return the Pareto front of a graph, the leanest point first.
+
+    Args:
+        graph: The program.
+        options: By position, the options of constructs that may stand outside of all regions.
+        times: How often the program runs, each time saving its values (the body of a loop).
+        settings: How many labels and states remain.
+        saved: The values to save; only what is left open, the options of constructs, is solved.
+            `None` leaves every value to the solver.
+
+    Returns:
+        Points with rising peak and falling FLOPs; none if no save set is possible.
+
+    Raises:
+        TooMuchWork: If a search takes more steps than `settings.label_steps`.
+    """
+    return _Solver(graph, options or {}, times, settings, saved).front()
+
+
+class TooMuchWork(Exception):
+    """The solver has reached its bound on work, which is the same on every host."""
+
+
+def spread_evenly(points: Sequence[ParetoPoint], base: int, count: int) -> list[ParetoPoint]:
+    """Return about `count` points, close where bytes or FLOPs change fast; both ends stay.
+
+    Args:
+        points: The front, the leanest first.
+        base: FLOPs that a change of FLOPs is compared with.
+        count: How many points; of one it is the leanest.
+    """
+    if len(points) <= count:
+        return list(points)
+    if count == 1:
+        return [points[0]]
+    length = [0.0]
+    for one, other in zip(points, points[1:], strict=False):
+        memory = abs(math.log(max(other.peak, 1) / max(one.peak, 1)))
+        flops = abs(one.flops - other.flops) / base
+        length.append(length[-1] + memory + SETTINGS.flops_weight * flops)
+    found, k = [], 0
+    for i in range(count):
+        while length[k] < length[-1] * i / (count - 1) - 1e-12:
+            k += 1
+        found.append(points[k])
+    return list({id(point): point for point in [*found, points[-1]]}.values())
+
+
+class _Solver:
+    def __init__(
+        self,
+        graph: CostGraph,
+        options: Mapping[int, Sequence[InnerOption]],
+        times: int,
+        settings: PlannerSettings,
+        saved: frozenset[int] | None,
+    ):
+        self.graph, self.options, self.times = graph, options, times
+        self.settings, self.tree, self.saved = settings, DecisionTree(), saved
+        total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
+        self.tiny = 0 if all(graph.may_save) else int(total * settings.tiny_share)
+        self.filter = ParetoFilter(times, settings.labels, max(total * times, 1))
+
+    def front(self) -> list[ParetoPoint]:
+        zero = np.zeros(1)
+        states = {frozenset(): Labels(zero, zero, zero, zero, np.zeros(1, int))}
+        work = 0
+        for node in reversed(self.graph.nodes):
+            work += sum(len(labels.flops) for labels in states.values())
+            if work > self.settings.label_steps and self.saved is None:
+                raise TooMuchWork
+            found: dict[Key, list[Labels]] = {}
+            for key, labels in states.items():
+                for new, made in self._before(node, key, labels):
+                    found.setdefault(new, []).append(made)
+            states = {
+                key: self.filter.filtered(labels, _is_closed(key)) for key, labels in found.items()
+            }
+            states = self._fewer(states)
+        if not states:
+            return []
+        (labels,) = states.values()
+        labels = falling_flops(labels.take(np.lexsort((labels.saved, labels.flops, labels.rest))))
+        histories = self.tree.histories(labels.step.tolist())
+        return [self._point(labels, i, history) for i, history in enumerate(histories)]
+
+    def _point(self, labels: Labels, i: int, history: Iterable[Any]) -> ParetoPoint:
+        values, bodies = set(), {}
+        for decision in history:
+            if isinstance(decision, tuple):
+                bodies[decision[0]] = decision[1]
+            else:
+                values.add(decision)
+        return ParetoPoint(
+            peak=int(labels.rest[i]),
+            flops=int(labels.flops[i]),
+            saved=int(labels.saved[i]) * self.times,
+            values=frozenset(values),
+            bodies=bodies,
+        )
+
+    def _before(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
+        """The states before an equation, from those behind it."""
+        own = [v for v in node.makes if v in node.derivative_reads]
+        for new, decided in self._decided(key, labels, own):
+            recomputes = any(2 * v in new for v in node.makes)
+            if not node.has_effects:
+                yield from self._in_region(node, new, decided, recomputes)
+            if (node.inner_bytes is not None or node.has_effects) and not recomputes:
+                yield from self._outside(node, new, decided)
+
+    def _in_region(
+        self, node: CostNode, key: Key, labels: Labels, makes_recomputed: bool
+    ) -> Iterable[tuple[Key, Labels]]:
+        """The equation inside of a region; it is recomputed if one of its results is."""
+        is_recomputed = makes_recomputed or bool(node.inner_bytes)
+        if is_recomputed and node.runs_once:
+            return
+        needed = [v for v in node.reads if is_recomputed or v in node.derivative_reads]
+        passing_bytes = self.graph.passing_bytes
+        for new, decided in self._decided(key, labels, needed):
+            inner = (node.inner_bytes or 0) if is_recomputed else 0
+            operands = sum(size for v, size in node.operands if 2 * v in new)
+            passing = sum(passing_bytes[v] for v in node.makes if 2 * v in new)
+            new, saved, recomputed = self._without_results(node, new)
+            here = saved + recomputed + inner + operands
+            flops = is_recomputed * node.flops
+            yield self._step(node, new, decided, saved, here, passing, flops)
+
+    def _outside(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
+        """The equation between two regions, where all that its derivative reads is saved."""
+        needed = [v for v in node.reads if v in node.derivative_reads]
+        options = self.options.get(node.position) or [InnerOption(node.inner_bytes or 0, 0, 0)]
+        for new, decided in self._decided(key, labels, needed):
+            new, results, _ = self._without_results(node, new)
+            if not _is_closed(new):
+                continue
+            for option in options:
+                step = self.tree.add(decided.step, (node.position, option.body))
+                each = dataclasses.replace(decided, step=step)
+                saved = results + option.saved
+                peak = max(saved, results + option.peak)
+                yield self._step(node, new, each, saved, peak, 0, option.flops)
+
+    def _without_results(self, node: CostNode, key: Key) -> tuple[Key, int, int]:
+        """The states before the equation, and bytes of its results: saved, and recomputed."""
+        saved = sum(self.graph.sizes[v] for v in node.makes if 2 * v + 1 in key)
+        recomputed = sum(self.graph.recomputed_bytes[v] for v in node.makes if 2 * v in key)
+        states = {2 * v + is_saved for v in node.makes for is_saved in (0, 1)}
+        return key.difference(states), saved, recomputed
+
+    def _step(
+        self,
+        node: CostNode,
+        key: Key,
+        labels: Labels,
+        saved: int,
+        here: int,
+        passing: int,
+        flops: int,
+    ) -> tuple[Key, Labels]:
+        """The labels before the equation: the recurrence at the head of this file."""
+        momentary = (node.cotangent_bytes if node.active else 0) + passing
+        others = self.times - 1
+        open_ = np.maximum(labels.open, momentary + others * labels.saved) + here + others * saved
+        rest = labels.rest + self.times * saved
+        if _is_closed(key):
+            open_, rest = np.zeros_like(open_), np.maximum(open_, rest)
+        return key, Labels(open_, rest, labels.flops + flops, labels.saved + saved, labels.step)
+
+    def _decided(self, key: Key, labels: Labels, values: Sequence[int]) -> list[tuple[Key, Labels]]:
+        """Every way to save or to recompute these values, where that is not decided yet.
+
+        Of many the smallest are all saved or all recomputed, as far as they may be.
+        """
+        open_ = [v for v in dict.fromkeys(values) if 2 * v not in key and 2 * v + 1 not in key]
+        ways = [(key, labels)]
+        for group in self._decided_alike(open_):
+            choices = [(v, *self._choices(v)) for v in group]
+            more = []
+            for each, some in ways:
+                if any(may for _, _, may in choices):
+                    saves = [v for v, _, may in choices if may]
+                    more.append(self._way(each, some, group, saves))
+                if not all(must for _, must, _ in choices):
+                    saves = [v for v, must, _ in choices if must]
+                    more.append(self._way(each, some, group, saves))
+            ways = more
+        return ways
+
+    def _way(
+        self, key: Key, labels: Labels, group: Sequence[int], saves: Sequence[int]
+    ) -> tuple[Key, Labels]:
+        """These values decided: some are saved, the others recomputed."""
+        for v in saves:
+            labels = dataclasses.replace(labels, step=self.tree.add(labels.step, v))
+        return key | {2 * v + (v in saves) for v in group}, labels
+
+    def _decided_alike(self, values: Sequence[int]) -> Sequence[Sequence[int]]:
+        """These values one by one; of many the smallest are one group.
+
+        A loop that nothing looks into may read a hundred.
+        """
+        most = self.settings.decided_apart
+        if len(values) <= most:
+            return [[v] for v in values]
+        sizes = self.graph.sizes
+        large = set(sorted(values, key=lambda v: (-sizes[v], v))[:most])
+        return [*([v] for v in values if v in large), [v for v in values if v not in large]]
+
+    def _choices(self, v: int) -> tuple[bool, bool]:
+        """Whether a value must be saved, and whether it may be."""
+        must = self.makers[v].runs_once
+        if self.saved is not None:
+            must = must or v in self.saved
+            return must, must
+        must = must or self.graph.sizes[v] <= self.tiny
+        return must, must or self.graph.may_save[v]
+
+    @functools.cached_property
+    def makers(self) -> dict[int, CostNode]:
+        """The equation that makes each variable."""
+        return {v: node for node in self.graph.nodes for v in node.makes}
+
+    def _fewer(self, states: dict[Key, Labels]) -> dict[Key, Labels]:
+        """The most promising states; those in which no region is open come first."""
+        most = self.settings.states
+        if len(states) <= most:
+            return states
+
+        def score(item: tuple[Key, Labels]) -> float:
+            labels = item[1]
+            peak = np.maximum(labels.open, labels.rest)
+            return float(np.min(peak / self.filter.scale + labels.flops / self.graph.flops))
+
+        closed = [item for item in states.items() if _is_closed(item[0])]
+        open_ = sorted((item for item in states.items() if not _is_closed(item[0])), key=score)
+        return dict(closed + open_[: max(most - len(closed), most // 2)])
+
+
+def _is_closed(key: Key) -> bool:
+    """Whether no recomputed value is live."""
+    return all(v % 2 for v in key)

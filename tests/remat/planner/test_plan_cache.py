@@ -1,0 +1,184 @@
+"""Plans in a folder, programs that are compiled once, and the bound on the solver's work."""
+
+import dataclasses
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jrc
+from jrc.remat._planner import make_plan
+from jrc.remat._planner.plan import plan_cache
+from jrc.remat._planner.search.problem import PlanningProblem
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver import inner_programs, solver
+
+
+def loss(weights, x, times=4):
+    for _ in range(times):
+        x = jnp.tanh(jnp.sin(x @ weights) @ weights)
+    return jnp.sum(x**2)
+
+
+ARGS = jnp.eye(16) / 2, jnp.ones((64, 16))
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The budgets that were searched for."""
+    found = []
+    choose = make_plan.choose
+
+    def counted(problem, limit, *rest):
+        found.append(limit)
+        return choose(problem, limit, *rest)
+
+    monkeypatch.setattr(make_plan, "choose", counted)
+    return found
+
+
+def test_a_plan_is_found_again(tmp_path, searches):
+    first = jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path / "plans")
+    # Another function with the same program, and arrays of other values.
+    again = jrc.plan(
+        lambda w, x: loss(w, x), 2 * ARGS[0], ARGS[1], budget=0.5, cache=str(tmp_path / "plans")
+    )
+    assert again == first and len(searches) == 1
+    assert jax.jit(jax.grad(again.apply(loss)))(*ARGS).shape == (16, 16)
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(budget=0.25),
+        dict(verify=False),
+        dict(compilations=4),
+        dict(args=(ARGS[0], jnp.ones((32, 16)))),
+        dict(args=(ARGS[0].astype(jnp.bfloat16), ARGS[1])),
+        dict(args=jax.device_put(ARGS, jax.devices()[1])),
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_a_plan_follows_from_is_compared(tmp_path, searches, change):
+    jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path)
+    change = dict(change)
+    args = change.pop("args", ARGS)
+    jrc.plan(loss, *args, **dict(budget=0.5) | change, cache=tmp_path)
+    assert len(searches) == 2 and len(list(tmp_path.glob("*.json"))) == 2
+
+
+def under(policy):
+    layer = jax.checkpoint(lambda w, x: jnp.tanh(jnp.sin(x @ w) @ w), policy=policy)
+    return lambda w, x: jnp.sum(layer(w, layer(w, x)))
+
+
+def with_rule(saved):
+    @jax.custom_vjp
+    def layer(w, x):
+        return jnp.sin(x @ w)
+
+    def forward(w, x):
+        return layer(w, x), (w, x, [jnp.cos(x @ w)] * saved)
+
+    def backward(kept, g):
+        w, x, more = kept
+        g = g * (more[0] if more else jnp.cos(x @ w))
+        return x.T @ g, g @ w.T
+
+    layer.defvjp(forward, backward)
+    return lambda w, x: jnp.sum(layer(w, layer(w, x)))
+
+
+POLICIES = jax.checkpoint_policies
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize(
+    "fns",
+    [
+        (under(POLICIES.nothing_saveable), under(POLICIES.dots_saveable)),
+        (under(POLICIES.save_only_these_names("a")), under(POLICIES.everything_saveable)),
+        (with_rule(0), with_rule(1)),
+        (lambda w, x: loss(w, x * 1.0), lambda w, x: loss(w, x * 3.0)),
+    ],
+    ids=["policies", "other policies", "custom rules", "constants"],
+)
+def test_what_the_gradient_does_is_compared(tmp_path, searches, fns):
+    for fn in fns:
+        options = dict(budget=0.5, verify=False, respect_checkpoints=True)
+        jrc.plan(fn, *ARGS, cache=tmp_path, **options)
+    assert len(searches) == 2
+
+
+def test_a_damaged_plan_is_made_again(tmp_path, searches, caplog):
+    first = jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text()[:100])
+    with caplog.at_level(logging.WARNING, "jrc"):
+        assert jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path) == first
+    assert "is no plan and is replaced" in caplog.text
+    assert jrc.Plan.from_json(path.read_text()) == first and len(searches) == 2
+
+
+def test_a_folder_is_a_path():
+    with pytest.raises(TypeError, match="cache must be the path of a folder, got bool"):
+        jrc.plan(loss, *ARGS, budget=0.5, cache=True)
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_is_no_folder(tmp_path, below):
+    file = tmp_path / "taken"
+    file.write_text("")
+    with pytest.raises(ValueError, match=r"cache must be a folder that can be written, got '.*tak"):
+        jrc.plan(loss, *ARGS, budget=0.5, cache=file / below)
+
+
+def test_a_plan_that_cannot_be_stored_is_returned(tmp_path, monkeypatch, caplog):
+    def full(*_args, **_options):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(plan_cache.tempfile, "NamedTemporaryFile", full)
+    with caplog.at_level(logging.WARNING, "jrc"):
+        plan = jrc.plan(loss, *ARGS, budget=0.5, verify=False, cache=tmp_path)
+    assert isinstance(plan, jrc.Plan) and "was not stored (No space left" in caplog.text
+
+
+def test_large_constants_have_no_part_in_the_text(monkeypatch):
+    rows = np.random.default_rng(0).random((300, 16), np.float32)
+    fn = lambda w: jnp.sum(jnp.tanh(rows @ w))  # noqa: E731
+    problem = PlanningProblem.of(fn, (jnp.ones((16, 16)),), 0, False, "test")
+    hashed, sha256 = [], make_plan.hashlib.sha256
+    monkeypatch.setattr(
+        make_plan.hashlib, "sha256", lambda *text: hashed.extend(map(len, text)) or sha256(*text)
+    )
+    make_plan.Compiler(problem)(problem.candidates[-1])
+    assert 0 < max(hashed) < rows.nbytes
+
+
+def test_equal_programs_are_compiled_once(monkeypatch):
+    problem = PlanningProblem.of(loss, ARGS, 0, False, "test")
+    compiled = []
+    cost = make_plan.compiled_cost
+    monkeypatch.setattr(
+        make_plan, "compiled_cost", lambda *given: compiled.append(0) or cost(*given)
+    )
+    compiler = make_plan.Compiler(problem)
+    twin = dataclasses.replace(problem.candidates[0], name="the same under another name")
+    assert compiler(problem.candidates[0]) == compiler(twin)
+    assert len(compiled) == 1
+
+
+def test_beyond_the_bound_on_work_ways_by_hand_remain(monkeypatch, caplog):
+    few = dataclasses.replace(SETTINGS, label_steps=20)
+    monkeypatch.setattr(inner_programs, "solve", functools.partial(solver.solve, settings=few))
+    with caplog.at_level(logging.WARNING, "jrc"):
+        plan = jrc.plan(loss, *ARGS, budget=0.0)
+    assert "takes the planner too much work" in caplog.text
+    monkeypatch.undo()
+    nothing = jrc.plan(loss, *ARGS, budget=1.0)
+    assert plan.verified.peak_bytes < nothing.verified.peak_bytes
+    assert {each.name for each in plan.candidates} >= {"every block recomputed"}

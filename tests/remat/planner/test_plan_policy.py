@@ -1,0 +1,303 @@
+"""A plan said by names: `Plan.names` and `Plan.policy`, and the recipes of the docs."""
+
+import functools
+import importlib.util
+import pathlib
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+import jrc
+from jrc.remat._planner.search.problem import PlanningProblem
+from tests.processes import run_python
+from tests.remat.measure import largest_error, operators, saved_bytes
+
+policies = jax.checkpoint_policies
+KEY = jax.random.key(0)
+WS = [0.2 * jax.random.normal(k, (64, 64)) for k in jax.random.split(KEY, 8)]
+X = jax.random.normal(KEY, (256, 64))
+DOCS = pathlib.Path(jrc.__file__).parent.parent / "docs" / "plans_for_other_frameworks.md"
+
+
+def block(x, w, name=checkpoint_name):
+    up = name(jnp.sin(x) @ w, "up")
+    return x + name(jnp.cos(up) @ w.T, "down")
+
+
+def unrolled(policy=None, ws=None, x=None, wrap=True, name=checkpoint_name):
+    run = functools.partial(block, name=name)
+    run = jax.checkpoint(run, policy=policy) if wrap else run
+    for w in ws:
+        x = run(x, w)
+    return jnp.sum(x**2)
+
+
+def scanned(policy=None, ws=None, x=None, wrap=True):
+    run = jax.checkpoint(block, policy=policy) if wrap else block
+    return jnp.sum(jax.lax.scan(lambda c, w: (run(c, w), None), x, jnp.stack(ws))[0] ** 2)
+
+
+def with_policy(shape, policy=None, **kwargs):
+    return lambda ws, x: shape(policy, ws, x, **kwargs)
+
+
+def plans_of(fn, *args):
+    problem = PlanningProblem.of(fn, args or (WS, X), 0, False, "test")
+    return {each.name or i: problem.plan_of(each, 2**40, {}) for i, each in enumerate(problem.all)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [unrolled, scanned])
+def test_a_policy_saves_what_the_plan_saves(shape):
+    """Wherever names say a plan, the function under its policy is the function under the plan."""
+    fn = with_policy(shape)
+    said = 0
+    for plan in plans_of(fn).values():
+        if plan.by_name.lost:
+            continue
+        planned, named = plan.apply(fn), with_policy(shape, plan.policy())
+        assert saved_bytes(named, WS, X) == saved_bytes(planned, WS, X)
+        count = [operators(jax.grad(f), WS, X)["dot_general"] for f in (named, planned)]
+        assert count[0] == count[1]
+        assert (
+            largest_error(jax.jit(jax.grad(named))(WS, X), jax.jit(jax.grad(planned))(WS, X)) < 1e-6
+        )
+        said += 1
+    assert said
+
+
+def test_names_are_the_tags_that_are_saved():
+    plans = plans_of(with_policy(unrolled))
+    blocks = plans["every block recomputed, the last too"]
+    assert blocks.names() == () and blocks.policy() is policies.nothing_saveable
+    products = plans["products saved"]
+    assert set(products.names(approximate=True)) == {"up", "down"}
+    again = jrc.Plan.from_json(products.to_json())
+    assert again.by_name == products.by_name and again == products
+
+
+def test_a_function_without_regions_is_one_region():
+    def loss(ws, x, policy=None):
+        def run(ws, x):
+            for w in ws:
+                x = checkpoint_name(jnp.sin(x @ w), "layer")
+            return jnp.sum(jnp.sin(x))
+
+        return jax.checkpoint(run, policy=policy)(ws, x) if policy else run(ws, x)
+
+    said = [plan for plan in plans_of(loss).values() if plan.reruns and not plan.by_name.lost]
+    assert any(plan.names() == ("layer",) for plan in said)
+    for plan in said:
+        named = functools.partial(loss, policy=plan.policy())
+        planned = plan.apply(loss)
+        assert saved_bytes(named, WS, X) == saved_bytes(planned, WS, X)
+
+
+def test_nothing_recomputed_saves_everything():
+    plan = plans_of(with_policy(unrolled))["nothing recomputed"]
+    assert plan.policy() is policies.everything_saveable
+    with pytest.raises(ValueError, match="nothing is recomputed"):
+        plan.names()
+
+
+def refusal(plan, method="policy"):
+    with pytest.raises(ValueError, match=f"jrc.Plan.{method}: the plan must be one") as error:
+        getattr(plan, method)()
+    return str(error.value)
+
+
+@pytest.mark.slow
+def test_what_names_lose_is_said():
+    plans = plans_of(with_policy(unrolled))
+    assert "own policies" in refusal(plans["your jax.checkpoint as written"])
+    everything = refusal(plans["everything recomputed"])
+    assert "outside of your regions" in everything and "approximate=True" in everything
+    middle = [plan.by_name.lost for plan in plans.values()]
+    assert any(re.search(r"of 'up' .* are saved, .* not", "; ".join(lost)) for lost in middle)
+
+    def untagged(ws, x):
+        return unrolled(ws=ws, x=x, name=lambda x, _: x)
+
+    lost = refusal(plans_of(untagged)["products saved"], "names")
+    assert "dot_general" in lost and "without a name" in lost
+    chunks = [p.by_name.lost for p in plans_of(with_policy(scanned)).values()]
+    assert any("chunks" in text for lost in chunks for text in lost)
+    bare = [p.by_name.lost for p in plans_of(with_policy(scanned, wrap=False)).values()]
+    assert any("no jax.checkpoint around" in text for lost in bare for text in lost)
+
+
+def test_marks_of_this_package_are_names_but_no_policy_sees_them():
+    def loss(ws, x):
+        for w in ws:
+            x = jrc.mark(jnp.sin(x @ w), "layer")
+        return jnp.sum(jnp.sin(x))
+
+    plan = next(p for p in plans_of(loss).values() if p.by_name.names and not p.by_name.lost)
+    assert plan.names() == ("layer",)
+    assert "jrc.mark" in refusal(plan)
+    assert plan.policy(approximate=True) is policies.nothing_saveable
+
+
+def test_approximate_is_a_flag():
+    plan = plans_of(with_policy(unrolled))["products saved"]
+    with pytest.raises(TypeError, match="approximate"):
+        plan.policy(approximate="yes")
+    assert callable(plan.policy(approximate=True))
+
+
+def test_an_edited_list_of_names_is_refused():
+    text = plans_of(with_policy(unrolled))["products saved"].to_json()
+    with pytest.raises(ValueError, match="by_name.names"):
+        jrc.Plan.from_json(re.sub(r'"names": \[[^]]*\]', '"names": 3', text))
+
+
+# The recipes of docs/plans_for_other_frameworks.md. `plan` is one that saves "up".
+
+
+def nearest():
+    return plans_of(with_policy(unrolled))["products saved"]
+
+
+def test_recipe_flax():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            up = checkpoint_name(nn.Dense(64)(x), "up")
+            return x + nn.Dense(64)(jnp.sin(up))
+
+    class Net(nn.Module):
+        policy: object = None
+
+        @nn.compact
+        def __call__(self, x):
+            for i in range(4):
+                x = nn.remat(Block, policy=self.policy)(name=f"block_{i}")(x)
+            return x
+
+    params = Net().init(KEY, X)
+
+    def loss(params, x, policy=None):
+        return jnp.sum(Net(policy).apply(params, x) ** 2)
+
+    plan = plans_of(loss, params, X)["marks saved"]
+    named = functools.partial(loss, policy=plan.policy(approximate=True))
+    assert "up" in plan.names(approximate=True)
+    more = saved_bytes(named, params, X) - saved_bytes(loss, params, X)
+    assert more == 4 * X.nbytes
+
+
+def test_recipe_nnx():
+    layers = [nnx.Linear(64, 64, rngs=nnx.Rngs(i)) for i in range(3)]
+
+    def loss(layers, x, policy=None):
+        run = nnx.remat(lambda layer, x: jnp.sin(checkpoint_name(layer(x), "up")), policy=policy)
+        for layer in layers:
+            x = run(layer, x)
+        return jnp.sum(x)
+
+    plan = plans_of(loss, nnx.List(layers), X)["products saved"]
+    policy = plan.policy(approximate=True)
+    grads = nnx.grad(functools.partial(loss, policy=policy))(nnx.List(layers), X)
+    plain = nnx.grad(loss)(nnx.List(layers), X)
+    assert largest_error(nnx.to_tree(grads), nnx.to_tree(plain)) < 1e-6
+
+
+def test_recipe_maxtext():
+    settings = ["remat_policy=custom", *(f"{n}=device" for n in nearest().names(approximate=True))]
+    assert sorted(settings) == ["down=device", "remat_policy=custom", "up=device"]
+
+
+def test_recipe_big_vision(monkeypatch):
+    """What takes the name of one of JAX's policies finds one of ours under a name of its own."""
+    policy = nearest().policy(approximate=True)
+    monkeypatch.setattr(jax.checkpoint_policies, "jrc_plan", policy, raising=False)
+    found = getattr(jax.checkpoint_policies, "jrc_plan", None)
+    one, other = (saved_bytes(with_policy(unrolled, each), WS, X) for each in (found, policy))
+    assert one == other > saved_bytes(with_policy(unrolled), WS, X)
+
+
+def test_recipe_haliax():
+    haliax = pytest.importorskip("haliax", exc_type=ImportError)
+    plan = nearest()
+    policy = haliax.ScanCheckpointPolicy(
+        save_carries=True, save_block_internals=list(plan.names(approximate=True))
+    )
+    assert policy.save_block_internals == list(plan.names(approximate=True))
+
+
+KERAS = """
+import jax, jax.numpy as jnp, keras
+from jax.ad_checkpoint import checkpoint_name
+import jrc
+from tests.remat.planner.test_plan_policy import plans_of
+from tests.remat.measure import saved_bytes
+
+class Block(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.up = keras.layers.Dense(64)
+
+    def call(self, x):
+        return keras.ops.sin(checkpoint_name(keras.ops.sin(self.up(x)), self.name))
+
+def model(names):
+    keras.utils.clear_session()
+    x = inputs = keras.Input((64,))
+    with keras.RematScope(mode="list_of_layers", layer_names=names):
+        for i in range(4):
+            x = Block(name=f"block_{i}")(x)
+        return keras.Model(inputs, x)
+
+def loss_of(net):
+    state = [v.value for v in net.trainable_variables]
+    return lambda params, x: jnp.sum(net.stateless_call(params, [], x)[0]), state
+
+x = jnp.ones((32, 64))
+loss, params = loss_of(model([]))
+plan = plans_of(loss, params, x)["marks saved"]
+assert plan.names(approximate=True) == tuple(f"block_{i}" for i in range(4)), plan.by_name
+names = [f"block_{i}" for i in range(4)]
+lean, _ = loss_of(model([n for n in names if n not in names[:2]]))
+all_, _ = loss_of(model(names))
+assert saved_bytes(all_, params, x) < saved_bytes(lean, params, x) < saved_bytes(loss, params, x)
+assert plans_of(all_, params, x)["your jax.checkpoint as written"].reruns
+"""
+
+
+@pytest.mark.slow
+def test_recipe_keras():
+    if importlib.util.find_spec("keras") is None:  # an import would ask for TensorFlow
+        pytest.skip("keras is not installed: it is in the extra `zoo`")
+    run_python(KERAS, KERAS_BACKEND="jax")
+
+
+@pytest.mark.slow
+def test_with_the_next_remat():
+    code = """
+import jax
+from tests.remat import test_plan_policy as t
+assert jax.config.jax_remat3
+t.test_a_policy_saves_what_the_plan_saves(t.unrolled)
+t.test_a_policy_saves_what_the_plan_saves(t.scanned)
+t.test_recipe_big_vision(__import__("pytest").MonkeyPatch())
+"""
+    run_python(code, JAX_REMAT3="1")
+
+
+def test_every_recipe_stands_in_the_docs():
+    text = DOCS.read_text()
+    for word in (
+        "remat_policy=custom",
+        "ScanCheckpointPolicy(",
+        "gradient_checkpointing_targets",
+        "jax.checkpoint_policies.jrc_plan",
+        "RematScope(",
+        "nn.remat(",
+        "nnx.remat(",
+    ):
+        assert word in text, word

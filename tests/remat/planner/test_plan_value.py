@@ -1,0 +1,378 @@
+"""Plans are values: they compare, print, travel, and are refused where they do not belong."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+from tests.processes import run_python
+from tests.remat.measure import (
+    bit_equal,
+)
+from tests.remat.planner.plan_cases import (
+    CASES,
+    WS,
+    X,
+    guess,
+    layers,
+)
+
+
+@pytest.mark.slow_after(3)
+@pytest.mark.parametrize("name", ["layers tanh", "nested_scans", "sharded", "dropout", "gpt"])
+def test_plans_survive_json(name):
+    for candidate in (0, -1):
+        plan = guess(name, candidate)
+        text = plan.to_json()
+        recomputed = jrc.Plan.from_json(text)
+        assert recomputed == plan and hash(recomputed) == hash(plan)
+        assert (
+            recomputed.to_json() == text
+            and str(recomputed) == str(plan)
+            and repr(recomputed) == repr(plan)
+        )
+        json.loads(text, parse_constant=pytest.fail)
+    assert guess(name, 0) != guess(name, -1)
+
+
+def test_a_plan_from_json_is_applied_as_the_plan_itself():
+    case, plan = CASES["nested_scans"], guess("nested_scans")
+    recomputed = jrc.Plan.from_json(plan.to_json())
+    texts = [
+        str(jax.make_jaxpr(case.gradient(p.apply(case.fn)))(*case.args)) for p in (plan, recomputed)
+    ]
+    assert re.sub("0x[0-9a-f]+", "", texts[0]) == re.sub("0x[0-9a-f]+", "", texts[1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "plan", "{}", "[]", "3", "null", '{"format": 1}', '{"format": 1}', None, 7]
+    + [
+        json.dumps(json.loads(guess("layers tanh").to_json()) | change)
+        for change in (
+            {"decision": {"stages": 3}},
+            {"decision": {"stages": [{"equations": "0-x"}]}},
+            {"kept": [{"name": "x"}]},
+            {"predicted": {"peak": 1}},
+            {"format": 99},
+            {"equations": None},
+        )
+    ],
+)
+def test_what_is_no_plan(text):
+    with pytest.raises(
+        ValueError, match=r"jrc\.Plan\.from_json: text must be a plan of format 5, "
+    ) as e:
+        jrc.Plan.from_json(text)
+    assert str(e.value).endswith("Plan again with jrc.plan.")
+
+
+def edited(name, **changes):
+    """A plan's text with other stages; a change is of the first stage, or of the plan."""
+    data = json.loads(guess(name).to_json())
+    for key, value in changes.items():
+        (data["decision"]["stages"][0] if key in ("equations", "saved", "recomputed") else data)[
+            key
+        ] = value
+    return json.dumps(data)
+
+
+def of_stages(stages, **more):
+    data = json.loads(guess("layers tanh").to_json())
+    return json.dumps(data | {"decision": {"stages": stages, **more}})
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (
+            lambda: of_stages([{"equations": "0-99"}]),
+            "decision, stage 0: equation 99 does not exist; the pro",
+        ),
+        (
+            lambda: of_stages([{"equations": "0-5"}, {"equations": "5-9"}]),
+            "stage 1: equation 5 is listed tw",
+        ),
+        (lambda: of_stages([{"equations": "1-9"}]), "its stages leave out equations 0; those"),
+        (
+            lambda: of_stages([]),
+            "its stages leave out equations 0-9; those that no result needs are none",
+        ),
+        (lambda: of_stages([{"equations": "5-0"}]), "'5-0' is no list of equations"),
+        (lambda: of_stages([{"equations": "1,0,2-9"}]), "stage 0: its equations must be in pro"),
+        (
+            lambda: of_stages([{"equations": "0-99999999999"}]),
+            "'0-99999999999' is no list of equations",
+        ),
+        (
+            lambda: edited("layers tanh", saved=[[99, 0]]),
+            "result 0 of equation 99 is saved, but not made",
+        ),
+        (
+            lambda: edited("layers tanh", saved=[[0, -1]]),
+            "result -1 of equation 0 is saved, but not made",
+        ),
+        (
+            lambda: edited("layers tanh", saved=[["0", 0]]),
+            "result 0 of equation '0' is saved, but not made",
+        ),
+        (lambda: edited("layers tanh", recomputed="99"), "equation 99 is recomputed, but not in"),
+        (
+            lambda: of_stages([{"equations": "0-9"}], chunks=-2),
+            "chunks must be a whole number >= 0, got -2",
+        ),
+        (
+            lambda: of_stages([{"equations": "0-9"}], chunks="2"),
+            "chunks must be a whole number >= 0, got '2'",
+        ),
+        (
+            lambda: of_stages([{"equations": "0-9", "inside": {"stages": []}}]),
+            "a stage with an inner decision must",
+        ),
+        (
+            lambda: of_stages([{"equations": "0-9", "recomputed": "0-9", "inside": None}]),
+            "a stage outside of all regions saves nothing by name",
+        ),
+        (lambda: edited("layers tanh", budget=-1), "budget is -1, not a whole number from 0"),
+        (
+            lambda: edited("layers tanh", saved_bytes=1.5),
+            "saved_bytes is 1.5, not a whole number from 0",
+        ),
+        (lambda: edited("layers tanh", digest=3), "digest is 3, not text"),
+        (lambda: edited("layers tanh", inputs=[1]), "inputs[0] is 1, not text"),
+        (lambda: edited("layers tanh", closed=99), "closed is 99, of 5 inputs"),
+        (
+            lambda: edited("layers tanh", kept=[{"name": "a", "times": -1, "bytes": 0}]),
+            "kept[0].times is",
+        ),
+        (lambda: edited("layers tanh", verified={"peak_bytes": 1}), "verified.flops is missing"),
+        (lambda: edited("layers tanh", format=1), "format 1"),
+        (lambda: "[]", "list, not an object"),
+    ],
+)
+def test_a_plan_that_was_edited(text, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as info:
+        jrc.Plan.from_json(text())
+    assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 5, ")
+    assert str(info.value).endswith(". Plan again with jrc.plan.")
+
+
+def edited_inside(edit):
+    """The text of a plan of a loop, of which the inside was edited."""
+    data = json.loads(guess("scan of twelve").to_json())
+    (body,) = (p["inside"] for p in data["decision"]["stages"] if p.get("inside"))
+    edit(body)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "edit, said",
+    [
+        (lambda body: body.update(chunks=99), "99 chunks of a loop of 12 steps"),
+        (lambda body: body.update(stages=[]), ", which the result needs, is missing"),
+        (lambda body: body.update(stages=[{"equations": "0-99"}]), "equation 99 does not exist"),
+        (lambda body: body["stages"][0].update(saved=[[0, 7]]), "result 7 of equation 0 is saved"),
+    ],
+)
+def test_an_inside_that_was_edited(edit, said):
+    plan = jrc.Plan.from_json(edited_inside(edit))
+    with pytest.raises(ValueError, match=re.escape(said)) as info:
+        plan.apply(CASES["scan of twelve"].fn)(WS, X)
+    assert str(info.value).startswith(
+        "jrc.Plan.apply: the decision of this plan does not fit its program"
+    )
+    assert str(info.value).endswith("with jrc.plan(fn, *args, budget=...).")
+
+
+def test_stages_in_an_order_that_does_not_work():
+    stages = [{"equations": "5-9"}, {"equations": "0-4"}]
+    plan = jrc.Plan.from_json(of_stages(stages))
+    with pytest.raises(ValueError, match="stage 0: equation 5 runs before equation 4, which makes"):
+        plan.apply(layers)(WS, X)
+
+
+def turned(ws, x):
+    for w in ws:
+        x = jnp.tanh(jnp.einsum("ij,kj->ik", x, w))
+    return jnp.sum(x**2)
+
+
+def wider(ws, x):
+    return layers(ws, jnp.concatenate([x, x]))
+
+
+def shared(ws, x):
+    return layers([ws[0], ws[0], *ws[2:]], x)
+
+
+@pytest.mark.parametrize(
+    "fn, args, text",
+    [
+        (layers, (WS, X[:2]), "equation 0 was dot_general:float32(4,4), tanh:float32(4,4), "),
+        (
+            functools.partial(layers, x=X[:2]),
+            (WS,),
+            "made for 5 arrays as arguments and 0 that the fun",
+        ),
+        (
+            functools.partial(layers, x=X[:2]),
+            (WS,),
+            "now there are 4 and 1. Arrays that a function closes over",
+        ),
+        (layers, ([*WS, WS[0]], X), "are 6 and 0: leaf 'ws/4' is not expected; equation"),
+        # Of a function that calls its arguments otherwise, only what is more or less.
+        (
+            lambda weights, inputs: layers(weights, inputs),
+            ([*WS, WS[0]], X),
+            "are 6 and 0: leaf 'weights/4' is not expected; equation",
+        ),
+        (lambda x, ws: layers(ws, x), (X, WS[:3]), "are 4 and 0: leaf 'ws/3' is missing; eq"),
+        (layers, (WS[:2], X), "are 3 and 0: leaves 'ws/2', 'ws/3' are missing; equation"),
+        (
+            layers,
+            (WS, X[:2]),
+            "'x' was float32[4,4], now it is float32[2,4]; ",
+        ),
+        (layers, ([*WS, WS[0]], X), "was nothing, now it is dot_general:float32(4,4), tanh:"),
+        (
+            CASES["layers sin"].fn,
+            (WS, X),
+            "1 was tanh:float32(4,4), now it is sin:float32(4,4) (an",
+        ),
+        (turned, (WS, X), "the same operators are joined in another way, work along other axes"),
+        (wider, (WS, X), "now it is concatenate:float32(8,4), dot_general:float32(8,4)"),
+        (shared, (WS, X), "the same operators are joined in another way, work along other axes"),
+        (
+            layers,
+            ([w.astype("bfloat16") for w in WS], X.astype("bfloat16")),
+            "dot_general:bfloat16",
+        ),
+    ],
+)
+def test_a_changed_program_is_refused(fn, args, text):
+    plan = guess("layers tanh")
+    with pytest.raises(ValueError, match=re.escape(text)) as info:
+        plan.apply(fn)(*args)
+    assert str(info.value).startswith("jrc.Plan.apply: this plan was made for another program than")
+    assert str(info.value).endswith("with jrc.plan(fn, *args, budget=...).")
+    with pytest.raises(TypeError, match="the argument must be a function, got str"):
+        plan.apply("layers")
+
+
+def test_a_longer_loop_is_another_program():
+    case = CASES["scan without xs"]
+    fn = case.fn.func if isinstance(case.fn, functools.partial) else case.fn
+    longer = functools.partial(fn, length=90, xs=False)
+    with pytest.raises(ValueError, match="another program"):
+        jax.grad(guess("scan without xs").apply(longer))(WS, X)
+
+
+def test_arguments_may_be_bound():
+    """Where an array comes from does not change a program."""
+    x, plan = CASES["wide batch"].args[1], guess("wide batch")
+    bound = functools.partial(layers, x=x)
+    assert plan.reruns
+    assert bit_equal(jax.grad(plan.apply(bound))(WS), jax.grad(plan.apply(layers))(WS, x))
+
+
+def test_the_source_may_move():
+    """A plan knows operators, not lines: the same program from elsewhere takes it."""
+
+    def moved(ws, x):
+        for w in ws:
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x**2)
+
+    lean = guess("layers tanh").apply(moved)
+    assert bit_equal(jax.grad(lean)(WS, X), jax.grad(guess("layers tanh").apply(layers))(WS, X))
+
+
+def test_a_plan_prints_as_a_table():
+    text = str(guess("gpt"))
+    head, *rows = text.splitlines()
+    assert re.fullmatch(
+        r"peak 1,000 B \(compiled; budget 1 B\), FLOPs 1\.\d{3} x those with nothing recomputed",
+        head,
+    )
+    assert rows[0].split() == ["saved", "values", "bytes"]
+    assert "decision=" not in repr(guess("gpt"))
+
+
+def marked_layers(ws, x):
+    for i, w in enumerate(ws):
+        x = jrc.mark(jnp.tanh(x @ w), f"layer_{i}")
+    return jnp.sum(x)
+
+
+def test_a_plan_names_what_it_saves_by_mark():
+    ws, x = [jnp.ones((16, 16))] * 6, jnp.ones((64, 16))
+    plan = jrc.plan(marked_layers, ws, x, budget=0.5, verify=False)
+    names = {each.name for each in plan.kept}
+    assert plan.reruns and names and names <= {f"layer_{i}" for i in range(6)}
+    assert any(name in str(plan) for name in names)
+
+
+def test_the_candidates_say_why_this_plan():
+    """A row from the leanest to nothing recomputed; the plan is the first to the left that fits."""
+    ws, x = [jnp.ones((16, 16))] * 6, jnp.ones((64, 16))
+    plan = jrc.plan(marked_layers, ws, x, budget=0.6)
+    count = 1 + [each.name for each in plan.candidates].index("nothing recomputed")
+    row, by_hand = plan.candidates[:count], plan.candidates[count:]
+    (chosen,) = [i for i, each in enumerate(row) if each.is_chosen]
+    assert row[chosen].predicted == plan.predicted
+    assert row[chosen].compiled_peak_bytes == plan.verified.peak_bytes <= plan.budget
+    flops = [each.predicted.flops for each in row]
+    assert flops == sorted(flops, reverse=True) and row[-1].predicted.flops_ratio == 1
+    compiled = [each for each in plan.candidates if each.compiled_peak_bytes is not None]
+    assert len(compiled) == plan.compilations
+    assert all(
+        each.compiled_peak_bytes is None or each.compiled_peak_bytes > plan.budget
+        for each in row[chosen + 1 :]
+    )
+    assert row[-1].change == "nothing recomputed" and "layer_" in row[chosen].change
+    assert {"everything recomputed", "products saved"} <= {each.name for each in by_hand}
+    assert jrc.Plan.from_json(plan.to_json()).candidates == plan.candidates
+    shown = str(plan).splitlines()
+    (line,) = [line for line in shown if line.strip().startswith(">")]
+    assert f"> {chosen + 1} of {len(row)}" in line and "(compiled)" in line
+
+
+SCRIPT = """
+import sys
+
+class NoScipy:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "scipy":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, NoScipy())
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+import jax.numpy as jnp
+import jrc
+
+def loss(ws, x):
+    x, _ = jax.lax.scan(lambda c, _: (jnp.tanh(jnp.sin(c @ ws[0])), None), x, None, length=8)
+    for w in ws:
+        x = jnp.tanh(x @ w) + jax.nn.softmax(x)
+    return jnp.sum(x)
+
+args = [jnp.ones((4, 4))] * 4, jnp.ones((8, 4))
+plan = jrc.plan(loss, *args, budget=0.3, verify=False)
+again = jrc.Plan.from_json(plan.to_json())
+jax.make_jaxpr(jax.grad(again.apply(loss)))(*args)
+assert plan.reruns and again == plan
+assert not any(name.partition(".")[0] == "scipy" for name in sys.modules)
+print(plan.to_json())
+"""
+
+
+@pytest.mark.slow
+def test_the_same_plan_in_every_process_and_without_scipy():
+    first, second = (run_python(SCRIPT, PYTHONHASHSEED=seed) for seed in "12")
+    assert first == second and jrc.Plan.from_json(first).reruns
