@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jrc._jaxpr import Program as Program
@@ -24,6 +23,7 @@ from jrc._jaxpr import nbytes as nbytes
 from jrc._jaxpr import primitive_name as primitive_name
 from jrc._jaxpr import walk as walk
 from jrc._targets import abstract_on as abstract_on
+from jrc._targets import target_device_context
 from jrc._text import memory_text as memory_text
 from jrc._text import network_text as network_text
 from jrc._text import seconds_text as seconds_text
@@ -43,19 +43,21 @@ from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
 from jrc.remat._gradient.compiled_memory import bytes_on_device as bytes_on_device
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
-from jrc.remat._planner.costs.buffer_peak import peak_of_temporaries
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
-from jrc.remat._planner.costs.platform_memory import memory_on
-from jrc.remat._planner.search.calibration import most_parts
-from jrc.remat._planner.search.candidates import Candidate
-from jrc.remat._planner.search.compiled_cost import compiled_cost
+from jrc.remat._planner.costs.compilers import compiler_on
+from jrc.remat._planner.costs.sharding import most_parts
+from jrc.remat._planner.costs.traced_peak import peak_of_temporaries
+from jrc.remat._planner.plan.decision import Baseline, LeftToJax, Stages
+from jrc.remat._planner.search.choose import before_refusal, plan_for
+from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.largest_within import largest_within as largest_within
 from jrc.remat._planner.search.largest_within import predicted_start as predicted_start
-from jrc.remat._planner.search.problem import PlanningProblem
-from jrc.remat._planner.search.search import choose
+from jrc.remat._planner.search.peaks import Peaks
+from jrc.remat._planner.search.problem import Problem, Request
+from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.solver import ParetoPoint, solve
-from jrc.remat._planner.solver.stages import decision_of
+from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.solver import solve
 from jrc.remat._report.collectives import Collective, collectives
 from jrc.remat._report.hlo import parse_hlo
 from jrc.train._communication import waiting_seconds as waiting_seconds
@@ -87,7 +89,7 @@ def predicted_peak(
     fixed = given + sum(map(bytes_on_device, arguments.of(arguments.perturbed)))
     gradient = arguments.traced(fn, has_aux)
     parts = most_parts(arguments.of(arguments.arrays))
-    return fixed, fixed + peak_of_temporaries(gradient, memory_on(platform)) // parts
+    return fixed, fixed + peak_of_temporaries(gradient, compiler_on(platform)) // parts
 
 
 class PlanSearch:
@@ -96,14 +98,13 @@ class PlanSearch:
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, compilations: int
     ) -> None:
-        self.fn, self.args, self.has_aux = fn, args, has_aux
+        self._peaks = Peaks(Problem.of(Request(fn, args, 0, has_aux)))
         self._compilations = compilations
-        self._memory: dict[int, Any] = {}
 
     def plan(self, budget: int | float | str, verify: bool = True) -> Any:
         """Return what `jrc.plan` returns."""
-        compiled = self._compiled if verify else None
-        return choose(self._problem, checked_budget(budget, "plan"), compiled, "plan")
+        compilations = self._compilations if verify else 0
+        return plan_for(self._peaks, checked_budget(budget, "plan"), compilations)
 
     def saved_bytes_front(self) -> list["FrontPoint"]:
         """Return the Pareto front by saved bytes and FLOPs of matrix products alone.
@@ -111,7 +112,8 @@ class PlanSearch:
         It comes from the planner's own solver on the planner's own graph, with every other cost
         set to zero, as PyTorch's partitioner weighs it.
         """
-        program = self._problem.program
+        function = self._peaks.problem.function
+        program = function.traced.program
         active = [v for v in program.jaxpr.invars if jnp.issubdtype(v.aval.dtype, jnp.floating)]
         graph = build_cost_graph(
             program, active_variables(program, active, program.jaxpr.outvars[:1])
@@ -119,34 +121,96 @@ class PlanSearch:
         nothing = (0,) * len(graph.sizes)
         nodes = tuple(
             dataclasses.replace(
-                node, cotangent_bytes=0, operands=(), flops=node.flops * _is_product(program, node)
+                node, cotangent_bytes=0, operands=(), cost=node.cost * _is_product(program, node)
             )
             for node in graph.nodes
         )
         weighed = dataclasses.replace(
             graph, nodes=nodes, recomputed_bytes=nothing, passing_bytes=nothing
         )
-        points = solve(weighed, settings=dataclasses.replace(SETTINGS, labels=2000, tiny_share=0.0))
+        settings = dataclasses.replace(SETTINGS, labels=2000, tiny_share=0.0)
         return [
-            FrontPoint(point.saved, point.flops, functools.partial(self._applied, graph, point))
-            for point in points
+            FrontPoint(
+                option.saved, option.cost, functools.partial(function.applied, option.decision)
+            )
+            for option in solve(weighed, settings=settings)
         ]
 
-    def _applied(self, graph: Any, point: ParetoPoint) -> Callable[..., Any]:
-        return self._problem.applied(Candidate(decision_of(graph, point), 0, 0, 0), self.fn)
 
-    @functools.cached_property
-    def _problem(self) -> PlanningProblem:
-        return PlanningProblem.of(
-            self.fn, self.args, 0, self.has_aux, "plan", compilations=self._compilations
-        )
+class CandidateTable:
+    """Every candidate of a function, with its cost and its peaks: modelled, predicted, compiled."""
 
-    def _compiled(self, candidate: Candidate) -> Any:
-        if id(candidate) not in self._memory:
-            fn = self._problem.applied(candidate, self.fn)
-            program = jax.jit(jax.value_and_grad(fn, has_aux=self.has_aux))
-            self._memory[id(candidate)] = compiled_cost(program.lower(*self.args), None)
-        return self._memory[id(candidate)]
+    def __init__(
+        self, fn: Callable[..., Any], args: Any, argnums: Any, has_aux: bool, target: Any
+    ) -> None:
+        args = abstract_on(target, tuple(args), "candidates") if target else tuple(args)
+        self.target = target
+        with target_device_context(target):
+            name = target.name if target else ""
+            self.problem = Problem.of(Request(fn, args, argnums, has_aux, target=name))
+        self.peaks = Peaks(self.problem)
+
+    def facts(self) -> dict[str, int]:
+        """Return FLOPs of the baseline, and bytes of arguments and results."""
+        return {"flops": self.problem.flops, "own": self.problem.own}
+
+    def rows(self, status: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Return a row for each candidate; all are compiled."""
+        found, options = [], self.problem.options
+        with target_device_context(self.target):
+            for i, option in enumerate(options):
+                status(f"{i + 1} of {len(options)}")
+                found.append(
+                    {
+                        "name": option.name,
+                        "cost": option.cost,
+                        "modelled": self.peaks.modelled(option),
+                        "predicted": self.peaks.predicted(option),
+                        "compiled": self.peaks.compiled(option).peak,
+                    }
+                )
+        return found
+
+
+class KnownPeaks:
+    """The peaks of a table of candidates, in the place of a compiler."""
+
+    is_inside = False
+
+    def __init__(self, program: Any) -> None:
+        self.own, rows = program["own"], program["rows"]
+        self.options = [
+            Option(
+                row["modelled"] - self.own, 0, row["cost"],
+                Baseline() if row["name"] == "baseline" else Stages((LeftToJax((i,)),)),
+                row["name"],
+            )
+            for i, row in enumerate(rows)
+        ]  # fmt: skip
+        self._rows = dict(zip(self.options, rows, strict=True))
+
+    def modelled(self, option: Option) -> int:
+        """Return the solver's peak."""
+        return self._rows[option]["modelled"]
+
+    def predict(self, options: Any) -> None:
+        """Do nothing: all is known."""
+
+    def predicted(self, option: Option) -> int:
+        """Return the predicted peak."""
+        return self._rows[option]["predicted"]
+
+    def compiled(self, option: Option) -> CompiledCost:
+        """Return the compiled peak."""
+        return CompiledCost(0, 0, self._rows[option]["compiled"], 0)
+
+
+def plan_from_table(peaks: KnownPeaks, budget: int, compilations: int) -> tuple[int | None, int]:
+    """Return the row that the search chooses, `None` if it refuses, and compilations."""
+    search = Search(peaks.options, peaks, compilations)
+    baseline = next(each for each in peaks.options if each.name == "baseline")
+    found = search.cheapest_fitting(budget) or before_refusal(search, budget, baseline)
+    return None if found is None else peaks.options.index(found), len(search.compiled)
 
 
 class CandidatePeaks:
@@ -155,34 +219,33 @@ class CandidatePeaks:
     def __init__(self, model: Any, target: Any, cache: Any) -> None:
         args = abstract_on(target, model.args, "prediction") if target else model.args
         self.fn, self.cache, self.name = model.fn, cache, target.name if target else "cpu"
-        self.problem = PlanningProblem.of(
-            model.fn, args, 0, model.has_aux, "prediction", target=target.name if target else ""
-        )
+        name = target.name if target else ""
+        self.problem = Problem.of(Request(model.fn, args, 0, model.has_aux, target=name))
 
     def peaks(self, status: Callable[[str], None]) -> dict[str, dict[str, int]]:
         """Return both peaks of each candidate, in bytes, by what it is called."""
-        found = {}
-        for way, candidate in self._some().items():
+        found, peaks = {}, Peaks(self.problem)
+        for way, option in self._some().items():
             status(f"{self.name}: {way}")
-            lowered = self.problem.lowered(candidate)
+            lowered = self.problem.gradient.lower(option.decision).lowered
             compiled = self.cache.of(
                 f"{self.name} {lowered.as_text()}",
                 lambda lowered=lowered: dataclasses.asdict(
-                    memory_needed(lowered, self.problem.arguments.platform)
+                    memory_needed(lowered, self.problem.platform)
                 ),
             )
-            predicted = self.problem.predicted(candidate, [candidate]).peak_bytes
-            found[way] = {"predicted": predicted, "compiled": Memory(**compiled).peak}
+            found[way] = {
+                "predicted": peaks.predicted(option), "compiled": Memory(**compiled).peak
+            }  # fmt: skip
         return found
 
-    def _some(self) -> dict[str, Candidate]:
-        row = self.problem.candidates
-        found = {"nothing recomputed": row[-1], "leanest": row[0], "middle": row[len(row) // 2]}
-        by_hand = {each.name: each for each in self.problem.all if each.name}
-        for name in ("every block recomputed", "every step recomputed"):
-            if name in by_hand:
-                found["every block"] = by_hand[name]
-        return found
+    def _some(self) -> dict[str, Option]:
+        problem = self.problem
+        found = {"baseline": problem.baseline}
+        if front := problem.front:
+            found |= {"leanest": front[0], "middle": front[len(front) // 2]}
+        named = [each for each in problem.manual if each.name.endswith("recomputed")]
+        return found | ({"by hand": named[0]} if named else {})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ from jrc._jaxpr.callback_lowering import (
     lower_callbacks_for_absent_gpus as lower_callbacks_for_absent_gpus,
 )
 from jrc._jaxpr.control_flow import can_rebuild as can_rebuild
+from jrc._jaxpr.control_flow import is_unrolled as is_unrolled
 from jrc._jaxpr.control_flow import loop_parts as loop_parts
 from jrc._jaxpr.control_flow import rebuild as rebuild
 from jrc._jaxpr.copy_for_readers import copy_for_readers as copy_for_readers
@@ -21,6 +22,7 @@ from jrc._jaxpr.equations import has_effects as has_effects
 from jrc._jaxpr.equations import inner_programs as inner_programs
 from jrc._jaxpr.equations import policy_in as policy_in
 from jrc._jaxpr.equations import repeats as repeats
+from jrc._jaxpr.equations import sharding_of as sharding_of
 from jrc._jaxpr.equations import walk as walk
 from jrc._jaxpr.gradient_gate import gate as gate
 from jrc._jaxpr.inline import inline_all as inline_all

@@ -69,6 +69,11 @@ def loop_parts(eqn: JaxprEqn) -> tuple[int, int]:
     return _same_rank(eqn.invars, body.invars) - carried, carried
 
 
+def is_unrolled(eqn: JaxprEqn) -> bool:
+    """Return whether several steps of a `scan` are compiled one behind another."""
+    return eqn.params["unroll"] != 1
+
+
 def _same_rank(outer: Sequence[Any], inner: Sequence[Any]) -> int:
     return sum(a.aval.ndim == b.aval.ndim for a, b in zip(outer, inner, strict=True))
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.sharding import NamedSharding
 
 from jrc._jaxpr.primitives import facts_of, primitive_name
 
@@ -48,6 +49,12 @@ def branch_outside_kernels(eqn: JaxprEqn) -> int | None:
 def policy_in(eqn: JaxprEqn) -> Any:
     """Return the policy of a `jax.checkpoint` region, one that `jax_remat3` wraps included."""
     return getattr(eqn.params.get("_prim"), "policy", None) or eqn.params.get("policy")
+
+
+def sharding_of(eqn: JaxprEqn) -> NamedSharding | None:
+    """Return the sharding on a mesh that a constraint gives to its result; else `None`."""
+    found = eqn.params.get("sharding") if primitive_name(eqn) == "sharding_constraint" else None
+    return found if isinstance(found, NamedSharding) else None
 
 
 def repeats(eqn: JaxprEqn) -> int:

@@ -6,6 +6,7 @@ from jrc.remat._gradient.compiled_memory import device_of as device_of
 from jrc.remat._gradient.compiled_memory import memory_needed as memory_needed
 from jrc.remat._planner.budget import BudgetError as BudgetError
 from jrc.remat._planner.budget import checked_budget as checked_budget
+from jrc.remat._planner.budget import checked_compilations as checked_compilations
 from jrc.remat._planner.costs.host_link import check_offload as check_offload
 from jrc.remat._planner.costs.host_link import host_link as host_link
 from jrc.remat._planner.largest_batch import LargestBatch as LargestBatch
@@ -15,9 +16,6 @@ from jrc.remat._planner.make_plan import plan_for_each as plan_for_each
 from jrc.remat._planner.plan.plan import Plan as Plan
 from jrc.remat._planner.plan.plan_candidates import Estimate as Estimate
 from jrc.remat._planner.plan_within import plan_within as plan_within
-from jrc.remat._planner.search.compilations import (
-    checked_compilations as checked_compilations,
-)
 from jrc.remat._policy.rules import Offload as Offload
 from jrc.remat._policy.rules import RecomputePrimitives as RecomputePrimitives
 from jrc.remat._policy.rules import Rule as Rule

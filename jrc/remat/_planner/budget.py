@@ -8,6 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrc._validate import whole_number
+from jrc.remat._planner.settings import SETTINGS
+
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # `15`, `1.5`, `.5`, `1.5e9`.
 _NUMBER = r"((?:[0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})(?:e\+?[0-9]{1,2})?)"
@@ -77,6 +80,19 @@ def checked_budget(budget: object, who: str) -> int | float:
             "as a float: 0.5."
         )
     return size
+
+
+def checked_compilations(compilations: int | None, who: str, on_target: bool = False) -> int:
+    """Return how many programs a search may compile: fewer where each may take a minute.
+
+    Raises:
+        TypeError: If it is no whole number.
+        ValueError: If it is not from 1 to 10.
+    """
+    if compilations is None:
+        return SETTINGS.compilations_on_target if on_target else SETTINGS.compilations
+    remedy = "Leave it out, or write compilations=5."
+    return whole_number(compilations, "compilations", who, least=1, most=10, remedy=remedy)
 
 
 def _of_text(text: str, who: str) -> int:

@@ -1,8 +1,6 @@
 """The largest batch that fits into a budget."""
 
-import functools
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,27 +10,21 @@ import numpy as np
 from jrc._errors import name_of
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
-from jrc._text import html_of, memory_text
+from jrc._text import html_of
 from jrc._validate import check_flag, whole_number
-from jrc.remat._gradient.arguments import arguments_of
-from jrc.remat._planner.budget import checked_budget
+from jrc.remat._planner.budget import checked_budget, checked_compilations
 from jrc.remat._planner.costs.host_link import host_link
-from jrc.remat._planner.make_plan import plan
+from jrc.remat._planner.make_plan import plan_of_process_0
 from jrc.remat._planner.plan.plan import Plan
-from jrc.remat._planner.search.batch_on_target import BatchOnTarget
-from jrc.remat._planner.search.compilations import compilation_limits
-from jrc.remat._planner.search.largest_within import largest_within
-from jrc.remat._planner.search.problem import PlanningProblem
-from jrc.remat._planner.search.search import least_peak
-
-_logger = logging.getLogger("jrc")
+from jrc.remat._planner.search.batches import Batches
+from jrc.remat._planner.search.problem import Problem, Request
 
 
 class LargestBatch(NamedTuple):
     """How many examples fit.
 
     Attributes:
-        plain: The largest batch with nothing recomputed; 0 if none fits.
+        plain: The largest batch of the baseline, with nothing recomputed; 0 if none fits.
         recomputed: The largest batch that some plan fits; 0 if none does.
         plan: The cheapest plan for `recomputed` examples; `None` if none fits.
         most: The bound of the search, a multiple of `multiple_of`: where a size is this, more may
@@ -76,9 +68,9 @@ def largest_batch(
 ) -> LargestBatch:
     """Return the largest batch whose gradient fits a budget, with and without recomputation.
 
-    Bytes grow nearly in proportion to the batch, so that a few compilations find it. With a target
-    the model of its compiler says where to begin, and no program is compiled if arguments, results
-    and gradients of the smallest batch exceed the budget. Nothing is run.
+    Bytes grow nearly in proportion to the batch, so that a few compilations find it. Predictions
+    say where to begin, and no program is compiled if arguments, results and gradients of the
+    smallest batch exceed the budget. Nothing is run.
 
     Args:
         make_args: From a batch size the tuple of arguments of `fn`: arrays, or better
@@ -167,67 +159,26 @@ def largest_batch(
     placed = arguments(int(multiple_of)) if offload is not False and there is None else ()
     link = host_link(offload, there, jax.tree.leaves(placed), who)
 
-    # As `plan` does below.
-    few, bound = compilation_limits(None, bool(there), link is not None)
-
-    def problem_of(batch: int) -> PlanningProblem:
-        return PlanningProblem.of(
-            fn, arguments(batch), argnums, has_aux, who, few, respect_checkpoints,
-            there.name if there else "", most=bound, link=link,
+    def problem_of(batch: int) -> Problem:
+        return Problem.of(
+            Request(
+                fn, arguments(batch), argnums, has_aux, who, respect_checkpoints,
+                target=there.name if there else "", link=link,
+            )
         )  # fmt: skip
 
-    @functools.cache
-    def plain(batch: int) -> int:
-        args = arguments_of(fn, arguments(batch), argnums, who, numbers=True)
-        return logged(batch, "nothing recomputed", args.memory(args.lowered(fn, has_aux)).peak)
-
-    def leanest(batch: int) -> int:
-        problem, least = problem_of(batch), plain(batch)
-        if problem.is_split:
-            problem = problem.calibrated({problem.candidates[-1]: least})
-        if least > limit:
-            least = min(least, least_peak(problem, lambda i: compiled(problem, i), limit))
-        return logged(batch, "the leanest plan", least)
-
-    def compiled(problem: PlanningProblem, i: int) -> int:
-        return problem.arguments.memory(problem.lowered(problem.all[i])).peak
-
-    def logged(batch: int, what: str, peak: int) -> int:
-        _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))
-        return peak
-
     step, end = int(multiple_of), int(most // multiple_of * multiple_of)
-    on_target = BatchOnTarget(problem_of, plain, limit, step, end, logged) if there else None
+    compilations = checked_compilations(None, who, there is not None)
+    batches = Batches(problem_of, limit, step, end, compilations)
     with shown_meanwhile(f"{who}: tracing"), target_device_context(there):
-        if on_target:
-            without = on_target.plain()
-            recomputed = on_target.recomputed(without)
-        else:
-            without = largest_within(plain, limit, step, end)
-            recomputed = max(without, largest_within(leanest, limit, step, end))
-    if not recomputed:
-        return LargestBatch(0, 0, None, end)
-    args = arguments(recomputed)
-    if recomputed == end and recomputed > step:
-        _check_growth(arguments(step), args, step, recomputed, name_of(make_args))
-    if on_target:
-        with target_device_context(there):
-            found = on_target.plan(recomputed, without)
-        return LargestBatch(without, recomputed, found, end)
-    return LargestBatch(
-        without,
-        recomputed,
-        plan(
-            fn,
-            *args,
-            budget=limit,
-            argnums=argnums,
-            has_aux=has_aux,
-            respect_checkpoints=respect_checkpoints,
-            offload=offload,
-        ),
-        end,
-    )
+        without = batches.without()
+        recomputed = batches.recomputed(without)
+        if not recomputed:
+            return LargestBatch(0, 0, None, end)
+        if recomputed == end and recomputed > step:
+            _check_growth(arguments(step), arguments(end), step, end, name_of(make_args))
+        found = plan_of_process_0(lambda: batches.plan(recomputed), who)
+    return LargestBatch(without, recomputed, found, end)
 
 
 def _takes_one(fn: Callable[..., Any]) -> bool | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,24 +9,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import name_of
 from jrc._multihost import all_or_none
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import arguments_of
-from jrc.remat._gradient.compiled_memory import bytes_on_device
-from jrc.remat._planner.budget import BudgetError, checked_budget
+from jrc.remat._planner.budget import BudgetError, checked_budget, checked_compilations
 from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_cache import check_cache, plan_in
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
-from jrc.remat._planner.search.candidates import Candidate
-from jrc.remat._planner.search.compilations import checked_compilations, compilation_limits
-from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
-from jrc.remat._planner.search.problem import PlanningProblem
-from jrc.remat._planner.search.search import calibrated, choose
+from jrc.remat._planner.search.choose import plan_for
+from jrc.remat._planner.search.peaks import Peaks, fingerprint_of
+from jrc.remat._planner.search.problem import Problem, Request
+
+_WHO = "jrc.plan"
 
 
 def plan(
@@ -159,7 +156,7 @@ def plan(
     Source: save-sets as in Jain et al., "Checkmate", arXiv 1910.02653; the peak at every backward
     position as in Beaumont et al., "Rockmate", ICML 2023.
     """
-    search = _Search(
+    planner = _Planner(
         fn,
         args,
         argnums,
@@ -171,8 +168,8 @@ def plan(
         target,
         offload,
     )
-    with shown_meanwhile(f"{search.who}: tracing and solving"):
-        return search.plan(budget)
+    with shown_meanwhile("jrc.plan: tracing and solving"):
+        return planner.plan(budget)
 
 
 def plan_for_each(
@@ -191,21 +188,19 @@ def plan_for_each(
         budgets: Each as for `plan`.
         **options: The other arguments of `plan`.
     """
-    search = _Search(fn, args, **options)
+    planner = _Planner(fn, args, **options)
     found: list[Plan | BudgetError] = []
-    with shown_meanwhile(f"{search.who}: tracing and solving"):
+    with shown_meanwhile("jrc.plan: tracing and solving"):
         for budget in budgets:
             try:
-                found.append(search.plan(budget))
+                found.append(planner.plan(budget))
             except BudgetError as error:
                 found.append(error)
     return found
 
 
-class _Search:
+class _Planner:
     """The plans of one function for any budgets; its arguments are those of `plan`, checked."""
-
-    who = "jrc.plan"
 
     def __init__(
         self,
@@ -220,57 +215,51 @@ class _Search:
         target: Target | str | None = None,
         offload: bool | float = False,
     ) -> None:
-        who = self.who
-        check_flag(verify, "verify", who)
-        self.target = there = checked_target(target, who)
-        asked = checked_compilations(compilations, who)
-        self.compilations, most = compilation_limits(asked, bool(there), offload is not False)
-        self.most = most if verify else None
-        check_cache(cache, who)
-        self.fn, self.args = fn, abstract_on(there, args, who) if there else args
-        self.argnums, self.has_aux, self.verify = argnums, has_aux, verify
+        check_flag(verify, "verify", _WHO)
+        self.target = there = checked_target(target, _WHO)
+        most = checked_compilations(compilations, _WHO, there is not None)
+        self.compilations = most if verify else 0
+        check_cache(cache, _WHO)
         self.cache = cache
-        self.respects = respect_checkpoints
-        self.name = there.name if there else ""
-        self.link = host_link(offload, there, jax.tree.leaves(self.args), who)
+        args = abstract_on(there, args, _WHO) if there else args
+        link = host_link(offload, there, jax.tree.leaves(args), _WHO)
+        self.request = Request(
+            fn,
+            args,
+            argnums,
+            has_aux,
+            _WHO,
+            respect_checkpoints,
+            target=there.name if there else "",
+            link=link,
+        )
 
     def plan(self, budget: int | str | float | None) -> Plan:
         """Return the plan for a budget."""
         default = self.target.budget if self.target and budget is None else budget
-        limit = checked_budget(default, self.who)
+        limit = checked_budget(default, _WHO)
         with target_device_context(self.target):
-            return plan_of_process_0(lambda: self._stored(limit), self.who)
+            return plan_of_process_0(lambda: self._stored(limit), _WHO)
 
     def _stored(self, limit: int | float) -> Plan:
         if self.cache is None:
-            return self._found(limit)
+            return plan_for(self._peaks, limit, self.compilations)
         signature, gradient = self._fingerprints
         asked = {
             "gradient": gradient,
             "budget": limit,
-            "argnums": self.argnums,
-            "has_aux": self.has_aux,
-            "verify": self.verify,
-            "compilations": [self.compilations, self.most],
-            "target": self.name,
-            "offload": self.link and dataclasses.astuple(self.link),
+            "argnums": self.request.argnums,
+            "has_aux": self.request.has_aux,
+            "compilations": self.compilations,
+            "target": self.request.target,
+            "offload": self.request.link and dataclasses.astuple(self.request.link),
         }
-        return plan_in(self.cache, signature, self.args, asked, lambda: self._found(limit))
-
-    def _found(self, limit: int | float) -> Plan:
-        problem, compiled = self._problem
-        return choose(problem, limit, compiled if self.verify else None, self.who)
+        find = lambda: plan_for(self._peaks, limit, self.compilations)  # noqa: E731
+        return plan_in(self.cache, signature, self.request.args, asked, find)
 
     @functools.cached_property
-    def _problem(self) -> tuple[PlanningProblem, "Compiler"]:
-        problem = PlanningProblem.of(
-            self.fn, self.args, self.argnums, self.has_aux, self.who, self.compilations,
-            self.respects, self.name, link=self.link, most=self.most,
-        )  # fmt: skip
-        compiled = Compiler(problem)
-        if problem.is_split and not self.verify:
-            problem = calibrated(problem, compiled, self.who)
-        return problem, compiled
+    def _peaks(self) -> Peaks:
+        return Peaks(Problem.of(self.request))
 
     @functools.cached_property
     def _fingerprints(self) -> tuple[Signature, str]:
@@ -278,44 +267,12 @@ class _Search:
 
         The latter has custom rules, policies, shardings and small constants.
         """
-        traced = traced_for_plan(self.fn, self.args, {}, self.who, self.respects)
-        arguments = arguments_of(self.fn, self.args, self.argnums, self.who, numbers=True)
-        gradient = fingerprint_of(arguments.lowered(self.fn, self.has_aux))
-        return signature_of(traced, self.respects), gradient
-
-
-class Compiler:
-    """Compiles candidates; equal programs once."""
-
-    def __init__(self, problem: PlanningProblem):
-        self.problem = problem
-        self.known: dict[str, CompiledCost] = {}
-
-    def __call__(self, candidate: Candidate) -> CompiledCost:
-        lowered = self.problem.lowered(candidate)
-        text = fingerprint_of(lowered)
-        if text not in self.known:
-            arguments = self.problem.arguments
-            given = sum(map(bytes_on_device, arguments.of(arguments.arrays)))
-            try:
-                self.known[text] = compiled_cost(
-                    lowered, arguments.platform, given, self.problem.is_split
-                )
-            except jax.errors.JaxRuntimeError as error:
-                way = f"with {candidate.name}" if candidate.name else "under one of its plans"
-                error.add_note(
-                    f"jrc: the compiler raised this for `{name_of(self.problem.fn)}` {way}. "
-                    "Another budget or batch leads to other programs."
-                )
-                raise
-        return self.known[text]
-
-
-def fingerprint_of(lowered: jax.stages.Lowered) -> str:
-    """Return a hash of a program without its name; of large constants their shapes alone."""
-    module: Any = lowered.compiler_ir("stablehlo")
-    _, _, text = module.operation.get_asm(large_elements_limit=1024).partition(" attributes ")
-    return hashlib.sha256(text.encode()).hexdigest()
+        request = self.request
+        respects = request.respect_checkpoints
+        traced = traced_for_plan(request.fn, request.args, {}, _WHO, respects)
+        arguments = arguments_of(request.fn, request.args, request.argnums, _WHO, numbers=True)
+        gradient = fingerprint_of(arguments.lowered(request.fn, request.has_aux))
+        return signature_of(traced, respects), gradient
 
 
 def plan_of_process_0(find: Callable[[], Plan], who: str) -> Plan:

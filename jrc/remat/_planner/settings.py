@@ -27,52 +27,30 @@ class PlannerSettings:
             reached, only ways by hand are candidates.
         coarse_rest: Cells into which closed bytes are divided when there are too many labels.
         coarse_open: The same for the bytes of the open region.
-        repeated_flops: Blocks are runs of equal products if these have at least this share of the
-            FLOPs; else operators are compared, of any shape.
-        least_stack: A run of equal operators is a stack of blocks if it has at least this share of
-            the FLOPs.
-        most_repetitions: At most so many repetitions are one block.
-        much_less_crossing: They are if at most this share of the bytes crosses its ends.
-        inner_options: How many options of a loop or a `shard_map` the outer program chooses from.
+        cut_regions: The scales of cuts: about how many regions a program is cut into.
+        options: About how many options of the solver a search chooses from.
+        inner_options: About how many options of a loop the outer program chooses from.
+        mapped_options: The same of a `shard_map`, which is most of a program.
         branch_levels: How many options of a `cond`, and of each of its branches.
         chunk_scales: Numbers of chunks of a loop that are tried, in multiples of the number that
             balances carries between chunks against saved values inside of them.
         part_price: Between two options of a loop, a part of its steps is moved from one to the
             other for each such share of the FLOPs of its gradient.
         most_parts: At most so many such steps between two options.
-        flops_weight: How many times a change of FLOPs counts as much as the same relative change
+        cost_weight: How many times a change of cost counts as much as the same relative change
             of bytes when points are spread along the Pareto front.
-        least_gain: Two candidates differ by at least this relative change of bytes.
-        highest_price: A candidate may pay at most this many times the relative gain in bytes, as a
-            share of the FLOPs of the gradient.
-        low_price: Below this price several steps are merged into one candidate.
-        merged_gain: A merged candidate gains at most this relative change of bytes.
         compilations: How many programs a search may compile.
+        leanest_compiled: For a fraction of the range so many options that may be the leanest are
+            compiled; for a fraction of 0 as many as a search may.
+        compiled_between: So many at least are then compiled between both ends.
+        compiled_before_refusal: So many more that may be the leanest are compiled before a budget
+            is refused.
+        tried_above_budget: Where an option fits, a cheaper one is tried if it is expected to need
+            at most this many times the budget.
+        predicted_together: On an accelerator the gradients of so many options are traced together.
         compilations_on_target: The same for an accelerator that is not there, whose compiler may
             take a minute for each.
-        leanest_on_target: On a target so many that may be the leanest are compiled at most: for a
-            fraction, before a budget is refused, and once before the search for the largest batch
-            follows one of them.
-        leanest_compiled: How many of the leanest candidates may be compiled before a budget is
-            refused: XLA may need less for the second than for the first.
-        by_hand_compiled: The same for the leanest ways by hand. Of both together the leanest by
-            their own gradient programs are compiled.
-        leanest_margin: One of them is compiled only if its predicted peak is at most this many
-            times the least compiled one.
-        followed_margin: Before one of them is compiled, the gradient programs of all ways by hand
-            are traced whose modelled peak is at most this many times the least.
-        compiled_margin: One that was traced is compiled only if its predicted peak is at most this
-            many times the least compiled one.
-        cheaper_compiled: At most so many ways by hand are compiled because they cost fewer FLOPs.
-        cheaper_margin: They are compiled if their predicted peak is at most this many times the
-            budget, those within the budget first.
-        by_hand_margin: Where no candidate fits, a way by hand is compiled if its predicted peak is
-            at most this many times the budget.
-        plain_first_ratio: The gradient with nothing recomputed is compiled first if what XLA must
-            keep of it is less than this many times the peak of the leanest candidate.
-        followed_equations: Without compilations, two gradient programs are traced for predictions,
-            but only one if the program has more equations than this.
-        least_lent: A temporary may lie in the memory of a later result if it has at least this
+        least_shared: A temporary may lie in the memory of a later result if it has at least this
             share of the bytes of the largest one.
         attained_flops: The share of an accelerator's published FLOP/s that programs reach, where
             copies to the host are weighed against recomputation.
@@ -96,34 +74,23 @@ class PlannerSettings:
     label_steps: int = 20_000_000
     coarse_rest: int = 400
     coarse_open: int = 100
-    repeated_flops: float = 0.5
-    least_stack: float = 0.05
-    most_repetitions: int = 4
-    much_less_crossing: float = 0.8
+    cut_regions: tuple[int, ...] = (4, 8, 16, 32, 64)
+    options: int = 30
     inner_options: int = 64
+    mapped_options: int = 128
     branch_levels: int = 8
     chunk_scales: tuple[float, ...] = (0.5, 1.0, 2.0)
     part_price: float = 0.02
     most_parts: int = 16
-    flops_weight: float = 10.0
-    least_gain: float = 0.005
-    highest_price: float = 2.0
-    low_price: float = 0.05
-    merged_gain: float = 0.1
+    cost_weight: float = 10.0
     compilations: int = 5
     compilations_on_target: int = 3
-    leanest_on_target: int = 3
     leanest_compiled: int = 2
-    by_hand_compiled: int = 3
-    leanest_margin: float = 2.0
-    followed_margin: float = 1.5
-    compiled_margin: float = 1.15
-    cheaper_compiled: int = 2
-    cheaper_margin: float = 1.08
-    by_hand_margin: float = 1.25
-    plain_first_ratio: int = 2
-    followed_equations: int = 800
-    least_lent: float = 1 / 2000
+    compiled_between: int = 2
+    compiled_before_refusal: int = 3
+    tried_above_budget: float = 1.25
+    predicted_together: int = 4
+    least_shared: float = 1 / 2000
     attained_flops: float = 0.5
     hidden_copy_price: float = 0.02
     offloaded_points: int = 8

@@ -6,6 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
+from jrc.remat._planner.solver.blocks import repetitions
 
 import jrc
 from jrc._jaxpr import Program, flops, inline_all, walk
@@ -13,7 +14,6 @@ from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.program.unshare import unshared
 from jrc.remat._planner.search.problem import PlanningProblem
-from jrc.remat._planner.solver.blocks import repetitions
 from tests.remat.measure import largest_error, operators
 
 DEPTH = 8

@@ -6,18 +6,18 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-
-import jrc
-from jrc._jaxpr import flops
-from jrc.remat._gradient.compiled_memory import memory_needed
-from jrc.remat._planner.plan.decision import Decision
-from jrc.remat._planner.search.problem import PlanningProblem
 from jrc.remat._planner.solver.loop_options import (
     _convex_front,
     _for_steps,
     _Loop,
     _near_divisor,
 )
+
+import jrc
+from jrc._jaxpr import flops
+from jrc.remat._gradient.compiled_memory import memory_needed
+from jrc.remat._planner.plan.decision import Decision
+from jrc.remat._planner.search.problem import PlanningProblem
 from jrc.remat._planner.solver.solver import InnerOption
 from tests.remat.measure import largest_error
 

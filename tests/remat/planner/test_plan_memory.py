@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from jrc.remat._planner.costs.buffer_peak import peak_of_temporaries
+from jrc.remat._planner.costs.platform_memory import memory_on
 
 from jrc.remat import memory_needed
-from jrc.remat._planner.costs.buffer_peak import peak_of_temporaries
 from jrc.remat._planner.costs.operations import Operations
-from jrc.remat._planner.costs.platform_memory import memory_on
 from jrc.remat._planner.costs.written_values import WrittenValues
 from jrc.remat._planner.search.problem import PlanningProblem
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jrc.remat._planner.search.calibration import Calibration, calibration_of, most_parts
 
 import jrc
 from jrc._targets import accelerator
 from jrc.models import gpt
 from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner import make_plan
-from jrc.remat._planner.search.calibration import Calibration, calibration_of, most_parts
 from jrc.remat._planner.search.compiled_cost import compiled_cost
 from jrc.remat._planner.search.problem import PlanningProblem
 from jrc.remat._planner.search.search import calibrated

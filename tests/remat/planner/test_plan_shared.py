@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jrc.remat._planner.solver.blocks import find_blocks, longest_repetition
 
 import jrc
 from jrc._jaxpr import Program, inline_all
@@ -12,7 +13,6 @@ from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
 from jrc.remat._planner.program.unshare import unshared
 from jrc.remat._planner.search.problem import PlanningProblem
-from jrc.remat._planner.solver.blocks import find_blocks, longest_repetition
 from tests.remat.measure import largest_error
 
 LAYERS, WIDTH, BATCH, LENGTH, HEADS = 6, 32, 4, 32, 2

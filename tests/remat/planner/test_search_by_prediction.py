@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from jrc.remat._planner.search.candidate_peaks import Peaks
+from jrc.remat._planner.search.search_by_prediction import cheapest_fitting
 
 import jrc
 from jrc.remat._planner.make_plan import Compiler
-from jrc.remat._planner.search.candidate_peaks import Peaks
 from jrc.remat._planner.search.problem import PlanningProblem
 from jrc.remat._planner.search.search import choose
-from jrc.remat._planner.search.search_by_prediction import cheapest_fitting
 from tests.remat.planner.test_plan_by_hand import encoder_decoder
 
 pytestmark = pytest.mark.wrong_types

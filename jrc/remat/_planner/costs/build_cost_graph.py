@@ -5,10 +5,10 @@ from typing import Any
 
 from jrc._jaxpr import INPUT, Program, equation_flops, has_effects, is_variable
 from jrc.remat._planner.costs import memory_model
+from jrc.remat._planner.costs.compilers import CPU, Compiler
 from jrc.remat._planner.costs.constraints import must_run_once
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.derivative_reads import DerivativeReads
-from jrc.remat._planner.costs.platform_memory import CPU, PlatformMemory
 from jrc.remat._planner.costs.save_candidates import save_candidates
 from jrc.remat._planner.program.schedule import schedule
 
@@ -17,7 +17,8 @@ def build_cost_graph(
     program: Program,
     active: set[Any],
     carried: Sequence[Any] = (),
-    memory: PlatformMemory = CPU,
+    compiler: Compiler = CPU,
+    results: Sequence[int] = (),
 ) -> CostGraph:
     """Return the cost graph of a program.
 
@@ -26,7 +27,8 @@ def build_cost_graph(
         active: The variables that a derivative flows through.
         carried: Inputs that are not there in the backward pass unless they are saved: the carries
             of a loop.
-        memory: What is assumed of the platform.
+        compiler: What is assumed of the platform's compiler.
+        results: Bytes of each result in whose memory saved values may lie.
     """
     eqns, steps = program.eqns, {p: k for k, p in enumerate(program.steps)}
     order = [p for p in schedule(program) if p in steps]
@@ -35,10 +37,10 @@ def build_cost_graph(
     fused = [memory_model.is_fused_variable(program, v) for v in made]
     reads = DerivativeReads()
     nodes = [_carry_node(number, carried)] if carried else []
-    cotangents = memory_model.cotangent_bytes(program, order, active, memory)
+    cotangents = memory_model.cotangent_bytes(program, order, active, compiler)
     for p, size in zip(order, cotangents, strict=True):
-        nodes.append(_node(program, p, active, steps, number, made, fused, reads, size, memory))
-    sizes = tuple(memory.array_bytes(v.aval) for v in made)
+        nodes.append(_node(program, p, active, steps, number, made, fused, reads, size, compiler))
+    sizes = tuple(compiler.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(
         [tuple(node.derivative_reads) for node in nodes],
         [node.reads for node in nodes],
@@ -57,6 +59,7 @@ def build_cost_graph(
         ),
         may_save=tuple(save_candidates(nodes, sizes, fused)),
         names=tuple(_name(program, v, steps) for v in made),
+        results=tuple(results),
     )
 
 
@@ -70,7 +73,7 @@ def _node(
     fused: Sequence[bool],
     reads: DerivativeReads,
     cotangents: int,
-    memory: PlatformMemory,
+    compiler: Compiler,
 ) -> CostNode:
     eqn = program.eqns[p]
     is_active = not active.isdisjoint(eqn.outvars)
@@ -83,14 +86,14 @@ def _node(
         reads=tuple(number[v] for v in program.sources(p) if v in number),
         makes=tuple(number[v] for v in eqn.outvars),
         derivative_reads=frozenset(needs),
-        flops=equation_flops(eqn),
+        cost=equation_flops(eqn),
         inner_bytes=inner_bytes,
         active=is_active,
         runs_once=must_run_once(eqn),
         has_effects=has_effects(eqn),
         cotangent_bytes=cotangents,
         operands=tuple(
-            (v, memory_model.operand_bytes(program, made[v], memory))
+            (v, compiler.operand_bytes(program, made[v]))
             for v in dict.fromkeys(needs)
             if fused[v] and own_kernel
         ),
@@ -104,7 +107,7 @@ def _carry_node(number: Mapping[Any, int], carried: Sequence[Any]) -> CostNode:
         reads=(),
         makes=tuple(number[v] for v in carried),
         derivative_reads=frozenset(),
-        flops=0,
+        cost=0,
         inner_bytes=None,
         active=False,
         runs_once=True,

@@ -1,4 +1,4 @@
-"""The cost graph: each equation of a program with what it costs, in bytes and FLOPs.
+"""The cost graph: each equation of a program with what it costs, in bytes and time.
 
 The solver sees this graph and nothing else of the program; `build_cost_graph` makes it.
 """
@@ -16,7 +16,7 @@ class CostNode:
         reads: Its operands, but for inputs of the program.
         makes: Its results.
         derivative_reads: Those of both that its derivative reads.
-        flops: Floating-point operations of one run.
+        cost: What one run costs, in the planner's unit: FLOPs.
         inner_bytes: Bytes of residuals of programs inside, which have no name outside; 0 if there
             are none, `None` if it carries no program.
         active: Whether it is differentiated.
@@ -31,7 +31,7 @@ class CostNode:
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     derivative_reads: frozenset[int]
-    flops: int
+    cost: int
     inner_bytes: int | None
     active: bool
     runs_once: bool
@@ -52,6 +52,7 @@ class CostGraph:
         passing_bytes: Bytes that it takes for a moment when it is recomputed.
         may_save: Whether a plan may save it.
         names: Where every variable comes from: its equation, and which result it is.
+        results: Bytes of the results that are computed last; saved values may lie in their memory.
     """
 
     nodes: tuple[CostNode, ...]
@@ -60,12 +61,13 @@ class CostGraph:
     passing_bytes: tuple[int, ...]
     may_save: tuple[bool, ...]
     names: tuple[tuple[int, int], ...]
+    results: tuple[int, ...] = ()
 
     def is_fused(self, v: int) -> bool:
         """Return whether XLA computes a variable inside of its readers."""
         return not self.recomputed_bytes[v] and not self.passing_bytes[v]
 
     @functools.cached_property
-    def flops(self) -> int:
-        """FLOPs of one forward pass, at least 1."""
-        return max(1, sum(node.flops for node in self.nodes))
+    def cost(self) -> int:
+        """What one forward pass costs, at least 1."""
+        return max(1, sum(node.cost for node in self.nodes))

@@ -1,31 +1,27 @@
 """What the solver assumes of XLA: what is fused, what lies in memory, and for how long.
 
-The model has four assumptions. It finds and ranks candidates. The peak that a plan states as
-predicted follows the values of its gradient program, in `buffer_peak`; compiled programs are the
-judge of both.
+The model has four assumptions. It finds and ranks options; what differs between platforms is in
+`compilers`. Compiled programs are the judge.
 
 1. **Fusion.** A result of a `Fusion.INSIDE` primitive takes no memory of its own: XLA computes it
    inside of whatever reads it. Where a kernel of its own (a product) reads it, it does take memory
-   while that kernel is differentiated; on CPU twice, if it was broadcast for it, on TPU not.
+   while that kernel is differentiated.
 2. **Recomputed values** lie in memory from the moment at which their region is recomputed until
    the equation that makes them has been differentiated, if a derivative reads them; else only for
    a moment.
 3. **Cotangents.** The cotangent of a value lies in memory from its last reader to its maker, if a
    kernel of its own stands between them. That of an input stays to the end.
-4. **Results** that are not computed yet lend their memory to saved values that are no larger,
-   each to one at a time.
+4. **Results** that are not computed yet share their memory with saved values that are no larger,
+   each with one at a time.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jrc._jaxpr import INPUT, Fusion, Program, facts_of, is_variable, nbytes
-from jrc.remat._gradient.residuals import Residuals
+from jrc._jaxpr import INPUT, Fusion, Program, facts_of
+from jrc.remat._planner.costs.compilers import Compiler
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
-from jrc.remat._planner.costs.platform_memory import PlatformMemory
-from jrc.remat._planner.settings import SETTINGS
 
 
 def is_fused(eqn: Any) -> bool:
@@ -42,17 +38,6 @@ def is_fused_variable(program: Program, var: Any) -> bool:
     """Return whether a variable is made by an equation that XLA fuses into its readers."""
     p = program.producer[var]
     return p != INPUT and is_fused(program.eqns[p])
-
-
-def operand_bytes(program: Program, var: Any, memory: PlatformMemory) -> int:
-    """Return the bytes of a fused value that XLA writes for a kernel of its own."""
-    if memory.computes_operands:
-        return 0
-    eqn = program.eqns[program.producer[var]]
-    size = memory.array_bytes(var.aval)
-    shapes = (getattr(x.aval, "shape", ()) for x in eqn.invars)
-    is_broadcast = any(shape and math.prod(shape) < math.prod(var.aval.shape) for shape in shapes)
-    return size * (2 if is_broadcast and memory.writes_broadcasts else 1)
 
 
 def values_read_late(
@@ -82,10 +67,10 @@ def values_read_late(
 
 
 def cotangent_bytes(
-    program: Program, order: Sequence[int], active: set[Any], memory: PlatformMemory
+    program: Program, order: Sequence[int], active: set[Any], compiler: Compiler
 ) -> list[int]:
     """Return, for each equation in order, the bytes of cotangents while it is differentiated."""
-    size = memory.array_bytes
+    size = compiler.array_bytes
     at = {p: k for k, p in enumerate(order)}
     readers: dict[Any, list[int]] = {}
     for p in order:
@@ -122,61 +107,19 @@ def kept_by_xla(graph: CostGraph, nodes: Iterable[CostNode]) -> frozenset[int]:
     return frozenset(kept)
 
 
-def bytes_left_to_jax(residuals: int, kept: int) -> int:
-    """Return the bytes of temporaries where nothing is recomputed: halfway between two bounds.
-
-    Args:
-        residuals: Bytes of all that JAX saves. XLA recomputes some of it inside of readers.
-        kept: The peak if XLA recomputed all that it may. It does not where it writes out
-            broadcasts.
-    """
-    return (residuals + min(kept, residuals)) // 2
-
-
-def lent_bytes(results: Iterable[int], values: Iterable[int]) -> int:
+def shared_bytes(results: Iterable[int], values: Iterable[int]) -> int:
     """Return the bytes of values that lie in the memory of results that are not computed yet.
 
     Args:
         results: Bytes of each result.
         values: Bytes of each value that lies in memory before the first result is computed.
 
-    >>> lent_bytes([10, 4], [8, 8, 3])
+    >>> shared_bytes([10, 4], [8, 8, 3])
     11
     """
-    free, lent = sorted(results), 0
-    for size in sorted(values, reverse=True):
+    free, shared = sorted(results), 0
+    for size in sorted(values, reverse=True) if free else ():
         if free and size <= free[-1]:
             free.pop()
-            lent += size
-    return lent
-
-
-def should_try_plain_first(least: int, unfusable_bytes: int) -> bool:
-    """Return whether nothing recomputed may need less than the leanest candidate.
-
-    Args:
-        least: Predicted temporaries of the leanest candidate, in bytes.
-        unfusable_bytes: Residuals of kernels of their own, which XLA cannot but keep. The others
-            it may recompute of its own accord, fused into what reads them.
-    """
-    return unfusable_bytes < SETTINGS.plain_first_ratio * least
-
-
-def unfusable_bytes(residuals: Residuals) -> int:
-    """Return the bytes of results of kernels of their own, from which all residuals follow.
-
-    XLA may recompute the other residuals of its own accord, fused into what reads them.
-    """
-    program, wanted = residuals.inlined()
-    seen, total = set(), 0
-    while wanted:
-        var = wanted.pop()
-        p = program.producer[var] if is_variable(var) else INPUT
-        if p == INPUT or var in seen:
-            continue
-        seen.add(var)
-        if has_own_kernel(program.eqns[p]):
-            total += nbytes(var.aval)
-        else:
-            wanted += program.reads(p)
-    return total
+            shared += size
+    return shared

@@ -22,21 +22,12 @@ from jrc._jaxpr import (
     loop_parts,
     primitive_name,
 )
-from jrc.remat._planner.costs.operand_order import (
-    copied_operands,
-    is_result_copied,
-    merged_operands,
-)
-from jrc.remat._planner.costs.platform_memory import PlatformMemory
+from jrc.remat._planner.costs.compilers import Compiler
 
-BARRIER, COPY, BROADCAST = "barrier", "copy", "broadcast"
-MERGED = "merged axes"
-"""An operand of a product, several of its axes as one: the value itself, where that is written."""
+BARRIER, COPY = "barrier", "copy"
 RANDOM_BITS = "random_bits"
-RAGGED_PRODUCT = "ragged_dot_general"
 # Inside of a `shard_map` sizes are those of one device.
 _CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "shard_map")
-_BROADCASTS = ("broadcast_in_dim", "broadcast_to")
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,7 +35,7 @@ class Operation:
     """One operation; values are numbers, indices into `Operations.sizes`.
 
     Attributes:
-        name: Its primitive, or `BARRIER`, `COPY`, `BROADCAST`, `MERGED`.
+        name: Its primitive, or `BARRIER`, `COPY`.
         reads: Its operands that are no constants.
         makes: Its results.
         eqn: The equation that it comes from; `None` of a copy that the compiler adds.
@@ -69,12 +60,11 @@ class Operations:
         rounded: The values that products alone read, as bfloat16.
     """
 
-    def __init__(self, jaxpr: Any, memory: PlatformMemory) -> None:
-        self.memory = memory
+    def __init__(self, jaxpr: Any, compiler: Compiler) -> None:
+        self.compiler = compiler
         self.list: list[Operation] = []
         self.sizes: list[int] = []
         self.shapes: list[tuple[int, ...]] = []
-        self._same: dict[int, int] = {}
         self._known: dict[Any, list[int]] = {}
         self._constants: dict[int, Operation] = {}
         self._as_bfloat16: dict[int, int] = {}
@@ -85,12 +75,8 @@ class Operations:
         found = [values.get(x) for x in jaxpr.outvars if is_variable(x)]
         self.results = list(dict.fromkeys(v for v in found if v is not None))
         self._drop_dead()
-        if memory.rounds_operands:
+        if compiler.rounds_operands:
             self._round_operands()
-        if memory.copies_operands:
-            self._copy_operands()
-        if memory.writes_broadcasts:
-            self._share_broadcasts()
 
     def new(self, size: int, shape: tuple[int, ...]) -> int:
         """Add a value and return its number."""
@@ -99,10 +85,10 @@ class Operations:
         return len(self.sizes) - 1
 
     def _new(self, aval: Any) -> int:
-        made = self.new(self.memory.array_bytes(aval), tuple(getattr(aval, "shape", ())))
+        made = self.new(self.compiler.array_bytes(aval), tuple(getattr(aval, "shape", ())))
         is_array = isinstance(aval, jax.core.ShapedArray)
-        if self.memory.rounds_operands and is_array and aval.dtype == jnp.float32:
-            self._as_bfloat16[made] = self.memory.array_bytes(aval.update(dtype=jnp.bfloat16))
+        if self.compiler.rounds_operands and is_array and aval.dtype == jnp.float32:
+            self._as_bfloat16[made] = self.compiler.array_bytes(aval.update(dtype=jnp.bfloat16))
         return made
 
     def _add(self, jaxpr: Any, values: dict[Any, int | None]) -> None:
@@ -124,9 +110,6 @@ class Operations:
                     values.update(zip(eqn.outvars, self._known[key], strict=True))
                     continue
                 makes = [self._new(v.aval) for v in eqn.outvars]
-                if name == RANDOM_BITS:
-                    words = self.memory.threefry_bytes(eqn)
-                    self.sizes[makes[0]] = words or self.sizes[makes[0]]
                 values.update(zip(eqn.outvars, makes, strict=True))
                 if inner and facts_of(eqn).construct:
                     reads = [self._own_constant(v) for v in reads]
@@ -188,7 +171,7 @@ class Operations:
             reads, makes = [i for i, _ in pairs], [o for _, o in pairs]
             name = BARRIER
         operation = Operation(name, [i for i in reads if i is not None], makes, eqn)
-        if self.memory.rounds_operands:
+        if self.compiler.rounds_operands:
             operation.rounded = self._rounded_by(eqn, reads)
         self.list.append(operation)
 
@@ -206,7 +189,7 @@ class Operations:
     def _rounded_in_loop(self, eqn: Any) -> list[bool]:
         """For each operand of a loop, whether its body rounds it; a carry may be more than that."""
         (body,) = inner_programs(eqn)
-        inside = Operations(body, self.memory)
+        inside = Operations(body, self.compiler)
         first = len(body.constvars)
         consts, carried = loop_parts(eqn)
         carries = range(consts, consts + carried)
@@ -250,79 +233,6 @@ class Operations:
                 needed.update(operation.reads)
                 live.append(operation)
         self.list = live[::-1]
-
-    def _copy_operands(self) -> None:
-        """Add the copies that bring operands and results into the order that a library reads."""
-        pairs = [each for each in self.list if each.eqn is not None and len(each.reads) == 2]
-        merged = {each.reads[i] for each in pairs for i in merged_operands(each.eqn)}
-        found, known = [], dict[Any, int]()
-
-        def read(name: str, value: int, order: tuple[int, ...] = ()) -> int:
-            if name == COPY and value in merged:
-                read(MERGED, value)  # the compiler adds copies later, and runs them later
-            if (value, order) not in known:
-                found.append(self._copied(name, value))
-                known[value, order] = found[-1].makes[0]
-            return known[value, order]
-
-        for operation in self.list:
-            if operation.eqn is not None and len(operation.reads) == 2:
-                reads = list(operation.reads)
-                for i, order in copied_operands(operation.eqn).items():
-                    operation.reads[i] = read(COPY, reads[i], order)
-                for i in merged_operands(operation.eqn):
-                    operation.reads[i] = read(MERGED, reads[i])
-            found.append(operation)
-            if operation.eqn is not None and is_result_copied(operation.eqn):
-                (result,) = operation.makes
-                operation.makes = [self.new(self.sizes[result], self.shapes[result])]
-                found.append(Operation(COPY, list(operation.makes), [result], None))
-        self.list = found
-
-    def _copied(self, name: str, value: int) -> Operation:
-        made = self.new(self.sizes[value], self.shapes[value])
-        return Operation(name, [value], [made], None)
-
-    def _share_broadcasts(self) -> None:
-        """Make each broadcast an operation of its own, one for all of its readers."""
-        known: dict[Any, int] = {}
-        found: list[Operation] = []
-        for operation in self.list:
-            operation.reads = [self._same.get(i, i) for i in operation.reads]
-            if operation.name in _BROADCASTS and operation.reads and operation.eqn is not None:
-                dims = str(operation.eqn.params.get("broadcast_dimensions"))
-                key = (operation.reads[0], self.shapes[operation.makes[0]], dims)
-                if key in known:
-                    self._same[operation.makes[0]] = known[key]
-                    continue
-                known[key] = operation.makes[0]
-                operation.name = BROADCAST
-            elif operation.name in ELEMENTWISE:
-                self._with_broadcast_operands(operation, known, found)
-            found.append(operation)
-        self.results = [self._same.get(i, i) for i in self.results]
-        self.list = found
-
-    def _with_broadcast_operands(
-        self, operation: Operation, known: dict[Any, int], found: list[Operation]
-    ) -> None:
-        (result,) = operation.makes
-        shape = self.shapes[result]
-        for j, value in enumerate(operation.reads):
-            own = self.shapes[value]
-            if len(own) != len(shape) or own == shape or all(n == 1 for n in own):
-                continue
-            key = (value, shape, None)
-            if key not in known:
-                known[key] = self.new(self.sizes[result], shape)
-                found.append(Operation(BROADCAST, [value], [known[key]], None))
-            operation.reads[j] = known[key]
-
-
-ELEMENTWISE = frozenset(
-    "mul add sub neg div add_any integer_pow square max min select_n pow".split()
-)
-"""The arithmetic whose operands may be broadcast."""
 
 
 def _number(literal: Any) -> Any:

@@ -6,25 +6,26 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import (
-    INPUT,
-    Program,
-    evaluate,
-    is_cast,
-    is_variable,
-    primitive_name,
-    rebuild,
-    repeats,
-)
+from jrc._jaxpr import INPUT, Program, evaluate, is_cast, is_unrolled, is_variable, rebuild
 from jrc._tree import is_floating, is_typed_key
 from jrc.remat._planner.execute.run_loop import scan_in_chunks, scan_in_parts
-from jrc.remat._planner.plan.decision import Decision, Place, Stage
-from jrc.remat._planner.program.trace import inlined_program
+from jrc.remat._planner.plan.decision import (
+    Body,
+    Construct,
+    LeftToJax,
+    Loop,
+    LoopPart,
+    Region,
+    Stages,
+    bodies,
+    variable_at,
+)
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._policy.checkpoint_names import PINNED_HOST, SAVED, name_value
 from jrc.remat._policy.resolution import Policy
 from jrc.remat._region.barrier import barrier
-from jrc.remat._region.region import Region, recomputed_region
+from jrc.remat._region.region import Region as Recompute
+from jrc.remat._region.region import recomputed_region
 from jrc.remat._region.rerun_scope import planned_scope
 from jrc.remat._segments.cut import Section
 from jrc.remat._segments.run_sections import run_section
@@ -32,7 +33,7 @@ from jrc.remat._segments.run_sections import run_section
 Run = Callable[..., Sequence[Any]]
 
 
-def execute_decision(program: Program, decision: Decision, in_loop: bool = False) -> Run:
+def execute_decision(program: Program, decision: Stages, in_loop: bool = False) -> Run:
     """Return the program as a function of its inputs whose gradient saves what is decided.
 
     Args:
@@ -42,12 +43,12 @@ def execute_decision(program: Program, decision: Decision, in_loop: bool = False
     """
     # The backward pass of a loop is a loop of its own. With one region nothing in it is computed
     # twice that XLA could merge, and a barrier would keep operands from being fused.
-    regions = sum(stage.region for stage in decision.stages)
-    region = functools.partial(recomputed_region, has_barrier=not in_loop or regions > 1)
+    has_barrier = not in_loop or len(decision.regions) > 1
+    region = functools.partial(recomputed_region, has_barrier=has_barrier)
     # What a step saves is stacked, and the backward pass reads it from there.
     name = name_value if in_loop else _name_in_front_of_barrier
-    stages = [[program.steps[k] for k in stage.positions] for stage in decision.stages]
-    before, within = _casts(program, stages)
+    equations = [[program.steps[k] for k in stage.equations] for stage in decision.stages]
+    before, within = _casts(program, equations)
     offloaded = frozenset(variable_at(program, place) for place in decision.offloaded)
 
     def run(*inputs: Any) -> list[Any]:
@@ -55,15 +56,16 @@ def execute_decision(program: Program, decision: Decision, in_loop: bool = False
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
         for n, stage in enumerate(decision.stages):
             _run_plainly(program, before[n], values)
-            if stage.region:
-                with planned_scope():
-                    section = _section(program, stage, stages[n] + within[n], offloaded)
-                    _run_region(program, section, region, name, values)
-            elif stage.inside is None:
-                _run_plainly(program, sorted(stages[n] + within[n]), values)
-            else:
-                _run_plainly(program, within[n], values)
-                _run_construct(program, stages[n][0], stage.inside, values)
+            match stage:
+                case Region():
+                    with planned_scope():
+                        section = _section(program, stage, equations[n] + within[n], offloaded)
+                        _run_region(program, section, region, name, values)
+                case LeftToJax():
+                    _run_plainly(program, sorted(equations[n] + within[n]), values)
+                case _:
+                    _run_plainly(program, within[n], values)
+                    _run_construct(program, stage, values)
         _run_plainly(program, before[-1], values)
         return program.results(values)
 
@@ -103,34 +105,27 @@ def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, A
     values |= dict(zip(part.outvars, results, strict=True))
 
 
-def variable_at(program: Program, place: Place) -> Any:
-    """Return the variable that a decision calls by its equation and number."""
-    k, i = place
-    return (program.jaxpr.invars if k == INPUT else program.eqns[program.steps[k]].outvars)[i]
-
-
 def _section(
-    program: Program, stage: Stage, positions: Sequence[int], offloaded: Collection[Any]
+    program: Program, region: Region, positions: Sequence[int], offloaded: Collection[Any]
 ) -> Section:
-    values = [variable_at(program, place) for place in stage.saved]
-    saved = dict.fromkeys(values if stage.by_name else (), SAVED)
+    values = [variable_at(program, place) for place in region.saved]
+    saved = dict.fromkeys(values if region.by_name else (), SAVED)
     # What a region reads is saved with it: on the host if it is named inside.
     read = program.cut(positions).invars
     saved |= {v: PINNED_HOST for v in (*values, *read) if v in offloaded}
     return Section((), True, True, tuple(sorted(positions)), saved)
 
 
-def _run_construct(
-    program: Program, p: int, inside: Decision | None, values: dict[Any, Any]
-) -> None:
-    results = construct(program, p, inside)(*(values[v] for v in program.reads(p)))
+def _run_construct(program: Program, stage: Construct, values: dict[Any, Any]) -> None:
+    p = program.steps[stage.equation]
+    results = construct(program, stage)(*(values[v] for v in program.reads(p)))
     values |= dict(zip(program.eqns[p].outvars, results, strict=True))
 
 
 def _run_region(
     program: Program,
     section: Section,
-    region: Region,
+    region: Recompute,
     name: Callable[[Any, str], Any],
     values: dict[Any, Any],
 ) -> None:
@@ -182,64 +177,58 @@ def _is_raw_key(aval: Any) -> bool:
     return str(aval.dtype) == "uint32" and aval.ndim <= 2 and aval.size <= SETTINGS.raw_key_words
 
 
-def construct(program: Program, p: int, inside: Decision | None) -> Run:
-    """Return a construct as a function of what it reads, its program run under a decision."""
-    eqn = program.eqns[p]
-    if inside is None:
-        return evaluate(program.cut([p], eqn.outvars))
-    if inside.branches:
-        return program.run(p, rebuild(eqn, _branches(eqn, inside)))
-    if inside.parts:
-        return program.run(p, _loop_in_parts(eqn, inside))
-    in_loop = _is_compiled_once(eqn, repeats(eqn), inside.chunks)
-    body = lambda jaxpr: execute_decision(inlined_program(jaxpr), inside, in_loop)  # noqa: E731
-    return program.run(p, rebuild(eqn, body, _loop(inside)))
+def construct(program: Program, stage: Construct | LeftToJax) -> Run:
+    """Return a construct as a function of what it reads, the programs inside under a decision."""
+    p = program.steps[stage.equations[0]]
+    if isinstance(stage, LeftToJax):
+        return evaluate(program.cut([p], program.eqns[p].outvars))
+    eqn, inner = program.eqns[p], bodies(program, stage)
+    if isinstance(stage, Loop):
+        return program.run(p, _loop(eqn, stage, inner))
+    # In order: two branches may be one program.
+    runs = iter(
+        [
+            evaluate(each.program.jaxpr)
+            if each.decision is None
+            else execute_decision(each.program, each.decision)
+            for each in inner
+        ]
+    )
+    return program.run(p, rebuild(eqn, lambda _: next(runs)))
 
 
-def _is_compiled_once(eqn: Any, steps: int, chunks: int) -> bool:
-    """Whether XLA compiles one step of a construct: a loop, or chunks of one, of several steps."""
-    if primitive_name(eqn) != "scan" or eqn.params["unroll"] != 1:
-        return False
-    # A loop of one step is written in place of the loop.
-    return 1 not in ((steps // chunks, steps % chunks) if chunks else (steps,))
-
-
-def _loop(inside: Decision) -> Callable[..., Any]:
-    """What runs a `scan`, all of it or a part, under a decision for its body."""
-    if inside.chunks:
-        return functools.partial(scan_in_chunks, inside.chunks)
-    return jax.lax.scan
-
-
-def _loop_in_parts(eqn: Any, inside: Decision) -> Run:
+def _loop(eqn: Any, loop: Loop, inner: Sequence[Body]) -> Run:
     """A `scan` in parts, each with a decision of its own."""
-    program = inlined_program(eqn.params["jaxpr"])
-    bodies = [
-        execute_decision(program, each, _is_compiled_once(eqn, steps, each.chunks))
-        for steps, each in inside.parts
+    pairs = list(zip(loop.parts, inner, strict=True))
+    runs = [
+        execute_decision(body.program, part.body, _is_compiled_once(eqn, part))
+        for part, body in pairs
     ]
-    current = [bodies[0]]
+    loops = [_loop_of(part) for part in loop.parts]
+    if len(pairs) == 1:
+        return rebuild(eqn, lambda _: runs[0], loops[0])
+    current = [runs[0]]
 
     def select(k: int) -> None:
-        current[0] = bodies[k]
+        current[0] = runs[k]
 
     parts = [
-        (steps, functools.partial(select, k), _loop(each))
-        for k, (steps, each) in enumerate(inside.parts)
+        (part.steps, functools.partial(select, k), loops[k]) for k, part in enumerate(loop.parts)
     ]
     return rebuild(
         eqn, lambda _: lambda *inputs: current[0](*inputs), functools.partial(scan_in_parts, parts)
     )
 
 
-def _branches(eqn: Any, inside: Decision) -> Callable[[Any], Run]:
-    """From a branch of a `cond` to the function that runs it under its decision."""
-    pairs = zip(eqn.params["branches"], inside.branches, strict=True)
-    # In order: two branches may be one program.
-    runs = iter(
-        [
-            evaluate(jaxpr) if each is None else execute_decision(inlined_program(jaxpr), each)
-            for jaxpr, each in pairs
-        ]
-    )
-    return lambda _: next(runs)
+def _is_compiled_once(eqn: Any, part: LoopPart) -> bool:
+    """Whether XLA compiles one step of a part: it is a loop, or chunks of one, of several steps."""
+    if is_unrolled(eqn):
+        return False
+    # A loop of one step is written in place of the loop.
+    chunks, steps = part.chunks, part.steps
+    return 1 not in ((steps // chunks, steps % chunks) if chunks else (steps,))
+
+
+def _loop_of(part: LoopPart) -> Callable[..., Any]:
+    """What runs a part of a `scan`."""
+    return functools.partial(scan_in_chunks, part.chunks) if part.chunks else jax.lax.scan

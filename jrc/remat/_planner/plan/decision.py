@@ -1,17 +1,21 @@
-"""A decision: which values of a program are saved, and which equations run again.
+"""A decision: which values of a program are saved, and which equations are recomputed.
 
-A decision is a sequence of stages. A stage is a range of equations that is recomputed as one
-region, one construct (a loop, a `shard_map`) with a decision for the program inside of it, or a
-range that is left to JAX.
+The decision for a program is a sequence of stages: a range of equations that is one recomputed
+region, a range that is left to JAX, or one construct (a loop, a conditional, a `shard_map`) with
+decisions for the programs inside of it. `bodies` and `walk` go through a program and its decision
+together.
 
->>> Decision((Stage((0, 1, 2), saved=((1, 0),)),)).to_data()
-{'stages': [{'equations': '0-2', 'saved': [[1, 0]]}]}
+>>> Stages((Region((0, 1, 2), saved=((1, 0),)),)).to_data()
+{'stages': [{'region': '0-2', 'saved': [[1, 0]]}]}
 """
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from jrc._jaxpr import Program, inner_programs, repeats
+from jrc.remat._planner.program.trace import inlined_program
 
 Place = tuple[int, int]
 """A value: the number of the equation that makes it, and which of its results it is."""
@@ -21,107 +25,260 @@ _MOST_EQUATIONS = 10**7
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
-    """Equations that run together.
+class Region:
+    """Equations that run as one recomputed region.
 
     Attributes:
-        positions: The equations in program order, numbered without casts to vary over a mesh axis.
-        saved: The results that are saved for the backward pass.
+        equations: In program order, numbered without casts to vary over a mesh axis.
+        saved: Their results that are saved for the backward pass.
         recomputed: The equations that the backward pass runs again.
-        region: Whether they are one recomputed region; else JAX saves what it likes of them.
-        by_name: Whether the region saves these results under a name, and reads them in the
-            backward pass. Else it is a bare `jax.checkpoint`: other regions read them.
-        inside: For one construct outside of all regions, the decision for its program.
+        by_name: Whether the region saves these results under a name, and reads them in its own
+            backward pass. Else it is a bare `jax.checkpoint`, and other regions read them.
     """
 
-    positions: tuple[int, ...]
+    equations: tuple[int, ...]
     saved: tuple[Place, ...] = ()
     recomputed: tuple[int, ...] = ()
-    region: bool = True
     by_name: bool = True
-    inside: "Decision | None" = None
 
     def to_data(self) -> dict[str, Any]:
-        """Return the stage as plain data for JSON."""
-        data: dict[str, Any] = {"equations": ranges_text(self.positions)}
+        """Return the region as plain data for JSON."""
+        data: dict[str, Any] = {"region": ranges_text(self.equations)}
         if self.saved:
-            data["saved"] = [list(place) for place in self.saved]
+            data["saved"] = _pairs(self.saved)
         if self.recomputed:
             data["recomputed"] = ranges_text(self.recomputed)
-        if not self.by_name:
-            data["by_name"] = False
-        if not self.region:
-            data["inside"] = self.inside and self.inside.to_data()
-        return data
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "Stage":
-        """Return the stage that `to_data` described."""
-        return cls(
-            positions=_numbers(data["equations"]),
-            saved=tuple((p, i) for p, i in data.get("saved", ())),
-            recomputed=_numbers(data.get("recomputed", "")),
-            region="inside" not in data,
-            by_name=data.get("by_name", True),
-            inside=None if data.get("inside") is None else Decision.from_data(data["inside"]),
-        )
+        return data if self.by_name else data | {"by_name": False}
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
-    """What is saved of a program.
+class LeftToJax:
+    """Equations of which JAX saves what their derivatives read."""
+
+    equations: tuple[int, ...]
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the stage as plain data for JSON."""
+        return {"left_to_jax": ranges_text(self.equations)}
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopPart:
+    """Steps of a loop that run under one decision.
+
+    Attributes:
+        steps: How many steps.
+        body: The decision for each step.
+        chunks: Into how many chunks the steps are cut. Only the carries between chunks are saved,
+            and each chunk is recomputed in turn; 0 is no cut.
+    """
+
+    steps: int
+    body: "Stages"
+    chunks: int = 0
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the part as plain data for JSON."""
+        data = {"steps": self.steps, "body": self.body.to_data()}
+        return data | {"chunks": self.chunks} if self.chunks else data
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A `lax.scan`, in one part or several, in the order in which they run."""
+
+    equation: int
+    parts: tuple[LoopPart, ...]
+
+    @property
+    def equations(self) -> tuple[int, ...]:
+        """The loop's equation."""
+        return (self.equation,)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the loop as plain data for JSON."""
+        return {"loop": self.equation, "parts": [part.to_data() for part in self.parts]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Branches:
+    """A `lax.cond` or `lax.switch`: a decision for each branch; `None` leaves a branch to JAX."""
+
+    equation: int
+    branches: "tuple[Stages | None, ...]"
+
+    @property
+    def equations(self) -> tuple[int, ...]:
+        """The conditional's equation."""
+        return (self.equation,)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the conditional as plain data for JSON."""
+        branches = [each and each.to_data() for each in self.branches]
+        return {"cond": self.equation, "branches": branches}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapped:
+    """A `shard_map`: a decision for the program that every device runs."""
+
+    equation: int
+    body: "Stages"
+
+    @property
+    def equations(self) -> tuple[int, ...]:
+        """The `shard_map`'s equation."""
+        return (self.equation,)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the `shard_map` as plain data for JSON."""
+        return {"mapped": self.equation, "body": self.body.to_data()}
+
+
+Construct = Loop | Branches | Mapped
+Stage = Region | LeftToJax | Construct
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """The decision for a program.
 
     Attributes:
         stages: Its equations, in the order in which they run.
-        chunks: For the body of a loop: the number of parts that the loop is cut into. Only the
-            carries between parts are saved, and each part is recomputed in turn; 0 is no cut.
-        as_written: The function runs as the user wrote it, under its own `jax.checkpoint` regions;
-            there are no stages.
-        branches: For a `lax.cond`: a decision for each branch, instead of stages; `None` leaves
-            a branch to JAX.
-        parts: For a loop: how many steps run under which decision, in the order in which they
-            run, instead of stages.
         offloaded: The saved values that lie in the host's memory until the backward pass reads
             them; -1 is the equation of what the program is given.
     """
 
     stages: tuple[Stage, ...]
-    chunks: int = 0
-    as_written: bool = False
-    branches: "tuple[Decision | None, ...]" = ()
-    parts: "tuple[tuple[int, Decision], ...]" = ()
     offloaded: tuple[Place, ...] = ()
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The recomputed regions among the stages."""
+        return tuple(stage for stage in self.stages if isinstance(stage, Region))
+
+    def stage_of(self, equation: int) -> Stage | None:
+        """Return the stage that an equation is part of."""
+        return next((stage for stage in self.stages if equation in stage.equations), None)
 
     def to_data(self) -> dict[str, Any]:
         """Return the decision as plain data for JSON."""
         data: dict[str, Any] = {"stages": [stage.to_data() for stage in self.stages]}
-        if self.chunks:
-            data["chunks"] = self.chunks
-        if self.as_written:
-            data["as_written"] = True
-        if self.branches:
-            data["branches"] = [each and each.to_data() for each in self.branches]
-        if self.offloaded:
-            data["offloaded"] = [list(place) for place in self.offloaded]
-        if self.parts:
-            data["parts"] = [[steps, each.to_data()] for steps, each in self.parts]
-        return data
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "Decision":
-        """Return the decision that `to_data` described."""
-        return cls(
-            stages=tuple(Stage.from_data(each) for each in data["stages"]),
-            chunks=data.get("chunks", 0),
-            as_written=data.get("as_written", False),
-            branches=tuple(each and cls.from_data(each) for each in data.get("branches", ())),
-            parts=tuple((steps, cls.from_data(each)) for steps, each in data.get("parts", ())),
-            offloaded=tuple((p, i) for p, i in data.get("offloaded", ())),
-        )
+        return data | {"offloaded": _pairs(self.offloaded)} if self.offloaded else data
 
 
-AS_WRITTEN = Decision((), as_written=True)
-"""The function under the `jax.checkpoint` regions that the user wrote."""
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """Nothing is recomputed: the function without `jax.checkpoint` regions."""
+
+    def to_data(self) -> str:
+        """Return the decision as plain data for JSON."""
+        return "baseline"
+
+
+@dataclasses.dataclass(frozen=True)
+class AsWritten:
+    """The function runs under the `jax.checkpoint` regions that its user wrote."""
+
+    def to_data(self) -> str:
+        """Return the decision as plain data for JSON."""
+        return "as written"
+
+
+Decision = Stages | Baseline | AsWritten
+
+
+def decision_from_data(data: Any) -> Decision:
+    """Return the decision that `to_data` described.
+
+    Raises:
+        ValueError: If the data describes none.
+    """
+    whole = {each.to_data(): each for each in (Baseline(), AsWritten())}
+    return whole[data] if isinstance(data, str) and data in whole else _stages(data)
+
+
+def _stages(data: Any) -> Stages:
+    found = _fields(data, "stages", "offloaded")
+    return Stages(tuple(map(_stage, data["stages"])), _places(found.get("offloaded", ())))
+
+
+def _stage(data: Any) -> Stage:
+    kind = next((kind for kind in _KINDS if isinstance(data, dict) and kind in data), None)
+    if kind is None:
+        raise ValueError(f"a stage is one of {', '.join(_KINDS)}, got {data!r:.80}")
+    return _KINDS[kind](data)
+
+
+def _region(data: Any) -> Region:
+    found = _fields(data, "region", "saved", "recomputed", "by_name")
+    by_name = found.get("by_name", True)
+    if not isinstance(by_name, bool):
+        raise ValueError(f"by_name must be a bool, got {by_name!r}")
+    return Region(
+        numbers_in(data["region"]),
+        _places(found.get("saved", ())),
+        numbers_in(found.get("recomputed", "")),
+        by_name,
+    )
+
+
+def _left_to_jax(data: Any) -> LeftToJax:
+    return LeftToJax(numbers_in(_fields(data, "left_to_jax")["left_to_jax"]))
+
+
+def _loop(data: Any) -> Loop:
+    _fields(data, "loop", "parts")
+    return Loop(_whole(data["loop"], "loop"), tuple(map(_loop_part, data["parts"])))
+
+
+def _loop_part(data: Any) -> LoopPart:
+    found = _fields(data, "steps", "body", "chunks")
+    steps = _whole(data["steps"], "steps", least=1)
+    return LoopPart(steps, _stages(data["body"]), _whole(found.get("chunks", 0), "chunks"))
+
+
+def _branches(data: Any) -> Branches:
+    _fields(data, "cond", "branches")
+    branches = tuple(None if each is None else _stages(each) for each in data["branches"])
+    return Branches(_whole(data["cond"], "cond"), branches)
+
+
+def _mapped(data: Any) -> Mapped:
+    _fields(data, "mapped", "body")
+    return Mapped(_whole(data["mapped"], "mapped"), _stages(data["body"]))
+
+
+_KINDS: Mapping[str, Callable[[Any], Stage]] = {
+    "region": _region,
+    "left_to_jax": _left_to_jax,
+    "loop": _loop,
+    "cond": _branches,
+    "mapped": _mapped,
+}
+
+
+def _fields(data: Any, *names: str) -> dict[str, Any]:
+    """The data, if it is a mapping with these fields alone."""
+    if not isinstance(data, dict) or (strange := set(data).difference(names)):
+        what = f"the field {min(strange)!r}" if isinstance(data, dict) else f"{data!r:.80}"
+        raise ValueError(f"expected {', '.join(names)}, got {what}")
+    return data
+
+
+def _whole(number: Any, name: str, least: int = 0) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {number!r}")
+    return number
+
+
+def _places(data: Any) -> tuple[Place, ...]:
+    pairs = [tuple(pair) for pair in data]
+    return tuple((_whole(p, "equation", least=-1), _whole(i, "result")) for p, i in pairs)
+
+
+def _pairs(places: Sequence[Place]) -> list[list[int]]:
+    return [list(place) for place in places]
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
@@ -131,9 +288,84 @@ def ranges_text(numbers: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ends)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers_in(text: Any) -> tuple[int, ...]:
+    """Return the whole numbers that `ranges_text` wrote."""
+    if not isinstance(text, str):
+        raise ValueError(f"equations are text such as '0-4,7', got {text!r:.80}")
     parts = [part.partition("-") for part in text.split(",") if part]
     runs = [range(int(first), int(last or first) + 1) for first, _, last in parts]
     if any(not 0 < len(run) < _MOST_EQUATIONS for run in runs):
         raise ValueError(f"{text!r} is no list of equations")
     return tuple(n for run in runs for n in run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A program inside of a construct, and the decision for it.
+
+    Attributes:
+        name: Where it stands, for errors: `part 0`, `branch 1`, `inside`.
+        program: The program.
+        decision: Its decision; `None` leaves it to JAX.
+        times: How often it runs each time that the construct does.
+    """
+
+    name: str
+    program: Program
+    decision: Stages | None
+    times: int = 1
+
+
+def bodies(program: Program, stage: Stage) -> list[Body]:
+    """Return the programs inside of a stage with their decisions; none of what is no construct."""
+    match stage:
+        case Loop():
+            inner = inlined_program(inner_programs(_equation(program, stage))[0])
+            return [
+                Body(f"part {k}", inner, part.body, part.steps)
+                for k, part in enumerate(stage.parts)
+            ]
+        case Branches():
+            pairs = zip(inner_programs(_equation(program, stage)), stage.branches, strict=True)
+            return [
+                Body(f"branch {k}", inlined_program(jaxpr), branch)
+                for k, (jaxpr, branch) in enumerate(pairs)
+            ]
+        case Mapped():
+            eqn = _equation(program, stage)
+            inner = inlined_program(inner_programs(eqn)[0])
+            return [Body("inside", inner, stage.body, repeats(eqn))]
+        case _:
+            return []
+
+
+def walk(
+    program: Program,
+    decision: Stages,
+    times: int = 1,
+    enter: Callable[[Program, Construct], bool] = lambda program, construct: True,
+) -> Iterator[tuple[Program, Stages, int]]:
+    """Yield a program with its decision and how often it runs, then all programs inside.
+
+    Args:
+        program: The program.
+        decision: Its decision.
+        times: How often it runs.
+        enter: Whether the programs inside of a construct are visited.
+    """
+    yield program, decision, times
+    for stage in decision.stages:
+        if isinstance(stage, Construct) and enter(program, stage):
+            for body in bodies(program, stage):
+                if body.decision is not None:
+                    yield from walk(body.program, body.decision, times * body.times, enter)
+
+
+def _equation(program: Program, stage: Construct) -> Any:
+    return program.eqns[program.steps[stage.equation]]
+
+
+def variable_at(program: Program, place: Place) -> Any:
+    """Return the variable that a decision calls by its equation and number; -1 is the inputs."""
+    k, i = place
+    return (program.jaxpr.invars if k < 0 else program.eqns[program.steps[k]].outvars)[i]

@@ -4,31 +4,33 @@ import dataclasses
 from collections.abc import Iterable
 
 from jrc.remat._gradient.opaque import Opaque, Path, gathered
-from jrc.remat._planner.plan.decision import Decision
+from jrc.remat._planner.plan.decision import Branches, Decision, Loop, Mapped, Region, Stages
 
 
-def opaque_under(
-    decision: Decision | None, found: Iterable[tuple[Path, Opaque]]
-) -> tuple[Opaque, ...]:
+def opaque_under(decision: Decision, found: Iterable[tuple[Path, Opaque]]) -> tuple[Opaque, ...]:
     """Return what is opaque, and whether a decision recomputes it, the largest first."""
     return gathered(
         dataclasses.replace(each, recomputed=_is_recomputed(decision, path)) for path, each in found
     )
 
 
-def _is_recomputed(decision: Decision | None, path: Path) -> bool:
+def _is_recomputed(decision: Decision, path: Path) -> bool:
     """Whether the equation at the end of a path runs again in the backward pass."""
+    inner: Decision | None = decision
     for position, branch in path:
-        stages = decision.stages if decision else ()
-        stage = next((stage for stage in stages if position in stage.positions), None)
-        if stage is None or stage.region:
-            return stage is not None and position in stage.recomputed
-        decision = stage.inside
-        if decision and decision.parts:
-            # The first part is the leanest: what it does not recompute, none does.
-            decision = decision.parts[0][1]
-        if decision and decision.chunks:
-            return True
-        if decision and decision.branches:
-            decision = decision.branches[branch]
+        stage = inner.stage_of(position) if isinstance(inner, Stages) else None
+        match stage:
+            case Region():
+                return position in stage.recomputed
+            case Loop():
+                # The first part is the leanest: what it does not recompute, none does.
+                if stage.parts[0].chunks:
+                    return True
+                inner = stage.parts[0].body
+            case Branches():
+                inner = stage.branches[branch]
+            case Mapped():
+                inner = stage.body
+            case _:
+                return False
     return False

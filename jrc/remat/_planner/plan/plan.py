@@ -17,7 +17,13 @@ from jrc.remat._planner.plan.check_decision import (
     check_decision_fits,
     left_out,
 )
-from jrc.remat._planner.plan.decision import AS_WRITTEN, Decision
+from jrc.remat._planner.plan.decision import (
+    AsWritten,
+    Baseline,
+    Decision,
+    Stages,
+    decision_from_data,
+)
 from jrc.remat._planner.plan.plan_candidates import (
     Estimate,
     PlanCandidate,
@@ -30,7 +36,7 @@ from jrc.remat._planner.plan.saved_by_plan import Kept
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 
-_FORMAT = 5
+_FORMAT = 6
 
 _COST = {"peak_bytes": int, "flops": int, "flops_ratio": float, "host_bytes": int}
 _CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str, "name": str}
@@ -73,8 +79,7 @@ class Plan:
             the next: the plan is the one of fewest FLOPs that fits, with `offload=True` the one of
             least time. Behind nothing recomputed
             stands what a person would try by hand and the model finds dominated, by name.
-        decision: What is saved and recomputed, equation by equation; `None` if nothing is
-            recomputed.
+        decision: What is saved and recomputed, equation by equation.
         signature: The program that the plan is for.
         opaque: What the planner could not look into, the most bytes first: functions with a
             `custom_vjp`, regions that were respected.
@@ -90,7 +95,7 @@ class Plan:
     compilations: int
     kept: tuple[Kept, ...]
     candidates: tuple[PlanCandidate, ...] = dataclasses.field(repr=False)
-    decision: Decision | None = dataclasses.field(repr=False)
+    decision: Decision = dataclasses.field(repr=False)
     signature: Signature = dataclasses.field(repr=False)
     opaque: tuple[Opaque, ...] = dataclasses.field(default=(), repr=False)
     by_name: ByName = dataclasses.field(default=ByName(), repr=False)
@@ -99,7 +104,7 @@ class Plan:
     @property
     def reruns(self) -> bool:
         """Whether anything is recomputed at all."""
-        return self.decision is not None
+        return not isinstance(self.decision, Baseline)
 
     def apply[F: Callable[..., Any]](self, fn: F) -> F:
         """Return the function whose gradient saves what this plan decides.
@@ -203,7 +208,7 @@ class Plan:
             "by_name": dataclasses.asdict(self.by_name),
             "opaque": [dataclasses.asdict(each) for each in self.opaque],
             "target": self.target,
-            "decision": self.decision and self.decision.to_data(),
+            "decision": self.decision.to_data(),
             "left_out": left_out(self.decision, len(self.signature.equations)),
             "equations": list(self.signature.equations),
             "digest": self.signature.digest,
@@ -229,7 +234,7 @@ class Plan:
             data = json.loads(text)
             _check_json(data)
             equations = tuple(data["equations"])
-            decision = None if data["decision"] is None else Decision.from_data(data["decision"])
+            decision = decision_from_data(data["decision"])
             _check_decision(decision, len(equations), data["left_out"])
             return cls(
                 budget=data["budget"],
@@ -276,13 +281,13 @@ class Plan:
         parts: list[str | Grid] = [
             f"peak {memory_text(cost.peak_bytes)}{where} ({source}; budget "
             f"{memory_text(self.budget)}), "
-            f"FLOPs {cost.flops_ratio:.3f} x those with nothing recomputed"
+            f"FLOPs {cost.flops_ratio:.3f} x those of the baseline"
         ]
         if cost.host_bytes:
             parts.append(f"saved in the host's memory: {memory_text(cost.host_bytes)} ({source})")
         chosen = next((each for each in self.candidates if each.is_chosen), None)
         parts += sent_text(chosen, link_bandwidth_of(self.target))
-        if self.decision == AS_WRITTEN:
+        if isinstance(self.decision, AsWritten):
             parts.append("the function runs as it is, under its own jax.checkpoint regions")
         else:
             parts.append(kept_table(self.kept) if self.reruns else "nothing is recomputed")
@@ -292,9 +297,7 @@ class Plan:
         return parts
 
 
-def apply_decision[F: Callable[..., Any]](
-    fn: F, decision: Decision | None, signature: Signature
-) -> F:
+def apply_decision[F: Callable[..., Any]](fn: F, decision: Decision, signature: Signature) -> F:
     """Return a function whose gradient saves what is decided; see `Plan.apply`."""
     who = "jrc.Plan.apply"
     if not callable(fn):
@@ -310,7 +313,11 @@ def apply_decision[F: Callable[..., Any]](
         program = traced.program
         found = signature_of(traced, respected)
         difference = signature.difference(found)
-        if not difference and decision == AS_WRITTEN and found.written != signature.written:
+        if (
+            not difference
+            and isinstance(decision, AsWritten)
+            and found.written != signature.written
+        ):
             difference = "its jax.checkpoint regions, which the plan leaves as written, are others"
         if difference:
             raise ValueError(
@@ -318,9 +325,10 @@ def apply_decision[F: Callable[..., Any]](
                 f"{difference}. Shapes, types, operators and their order must be those that "
                 "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
             )
-        if decision == AS_WRITTEN or (decision is None and not traced.regions):
+        is_as_it_is = isinstance(decision, AsWritten) or not traced.regions
+        if is_as_it_is and not isinstance(decision, Stages):
             return fn(*args, **kwargs)
-        if decision is None:
+        if not isinstance(decision, Stages):
             run = traced.plain
         else:
             check_decision_fits(decision, program, who)
@@ -349,10 +357,8 @@ def _check_json(data: Any) -> None:
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 
 
-def _check_decision(decision: Decision | None, count: int, without: str) -> None:
+def _check_decision(decision: Decision, count: int, without: str) -> None:
     """Raise a `ValueError` if a decision cannot belong to a program of so many equations."""
-    if decision is None:
-        return
     check_decision(decision, count)
     if left_out(decision, count) != without:
         raise ValueError(

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jrc._text import Grid, exchange_text, memory_text
-from jrc.remat._planner.plan.saved_by_plan import NOTHING_RECOMPUTED, Kept
+from jrc.remat._planner.plan.saved_by_plan import BASELINE, Kept
 
 # Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
 _KEPT_ROWS = 12
@@ -94,7 +94,7 @@ def kept_table(kept: Sequence[Kept]) -> Grid:
 
 def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     """Return the table of the plan, its neighbours, both ends of the row, and ways by hand."""
-    count = 1 + next(i for i, each in enumerate(candidates) if each.name == NOTHING_RECOMPUTED)
+    count = 1 + next(i for i, each in enumerate(candidates) if each.name == BASELINE)
     chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
     beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
     shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]

@@ -7,7 +7,7 @@ made outside of them is saved in any case.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +15,18 @@ import jax
 from jrc._jaxpr import Fusion, Opened, Program, facts_of, label, nbytes, place
 from jrc._text import memory_text
 from jrc.remat._gradient.opaque import Opaque
-from jrc.remat._planner.execute.execute import variable_at
-from jrc.remat._planner.plan.decision import AS_WRITTEN, Decision, Stage
-from jrc.remat._planner.program.trace import inlined_program
+from jrc.remat._planner.plan.decision import (
+    AsWritten,
+    Baseline,
+    Construct,
+    Decision,
+    LeftToJax,
+    Loop,
+    Region,
+    Stages,
+    variable_at,
+    walk,
+)
 
 _NAMED = 3
 
@@ -51,7 +60,7 @@ class _Tag:
 
 def by_name(
     program: Program,
-    decision: Decision | None,
+    decision: Decision,
     opened: Opened,
     opaque: Sequence[Opaque],
 ) -> ByName:
@@ -63,18 +72,19 @@ def by_name(
         opened: The regions of the user's.
         opaque: What is opaque under the decision.
     """
-    if decision is None:
+    if isinstance(decision, Baseline):
         return ByName(lost=("nothing is recomputed, so that no names can say what is saved",))
-    if decision == AS_WRITTEN:
+    if isinstance(decision, AsWritten):
         return ByName(lost=("the function runs as it is written, under its own policies",))
     reader = _Reader(opened, {}, {}, 0, [])
-    reader.read(program, decision, 1)
+    for inner, stages, times in walk(program, decision, enter=reader.enters):
+        reader.read(inner, stages, times)
     return reader.result(opaque)
 
 
-def policy_of(found: ByName, decision: Decision | None) -> Any:
+def policy_of(found: ByName, decision: Decision) -> Any:
     """Return the policy of JAX that saves what has one of the names."""
-    if decision is None:
+    if isinstance(decision, Baseline):
         return jax.checkpoint_policies.everything_saveable
     names, offloaded = (
         [name for name in some if name not in found.marks]
@@ -110,23 +120,37 @@ class _Reader:
     outside: int
     constructs: list[str]
 
-    def read(self, program: Program, decision: Decision, times: int) -> None:
-        """Read a program, and those inside of it that have a decision of their own."""
+    def enters(self, program: Program, construct: Construct) -> bool:
+        """Whether names can say what is saved inside of a construct; note what they cannot."""
+        eqn = program.eqns[program.steps[construct.equation]]
+        where = f"{eqn.primitive.name} at {place(eqn)}"
+        parts = construct.parts if isinstance(construct, Loop) else ()
+        if len(parts) > 1:
+            steps = " and ".join(str(part.steps) for part in parts)
+            self.constructs.append(f"the {where} runs in parts of {steps} steps")
+        elif parts and parts[0].chunks:
+            self.constructs.append(f"the {where} runs in {parts[0].chunks} chunks")
+        elif not self.opened.count:
+            self.constructs.append(f"the {where} has no jax.checkpoint around what it repeats")
+        else:
+            return True
+        return False
+
+    def read(self, program: Program, decision: Stages, times: int) -> None:
+        """Read a program that runs so often."""
         places = (variable_at(program, place) for place in decision.offloaded)
         on_host = dict.fromkeys(map(program.unmarked, places))  # in program order
         for value in on_host:
             self._count_offloaded(program, value, times * nbytes(value.aval))
         for stage in decision.stages:
-            if stage.region:
+            if isinstance(stage, Region):
                 self._read_region(program, stage, times, on_host)
-            elif stage.inside is None and len(stage.positions) > 1:
+            elif isinstance(stage, LeftToJax) and len(stage.equations) > 1:
                 self._read_left_to_jax(program, stage)
-            else:
-                self._read_construct(program, stage, times)
 
-    def _read_left_to_jax(self, program: Program, stage: Stage) -> None:
+    def _read_left_to_jax(self, program: Program, stage: LeftToJax) -> None:
         """Read equations that are left to JAX: in a region of the user's, they are recomputed."""
-        eqns = [program.eqns[program.steps[k]] for k in stage.positions]
+        eqns = [program.eqns[program.steps[k]] for k in stage.equations]
         made = {program.unmarked(v) for eqn in eqns for v in eqn.outvars}
         if not self.opened.count or not made.isdisjoint(self.opened.inside):
             self.constructs.append(
@@ -134,11 +158,11 @@ class _Reader:
             )
 
     def _read_region(
-        self, program: Program, stage: Stage, times: int, on_host: Collection[Any]
+        self, program: Program, region: Region, times: int, on_host: Collection[Any]
     ) -> None:
         made = [
-            (var, program.unmarked(var), (k, i) in stage.saved, k in stage.recomputed)
-            for k in stage.positions
+            (var, program.unmarked(var), (k, i) in region.saved, k in region.recomputed)
+            for k in region.equations
             for i, var in enumerate(program.eqns[program.steps[k]].outvars)
             if program.unmarked(var) not in on_host
         ]
@@ -177,25 +201,6 @@ class _Reader:
         makers = (program.eqns[p] for p in program.marks[numbered])
         tag.is_seen_by_jax |= any(eqn.primitive.name != "mark" for eqn in makers)
 
-    def _read_construct(self, program: Program, stage: Stage, times: int) -> None:
-        eqn = program.eqns[program.steps[stage.positions[0]]]
-        inside = stage.inside
-        if inside is None:
-            return
-        where = f"{eqn.primitive.name} at {place(eqn)}"
-        if inside.parts:
-            steps = " and ".join(str(steps) for steps, _ in inside.parts)
-            self.constructs.append(f"the {where} runs in parts of {steps} steps")
-            return
-        if inside.chunks:
-            self.constructs.append(f"the {where} runs in {inside.chunks} chunks")
-            return
-        if not self.opened.count:
-            self.constructs.append(f"the {where} has no jax.checkpoint around what it repeats")
-            return
-        for jaxpr, each in _bodies(eqn, inside):
-            self.read(inlined_program(jaxpr), each, times * eqn.params.get("length", 1))
-
     def result(self, opaque: Sequence[Opaque]) -> ByName:
         """Return what names can say of all that was read."""
         lost = list(dict.fromkeys(self.constructs))
@@ -221,15 +226,6 @@ class _Reader:
         return ByName(tuple(names), tuple(lost), tuple(marks), tuple(host))
 
 
-def _bodies(eqn: Any, inside: Decision) -> Iterator[tuple[Any, Decision]]:
-    if not inside.branches:
-        yield eqn.params["jaxpr"], inside
-        return
-    for jaxpr, branch in zip(eqn.params["branches"], inside.branches, strict=True):
-        if branch is not None:
-            yield jaxpr, branch
-
-
 def _largest(sizes: dict[str, int]) -> str:
     """The largest values by name, and the bytes of all."""
     ordered = sorted(sizes, key=lambda each: -sizes[each])
@@ -237,9 +233,9 @@ def _largest(sizes: dict[str, int]) -> str:
     return f"{', '.join(ordered[:_NAMED])}{more} ({memory_text(sum(sizes.values()))})"
 
 
-def lost_text(found: ByName, decision: Decision | None, is_policy: bool) -> str:
+def lost_text(found: ByName, decision: Decision, is_policy: bool) -> str:
     """Return what names do not say, in words; nothing if they say all."""
-    if is_policy and decision is None:
+    if is_policy and isinstance(decision, Baseline):
         return ""
     lost = list(found.lost)
     if is_policy and found.marks:

@@ -4,14 +4,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, label, loop_parts, nbytes, place, repeats
+from jrc._jaxpr import INPUT, Program, label, loop_parts, nbytes, place
 from jrc._text import memory_text
-from jrc.remat._planner.execute.execute import variable_at
-from jrc.remat._planner.plan.decision import Decision, Stage
-from jrc.remat._planner.program.trace import inlined_program
+from jrc.remat._planner.plan.decision import Loop, Stages, bodies, variable_at, walk
 
-NOTHING_RECOMPUTED = "nothing recomputed"
-"""The name of the last candidate of a row."""
+BASELINE = "baseline"
+"""The name of the candidate that recomputes nothing."""
 
 ON_HOST = ", on the host"
 """Follows the name of a value that is saved in the host's memory."""
@@ -35,10 +33,10 @@ class Kept:
     bytes: int
 
 
-def saved_by(program: Program, decision: Decision) -> tuple[Kept, ...]:
+def saved_by(program: Program, decision: Stages) -> tuple[Kept, ...]:
     """Return what a decision saves, the largest first."""
     found: dict[str, tuple[int, int]] = {}
-    for name, count, size in _each(program, decision, 1):
+    for name, count, size in _each(program, decision):
         n, total = found.get(name, (0, 0))
         found[name] = (n + count, total + size)
     kept = [Kept(name, n, size) for name, (n, size) in found.items()]
@@ -53,7 +51,7 @@ def change_text(before: Sequence[Kept] | None, after: Sequence[Kept] | None) -> 
         after: What this one saves; `None` where nothing is recomputed.
     """
     if after is None:
-        return NOTHING_RECOMPUTED
+        return BASELINE
     if before is None:
         return f"saves {_sum_text(after)}" if after else "saves nothing"
     old, new = ({each.name: each for each in kept} for kept in (before, after))
@@ -84,17 +82,28 @@ def _sum_text(kept: Sequence[Kept]) -> str:
     return f"{', '.join(names)} ({memory_text(sum(each.bytes for each in kept))})"
 
 
-def _each(program: Program, decision: Decision, times: int) -> Iterable[tuple[str, int, int]]:
+def _each(program: Program, decision: Stages) -> Iterable[tuple[str, int, int]]:
     """Every saved value: its name, how many there are, and their bytes."""
-    given = [each for each in decision.offloaded if each[0] == INPUT]
-    for stage in (Stage((), saved=tuple(given)), *decision.stages):
-        for each in stage.saved:
-            var = program.unmarked(variable_at(program, each))
-            name = program.names.get(var) or _label(program, var)
-            name += ON_HOST if each in decision.offloaded else ""
+    for inner, stages, times in walk(program, decision):
+        given = [each for each in stages.offloaded if each[0] == INPUT]
+        for each in (*given, *(value for region in stages.regions for value in region.saved)):
+            var = inner.unmarked(variable_at(inner, each))
+            name = inner.names.get(var) or _label(inner, var)
+            name += ON_HOST if each in stages.offloaded else ""
             yield name, times, times * nbytes(var.aval)
-        if stage.inside is not None:
-            yield from _each_inside(program, stage.positions[0], stage.inside, times)
+        for loop in (stage for stage in stages.stages if isinstance(stage, Loop)):
+            yield from _between_chunks(inner, loop, times)
+
+
+def _between_chunks(program: Program, loop: Loop, times: int) -> Iterable[tuple[str, int, int]]:
+    """The carries that are saved between the chunks of a loop."""
+    eqn = program.eqns[program.steps[loop.equation]]
+    start, count = loop_parts(eqn)
+    for body, part in zip(bodies(program, loop), loop.parts, strict=True):
+        carries = times * part.chunks
+        for var in body.program.jaxpr.invars[start : start + count] if carries else ():
+            name = f"carry between chunks of the loop at {place(eqn)}"
+            yield name, carries, carries * nbytes(var.aval)
 
 
 def _label(program: Program, var: Any) -> str:
@@ -102,22 +111,3 @@ def _label(program: Program, var: Any) -> str:
     if p == INPUT:
         return f"carry:{','.join(map(str, var.aval.shape))}"
     return label(program.eqns[p])
-
-
-def _each_inside(
-    program: Program, position: int, inside: Decision, times: int
-) -> Iterable[tuple[str, int, int]]:
-    eqn = program.eqns[program.steps[position]]
-    if inside.branches:
-        for jaxpr, branch in zip(eqn.params["branches"], inside.branches, strict=True):
-            yield from _each(inlined_program(jaxpr), branch or Decision(()), times)
-        return
-    body = inlined_program(eqn.params["jaxpr"])
-    for steps, part in inside.parts or ((repeats(eqn), inside),):
-        if part.chunks:
-            start, count = loop_parts(eqn)
-            carries = times * part.chunks
-            for var in body.jaxpr.invars[start : start + count]:
-                name = f"carry between chunks of the loop at {place(eqn)}"
-                yield name, carries, carries * nbytes(var.aval)
-        yield from _each(body, part, times * steps)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -119,9 +120,18 @@ def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
     return names
 
 
+_INLINED: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
+
+
 def inlined_program(jaxpr: Any) -> Program:
     """Return a program without `jit` calls, and with copies of cheap values that are shared.
 
-    Numbers have the type that they are cast to.
+    Numbers have the type that they are cast to. The programs inside of loops are asked for again
+    and again: each is made once.
     """
-    return unshared(Program(folded(inline_marked(jaxpr, lambda _: True))))
+    found = _INLINED.get(jaxpr)
+    if found is None:
+        found = unshared(Program(folded(inline_marked(jaxpr, lambda _: True))))
+        if found.jaxpr is not jaxpr:  # else the entry would keep its own key alive
+            _INLINED[jaxpr] = found
+    return found

@@ -1,9 +1,7 @@
-"""The function under the `jax.checkpoint` regions that its user wrote, as a candidate."""
+"""The function under the `jax.checkpoint` regions that its user wrote, as an option."""
 
 from collections.abc import Sequence
 from typing import Any
-
-import jax
 
 from jrc._jaxpr import (
     can_rebuild,
@@ -15,44 +13,30 @@ from jrc._jaxpr import (
     program_key,
 )
 from jrc._tree import is_floating
-from jrc.remat._gradient.residuals import residuals_of
-from jrc.remat._planner.plan.decision import AS_WRITTEN
-from jrc.remat._planner.search.candidates import Candidate
+from jrc.remat._gradient.residuals import gradient_program, residuals_of
+from jrc.remat._planner.plan.decision import AsWritten
+from jrc.remat._planner.solver.option import Option
 
 NAME = "your jax.checkpoint as written"
 
 
-def as_written_candidate(written: Any, perturbed: Sequence[int], plain_flops: int) -> Candidate:
-    """Return the candidate that leaves every region where its user put it.
+def as_written_option(written: Any, perturbed: Sequence[int], baseline_flops: int) -> Option:
+    """Return the option that leaves every region where its user put it.
 
-    Its FLOPs are counted in its gradient program. Its peak is what JAX saves and, beside that, the
+    Its cost is counted in its gradient program. Its peak is what JAX saves and, beside that, the
     residuals of the largest region, which are there while it is recomputed.
 
     Args:
         written: The program with its regions; its first result is the loss.
         perturbed: Positions of the inputs that it is differentiated by.
-        plain_flops: FLOPs of the gradient program with nothing recomputed.
+        baseline_flops: FLOPs of the gradient program of the baseline.
     """
     avals = [v.aval for v in written.invars]
     loss = evaluate(written.replace(outvars=written.outvars[:1]))
     saved = residuals_of(loss, avals, perturbed).bytes
-    total = flops(_gradient(written, avals, perturbed))
-    peak = saved + _most_inside(written)
-    return Candidate(AS_WRITTEN, peak, saved, max(total - plain_flops, 0), NAME)
-
-
-def _gradient(written: Any, avals: Sequence[Any], perturbed: Sequence[int]) -> Any:
-    run = evaluate(written)
-
-    def gradient(*inputs: Any) -> Any:
-        def loss(primals: Sequence[Any]) -> tuple[Any, list[Any]]:
-            new = dict(zip(perturbed, primals, strict=True))
-            value, *more = run(*(new.get(i, x) for i, x in enumerate(inputs)))
-            return value, more
-
-        return jax.value_and_grad(loss, has_aux=True)([inputs[i] for i in perturbed])
-
-    return jax.make_jaxpr(gradient)(*avals)
+    total = flops(gradient_program(evaluate(written), avals, perturbed))
+    cost = max(total - baseline_flops, 0)
+    return Option(saved + _most_inside(written), saved, cost, AsWritten(), NAME)
 
 
 def _most_inside(jaxpr: Any) -> int:

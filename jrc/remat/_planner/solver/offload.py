@@ -15,16 +15,17 @@ back: the device's peak does not fall. Figures are in docs/plan.md.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.host_link import HostLink
-from jrc.remat._planner.plan.decision import Decision
+from jrc.remat._planner.plan.decision import Region, Stages
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.solver import InnerOption, ParetoPoint, solve, spread_evenly
-from jrc.remat._planner.solver.stages import decision_of, recomputation
+from jrc.remat._planner.solver.decisions import recomputation, saved_values
+from jrc.remat._planner.solver.option import Option, spread_options
+from jrc.remat._planner.solver.solver import solve
 
-Options = Mapping[int, Sequence[InnerOption]]
+Options = Mapping[int, Sequence[Option]]
 Reads = Mapping[int, Sequence[tuple[int, int]]]
 """For each value, and each region that reads it, the nodes between which it is there again."""
 
@@ -32,74 +33,81 @@ Reads = Mapping[int, Sequence[tuple[int, int]]]
 def with_offloaded(
     graph: CostGraph,
     options: Options,
-    points: Sequence[ParetoPoint],
+    front: Sequence[Option],
     times: int,
     may_move: Sequence[bool],
     link: HostLink,
-) -> list[ParetoPoint]:
-    """Return the front of a loop's body, with points of which some values lie on the host.
+) -> list[Option]:
+    """Return the front of a loop's body, with options of which some values lie on the host.
 
-    Points without such values stay, dominated or not: a way by hand has none.
+    Options without such values stay, dominated or not: a manual plan has none.
 
     Args:
         graph: The cost graph of the body.
         options: By position, the options of constructs inside of it.
-        points: Its front, the leanest first.
+        front: Its front, the leanest first.
         times: The steps of the loop.
         may_move: Whether each value is of a type that can be moved.
         link: What copies cost.
     """
-    found: list[ParetoPoint] = []
-    for point in spread_evenly(points, graph.flops, SETTINGS.offloaded_points):
-        regions = _regions(graph, decision_of(graph, point))
-        reads = _moveable(graph, point, regions, may_move)
+    found: list[Option] = []
+    for option in spread_options(front, graph.cost * times, SETTINGS.offloaded_points):
+        body = _Body.of(graph, option.stages)
+        reads = _moveable(graph, body, may_move)
         for values in _prefixes(graph, reads):
             chosen = {v: reads[v] for v in values}
-            found += _moved(graph, options, point, times, chosen, link)
-    found = [each for each in _front([*points, *found]) if each.on_host]
-    return sorted([*points, *found], key=lambda each: (each.peak, each.flops))
+            found += _moved(graph, options, option, body, times, chosen, link)
+    found = [each for each in _front([*front, *found]) if each.stages.offloaded]
+    return sorted([*front, *found], key=lambda each: (each.peak, each.cost))
 
 
-def priced(points: Iterable[ParetoPoint], options: Options, times: int) -> list[ParetoPoint]:
-    """Return points with what the options that they chose move to the host."""
-    by_body = {
-        (k, id(option.body)): option
-        for k, some in options.items()
-        for option in some
-        if option.host
-    }
-    found = []
-    for point in points:
-        chosen = [by_body.get((k, id(body))) for k, body in point.bodies.items()]
-        host = sum(option.host for option in chosen if option)
-        waits = sum(option.waits for option in chosen if option)
-        found.append(dataclasses.replace(point, host=host * times, waits=waits))
-    return found
+@dataclasses.dataclass(frozen=True)
+class _Body:
+    """A decision for the body of a loop, in the terms of its cost graph.
 
+    Attributes:
+        decision: The decision.
+        saved: The variables that it saves.
+        recomputed: For each node whether it runs again.
+        regions: For each node the number of its region; `None` outside of all regions.
+    """
 
-def _regions(graph: CostGraph, decision: Decision) -> list[int | None]:
-    """For each node the number of its region; `None` outside of all regions."""
-    of = {p: n for n, stage in enumerate(decision.stages) if stage.region for p in stage.positions}
-    return [of.get(node.position) for node in graph.nodes]
+    decision: Stages
+    saved: frozenset[int]
+    recomputed: Sequence[bool]
+    regions: Sequence[int | None]
+
+    @classmethod
+    def of(cls, graph: CostGraph, decision: Stages) -> "_Body":
+        """Return a decision in the terms of a graph."""
+        stages = list(enumerate(decision.stages))
+        of = {p: n for n, stage in stages if isinstance(stage, Region) for p in stage.equations}
+        saved = saved_values(graph, decision)
+        outside = {p for _, stage in stages if not isinstance(stage, Region)
+                   for p in stage.equations}  # fmt: skip
+        carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
+        _, recomputed = recomputation(graph, saved | carried, outside)
+        regions = [of.get(node.position) for node in graph.nodes]
+        return cls(decision, saved | carried, recomputed, regions)
 
 
 def _moveable(
-    graph: CostGraph, point: ParetoPoint, regions: Sequence[int | None], may_move: Sequence[bool]
+    graph: CostGraph, body: _Body, may_move: Sequence[bool]
 ) -> dict[int, list[tuple[int, int]]]:
     """The saved values that can be moved, in program order, with the regions that read them.
 
     A value that the backward pass reads outside of all regions stays: JAX saves it on the device.
     """
-    _, recomputed = recomputation(graph, point)
+    regions, recomputed = body.regions, body.recomputed
     readers: dict[int, list[int]] = {}
     for k, node in enumerate(graph.nodes):
         for v in node.derivative_reads.union(node.reads if recomputed[k] else ()):
             readers.setdefault(v, []).append(k)
-    least = SETTINGS.offloaded_share * sum(graph.sizes[v] for v in point.values)
+    least = SETTINGS.offloaded_share * sum(graph.sizes[v] for v in body.saved)
     found = {}
     for v in (v for node in graph.nodes for v in node.makes):
         within = {regions[k] for k in readers.get(v, ())}
-        if not may_move[v] or v not in point.values or not within or None in within:
+        if not may_move[v] or v not in body.saved or not within or None in within:
             continue
         if graph.sizes[v] >= max(least, 1):
             each = [[k for k in readers[v] if regions[k] == region] for region in within]
@@ -129,16 +137,18 @@ def _prefixes(graph: CostGraph, reads: Reads) -> list[tuple[int, ...]]:
 def _moved(
     graph: CostGraph,
     options: Options,
-    point: ParetoPoint,
+    option: Option,
+    body: _Body,
     times: int,
     reads: Reads,
     link: HostLink,
-) -> list[ParetoPoint]:
-    """The point with these values on the host."""
+) -> list[Option]:
+    """The option with these values on the host."""
+    stages = {stage.equations: stage for stage in option.stages.stages}
     chosen = {
-        k: [option for option in some if option.body is point.bodies.get(k)]
+        k: [each for each in some if each.decision == stages.get((k,))]
         for k, some in options.items()
-        if k in point.bodies
+        if (k,) in stages
     }
     back = _fetched_bytes(graph, reads)
     nodes = tuple(
@@ -148,21 +158,22 @@ def _moved(
     sizes = tuple(0 if v in reads else size for v, size in enumerate(graph.sizes))
     there = dataclasses.replace(graph, nodes=nodes, sizes=sizes)
     copied = sum(graph.sizes[v] * len(regions) for v, regions in reads.items())
-    waited = waiting_seconds(graph, point, reads, link)
-    waits = link.as_flops(waited + SETTINGS.hidden_copy_price * link.seconds(2 * copied))
+    waited = waiting_seconds(graph, body.recomputed, reads, link)
+    waits = link.as_flops(waited + SETTINGS.hidden_copy_price * link.seconds(2 * copied)) * times
     # A copy on its way has a buffer beside the value.
     buffer = max(graph.sizes[v] for v in reads)
+    offloaded = tuple(sorted(graph.names[v] for v in reads))
     return [
         dataclasses.replace(
-            point,
+            option,
             peak=each.peak + buffer,
             saved=each.saved,
-            flops=point.flops + waits,
-            on_host=frozenset(reads),
-            host=point.host + copied * times,
-            waits=point.waits + waits,
+            cost=option.cost + waits,
+            decision=dataclasses.replace(option.stages, offloaded=offloaded),
+            host=option.host + copied * times,
+            waits=option.waits + waits,
         )
-        for each in solve(there, chosen, times, saved=point.values)[:1]
+        for each in solve(there, chosen, times, saved=body.saved)[:1]
     ]
 
 
@@ -176,17 +187,18 @@ def _fetched_bytes(graph: CostGraph, reads: Reads) -> list[int]:
     return back
 
 
-def waiting_seconds(graph: CostGraph, point: ParetoPoint, reads: Reads, link: HostLink) -> float:
+def waiting_seconds(
+    graph: CostGraph, recomputed: Sequence[bool], reads: Reads, link: HostLink
+) -> float:
     """Return how long a step waits for copies, in the forward and the backward pass.
 
     Args:
         graph: The cost graph of the body.
-        point: Its save set.
+        recomputed: For each node whether it runs again.
         reads: The values that are moved, with the regions that read them.
         link: What copies cost.
     """
-    _, recomputed = recomputation(graph, point)
-    forward = [node.flops / link.flops for node in graph.nodes]
+    forward = [node.cost / link.flops for node in graph.nodes]
     clock = out = 0.0
     for node, duration in zip(graph.nodes, forward, strict=True):
         clock += duration
@@ -208,10 +220,10 @@ def waiting_seconds(graph: CostGraph, point: ParetoPoint, reads: Reads, link: Ho
     return waited
 
 
-def _front(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
-    """The points with rising peak and falling FLOPs."""
-    found: list[ParetoPoint] = []
-    for point in sorted(points, key=lambda each: (each.peak, each.flops, each.host)):
-        if not found or point.flops < found[-1].flops:
-            found.append(point)
+def _front(options: Sequence[Option]) -> list[Option]:
+    """The options with rising peak and falling cost."""
+    found: list[Option] = []
+    for option in sorted(options, key=lambda each: (each.peak, each.cost, each.host)):
+        if not found or option.cost < found[-1].cost:
+            found.append(option)
     return found

@@ -1,6 +1,6 @@
 """Labels of the solver, and the Pareto front of them.
 
-A label is one way to decide all that is behind a place of the program: bytes, FLOPs and the last
+A label is one way to decide all that is behind a place of the program: bytes, cost and the last
 decision. Labels are columns of arrays. A label is dropped if another is at least as good in
 everything; where too many remain, they are thinned evenly.
 """
@@ -21,14 +21,14 @@ class Labels:
     Attributes:
         open: Peak bytes of the region that is not closed yet, all steps of a loop together.
         rest: Peak bytes of everything behind it, all steps of a loop together.
-        flops: FLOPs that are recomputed.
+        cost: The cost of what is recomputed.
         saved: Bytes that are saved, of one step of a loop.
         step: The last decision, a node of the `DecisionTree`.
     """
 
     open: np.ndarray
     rest: np.ndarray
-    flops: np.ndarray
+    cost: np.ndarray
     saved: np.ndarray
     step: np.ndarray
 
@@ -82,48 +82,48 @@ class ParetoFilter:
 
     def filtered(self, parts: Sequence[Labels], closed: bool) -> Labels:
         """Return the front of all these labels; `closed` where no region is open."""
-        if len(parts) == 1 and len(parts[0].flops) == 1:
+        if len(parts) == 1 and len(parts[0].cost) == 1:
             return parts[0]
         fields = [f.name for f in dataclasses.fields(Labels)]
         labels = Labels(*(np.concatenate([getattr(p, f) for p in parts]) for f in fields))
-        labels = labels.take(np.lexsort((labels.saved, labels.open, labels.flops, labels.rest)))
+        labels = labels.take(np.lexsort((labels.saved, labels.open, labels.cost, labels.rest)))
         if closed and self.times == 1:
-            return self._thinned(falling_flops(labels), self.limit)
+            return self._thinned(falling_cost(labels), self.limit)
         return self._thinned(self._undominated(labels), self.limit // 2)
 
     def _undominated(self, labels: Labels) -> Labels:
         """Of labels sorted by `rest`, those that no other equals or beats in everything."""
-        if len(labels.flops) > self.limit:
+        if len(labels.cost) > self.limit:
             other = labels.open + labels.saved * (self.times - 1)
             rest_cells = labels.rest * SETTINGS.coarse_rest // self.scale
             cells = rest_cells * 1000 + other * SETTINGS.coarse_open // self.scale
-            labels = labels.take(_cheapest_of_each(cells, labels.flops))
+            labels = labels.take(_cheapest_of_each(cells, labels.cost))
         # Sorted by `rest`: only an earlier label can dominate, and of equal ones the first stays.
-        order = np.arange(len(labels.flops))
+        order = np.arange(len(labels.cost))
         dominates = order[:, None] < order[None, :]
-        for x in (labels.open, labels.flops, *([labels.saved] if self.times > 1 else [])):
+        for x in (labels.open, labels.cost, *([labels.saved] if self.times > 1 else [])):
             dominates &= x[:, None] <= x[None, :]
         return labels.take(~dominates.any(0))
 
     def _thinned(self, labels: Labels, limit: int) -> Labels:
         """About `limit` labels, evenly spread; the ends stay."""
-        n = len(labels.flops)
+        n = len(labels.cost)
         if n <= limit:
             return labels
         cells = np.maximum(labels.rest, labels.open) * (2 * limit) // self.scale
-        keep = _cheapest_of_each(cells, labels.flops)
+        keep = _cheapest_of_each(cells, labels.cost)
         if len(keep) > limit:
             keep = keep[np.unique(np.linspace(0, len(keep) - 1, limit).astype(int))]
         return labels.take(np.unique(np.concatenate([[0], keep, [n - 1]])))
 
 
-def falling_flops(labels: Labels) -> Labels:
-    """Of labels sorted by `rest`, return those with fewer FLOPs than all before them."""
-    best = np.minimum.accumulate(labels.flops)
-    return labels.take(np.concatenate([[True], labels.flops[1:] < best[:-1]]))
+def falling_cost(labels: Labels) -> Labels:
+    """Return, of labels sorted by `rest`, those of less cost than all before them."""
+    best = np.minimum.accumulate(labels.cost)
+    return labels.take(np.concatenate([[True], labels.cost[1:] < best[:-1]]))
 
 
-def _cheapest_of_each(cells: np.ndarray, flops: np.ndarray) -> np.ndarray:
-    """The label with the fewest FLOPs of each cell, as sorted positions."""
-    order = np.lexsort((flops, cells))
+def _cheapest_of_each(cells: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """The label of least cost of each cell, as sorted positions."""
+    order = np.lexsort((cost, cells))
     return np.sort(order[np.concatenate([[True], np.diff(cells[order]) != 0])])

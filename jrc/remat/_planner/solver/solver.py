@@ -1,4 +1,4 @@
-"""The solver: the whole Pareto front of save sets between peak bytes and FLOPs, in one pass.
+"""The solver: the whole Pareto front of save sets between peak bytes and cost, in one pass.
 
 A save set is a set of values to save. Every other value that the backward pass reads is recomputed
 from saved ones, when the backward pass reaches the region that it lies in. A region ends wherever
@@ -10,7 +10,7 @@ holds labels, ways to get there, of which those remain that no other dominates (
 
     peak of an open region   open = max(open, cotangents + passing) + saved + recomputed + inner
     peak of all behind       rest = rest + saved, and max(rest, open) where a region closes
-    FLOPs                    flops = flops + FLOPs of the equation, if it is recomputed
+    cost                     cost = cost + cost of the equation, if it is recomputed
 
 where `saved` are the bytes of the equation's results that are saved, `recomputed` those that lie in
 memory once recomputed, `inner` the residuals inside of it. In a loop of n steps the other n - 1
@@ -19,85 +19,32 @@ steps have saved as much, so that `saved` counts n times.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.costs.memory_model import shared_bytes
+from jrc.remat._planner.plan.decision import LeftToJax
 from jrc.remat._planner.settings import SETTINGS, PlannerSettings
-from jrc.remat._planner.solver.pareto import DecisionTree, Labels, ParetoFilter, falling_flops
+from jrc.remat._planner.solver.decisions import decision_of
+from jrc.remat._planner.solver.option import Option, spread_evenly
+from jrc.remat._planner.solver.pareto import DecisionTree, Labels, ParetoFilter, falling_cost
 
 Key = frozenset[int]
 """States of values that are live: 2 v + 1 where value v is saved, 2 v where it is recomputed."""
 
 
-NOTHING_SAVED = "nothing"
-"""What a bare `jax.checkpoint` saves of its inside."""
-
-IN_CHUNKS = "nothing, in chunks"
-"""The same around each step of a loop, and around chunks of its steps."""
-
-
-@dataclasses.dataclass(frozen=True)
-class InnerOption:
-    """One way to treat a construct outside of all regions: a loop, a `shard_map`.
-
-    Attributes:
-        saved: Bytes that are saved of its inside.
-        peak: Peak bytes while it is differentiated, the saved ones included.
-        flops: FLOPs that are recomputed.
-        body: The decision for the program inside; `None` leaves it to JAX.
-        by_hand: What it saves if it is what a person would do: `jax.checkpoint` around the body of
-            a loop, or around each branch of a `cond`. It is `NOTHING_SAVED` for a bare one,
-            `IN_CHUNKS` for two within each other, and empty for an option of the solver.
-        host: Bytes that are saved in the host's memory.
-        waits: What the device could compute while it waits for copies; counted in `flops`.
-    """
-
-    saved: int
-    peak: int
-    flops: int
-    body: Any = None
-    by_hand: str = ""
-    host: int = 0
-    waits: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class ParetoPoint:
-    """One save set.
-
-    Attributes:
-        peak: Predicted bytes besides arguments and results.
-        flops: FLOPs that are recomputed.
-        saved: Bytes that are saved after the forward pass.
-        values: The variables that are saved.
-        bodies: For constructs outside of all regions, by position: the decision for the inside.
-        on_host: The variables among them that lie in the host's memory.
-        host: Bytes that are saved there, inside of constructs too.
-        waits: What the device could compute while it waits for copies; counted in `flops`.
-    """
-
-    peak: int
-    flops: int
-    saved: int
-    values: frozenset[int]
-    bodies: Mapping[int, Any]
-    on_host: frozenset[int] = frozenset()
-    host: int = 0
-    waits: int = 0
-
-
 def solve(
     graph: CostGraph,
-    options: Mapping[int, Sequence[InnerOption]] | None = None,
+    options: Mapping[int, Sequence[Option]] | None = None,
     times: int = 1,
     settings: PlannerSettings = SETTINGS,
     saved: frozenset[int] | None = None,
-) -> list[ParetoPoint]:
-    """Return the Pareto front of a graph, the leanest point first.
+    most: int | None = None,
+) -> list[Option]:
+    """Return the Pareto front of a graph, the leanest option first.
 
     Args:
         graph: The program.
@@ -106,50 +53,27 @@ def solve(
         settings: How many labels and states remain.
         saved: The values to save; only what is left open, the options of constructs, is solved.
             `None` leaves every value to the solver.
+        most: About how many options, evenly spread; all of the front, if not given.
 
     Returns:
-        Points with rising peak and falling FLOPs; none if no save set is possible.
+        Options with rising peak and falling cost, of all runs together; none if no save set is
+        possible.
 
     Raises:
         TooMuchWork: If a search takes more steps than `settings.label_steps`.
     """
-    return _Solver(graph, options or {}, times, settings, saved).front()
+    return _Solver(graph, options or {}, times, settings, saved).front(most)
 
 
 class TooMuchWork(Exception):
     """The solver has reached its bound on work, which is the same on every host."""
 
 
-def spread_evenly(points: Sequence[ParetoPoint], base: int, count: int) -> list[ParetoPoint]:
-    """Return about `count` points, close where bytes or FLOPs change fast; both ends stay.
-
-    Args:
-        points: The front, the leanest first.
-        base: FLOPs that a change of FLOPs is compared with.
-        count: How many points; of one it is the leanest.
-    """
-    if len(points) <= count:
-        return list(points)
-    if count == 1:
-        return [points[0]]
-    length = [0.0]
-    for one, other in zip(points, points[1:], strict=False):
-        memory = abs(math.log(max(other.peak, 1) / max(one.peak, 1)))
-        flops = abs(one.flops - other.flops) / base
-        length.append(length[-1] + memory + SETTINGS.flops_weight * flops)
-    found, k = [], 0
-    for i in range(count):
-        while length[k] < length[-1] * i / (count - 1) - 1e-12:
-            k += 1
-        found.append(points[k])
-    return list({id(point): point for point in [*found, points[-1]]}.values())
-
-
 class _Solver:
     def __init__(
         self,
         graph: CostGraph,
-        options: Mapping[int, Sequence[InnerOption]],
+        options: Mapping[int, Sequence[Option]],
         times: int,
         settings: PlannerSettings,
         saved: frozenset[int] | None,
@@ -160,12 +84,12 @@ class _Solver:
         self.tiny = 0 if all(graph.may_save) else int(total * settings.tiny_share)
         self.filter = ParetoFilter(times, settings.labels, max(total * times, 1))
 
-    def front(self) -> list[ParetoPoint]:
+    def front(self, most: int | None) -> list[Option]:
         zero = np.zeros(1)
         states = {frozenset(): Labels(zero, zero, zero, zero, np.zeros(1, int))}
         work = 0
         for node in reversed(self.graph.nodes):
-            work += sum(len(labels.flops) for labels in states.values())
+            work += sum(len(labels.cost) for labels in states.values())
             if work > self.settings.label_steps and self.saved is None:
                 raise TooMuchWork
             found: dict[Key, list[Labels]] = {}
@@ -179,23 +103,37 @@ class _Solver:
         if not states:
             return []
         (labels,) = states.values()
-        labels = falling_flops(labels.take(np.lexsort((labels.saved, labels.flops, labels.rest))))
-        histories = self.tree.histories(labels.step.tolist())
-        return [self._point(labels, i, history) for i, history in enumerate(histories)]
+        labels = falling_cost(labels.take(np.lexsort((labels.saved, labels.cost, labels.rest))))
+        every = range(len(labels.cost))
+        front = (
+            list(every)
+            if most is None
+            else spread_evenly(
+                every, labels.rest.tolist(), labels.cost.tolist(), self.graph.cost, most
+            )
+        )
+        histories = self.tree.histories(labels.step[front].tolist())
+        return [
+            self._option(labels, i, history) for i, history in zip(front, histories, strict=True)
+        ]
 
-    def _point(self, labels: Labels, i: int, history: Iterable[Any]) -> ParetoPoint:
-        values, bodies = set(), {}
+    def _option(self, labels: Labels, i: int, history: Iterable[Any]) -> Option:
+        values: set[int] = set()
+        chosen: dict[int, Option] = {}
         for decision in history:
             if isinstance(decision, tuple):
-                bodies[decision[0]] = decision[1]
+                chosen[decision[0]] = decision[1]
             else:
                 values.add(decision)
-        return ParetoPoint(
-            peak=int(labels.rest[i]),
-            flops=int(labels.flops[i]),
+        constructs = {k: option.decision for k, option in chosen.items()}
+        shared = shared_bytes(self.graph.results, (self.graph.sizes[v] for v in values))
+        return Option(
+            peak=max(int(labels.rest[i]) - shared, 0),
             saved=int(labels.saved[i]) * self.times,
-            values=frozenset(values),
-            bodies=bodies,
+            cost=int(labels.cost[i]) * self.times,
+            decision=decision_of(self.graph, frozenset(values), constructs),
+            host=sum(option.host for option in chosen.values()) * self.times,
+            waits=sum(option.waits for option in chosen.values()) * self.times,
         )
 
     def _before(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
@@ -223,23 +161,24 @@ class _Solver:
             passing = sum(passing_bytes[v] for v in node.makes if 2 * v in new)
             new, saved, recomputed = self._without_results(node, new)
             here = saved + recomputed + inner + operands
-            flops = is_recomputed * node.flops
-            yield self._step(node, new, decided, saved, here, passing, flops)
+            cost = is_recomputed * node.cost
+            yield self._step(node, new, decided, saved, here, passing, cost)
 
     def _outside(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """The equation between two regions, where all that its derivative reads is saved."""
         needed = [v for v in node.reads if v in node.derivative_reads]
-        options = self.options.get(node.position) or [InnerOption(node.inner_bytes or 0, 0, 0)]
+        left = Option(0, node.inner_bytes or 0, 0, LeftToJax((node.position,)))
+        options = self.options.get(node.position) or [left]
         for new, decided in self._decided(key, labels, needed):
             new, results, _ = self._without_results(node, new)
             if not _is_closed(new):
                 continue
             for option in options:
-                step = self.tree.add(decided.step, (node.position, option.body))
+                step = self.tree.add(decided.step, (node.position, option))
                 each = dataclasses.replace(decided, step=step)
                 saved = results + option.saved
                 peak = max(saved, results + option.peak)
-                yield self._step(node, new, each, saved, peak, 0, option.flops)
+                yield self._step(node, new, each, saved, peak, 0, option.cost)
 
     def _without_results(self, node: CostNode, key: Key) -> tuple[Key, int, int]:
         """The states before the equation, and bytes of its results: saved, and recomputed."""
@@ -256,7 +195,7 @@ class _Solver:
         saved: int,
         here: int,
         passing: int,
-        flops: int,
+        cost: int,
     ) -> tuple[Key, Labels]:
         """The labels before the equation: the recurrence at the head of this file."""
         momentary = (node.cotangent_bytes if node.active else 0) + passing
@@ -265,7 +204,7 @@ class _Solver:
         rest = labels.rest + self.times * saved
         if _is_closed(key):
             open_, rest = np.zeros_like(open_), np.maximum(open_, rest)
-        return key, Labels(open_, rest, labels.flops + flops, labels.saved + saved, labels.step)
+        return key, Labels(open_, rest, labels.cost + cost, labels.saved + saved, labels.step)
 
     def _decided(self, key: Key, labels: Labels, values: Sequence[int]) -> list[tuple[Key, Labels]]:
         """Every way to save or to recompute these values, where that is not decided yet.
@@ -330,7 +269,7 @@ class _Solver:
         def score(item: tuple[Key, Labels]) -> float:
             labels = item[1]
             peak = np.maximum(labels.open, labels.rest)
-            return float(np.min(peak / self.filter.scale + labels.flops / self.graph.flops))
+            return float(np.min(peak / self.filter.scale + labels.cost / self.graph.cost))
 
         closed = [item for item in states.items() if _is_closed(item[0])]
         open_ = sorted((item for item in states.items() if not _is_closed(item[0])), key=score)

@@ -1,12 +1,14 @@
-"""The temporaries of a program, from the lifetimes of the values that its compiler writes.
+"""The temporaries of a program on an accelerator, from the lifetimes of the values it writes.
+
+The solver counts values that these compilers fuse away: on a CPU its own model is as good.
 
 >>> import jax, jax.numpy as jnp
 >>> def loss(w, x):
 ...     return jnp.sum(jnp.tanh(x @ w) ** 2)
 >>> w, x = jnp.ones((16, 16)), jnp.ones((1024, 16))
 >>> gradient = jax.make_jaxpr(jax.grad(loss))(w, x)
->>> from jrc.remat._planner.costs.platform_memory import CPU
->>> peak_of_temporaries(gradient, CPU) // x.nbytes
+>>> from jrc.remat._planner.costs.compilers import GPU
+>>> peak_of_temporaries(gradient, GPU) // x.nbytes
 1
 """
 
@@ -15,15 +17,15 @@ import dataclasses
 from typing import Any
 
 from jrc._jaxpr import facts_of, inner_programs
-from jrc.remat._planner.costs.operations import BARRIER, RAGGED_PRODUCT, RANDOM_BITS, Operations
-from jrc.remat._planner.costs.platform_memory import PlatformMemory
+from jrc.remat._planner.costs.compilers import Compiler
+from jrc.remat._planner.costs.operations import BARRIER, Operations
 from jrc.remat._planner.costs.written_values import Kind, WrittenValues
 from jrc.remat._planner.settings import SETTINGS
 
-_IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE, Kind.MERGED)
+_IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE)
 
 
-def peak_of_temporaries(jaxpr: Any, memory: PlatformMemory) -> int:
+def peak_of_temporaries(jaxpr: Any, compiler: Compiler) -> int:
     """Return the bytes of temporaries of a compiled program, as the platform's compiler would.
 
     Inputs and results are not among them. Results that are not computed yet lend their memory to
@@ -31,22 +33,20 @@ def peak_of_temporaries(jaxpr: Any, memory: PlatformMemory) -> int:
 
     Args:
         jaxpr: The program: that of a value and its gradients.
-        memory: What is assumed of the platform.
+        compiler: What is assumed of the platform's compiler.
     """
-    return _Lifetimes(jaxpr, memory).peak()
+    return _Lifetimes(jaxpr, compiler).peak()
 
 
 class _Lifetimes:
     """When each value that is written lies in memory, in numbers of kernels."""
 
-    def __init__(self, jaxpr: Any, memory: PlatformMemory) -> None:
-        self.memory = memory
-        self.program = Operations(jaxpr, memory)
+    def __init__(self, jaxpr: Any, compiler: Compiler) -> None:
+        self.compiler = compiler
+        self.program = Operations(jaxpr, compiler)
         self.written = WrittenValues(self.program)
         everything = range(len(self.program.list))
         self.kernels = [k for k in everything if self.written.is_written[k]]
-        if memory.starts_early:
-            self.kernels = self.written.order_as_ready()
         self.at = {k: t for t, k in enumerate(self.kernels)}
         self.same = self._behind_barriers()
         self.last: dict[int, int] = {}
@@ -61,7 +61,7 @@ class _Lifetimes:
         """Return the most bytes that lie in memory at one time."""
         results = {self._place(v) for v in self.program.results}
         change = [0] * (len(self.kernels) + 1)
-        for each in self._not_lent(self._temporaries(results), results):
+        for each in self._not_shared(self._temporaries(results), results):
             change[each.start] += each.size
             change[each.end + 1] -= each.size
         live = most = 0
@@ -108,39 +108,39 @@ class _Lifetimes:
             free.remove(old)
             old.end = new.start - 1
 
-    def _not_lent(self, temporaries: list["_Lifetime"], results: set[int]) -> list["_Lifetime"]:
+    def _not_shared(self, temporaries: list["_Lifetime"], results: set[int]) -> list["_Lifetime"]:
         """The temporaries that do not lie in the memory of a result computed after their end.
 
         Small ones change no peak, and are many: they are counted as they are.
         """
         maker, sizes = self.written.maker, self.program.sizes
-        lenders = sorted(
-            (_LentMemory(sizes[v], self.at[maker[v]]) for v in results if maker.get(v) in self.at),
-            key=lambda lender: (lender.size, lender.start),
+        places = sorted(
+            (
+                _SharedMemory(sizes[v], self.at[maker[v]])
+                for v in results
+                if maker.get(v) in self.at
+            ),
+            key=lambda place: (place.size, place.start),
         )
-        lent_sizes = [lender.size for lender in lenders]
-        least = SETTINGS.least_lent * max((each.size for each in temporaries), default=0)
+        shared_sizes = [place.size for place in places]
+        least = SETTINGS.least_shared * max((each.size for each in temporaries), default=0)
 
-        def is_lent(new: _Lifetime) -> bool:
-            first = bisect.bisect_left(lent_sizes, new.size)
-            return new.size >= least and any(lender.takes(new) for lender in lenders[first:])
+        def is_shared(new: _Lifetime) -> bool:
+            first = bisect.bisect_left(shared_sizes, new.size)
+            return new.size >= least and any(place.takes(new) for place in places[first:])
 
         order = sorted(temporaries, key=lambda each: (-each.size, each.start, each.value))
-        return [each for each in order if not is_lent(each)]
+        return [each for each in order if not is_shared(each)]
 
     def _inside(self, k: int) -> int:
         """The temporaries of the largest program inside of a kernel."""
         operation = self.program.list[k]
-        if operation.name == RANDOM_BITS:
-            return self.memory.threefry_bytes(operation.eqn)
-        if operation.name == RAGGED_PRODUCT:
-            return self.memory.group_bytes(operation.eqn)
         eqn = operation.eqn
         # A kernel that its author wrote (Pallas) has its temporaries on the chip.
         if eqn is None or self.written.kinds[k] is not Kind.KERNEL or not facts_of(eqn).construct:
             return 0
         inner = inner_programs(eqn)
-        return max((peak_of_temporaries(each, self.memory) for each in inner), default=0)
+        return max((peak_of_temporaries(each, self.compiler) for each in inner), default=0)
 
 
 @dataclasses.dataclass
@@ -154,7 +154,7 @@ class _Lifetime:
 
 
 @dataclasses.dataclass
-class _LentMemory:
+class _SharedMemory:
     """The memory of a result before its kernel `start`, and what lies in it."""
 
     size: int

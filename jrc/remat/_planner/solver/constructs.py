@@ -1,5 +1,6 @@
 """Planning inside of loops, branches and `shard_map`: the options of such a construct."""
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,25 +13,23 @@ from jrc._jaxpr import Program, evaluate, is_variable, primitive_name, rebuild, 
 from jrc._tree import is_floating
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
+from jrc.remat._planner.costs.compilers import CPU, Compiler
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.costs.memory_model import kept_by_xla
-from jrc.remat._planner.costs.platform_memory import CPU, PlatformMemory
-from jrc.remat._planner.execute.execute import variable_at
+from jrc.remat._planner.plan.decision import Mapped, variable_at
 from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.branch_options import branch_options
-from jrc.remat._planner.solver.loop_options import loop_options, option_of
-from jrc.remat._planner.solver.offload import priced, with_offloaded
-from jrc.remat._planner.solver.solver import (
-    InnerOption,
-    ParetoPoint,
-    TooMuchWork,
-    solve,
-    spread_evenly,
-)
+from jrc.remat._planner.solver.branches import branch_options
+from jrc.remat._planner.solver.loops import loop_options
+from jrc.remat._planner.solver.offload import with_offloaded
+from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.solver import TooMuchWork, solve
 
 _logger = logging.getLogger("jrc")
+
+Options = dict[int, list[Option]]
+"""By position, the options of each construct, the leanest first."""
 
 
 def pareto_front(
@@ -39,9 +38,11 @@ def pareto_front(
     wanted: Iterable[Any],
     times: int = 1,
     carried: Sequence[Any] = (),
-    memory: PlatformMemory = CPU,
+    compiler: Compiler = CPU,
     link: HostLink | None = None,
-) -> tuple[CostGraph, dict[int, list[InnerOption]], list[ParetoPoint]]:
+    most: int | None = None,
+    results: Sequence[int] = (),
+) -> tuple[CostGraph, Options, list[Option]]:
     """Return the cost graph of a program, options of its constructs, and the Pareto front.
 
     Args:
@@ -50,48 +51,51 @@ def pareto_front(
         wanted: The results that are differentiated.
         times: How often the program runs (the body of a loop).
         carried: Inputs that are carries of a loop.
-        memory: What is assumed of the platform.
+        compiler: What is assumed of the platform's compiler.
         link: What copies to the host cost, where values inside of loops may be moved there.
+        most: About how many options of the front.
+        results: Bytes of each result in whose memory saved values may lie.
     """
     active = active_variables(program, perturbed, wanted)
-    graph = build_cost_graph(program, active, carried, memory)
+    graph = build_cost_graph(program, active, carried, compiler, results)
     # Copies inside of a loop in a loop are left alone.
-    options = _inner_options(program, active, memory, link if times == 1 else None)
-    points = front_of(graph, options, times)
-    if link:
-        points = priced(points, options, times)
-        if times > 1:
-            may_move = [_may_move(program, place) for place in graph.names]
-            points = with_offloaded(graph, options, points, times, may_move, link)
-    return graph, options, points
+    options = _inner_options(program, active, compiler, link if times == 1 else None)
+    front = front_of(graph, options, times, most)
+    if link and times > 1:
+        may_move = [_may_move(program, place) for place in graph.names]
+        front = with_offloaded(graph, options, front, times, may_move, link)
+    return graph, options, front
 
 
 def front_of(
-    graph: CostGraph, options: Mapping[int, Sequence[InnerOption]], times: int = 1
-) -> list[ParetoPoint]:
+    graph: CostGraph,
+    options: Mapping[int, Sequence[Option]],
+    times: int = 1,
+    most: int | None = None,
+) -> list[Option]:
     """Return the Pareto front, of a few save sets where a search takes too much work."""
     try:
-        return solve(graph, options, times)
+        return solve(graph, options, times, most=most)
     except TooMuchWork:
         _logger.warning(
             "jrc: a program of %d equations takes the planner too much work; its candidates are "
-            "ways by hand",
+            "manual plans",
             len(graph.nodes),
         )
         return _without_search(graph, options, times)
 
 
 def _without_search(
-    graph: CostGraph, options: Mapping[int, Sequence[InnerOption]], times: int
-) -> list[ParetoPoint]:
+    graph: CostGraph, options: Mapping[int, Sequence[Option]], times: int
+) -> list[Option]:
     """The Pareto front of a few save sets: nothing, kernels' results, all that XLA keeps."""
     kernels = frozenset(v for node in graph.nodes for v in node.makes if not graph.is_fused(v))
     sets = (frozenset(), kernels, kept_by_xla(graph, graph.nodes))
-    found = [point for each in sets for point in solve(graph, options, times, saved=each)]
-    front: list[ParetoPoint] = []
-    for point in sorted(found, key=lambda each: (each.peak, each.flops)):
-        if not front or point.flops < front[-1].flops:
-            front.append(point)
+    found = [option for each in sets for option in solve(graph, options, times, saved=each)]
+    front: list[Option] = []
+    for option in sorted(found, key=lambda each: (each.peak, each.cost)):
+        if not front or option.cost < front[-1].cost:
+            front.append(option)
     return front
 
 
@@ -102,25 +106,25 @@ def _may_move(program: Program, place: tuple[int, int]) -> bool:
 
 
 def _inner_options(
-    program: Program, active: set[Any], memory: PlatformMemory, link: HostLink | None
-) -> dict[int, list[InnerOption]]:
+    program: Program, active: set[Any], compiler: Compiler, link: HostLink | None
+) -> Options:
     """The options of each construct that can be planned inside, the leanest first."""
-    front = functools.partial(pareto_front, memory=memory, link=link)
+    front = functools.partial(pareto_front, compiler=compiler, link=link)
     found = {}
     for k, p in enumerate(program.steps):
         eqn = program.eqns[p]
         options = _PLANNED.get(primitive_name(eqn))
         if options and repeats(eqn) > 0 and not active.isdisjoint(eqn.outvars):
-            found[k] = options(front, program, p, active)
+            found[k] = options(front, program, k, active)
     return found
 
 
 def _shard_map_options(
-    front: Callable[..., Any], program: Program, p: int, active: set[Any]
-) -> list[InnerOption]:
+    front: Callable[..., Any], program: Program, k: int, active: set[Any]
+) -> list[Option]:
     """Options of a `shard_map`, whose sizes are those of one device's part."""
-    eqn = program.eqns[p]
-    found: list[InnerOption] = []
+    eqn = program.eqns[program.steps[k]]
+    found: list[Option] = []
 
     def run(jaxpr: Any) -> Any:
         def call(*inputs: Any) -> Any:
@@ -128,10 +132,10 @@ def _shard_map_options(
             body = inlined_program(jaxpr)
             pairs = zip(body.jaxpr.invars, eqn.invars, strict=True)
             perturbed = [v for v, x in pairs if is_variable(x) and x in active]
-            graph, _, points = front(body, perturbed, body.jaxpr.outvars)
+            most = SETTINGS.mapped_options
+            _, _, options = front(body, perturbed, body.jaxpr.outvars, most=most)
             found[:] = [
-                option_of(graph, point)
-                for point in spread_evenly(points, graph.flops, 2 * SETTINGS.inner_options)
+                dataclasses.replace(each, decision=Mapped(k, each.stages)) for each in options
             ]
             return evaluate(jaxpr)(*inputs)
 
@@ -142,10 +146,10 @@ def _shard_map_options(
 
 
 def _branch_options(
-    front: Callable[..., Any], program: Program, p: int, active: set[Any]
-) -> list[InnerOption]:
+    front: Callable[..., Any], program: Program, k: int, active: set[Any]
+) -> list[Option]:
     """Options of a `cond`, whose branches share the memory of what they save, on the device."""
-    return branch_options(functools.partial(front, link=None), program, p, active)
+    return branch_options(functools.partial(front, link=None), program, k, active)
 
 
 _PLANNED = {

@@ -1,0 +1,149 @@
+"""Compile every candidate of programs of the zoo, and judge the planner's search by them.
+
+    python -m benchmarks.memory.candidates --models unet,eqx_vit --out candidates.json
+    python -m benchmarks.memory.candidates --target h100 --out candidates_h100.json --resume
+    python -m benchmarks.memory.candidates --judge candidates.json
+
+For each program: the cost of each candidate of `jrc.plan`, the peak as the solver has it, as it is
+predicted, and as it is compiled. The tables say how the planner's own search does on them, for
+budgets at shares of the range of peaks, with so many compilations: its regret (FLOPs of the program
+that it chose over those of the cheapest that fits), how often it refuses a budget that a candidate
+fits, and how many programs it compiles. `--judge` compiles nothing.
+
+One or two minutes a program on two cores; with `--resume` programs that are there are left alone.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+import jrc
+from benchmarks._lib import platform
+from benchmarks._lib.command import Benchmark, Run, names_of
+from benchmarks._lib.report import Report
+from benchmarks._lib.table import Table
+from benchmarks._private import CandidateTable, KnownPeaks, plan_from_table
+from tests.zoo.catalogue import NAMES, make, missing
+
+NAME = "memory.candidates"
+SHARES = (0.75, 0.5, 0.25, 0.1, 0.02)
+COMPILATIONS = (0, 1, 2, 3, 4, 5, 8)
+
+
+def measure(run: Run) -> None:
+    """Compile the candidates of each model that was asked for."""
+    if run.options.judge:
+        run.report |= json.loads(run.options.judge.read_text())
+        return
+    run.report |= platform.machine()
+    target = jrc.target(run.options.target) if run.options.target else None
+    run.report["target"] = run.options.target
+    programs = run.report.setdefault("programs", {})
+    for name in run.options.models:
+        if missing(name) or (run.options.resume and "rows" in programs.get(name, {})):
+            continue
+        run.status(f"{name}: solving")
+        program = make(name, run.options.toy)
+        began = time.perf_counter()
+        try:
+            table = CandidateTable(
+                program.loss, program.args, program.argnums, program.has_aux, target
+            )
+            planning = time.perf_counter() - began
+            rows = table.rows(lambda text, name=name: run.status(f"{name}: {text}"))
+            programs[name] = table.facts() | {"planning_seconds": planning, "rows": rows}
+        except Exception as error:  # noqa: BLE001
+            programs[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+        run.save()
+        # Modules keep what was compiled for them.
+        jax.clear_caches()
+
+
+def tables(report: Report) -> list[Table]:
+    """Return how the search does, by compilations; and each program's predictions."""
+    programs = {name: each for name, each in report["programs"].items() if "rows" in each}
+    if not programs:
+        return []
+    judged = {most: list(judge(programs, most)) for most in COMPILATIONS}
+    heads = ("compilations", "regret, median", "90 %", "worst", "refused", "compiled", "most")
+    rows = []
+    for most, found in judged.items():
+        regrets = sorted(regret for regret, _ in found if regret is not None)
+        compiled = [count for _, count in found]
+        rows.append(
+            (
+                str(most),
+                *(f"{quantile(regrets, q):.4f}" for q in (0.5, 0.9, 1.0)),
+                f"{len(found) - len(regrets)} of {len(found)}",
+                f"{statistics.median(compiled):g}",
+                str(max(compiled)),
+            )
+        )
+    title = f"The search on {len(programs)} programs, budgets at {SHARES} of the range of peaks"
+    return [Table(title, heads, rows), _predictions(programs)]
+
+
+def judge(programs: Mapping[str, Any], compilations: int) -> Iterator[tuple[float | None, int]]:
+    """Yield the regret of each program and share, `None` if it is refused, and compilations."""
+    for name, program in programs.items():
+        for share in SHARES:
+            yield judge_one(program, name, share, compilations)
+
+
+def judge_one(
+    program: Mapping[str, Any], name: str, share: float, compilations: int
+) -> tuple[float | None, int]:
+    """Return the regret of one program at a share of the range, and compilations."""
+    rows = program["rows"]
+    least = min(row["compiled"] for row in rows)
+    baseline = next(row["compiled"] for row in rows if row["name"] == "baseline")
+    budget = int(least + share * max(baseline - least, 0))
+    cheapest = min(row["cost"] for row in rows if row["compiled"] <= budget)
+    chosen, compiled = plan_from_table(KnownPeaks(program), budget, compilations)
+    if chosen is None or rows[chosen]["compiled"] > budget:
+        return None, compiled
+    return (program["flops"] + rows[chosen]["cost"]) / (program["flops"] + cheapest), compiled
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the entry at a share of a sorted list; NaN of nothing."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
+
+
+def _predictions(programs: Mapping[str, Any]) -> Table:
+    """The errors of both models of peaks, median and worst over the candidates of a program."""
+    rows = []
+    for name, program in programs.items():
+        errors = [
+            sorted(abs(row[kind] / row["compiled"] - 1) for row in program["rows"])
+            for kind in ("modelled", "predicted")
+        ]
+        texts = (f"{quantile(each, q):.1%}" for each in errors for q in (0.5, 1.0))
+        count = len(program["rows"])
+        rows.append((name, str(count), *texts, f"{program['planning_seconds']:.1f}"))
+    heads = ("", "candidates", "solver, median", "worst", "predicted, median", "worst", "seconds")
+    return Table("Peaks against compiled ones", heads, rows)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the models."""
+    add = parser.add_argument
+    add("--models", type=names_of(NAMES), default=list(NAMES), help="default: all")
+    add("--target", default="", help="an accelerator that need not be there, such as h100")
+    add("--resume", action="store_true", help="leave programs alone that --out has")
+    add("--judge", type=pathlib.Path, help="a report of this benchmark: compile nothing")
+
+
+BENCHMARK = Benchmark(
+    NAME, __doc__, measure, tables, add_options, keys=("toy", "programs"),
+)  # fmt: skip
+main = BENCHMARK.main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""XLA's compiler for CPUs."""
+
+import math
+from typing import Any
+
+from jrc._jaxpr import Program
+from jrc.remat._planner.costs.compilers.compiler import Compiler
+
+
+class _Cpu(Compiler):
+    traces_gradients = False
+
+    def operand_bytes(self, program: Program, var: Any) -> int:
+        """Return the bytes of a fused value that are written for a kernel of its own.
+
+        A product, a convolution or a sum is a call of a library. What was broadcast for it lies
+        there once more.
+        """
+        eqn = program.eqns[program.producer[var]]
+        shapes = (getattr(x.aval, "shape", ()) for x in eqn.invars)
+        size = math.prod(var.aval.shape)
+        is_broadcast = any(shape and math.prod(shape) < size for shape in shapes)
+        return self.array_bytes(var.aval) * (2 if is_broadcast else 1)
+
+
+CPU = _Cpu()

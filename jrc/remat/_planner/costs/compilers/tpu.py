@@ -1,0 +1,57 @@
+"""XLA's compiler for TPUs."""
+
+import itertools
+import math
+from typing import Any
+
+from jrc._jaxpr import Program
+from jrc.remat._planner.costs.compilers.compiler import Compiler
+
+_LANES = 128
+_SUBLANES = 8
+_WORD = 4
+
+
+class _Tpu(Compiler):
+    computes_operands = True
+    continues_products = True
+    rounds_operands = True
+
+    def array_bytes(self, aval: Any) -> int:
+        """Return the bytes of an array, padded to tiles of 8 x 128 words."""
+        size = super().array_bytes(aval)
+        return max(size, _tiled_bytes(aval)) if size else 0
+
+    def operand_bytes(self, program: Program, var: Any) -> int:
+        """Return 0: a product computes its operands while it reads what they are made from."""
+        return 0
+
+
+def _tiled_bytes(aval: Any) -> int:
+    """Return the bytes of an array in tiles, its axes in the order that pads least.
+
+    A tile has 128 lanes and 8 rows of 32 bits; shorter types are packed, 2 or 4 to a row. Where
+    there are fewer rows than that, the tile is as low as the next power of two. XLA chooses which
+    two axes are tiled.
+
+    Source: "Tiled layout", XLA documentation, https://openxla.org/xla/tiled_layout.
+    """
+    shape, itemsize = aval.shape, aval.dtype.itemsize
+    whole = math.prod(shape)
+    if len(shape) < 2 or itemsize > _WORD:
+        return whole * itemsize
+    rows = _SUBLANES * _WORD // itemsize
+    padded = min(
+        whole // (shape[i] * shape[j]) * _tile_entries(shape[i], shape[j], rows)
+        for i, j in itertools.permutations(range(len(shape)), 2)
+    )
+    return padded * itemsize
+
+
+def _tile_entries(high: int, wide: int, rows: int) -> int:
+    """Return the entries of a matrix whose axes are padded to tiles."""
+    low = min(rows, 1 << (high - 1).bit_length())
+    return -(-high // low) * low * (-(-wide // _LANES) * _LANES)
+
+
+TPU = _Tpu()

@@ -1,0 +1,118 @@
+"""The batches that fit a budget, with and without recomputation.
+
+The planner's model says where to begin: the first batch that is compiled is one that is predicted
+to fit barely. There the options that may be the leanest are compiled, and the one that needs least
+is followed to larger or smaller batches. Nothing is compiled if arguments, results and gradients of
+the smallest batch alone exceed the budget.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+
+from jrc._text import memory_text
+from jrc.remat._planner.plan.plan import Plan
+from jrc.remat._planner.search.choose import plan_of
+from jrc.remat._planner.search.largest_within import largest_within, predicted_start
+from jrc.remat._planner.search.peaks import Peaks
+from jrc.remat._planner.search.problem import Problem
+from jrc.remat._planner.search.search import Search
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver.option import Option
+
+_logger = logging.getLogger("jrc")
+
+
+class Batches:
+    """The batches of a function and their peaks; equal programs of a batch are compiled once.
+
+    Args:
+        problem_of: From a batch the planning problem of the function.
+        limit: The budget in bytes.
+        step: Batches are multiples of this.
+        end: The largest batch, a multiple of `step`.
+        compilations: How many programs the search for the cheapest plan may compile.
+    """
+
+    def __init__(
+        self,
+        problem_of: Callable[[int], Problem],
+        limit: int,
+        step: int,
+        end: int,
+        compilations: int,
+    ) -> None:
+        self.peaks = functools.cache(lambda batch: Peaks(problem_of(batch)))
+        self.limit, self.step, self.end = limit, step, end
+        self.compilations = compilations
+        self._leanest: str | int | None = None
+
+    def without(self) -> int:
+        """Return the largest batch of the baseline; 0 if none fits."""
+        return self._largest(lambda problem: problem.baseline, self._baseline_peak, 0)
+
+    def recomputed(self, without: int) -> int:
+        """Return the largest batch that a plan fits.
+
+        Args:
+            without: A batch that fits without one.
+        """
+        return self._largest(self._lean_option, self._least_peak, without)
+
+    def plan(self, batch: int) -> Plan:
+        """Return the plan for a batch that fits, the cheapest of a few that are compiled."""
+        peaks = self.peaks(batch)
+        problem = peaks.problem
+        search = Search(problem.options, peaks, self.compilations)
+        for option in (problem.baseline, self._lean_option(problem)):
+            if search.expected(option) <= self.limit and search.compile(option) <= self.limit:
+                break
+        found = search.cheapest_fitting(self.limit) or self._lean_option(problem)
+        search.compile(found)
+        return plan_of(search, peaks, found, self.limit)
+
+    def _largest(
+        self, pick: Callable[[Problem], Option], peak: Callable[[int], int], least: int
+    ) -> int:
+        """Return the largest batch of an option, first asked where its prediction fits barely."""
+        if least == self.end:
+            return least
+
+        def predicted(batch: int) -> int:
+            peaks = self.peaks(batch)
+            return peaks.predicted(pick(peaks.problem))
+
+        given = self.limit, self.step, self.end
+        own = lambda batch: self.peaks(batch).own  # noqa: E731
+        start = predicted_start(own, predicted, *given, least)
+        return 0 if start is None else largest_within(peak, *given, start)
+
+    def _baseline_peak(self, batch: int) -> int:
+        peaks = self.peaks(batch)
+        return self._logged(batch, "the baseline", peaks.compiled(peaks.problem.baseline).peak)
+
+    def _least_peak(self, batch: int) -> int:
+        peaks = self.peaks(batch)
+        problem = peaks.problem
+        if self._leanest is None:
+            search = Search(problem.options, peaks, self.compilations)
+            least = search.least(most=SETTINGS.compiled_before_refusal)
+            self._leanest = least.name or problem.front.index(least)
+        least = self._lean_option(problem)
+        return self._logged(batch, "the leanest plan", peaks.compiled(least).peak)
+
+    def _lean_option(self, problem: Problem) -> Option:
+        """The option that is taken for the leanest.
+
+        Once some were compiled, it is the leanest of these: by its name, or one of the solver by
+        its place, which may be another plan at another batch.
+        """
+        if isinstance(self._leanest, int) and problem.front:
+            return problem.front[min(self._leanest, len(problem.front) - 1)]
+        named = [each for each in problem.options if each.name and each.name == self._leanest]
+        return named[0] if named else Search(problem.options, Peaks(problem), 0).least()
+
+    def _logged(self, batch: int, what: str, peak: int) -> int:
+        who = self.peaks(batch).problem.who
+        _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))
+        return peak

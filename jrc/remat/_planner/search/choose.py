@@ -1,0 +1,157 @@
+"""The plan for a budget: the option that the search finds, or the error that none fits."""
+
+from collections.abc import Sequence
+
+from jrc._text import exact_memory_text, memory_text
+from jrc.remat._planner.budget import BudgetError
+from jrc.remat._planner.plan.decision import AsWritten, Stages
+from jrc.remat._planner.plan.opaque_in_plan import opaque_under
+from jrc.remat._planner.plan.plan import Plan
+from jrc.remat._planner.plan.plan_candidates import Estimate, PlanCandidate
+from jrc.remat._planner.plan.policy_by_names import by_name
+from jrc.remat._planner.plan.saved_by_plan import Kept, change_text, saved_by
+from jrc.remat._planner.search.compiled_cost import CompiledCost
+from jrc.remat._planner.search.peaks import Peaks
+from jrc.remat._planner.search.problem import Problem
+from jrc.remat._planner.search.search import Search
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver.as_written import NAME as AS_WRITTEN_NAME
+from jrc.remat._planner.solver.option import Option
+
+
+def plan_for(peaks: Peaks, budget: int | float, compilations: int) -> Plan:
+    """Return the plan of the cheapest option that fits, of those that the search looks at.
+
+    Args:
+        peaks: What is known of the options of a problem.
+        budget: Bytes, or a fraction between the least peak and that of the baseline.
+        compilations: How many programs may be compiled; with 0 predictions decide.
+
+    Raises:
+        BudgetError: If none fits.
+    """
+    problem = peaks.problem
+    search = Search(problem.options, peaks, compilations)
+    limit = budget if isinstance(budget, int) else _bytes_of(budget, search, problem.baseline)
+    found = search.cheapest_fitting(limit) or before_refusal(search, limit, problem.baseline)
+    if found is None:
+        least = min(search.compiled or search.options, key=search.expected)
+        plan = plan_of(search, peaks, least, limit)
+        cost = peaks.compiled(least) if search.compiled else None
+        raise BudgetError(_refusal(problem, plan, cost), search.expected(least), plan)
+    return plan_of(search, peaks, found, limit)
+
+
+def _bytes_of(fraction: float, search: Search, baseline: Option) -> int:
+    """The bytes of a fraction; both ends are compiled, and some more are left for between."""
+    if not search.compilations:
+        ends = sorted((search.expected(search.least()), search.predicted(baseline)))
+    else:
+        search.compile(baseline)
+        most = search.compilations - 1 if fraction == 0 else SETTINGS.leanest_compiled
+        least = search.least(most=most)
+        ends = sorted((search.compile(least), search.compile(baseline)))
+        between = len(search.compiled) + SETTINGS.compiled_between
+        search.compilations = max(search.compilations, between)
+    return int(ends[0] + fraction * (ends[1] - ends[0]))
+
+
+def before_refusal(search: Search, budget: int, baseline: Option) -> Option | None:
+    """Return an option that fits after all: of a few that may be the leanest, or the baseline."""
+    if not search.compilations:
+        return None
+    search.least(budget, most=SETTINGS.compiled_before_refusal)
+    if min(search.compiled.values()) > budget:
+        search.compile(baseline)
+    return search.best(budget)
+
+
+def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
+    """Return an option as a plan.
+
+    Args:
+        search: The search that found it.
+        peaks: What is known of the peaks.
+        option: The option.
+        budget: Bytes.
+    """
+    problem, function = peaks.problem, peaks.problem.function
+    program = function.traced.program
+    decision, opaque = option.whole, opaque_under(option.whole, problem.opaque)
+    verified = None
+    if option in search.compiled:
+        cost = peaks.compiled(option)
+        verified = _estimate(problem, cost.peak, peaks.flops(option), cost.host)
+    return Plan(
+        budget=budget,
+        predicted=_predicted(problem, search, option),
+        verified=verified,
+        unplanned_flops=problem.flops,
+        saved_bytes=option.saved,
+        compilations=peaks.programs(search.compiled),
+        kept=saved_by(program, decision) if isinstance(decision, Stages) else (),
+        candidates=_candidates(search, peaks, option),
+        decision=decision,
+        signature=function.signature,
+        opaque=opaque,
+        by_name=by_name(program, decision, function.traced.opened, opaque),
+        target=problem.request.target,
+    )
+
+
+def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandidate, ...]:
+    """Every option with its cost, and what changes from the one before it."""
+    problem, found = peaks.problem, []
+    before: Sequence[Kept] | None = None
+    for option in problem.options:
+        decision = option.decision
+        saved = None
+        if isinstance(decision, Stages):
+            saved = saved_by(problem.function.traced.program, decision)
+        if option in problem.manual:
+            before = None
+        cost = peaks.compiled(option) if option in search.compiled else None
+        found.append(
+            PlanCandidate(
+                predicted=_predicted(problem, search, option),
+                compiled_peak_bytes=None if cost is None else cost.peak,
+                compiled_host_bytes=None if cost is None else cost.host,
+                sent_bytes=None if cost is None else cost.sent,
+                rerun_sent_bytes=None if cost is None else cost.rerun_sent,
+                saved_bytes=option.saved,
+                change=AS_WRITTEN_NAME
+                if isinstance(decision, AsWritten)
+                else change_text(before, saved),
+                is_chosen=option is chosen,
+                name=option.name,
+            )
+        )
+        before = saved
+    return tuple(found)
+
+
+def _predicted(problem: Problem, search: Search, option: Option) -> Estimate:
+    """The cost of an option as it was expected before it was compiled."""
+    peak = search.before.get(option) or search.expected(option)
+    return _estimate(problem, peak, problem.flops + option.recomputed, option.host)
+
+
+def _estimate(problem: Problem, peak: int, total: int, host: int) -> Estimate:
+    return Estimate(peak, total, total / problem.flops if problem.flops else 1.0, host)
+
+
+def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
+    alone = problem.request.program is None
+    what = "the gradient of" if alone else "the whole step around"
+    peak = (plan.verified or plan.predicted).peak_bytes
+    given, returned = problem.given, problem.returned
+    temporaries = max(peak - given - returned, 0)
+    if cost is not None and cost.outputs:  # none where the compiler stated the peak alone
+        given, returned, temporaries = cost.arguments, cost.outputs, cost.temporaries
+    return (
+        f"{problem.who}: the peak of {what} `{problem.name}` is at least "
+        f"{exact_memory_text(peak)}; the budget is {exact_memory_text(plan.budget)}. Of the least, "
+        f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
+        f"temporaries {memory_text(temporaries)}, pinned most by {problem.widest}. Raise the "
+        "budget, or make the batch smaller: jrc.largest_batch finds how small."
+    )

@@ -1,0 +1,121 @@
+"""What is known of the peaks of a problem's options: predicted, and compiled once.
+
+All that is known lies in one dictionary, which the searches for all budgets share. Equal programs
+are compiled once.
+"""
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from jrc._jaxpr import flops
+from jrc._text import memory_text
+from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
+from jrc.remat._planner.search.problem import Problem
+from jrc.remat._planner.solver.option import Option
+
+_logger = logging.getLogger("jrc")
+
+
+@dataclasses.dataclass
+class _Known:
+    """What is known of an option.
+
+    Attributes:
+        predicted: The peak in bytes that its own gradient program is predicted to have.
+        program: The fingerprint of its program.
+        cost: What its compiled program costs.
+        flops: FLOPs of the function's value and gradients.
+    """
+
+    predicted: int | None = None
+    program: str = ""
+    cost: CompiledCost | None = None
+    flops: int = 0
+
+
+class Peaks:
+    """The peaks of the options of a problem.
+
+    Args:
+        problem: The problem.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._known: dict[Option, _Known] = {}
+
+    @property
+    def own(self) -> int:
+        """Bytes of arguments and results, which every peak has."""
+        return self.problem.own
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the function is part of a larger program, of which no more is predicted."""
+        return self.problem.request.program is not None
+
+    def modelled(self, option: Option) -> int:
+        """Return the peak of an option in bytes, as the solver's model has it."""
+        return self.own + option.peak // self.problem.parts
+
+    def predict(self, options: Sequence[Option]) -> None:
+        """Predict the peaks of some options together: that is cheaper than one by one."""
+        new = [each for each in options if self._of(each).predicted is None]
+        for option, peak in zip(new, self.problem.predicted_peaks(new), strict=True):
+            self._of(option).predicted = self.modelled(option) if peak is None else peak
+
+    def predicted(self, option: Option) -> int:
+        """Return the best prediction of an option's peak that needs no compilation."""
+        self.predict([option])
+        peak = self._of(option).predicted
+        assert peak is not None
+        return peak
+
+    def compiled(self, option: Option) -> CompiledCost:
+        """Return what the compiled program of an option costs."""
+        known = self._of(option)
+        if known.cost is None:
+            _logger.info("%s: compiling %s", self.problem.who, self.problem.title(option))
+            lowering = self.problem.gradient.lower(option.whole)
+            known.program = fingerprint_of(lowering.lowered)
+            known.flops = flops(lowering.gradient)
+            same = (each.cost for each in self._known.values() if each.program == known.program)
+            known.cost = next(filter(None, same), None) or self._compile(lowering.lowered, option)
+            peak = memory_text(known.cost.peak)
+            _logger.info("%s: %s: %s", self.problem.who, self.problem.title(option), peak)
+        return known.cost
+
+    def flops(self, option: Option) -> int:
+        """Return the FLOPs of the gradient program of an option that was compiled."""
+        return self._of(option).flops
+
+    def programs(self, options: Iterable[Option]) -> int:
+        """Return how many different programs these compiled options are."""
+        return len({self._of(each).program for each in options})
+
+    def _of(self, option: Option) -> _Known:
+        return self._known.setdefault(option, _Known())
+
+    def _compile(self, lowered: jax.stages.Lowered, option: Option) -> CompiledCost:
+        problem = self.problem
+        try:
+            given = 0 if self.is_inside else problem.given
+            return compiled_cost(lowered, problem.platform, given, problem.is_split)
+        except jax.errors.JaxRuntimeError as error:
+            error.add_note(
+                f"jrc: the compiler raised this for `{problem.name}` under "
+                f"{problem.title(option)}. Another budget or batch leads to other programs."
+            )
+            raise
+
+
+def fingerprint_of(lowered: jax.stages.Lowered) -> str:
+    """Return a hash of a program without its name; of large constants their shapes alone."""
+    module: Any = lowered.compiler_ir("stablehlo")
+    _, _, text = module.operation.get_asm(large_elements_limit=1024).partition(" attributes ")
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,28 @@
+"""A program, or parts of one, under `jax.checkpoint`: the option that a person writes by hand."""
+
+import dataclasses
+
+from jrc.remat._planner.costs.cost_graph import CostGraph
+from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
+from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.solver import solve
+
+
+def under_checkpoint(
+    graph: CostGraph, values: frozenset[int], name: str, times: int = 1
+) -> Option | None:
+    """Return a whole program under one `jax.checkpoint`; `None` where nothing would be recomputed.
+
+    Args:
+        graph: The cost graph.
+        values: The variables that are saved by name; without any the `jax.checkpoint` is bare.
+        name: What the option is called.
+        times: How often the program runs: the steps of a loop, whose carries are saved as well.
+    """
+    carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
+    for option in solve(graph, None, times, saved=carried | values)[:1]:
+        whole = [range(len(graph.nodes))]
+        decision = decision_of_regions(graph, carried | values, {}, whole, by_name=bool(values))
+        if cost := recomputed_cost(graph, decision) * times:
+            return dataclasses.replace(option, cost=cost, decision=decision, name=name)
+    return None
