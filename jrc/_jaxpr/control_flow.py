@@ -69,6 +69,16 @@ def loop_parts(eqn: JaxprEqn) -> tuple[int, int]:
     return _same_rank(eqn.invars, body.invars) - carried, carried
 
 
+def is_unrolled(eqn: JaxprEqn) -> bool:
+    """Return whether a `scan` writes several steps in one iteration of its loop."""
+    return eqn.primitive.name == "scan" and eqn.params["unroll"] != 1
+
+
+def mesh_of_shard_map(eqn: JaxprEqn) -> Any:
+    """Return the mesh of a `shard_map`, `None` for any other equation."""
+    return eqn.params["mesh"] if eqn.primitive.name == "shard_map" else None
+
+
 def _same_rank(outer: Sequence[Any], inner: Sequence[Any]) -> int:
     return sum(a.aval.ndim == b.aval.ndim for a, b in zip(outer, inner, strict=True))
 

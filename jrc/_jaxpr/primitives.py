@@ -15,6 +15,7 @@ import enum
 from jax.extend.core import JaxprEqn
 
 from jrc._jaxpr import flop_rules as rules
+from jrc._jaxpr.axes import reduced_axes
 from jrc._jaxpr.flop_rules import FlopRule
 
 
@@ -131,7 +132,7 @@ def facts_of(eqn: JaxprEqn) -> Facts:
 
 
 def _has_positional_axes_alone(eqn: JaxprEqn) -> bool:
-    axes = eqn.params.get("axes", ())
+    axes = reduced_axes(eqn)
     return bool(axes) and all(isinstance(axis, int) for axis in axes)
 
 

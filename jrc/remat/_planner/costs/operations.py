@@ -16,10 +16,14 @@ import jax.numpy as jnp
 
 from jrc._jaxpr import (
     Fusion,
+    broadcast_axes,
     facts_of,
+    has_barrier,
     inner_programs,
     is_variable,
     loop_parts,
+    parameters_of,
+    precisions_of,
     primitive_name,
 )
 from jrc.remat._planner.costs.operand_order import (
@@ -111,7 +115,7 @@ class Operations:
             name, inner = primitive_name(eqn), inner_programs(eqn)
             is_call = name in _CALLS or facts_of(eqn).is_region
             if inner and is_call and len(inner[0].invars) == len(reads):
-                if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+                if has_barrier(eqn):
                     reads = self._behind_barrier(eqn, reads)
                 self._add_call(eqn, inner[0], reads, values)
             elif name == "device_put":
@@ -148,7 +152,7 @@ class Operations:
         number = _number if self._are_constants(reads) else lambda literal: literal
         operands = [("literal", number(x.val)) if v is None else v for x, v in pairs]
         types = [x.aval for x in (*eqn.invars, *eqn.outvars)]
-        key = (eqn.primitive, *operands, *types, *sorted(eqn.params.items()))
+        key = (eqn.primitive, *operands, *types, *parameters_of(eqn))
         try:
             hash(key)
         except TypeError:
@@ -290,7 +294,7 @@ class Operations:
         for operation in self.list:
             operation.reads = [self._same.get(i, i) for i in operation.reads]
             if operation.name in _BROADCASTS and operation.reads and operation.eqn is not None:
-                dims = str(operation.eqn.params.get("broadcast_dimensions"))
+                dims = broadcast_axes(operation.eqn)
                 key = (operation.reads[0], self.shapes[operation.makes[0]], dims)
                 if key in known:
                     self._same[operation.makes[0]] = known[key]
@@ -340,9 +344,8 @@ def _memory(aval: Any) -> Any:
 
 def _has_one_pass(product: Any) -> bool:
     """Whether a product of float32 is one of bfloat16, and not several."""
-    precision = product.params.get("precision")
-    pair = precision if isinstance(precision, tuple) else (precision,)
-    return all(each in (None, jax.lax.Precision.DEFAULT) for each in pair)
+    default = (None, jax.lax.Precision.DEFAULT)
+    return all(each in default for each in precisions_of(product))
 
 
 def _moves(operation: Operation) -> bool:

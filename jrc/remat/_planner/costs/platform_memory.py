@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import nbytes
+from jrc._jaxpr import has_operand_by_group, nbytes
 
 _LANES = 128
 _SUBLANES = 8
@@ -79,9 +79,8 @@ class PlatformMemory:
         lhs, rhs, sizes = (x.aval for x in product.invars[:3])
         if not self.masks_groups:
             return 0
-        numbers = product.params["ragged_dot_dimension_numbers"]
         groups = sizes.shape[-1]
-        copies = 1 if numbers.rhs_group_dimensions else groups
+        copies = 1 if has_operand_by_group(product) else groups
         return groups * self.array_bytes(lhs) + copies * self.array_bytes(rhs)
 
     def array_bytes(self, aval: Any) -> int:

@@ -22,7 +22,7 @@ it is gone; on other platforms those that kernels alone read.
 import enum
 from collections.abc import Mapping, Sequence
 
-from jrc._jaxpr import Fusion, facts_of
+from jrc._jaxpr import Fusion, facts_of, operand_axes, reduced_axes
 from jrc.remat._planner.costs.operations import (
     BARRIER,
     BROADCAST,
@@ -297,7 +297,7 @@ class WrittenValues:
         operation = self.program.list[k]
         if self.kinds[k] is not Kind.REDUCTION:
             return operation.name in _CONTINUED
-        axes = operation.eqn.params.get("axes", ()) if operation.eqn is not None else ()
+        axes = reduced_axes(operation.eqn) if operation.eqn is not None else ()
         return len(self.program.shapes[operation.reads[0]]) - 1 in axes
 
 
@@ -307,7 +307,4 @@ def _is_product(operation: Operation) -> bool:
 
 def _keeps_its_shape(product: Operation) -> bool:
     """Whether a library multiplies without a reshape: one free axis for each operand."""
-    contracted, batched = product.eqn.params["dimension_numbers"]
-    axes = [x.aval.ndim for x in product.eqn.invars]
-    sides = zip(axes, contracted, batched, strict=True)
-    return all(n - len(c) - len(b) == 1 for n, c, b in sides)
+    return all(len(operand_axes(product.eqn, i).free) == 1 for i in range(2))
