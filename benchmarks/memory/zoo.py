@@ -9,7 +9,8 @@ The programs are those of `tests/zoo`, at full size or tiny. For each: what a pe
 (nothing recomputed, the whole loss under one `jax.checkpoint`, each block, two policies of JAX),
 and plans at three budgets between the least peak and that of nothing recomputed, with the peak as
 predicted and as compiled here once more, FLOPs, seconds and compilations. The column "beats" names
-the ways by hand that have fewer FLOPs within a plan's peak, or a lower peak than the leanest plan.
+the ways by hand that have fewer FLOPs within a plan's budget, or a lower peak than the leanest
+plan.
 
 Gradients of each plan are compared with the plain ones, and where rounding makes them differ, those
 of the ways by hand too. Models that are not asked for stay in `--out` as they were. Each row is

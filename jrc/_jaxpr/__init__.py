@@ -2,12 +2,18 @@
 
 from jrc._jaxpr.atoms import is_atom as is_atom
 from jrc._jaxpr.atoms import is_variable as is_variable
+from jrc._jaxpr.axes import OperandAxes as OperandAxes
+from jrc._jaxpr.axes import dimension_numbers as dimension_numbers
+from jrc._jaxpr.axes import has_batch_axes as has_batch_axes
+from jrc._jaxpr.axes import operand_axes as operand_axes
+from jrc._jaxpr.axes import reduced_axes as reduced_axes
 from jrc._jaxpr.callback_lowering import (
     lower_callbacks_for_absent_gpus as lower_callbacks_for_absent_gpus,
 )
 from jrc._jaxpr.control_flow import can_rebuild as can_rebuild
 from jrc._jaxpr.control_flow import is_unrolled as is_unrolled
 from jrc._jaxpr.control_flow import loop_parts as loop_parts
+from jrc._jaxpr.control_flow import mesh_of_shard_map as mesh_of_shard_map
 from jrc._jaxpr.control_flow import rebuild as rebuild
 from jrc._jaxpr.copy_for_readers import copy_for_readers as copy_for_readers
 from jrc._jaxpr.cost import equation_flops as equation_flops
@@ -18,13 +24,21 @@ from jrc._jaxpr.dce import LiveEquation as LiveEquation
 from jrc._jaxpr.dce import live_equations as live_equations
 from jrc._jaxpr.equations import call_name as call_name
 from jrc._jaxpr.equations import construct_name as construct_name
+from jrc._jaxpr.equations import exponent_of as exponent_of
+from jrc._jaxpr.equations import has_barrier as has_barrier
 from jrc._jaxpr.equations import has_effects as has_effects
+from jrc._jaxpr.equations import inner_program as inner_program
 from jrc._jaxpr.equations import inner_programs as inner_programs
+from jrc._jaxpr.equations import is_differentiated_region as is_differentiated_region
+from jrc._jaxpr.equations import parameters_of as parameters_of
+from jrc._jaxpr.equations import policy_answer as policy_answer
 from jrc._jaxpr.equations import policy_in as policy_in
+from jrc._jaxpr.equations import precisions_of as precisions_of
 from jrc._jaxpr.equations import repeats as repeats
 from jrc._jaxpr.equations import sharding_of as sharding_of
 from jrc._jaxpr.equations import walk as walk
 from jrc._jaxpr.gradient_gate import gate as gate
+from jrc._jaxpr.gradient_gate import stops_gradient as stops_gradient
 from jrc._jaxpr.inline import inline_all as inline_all
 from jrc._jaxpr.inline import inline_marked as inline_marked
 from jrc._jaxpr.known_results import is_relu as is_relu

@@ -70,8 +70,13 @@ def loop_parts(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def is_unrolled(eqn: JaxprEqn) -> bool:
-    """Return whether several steps of a `scan` are compiled one behind another."""
-    return eqn.params["unroll"] != 1
+    """Return whether a `scan` writes several steps in one iteration of its loop."""
+    return eqn.primitive.name == "scan" and eqn.params["unroll"] != 1
+
+
+def mesh_of_shard_map(eqn: JaxprEqn) -> Any:
+    """Return the mesh of a `shard_map`, `None` for any other equation."""
+    return eqn.params["mesh"] if eqn.primitive.name == "shard_map" else None
 
 
 def _same_rank(outer: Sequence[Any], inner: Sequence[Any]) -> int:

@@ -1,7 +1,7 @@
 """One equation, and the programs inside of it: how to reach them and how often they run."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
@@ -28,9 +28,18 @@ def construct_name(eqn: JaxprEqn) -> str:
 
 
 def inner_programs(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
-    """Return the programs that an equation carries, those that `jax_remat3` wraps included."""
+    """Return the programs that an equation carries, those that `jax_remat3` wraps included.
+
+    Those of a `cond` are its branches, in order.
+    """
     wrapped = getattr(eqn.params.get("_prim"), "params", {})
     return (*jaxprs_in_params(eqn.params), *jaxprs_in_params(wrapped))
+
+
+def inner_program(eqn: JaxprEqn) -> Jaxpr:
+    """Return the one program that an equation carries: what a `jit` calls, or a `scan` repeats."""
+    (program,) = inner_programs(eqn)
+    return program
 
 
 def branch_outside_kernels(eqn: JaxprEqn) -> int | None:
@@ -57,6 +66,27 @@ def sharding_of(eqn: JaxprEqn) -> NamedSharding | None:
     return found if isinstance(found, NamedSharding) else None
 
 
+def policy_answer(policy: Callable[..., Any], eqn: JaxprEqn) -> Any:
+    """Return what a policy of `jax.checkpoint` decides for an equation, in JAX's form."""
+    return policy(eqn.primitive, *(atom.aval for atom in eqn.invars), **eqn.params)
+
+
+def is_differentiated_region(eqn: JaxprEqn) -> bool:
+    """Return whether this is a `jax.checkpoint` region of a backward pass.
+
+    With `jax_remat3` a backward pass has none in this form.
+    """
+    return facts_of(eqn).is_region and bool(eqn.params.get("differentiated"))
+
+
+def has_barrier(eqn: JaxprEqn) -> bool:
+    """Return whether a region of a backward pass reads its inputs behind a barrier.
+
+    It does unless `prevent_cse=False`: what it recomputes is not merged with what ran before.
+    """
+    return is_differentiated_region(eqn) and bool(eqn.params.get("prevent_cse"))
+
+
 def repeats(eqn: JaxprEqn) -> int:
     """Return how often the program inside runs: a scan's length, the cells of a Pallas grid, or 1.
 
@@ -68,6 +98,29 @@ def repeats(eqn: JaxprEqn) -> int:
         grid = getattr(eqn.params.get("grid_mapping"), "grid", ())
         return math.prod(n for n in grid if isinstance(n, int))
     return eqn.params["length"] if name == "scan" else 1
+
+
+def exponent_of(eqn: JaxprEqn) -> int | None:
+    """Return the exponent of an `integer_pow`, `None` for any other equation."""
+    return eqn.params["y"] if eqn.primitive.name == "integer_pow" else None
+
+
+def precisions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """Return the precisions that a product or a convolution asks for; `None` is the default.
+
+    It is one for all operands, or one for each of them.
+    """
+    precision = eqn.params.get("precision")
+    return precision if isinstance(precision, tuple) else (precision,)
+
+
+def parameters_of(eqn: JaxprEqn) -> tuple[tuple[str, Any], ...]:
+    """Return all parameters of an equation, sorted by name, as (name, value).
+
+    With the primitive and the inputs they decide what an equation computes. One of them alone has
+    a function with its name, here or beside.
+    """
+    return tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
 
 
 def walk(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:

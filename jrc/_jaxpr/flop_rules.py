@@ -17,6 +17,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
+from jrc._jaxpr.axes import dimension_numbers, operand_axes
+
 FlopRule = Callable[[JaxprEqn], int]
 
 
@@ -32,8 +34,8 @@ def elementwise(eqn: JaxprEqn) -> int:
 
 def dot_general(eqn: JaxprEqn) -> int:
     """Return the operations of a batched matrix product."""
-    (contracted, _), _ = eqn.params["dimension_numbers"]
     shape = _shape(eqn.invars[0])
+    contracted = operand_axes(eqn, 0).contracted
     return 2 * _size(eqn.outvars[0]) * math.prod(shape[axis] for axis in contracted)
 
 
@@ -43,7 +45,7 @@ def ragged_dot_general(eqn: JaxprEqn) -> int:
     The groups share the rows (or contracted entries) of the left operand, so that their number
     does not enter: (m, k) x (g, k, n) costs 2 m k n, and (m, k) x (m, n) in g groups the same.
     """
-    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    numbers = dimension_numbers(eqn)
     (contracted, other), (batch, other_batch) = numbers.dot_dimension_numbers
     left, right = map(_shape, eqn.invars[:2])
     groups = set(numbers.rhs_group_dimensions)
@@ -58,7 +60,7 @@ def convolution(eqn: JaxprEqn) -> int:
     `lhs_dilation` writes zeros between the entries of the input (a transposed convolution, or the
     gradient of a strided one): of the kernel's taps only one in `lhs_dilation` meets an entry.
     """
-    numbers = eqn.params["dimension_numbers"]
+    numbers = dimension_numbers(eqn)
     kernel = _shape(eqn.invars[1])
     features = kernel[numbers.rhs_spec[0]]
     taps = math.prod(kernel) // max(features, 1)

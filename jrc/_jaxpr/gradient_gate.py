@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
+
+from jrc._jaxpr.primitives import primitive_name
 
 gate_p = Primitive("gate")
 gate_p.def_impl(lambda x, *_, **__: x)
@@ -27,6 +29,13 @@ def gate(x: Any, probe: Any = None, *, stop: bool = False) -> Any:
         `x`.
     """
     return gate_p.bind(*([x] if probe is None else [x, probe]), stop=stop)
+
+
+def stops_gradient(eqn: JaxprEqn) -> bool:
+    """Return whether no gradient flows back: a gate that stops it, or JAX's `stop_gradient`."""
+    if eqn.primitive is gate_p:
+        return eqn.params["stop"]
+    return primitive_name(eqn) == "stop_gradient"
 
 
 def _jvp(primals: Any, tangents: Any, *, stop: bool) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from jax.extend.core import Jaxpr
 
 from jrc._jaxpr.atoms import is_variable, substitute
 from jrc._jaxpr.control_flow import can_rebuild
-from jrc._jaxpr.equations import inner_programs
+from jrc._jaxpr.equations import inner_programs, is_differentiated_region
 from jrc._jaxpr.inline import inline_marked, source_inside, splice
 from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.op_tag import tag_of
@@ -69,7 +69,7 @@ def _regions_in(eqn: Any) -> int:
 
 
 def _is_opened(eqn: Any) -> bool:
-    return facts_of(eqn).is_region and not eqn.params.get("differentiated")
+    return facts_of(eqn).is_region and not is_differentiated_region(eqn)
 
 
 def _is_entered(eqn: Any) -> bool:

@@ -15,6 +15,7 @@ import enum
 from jax.extend.core import JaxprEqn
 
 from jrc._jaxpr import flop_rules as rules
+from jrc._jaxpr.axes import reduced_axes
 from jrc._jaxpr.flop_rules import FlopRule
 
 
@@ -78,7 +79,6 @@ class Facts:
         is_cumulative: Whether it makes each entry of all before it along an axis.
         is_gathering: Whether XLA reads its operand in another order inside of whatever reads the
             result.
-        is_pooling: Whether its derivative searches each window for the entry that was chosen.
         is_cast: Whether it changes nothing but the mesh axes that a type varies over.
         is_region: Whether it is a `jax.checkpoint` region.
         hides_residuals: Whether its derivative saves values of a program inside, which have no
@@ -97,7 +97,6 @@ class Facts:
     is_reduction: bool = False
     is_cumulative: bool = False
     is_gathering: bool = False
-    is_pooling: bool = False
     is_cast: bool = False
     is_region: bool = False
     hides_residuals: bool = False
@@ -131,7 +130,7 @@ def facts_of(eqn: JaxprEqn) -> Facts:
 
 
 def _has_positional_axes_alone(eqn: JaxprEqn) -> bool:
-    axes = eqn.params.get("axes", ())
+    axes = reduced_axes(eqn)
     return bool(axes) and all(isinstance(axis, int) for axis in axes)
 
 
@@ -212,7 +211,7 @@ _row("conv_general_dilated", flops=rules.convolution, **_operands, is_contractio
 _row("sort", flops=rules.sort)
 _row("top_k approx_top_k", flops=rules.top_k)
 _row("reduce_window reduce_window_sum", flops=rules.reduce_window)
-_row("reduce_window_max reduce_window_min", flops=rules.reduce_window, is_pooling=True)
+_row("reduce_window_max reduce_window_min", flops=rules.reduce_window)
 _row("fft", flops=rules.fft)
 _row("cholesky", flops=rules.cholesky)
 _row("lu", flops=rules.lu)

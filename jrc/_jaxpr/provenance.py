@@ -13,7 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.cost import nbytes
-from jrc._jaxpr.equations import construct_name, inner_programs
+from jrc._jaxpr.equations import construct_name, inner_programs, repeats
 from jrc._jaxpr.mark import numbered_marks
 from jrc._jaxpr.primitives import facts_of, primitive_name
 from jrc._jaxpr.source_info import UNKNOWN, place
@@ -178,7 +178,7 @@ def _made_inside(scope: Scope, eqn: JaxprEqn, k: int) -> Sequence[tuple[Scope, A
     scopes = [scope.into(each, eqn) for each in programs]
     if name == "scan":
         _, carried = loop_parts(eqn)
-        times = eqn.params["length"] if k >= carried else 1
+        times = repeats(eqn) if k >= carried else 1
         return [(scopes[0], programs[0].outvars[k], times)]
     if name == "cond":
         # A branch that does not compute the value returns zeros.

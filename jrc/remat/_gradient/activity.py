@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from jrc._jaxpr import Program, is_variable, primitive_name
+from jrc._jaxpr import Program, is_variable, stops_gradient
 from jrc._tree import is_floating
 
 
@@ -16,7 +16,7 @@ def active_variables(program: Program, inputs: Iterable[Any], wanted: Iterable[A
         wanted: The results that are differentiated; literals among them are ignored.
     """
     varied, useful = set(inputs), {x for x in wanted if is_variable(x)}
-    differentiable = [eqn for eqn in program.eqns if not _stops_gradient(eqn)]
+    differentiable = [eqn for eqn in program.eqns if not stops_gradient(eqn)]
     for eqn in differentiable:
         if any(is_variable(x) and x in varied for x in eqn.invars):
             varied.update(v for v in eqn.outvars if is_floating(v.aval))
@@ -24,7 +24,3 @@ def active_variables(program: Program, inputs: Iterable[Any], wanted: Iterable[A
         if not useful.isdisjoint(eqn.outvars):
             useful.update(x for x in eqn.invars if is_variable(x))
     return varied & useful
-
-
-def _stops_gradient(eqn: Any) -> bool:
-    return primitive_name(eqn) == "stop_gradient" or eqn.params.get("stop") is True

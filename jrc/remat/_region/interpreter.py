@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from jrc._jaxpr import Program, can_rebuild, evaluate, inline_marked, rebuild, tag_of
+from jrc._jaxpr import Program, can_rebuild, evaluate, inline_marked, inner_program, rebuild, tag_of
 from jrc.remat._policy.checkpoint_names import GROUP_SAVED, SAVED, name_value
 from jrc.remat._policy.resolution import KEEP_TAG, RECOMPUTE, Policy
 from jrc.remat._region.effects import must_run_once
@@ -152,7 +152,7 @@ class EquationRange:
         """A call of `jrc.keep_op` as a function of the variables it reads."""
         eqn = self.program.eqns[p]
         mode = EquationRange.run_saved
-        inner = inner_function(eqn.params["jaxpr"], Policy(), mode, self.name)
+        inner = inner_function(inner_program(eqn), Policy(), mode, self.name)
         return self.program.run(p, inner)
 
     def _save(self, p: int, inputs: Sequence[Any], action: str) -> list[Any]:

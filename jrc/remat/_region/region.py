@@ -5,7 +5,15 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import evaluate, inner_programs, mark_of, tag_of, walk
+from jrc._jaxpr import (
+    evaluate,
+    inner_program,
+    inner_programs,
+    is_differentiated_region,
+    mark_of,
+    tag_of,
+    walk,
+)
 from jrc.remat._policy.checkpoint_names import GROUP_SAVED, checkpoint_policy, is_own_name
 from jrc.remat._policy.resolution import Policy
 
@@ -51,7 +59,7 @@ def region_program(eqn: Any) -> Any | None:
     A region inside a region is not nested: the outer one runs this program, once.
     """
     # A region that is differentiated already is the backward pass, which keeps its barrier.
-    if eqn.primitive.name == "jit" or eqn.params.get("differentiated"):
+    if eqn.primitive.name == "jit" or is_differentiated_region(eqn):
         return None
     return next((p for p in inner_programs(eqn) if p.debug_info.func_name == _NAME), None)
 
@@ -70,7 +78,7 @@ def _holds_region(eqn: Any) -> bool:
     """Whether an equation is a region, or a `jit` call with one inside, and no tag."""
     if eqn.primitive.name != "jit" or tag_of(eqn) is not None:
         return region_program(eqn) is not None
-    return any(map(_holds_region, eqn.params["jaxpr"].eqns))
+    return any(map(_holds_region, inner_program(eqn).eqns))
 
 
 def _checkpoint(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from jrc._jaxpr import Reads, can_rebuild, facts_of, inner_programs, walk
+from jrc._jaxpr import Reads, can_rebuild, facts_of, inner_program, inner_programs, walk
 from jrc.remat._region.derivative_reads import reads_inputs
 from jrc.remat._region.saved_results import (
     is_differentiable_twice,
@@ -44,7 +44,7 @@ def save_call(
     """
     if is_closed(eqn) or not is_differentiable_twice(run, inputs):
         return [name(x) for x in run(*inputs)]
-    if any(facts_of(each).is_contraction for each, _ in walk(eqn.params["jaxpr"])):
+    if any(facts_of(each).is_contraction for each, _ in walk(inner_program(eqn))):
         # The derivative of a product reads its operands: they are not saved for it.
         return save_function(run, inputs, name, lambda _: False)
     if not reads_inputs(run, inputs):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jrc._jaxpr import walk
+from jrc._jaxpr import mesh_of_shard_map, walk
 from jrc.remat._gradient.loss import Loss
 from jrc.remat._region.rerun_scope import is_backward_path, is_rerun_path
 from jrc.remat._report.hlo import Computation, Instruction, Module
@@ -87,12 +87,8 @@ def mesh_of(loss: Loss) -> Mapping[str, int]:
         mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
         if mesh is not None and mesh.size > 1:
             return mesh.shape
-    found = (eqn.params["mesh"] for eqn, _ in walk(loss.program.jaxpr) if _is_shard_map(eqn))
-    return next((mesh.shape for mesh in found), {})
-
-
-def _is_shard_map(eqn: Any) -> bool:
-    return eqn.primitive.name == "shard_map" and eqn.params.get("mesh") is not None
+    found = (mesh_of_shard_map(eqn) for eqn, _ in walk(loss.program.jaxpr))
+    return next((mesh.shape for mesh in found if mesh is not None), {})
 
 
 def _all_collectives(module: Module) -> Iterator[tuple[Instruction, int]]:

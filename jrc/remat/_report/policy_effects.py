@@ -5,7 +5,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jrc._errors import listed
-from jrc._jaxpr import facts_of, inner_programs, mark_of, policy_in, primitive_name, walk
+from jrc._jaxpr import (
+    facts_of,
+    inner_programs,
+    mark_of,
+    policy_answer,
+    policy_in,
+    primitive_name,
+    walk,
+)
 from jrc.remat._report.rerun_regions import RerunRegion, place_text
 
 # The fields and closure variables in which JAX's policies have the names that they save.
@@ -28,8 +36,8 @@ def ignored_decisions(regions: Sequence[RerunRegion]) -> Iterator[str]:
 
 def _ignored(region: RerunRegion) -> tuple[str, ...]:
     """Return the operators that a region's policy saves and `jax_remat3` recomputes."""
-    policy = getattr(region.eqn.params.get("_prim"), "policy", None)
-    if policy is None:
+    policy = policy_in(region.eqn)
+    if policy is None or primitive_name(region.eqn) != "RematTraced":
         return ()
     saved = {primitive_name(each.eqn) for each in region.rerun if _is_saved(policy, each.eqn)}
     return tuple(sorted(saved))
@@ -39,7 +47,7 @@ def _is_saved(policy: Any, eqn: Any) -> bool:
     """Return what a policy answers for an operator; names have other warnings."""
     if mark_of(eqn) is not None or inner_programs(eqn):
         return False
-    answer = policy(eqn.primitive, *(atom.aval for atom in eqn.invars), **eqn.params)
+    answer = policy_answer(policy, eqn)
     return answer is True or type(answer).__name__ in ("SaveableType", "Offloadable")
 
 
@@ -52,11 +60,12 @@ def unmatched_names(forward: Any, name: str) -> Iterator[str]:
         policy = policy_in(eqn)
         saved = {each for each in _names_of(policy) if not each.startswith("jrc.")}
         inside = [each for jaxpr in inner_programs(eqn) for each, _ in walk(jaxpr)]
-        names = {mark[0] for each in inside if (mark := mark_of(each))}
-        marks = {each.params["name"] for each in inside if primitive_name(each) == "mark"}
-        checkpoint_names = {
-            mark[0] for each in inside if primitive_name(each) != "mark" and (mark := mark_of(each))
+        named = {
+            (mark[0], primitive_name(each) == "mark") for each in inside if (mark := mark_of(each))
         }
+        names = {name for name, _ in named}
+        marks = {name for name, is_ours in named if is_ours}
+        checkpoint_names = {name for name, is_ours in named if not is_ours}
         for missing in sorted(saved - checkpoint_names):
             way_out = (
                 f"jax.checkpoint does not see jrc.mark: name it with "

@@ -8,6 +8,7 @@ from jrc._jaxpr import (
     LiveEquation,
     View,
     equation_flops,
+    exponent_of,
     facts_of,
     is_variable,
     live_flops,
@@ -68,7 +69,7 @@ def _kind(eqn: Any) -> tuple[Any, ...]:
     """Return what an operator and its recomputation have in common."""
     sizes = tuple(getattr(var.aval, "shape", ()) for var in eqn.outvars)
     constants = tuple(not is_variable(atom) for atom in eqn.invars)
-    return primitive_name(eqn), sizes, constants, str(eqn.params.get("y", ""))
+    return primitive_name(eqn), sizes, constants, exponent_of(eqn)
 
 
 def _leaves(

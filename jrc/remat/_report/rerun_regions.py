@@ -7,7 +7,7 @@ from typing import Any
 from jrc._jaxpr import (
     UNKNOWN,
     LiveEquation,
-    facts_of,
+    is_differentiated_region,
     is_variable,
     nbytes,
     place,
@@ -61,7 +61,7 @@ def _regions(
 def _is_rerun_region(eqn: Any) -> bool:
     """Return whether this equation is a region in the form that the backward pass recomputes."""
     wrapped = primitive_name(eqn) == "RematTraced" and is_rerun(eqn)
-    return wrapped or (facts_of(eqn).is_region and bool(eqn.params.get("differentiated")))
+    return wrapped or is_differentiated_region(eqn)
 
 
 def _region(node: LiveEquation, name: str, at: int | None) -> RerunRegion:

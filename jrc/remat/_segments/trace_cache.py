@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from jrc._errors import name_of
-from jrc._jaxpr import Program, Traced, inline_marked, trace
+from jrc._jaxpr import Program, Traced, inline_marked, inner_program, inner_programs, trace
 from jrc._tree import Skeleton, split
 from jrc.remat._segments.trace_key import has_cache, trace_key
 
@@ -144,10 +144,10 @@ def _traced(fn: Callable[..., Any], entry: _Entry, leaves: list[Any]) -> Any:
 def _only_call(outer: Any) -> Any | None:
     """The program inside, if the whole program is one `jit` call."""
     is_call = len(outer.eqns) == 1 and outer.eqns[0].primitive.name == "jit"
-    return outer.eqns[0].params["jaxpr"] if is_call else None
+    return inner_program(outer.eqns[0]) if is_call else None
 
 
 def _inlined(outer: Any, body: Any, and_where: Callable[[Any], bool]) -> Program:
     jaxpr = outer.replace(constvars=[], invars=[*outer.constvars, *outer.invars])
-    opens = lambda eqn: eqn.params.get("jaxpr") is body or and_where(eqn)  # noqa: E731
+    opens = lambda eqn: body in inner_programs(eqn) or and_where(eqn)  # noqa: E731
     return Program(inline_marked(jaxpr, opens))

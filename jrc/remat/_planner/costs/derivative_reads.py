@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, evaluate, inner_programs, is_variable, primitive_name
+from jrc._jaxpr import Program, evaluate, inner_programs, is_variable, parameters_of, primitive_name
 from jrc.remat._gradient.custom_rules import CUSTOM, forward_of
 from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.costs.constraints import hides_residuals
@@ -46,8 +46,8 @@ def _kind(eqn: Any, given: Sequence[Any], perturbed: Sequence[int]) -> Any:
     at = tuple(given.index(x) if is_variable(x) else repr(x.val) for x in eqn.invars)
     avals = tuple(str(x.aval) for x in (*eqn.invars, *eqn.outvars))
     inner = inner_programs(eqn)
-    params = id(eqn) if inner else repr(sorted(eqn.params.items(), key=lambda item: item[0]))
-    return primitive_name(eqn), avals, at, tuple(perturbed), params
+    parameters = id(eqn) if inner else repr(parameters_of(eqn))
+    return primitive_name(eqn), avals, at, tuple(perturbed), parameters
 
 
 def _ask_jax(program: Program, p: int, perturbed: Sequence[int]) -> _Answer:

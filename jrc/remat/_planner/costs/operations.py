@@ -17,9 +17,12 @@ import jax.numpy as jnp
 from jrc._jaxpr import (
     Fusion,
     facts_of,
+    has_barrier,
     inner_programs,
     is_variable,
     loop_parts,
+    parameters_of,
+    precisions_of,
     primitive_name,
 )
 from jrc.remat._planner.costs.compilers import Compiler
@@ -97,7 +100,7 @@ class Operations:
             name, inner = primitive_name(eqn), inner_programs(eqn)
             is_call = name in _CALLS or facts_of(eqn).is_region
             if inner and is_call and len(inner[0].invars) == len(reads):
-                if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+                if has_barrier(eqn):
                     reads = self._behind_barrier(eqn, reads)
                 self._add_call(eqn, inner[0], reads, values)
             elif name == "device_put":
@@ -131,7 +134,7 @@ class Operations:
         number = _number if self._are_constants(reads) else lambda literal: literal
         operands = [("literal", number(x.val)) if v is None else v for x, v in pairs]
         types = [x.aval for x in (*eqn.invars, *eqn.outvars)]
-        key = (eqn.primitive, *operands, *types, *sorted(eqn.params.items()))
+        key = (eqn.primitive, *operands, *types, *parameters_of(eqn))
         try:
             hash(key)
         except TypeError:
@@ -250,9 +253,8 @@ def _memory(aval: Any) -> Any:
 
 def _has_one_pass(product: Any) -> bool:
     """Whether a product of float32 is one of bfloat16, and not several."""
-    precision = product.params.get("precision")
-    pair = precision if isinstance(precision, tuple) else (precision,)
-    return all(each in (None, jax.lax.Precision.DEFAULT) for each in pair)
+    default = (None, jax.lax.Precision.DEFAULT)
+    return all(each in default for each in precisions_of(product))
 
 
 def _moves(operation: Operation) -> bool:

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, inner_programs, repeats
+from jrc._jaxpr import Program, inner_program, inner_programs, repeats
 from jrc.remat._planner.program.trace import inlined_program
 
 Place = tuple[int, int]
@@ -320,7 +320,7 @@ def bodies(program: Program, stage: Stage) -> list[Body]:
     """Return the programs inside of a stage with their decisions; none of what is no construct."""
     match stage:
         case Loop():
-            inner = inlined_program(inner_programs(_equation(program, stage))[0])
+            inner = inlined_program(inner_program(_equation(program, stage)))
             return [
                 Body(f"part {k}", inner, part.body, part.steps)
                 for k, part in enumerate(stage.parts)
@@ -333,7 +333,7 @@ def bodies(program: Program, stage: Stage) -> list[Body]:
             ]
         case Mapped():
             eqn = _equation(program, stage)
-            inner = inlined_program(inner_programs(eqn)[0])
+            inner = inlined_program(inner_program(eqn))
             return [Body("inside", inner, stage.body, repeats(eqn))]
         case _:
             return []

@@ -13,6 +13,7 @@ from jrc._jaxpr import (
     is_variable,
     label,
     loop_parts,
+    parameters_of,
     policy_in,
     primitive_name,
     tag_of,
@@ -171,7 +172,7 @@ def _lines(program: Program, order: Sequence[int]) -> list[str]:
 
 def _settings(eqn: Any) -> str:
     """The whole numbers among an operator's parameters: axes, lengths, directions; its policy."""
-    settings = {key: _numbers_of(x) for key, x in eqn.params.items() if key not in _TYPES}
+    settings = {key: _numbers_of(x) for key, x in parameters_of(eqn) if key not in _TYPES}
     if callable(policy := policy_in(eqn)):
         settings["policy"] = _function(policy)
     return "".join(f" {key}={settings[key]}" for key in sorted(settings) if settings[key])

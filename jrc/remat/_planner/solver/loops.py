@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, inner_programs, is_variable, loop_parts, nbytes, repeats
+from jrc._jaxpr import Program, inner_program, is_variable, loop_parts, nbytes, repeats
 from jrc._tree import is_floating
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.costs.cost_graph import CostGraph
@@ -30,7 +30,7 @@ def loop_options(front: Front, program: Program, k: int, active: set[Any]) -> li
         active: The variables that a derivative flows through.
     """
     eqn = program.eqns[program.steps[k]]
-    body, length = inlined_program(inner_programs(eqn)[0]), repeats(eqn)
+    body, length = inlined_program(inner_program(eqn)), repeats(eqn)
     start, count = loop_parts(eqn)
     end = start + count
     carried = body.jaxpr.invars[start:end]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jrc._jaxpr import Program, facts_of
+from jrc._jaxpr import Program, facts_of, has_batch_axes
 from jrc.remat._planner.costs.cost_graph import CostGraph
 
 NOTHING_SAVED = "nothing"
@@ -47,10 +47,7 @@ def _products(program: Program, graph: CostGraph, batched: bool) -> frozenset[in
 
 
 def _is_product(eqn: Any, batched: bool) -> bool:
-    numbers = eqn.params.get("dimension_numbers")
-    if not facts_of(eqn).is_contraction:
-        return False
-    return batched or eqn.primitive.name != "dot_general" or not any(numbers[1])
+    return facts_of(eqn).is_contraction and (batched or not has_batch_axes(eqn))
 
 
 def marked_values(program: Program, graph: CostGraph) -> frozenset[int]:

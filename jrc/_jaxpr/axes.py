@@ -1,0 +1,54 @@
+"""The axes that an equation works along: contracted, batch, free, reduced.
+
+>>> import jax, jax.numpy as jnp
+>>> product = lambda x, w: jnp.einsum("blf,bfw->blw", x, w)
+>>> (eqn,) = jax.make_jaxpr(product)(jnp.ones((2, 4, 8)), jnp.ones((2, 8, 3))).eqns
+>>> operand_axes(eqn, 0)
+OperandAxes(batch=(0,), free=(1,), contracted=(2,))
+"""
+
+from typing import Any, NamedTuple
+
+from jax.extend.core import JaxprEqn
+
+
+class OperandAxes(NamedTuple):
+    """The axes of one operand of a `dot_general`; each axis is in one of the three.
+
+    Attributes:
+        batch: Those that both operands and the result have, in the order of the result.
+        free: Those that the result has from this operand alone, in rising order.
+        contracted: Those that are summed over, in the order of the other operand's.
+    """
+
+    batch: tuple[int, ...]
+    free: tuple[int, ...]
+    contracted: tuple[int, ...]
+
+
+def dimension_numbers(eqn: JaxprEqn) -> Any:
+    """Return the dimension numbers of a product or a convolution, in JAX's form for each.
+
+    Of a `dot_general` `((contracted, contracted), (batch, batch))`, of a `ragged_dot_general` a
+    `jax.lax.RaggedDotDimensionNumbers`, of a convolution a `jax.lax.ConvDimensionNumbers`.
+    """
+    is_ragged = eqn.primitive.name == "ragged_dot_general"
+    return eqn.params["ragged_dot_dimension_numbers" if is_ragged else "dimension_numbers"]
+
+
+def operand_axes(eqn: JaxprEqn, operand: int) -> OperandAxes:
+    """Return the axes of an operand of a `dot_general`, the first or the second."""
+    contracted, batch = (tuple(map(int, each[operand])) for each in dimension_numbers(eqn))
+    aval: Any = eqn.invars[operand].aval
+    free = tuple(axis for axis in range(aval.ndim) if axis not in (*contracted, *batch))
+    return OperandAxes(batch, free, contracted)
+
+
+def has_batch_axes(eqn: JaxprEqn) -> bool:
+    """Return whether this is a `dot_general` with batch axes, as a stack of products has."""
+    return eqn.primitive.name == "dot_general" and bool(operand_axes(eqn, 0).batch)
+
+
+def reduced_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """Return the axes, of its operand or of a mesh, that an equation reduces over, if it does."""
+    return tuple(eqn.params.get("axes", ()))
