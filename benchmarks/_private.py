@@ -48,7 +48,7 @@ from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.costs.sharding import most_parts
 from jrc.remat._planner.costs.traced_peak import peak_of_temporaries
 from jrc.remat._planner.plan.decision import Baseline, LeftToJax, Stages
-from jrc.remat._planner.search.choose import before_refusal, plan_for
+from jrc.remat._planner.search.choose import bytes_of, fitting_option, plan_for
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.largest_within import largest_within as largest_within
 from jrc.remat._planner.search.largest_within import predicted_start as predicted_start
@@ -205,12 +205,16 @@ class KnownPeaks:
         return CompiledCost(0, 0, self._rows[option]["compiled"], 0)
 
 
-def plan_from_table(peaks: KnownPeaks, budget: int, compilations: int) -> tuple[int | None, int]:
-    """Return the row that the search chooses, `None` if it refuses, and compilations."""
+def plan_from_table(
+    peaks: KnownPeaks, budget: int | float, compilations: int
+) -> tuple[int | None, int, int]:
+    """Return the row that the search chooses, `None` if it refuses; bytes, and compilations."""
     search = Search(peaks.options, peaks, compilations)
     baseline = next(each for each in peaks.options if each.name == "baseline")
-    found = search.cheapest_fitting(budget) or before_refusal(search, budget, baseline)
-    return None if found is None else peaks.options.index(found), len(search.compiled)
+    limit = bytes_of(budget, search, baseline)
+    found = fitting_option(search, limit, baseline)
+    row = None if found is None else peaks.options.index(found)
+    return row, limit, len(search.compiled)
 
 
 class CandidatePeaks:
@@ -264,4 +268,4 @@ class FrontPoint:
 
 
 def _is_product(program: Any, node: Any) -> bool:
-    return primitive_name(program.eqns[node.position]) in PRODUCTS
+    return primitive_name(program.eqns[program.steps[node.position]]) in PRODUCTS

@@ -18,7 +18,7 @@ import json
 import pathlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from tests.zoo.catalogue import NAMES, make, missing
 
 NAME = "memory.candidates"
 SHARES = (0.75, 0.5, 0.25, 0.1, 0.02)
+FRACTIONS = (0.5, 0.25, 0.0)
 COMPILATIONS = (0, 1, 2, 3, 4, 5, 8)
 
 
@@ -70,44 +71,53 @@ def tables(report: Report) -> list[Table]:
     programs = {name: each for name, each in report["programs"].items() if "rows" in each}
     if not programs:
         return []
-    judged = {most: list(judge(programs, most)) for most in COMPILATIONS}
-    heads = ("compilations", "regret, median", "90 %", "worst", "refused", "compiled", "most")
+    budgets = [(f"bytes, {most} compilations", SHARES, False, most) for most in COMPILATIONS] + [
+        ("fractions, 5 compilations", FRACTIONS, True, 5)
+    ]
     rows = []
-    for most, found in judged.items():
+    for name, shares, is_fraction, most in budgets:
+        found = [
+            judge(program, share, is_fraction, most)
+            for program in programs.values()
+            for share in shares
+        ]
         regrets = sorted(regret for regret, _ in found if regret is not None)
         compiled = [count for _, count in found]
         rows.append(
             (
-                str(most),
+                name,
                 *(f"{quantile(regrets, q):.4f}" for q in (0.5, 0.9, 1.0)),
                 f"{len(found) - len(regrets)} of {len(found)}",
                 f"{statistics.median(compiled):g}",
                 str(max(compiled)),
             )
         )
-    title = f"The search on {len(programs)} programs, budgets at {SHARES} of the range of peaks"
+    heads = ("budgets", "regret, median", "90 %", "worst", "refused", "compiled", "most")
+    title = (
+        f"The search on {len(programs)} programs: budgets in bytes at {SHARES} of the range of "
+        f"peaks, and fractions {FRACTIONS}"
+    )
     return [Table(title, heads, rows), _predictions(programs)]
 
 
-def judge(programs: Mapping[str, Any], compilations: int) -> Iterator[tuple[float | None, int]]:
-    """Yield the regret of each program and share, `None` if it is refused, and compilations."""
-    for name, program in programs.items():
-        for share in SHARES:
-            yield judge_one(program, name, share, compilations)
-
-
-def judge_one(
-    program: Mapping[str, Any], name: str, share: float, compilations: int
+def judge(
+    program: Mapping[str, Any], share: float, is_fraction: bool, compilations: int
 ) -> tuple[float | None, int]:
-    """Return the regret of one program at a share of the range, and compilations."""
+    """Return the regret of a program at a share of the range, and compilations.
+
+    The regret of a fraction is that within the bytes that the search made of it; of the fraction 0
+    it is the peak over the least there is.
+    """
     rows = program["rows"]
     least = min(row["compiled"] for row in rows)
     baseline = next(row["compiled"] for row in rows if row["name"] == "baseline")
-    budget = int(least + share * max(baseline - least, 0))
-    cheapest = min(row["cost"] for row in rows if row["compiled"] <= budget)
-    chosen, compiled = plan_from_table(KnownPeaks(program), budget, compilations)
-    if chosen is None or rows[chosen]["compiled"] > budget:
+    budget: int | float = share if is_fraction else int(least + share * max(baseline - least, 0))
+    chosen, limit, compiled = plan_from_table(KnownPeaks(program), budget, compilations)
+    if chosen is None or rows[chosen]["compiled"] > limit:
         return None, compiled
+    if budget == 0.0:
+        return rows[chosen]["compiled"] / least, compiled
+    cheapest = min(row["cost"] for row in rows if row["compiled"] <= limit)
     return (program["flops"] + rows[chosen]["cost"]) / (program["flops"] + cheapest), compiled
 
 

@@ -15,7 +15,7 @@ import jrc
 from benchmarks._lib.report import opened
 from benchmarks._models import llama
 from benchmarks.targets import sharded_step
-from jrc.remat._planner.search.problem import PlanningProblem
+from tests.remat.planner.problems import problem_of
 
 RESULTS = pathlib.Path(sharded_step.__file__).parents[1] / "results" / "sharded_step.json"
 
@@ -69,6 +69,6 @@ def test_a_tied_table_does_not_join_what_stands_on_both_sides_of_the_layers():
     tokens = jax.ShapeDtypeStruct((8, sizes.length + 1), jnp.int32)
     loss = functools.partial(llama.loss, sizes=sizes)
     with jax.set_mesh(mesh):
-        problem = PlanningProblem.of(loss, (llama.shapes(sizes), tokens), 0, False, "test")
-    assert len(problem.candidates) > 4
-    assert problem.candidates[0].temporaries < 0.5 * problem.candidates[-1].temporaries
+        problem = problem_of(loss, (llama.shapes(sizes), tokens))
+    assert len(problem.front) > 3
+    assert problem.front[0].peak < 0.5 * problem.baseline.peak

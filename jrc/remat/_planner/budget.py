@@ -61,7 +61,7 @@ def checked_budget(budget: object, who: str) -> int | float:
             return budget
         raise ValueError(
             f"{who}: budget as a float must be a fraction in [0, 1] between the least peak (0) and "
-            f"that with nothing recomputed (1), got {budget!r}. Write bytes as an int or as text: "
+            f"that of the baseline (1), got {budget!r}. Write bytes as an int or as text: "
             "int(2e9), '2GiB'."
         )
     try:

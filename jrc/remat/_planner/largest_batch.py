@@ -48,9 +48,7 @@ class LargestBatch(NamedTuple):
         if self.plan is None:
             return "None fits, not even with the leanest plan: raise the budget."
         more = " (more may: `most` ends there)" if self.recomputed == self.most else ""
-        return (
-            f"{self.plain:,} fit with nothing recomputed, {self.recomputed:,} with this plan{more}:"
-        )
+        return f"{self.plain:,} fit without a plan, {self.recomputed:,} with this one{more}:"
 
 
 def largest_batch(

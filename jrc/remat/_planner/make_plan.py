@@ -44,38 +44,35 @@ def plan(
 
     For every intermediate value the planner weighs saving it against recomputing it, in FLOPs and
     in bytes at each position of the backward pass: what is saved so far, what is recomputed there,
-    cotangents. It plans inside of `lax.scan` and `shard_map` too, cuts loops into chunks where that
-    pays, and gives the first steps of a loop a leaner plan than the last. The result is a fixed row
-    of candidates from the leanest to nothing recomputed; the budget picks one of them by compiling
-    a few. Ways by hand stand beside them: every block under `jax.checkpoint`, products saved, and
-    the like. Nothing is run. The function is called twice to find the row, once more for each
-    candidate that is compiled, for each way by hand that may be the leanest, and with a target for
-    plans that may fit.
+    cotangents. It plans inside of `lax.scan`, `lax.cond` and `shard_map` too, cuts loops into
+    chunks where that pays, and gives the first steps of a loop a leaner plan than the last. The
+    result is a list of candidates from the leanest to the baseline, in which nothing is recomputed.
+    Manual plans stand beside them: the program cut into regions, each under a `jax.checkpoint`,
+    products saved, and the like. A few candidates are compiled to find the one that fits; nothing
+    is run. The function is called twice, and once more for each candidate that is compiled.
 
     `Plan.apply` is the plan itself; `Plan.policy` says it by names, for a framework that takes a
     policy of `jax.checkpoint`.
 
     Regions under a `jax.checkpoint` of your own (flax's `nn.remat`, `nnx.remat`, `nn.remat_scan`,
     `keras.remat`) are opened, in loops and branches too: what is inside is planned like the rest,
-    and names that a policy saves are marks. "Nothing recomputed", and so a budget of 1.0 and the
-    FLOPs that others are compared with, is the program without these regions; the function with
-    them stands among the candidates by hand as "your jax.checkpoint as written". What a policy
-    offloads to another memory is the plan's to decide too, see `offload`. With
-    `respect_checkpoints=True` regions stay.
+    and names that a policy saves are marks. The baseline, and so a budget of 1.0 and the FLOPs that
+    others are compared with, is the program without these regions; the function with them is a
+    manual plan, "your jax.checkpoint as written". What a policy offloads to another memory is the
+    plan's to decide too, see `offload`. With `respect_checkpoints=True` regions stay.
 
-    The branches of `lax.cond` and `lax.switch` are planned inside as well. Opaque are
-    `lax.while_loop` and functions with a `custom_vjp` (or a `custom_jvp` around products): what
-    their forward rule saves counts exactly, and one may run again as a whole inside of a region.
-    The printed plan names them with their bytes.
+    Opaque are `lax.while_loop` and functions with a `custom_vjp` (or a `custom_jvp` around
+    products): what their forward rule saves counts exactly, and one may run again as a whole inside
+    of a region. The printed plan names them with their bytes. What such a function recomputes by
+    itself, as `jrc.recompute_scan` does, it recomputes in the baseline as well.
 
     The peak is that of `jax.jit(jax.value_and_grad(fn, argnums, has_aux))` as XLA states it for
     one device: arguments + outputs + temporaries - aliased. Integers, keys and the like in a
     differentiated argument (a train state, a flax nnx module) get no gradient. With arguments that
     `jit` shards over devices, compiled peaks, and so budgets and fractions of them, are right. A
-    predicted peak is calibrated then: only XLA knows how it splits intermediate values, so that
-    candidates are predicted on the lines through those that are compiled. With `verify=False` as
-    many as `compilations` says, at most five, are compiled for these lines alone. In `shard_map`
-    sizes are those of one device.
+    predicted peak is a guess there: temporaries are divided by the number of parts of the argument,
+    or of the value with a sharding constraint, that is split most. In `shard_map` sizes are those
+    of one device.
 
     What is compiled is the program of `jax.jit(jax.value_and_grad(plan.apply(fn), ...))` itself.
     With JAX's persistent cache of compiled programs (`jax_compilation_cache_dir`) your own call
@@ -95,23 +92,14 @@ def plan(
             planned function in the same way. Others are bound before:
             `functools.partial(fn, train=True)` is what is planned and applied to.
         budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), or a fraction (`float` in [0, 1])
-            between the least peak that is reached (0) and that with nothing recomputed (1). A
-            fraction costs up to six more compilations, for the two ends. It may be left out with a
-            target, and is then nine tenths of the memory of one of its devices.
+            between the least peak that is reached (0) and that of the baseline (1). It may be left
+            out with a target, and is then nine tenths of the memory of one of its devices.
         argnums: The arguments that are differentiated.
         has_aux: Whether `fn` returns `(loss, aux)`.
-        verify: Whether programs are compiled. Without, the plan is the model's guess, which
-            does not promise to fit; only arguments that are split are a reason to compile then.
-        compilations: How many programs may be compiled, 5 if not given (two, if one is asked for:
-            the leanest and the plain one), and one more with `offload`; each more halves the steps
-            of the row of plans. One is enough where nothing need be recomputed, and one more is
-            compiled where only the model thought so. Up to two more are ways by hand that would
-            cost fewer FLOPs. Up to six more are compiled before a budget is refused: five that are
-            predicted leanest, ways by hand among them, and the plain one. Equal programs are
-            compiled once. With a target, where a compilation may take a minute, it is 3 if not
-            given, ways by hand among them. Predictions then choose what is compiled, of the same
-            row. Up to four more are compiled for a fraction and before a budget is refused: those
-            that are predicted leanest, and the plain one.
+        verify: Whether programs are compiled. Without, the plan is the model's guess, which does
+            not promise to fit: docs/limits.md has its errors.
+        compilations: How many programs a search may compile: 5 if not given, 3 with a target. Both
+            ends of a fraction, and making sure that no plan fits, may take a few more.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.
@@ -128,8 +116,9 @@ def plan(
             accelerators: on a CPU nothing would move.
 
     Returns:
-        The plan. The same inputs give the same plan on every host. Without a target more budget
-        never gives one with more predicted FLOPs. With several processes all get that of process 0.
+        The plan. The same inputs give the same plan on every host, whatever was planned before.
+        With several processes all get that of process 0. It is the cheapest that was found: more
+        budget leads to other compilations, and may in rare cases end at a plan with more FLOPs.
 
     Raises:
         TypeError: If `fn` is no function, does not take the arguments, does not return a scalar
@@ -153,8 +142,8 @@ def plan(
         (True, False)
         >>> grads = jax.jit(jax.grad(lean.apply(loss)))(w, x)
 
-    Source: save-sets as in Jain et al., "Checkmate", arXiv 1910.02653; the peak at every backward
-    position as in Beaumont et al., "Rockmate", ICML 2023.
+    Source: the solver follows Kusumoto et al., "A Graph Theoretic Framework of Recomputation
+    Algorithms for Memory-Efficient Backpropagation", arXiv 1905.11722.
     """
     planner = _Planner(
         fn,

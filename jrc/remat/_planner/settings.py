@@ -24,10 +24,12 @@ class PlannerSettings:
         labels: How many labels the solver keeps at one place, about.
         states: How many states of undecided values the solver keeps between two equations.
         label_steps: The bound on the solver's work: labels, summed over the equations. Where it is
-            reached, only ways by hand are candidates.
+            reached, only manual plans are candidates.
         coarse_rest: Cells into which closed bytes are divided when there are too many labels.
         coarse_open: The same for the bytes of the open region.
-        cut_regions: The scales of cuts: about how many regions a program is cut into.
+        cut_ratios: The scales of cuts: how many times what it saves a region makes, in bytes.
+        equal_cost: Manual plans of equal peak are taken for one if their costs differ by less than
+            this share of the cost of a forward pass.
         options: About how many options of the solver a search chooses from.
         inner_options: About how many options of a loop the outer program chooses from.
         mapped_options: The same of a `shard_map`, which is most of a program.
@@ -40,6 +42,7 @@ class PlannerSettings:
         cost_weight: How many times a change of cost counts as much as the same relative change
             of bytes when points are spread along the Pareto front.
         compilations: How many programs a search may compile.
+        compilations_on_target: The same where each may take a minute.
         leanest_compiled: For a fraction of the range so many options that may be the leanest are
             compiled; for a fraction of 0 as many as a search may.
         compiled_between: So many at least are then compiled between both ends.
@@ -47,9 +50,16 @@ class PlannerSettings:
             is refused.
         tried_above_budget: Where an option fits, a cheaper one is tried if it is expected to need
             at most this many times the budget.
+        near_family: By how much the error of an option of a family that is near is farther away
+            than that of one of the own: as much as a factor of bytes, as a logarithm.
+        other_family: The same of any other family.
+        nearly_equal: Of options that are expected to need at most this many times the least, the
+            cheapest counts as the leanest.
+        lean_margin: The first of a family of options that may be the leanest is compiled if it is
+            expected to need at most this many times the least compiled peak.
+        worthwhile_gain: The same for a further one of a family.
+        unlike_margin: The same for one that is unlike all that are compiled.
         predicted_together: On an accelerator the gradients of so many options are traced together.
-        compilations_on_target: The same for an accelerator that is not there, whose compiler may
-            take a minute for each.
         least_shared: A temporary may lie in the memory of a later result if it has at least this
             share of the bytes of the largest one.
         attained_flops: The share of an accelerator's published FLOP/s that programs reach, where
@@ -74,7 +84,8 @@ class PlannerSettings:
     label_steps: int = 20_000_000
     coarse_rest: int = 400
     coarse_open: int = 100
-    cut_regions: tuple[int, ...] = (4, 8, 16, 32, 64)
+    cut_ratios: tuple[int, ...] = (2, 4, 8, 16, 32)
+    equal_cost: float = 0.003
     options: int = 30
     inner_options: int = 64
     mapped_options: int = 128
@@ -89,6 +100,12 @@ class PlannerSettings:
     compiled_between: int = 2
     compiled_before_refusal: int = 3
     tried_above_budget: float = 1.25
+    near_family: float = 0.1
+    other_family: float = 0.3
+    nearly_equal: float = 1.1
+    lean_margin: float = 1.25
+    worthwhile_gain: float = 0.9
+    unlike_margin: float = 2.0
     predicted_together: int = 4
     least_shared: float = 1 / 2000
     attained_flops: float = 0.5

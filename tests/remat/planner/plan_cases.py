@@ -16,8 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._planner.search.compiled_cost import CompiledCost
-from jrc.remat._planner.search.problem import PlanningProblem
+from tests.remat.planner.problems import plan_as, problem_of, row_of
 
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
 X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)
@@ -366,15 +365,14 @@ CASES["gpt, scanned"] = _gpt(True, 0.0)
 
 
 @functools.cache
-def problem_of(name):
+def problem_of_case(name):
     """The planning problem of a case."""
     case = CASES[name]
-    return PlanningProblem.of(case.fn, case.args, case.argnums, case.has_aux, "test")
+    return problem_of(case.fn, case.args, case.argnums, case.has_aux)
 
 
 @functools.cache
-def guess(name, candidate=0):
-    """A plan of a case, with a made-up peak in the place of a compiled one."""
-    problem = problem_of(name)
-    memory = {candidate: CompiledCost(0, 0, 1000, 0)}
-    return problem.plan_of(problem.candidates[candidate], 1, memory)
+def guess(name, option=0, compiled=False):
+    """A plan of a case: the leanest, or another of the row."""
+    problem = problem_of_case(name)
+    return plan_as(problem, row_of(problem)[option], compiled=compiled)

@@ -10,7 +10,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
-from jrc.remat._planner.solver.solver import InnerOption
+from jrc.remat._planner.plan.decision import LeftToJax, Loop, LoopPart, Region, Stages
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver.decisions import saved_values
+from jrc.remat._planner.solver.option import Option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,15 +21,13 @@ class Cost:
     """What a choice costs, and what it keeps and runs again."""
 
     peak: int
-    flops: int
+    cost: int
     saved: int
     kept: frozenset[int]
     recomputed: frozenset[int]
 
 
-def every_choice(
-    graph: CostGraph, options: Mapping[int, Sequence[InnerOption]] | None = None, times=1
-):
+def every_choice(graph: CostGraph, options: Mapping[int, Sequence[Option]] | None = None, times=1):
     """What every set of values to keep costs, with every way of keeping the constructs."""
     options = options or {}
     makers = {v: node for node in graph.nodes for v in node.makes}
@@ -50,13 +51,43 @@ def stands_outside(node):
 
 
 def ways_outside(node, options):
-    return options.get(node.position) or [InnerOption(node.inner_bytes or 0, 0, 0)]
+    left = LeftToJax((node.position,))
+    return options.get(node.position) or [Option(0, node.inner_bytes or 0, 0, left)]
+
+
+def values_of(graph, option):
+    """The values that are there for the backward pass: what regions save, what JAX may save."""
+    left = {p for each in option.stages.stages if isinstance(each, LeftToJax)
+            for p in each.equations}  # fmt: skip
+    made = (v for node in graph.nodes if node.position in left for v in node.makes)
+    return saved_values(graph, option.stages) | frozenset(made)
+
+
+def ways_outside_of(graph, options, option):
+    """For every construct, in order, the way that an option has, `None` inside of a region."""
+    inside = {p for each in option.stages.stages if isinstance(each, Region)
+              for p in each.equations}  # fmt: skip
+    return [
+        None if node.position in inside else _way_outside(node, options, option)
+        for node in graph.nodes
+        if stands_outside(node)
+    ]
+
+
+def _way_outside(node, options, option):
+    stage = next(each for each in option.stages.stages if node.position in each.equations)
+    ways = ways_outside(node, options)
+    if isinstance(stage, LeftToJax) and len(stage.equations) > 1:
+        # It stands among equations that are left to JAX, where nothing inside of it is saved.
+        assert node.inner_bytes == 0
+        return None
+    return next((way for way in ways if way.decision == stage), None)
 
 
 def must_keep(graph, node, v):
     """What must not be recomputed; a plan of a large program also keeps what is tiny."""
     total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
-    tiny = 0 if all(graph.may_save) else total // 4000
+    tiny = 0 if all(graph.may_save) else int(total * SETTINGS.tiny_share)
     return node.runs_once or graph.sizes[v] <= tiny
 
 
@@ -122,22 +153,22 @@ def cost_of(graph, keep, ways, times=1):
         size += node.cotangent_bytes * node.active
         size += sum(graph.passing_bytes[v] for v in node.makes if v in until)
         peak = max(peak, size)
-    flops = sum(nodes[k].flops for k in recomputed) + sum(way.flops for way in outside.values())
-    return Cost(peak, flops, times * total, frozenset(kept), frozenset(recomputed))
+    cost = sum(nodes[k].cost for k in recomputed) + sum(way.cost for way in outside.values())
+    return Cost(peak, times * cost, times * total, frozenset(kept), frozenset(recomputed))
 
 
 def front(costs):
-    """The least operations for every peak: pairs with rising peak and falling operations."""
+    """The least cost for every peak: pairs with rising peak and falling cost."""
     found: list[tuple[int, int]] = []
-    for peak, flops in sorted({(cost.peak, cost.flops) for cost in costs}):
-        if not found or flops < found[-1][1]:
-            found.append((peak, flops))
+    for peak, cost in sorted({(each.peak, each.cost) for each in costs}):
+        if not found or cost < found[-1][1]:
+            found.append((peak, cost))
     return found
 
 
-def least_flops(points, peak):
-    """The fewest operations of those that need no more than this; infinite if there are none."""
-    return min((flops for size, flops in points if size <= peak), default=float("inf"))
+def least_cost(points, peak):
+    """The least cost of those that need no more than this; infinite if there are none."""
+    return min((cost for size, cost in points if size <= peak), default=float("inf"))
 
 
 @st.composite
@@ -172,7 +203,7 @@ def node_tables(draw, least=1, most=9, constructs=True):
                 reads=reads,
                 makes=makes,
                 derivative_reads=derivative_reads,
-                flops=draw(st.integers(0, 30)),
+                cost=draw(st.integers(0, 30)),
                 inner_bytes=inner_bytes,
                 active=active,
                 runs_once=has_effects or draw(st.sampled_from([False] * 5 + [True])),
@@ -202,8 +233,13 @@ def ways_of(draw, graph):
         if node.inner_bytes is not None and draw(st.booleans()):
             saved = draw(st.lists(st.integers(0, 40), min_size=1, max_size=3))
             found[node.position] = [
-                InnerOption(size, size + draw(st.integers(0, 20)), draw(st.integers(0, 20)), (k,))
-                for k, size in enumerate(saved)
+                Option(
+                    size + draw(st.integers(0, 20)),
+                    size,
+                    draw(st.integers(0, 20)),
+                    Loop(node.position, (LoopPart(k, Stages(())),)),
+                )
+                for k, size in enumerate(saved, 1)
             ]
     return found
 
@@ -245,8 +281,8 @@ class _Rows:
         return None if found.status == 2 else found.mip_dual_bound
 
 
-def least_flops_anywhere(graph: CostGraph, budget: int, seconds: float = 60.0):
-    """The fewest operations with which any schedule fits, which may run anything again anywhere.
+def least_cost_anywhere(graph: CostGraph, budget: int, seconds: float = 60.0):
+    """The least cost with which any schedule fits, which may run anything again anywhere.
 
     Every equation makes one value. There is a stage for every equation, the last first, in which
     its derivative is taken. Before it anything may be recomputed from what is there, and anything
@@ -288,9 +324,7 @@ def least_flops_anywhere(graph: CostGraph, budget: int, seconds: float = 60.0):
                     if v in nodes[reader].reads:
                         rows.at_most(1, (1, drop), (1, made(reader)))
                 before.append((-sizes[v], drop))
-    costs = [
-        (nodes[v].flops, rows.var("made", t, v)) for t in stages for v in range(len(nodes) - t)
-    ]
+    costs = [(nodes[v].cost, rows.var("made", t, v)) for t in stages for v in range(len(nodes) - t)]
     return rows.least(costs, seconds)
 
 
@@ -308,7 +342,7 @@ def chain_like(rng, count, skips):
                 reads=tuple(reads),
                 makes=(k,),
                 derivative_reads=frozenset(reads if is_product else [k]),
-                flops=int(rng.integers(50, 150)) if is_product else int(rng.integers(1, 10)),
+                cost=int(rng.integers(50, 150)) if is_product else int(rng.integers(1, 10)),
                 inner_bytes=None,
                 active=True,
                 runs_once=False,

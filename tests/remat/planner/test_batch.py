@@ -42,7 +42,7 @@ def test_limits():
     assert none == (0, 0, None, 2**20) and "raise the budget" in str(none)
     found = jrc.largest_batch(make_args, loss, "1GB", most=100, multiple_of=8)
     assert found.plain == found.recomputed == 96 and not found.plan.reruns
-    assert found.most == 96 and "96 with this plan (more may: `most` ends there)" in str(found)
+    assert found.most == 96 and "96 with this one (more may: `most` ends there)" in str(found)
 
 
 def test_errors():

@@ -10,8 +10,8 @@ import pytest
 import jrc
 from jrc._targets import accelerator
 from jrc.remat._gradient import compiled_memory
-from jrc.remat._planner.make_plan import Compiler
 from jrc.remat._planner.search.largest_within import Start, largest_within, line_meets
+from jrc.remat._planner.search.peaks import Peaks
 
 WIDTH, LAYERS = 64, 8
 
@@ -57,7 +57,9 @@ def peak(fn, batch):
 def test_a_search_compiles_few_programs(compiled):
     budget = 2**26
     found = jrc.largest_batch(make_args, loss, budget, target="h100")
-    assert 0 < found.plain < found.recomputed and len(compiled) <= 7
+    # Three batches of the baseline; three of the leanest, at the first of them two more that might
+    # be the leanest; and two that cost less than the leanest at the batch that is found.
+    assert 0 < found.plain < found.recomputed and len(compiled) <= 3 + 3 + 2 + 2
     assert found.plan.target == "h100" and found.plan.verified.peak_bytes <= budget
     assert found.plan.compilations <= 4
     assert peak(loss, found.plain) <= budget < peak(loss, found.plain + 1)
@@ -130,15 +132,15 @@ def test_inputs_that_grow_with_the_batch(compiled, mib):
 
 
 def test_a_plan_that_needs_more_than_nothing_recomputed_is_not_returned(compiled, monkeypatch):
-    real = Compiler.__call__
+    real = Peaks.compiled
 
-    def worse(self, candidate):
-        cost = real(self, candidate)
-        if candidate is self.problem.candidates[-1]:
+    def worse(self, option):
+        cost = real(self, option)
+        if option is self.problem.baseline:
             return cost
         return dataclasses.replace(cost, temporaries=cost.temporaries + 2**21)
 
-    monkeypatch.setattr(Compiler, "__call__", worse)
+    monkeypatch.setattr(Peaks, "compiled", worse)
     found = jrc.largest_batch(long_inputs, of_long_inputs, 12 * 2**20, target="h100")
     assert found[:2] == (11, 11) and found.plan.verified.peak_bytes <= 12 * 2**20
 

@@ -11,7 +11,6 @@ from flax import nnx
 
 import jrc
 from jrc.remat import memory_needed
-from jrc.remat._planner.search.problem import PlanningProblem
 from tests.remat.measure import (
     largest_error,
 )
@@ -22,6 +21,7 @@ from tests.remat.planner.plan_cases import (
     guess,
     layers,
 )
+from tests.remat.planner.problems import problem_of
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,9 @@ def test_closed_over_arrays_are_no_arguments():
     """XLA has them as constants of the program."""
     frozen = jnp.ones((64, 64))
     args = jnp.ones((4, 64)), jnp.ones((8, 4))
-    problem = PlanningProblem.of(
-        lambda w, x: jnp.sum(jnp.tanh(x @ w @ frozen)), args, 0, False, "test"
-    )
-    assert problem.given == memory_needed(problem.lowered(problem.candidates[-1])).arguments
+    problem = problem_of(lambda w, x: jnp.sum(jnp.tanh(x @ w @ frozen)), args)
+    lowered = problem.gradient.lower(problem.baseline.whole).lowered
+    assert problem.given == memory_needed(lowered).arguments
 
 
 def test_an_array_whose_value_is_needed():

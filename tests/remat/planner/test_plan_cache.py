@@ -12,9 +12,10 @@ import pytest
 import jrc
 from jrc.remat._planner import make_plan
 from jrc.remat._planner.plan import plan_cache
-from jrc.remat._planner.search.problem import PlanningProblem
+from jrc.remat._planner.search import peaks
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import inner_programs, solver
+from jrc.remat._planner.solver import constructs, solver
+from tests.remat.planner.problems import problem_of
 
 
 def loss(weights, x, times=4):
@@ -30,13 +31,13 @@ ARGS = jnp.eye(16) / 2, jnp.ones((64, 16))
 def searches(monkeypatch):
     """The budgets that were searched for."""
     found = []
-    choose = make_plan.choose
+    plan_for = make_plan.plan_for
 
-    def counted(problem, limit, *rest):
+    def counted(known, limit, *rest):
         found.append(limit)
-        return choose(problem, limit, *rest)
+        return plan_for(known, limit, *rest)
 
-    monkeypatch.setattr(make_plan, "choose", counted)
+    monkeypatch.setattr(make_plan, "plan_for", counted)
     return found
 
 
@@ -150,35 +151,36 @@ def test_a_plan_that_cannot_be_stored_is_returned(tmp_path, monkeypatch, caplog)
 def test_large_constants_have_no_part_in_the_text(monkeypatch):
     rows = np.random.default_rng(0).random((300, 16), np.float32)
     fn = lambda w: jnp.sum(jnp.tanh(rows @ w))  # noqa: E731
-    problem = PlanningProblem.of(fn, (jnp.ones((16, 16)),), 0, False, "test")
-    hashed, sha256 = [], make_plan.hashlib.sha256
+    problem = problem_of(fn, (jnp.ones((16, 16)),))
+    hashed, sha256 = [], peaks.hashlib.sha256
     monkeypatch.setattr(
-        make_plan.hashlib, "sha256", lambda *text: hashed.extend(map(len, text)) or sha256(*text)
+        peaks.hashlib, "sha256", lambda *text: hashed.extend(map(len, text)) or sha256(*text)
     )
-    make_plan.Compiler(problem)(problem.candidates[-1])
+    peaks.Peaks(problem).compiled(problem.baseline)
     assert 0 < max(hashed) < rows.nbytes
 
 
 def test_equal_programs_are_compiled_once(monkeypatch):
-    problem = PlanningProblem.of(loss, ARGS, 0, False, "test")
+    problem = problem_of(loss, ARGS)
     compiled = []
-    cost = make_plan.compiled_cost
-    monkeypatch.setattr(
-        make_plan, "compiled_cost", lambda *given: compiled.append(0) or cost(*given)
+    cost = peaks.compiled_cost
+    monkeypatch.setattr(peaks, "compiled_cost", lambda *given: compiled.append(0) or cost(*given))
+    known = peaks.Peaks(problem)
+    lean, twin = (
+        dataclasses.replace(problem.front[0], name=name)
+        for name in ("it", "the same under another name")
     )
-    compiler = make_plan.Compiler(problem)
-    twin = dataclasses.replace(problem.candidates[0], name="the same under another name")
-    assert compiler(problem.candidates[0]) == compiler(twin)
-    assert len(compiled) == 1
+    assert known.compiled(lean) == known.compiled(twin)
+    assert known.programs([lean, twin]) == len(compiled) == 1
 
 
-def test_beyond_the_bound_on_work_ways_by_hand_remain(monkeypatch, caplog):
+def test_beyond_the_bound_on_work_manual_plans_remain(monkeypatch, caplog):
     few = dataclasses.replace(SETTINGS, label_steps=20)
-    monkeypatch.setattr(inner_programs, "solve", functools.partial(solver.solve, settings=few))
+    monkeypatch.setattr(constructs, "solve", functools.partial(solver.solve, settings=few))
     with caplog.at_level(logging.WARNING, "jrc"):
         plan = jrc.plan(loss, *ARGS, budget=0.0)
     assert "takes the planner too much work" in caplog.text
     monkeypatch.undo()
     nothing = jrc.plan(loss, *ARGS, budget=1.0)
     assert plan.verified.peak_bytes < nothing.verified.peak_bytes
-    assert {each.name for each in plan.candidates} >= {"every block recomputed"}
+    assert {each.name for each in plan.candidates} >= {"everything recomputed", "products saved"}

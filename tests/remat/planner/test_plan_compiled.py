@@ -6,7 +6,7 @@ import pytest
 
 import jrc
 from jrc.remat._gradient import compiled_memory
-from jrc.remat._planner.search.problem import PlanningProblem
+from tests.remat.planner.problems import problem_of
 
 X = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 W = jax.ShapeDtypeStruct((4, 4), jnp.float32)
@@ -35,10 +35,10 @@ def with_aux(x, params):
 def test_it_is_the_program_of_value_and_grad(fn, args, argnums):
     has_aux = fn is with_aux
     plan = jrc.plan(fn, *args, budget=0.0, argnums=argnums, has_aux=has_aux)
-    problem = PlanningProblem.of(fn, args, argnums, has_aux, "test")
+    problem = problem_of(fn, args, argnums, has_aux)
     chosen = tuple(argnums) if isinstance(argnums, list) else argnums
     own = jax.jit(jax.value_and_grad(plan.apply(fn), chosen, has_aux)).lower(*args)
-    lowered = {problem.lowered(candidate).as_text() for candidate in problem.all}
+    lowered = {problem.gradient.lower(each.whole).lowered.as_text() for each in problem.options}
     assert own.as_text() in lowered
     plain = jax.jit(jax.value_and_grad(fn, chosen, has_aux)).lower(*args)
     assert plain.as_text() in lowered
@@ -61,4 +61,4 @@ def test_an_error_of_the_compiler_tells_what_it_was_compiling(monkeypatch):
     with pytest.raises(jax.errors.JaxRuntimeError, match="RET_CHECK") as caught:
         jrc.plan(loss, {"layers": [W, W]}, X, budget=10**9)
     (note,) = caught.value.__notes__
-    assert "for `loss` with nothing recomputed. Another budget" in note
+    assert "for `loss`, candidate 'baseline'. Another budget" in note

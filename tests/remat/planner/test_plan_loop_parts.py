@@ -2,24 +2,29 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jrc.remat._planner.solver.loop_options import (
-    _convex_front,
-    _for_steps,
-    _Loop,
-    _near_divisor,
-)
 
 import jrc
 from jrc._jaxpr import flops
 from jrc.remat._gradient.compiled_memory import memory_needed
-from jrc.remat._planner.plan.decision import Decision
-from jrc.remat._planner.search.problem import PlanningProblem
-from jrc.remat._planner.solver.solver import InnerOption
+from jrc.remat._planner.plan.decision import Loop, LoopPart, Region, Stages
+from jrc.remat._planner.search.choose import plan_of
+from jrc.remat._planner.search.peaks import Peaks
+from jrc.remat._planner.search.search import Search
+from jrc.remat._planner.solver.loops import _convex_front, _for_steps, _Loop, _near_divisor
+from jrc.remat._planner.solver.option import Option
 from tests.remat.measure import largest_error
+from tests.remat.planner.problems import (
+    applied,
+    compiled_peaks,
+    gradient_of,
+    named,
+    problem_of,
+)
 
 STEPS, WIDTH = 48, 16
 
@@ -45,26 +50,26 @@ def arguments():
 
 @functools.cache
 def problem(reverse=False):
-    loss = functools.partial(lstm, reverse=reverse)
-    return PlanningProblem.of(loss, arguments(), 0, False, "test")
+    return problem_of(functools.partial(lstm, reverse=reverse), arguments())
 
 
-def parts_of(candidate):
-    bodies = [s.inside for s in candidate.decision.stages if s.inside] if candidate.decision else []
-    return next((body.parts for body in bodies if body.parts), ())
+def parts_of(option):
+    """The parts of the one loop of an option."""
+    return next(stage.parts for stage in option.stages.stages if isinstance(stage, Loop))
 
 
-def in_parts(reverse=False):
-    return [each for each in problem(reverse).candidates if parts_of(each)]
+def in_parts(problem):
+    """The options whose loop runs in several parts."""
+    return [each for each in problem.front if len(parts_of(each)) > 1]
 
 
 def test_flops_follow_the_bytes_in_a_line():
-    row = problem().candidates
-    ratios = [problem().predicted(each).flops_ratio for each in row]
+    row = (*problem().front, problem().baseline)
+    ratios = [1 + each.cost / problem().flops for each in row]
     # Before loops had parts, one step of the row was 0.4 of all FLOPs.
     affordable = [ratio for ratio in ratios if ratio < 1.42]
     assert max(a - b for a, b in zip(affordable, affordable[1:], strict=False)) < 0.15
-    assert len(in_parts()) >= 4
+    assert len(in_parts(problem())) >= 4
 
 
 @pytest.mark.exhaustive
@@ -82,35 +87,36 @@ def test_a_budget_between_buys_what_it_pays_for():
 def test_parts_change_no_value_and_no_gradient(reverse):
     loss = functools.partial(lstm, reverse=reverse)
     plain = jax.jit(jax.value_and_grad(loss))(*arguments())
-    chosen = in_parts(reverse)
-    for candidate in (chosen[0], chosen[-1]):
-        assert sum(steps for steps, _ in parts_of(candidate)) == STEPS
-        applied = problem(reverse).applied(candidate, loss)
-        assert largest_error(jax.jit(jax.value_and_grad(applied))(*arguments()), plain) < 1e-5
+    chosen = in_parts(problem(reverse))
+    for option in (chosen[0], chosen[-1]):
+        assert sum(part.steps for part in parts_of(option)) == STEPS
+        lean = applied(problem(reverse), option)
+        assert largest_error(jax.jit(jax.value_and_grad(lean))(*arguments()), plain) < 1e-5
 
 
 @pytest.mark.slow
 def test_parts_of_chunks_and_a_rest_that_is_not_recomputed():
     """A part may run in chunks that do not divide it."""
-    candidate = in_parts()[0]
-    decision = candidate.decision
-    k = next(k for k, stage in enumerate(decision.stages) if stage.inside)
-    body = dataclasses.replace(parts_of(candidate)[0][1], chunks=0)
-    parts = ((29, dataclasses.replace(body, chunks=4)), (19, body))
-    stage = dataclasses.replace(decision.stages[k], inside=Decision((), parts=parts))
-    stages = (*decision.stages[:k], stage, *decision.stages[k + 1 :])
-    changed = dataclasses.replace(candidate, decision=Decision(stages))
-    applied = problem().applied(changed, lstm)
-    plain, lean = (jax.jit(jax.grad(f))(*arguments()) for f in (lstm, applied))
+    option = in_parts(problem())[0]
+    body = parts_of(option)[0].body
+    parts = (LoopPart(29, body, chunks=4), LoopPart(19, body))
+    stages = tuple(
+        dataclasses.replace(stage, parts=parts) if isinstance(stage, Loop) else stage
+        for stage in option.stages.stages
+    )
+    changed = dataclasses.replace(option, decision=Stages(stages))
+    plain, lean = (jax.jit(jax.grad(f))(*arguments()) for f in (lstm, applied(problem(), changed)))
     assert largest_error(lean, plain) < 1e-5
 
 
 def test_a_part_recomputes_all_steps_of_its_chunks():
     """Eight of eleven steps are two chunks of four, where the whole loop has chunks of three."""
-    loop = _Loop(length=11, flops=100, carry=8, copied=0, added=0, constants=5)
-    whole = InnerOption(40, 90, 3 * (3 * 100 + 5) + 11 * 20, Decision((), chunks=3))
-    part = _for_steps(whole, loop, 8)
-    assert part.body.chunks == 2 and part.flops == 2 * (4 * 100 + 5) + 8 * 20
+    loop = _Loop(equation=0, length=11, cost=100, carry=8, copied=0, added=0, constants=5)
+    three = Loop(0, (LoopPart(11, Stages(()), chunks=3),))
+    whole = Option(90, 40, 3 * (3 * 100 + 5) + 11 * 20, three)
+    found = _for_steps(whole, loop, 8)
+    assert found.decision == Loop(0, (LoopPart(8, Stages(()), chunks=2),))
+    assert found.cost == 2 * (4 * 100 + 5) + 8 * 20
 
 
 def test_the_nearest_divisor_is_found_among_all():
@@ -137,41 +143,45 @@ def test_random_keys_are_sliced_and_integers_joined():
         return jnp.mean(x) + jnp.sum(numbers)
 
     args = jnp.eye(16) / 2, jnp.ones((64, 16))
-    found = PlanningProblem.of(loss, args, 0, False, "test")
-    chosen = [each for each in found.candidates if parts_of(each)]
+    found = problem_of(loss, args)
+    chosen = in_parts(found)
     assert chosen
     plain = jax.jit(jax.value_and_grad(loss))(*args)
-    lean = jax.jit(jax.value_and_grad(found.applied(chosen[-1], loss)))(*args)
+    lean = jax.jit(jax.value_and_grad(applied(found, chosen[-1])))(*args)
     assert largest_error(lean, plain) < 1e-5
 
 
 def test_a_plan_in_parts_is_stored_and_edits_are_refused():
-    candidate = in_parts()[0]
-    plan = problem().plan_of(candidate, 1, {})
-    text = plan.to_json()
-    assert jrc.Plan.from_json(text) == plan
-    (first, _), *_ = parts_of(candidate)
-    edited = text.replace(f'"parts": [\n      [\n       {first},', '"parts": [\n      [\n       1,')
-    if edited == text:
-        edited = text.replace(f"{first},\n", "1,\n", 1)
-    with pytest.raises(ValueError, match=r"parts of \d+ steps of a loop of 48|is no plan"):
-        jax.eval_shape(jrc.Plan.from_json(edited).apply(lstm), *arguments())
+    option, peaks = in_parts(problem())[0], Peaks(problem())
+    plan = plan_of(Search(problem().options, peaks, 0), peaks, option, 1)
+    assert jrc.Plan.from_json(plan.to_json()) == plan
+    data = json.loads(plan.to_json())
+    (loop,) = (each for each in data["decision"]["stages"] if "loop" in each)
+    assert sum(part["steps"] for part in loop["parts"]) == STEPS
+    loop["parts"][0]["steps"] += 1
+    edited = jrc.Plan.from_json(json.dumps(data)).apply(lstm)
+    with pytest.raises(ValueError, match=r"parts of 49 steps of a loop of 48"):
+        jax.eval_shape(edited, *arguments())
+    loop["parts"][0]["chunks"] = 47
+    with pytest.raises(ValueError, match=r"part 0: 47 chunks of \d+ steps"):
+        jrc.Plan.from_json(json.dumps(data))
 
 
 def test_the_convex_front_drops_what_lies_above_a_line():
-    options = [InnerOption(0, peak, flops) for peak, flops in [(1, 9), (2, 8), (3, 2), (9, 0)]]
-    assert [(each.peak, each.flops) for each in _convex_front(options)] == [(1, 9), (3, 2), (9, 0)]
+    options = [Option(peak, 0, cost) for peak, cost in [(1, 9), (2, 8), (3, 2), (9, 0)]]
+    assert [(each.peak, each.cost) for each in _convex_front(options)] == [(1, 9), (3, 2), (9, 0)]
 
 
-def test_every_step_recomputed_is_a_way_by_hand():
+def test_every_step_recomputed_is_a_manual_plan():
     """What `jax.checkpoint` around the body does: carries are saved, and nothing else."""
-    (way,) = [each for each in problem().by_hand if each.name == "every step recomputed"]
-    (inside,) = [stage.inside for stage in way.decision.stages if stage.inside]
-    (stage,) = inside.stages
-    assert stage.region and stage.recomputed and not stage.saved
+    option = named(problem())["every step recomputed"]
+    (part,) = parts_of(option)
+    (region,) = part.body.stages
+    assert part.steps == STEPS and not part.chunks
+    assert isinstance(region, Region) and region.recomputed and not region.saved
     plain = jax.jit(jax.value_and_grad(lstm))(*arguments())
-    applied = problem().applied(way, lstm)
-    assert largest_error(jax.jit(jax.value_and_grad(applied))(*arguments()), plain) < 1e-5
+    lean = applied(problem(), option)
+    assert largest_error(jax.jit(jax.value_and_grad(lean))(*arguments()), plain) < 1e-5
 
 
 def coupled(wrap):
@@ -189,17 +199,17 @@ def coupled(wrap):
     return loss, (draw(0, 8, 8, 64), draw(1, 8, 64, 16)), draw(2, 256, 16)
 
 
-def test_every_step_with_its_products_saved_is_a_way_by_hand():
+def test_every_step_with_its_products_saved_is_a_manual_plan():
     """It needs what `dots_saveable` around the body needs, in bytes and in FLOPs."""
     saving = jax.checkpoint_policies.dots_saveable
     loss, *args = coupled(lambda fn: fn)
     wrapped, *_ = coupled(functools.partial(jax.checkpoint, policy=saving, prevent_cse=False))
     gradient = jax.jit(jax.value_and_grad(wrapped)).trace(*args)
-    found = PlanningProblem.of(loss, tuple(args), 0, False, "test")
-    (way,) = [w for w in found.by_hand if w.name == "every step recomputed, products saved"]
-    assert found.counted(way) <= flops(gradient.jaxpr)
+    found = problem_of(loss, args)
+    option = named(found)["every step recomputed, products saved"]
+    assert flops(gradient_of(found, option)) <= flops(gradient.jaxpr)
     by_hand = memory_needed(gradient.lower()).peak
-    assert memory_needed(found.lowered(way)).peak <= by_hand + 64
+    assert compiled_peaks(found)(option) <= by_hand + 64
 
 
 def test_a_loop_of_arithmetic_alone_has_plans_for_all_budgets():
@@ -221,8 +231,9 @@ def test_a_loop_of_arithmetic_alone_has_plans_for_all_budgets():
         return jnp.mean(x**2) + jnp.mean(energy)
 
     x = jax.random.normal(jax.random.key(0), (2, 32, 3))
-    found = PlanningProblem.of(loss, tuple(x), 0, False, "test")
-    peaks = [found.predicted(each).peak_bytes for each in found.candidates]
+    found = problem_of(loss, x)
+    modelled = Peaks(found).modelled
+    peaks = [modelled(each) for each in (*found.front, found.baseline)]
     least, plain = min(peaks), peaks[-1]
     reached = {int(4 * (peak - least) / (plain - least)) for peak in peaks}
     # In the last quarter nothing is recomputed.

@@ -17,13 +17,21 @@ from jrc.remat import plan_for_each
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.plan.check_decision import check_decision, check_decision_fits
-from jrc.remat._planner.plan.decision import Decision, Stage
+from jrc.remat._planner.plan.decision import (
+    Branches,
+    LeftToJax,
+    Loop,
+    LoopPart,
+    Region,
+    Stages,
+    decision_from_data,
+)
 from jrc.remat._planner.program.trace import inlined_program
-from jrc.remat._planner.search.problem import PlanningProblem
+from jrc.remat._planner.search.problem import Problem
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import inner_programs
+from jrc.remat._planner.solver import constructs
 from jrc.remat._planner.solver.offload import waiting_seconds, with_offloaded
-from jrc.remat._planner.solver.solver import ParetoPoint, solve
+from jrc.remat._planner.solver.solver import solve
 
 SHAPE = jax.ShapeDtypeStruct
 ARGS = ({"a": SHAPE((4, 16, 64), "float32"), "b": SHAPE((4, 64, 16), "float32")},
@@ -76,9 +84,6 @@ def a_step():
     return CostGraph(tuple(nodes), (8,) * 4, (8,) * 4, (0,) * 4, (True,) * 4, names)
 
 
-SAVED = ParetoPoint(0, 0, 24, frozenset({0, 1, 2}), {})
-
-
 @pytest.mark.parametrize(
     "reads, waits",
     [
@@ -96,29 +101,29 @@ SAVED = ParetoPoint(0, 0, 24, frozenset({0, 1, 2}), {})
 )
 def test_a_step_waits_for_what_it_does_not_hide(reads, waits):
     link = HostLink(flops=1, bandwidth=1)
-    assert waiting_seconds(a_step(), SAVED, reads, link) == waits
+    assert waiting_seconds(a_step(), [False] * 4, reads, link) == waits
 
 
 def test_recomputed_values_give_copies_time():
     # Values 1 and 2 are recomputed, 8 s; the region's copy is read when that begins.
-    point = ParetoPoint(0, 8, 8, frozenset({0}), {})
+    recomputed = [False, True, True, False]
     link = HostLink(flops=1, bandwidth=1)
-    assert waiting_seconds(a_step(), point, {0: [(1, 3)]}, link) == 8
-    assert waiting_seconds(a_step(), point, {0: [(1, 1)]}, link) == 0
+    assert waiting_seconds(a_step(), recomputed, {0: [(1, 3)]}, link) == 8
+    assert waiting_seconds(a_step(), recomputed, {0: [(1, 1)]}, link) == 0
 
 
 @pytest.mark.parametrize("bandwidth, moves", [(100.0, True), (0.01, False)])
 def test_the_cheaper_of_both_is_taken(bandwidth, moves):
     graph, link = a_step(), HostLink(flops=1, bandwidth=bandwidth)
-    points = solve(graph, {}, 10)
-    found = with_offloaded(graph, {}, points, 10, [True] * 4, link)
+    front = solve(graph, {}, 10)
+    found = with_offloaded(graph, {}, front, 10, [True] * 4, link)
     least = min(found, key=lambda each: each.peak)
     # One step recomputes two products, 8 FLOPs, or waits 24 bytes at least.
-    assert bool(least.on_host) is True and least.host in (80, 160, 240)
-    cheap = min((p for p in found if p.saved <= 80), key=lambda each: each.flops)
-    assert bool(cheap.on_host) is moves
-    assert cheap.flops == (pytest.approx(0, abs=2) if moves else 8)
-    assert all(p.flops - p.waits in {q.flops for q in points} for p in found)
+    assert least.stages.offloaded and least.host in (80, 160, 240)
+    cheap = min((each for each in found if each.saved <= 80), key=lambda each: each.cost)
+    assert bool(cheap.stages.offloaded) is moves
+    assert cheap.cost == (pytest.approx(0, abs=20) if moves else 80)
+    assert all(each.recomputed in {other.cost for other in front} for each in found)
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +146,12 @@ def test_a_fast_link_moves_and_a_slow_one_recomputes(fast):
     assert lean.predicted.host_bytes >= some.predicted.host_bytes and not free.reruns
 
 
+def body_in(data):
+    """The decision for the steps of the one loop of a plan as plain data, which has one part."""
+    ((part,),) = (stage["parts"] for stage in data["decision"]["stages"] if "loop" in stage)
+    return part["body"]
+
+
 def test_a_plan_with_offload_is_a_value(fast):
     plan = fast[1]
     assert jrc.Plan.from_json(plan.to_json()) == plan
@@ -149,11 +160,11 @@ def test_a_plan_with_offload_is_a_value(fast):
     assert any(each.host_bytes for each in plan.candidates) and " host" in text
     assert not any(each.host_bytes for each in plan.candidates if each.name)
     data = json.loads(plan.to_json())
-    inside = next(s["inside"] for s in data["decision"]["stages"] if s.get("inside"))
-    inside["offloaded"].append([777, 0])
+    body = body_in(data)
+    body["offloaded"].append([777, 0])
     with pytest.raises(ValueError, match="equation 777 is offloaded, but no region saves it"):
         jrc.Plan.from_json(json.dumps(data))
-    inside["offloaded"][-1] = [-1, 777]
+    body["offloaded"][-1] = [-1, 777]
     edited = jrc.Plan.from_json(json.dumps(data)).apply(net)
     with pytest.raises(ValueError, match="input 777 is offloaded, and does not exist"):
         jax.eval_shape(edited, *ARGS)
@@ -161,29 +172,37 @@ def test_a_plan_with_offload_is_a_value(fast):
 
 def test_only_what_a_region_saves_can_be_on_the_host(fast):
     data = json.loads(fast[1].to_json())
-    (inside,) = (s["inside"] for s in data["decision"]["stages"] if s.get("inside"))
-    saved = {tuple(place) for stage in inside["stages"] for place in stage.get("saved", ())}
+    body = body_in(data)
+    saved = {tuple(place) for stage in body["stages"] for place in stage.get("saved", ())}
     recomputed = min({(k, 0) for k in range(3)} - saved)
-    given = inside["offloaded"]
+    given = body["offloaded"]
     rule = f"result 0 of equation {recomputed[0]} is offloaded, but no region saves it"
     for wrong, message in (
         ([*given, recomputed], rule),
         ([*given, given[0]], "is offloaded twice"),
-        ([*given, (-1, True)], "result True of equation -1 is offloaded, but no region saves it"),
+        ([*given, (-1, True)], "result must be a whole number >= 0, got True"),
+        ([*given, (-2, 0)], "equation must be a whole number >= -1, got -2"),
     ):
-        inside["offloaded"] = wrong
+        body["offloaded"] = wrong
         with pytest.raises(ValueError, match=message):
             jrc.Plan.from_json(json.dumps(data))
     # Which inputs a region reads is known with the program.
-    parts = Decision((Stage((0,), saved=((0, 0),)), Stage((1,))), offloaded=((-1, 1), (0, 0)))
+    first = Region((0,), saved=((0, 0),))
+    decision = Stages((first, Region((1,))), offloaded=((-1, 1), (0, 0)))
     program = inlined_program(jax.make_jaxpr(lambda x, y: jnp.sin(x) + y)(1.0, 1.0))
-    check_decision_fits(parts, program, "here")
-    alone = dataclasses.replace(parts, stages=(parts.stages[0], Stage((1,), region=False)))
+    check_decision_fits(decision, program, "here")
+    alone = dataclasses.replace(decision, stages=(first, LeftToJax((1,))))
     with pytest.raises(ValueError, match="input 1 is offloaded, but no region reads it"):
         check_decision_fits(alone, program, "here")
-    for pieces in ({"parts": ((4, Decision(())),)}, {"branches": (None, None)}):
+    # What regions inside of a construct read is for the decision there.
+    inside = Stages((Region((0,)),))
+    for stage in (
+        LeftToJax((0,)),
+        Loop(0, (LoopPart(4, inside),)),
+        Branches(0, (inside, None)),
+    ):
         with pytest.raises(ValueError, match="equation -1 is offloaded, but no region saves it"):
-            check_decision(Decision((), offloaded=((-1, 0),), **pieces), None)
+            check_decision(Stages((stage,), offloaded=((-1, 0),)), None)
 
 
 def check_gradients(plan):
@@ -259,12 +278,12 @@ def test_the_largest_batch_is_looked_for_with_the_host_too(monkeypatch):
     """Nothing moves on the CPU that stands in, so that bytes on the host count there."""
     links = []
 
-    def recorded(*args, **options):
-        links.append(options["link"])
-        return problem_of(*args, **options)
+    def recorded(request):
+        links.append(request.link)
+        return problem_of(request)
 
-    problem_of = PlanningProblem.of
-    monkeypatch.setattr(PlanningProblem, "of", recorded)
+    problem_of = Problem.of
+    monkeypatch.setattr(Problem, "of", recorded)
     batch = lambda n: (ARGS[0], SHAPE((n, 16), "float32"))  # noqa: E731
     options = {"target": "h100", "multiple_of": 64, "most": 128}
     found = jrc.largest_batch(batch, net, 830_000, offload=FAST, **options)
@@ -288,8 +307,8 @@ def test_a_cpu_is_refused():
 
 
 def test_a_decision_keeps_its_places():
-    decision = Decision((Stage((0, 1), saved=((0, 0),)),), offloaded=((-1, 0), (0, 0)))
-    assert Decision.from_data(decision.to_data()) == decision
+    decision = Stages((Region((0, 1), saved=((0, 0),)),), offloaded=((-1, 0), (0, 0)))
+    assert decision_from_data(decision.to_data()) == decision
 
 
 def test_a_program_of_too_much_work_still_has_a_plan(monkeypatch, caplog):
@@ -300,7 +319,7 @@ def test_a_program_of_too_much_work_still_has_a_plan(monkeypatch, caplog):
 
     params = ARGS[0] | {"w": [SHAPE((16, 16), "float32")] * 24}
     few = dataclasses.replace(SETTINGS, label_steps=60)
-    monkeypatch.setattr(inner_programs, "solve", functools.partial(solve, settings=few))
+    monkeypatch.setattr(constructs, "solve", functools.partial(solve, settings=few))
     options = {"target": "h100", "verify": False, "offload": FAST, "budget": 0.0}
     plan = jrc.plan(long_net, params, ARGS[1], **options)
     assert "too much work" in caplog.text

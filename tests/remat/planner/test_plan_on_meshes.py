@@ -1,21 +1,24 @@
 """Plans for programs that XLA splits over devices: predicted peaks are those of one device."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jrc.remat._planner.search.calibration import Calibration, calibration_of, most_parts
 
 import jrc
 from jrc._targets import accelerator
 from jrc.models import gpt
 from jrc.remat._gradient.compiled_memory import memory_needed
-from jrc.remat._planner import make_plan
+from jrc.remat._planner.costs.sharding import most_parts
+from jrc.remat._planner.search import peaks as peaks_module
 from jrc.remat._planner.search.compiled_cost import compiled_cost
-from jrc.remat._planner.search.problem import PlanningProblem
-from jrc.remat._planner.search.search import calibrated
+from jrc.remat._planner.search.peaks import Peaks
+from jrc.remat._planner.search.search import Search
+from tests.remat.planner.problems import problem_of, program_of
 
 CONFIG = gpt.Config(layers=4, heads=4, width=128, length=128)
 EXPERTS, WIDTH, LAYERS = 8, 64, 6
@@ -81,33 +84,31 @@ def problem_on(kind, sizes):
 @pytest.mark.slow
 @pytest.mark.exhaustive_after(1)
 @pytest.mark.parametrize("sizes", [(8,), (4, 2), (2, 2, 2)])
-@pytest.mark.parametrize(("kind", "within"), [("gpt", 0.1), ("moe", 0.2)])
+@pytest.mark.parametrize(("kind", "within"), [("gpt", (0.1, 0.1, 0.1)), ("moe", (0.2, 0.2, 0.55))])
 def test_predicted_peaks_are_near_the_compiled_ones(kind, within, sizes):
-    # Of a mixture of experts a plan that saves more may need less: docs/limits.md says why.
+    # Of a mixture of experts a plan that saves more may need less: docs/limits.md says why. What
+    # saves nearly all is expected to need 0.54 more than it does on 8 devices, 0.27 on 4 x 2.
     fn, args = problem_on(kind, sizes)
-    problem = PlanningProblem.of(fn, args, 0, False, "test")
-    memory = {}
-
-    def compiled(candidate):
-        if candidate not in memory:
-            memory[candidate] = memory_needed(problem.lowered(candidate))
-        return memory[candidate]
-
-    found = calibrated(problem, compiled, "test")
-    assert found.calibrated_by == 5
-    row = problem.candidates
-    for at in (len(row) // 3, 2 * len(row) // 3, 5 * len(row) // 6):
-        predicted = found.predicted(row[at]).peak_bytes
-        assert abs(predicted / compiled(row[at]).peak - 1) < within, (at, predicted)
+    problem = problem_of(fn, args)
+    peaks = Peaks(problem)
+    search = Search(problem.options, peaks, compilations=5)
+    row = (*problem.front, problem.baseline)
+    for at in (0, len(row) // 2, len(row) - 1):
+        search.compile(row[at])
+    places = len(row) // 3, 2 * len(row) // 3, 5 * len(row) // 6
+    for at, most in zip(places, within, strict=True):
+        expected, compiled = search.expected(row[at]), peaks.compiled(row[at]).peak
+        assert abs(expected / compiled - 1) < most, (at, expected, compiled)
 
 
 @pytest.mark.slow
 def test_a_plan_that_is_not_verified_predicts_one_device():
     fn, args = problem_on("moe", (4, 2))
-    guess = jrc.plan(fn, *args, budget=1.0, verify=False, compilations=2)
+    guess = jrc.plan(fn, *args, budget=1.0, verify=False)
     lowered = jax.jit(jax.value_and_grad(fn)).lower(*args)
-    assert guess.predicted.peak_bytes == memory_needed(lowered).peak
-    assert guess.verified is None and guess.reruns is False and guess.compilations == 2
+    peak, compiled = guess.predicted.peak_bytes, memory_needed(lowered).peak
+    assert abs(peak / compiled - 1) < 0.1
+    assert guess.verified is None and guess.reruns is False and guess.compilations == 0
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def compilations(monkeypatch):
         found.append(args)
         return compiled_cost(*args)
 
-    monkeypatch.setattr(make_plan, "compiled_cost", compiled)
+    monkeypatch.setattr(peaks_module, "compiled_cost", compiled)
     monkeypatch.setattr(
         accelerator, "compile_only_devices", lambda named, who: tuple(jax.devices()[-4:])
     )
@@ -146,9 +147,7 @@ def test_a_target_compiles_three_programs_for_sharded_arguments_too(compilations
         plan = jrc.plan(chain, *args, budget="200KiB", target=target)
     assert plan.reruns and plan.verified.peak_bytes <= 200 * 1024
     assert plan.compilations == len(compilations) <= 3
-    counted = [text for text in caplog.messages if "compilation " in text]
-    assert len(counted) == plan.compilations
-    assert f"(compilation {plan.compilations} of at most 3)" in counted[-1]
+    assert sum(": compiling " in text for text in caplog.messages) == plan.compilations
     # What was not compiled is predicted for one device, in the light of what was.
     whole = 8 * 512 * 32 * 4
     assert all(each.predicted.peak_bytes < whole for each in plan.candidates)
@@ -160,13 +159,12 @@ def test_nothing_recomputed_is_compiled_first_where_its_part_fits(compilations):
     assert not plan.reruns and plan.compilations == len(compilations) == 1
 
 
-def test_calibration_alone_counts_and_is_bounded(compilations, caplog):
+def test_without_verification_nothing_is_compiled(compilations):
     target = jrc.target("v5e:2x2")
     args = split_rows(target.devices)
-    with caplog.at_level("INFO", "jrc"):
-        plan = jrc.plan(chain, *args, budget="200KiB", target=target, verify=False)
-    assert plan.verified is None and plan.compilations == len(compilations) == 3
-    assert "(compilation 3 of at most 3)" in caplog.text
+    plan = jrc.plan(chain, *args, budget="200KiB", target=target, verify=False)
+    assert plan.verified is None and plan.compilations == len(compilations) == 0
+    assert plan.reruns and plan.predicted.peak_bytes <= 200 * 1024
 
 
 def test_as_many_parts_as_the_argument_that_is_split_most():
@@ -174,9 +172,18 @@ def test_as_many_parts_as_the_argument_that_is_split_most():
     assert most_parts([*ws, x, jax.random.key(0), np.zeros((0, 2))]) == 4 and most_parts(ws) == 1
 
 
-def test_lines():
-    assert Calibration().of(7) == 7 and Calibration(((0, 0),)).of(7) == 0
-    lines = Calibration(((0, 10), (10, 30), (20, 40)))
-    assert [lines.of(x) for x in (0, 5, 10, 15, 30)] == [10, 20, 30, 35, 50]
-    assert calibration_of([(10, 30), (20, 10)]) == Calibration(((20, 10),))
-    assert calibration_of([(10, 30), (10, 30)]).of(20) == 60
+def test_a_constraint_inside_of_a_program_says_into_how_many_parts_too():
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    split = {"rows": P("data"), "both": P("data", "model"), "none": P()}
+
+    def loss(x, spec):
+        sharding = NamedSharding(mesh, spec)
+        return jnp.sum(jax.lax.with_sharding_constraint(jnp.sin(x), sharding) ** 2)
+
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    for name, parts in (("rows", 2), ("both", 4), ("none", 1)):
+        problem = problem_of(functools.partial(loss, spec=split[name]), (x,))
+        assert most_parts([x], program_of(problem)) == problem.parts == parts
+        assert problem.is_split is (parts > 1)
+        modelled = Peaks(problem).modelled(problem.baseline)
+        assert modelled == problem.own + problem.baseline.peak // parts

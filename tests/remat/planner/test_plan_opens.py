@@ -13,9 +13,19 @@ from jax.ad_checkpoint import checkpoint_name
 import jrc
 from jrc._jaxpr import flops
 from jrc.remat import memory_needed
-from jrc.remat._planner.search.problem import PlanningProblem
+from jrc.remat._planner.plan.decision import Branches, walk
 from tests.processes import run_python
 from tests.remat.measure import bit_equal, largest_error, operators
+from tests.remat.planner.problems import (
+    applied,
+    gradient_of,
+    lean_of,
+    named,
+    plan_as,
+    problem_of,
+    program_of,
+    row_of,
+)
 
 policies = jax.checkpoint_policies
 KEY = jax.random.key(0)
@@ -68,10 +78,6 @@ WRAPS = {
 SHAPES = {"stack": stack, "scan": scanned, "cond": branched, "jit": in_jit}
 
 
-def problem(fn, *args, **kwargs):
-    return PlanningProblem.of(fn, args, 0, False, "test", **kwargs)
-
-
 def plain(name):
     """The wrapped block without `jax.checkpoint`."""
     return (lambda f: lambda x, w: jnp.cos(f(x, w))) if name == "nested" else lambda f: f
@@ -83,22 +89,20 @@ def plain(name):
 def test_a_region_is_planned_like_the_rest(name, shape):
     written = SHAPES[shape](WRAPS[name](block))
     without = SHAPES[shape](plain(name)(block))
-    one, other = problem(written, WS, X), problem(without, WS, X)
-    assert one.signature == other.signature
-    assert one.candidates == other.candidates and one.flops == other.flops
-    assert other.regions == 0 < one.regions
+    one, other = problem_of(written, (WS, X)), problem_of(without, (WS, X))
+    assert one.function.signature == other.function.signature
+    assert row_of(one) == row_of(other) and one.flops == other.flops
+    assert other.function.traced.regions == 0 < one.function.traced.regions
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPS)
 def test_gradients_are_those_of_the_function(name):
     fn = scanned(WRAPS[name](block)) if name != "of a jit" else stack(WRAPS[name](block))
-    found = problem(fn, WS, X)
+    found = problem_of(fn, (WS, X))
     expected = jax.jit(jax.grad(fn))(WS, X)
-    for candidate in (found.candidates[0], found.candidates[-1], found.by_hand[-1]):
-        assert (
-            largest_error(jax.jit(jax.grad(found.applied(candidate, fn)))(WS, X), expected) < 1e-6
-        )
+    for option in (lean_of(found), found.baseline, found.manual[-1], named(found)[AS_WRITTEN]):
+        assert largest_error(jax.jit(jax.grad(applied(found, option)))(WS, X), expected) < 1e-6
 
 
 @pytest.mark.slow
@@ -132,26 +136,29 @@ def guess(fn, *args, **kwargs):
 
 def test_the_function_as_written_is_a_plan_too():
     fn = stack(jax.checkpoint(block))
-    found = problem(fn, WS, X)
-    (own,) = [each for each in found.by_hand if each.name == AS_WRITTEN]
-    applied = found.applied(own, fn)
-    assert operators(jax.grad(applied), WS, X) == operators(jax.grad(fn), WS, X)
-    plan = found.plan_of(own, 0, {})
+    found = problem_of(fn, (WS, X))
+    own = named(found)[AS_WRITTEN]
+    assert operators(jax.grad(applied(found, own)), WS, X) == operators(jax.grad(fn), WS, X)
+    plan = plan_as(found, own)
     assert jrc.Plan.from_json(plan.to_json()) == plan and "as it is" in str(plan)
     assert operators(jax.grad(plan.apply(fn)), WS, X) == operators(jax.grad(fn), WS, X)
 
 
 @pytest.mark.parametrize(
-    "change", [{"chunks": 2}, {"as_written": "yes"}, {"stages": [{"equations": "0"}]}]
+    "change, said",
+    [
+        ({"decision": "as_written"}, "expected stages, offloaded, got 'as_written'"),
+        ({"decision": {"as written": True}}, "offloaded, got the field 'as written'"),
+        ({"decision": {"stages": "as written"}}, "a stage is one of region, .*, got 'a'"),
+        ({"left_out": "0"}, "leave out equations none; those that no result needs are 0"),
+    ],
 )
-def test_a_plan_as_written_that_was_edited_is_refused(change):
-    fn = stack(jax.checkpoint(block))
-    found = problem(fn, WS, X)
-    (own,) = [each for each in found.by_hand if each.name == AS_WRITTEN]
-    data = json.loads(found.plan_of(own, 0, {}).to_json())
-    data["decision"] |= change
-    with pytest.raises(ValueError, match="as.written"):
-        jrc.Plan.from_json(json.dumps(data))
+def test_a_plan_as_written_that_was_edited_is_refused(change, said):
+    found = problem_of(stack(jax.checkpoint(block)), (WS, X))
+    data = json.loads(plan_as(found, named(found)[AS_WRITTEN]).to_json())
+    assert data["decision"] == "as written"
+    with pytest.raises(ValueError, match=said):
+        jrc.Plan.from_json(json.dumps(data | change))
 
 
 def test_regions_are_respected_where_that_is_asked_for():
@@ -191,10 +198,10 @@ def test_draws_inside_of_a_region_stay():
             x = jax.checkpoint(dropped)(x, w, now)
         return jnp.sum(x**2)
 
-    found = problem(loss, WS, X, KEY)
+    found = problem_of(loss, (WS, X, KEY))
     expected = jax.jit(jax.grad(loss))(WS, X, KEY)
-    for candidate in (found.candidates[0], found.candidates[-1]):
-        got = jax.jit(jax.grad(found.applied(candidate, loss)))(WS, X, KEY)
+    for option in (lean_of(found), found.baseline):
+        got = jax.jit(jax.grad(applied(found, option)))(WS, X, KEY)
         assert largest_error(got, expected) < 1e-6
 
 
@@ -205,9 +212,9 @@ def test_a_region_of_a_backward_pass_stays():
         grads = jax.grad(stack(jax.checkpoint(block)))(ws, x)
         return sum(jnp.sum(g**2) for g in grads)
 
-    found = problem(loss, WS[:2], X)
+    found = problem_of(loss, (WS[:2], X))
     expected = jax.jit(jax.grad(loss))(WS[:2], X)
-    got = jax.jit(jax.grad(found.applied(found.candidates[0], loss)))(WS[:2], X)
+    got = jax.jit(jax.grad(applied(found, lean_of(found))))(WS[:2], X)
     assert largest_error(got, expected) < 1e-5
 
 
@@ -241,15 +248,16 @@ def of_linen(model):
 def test_linen_modules_under_remat():
     one, params = of_linen(Wrapped(nn.remat))
     other, _ = of_linen(Wrapped(lambda block: block))
-    assert problem(one, params, X).candidates == problem(other, params, X).candidates
+    rows = [row_of(problem_of(fn, (params, X))) for fn in (one, other)]
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.slow
 def test_linen_remat_scan():
     fn, params = of_linen(Scanned())
-    found = problem(fn, params, X)
-    assert found.regions and len(found.candidates) > 1
-    got = jax.jit(jax.grad(found.applied(found.candidates[0], fn)))(params, X)
+    found = problem_of(fn, (params, X))
+    assert found.function.traced.regions and found.front
+    got = jax.jit(jax.grad(applied(found, lean_of(found))))(params, X)
     assert largest_error(got, jax.jit(jax.grad(fn))(params, X)) < 1e-6
 
 
@@ -267,17 +275,18 @@ def test_nnx_modules_under_remat():
     def loss(model, x):
         return jnp.sum(model(x))
 
-    one, other = (problem(loss, Net(wrap, nnx.Rngs(0)), X) for wrap in (nnx.remat, lambda f: f))
-    assert one.candidates == other.candidates
+    wraps = nnx.remat, lambda f: f
+    one, other = (problem_of(loss, (Net(wrap, nnx.Rngs(0)), X)) for wrap in wraps)
+    assert row_of(one) == row_of(other)
 
 
 def test_regions_of_this_package_are_opened():
     marked = lambda ws, x: stack(lambda x, w: jrc.mark(block(x, w), "block"))(ws, x)  # noqa: E731
     segments = jrc.recompute_segments(marked, ["block"])
-    found = problem(segments, WS, X)
-    assert found.regions and len(found.candidates) > 1
+    found = problem_of(segments, (WS, X))
+    assert found.function.traced.regions and found.front
     assert not any("jrc." in each.name for each in guess(segments, budget=0.0).kept)
-    got = jax.jit(jax.grad(found.applied(found.candidates[0], segments)))(WS, X)
+    got = jax.jit(jax.grad(applied(found, lean_of(found))))(WS, X)
     assert largest_error(got, jax.jit(jax.grad(marked))(WS, X)) < 1e-6
 
 
@@ -311,19 +320,24 @@ def conditional_steps(ws, x):
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fn", [conditional, switched, conditional_steps])
 def test_branches_are_planned_inside(fn):
-    found = problem(fn, WS, X)
-    lean, top = found.candidates[0], found.candidates[-1]
-    stages = [s for each in found.candidates[:-1] for s in each.decision.stages if s.inside]
-    stages += [s for each in stages for s in each.inside.stages if s.inside]
-    assert any(each.inside.branches for each in stages)
-    assert found.counted(lean) == pytest.approx(found.predicted(lean).flops, rel=1e-6)
-    peaks = [memory_needed(found.lowered(each)).peak for each in (lean, top)]
+    found = problem_of(fn, (WS, X))
+    lean, top = found.front[0], found.baseline
+    stages = [
+        stage
+        for option in found.front
+        for _, decision, _ in walk(program_of(found), option.stages)
+        for stage in decision.stages
+    ]
+    assert any(isinstance(each, Branches) and any(each.branches) for each in stages)
+    counted = flops(gradient_of(found, lean))
+    assert counted == pytest.approx(found.flops + lean.recomputed, rel=1e-6)
+    peaks = [memory_needed(found.gradient.lower(each.whole).lowered).peak for each in (lean, top)]
     assert peaks[0] < 0.9 * peaks[1]
     expected = jax.jit(jax.value_and_grad(fn))(WS, X)
-    for candidate in found.candidates[:3]:
-        got = jax.jit(jax.value_and_grad(found.applied(candidate, fn)))(WS, X)
+    for option in row_of(found)[:3]:
+        got = jax.jit(jax.value_and_grad(applied(found, option)))(WS, X)
         assert largest_error(got, expected) < 1e-6
-        plan = found.plan_of(candidate, 0, {})
+        plan = plan_as(found, option)
         again = jrc.Plan.from_json(plan.to_json())
         assert again == plan
         assert largest_error(jax.jit(jax.value_and_grad(again.apply(fn)))(WS, X), expected) < 1e-6
@@ -332,8 +346,8 @@ def test_branches_are_planned_inside(fn):
 def test_a_branch_that_was_edited_is_refused():
     plan = guess(conditional, budget=0.0)
     data = json.loads(plan.to_json())
-    (inside,) = [s["inside"] for s in data["decision"]["stages"] if s.get("inside")]
-    inside["branches"] = inside["branches"][:1]
+    (cond,) = [stage for stage in data["decision"]["stages"] if "cond" in stage]
+    cond["branches"] = cond["branches"][:1]
     with pytest.raises(ValueError, match="a cond of 2 branches"):
         jrc.Plan.from_json(json.dumps(data)).apply(conditional)(WS, X)
 
@@ -388,15 +402,15 @@ def ruled(rule):
 def test_what_has_a_rule_of_its_own_is_counted_exactly(name):
     """Its forward rule runs again inside of a region; what it saves counts once."""
     fn = ruled(RULES[name])
-    found = problem(fn, WS, X)
+    found = problem_of(fn, (WS, X))
     expected = jax.jit(jax.grad(fn))(WS, X)
-    for candidate in (found.candidates[0], found.candidates[len(found.candidates) // 2]):
-        assert found.counted(candidate) == pytest.approx(found.predicted(candidate).flops, rel=1e-6)
-        got = jax.jit(jax.grad(found.applied(candidate, fn)))(WS, X)
+    row = row_of(found)
+    for option in (row[0], row[len(row) // 2]):
+        counted = flops(gradient_of(found, option))
+        assert counted == pytest.approx(found.flops + option.recomputed, rel=1e-6)
+        got = jax.jit(jax.grad(applied(found, option)))(WS, X)
         assert largest_error(got, expected) < 1e-5
-    assert any(
-        stage.region and len(stage.recomputed) > 1 for stage in found.candidates[0].decision.stages
-    )
+    assert any(len(region.recomputed) > 1 for region in row[0].stages.regions)
     own = {"result": X.nbytes, "operands": 0, "more": X.nbytes, "custom_jvp": X.nbytes}
     if name != "custom_jvp":
         (opaque,) = guess(fn).opaque
@@ -448,9 +462,8 @@ def test_regions_as_written_are_for_the_function_that_has_them():
             policies.dots_saveable,
         )
     ]
-    problem = PlanningProblem.of(net(wraps[0]), args, 0, False, "test")
-    (written,) = [each for each in problem.by_hand if each.name.endswith("as written")]
-    plan = jrc.Plan.from_json(problem.plan_of(written, 10**6, {}).to_json())
+    problem = problem_of(net(wraps[0]), args)
+    plan = jrc.Plan.from_json(plan_as(problem, named(problem)[AS_WRITTEN]).to_json())
     jax.grad(plan.apply(net(wraps[0])))(*args)
     for wrap in (*wraps[1:], lambda layer: layer):
         with pytest.raises(ValueError, match=r"its jax\.checkpoint regions, .*, are others"):
@@ -479,7 +492,7 @@ def test_all_of_it_with_the_next_remat():
     """JAX's remat of the future writes regions and names in another form."""
     code = """
 import jax
-from tests.remat import test_plan_opens as t
+from tests.remat.planner import test_plan_opens as t
 assert jax.config.jax_remat3
 for name in ("checkpoint", "names"):
     for shape in t.SHAPES:

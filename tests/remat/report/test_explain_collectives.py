@@ -115,7 +115,7 @@ def test_a_plan_under_fsdp_states_what_is_sent_again():
     (chosen,) = (each for each in plan.candidates if each.is_chosen)
     assert chosen.sent_bytes == report.sent_bytes
     assert chosen.rerun_sent_bytes == report.rerun_sent_bytes
-    (plain,) = (each for each in plan.candidates if each.name == "nothing recomputed")
+    (plain,) = (each for each in plan.candidates if each.name == "baseline")
     assert plain.rerun_sent_bytes == 0 < plain.sent_bytes
     again = jrc.Plan.from_json(plan.to_json())
     assert again == plan and again.candidates == plan.candidates

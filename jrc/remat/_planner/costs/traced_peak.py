@@ -28,8 +28,8 @@ _IN_PLACE = (Kind.ARITHMETIC, Kind.FUNCTION, Kind.MOVE)
 def peak_of_temporaries(jaxpr: Any, compiler: Compiler) -> int:
     """Return the bytes of temporaries of a compiled program, as the platform's compiler would.
 
-    Inputs and results are not among them. Results that are not computed yet lend their memory to
-    values that are no larger.
+    Inputs and results are not among them. Results that are not computed yet share their memory
+    with values that are no larger.
 
     Args:
         jaxpr: The program: that of a value and its gradients.

@@ -157,6 +157,11 @@ class Stages:
         """The recomputed regions among the stages."""
         return tuple(stage for stage in self.stages if isinstance(stage, Region))
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether anything is recomputed, at any depth."""
+        return any(map(_recomputes, self.stages))
+
     def stage_of(self, equation: int) -> Stage | None:
         """Return the stage that an equation is part of."""
         return next((stage for stage in self.stages if equation in stage.equations), None)
@@ -165,6 +170,20 @@ class Stages:
         """Return the decision as plain data for JSON."""
         data: dict[str, Any] = {"stages": [stage.to_data() for stage in self.stages]}
         return data | {"offloaded": _pairs(self.offloaded)} if self.offloaded else data
+
+
+def _recomputes(stage: Stage) -> bool:
+    match stage:
+        case Region():
+            return bool(stage.recomputed)
+        case Loop():
+            return any(part.chunks or part.body.recomputes for part in stage.parts)
+        case Branches():
+            return any(branch is not None and branch.recomputes for branch in stage.branches)
+        case Mapped():
+            return stage.body.recomputes
+        case _:
+            return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,15 +70,15 @@ class Plan:
         budget: What was asked for, in bytes.
         predicted: The cost as the planner's model has it.
         verified: The cost of the compiled program; `None` if that was not asked for.
-        unplanned_flops: FLOPs of the gradient program with nothing recomputed.
+        unplanned_flops: FLOPs of the gradient program of the baseline, where nothing is recomputed.
         saved_bytes: Predicted bytes that are saved after the forward pass besides the arguments;
             on all devices together, where XLA shards them by itself.
         compilations: How many programs were compiled to find it.
         kept: What is saved, the largest first; empty if nothing is recomputed.
         candidates: Every candidate, the leanest first, with its cost and what changes from one to
             the next: the plan is the one of fewest FLOPs that fits, with `offload=True` the one of
-            least time. Behind nothing recomputed
-            stands what a person would try by hand and the model finds dominated, by name.
+            least time. Behind the
+            baseline stand manual plans, by name.
         decision: What is saved and recomputed, equation by equation.
         signature: The program that the plan is for.
         opaque: What the planner could not look into, the most bytes first: functions with a

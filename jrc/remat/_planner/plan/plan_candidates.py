@@ -19,7 +19,7 @@ class Estimate:
         peak_bytes: Arguments, outputs and temporaries of the compiled program on one device, less
             what is aliased.
         flops: Floating-point operations of the whole program, loops times their length.
-        flops_ratio: The same over those with nothing recomputed.
+        flops_ratio: The same over those of the baseline.
         host_bytes: Bytes of saved values in the host's memory, no part of the peak; predicted, on
             all devices together, where XLA shards them by itself.
     """
@@ -40,7 +40,7 @@ class PlanCandidate:
         saved_bytes: Predicted bytes that are saved after the forward pass.
         change: What it saves more and less than the leaner candidate before it.
         is_chosen: Whether it is the plan.
-        name: What it is called, if a person would try it by hand.
+        name: What it is called: the baseline, or a manual plan.
         sent_bytes: Bytes that one device sends to others in its compiled program; `None` if it was
             not compiled, or its arguments are not split over devices.
         rerun_sent_bytes: How many of them in recomputation: parameters that are gathered again.
@@ -93,7 +93,7 @@ def kept_table(kept: Sequence[Kept]) -> Grid:
 
 
 def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
-    """Return the table of the plan, its neighbours, both ends of the row, and ways by hand."""
+    """Return the table of the plan, its neighbours, both ends of the list, and manual plans."""
     count = 1 + next(i for i, each in enumerate(candidates) if each.name == BASELINE)
     chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
     beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
@@ -104,7 +104,7 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     for i in shown:
         each = candidates[i]
         source = "" if each.compiled_peak_bytes is None else " (compiled)"
-        place = f"{i + 1} of {count}" if i < count else "by hand"
+        place = f"{i + 1} of {count}" if i < count else "manual"
         rows.append(
             (
                 f"{'> ' if each.is_chosen else ''}{place}",

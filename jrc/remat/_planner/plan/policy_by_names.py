@@ -12,7 +12,16 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Fusion, Opened, Program, facts_of, label, nbytes, place
+from jrc._jaxpr import (
+    Fusion,
+    Opened,
+    Program,
+    facts_of,
+    inner_programs,
+    label,
+    nbytes,
+    place,
+)
 from jrc._text import memory_text
 from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._planner.plan.decision import (
@@ -145,14 +154,16 @@ class _Reader:
         for stage in decision.stages:
             if isinstance(stage, Region):
                 self._read_region(program, stage, times, on_host)
-            elif isinstance(stage, LeftToJax) and len(stage.equations) > 1:
+            elif isinstance(stage, LeftToJax):
                 self._read_left_to_jax(program, stage)
 
     def _read_left_to_jax(self, program: Program, stage: LeftToJax) -> None:
         """Read equations that are left to JAX: in a region of the user's, they are recomputed."""
         eqns = [program.eqns[program.steps[k]] for k in stage.equations]
+        # What a loop or a branch saves inside has no name in any case.
+        eqns = [eqn for eqn in eqns if not inner_programs(eqn)]
         made = {program.unmarked(v) for eqn in eqns for v in eqn.outvars}
-        if not self.opened.count or not made.isdisjoint(self.opened.inside):
+        if eqns and (not self.opened.count or not made.isdisjoint(self.opened.inside)):
             self.constructs.append(
                 f"what JAX saves from {place(eqns[0])} on, outside of all regions"
             )

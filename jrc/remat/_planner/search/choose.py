@@ -32,8 +32,8 @@ def plan_for(peaks: Peaks, budget: int | float, compilations: int) -> Plan:
     """
     problem = peaks.problem
     search = Search(problem.options, peaks, compilations)
-    limit = budget if isinstance(budget, int) else _bytes_of(budget, search, problem.baseline)
-    found = search.cheapest_fitting(limit) or before_refusal(search, limit, problem.baseline)
+    limit = bytes_of(budget, search, problem.baseline)
+    found = fitting_option(search, limit, problem.baseline)
     if found is None:
         least = min(search.compiled or search.options, key=search.expected)
         plan = plan_of(search, peaks, least, limit)
@@ -42,27 +42,42 @@ def plan_for(peaks: Peaks, budget: int | float, compilations: int) -> Plan:
     return plan_of(search, peaks, found, limit)
 
 
-def _bytes_of(fraction: float, search: Search, baseline: Option) -> int:
-    """The bytes of a fraction; both ends are compiled, and some more are left for between."""
+def bytes_of(budget: int | float, search: Search, baseline: Option) -> int:
+    """Return a budget in bytes.
+
+    Both ends of a fraction are compiled, and some compilations are left for options in between.
+
+    Args:
+        budget: Bytes, or a fraction between the least peak and that of the baseline.
+        search: The search for this budget.
+        baseline: The option that recomputes nothing.
+    """
+    if isinstance(budget, int):
+        return budget
     if not search.compilations:
-        ends = sorted((search.expected(search.least()), search.predicted(baseline)))
+        ends = sorted((search.predicted(search.least()), search.predicted(baseline)))
     else:
+        most = SETTINGS.leanest_compiled
+        if budget == 0:
+            most = max(search.compilations - 1, 1)
         search.compile(baseline)
-        most = search.compilations - 1 if fraction == 0 else SETTINGS.leanest_compiled
-        least = search.least(most=most)
-        ends = sorted((search.compile(least), search.compile(baseline)))
+        ends = sorted((search.compile(search.least(most=most)), search.compile(baseline)))
         between = len(search.compiled) + SETTINGS.compiled_between
         search.compilations = max(search.compilations, between)
-    return int(ends[0] + fraction * (ends[1] - ends[0]))
+    return int(ends[0] + budget * (ends[1] - ends[0]))
 
 
-def before_refusal(search: Search, budget: int, baseline: Option) -> Option | None:
-    """Return an option that fits after all: of a few that may be the leanest, or the baseline."""
-    if not search.compilations:
-        return None
-    search.least(budget, most=SETTINGS.compiled_before_refusal)
-    if min(search.compiled.values()) > budget:
-        search.compile(baseline)
+def fitting_option(search: Search, budget: int, baseline: Option) -> Option | None:
+    """Return the cheapest option that the search finds within a budget.
+
+    Before it gives up it compiles the baseline, of which XLA may recompute much of its own accord,
+    and a few that may be the leanest.
+    """
+    found = search.cheapest_fitting(budget)
+    if found is not None or not search.compilations:
+        return found
+    if search.compile(baseline) > budget:
+        search.least(budget, most=SETTINGS.compiled_before_refusal)
     return search.best(budget)
 
 

@@ -108,8 +108,8 @@ class Peaks:
             return compiled_cost(lowered, problem.platform, given, problem.is_split)
         except jax.errors.JaxRuntimeError as error:
             error.add_note(
-                f"jrc: the compiler raised this for `{problem.name}` under "
-                f"{problem.title(option)}. Another budget or batch leads to other programs."
+                f"jrc: the compiler raised this for `{problem.name}`, candidate "
+                f"{problem.title(option)!r}. Another budget or batch leads to other programs."
             )
             raise
 

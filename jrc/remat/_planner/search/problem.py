@@ -79,7 +79,7 @@ class Problem:
         gradient: Its gradient program in the form that is to fit.
         front: The solver's options, the leanest first.
         baseline: The option that recomputes nothing.
-        manual: What a person would write by hand, the leanest first.
+        manual: Manual plans, the leanest first.
         given: Bytes of arguments on one device.
         returned: Bytes of results: the function's and the gradients, which lie as arguments do.
         flops: FLOPs of the baseline's gradient program.
@@ -141,14 +141,16 @@ class Problem:
         if traced.regions:
             manual.append(as_written_option(traced.written, at, baseline_flops))
         left_to_jax = baseline_bytes(found.graph, found.options, residuals.bytes)
+        # An option that recomputes nothing is the baseline, and shows what it needs at most.
+        whole = min([left_to_jax, *(each.peak for each in found.front if not _recomputes(each))])
         return cls(
             request=request,
             function=function,
             gradient=GradientAlone(function, arguments, request.has_aux)
             if request.program is None
             else GradientInside(function, request.program),
-            front=tuple(found.front),
-            baseline=Option(left_to_jax, residuals.bytes, 0, Baseline(), BASELINE),
+            front=tuple(filter(_recomputes, found.front)),
+            baseline=Option(whole, residuals.bytes, 0, Baseline(), BASELINE),
             manual=tuple(sorted(manual, key=lambda each: (each.peak, each.cost))),
             # XLA counts closed-over arrays as constants of the program, and not as its arguments.
             given=sum(sizes[v] for v in program.jaxpr.invars[traced.closed :]),
@@ -193,8 +195,8 @@ class Problem:
     def predicted_peaks(self, options: Sequence[Option]) -> list[int | None]:
         """Return the peaks that the gradient programs of these options are predicted to have.
 
-        They are traced, and their values followed as the platform's compiler would write them;
-        `None` where the solver's own model is as good: on a CPU.
+        They are traced; the prediction is that of the lifetimes of what the platform's compiler
+        would write. `None` where the solver's own model is as good: on a CPU.
         """
         if not self.compiler.traces_gradients:
             return [None] * len(options)
@@ -221,7 +223,6 @@ def _options(
     graph, options, front = pareto_front(
         program, perturbed, program.jaxpr.outvars[:1], compiler=compiler, link=link, results=results
     )
-    front = [each for each in worthwhile(front, 3 * graph.cost) if each.cost or each.saved]
     front = spread_options(front, 3 * graph.cost, SETTINGS.options)
     on_device = {k: [each for each in some if not each.host] for k, some in options.items()}
     manual = manual_options(program, graph, on_device)
@@ -232,16 +233,9 @@ def _options(
     return _Found(graph, options, front, manual)
 
 
-def worthwhile(front: Sequence[Option], base: int) -> list[Option]:
-    """Return the options that are worth their price; the leanest stays.
-
-    Dropped are those that pay more than `highest_price` for what they gain in bytes.
-
-    Args:
-        front: The front, the leanest first.
-        base: The cost of the gradient, which a price is a share of.
-    """
-    return list(front)
+def _recomputes(option: Option) -> bool:
+    """Whether an option recomputes anything, or moves it to the host."""
+    return option.stages.recomputes or bool(option.host)
 
 
 def _widest(program: Program, graph: CostGraph) -> str:

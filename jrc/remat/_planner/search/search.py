@@ -23,6 +23,7 @@ from typing import Protocol, runtime_checkable
 from jrc.remat._planner.plan.decision import Baseline
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver.manual import LAST_TOO
 from jrc.remat._planner.solver.option import Option
 
 
@@ -69,7 +70,7 @@ class Search:
         # Of equal cost the baseline comes first: then nothing need be recomputed.
         self.options = sorted(
             options,
-            key=lambda each: (each.cost, not isinstance(each.decision, Baseline), each.peak),
+            key=lambda each: (each.cost, not _is_baseline(each), each.peak),
         )
         self.compiled: dict[Option, int] = {}
         self.before: dict[Option, int] = {}
@@ -77,33 +78,44 @@ class Search:
         self._else = 0  # bytes that the larger program needs besides
 
     def cheapest_fitting(self, budget: int) -> Option | None:
-        """Return the cheapest option that fits, of those that the search looks at."""
+        """Return the cheapest option that fits, of those that the search looks at.
+
+        An option that needs more than the budget shows that predictions are too low there: the next
+        one of its family is to be expected below it by as much.
+        """
         if not self.compilations:
-            return self._expected_to_fit(self.options, budget)
+            return self._expected_to_fit(self.options, budget, {})
+        shares: dict[str, float] = {}
         while len(self.compiled) < self.compilations:
             best = self.best(budget)
             left = [each for each in self._not_compiled() if best is None or each.cost < best.cost]
-            chosen = self._expected_to_fit(left, budget)
+            chosen = self._expected_to_fit(left, budget, shares)
             if chosen is None:
-                chosen = self._leanest(left) if best is None else self._worth_a_try(left, budget)
+                chosen = self._leanest(left) if best is None else self._halfway(left, budget, best)
             if chosen is None:
                 break
-            self.compile(chosen)
+            peak, family = self.compile(chosen), family_of(chosen)
+            shares[family] = min(1.0, shares.get(family, 1.0) * budget / peak)
+            if peak <= budget:
+                shares.clear()
         return self.best(budget)
 
     def least(self, enough: float = 0, most: int = 1) -> Option:
         """Return the option of the least peak, of those that may be the leanest.
+
+        Models err alike within a family of options: the solver's own, policies, regions but for
+        the last, all regions. Of each one is looked at before a second one of any.
 
         Args:
             enough: Bytes; no further option is compiled once one needs at most this.
             most: How many options may be compiled.
         """
         if not self.compilations:
-            return self._leanest(self.options) or self.options[0]
+            return min(self.options, key=self.predicted)
         for _ in range(most):
-            chosen = self._leanest(self._not_compiled())
             least = min(self.compiled.values(), default=math.inf)
-            if chosen is None or least <= enough or self.expected(chosen) >= least:
+            chosen = self._lean_candidate(least)
+            if chosen is None or least <= enough:
                 break
             self.compile(chosen)
         return min(self.compiled, key=lambda each: self.compiled[each])
@@ -118,8 +130,9 @@ class Search:
         if option not in self.compiled:
             self.before[option] = self.predicted(option)
             self.compiled[option] = self.peaks.compiled(option).peak
-            if self.peaks.is_inside and len(self.compiled) == 1:
-                self._else = self.compiled[option] - self.before[option]
+            others = [each for each in self.compiled if not _is_baseline(each)]
+            if self.peaks.is_inside and (not others or others == [option]):
+                self._else += self.compiled[option] - self.before[option]
         return self.compiled[option]
 
     def predicted(self, option: Option) -> int:
@@ -130,57 +143,110 @@ class Search:
     def expected(self, option: Option) -> int:
         """Return the peak of an option in bytes, in the light of what this search knows.
 
-        A prediction is corrected by the error of the compiled option whose prediction is nearest;
-        what the solver's model says, where nothing better is known, by that of the nearest
-        predicted one.
+        A prediction is corrected by the error of the compiled option whose prediction is nearest,
+        and rather of one of its own family. What the solver's model says, where nothing better is
+        known, is corrected by that of the nearest predicted one.
         """
         if option in self.compiled:
             return self.compiled[option]
-        peak: float = self._predicted.get(option, 0)
+        modelled, predicted = self.peaks.modelled, self._predicted
+        peak: float = predicted.get(option, 0)
         if not peak:
-            known = {self.peaks.modelled(each): x for each, x in self._predicted.items()}
-            peak = self._corrected(self.peaks.modelled(option), known)
-        known = {self._predicted[k]: x - self._else for k, x in self.compiled.items()}
-        return int(self._corrected(peak, known)) + self._else
+            known = [(each, modelled(each), x) for each, x in predicted.items()]
+            peak = self._corrected(option, modelled(option), known)
+        compiled = ((each, x - self._else) for each, x in self.compiled.items())
+        # XLA recomputes of its own accord in the baseline: its error is one of its own.
+        known = [(each, predicted[each], x) for each, x in compiled if not _is_baseline(each)]
+        return int(self._corrected(option, peak, known)) + self._else
 
-    def _corrected(self, peak: float, known: Mapping[int, int]) -> float:
-        """A peak times the error of the nearest one of which more is known."""
+    def _corrected(
+        self, option: Option, peak: float, known: Sequence[tuple[Option, int, int]]
+    ) -> float:
+        """A peak times the error of the nearest known one.
+
+        Args:
+            option: The option.
+            peak: Its peak.
+            known: Options with their peaks by the same model, and as they are known.
+        """
+
+        def distance(entry: tuple[Option, int, int]) -> float:
+            apart = _distance(family_of(entry[0]), family_of(option))
+            return abs(math.log(self._beside(entry[1]) / self._beside(peak))) + apart
+
         if not known:
             return peak
-        nearest = min(known, key=lambda x: abs(math.log(self._beside(x) / self._beside(peak))))
-        error = self._beside(known[nearest]) / self._beside(nearest)
+        _, model, better = min(known, key=distance)
+        error = self._beside(better) / self._beside(model)
         return self.peaks.own + max(peak - self.peaks.own, 0) * error
 
     def _beside(self, peak: float) -> float:
         """The temporaries of a peak."""
         return max(peak - self.peaks.own, 1.0)
 
-    def _expected_to_fit(self, options: Sequence[Option], budget: int) -> Option | None:
-        """The cheapest of these that is predicted to fit, by a prediction of its own."""
+    def _expected_to_fit(
+        self, options: Sequence[Option], budget: int, shares: Mapping[str, float]
+    ) -> Option | None:
+        """The cheapest of these that is predicted to fit, by a prediction of its own.
+
+        Args:
+            options: The options, the cheapest first.
+            budget: Bytes.
+            shares: What share of the budget is left to the options of a family; all, if not given.
+        """
         while True:
-            fitting = [each for each in options if self.expected(each) <= budget]
+            fitting = [
+                each
+                for each in options
+                if self.expected(each) <= budget * shares.get(family_of(each), 1.0)
+            ]
             if not fitting or not self._predict(fitting):
                 return fitting[0] if fitting else None
 
+    def _lean_candidate(self, least: float) -> Option | None:
+        """The option to compile next, to find one that needs less than this.
+
+        Behind the first of each family, one that is unlike those that are compiled.
+        """
+        known = {family_of(each) for each in self.compiled if not _is_baseline(each)}
+        left = self._not_compiled()
+        others = [each for each in left if family_of(each) not in known]
+        unlike = [each for each in left if not any(self._are_alike(each, k) for k in self.compiled)]
+        for some, margin in (
+            (others, SETTINGS.lean_margin),
+            (left, SETTINGS.worthwhile_gain),
+            (unlike, SETTINGS.unlike_margin),
+        ):
+            chosen = self._leanest(some)
+            if chosen is not None and self.expected(chosen) < margin * least:
+                return chosen
+        return None
+
+    def _are_alike(self, one: Option, other: Option) -> bool:
+        """Whether two options are of one family and of nearly equal peaks, by the solver."""
+        peaks = [max(each.peak, 1) for each in (one, other)]
+        is_near = max(peaks) <= SETTINGS.nearly_equal * min(peaks)
+        return is_near and family_of(one) == family_of(other)
+
     def _leanest(self, options: Sequence[Option]) -> Option | None:
-        """The option of least peak, by a prediction of its own."""
+        """The option of least peak, by a prediction of its own; of nearly equal ones the cheapest.
+
+        Predictions tell no small difference, and what costs more is cut into more parts.
+        """
         while options:
-            leanest = sorted(options, key=self.expected)
+            limit = SETTINGS.nearly_equal * min(map(self.expected, options))
+            leanest = [each for each in options if self.expected(each) <= limit]
             if not self._predict(leanest):
                 return leanest[0]
         return None
 
-    def _worth_a_try(self, options: Sequence[Option], budget: int) -> Option | None:
-        """The one most likely to fit, if that is likely, or would save much."""
-        return min(
-            (
-                each
-                for each in options
-                if self.expected(each) <= SETTINGS.tried_above_budget * budget
-            ),
-            key=self.expected,
-            default=None,
-        )
+    def _halfway(self, options: Sequence[Option], budget: int, best: Option) -> Option | None:
+        """Of cheaper options that may fit, that which is halfway in cost to one that does not."""
+        failed = [each.cost for each in self.compiled if each.cost < best.cost]
+        middle = (best.cost + max(failed, default=0)) / 2
+        limit = SETTINGS.tried_above_budget * budget
+        likely = [each for each in options if self.expected(each) <= limit]
+        return min(likely, key=lambda each: abs(each.cost - middle), default=None)
 
     def _predict(self, options: Sequence[Option]) -> bool:
         """Predict the first of these, with some behind it, unless it is; return whether it was."""
@@ -194,3 +260,29 @@ class Search:
 
     def _not_compiled(self) -> list[Option]:
         return [each for each in self.options if each not in self.compiled]
+
+
+def family_of(option: Option) -> str:
+    """Return the family of an option, within which models of peaks err alike.
+
+    Families with the same first word are closer to each other than others.
+    """
+    if _is_baseline(option):
+        return "baseline"
+    if not option.name:
+        return "solver"
+    if "region" not in option.name:
+        return "policy"
+    return f"regions{LAST_TOO}" if LAST_TOO in option.name else "regions"
+
+
+def _is_baseline(option: Option) -> bool:
+    return isinstance(option.decision, Baseline)
+
+
+def _distance(one: str, other: str) -> float:
+    """How far the error of a family is from that of another, as the logarithm of a factor."""
+    if one == other:
+        return 0.0
+    is_near = one.partition(",")[0] == other.partition(",")[0]
+    return SETTINGS.near_family if is_near else SETTINGS.other_family

@@ -34,11 +34,9 @@ def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs
             stages.append(constructs[graph.nodes[part[0]].position])
             continue
         positions = _positions(graph, part)
-        again = tuple(sorted(graph.nodes[k].position for k in part if recomputed[k]))
-        if again:
+        if positions:
+            again = tuple(sorted(graph.nodes[k].position for k in part if recomputed[k]))
             stages.append(Region(positions, _saved(graph, part, values), again))
-        elif positions:
-            stages.append(LeftToJax(positions))
     return Stages(tuple(stages))
 
 
@@ -62,6 +60,7 @@ def decision_of_regions(
         by_name: Whether a part saves its values by name; else only its inputs are saved.
     """
     _, recomputed = recomputation(graph, values, constructs)
+    values &= _read_late(graph, recomputed)
     inside = {k for each in regions for k in each}
     alone = {
         k
@@ -118,6 +117,15 @@ def recomputation(
             if (recomputed[k] or v in node.derivative_reads) and v not in values:
                 last_reader.setdefault(v, k)
     return last_reader, recomputed
+
+
+def _read_late(graph: CostGraph, recomputed: Sequence[bool]) -> frozenset[int]:
+    """The variables that a derivative reads, or an equation that runs again."""
+    late = (
+        node.derivative_reads.union(node.reads if recomputed[k] else ())
+        for k, node in enumerate(graph.nodes)
+    )
+    return frozenset(v for values in late for v in values)
 
 
 def _from_inputs(graph: CostGraph, part: Sequence[int]) -> list[int]:

@@ -2,15 +2,15 @@
 
 Two kinds of them: a policy of `jax.checkpoint` that saves products or marked values, and the
 program cut into regions, each under a `jax.checkpoint`. Cuts are where few bytes cross from the
-equations in front to those behind: the local minima, at a few scales.
+equations in front to those behind, at a few scales.
 """
 
 import bisect
+import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import numpy as np
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from jrc._jaxpr import Program, primitive_name
 from jrc.remat._planner.costs.cost_graph import CostGraph
@@ -29,13 +29,16 @@ from jrc.remat._planner.solver.save_sets import (
 )
 from jrc.remat._planner.solver.solver import solve
 
+LAST_TOO = ", the last too"
+"""Follows the name of regions of which none is left to JAX."""
+
 Options = Mapping[int, Sequence[Option]]
 Regions = tuple[range, ...]
 """Parts of a program, as ranges of the nodes of its graph."""
 
 
 def manual_options(program: Program, graph: CostGraph, options: Options) -> list[Option]:
-    """Return the manual plans of a program; of equal ones the first.
+    """Return the manual plans of a program; of those of equal peak and nearly equal cost the first.
 
     Args:
         program: The program.
@@ -43,46 +46,76 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
         options: By position, the options of constructs outside of all regions.
     """
     found = [*_by_policy(program, graph, options), *_inside_constructs(program, graph, options)]
-    for name, regions in _all_regions(program, graph).items():
-        found += _under_checkpoints(program, graph, name, regions, options)
-    return list({each.decision: each for each in reversed(found)}.values())[::-1]
+    for name, regions in _all_regions(program, graph):
+        found += _under_checkpoints(program, graph, name, regions)
+    bare, chunked = (_named(options, what) for what in (NOTHING_SAVED, IN_CHUNKS))
+    apart = [k for k, node in enumerate(graph.nodes) if node.position in bare]
+    for name, regions in _all_regions(program, graph, apart) if bare else ():
+        name = f"{name}, and every {_what(program, bare)}"
+        found += _option(graph, name, regions, constructs=bare)
+        if chunked:
+            found += _option(graph, f"{name}, in chunks", regions, constructs=bare | chunked)
+    distinct: dict[tuple[int, int], Option] = {}
+    for each in found:
+        cost = round(each.cost / (SETTINGS.equal_cost * graph.cost))
+        distinct.setdefault((each.peak, cost), each)
+    return list(distinct.values())
 
 
-def crossing_bytes(graph: CostGraph) -> list[int]:
-    """Return, for each place between two nodes, the bytes of the values that cross it."""
-    last = {v: k for k, node in enumerate(graph.nodes) for v in node.reads}
-    change = [0] * (len(graph.nodes) + 2)
-    for k, node in enumerate(graph.nodes):
-        for v in (v for v in node.makes if v in last):
-            change[k + 1] += graph.sizes[v]
-            change[last[v] + 1] -= graph.sizes[v]
-    return list(itertools.accumulate(change))[:-1]
+def cuts(graph: CostGraph, ratio: int, apart: Collection[int] = ()) -> list[int]:
+    """Return places to cut a program, such that each region makes so many times what it saves.
 
-
-def cuts(graph: CostGraph, regions: int) -> list[int]:
-    """Return the places where fewest bytes cross, at the scale of about so many regions.
-
-    Each is the minimum of all places within half a region, by the bytes that the equations make. Of
-    equal ones it is the last: a block ends with what its layer returns.
+    From the last cut on, the next one is where few bytes are made in front of it and read behind:
+    the least of all places from the first one on at which the region has made `ratio` times as
+    much, and up to half as much again. Of equal ones it is behind a value that several equations
+    read, as what a layer with a residual connection returns; else the first.
 
     Args:
         graph: The cost graph.
-        regions: A share of the bytes: one over this.
+        ratio: Bytes that a region makes over those of them that are read behind it, at least.
+        apart: Nodes that are in no region.
     """
-    crossing = np.array(crossing_bytes(graph))
-    made = (
-        sum(graph.sizes[v] for v in node.makes if not graph.is_fused(v)) for node in graph.nodes
-    )
-    at = list(itertools.accumulate(made, initial=0))
-    reach = at[-1] / regions / 2
+    last = {v: k for k, node in enumerate(graph.nodes) for v in node.reads}
+    readers = collections.Counter(v for node in graph.nodes for v in node.reads)
     found: list[int] = []
-    for k in sorted(range(1, len(graph.nodes)), key=lambda k: (crossing[k], -k)):
-        near = slice(bisect.bisect_left(at, at[k] - reach), bisect.bisect_right(at, at[k] + reach))
-        i = bisect.bisect(found, k)
-        is_apart = all(abs(at[other] - at[k]) > reach for other in found[max(i - 1, 0) : i + 1])
-        if is_apart and crossing[k] <= crossing[near].min():
-            found.insert(i, k)
+    start = 0
+    while start < len(graph.nodes):
+        cut, start = _next_cut(graph, ratio, start, apart, last, readers)
+        found += [] if cut is None else [cut]
     return found
+
+
+def _next_cut(
+    graph: CostGraph,
+    ratio: int,
+    start: int,
+    apart: Collection[int],
+    last: Mapping[int, int],
+    readers: Mapping[int, int],
+) -> tuple[int | None, int]:
+    """The next cut behind a place, if there is one, and where to look for the one behind it."""
+    made = saved = 0
+    ends: collections.Counter[int] = collections.Counter()
+    best: tuple[int, bool, int] | None = None
+    limit = math.inf
+    for k in range(start, len(graph.nodes)):
+        node = graph.nodes[k]
+        if k in apart:
+            return None, k + 1
+        made += sum(graph.sizes[v] for v in node.makes if not graph.is_fused(v))
+        for v in node.makes:
+            if last.get(v, -1) > k:
+                saved += graph.sizes[v]
+                ends[last[v]] += graph.sizes[v]
+        saved -= ends[k]
+        if best is None and 0 < ratio * saved <= made:
+            limit = 1.5 * made
+        if limit < math.inf and saved and k + 1 < len(graph.nodes):
+            rank = saved, max((readers[v] for v in node.makes), default=0) < 2, k + 1
+            best = rank if best is None else min(best, rank)
+        if best is not None and made > limit:
+            return best[-1], best[-1]
+    return None, len(graph.nodes)
 
 
 def _by_policy(program: Program, graph: CostGraph, options: Options) -> Iterator[Option]:
@@ -94,28 +127,36 @@ def _by_policy(program: Program, graph: CostGraph, options: Options) -> Iterator
             yield dataclasses.replace(option, name=name)
 
 
-def _all_regions(program: Program, graph: CostGraph) -> dict[str, Regions]:
-    """The ways to cut a program into regions, by name; the last region is recomputed or not."""
+def _all_regions(
+    program: Program, graph: CostGraph, apart: Sequence[int] = ()
+) -> list[tuple[str, Regions]]:
+    """The ways to cut a program into regions, with a name; the last one is recomputed or not.
+
+    Args:
+        program: The program.
+        graph: Its cost graph.
+        apart: Nodes that are in no region.
+    """
     count = len(graph.nodes)
     found: dict[Regions, str] = {}
     marks = [k for k in _behind_marks(program, graph) if k < count]
-    scales = [cuts(graph, regions) for regions in SETTINGS.cut_regions]
-    for name, places in (("marks", marks), *(("", scale) for scale in scales)):
-        regions = tuple(itertools.starmap(range, itertools.pairwise([0, *places, count])))
-        title = "regions between marks" if name else f"{len(places)} regions"
-        if len(regions) > 1:
-            found.setdefault(regions[:-1], f"{title} recomputed")
-            found.setdefault(regions, f"{title} recomputed, the last too")
-    return {name: regions for regions, name in found.items()}
+    scales = [cuts(graph, ratio, apart) for ratio in SETTINGS.cut_ratios]
+    for title, places in (("regions between marks", marks), *(("", scale) for scale in scales)):
+        whole = itertools.starmap(range, itertools.pairwise([0, *places, count]))
+        regions = tuple(part for region in whole for part in _apart_from(region, apart))
+        name = title or (f"{len(places)} regions" if len(places) > 1 else "1 region")
+        if len(regions) > 1 and places:
+            found.setdefault(regions[:-1], f"{name} recomputed")
+            found.setdefault(regions, f"{name} recomputed{LAST_TOO}")
+    return [(name, regions) for regions, name in found.items()]
 
 
 def _under_checkpoints(
-    program: Program, graph: CostGraph, name: str, regions: Regions, options: Options
+    program: Program, graph: CostGraph, name: str, regions: Regions
 ) -> Iterator[Option]:
-    """A `jax.checkpoint` around each region: bare, with products saved, with constructs beside.
+    """A `jax.checkpoint` around each region: bare, and with products saved.
 
-    Constructs stand in the regions, and are recomputed with them; or between them, where their
-    bodies are recomputed step by step.
+    Constructs stand in the regions, and are recomputed with them.
     """
     yield from _option(graph, name, regions)
     inside = {v for region in regions for k in region for v in graph.nodes[k].makes}
@@ -124,14 +165,6 @@ def _under_checkpoints(
     for what, values in distinct(products).items():
         if values:
             yield from _option(graph, f"{name}, {what} saved", regions, values)
-    bare, chunked = (_named(options, what) for what in (NOTHING_SAVED, IN_CHUNKS))
-    if bare:
-        places = [k for k, node in enumerate(graph.nodes) if node.position in bare]
-        apart = tuple(part for region in regions for part in _apart_from(region, places))
-        name = f"{name}, and every {_what(program, bare)}"
-        yield from _option(graph, name, apart, constructs=bare)
-        if chunked:
-            yield from _option(graph, f"{name}, in chunks", apart, constructs=bare | chunked)
 
 
 def _option(
@@ -203,7 +236,7 @@ def _named(options: Options, name: str) -> dict[int, Option]:
 
 
 def _what(program: Program, positions: Iterable[int]) -> str:
-    """What a person calls the bodies of these constructs: `step`, `branch`."""
+    """What the bodies of these constructs are called: `step`, `branch`."""
     names = {primitive_name(program.eqns[program.steps[k]]) for k in positions}
     return "branch" if names == {"cond"} else "step"
 

@@ -26,7 +26,7 @@ class Option:
         saved: Bytes among them that are saved after the forward pass.
         cost: How much longer it takes than the baseline, in the unit of the cost graph (FLOPs).
         decision: What is saved and recomputed: of a program, or of a construct as a stage of one.
-        name: What it is called where a person would write it by hand: the values that it saves.
+        name: What a manual plan is called; of a construct's, what it saves.
         host: Bytes that are saved in the host's memory.
         waits: How much of the cost is waiting for copies to and from there.
     """

@@ -15,6 +15,17 @@ holds labels, ways to get there, of which those remain that no other dominates (
 where `saved` are the bytes of the equation's results that are saved, `recomputed` those that lie in
 memory once recomputed, `inner` the residuals inside of it. In a loop of n steps the other n - 1
 steps have saved as much, so that `saved` counts n times.
+
+The front is exact for one order of the equations and one recomputation of each value, as long as
+nothing is thinned. It is not where a program has more than `decide_every_value` values (only some
+of them may be saved, and tiny ones are), where one equation reads more than `decided_apart`
+undecided values, and where more than `labels` labels or `states` states remain.
+
+Source: the dynamic programme of Kusumoto et al., "A Graph Theoretic Framework of Recomputation
+Algorithms for Memory-Efficient Backpropagation", arXiv 1905.11722, section 4. What differs: it goes
+over the prefixes of one order, and not over all lower sets of the graph; any subset of the values
+that cross from one region to the next is saved, and not all of them; peaks are exact in the
+max-plus form above, and the result is the whole front, and not one budget.
 """
 
 import dataclasses

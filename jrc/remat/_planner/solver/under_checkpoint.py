@@ -1,4 +1,4 @@
-"""A program, or parts of one, under `jax.checkpoint`: the option that a person writes by hand."""
+"""A program, or parts of one, under `jax.checkpoint`: a manual option."""
 
 import dataclasses
 
