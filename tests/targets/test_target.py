@@ -5,6 +5,9 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
+import subprocess
+import sys
+import threading
 
 import flax.nnx as nnx
 import jax
@@ -217,6 +220,21 @@ def test_the_log_of_a_compiler_is_dropped_and_nothing_else(capfd):
         compile_only.os.write(2, LOG)
     compile_only.os.write(2, LOG)
     assert capfd.readouterr().err == "mine\n" + LOG.decode()
+
+
+def test_a_process_that_goes_on_is_not_waited_for(capfd):
+    code = "import select, sys; select.select([0], [], [], 20); sys.stderr.write('the process\\n')"
+    with quiet_compiler():
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+        compile_only.os.write(2, b"mine\n")
+    assert process.poll() is None
+    assert capfd.readouterr().err == "mine\n"
+    process.communicate()
+    for thread in threading.enumerate():
+        if thread.name == "jrc: stderr":
+            thread.join()
+    assert process.returncode == 0
+    assert capfd.readouterr().err == "the process\n"
 
 
 def test_the_command_line_lists_targets(capsys):
