@@ -1,5 +1,6 @@
 """Plans are values: they compare, print, travel, and are refused where they do not belong."""
 
+import contextlib
 import functools
 import json
 import re
@@ -10,6 +11,7 @@ import pytest
 
 import jrc
 from tests.processes import run_python
+from tests.remat.edited_json import edited_texts
 from tests.remat.measure import (
     bit_equal,
 )
@@ -86,6 +88,12 @@ def of_stages(stages, **more):
     return json.dumps(data | {"decision": {"stages": stages, **more}})
 
 
+def of_candidate(**changes):
+    data = json.loads(guess("layers tanh").to_json())
+    data["candidates"][0].update(changes)
+    return json.dumps(data)
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -151,6 +159,11 @@ def of_stages(stages, **more):
         ),
         (lambda: edited("layers tanh", verified={"peak_bytes": 1}), "verified.flops is missing"),
         (lambda: edited("layers tanh", format=1), "format 1"),
+        (lambda: edited("layers tanh", by_name={}), "by_name.names is missing"),
+        (lambda: of_candidate(sent_bytes="1"), "candidates[0].sent_bytes is '1', not a whole"),
+        (lambda: of_candidate(sent_bytes=-1), "candidates[0].sent_bytes is -1, not a whole"),
+        (lambda: of_candidate(is_chosen="yes"), "candidates[0].is_chosen is 'yes', not true or"),
+        (lambda: of_candidate(predicted=None), "candidates[0].predicted is None, not an object"),
         (lambda: "[]", "list, not an object"),
     ],
 )
@@ -159,6 +172,13 @@ def test_a_plan_that_was_edited(text, said):
         jrc.Plan.from_json(text())
     assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 5, ")
     assert str(info.value).endswith(". Plan again with jrc.plan.")
+
+
+def test_what_is_read_of_an_edited_text_is_printed():
+    for text in edited_texts(guess("layers tanh").to_json()):
+        with contextlib.suppress(ValueError):
+            read = jrc.Plan.from_json(text)
+            assert str(read) and read._repr_html_() and read.to_json() and hash(read)
 
 
 def edited_inside(edit):
