@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import types
 
 import flax.nnx as nnx
 import jax
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 import jrc
 from jrc import cli
 from jrc._targets import abstract_on, accelerator, compile_only, is_compile_only, target
+from jrc._targets.compilers import compiler_versions
 from jrc._targets.quiet import quiet_compiler, without_log
 from jrc.train import _abstract
 
@@ -199,6 +201,18 @@ def test_a_compiler_of_another_version_is_told(monkeypatch):
         _ = target("h100").devices
     text = str(caught.value)
     assert versions in text and text.endswith("pip install -U 'jrc[cuda13]'.")
+
+
+def test_all_compilers_have_versions(monkeypatch, tmp_path):
+    names = "jax", "jaxlib", "libtpu", "jax_cuda12_plugin", "jax-cuda12-pjrt", "jaxopt", "numpy"
+    some = [types.SimpleNamespace(name=each, version="1") for each in names]
+    library = tmp_path / "libtpu.so"
+    library.write_text("")
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: some)
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(library))
+    found = ["jax", "jaxlib", str(library), "jax-cuda12-pjrt", "jax-cuda12-plugin", "libtpu"]
+    assert list(compiler_versions()) == found
+    assert compiler_versions()["jax"] == jax.__version__
 
 
 def test_settings_of_the_user_stay(monkeypatch):
