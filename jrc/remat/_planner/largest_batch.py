@@ -14,7 +14,7 @@ from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._text import html_of, memory_text
 from jrc._validate import check_flag, whole_number
-from jrc.remat._gradient.arguments import arguments_of
+from jrc.remat._gradient.arguments import arguments_of, refuse_tracers
 from jrc.remat._planner.budget import checked_budget
 from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.make_plan import plan
@@ -99,8 +99,8 @@ def largest_batch(
         Both sizes and the plan for the larger one.
 
     Raises:
-        TypeError: If `make_args` or `fn` is no function, the budget no size in bytes, or what
-            they return not what it has to be.
+        TypeError: If `make_args` or `fn` is no function, the budget no size in bytes, what they
+            return not what it has to be, or an array is traced.
         ValueError: If the budget is no size, `multiple_of` below 1 or above `most`, the arguments
             do not grow with the batch, or `offload` is what `jrc.plan` does not take. What
             `make_args` raises goes on to the caller.
@@ -162,6 +162,7 @@ def largest_batch(
                 f"{who}: `{name_of(make_args)}` must return the arguments of fn as a tuple, got "
                 f"{type(args).__name__}. For one argument write `return (x,)`."
             )
+        refuse_tracers(args, who)
         return abstract_on(there, tuple(args), who) if there else tuple(args)
 
     placed = arguments(int(multiple_of)) if offload is not False and there is None else ()
@@ -199,6 +200,9 @@ def largest_batch(
     step, end = int(multiple_of), int(most // multiple_of * multiple_of)
     on_target = BatchOnTarget(problem_of, plain, limit, step, end, logged) if there else None
     with shown_meanwhile(f"{who}: tracing"), target_device_context(there):
+        # Of an array that `fn` closes over, a lowered program does not tell that it is traced.
+        first = arguments_of(fn, arguments(step), argnums, who, numbers=True)
+        refuse_tracers(first.traced(fn, has_aux).consts, who, closed_by=first.name)
         if on_target:
             without = on_target.plain()
             recomputed = on_target.recomputed(without)

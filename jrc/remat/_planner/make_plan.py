@@ -15,7 +15,7 @@ from jrc._multihost import all_or_none
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._validate import check_flag
-from jrc.remat._gradient.arguments import arguments_of
+from jrc.remat._gradient.arguments import arguments_of, refuse_tracers
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._planner.budget import BudgetError, checked_budget
 from jrc.remat._planner.costs.host_link import host_link
@@ -136,7 +136,8 @@ def plan(
 
     Raises:
         TypeError: If `fn` is no function, does not take the arguments, does not return a scalar
-            loss as `has_aux` says, or the budget is neither a number nor text.
+            loss as `has_aux` says, or the budget is neither a number nor text. If an array is
+            traced, as under `jax.jit`: an argument, or one that `fn` closes over.
         ValueError: If the budget is no size, `compilations` not from 1 to 10, there is nothing
             floating to be differentiated, or `offload` is asked for on a CPU, or where no rate is
             known.
@@ -227,6 +228,7 @@ class _Search:
         self.compilations, most = compilation_limits(asked, bool(there), offload is not False)
         self.most = most if verify else None
         check_cache(cache, who)
+        refuse_tracers(args, who)
         self.fn, self.args = fn, abstract_on(there, args, who) if there else args
         self.argnums, self.has_aux, self.verify = argnums, has_aux, verify
         self.cache = cache
@@ -279,6 +281,7 @@ class _Search:
         The latter has custom rules, policies, shardings and small constants.
         """
         traced = traced_for_plan(self.fn, self.args, {}, self.who, self.respects)
+        refuse_tracers(traced.inputs[: traced.closed], self.who, closed_by=name_of(self.fn))
         arguments = arguments_of(self.fn, self.args, self.argnums, self.who, numbers=True)
         gradient = fingerprint_of(arguments.lowered(self.fn, self.has_aux))
         return signature_of(traced, self.respects), gradient

@@ -11,7 +11,12 @@ from jrc._errors import named_like
 from jrc._jaxpr import Opened, Program, evaluate, flops, nbytes
 from jrc._tree import is_traced
 from jrc._validate import check_flag
-from jrc.remat._gradient.arguments import Arguments, arguments_of, call_checked
+from jrc.remat._gradient.arguments import (
+    Arguments,
+    arguments_of,
+    call_checked,
+    refuse_tracers,
+)
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
 from jrc.remat._gradient.residuals import residuals_and_gradient
@@ -110,7 +115,7 @@ class PlanningProblem:
         most: int | None = None,
         link: HostLink | None = None,
         split: bool | None = None,
-        inside: Callable[[Callable[[], Any]], Any] = lambda find: find(),
+        inside: Callable[[Callable[[], Any]], Any] | None = None,
     ) -> "PlanningProblem":
         """Trace a function, and find its candidates.
 
@@ -122,6 +127,8 @@ class PlanningProblem:
         arguments = arguments_of(fn, args, argnums, who, numbers=True)
         checked = _checked(fn, arguments, has_aux)
         traced = traced_for_plan(checked, args, {}, who, respect_checkpoints)
+        if inside is None:
+            refuse_tracers(traced.inputs[: traced.closed], who, closed_by=arguments.name)
         program = traced.program
         # What a function closes over comes first among the inputs of its program.
         at = [traced.closed + arguments.arrays.index(i) for i in arguments.perturbed]
@@ -167,7 +174,7 @@ class PlanningProblem:
             target=target,
             memory=memory,
             most=most,
-            inside=inside,
+            inside=inside or (lambda find: find()),
             is_split=split,
         )
         problem.follow(row.candidates[-1], gradient)
