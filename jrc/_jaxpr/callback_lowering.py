@@ -23,9 +23,10 @@ _CALL_OF_EACH_PART = "xla_ffi_partitioned_python_gpu_callback"
 
 @functools.cache
 def lower_callbacks_for_absent_gpus() -> None:
-    """From here on lower callbacks for CUDA without their functions, if no GPU is here to run them.
+    """From here on lower callbacks for GPUs that only compile without their functions.
 
-    Where JAX has a GPU its callbacks stay as they are, for the programs that run on it.
+    Programs for other devices are lowered, or refused, as without this. Where JAX has a GPU its
+    callbacks stay as they are, for the programs that run on it.
     """
     if not _may_have_a_gpu():
         for primitive in _primitives():
@@ -54,6 +55,9 @@ def _primitives() -> list[Primitive]:
 
 
 def _without_function(ctx: Any, *operands: Any, **params: Any) -> Any:
+    client = ctx.module_context.backend
+    if client is None or client.platform not in ("cuda", "gpu"):
+        ctx.module_context.get_backend()  # raises, as in JAX's own rule
     if ctx.tokens_in:  # of an ordered callback
         ctx.set_tokens_out(ctx.tokens_in)
     is_split = params.get("partitioned", False)

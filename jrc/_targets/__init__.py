@@ -8,5 +8,6 @@ from jrc._targets.accelerator import link_bandwidth_of as link_bandwidth_of
 from jrc._targets.accelerator import target as target
 from jrc._targets.accelerator import targets as targets
 from jrc._targets.compile_only import is_compile_only as is_compile_only
+from jrc._targets.compilers import compiler_versions as compiler_versions
 from jrc._targets.device_context import target_device_context as target_device_context
 from jrc._targets.quiet import quiet_compiler as quiet_compiler

@@ -18,6 +18,7 @@ import jax
 from jax.experimental import topologies
 
 from jrc._jaxpr import lower_callbacks_for_absent_gpus
+from jrc._targets.compilers import compiler_versions
 from jrc._targets.gpu_description import gpu_description
 from jrc._targets.names import ParsedName
 
@@ -65,10 +66,11 @@ def compile_only_devices(target: ParsedName, who: str) -> tuple[Any, ...]:
         with _LOADING:
             return _devices(target)
     except Exception as error:
+        installed = ", ".join(map(" ".join, compiler_versions().items()))
         raise RuntimeError(
             f"{who}: the compiler of {target.name!r} must start, got "
             f"{type(error).__name__}: {' '.join(str(error).split())[:300]}. Installed are "
-            f"{_versions(package)}: install versions that belong together, with "
+            f"{installed}: install versions that belong together, with "
             f"pip install -U 'jrc[{_extra_of(package)}]'."
         ) from error
 
@@ -133,15 +135,6 @@ def _package_of(platform: str) -> str | None:
 
 def _extra_of(package: str) -> str:
     return "tpu" if package == "libtpu" else package.split("-")[1]
-
-
-def _versions(package: str) -> str:
-    """Return the installed versions as text: `jax 0.12.0, jaxlib 0.12.0, libtpu 0.0.50`."""
-    found = []
-    for name in ("jax", "jaxlib", package):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return ", ".join(found)
 
 
 def _has_tpus() -> bool:

@@ -7,6 +7,7 @@ What they report there (no device to tune on, a program that is too large) is kn
 import contextlib
 import os
 import re
+import selectors
 import threading
 import warnings
 from collections.abc import Iterator
@@ -55,22 +56,44 @@ def _redirected() -> Iterator[None]:
     except OSError:  # the process has no standard error
         yield
         return
-    read, write = os.pipe()
-    reader = threading.Thread(target=_pass_on, args=(read, real), daemon=True)
+    (read, write), (is_over, end) = os.pipe(), os.pipe()
+    all_passed = threading.Event()
+    args = read, real, is_over, all_passed
+    reader = threading.Thread(target=_pass_on, args=args, name="jrc: stderr", daemon=True)
     os.dup2(write, _STDERR)
     os.close(write)
     reader.start()
     try:
         yield
     finally:
-        # The pipe's only other end: the reader comes to the end of what was written.
         os.dup2(real, _STDERR)
-        reader.join()
+        os.write(end, b"\0")
+        all_passed.wait()
+        os.close(is_over)
+        os.close(end)
+
+
+def _pass_on(read: int, real: int, is_over: int, all_passed: threading.Event) -> None:
+    """Pass on what comes through a pipe; set `all_passed` once the block is over and it is empty.
+
+    A process that the block started may still write to the pipe. That is passed on as it is, until
+    the last such process ends, and nothing waits for it.
+    """
+    try:
+        with selectors.DefaultSelector() as pipes:
+            pipes.register(read, selectors.EVENT_READ)
+            pipes.register(is_over, selectors.EVENT_READ)
+            while True:
+                ready = [key.fd for key, _ in pipes.select()]
+                if read in ready:
+                    if not (written := os.read(read, 1 << 16)):  # as much as a pipe can have
+                        break
+                    with contextlib.suppress(OSError):
+                        os.write(real, written if all_passed.is_set() else without_log(written))
+                if is_over in ready:
+                    pipes.unregister(is_over)
+                    all_passed.set()
+    finally:
+        all_passed.set()
         os.close(read)
         os.close(real)
-
-
-def _pass_on(read: int, real: int) -> None:
-    while written := os.read(read, 1 << 16):
-        with contextlib.suppress(OSError):
-            os.write(real, without_log(written))

@@ -58,6 +58,12 @@ def largest(budget="1MB", make_args=shapes, fn=loss, **options):
     return jrc.largest_batch(make_args, fn, budget, most=4, **options)
 
 
+def in_shard_map(call):
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    rows = jax.sharding.PartitionSpec("data")
+    return jax.shard_map(call, mesh=mesh, in_specs=rows, out_specs=rows)(X)
+
+
 scan = functools.partial(jrc.recompute_scan, body, jnp.float32(0), jnp.ones(8))
 planned = functools.partial(jrc.plan, loss, W, X, verify=False)
 Type, Value = TypeError, ValueError
@@ -195,6 +201,13 @@ ROWS = [
         "must return a floating scalar", "got float32[4, 4]", "pass the loss itself"),
     Row("jrc.explain", "a number for a switch", lambda: jrc.explain(loss, W, X, has_aux=1), Type,
         "has_aux must be True or False", "got 1", "Write has_aux=True"),
+    Row("jrc.explain", "a traced array",
+        lambda: jax.jit(lambda x: jrc.explain(loss, W, x))(X), Type,
+        "arguments must be arrays or shapes", "got a traced float32[2, 4]", "outside of jax.jit"),
+    Row("jrc.explain", "a function of a traced array",
+        lambda: jax.jit(lambda x: jrc.explain(lambda w: loss(w, x), W))(X), Type,
+        "what `<lambda>` closes over must be arrays", "got a traced float32[2, 4]",
+        "jax.ShapeDtypeStruct(...) as an argument"),
     Row("jrc.explain", "nothing floating", lambda: jrc.explain(loss, jnp.arange(4), X), Value,
         "an argument with a floating array", "arguments (0,)", "Pass argnums="),
     Row("jrc.Report.from_json", "no text", lambda: jrc.Report.from_json(None), Value,
@@ -250,6 +263,20 @@ ROWS = [
         "functools.partial(fn, key=...)"),
     Row("jrc.plan", "a text for a position", lambda: planned(budget=1, argnums="0"), Type,
         "must be a position or a tuple of them", "got '0'", "Write argnums=0"),
+    Row("jrc.plan", "a traced array",
+        lambda: jax.grad(lambda w: jrc.plan(loss, w, X, budget=1))(W), Type,
+        "arguments must be arrays or shapes", "got a traced float32[4, 4]", "outside of jax.jit"),
+    Row("jrc.plan", "a traced array on a target",
+        lambda: jax.jit(lambda w: jrc.plan(loss, w, X, budget=1, target="v5e"))(W), Type,
+        "arguments must be arrays or shapes", "got a traced float32[4, 4]", "outside of jax.jit"),
+    Row("jrc.plan", "a function of a traced array",
+        lambda: jax.vmap(lambda x: jrc.plan(lambda w: loss(w, x), W, budget=1))(X[None]), Type,
+        "what `<lambda>` closes over must be arrays", "got a traced float32[2, 4]",
+        "plan.apply(fn)"),
+    Row("jrc.plan", "a function of one device's part",
+        lambda: in_shard_map(lambda x: jrc.plan(lambda w: loss(w, x), W, budget=1, cache=".")),
+        Type, "what `<lambda>` closes over must be arrays", "got a traced float32[1, 4]",
+        "plan.apply(fn)"),
     Row("jrc.plan", "a budget too small", lambda: planned(budget=10), jrc.BudgetError,
         "is at least", "the budget is 10 B", "Raise the budget"),
     Row("jrc.Plan.apply", "no function", lambda: plan().apply(None), Type,
@@ -268,6 +295,13 @@ ROWS = [
     Row("jrc.largest_batch", "its functions swapped", lambda: largest(make_args=loss, fn=shapes),
         Type, "make_args must be a function of the batch alone", "got `loss(w, x",
         "jrc.largest_batch(lambda batch: (params, shapes(batch)), loss_fn"),
+    Row("jrc.largest_batch", "a traced array",
+        lambda: jax.jit(lambda w: largest(make_args=lambda batch: (w, shapes(batch)[1])))(W), Type,
+        "arguments must be arrays or shapes", "got a traced float32[4, 4]", "outside of jax.jit"),
+    Row("jrc.largest_batch", "a function of one device's part",
+        lambda: in_shard_map(lambda x: largest(fn=lambda w, y: loss(w, y) + jnp.sum(x))), Type,
+        "what `<lambda>` closes over must be arrays", "got a traced float32[1, 4]",
+        "plan.apply(fn)"),
     Row("jrc.largest_batch", "a fraction", lambda: largest(0.5), Type, "budget must be bytes",
         "got 0.5", "Write bytes: '16GiB'"),
     Row("jrc.largest_batch", "a zero", lambda: largest(multiple_of=0), Value,

@@ -101,3 +101,23 @@ def test_devices_of_a_target_start_no_backend():
         "jax.config.update('jax_num_cpu_devices', 3); print(len(jax.devices()))"
     )
     assert run_python(code, XLA_FLAGS="").split()[-1] == "3"
+
+
+@needs_cuda
+@pytest.mark.parametrize("call", ["jax.debug.print('{}', x)", "jax.pure_callback(np.sin, x, x)"])
+def test_lowering_for_a_gpu_from_devices_that_are_none_is_refused_as_ever(call):
+    code = f"""
+import jax, jax.numpy as jnp, jrc, numpy as np
+
+def refused():
+    traced = jax.jit(lambda x: {call}).trace(jax.ShapeDtypeStruct((4,), jnp.float32))
+    try:
+        traced.lower(lowering_platforms=("cuda",))
+    except Exception as error:
+        return repr(error)
+
+before = refused()
+jrc.target("h100").devices
+assert before and refused() == before, (before, refused())
+"""
+    run_python(code)

@@ -5,6 +5,10 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
+import subprocess
+import sys
+import threading
+import types
 
 import flax.nnx as nnx
 import jax
@@ -17,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 import jrc
 from jrc import cli
 from jrc._targets import abstract_on, accelerator, compile_only, is_compile_only, target
+from jrc._targets.compilers import compiler_versions
 from jrc._targets.quiet import quiet_compiler, without_log
 from jrc.train import _abstract
 
@@ -198,6 +203,18 @@ def test_a_compiler_of_another_version_is_told(monkeypatch):
     assert versions in text and text.endswith("pip install -U 'jrc[cuda13]'.")
 
 
+def test_all_compilers_have_versions(monkeypatch, tmp_path):
+    names = "jax", "jaxlib", "libtpu", "jax_cuda12_plugin", "jax-cuda12-pjrt", "jaxopt", "numpy"
+    some = [types.SimpleNamespace(name=each, version="1") for each in names]
+    library = tmp_path / "libtpu.so"
+    library.write_text("")
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: some)
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(library))
+    found = ["jax", "jaxlib", str(library), "jax-cuda12-pjrt", "jax-cuda12-plugin", "libtpu"]
+    assert list(compiler_versions()) == found
+    assert compiler_versions()["jax"] == jax.__version__
+
+
 def test_settings_of_the_user_stay(monkeypatch):
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "mine")
     with compile_only._environment({"TPU_ACCELERATOR_TYPE": "ours", "TPU_LOG_DIR": "disabled"}):
@@ -217,6 +234,21 @@ def test_the_log_of_a_compiler_is_dropped_and_nothing_else(capfd):
         compile_only.os.write(2, LOG)
     compile_only.os.write(2, LOG)
     assert capfd.readouterr().err == "mine\n" + LOG.decode()
+
+
+def test_a_process_that_goes_on_is_not_waited_for(capfd):
+    code = "import select, sys; select.select([0], [], [], 20); sys.stderr.write('the process\\n')"
+    with quiet_compiler():
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+        compile_only.os.write(2, b"mine\n")
+    assert process.poll() is None
+    assert capfd.readouterr().err == "mine\n"
+    process.communicate()
+    for thread in threading.enumerate():
+        if thread.name == "jrc: stderr":
+            thread.join()
+    assert process.returncode == 0
+    assert capfd.readouterr().err == "the process\n"
 
 
 def test_the_command_line_lists_targets(capsys):

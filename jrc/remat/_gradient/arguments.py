@@ -238,6 +238,28 @@ def call_checked(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: 
         ) from error
 
 
+def refuse_tracers(values: Any, who: str, closed_by: str = "") -> None:
+    """Raise if a value is traced: a gradient is looked at as a whole, outside of `jax.jit`.
+
+    Args:
+        values: A pytree.
+        who: The public function, for the error.
+        closed_by: The name of the function that closes over the values; else they are arguments.
+
+    Raises:
+        TypeError: If a leaf is a tracer.
+    """
+    what = f"what `{closed_by}` closes over" if closed_by else "arguments"
+    for leaf in jax.tree.leaves(values):
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(
+                f"{who}: {what} must be arrays or shapes, got a traced {leaf.dtype}"
+                f"{list(leaf.shape)}. Call {who} outside of jax.jit and other transforms, with "
+                "jax.ShapeDtypeStruct(...) as an argument in the place of each traced array; a "
+                "plan is used inside of them, as plan.apply(fn)."
+            )
+
+
 def is_input(leaf: Any) -> bool:
     """Return whether a leaf is an array of numbers or a shape, and no Python scalar."""
     return is_traced(leaf) or (isinstance(leaf, np.ndarray) and is_number(leaf))

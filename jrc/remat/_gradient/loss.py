@@ -18,7 +18,7 @@ import jax
 
 from jrc._jaxpr import INPUT, Program, evaluate, inner_programs, nbytes
 from jrc._jaxpr import trace as trace_program
-from jrc.remat._gradient.arguments import arguments_of, call_checked
+from jrc.remat._gradient.arguments import arguments_of, call_checked, refuse_tracers
 from jrc.remat._gradient.compiled_memory import bytes_on_device, compiled_to_look_at, device_of
 
 _MARK_SCOPE = "jrc_mark_"
@@ -158,6 +158,9 @@ def loss_of(
         argnums: The arguments that are differentiated: every floating leaf of them.
         has_aux: Whether it returns a pair (loss, aux).
         who: The public function, for errors.
+
+    Raises:
+        TypeError: If an array that the function closes over is traced.
     """
     arguments = arguments_of(fn, args, argnums, who)
     perturbed = arguments.of(arguments.perturbed)
@@ -172,6 +175,7 @@ def loss_of(
     rest = arguments.of(others)
     traced = trace_program(flat, (*perturbed, *rest), {})
     constants = traced.inputs[: len(traced.inputs) - len(order)]
+    refuse_tracers(constants, who, closed_by=arguments.name)
     return Loss(traced.program, constants, perturbed, rest, arguments.name)
 
 

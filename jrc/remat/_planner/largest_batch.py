@@ -89,8 +89,8 @@ def largest_batch(
         Both sizes and the plan for the larger one.
 
     Raises:
-        TypeError: If `make_args` or `fn` is no function, the budget no size in bytes, or what
-            they return not what it has to be.
+        TypeError: If `make_args` or `fn` is no function, the budget no size in bytes, what they
+            return not what it has to be, or an array is traced.
         ValueError: If the budget is no size, `multiple_of` below 1 or above `most`, the arguments
             do not grow with the batch, or `offload` is what `jrc.plan` does not take. What
             `make_args` raises goes on to the caller.
@@ -152,6 +152,7 @@ def largest_batch(
                 f"{who}: `{name_of(make_args)}` must return the arguments of fn as a tuple, got "
                 f"{type(args).__name__}. For one argument write `return (x,)`."
             )
+        refuse_tracers(args, who)
         return abstract_on(there, tuple(args), who) if there else tuple(args)
 
     placed = arguments(int(multiple_of)) if offload is not False and there is None else ()

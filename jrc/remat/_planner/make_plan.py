@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import name_of
 from jrc._multihost import all_or_none
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._validate import check_flag
-from jrc.remat._gradient.arguments import arguments_of
+from jrc.remat._gradient.arguments import arguments_of, refuse_tracers
 from jrc.remat._planner.budget import BudgetError, checked_budget, checked_compilations
 from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.plan.plan import Plan
@@ -122,7 +123,8 @@ def plan(
 
     Raises:
         TypeError: If `fn` is no function, does not take the arguments, does not return a scalar
-            loss as `has_aux` says, or the budget is neither a number nor text.
+            loss as `has_aux` says, or the budget is neither a number nor text. If an array is
+            traced, as under `jax.jit`: an argument, or one that `fn` closes over.
         ValueError: If the budget is no size, `compilations` not from 1 to 10, there is nothing
             floating to be differentiated, or `offload` is asked for on a CPU, or where no rate is
             known.
@@ -209,6 +211,7 @@ class _Planner:
         most = checked_compilations(compilations, _WHO, there is not None)
         self.compilations = most if verify else 0
         check_cache(cache, _WHO)
+        refuse_tracers(args, _WHO)
         self.cache = cache
         args = abstract_on(there, args, _WHO) if there else args
         link = host_link(offload, there, jax.tree.leaves(args), _WHO)
@@ -259,6 +262,7 @@ class _Planner:
         request = self.request
         respects = request.respect_checkpoints
         traced = traced_for_plan(request.fn, request.args, {}, _WHO, respects)
+        refuse_tracers(traced.inputs[: traced.closed], _WHO, closed_by=name_of(request.fn))
         arguments = arguments_of(request.fn, request.args, request.argnums, _WHO, numbers=True)
         gradient = fingerprint_of(arguments.lowered(request.fn, request.has_aux))
         return signature_of(traced, respects), gradient

@@ -52,7 +52,7 @@ class Collective:
     @property
     def rerun_sent(self) -> int:
         """Bytes that a device sends for those that belong to recomputation."""
-        return self.sent * self.rerun // self.count
+        return self.count and self.sent * self.rerun // self.count
 
 
 def collectives(module: Module, mesh: Mapping[str, int]) -> tuple[Collective, ...]:

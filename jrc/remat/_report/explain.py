@@ -10,6 +10,7 @@ from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._text import memory_text
 from jrc._validate import check_flag
+from jrc.remat._gradient.arguments import refuse_tracers
 from jrc.remat._gradient.compiled_memory import (
     Memory,
     bytes_on_device,
@@ -54,7 +55,8 @@ def explain(
         The report, a frozen value that prints as a table.
 
     Raises:
-        TypeError: If `fn` is no function, does not return a scalar, or `argnums` is no position.
+        TypeError: If `fn` is no function, does not return a scalar, `argnums` is no position, or
+            an array is traced, as for `jrc.plan`.
         ValueError: If there is no such argument, or it has no floating leaf.
 
     Example:
@@ -89,6 +91,7 @@ def _explained(
     who: str,
 ) -> Report:
     """Return the report of a function and checked options."""
+    refuse_tracers(args, who)
     args = abstract_on(there, args, who) if there else args
     with collected_notices() as notices:
         loss = loss_of(fn, args, argnums, has_aux, who)

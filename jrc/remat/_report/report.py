@@ -28,19 +28,6 @@ _PARTS = {
     "opaque": Opaque,
 }
 
-_FIELDS = {
-    "name": str,
-    "saved": [{"bytes": int, "dtype": str, "primitive": str, "place": str, "times": int}],
-    "rerun": [{"primitive": str, "count": int, "flops": int}],
-    "flops": int,
-    "memory": {"arguments": int, "outputs": int, "temporaries": int, "aliased": int},
-    "live": [{"bytes": int, "phase": str}],
-    "collectives": [{"kind": str, "count": int, "bytes": int, "rerun": int}],
-    "warnings": [str],
-    "opaque": [{"name": str, "place": str, "times": int, "bytes": int, "recomputed": bool}],
-    "device": str,
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Report(ReportData):
@@ -113,7 +100,7 @@ class Report(ReportData):
         """
         try:
             fields = json.loads(text)
-            check_json(fields, _FORMAT, _FIELDS)
+            check_json(fields, _FORMAT, ReportData)
             for name, kind in _PARTS.items():
                 fields[name] = tuple(kind(**_with_tuples(each)) for each in fields[name])
             del fields["format"]

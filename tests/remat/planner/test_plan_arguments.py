@@ -41,6 +41,20 @@ def test_wrong_arguments(call, kind, text):
         call()
 
 
+def test_shapes_are_planned_inside_of_a_trace_too():
+    args = WS, jnp.ones((64, 4))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+    inside = []
+
+    @jax.jit
+    def gradient(ws, x):
+        inside.append(jrc.plan(layers, *shapes, budget=0.0))
+        return jax.grad(inside[0].apply(layers))(ws, x)
+
+    assert largest_error(gradient(*args), jax.grad(layers)(*args)) < 1e-6
+    assert inside == [jrc.plan(layers, *args, budget=0.0)] and inside[0].reruns
+
+
 def chosen(ws, x, mode, *, key=None):
     return layers(ws, x) if mode else 0.0 * layers(ws, x)
 

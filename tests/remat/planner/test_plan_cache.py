@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import importlib.metadata
 import logging
+import types
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +72,15 @@ def test_what_a_plan_follows_from_is_compared(tmp_path, searches, change):
     args = change.pop("args", ARGS)
     jrc.plan(loss, *args, **dict(budget=0.5) | change, cache=tmp_path)
     assert len(searches) == 2 and len(list(tmp_path.glob("*.json"))) == 2
+
+
+def test_a_plan_of_another_compiler_is_not_taken(tmp_path, searches, monkeypatch):
+    versions = importlib.metadata.distributions
+    made = types.SimpleNamespace(name="jax_cuda13_pjrt", version="0.1")
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: [*versions(), made])
+    for made.version in ("0.1", "0.2", "0.2"):
+        jrc.plan(loss, *ARGS, budget=0.5, verify=False, cache=tmp_path)
+    assert len(searches) == 2
 
 
 def under(policy):

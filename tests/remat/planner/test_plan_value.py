@@ -1,5 +1,6 @@
 """Plans are values: they compare, print, travel, and are refused where they do not belong."""
 
+import contextlib
 import functools
 import json
 import re
@@ -10,6 +11,7 @@ import pytest
 
 import jrc
 from tests.processes import run_python
+from tests.remat.edited_json import edited_texts
 from tests.remat.measure import (
     bit_equal,
 )
@@ -96,6 +98,12 @@ def of_loop(**changes):
     return of_stages({"loop": 0, "parts": [part]})
 
 
+def of_candidate(**changes):
+    data = json.loads(guess("layers tanh").to_json())
+    data["candidates"][0].update(changes)
+    return json.dumps(data)
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -152,6 +160,11 @@ def of_loop(**changes):
         (lambda: edited(kept=[{"name": "a", "times": -1, "bytes": 0}]), "kept[0].times is"),
         (lambda: edited(verified={"peak_bytes": 1}), "verified.flops is missing"),
         (lambda: edited(format=1), "format 1"),
+        (lambda: edited(by_name={}), "by_name.names is missing"),
+        (lambda: of_candidate(sent_bytes="1"), "candidates[0].sent_bytes is '1', not a whole"),
+        (lambda: of_candidate(sent_bytes=-1), "candidates[0].sent_bytes is -1, not a whole"),
+        (lambda: of_candidate(is_chosen="yes"), "candidates[0].is_chosen is 'yes', not true or"),
+        (lambda: of_candidate(predicted=None), "candidates[0].predicted is None, not an object"),
         (lambda: "[]", "list, not an object"),
     ],
 )
@@ -160,6 +173,13 @@ def test_a_plan_that_was_edited(text, said):
         jrc.Plan.from_json(text())
     assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 6, ")
     assert str(info.value).endswith(". Plan again with jrc.plan.")
+
+
+def test_what_is_read_of_an_edited_text_is_printed():
+    for text in edited_texts(guess("layers tanh").to_json()):
+        with contextlib.suppress(ValueError):
+            read = jrc.Plan.from_json(text)
+            assert str(read) and read._repr_html_() and read.to_json() and hash(read)
 
 
 def edited_inside(edit):

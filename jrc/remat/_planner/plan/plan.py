@@ -8,7 +8,7 @@ from typing import Any
 from jrc._errors import name_of, named_like
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, html_of, memory_text, text_of
-from jrc._validate import check_flag, check_json, check_json_fields, one_of
+from jrc._validate import check_flag, check_json, one_of
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.execute.execute import execute_decision
@@ -38,22 +38,21 @@ from jrc.remat._planner.program.trace import traced_for_plan
 
 _FORMAT = 6
 
-_COST = {"peak_bytes": int, "flops": int, "flops_ratio": float, "host_bytes": int}
-_CANDIDATE = {"predicted": _COST, "saved_bytes": int, "change": str, "name": str}
 _FIELDS = {
     "budget": int,
-    "predicted": _COST,
+    "predicted": Estimate,
+    "verified": Estimate | None,
     "unplanned_flops": int,
     "saved_bytes": int,
     "compilations": int,
-    "kept": [{"name": str, "times": int, "bytes": int}],
-    "candidates": [_CANDIDATE],
-    "by_name": {"names": [str], "lost": [str], "marks": [str], "offloaded": [str]},
+    "kept": tuple[Kept, ...],
+    "candidates": tuple[PlanCandidate, ...],
+    "by_name": {each.name: each.type for each in dataclasses.fields(ByName)},  # none left out
     "target": str,
-    "opaque": [{"name": str, "place": str, "times": int, "bytes": int, "recomputed": bool}],
-    "equations": [str],
-    "inputs": [str],
-    "names": [str],
+    "opaque": tuple[Opaque, ...],
+    "equations": tuple[str, ...],
+    "inputs": tuple[str, ...],
+    "names": tuple[str, ...],
     "closed": int,
     "digest": str,
     "respect_checkpoints": bool,
@@ -347,12 +346,6 @@ def _candidate(data: dict[str, Any]) -> PlanCandidate:
 def _check_json(data: Any) -> None:
     """Raise a `ValueError` that names the first entry of a plan's data that is not of its kind."""
     check_json(data, _FORMAT, _FIELDS)
-    if data.get("verified") is not None:
-        check_json_fields({"verified": data["verified"]}, {"verified": _COST})
-    for i, each in enumerate(data["candidates"]):
-        for name in ("compiled_peak_bytes", "compiled_host_bytes"):
-            if each.get(name) is not None:
-                check_json_fields({name: each[name]}, {name: int}, f"candidates[{i}]")
     if data["closed"] > len(data["inputs"]):
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 

@@ -1,7 +1,8 @@
 """Plans in a folder: the plan for a program is found again by the program's fingerprint.
 
 A file's name is a hash of all that a plan follows from: the program, the placement of its inputs,
-what was asked of `jrc.plan`, the versions of jrc and JAX, the device, and XLA's flags.
+what was asked of `jrc.plan`, the versions of jrc, JAX and the compilers, the device, and XLA's
+flags.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 
+from jrc._targets import compiler_versions
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.program.signature import Signature
 from jrc.remat._planner.settings import SETTINGS
@@ -88,7 +90,7 @@ def _key(signature: Signature, inputs: Any, asked: Mapping[str, Any]) -> str:
         "inputs": signature.inputs,
         "placement": [str(getattr(x, "sharding", None)) for x in jax.tree.leaves(inputs)],
         "asked": asked,
-        "versions": [importlib.metadata.version("jrc"), jax.__version__, repr(SETTINGS)],
+        "versions": [importlib.metadata.version("jrc"), compiler_versions(), repr(SETTINGS)],
         "device": [device.platform, device.device_kind, jax.device_count()],
         "flags": [os.environ.get("XLA_FLAGS", ""), bool(getattr(jax.config, "jax_remat3", False))],
     }

@@ -94,7 +94,8 @@ def kept_table(kept: Sequence[Kept]) -> Grid:
 
 def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     """Return the table of the plan, its neighbours, both ends of the list, and manual plans."""
-    count = 1 + next(i for i, each in enumerate(candidates) if each.name == BASELINE)
+    names = [each.name for each in candidates]
+    count = names.index(BASELINE) + 1 if BASELINE in names else len(names)
     chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
     beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
     shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]

@@ -10,7 +10,12 @@ from jrc._errors import name_of, named_like
 from jrc._jaxpr import Program, flops, is_variable, nbytes
 from jrc._tree import is_traced
 from jrc._validate import check_flag
-from jrc.remat._gradient.arguments import Arguments, arguments_of, call_checked
+from jrc.remat._gradient.arguments import (
+    Arguments,
+    arguments_of,
+    call_checked,
+    refuse_tracers,
+)
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
 from jrc.remat._gradient.residuals import residuals_and_gradient
@@ -121,6 +126,8 @@ class Problem:
         arguments = arguments_of(request.fn, request.args, request.argnums, who, numbers=True)
         checked = _checked(request.fn, arguments, request.has_aux)
         traced = traced_for_plan(checked, request.args, {}, who, request.respect_checkpoints)
+        if request.program is None:
+            refuse_tracers(traced.inputs[: traced.closed], who, closed_by=arguments.name)
         program = traced.program
         # What a function closes over comes first among the inputs of its program.
         at = tuple(traced.closed + arguments.arrays.index(i) for i in arguments.perturbed)
