@@ -12,6 +12,7 @@ from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._text import html_of
 from jrc._validate import check_flag, whole_number
+from jrc.remat._gradient.arguments import refuse_tracers
 from jrc.remat._planner.budget import checked_budget, checked_compilations
 from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.make_plan import plan_of_process_0

@@ -160,6 +160,7 @@ def of_candidate(**changes):
         (lambda: edited(kept=[{"name": "a", "times": -1, "bytes": 0}]), "kept[0].times is"),
         (lambda: edited(verified={"peak_bytes": 1}), "verified.flops is missing"),
         (lambda: edited(format=1), "format 1"),
+        (lambda: edited(made_by="jrc 99.0"), "it was made by jrc 99.0, and this is jrc "),
         (lambda: edited(by_name={}), "by_name.names is missing"),
         (lambda: of_candidate(sent_bytes="1"), "candidates[0].sent_bytes is '1', not a whole"),
         (lambda: of_candidate(sent_bytes=-1), "candidates[0].sent_bytes is -1, not a whole"),

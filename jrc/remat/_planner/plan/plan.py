@@ -1,6 +1,7 @@
 """A plan: what a function's gradient saves and what it recomputes, as a frozen value."""
 
 import dataclasses
+import importlib.metadata
 import json
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,11 @@ from jrc.remat._planner.program.trace import traced_for_plan
 
 _FORMAT = 6
 
+_MADE_BY = f"jrc {importlib.metadata.version('jrc')}"
+"""Equations are numbered after shared ones are copied, which another version does otherwise."""
+
 _FIELDS = {
+    "made_by": str,
     "budget": int,
     "predicted": Estimate,
     "verified": Estimate | None,
@@ -196,6 +201,7 @@ class Plan:
         """Return the plan as text that `Plan.from_json` reads, on any host."""
         data = {
             "format": _FORMAT,
+            "made_by": _MADE_BY,
             "budget": self.budget,
             "predicted": dataclasses.asdict(self.predicted),
             "verified": self.verified and dataclasses.asdict(self.verified),
@@ -226,8 +232,8 @@ class Plan:
         What is saved inside of loops is compared with their bodies when the plan is applied.
 
         Raises:
-            ValueError: If the text is no plan, one of another format, or was edited so that it
-                is none any more.
+            ValueError: If the text is no plan, one of another format or version of jrc, or was
+                edited so that it is none any more.
         """
         try:
             data = json.loads(text)
@@ -346,6 +352,11 @@ def _candidate(data: dict[str, Any]) -> PlanCandidate:
 def _check_json(data: Any) -> None:
     """Raise a `ValueError` that names the first entry of a plan's data that is not of its kind."""
     check_json(data, _FORMAT, _FIELDS)
+    if data["made_by"] != _MADE_BY:
+        raise ValueError(
+            f"it was made by {data['made_by']}, and this is {_MADE_BY}, which may number the "
+            "equations of a program otherwise"
+        )
     if data["closed"] > len(data["inputs"]):
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 
