@@ -389,8 +389,12 @@ def test_the_head_is_recomputed_with_the_blocks():
     draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 4  # noqa: E731
     params = [[(draw(i, 8, 32), draw(i, 32, 8)) for i in range(3)] for _ in range(2)]
     args = params, draw(8, 256, 8), draw(9, 256, 8)
-    plan = jrc.plan(contrastive(lambda fn: fn), *args, budget=0.0)
-    assert plan.verified.peak_bytes <= compiled_peak(contrastive(jax.checkpoint), *args)
+    by_hand = compiled_peak(contrastive(jax.checkpoint), *args)
+    problem = problem_of(contrastive(lambda fn: fn), args)
+    assert min(map(compiled_peaks(problem), problem.manual)) <= by_hand
+    # Predictions are far too low here: twice as many compilations find it among fifty.
+    plan = jrc.plan(contrastive(lambda fn: fn), *args, budget=by_hand, compilations=10)
+    assert plan.verified.peak_bytes <= by_hand
 
 
 @pytest.mark.slow

@@ -206,14 +206,15 @@ class Search:
     def _lean_candidate(self, least: float) -> Option | None:
         """The option to compile next, to find one that needs less than this.
 
-        Behind the first of each family, one that is unlike those that are compiled.
+        Behind the first of each family one that should need clearly less, or else one that is
+        unlike those that are compiled.
         """
-        known = {family_of(each) for each in self.compiled if not _is_baseline(each)}
+        known = set(map(family_of, self.compiled))
         left = self._not_compiled()
-        others = [each for each in left if family_of(each) not in known]
+        first = [each for each in left if family_of(each) not in known]
         unlike = [each for each in left if not any(self._are_alike(each, k) for k in self.compiled)]
         for some, margin in (
-            (others, SETTINGS.lean_margin),
+            (first, SETTINGS.lean_margin),
             (left, SETTINGS.worthwhile_gain),
             (unlike, SETTINGS.unlike_margin),
         ):

@@ -101,7 +101,7 @@ def _next_cut(
     for k in range(start, len(graph.nodes)):
         node = graph.nodes[k]
         if k in apart:
-            return None, k + 1
+            return (None, k + 1) if best is None else (best[-1], best[-1])
         made += sum(graph.sizes[v] for v in node.makes if not graph.is_fused(v))
         for v in node.makes:
             if last.get(v, -1) > k:
@@ -114,8 +114,8 @@ def _next_cut(
             rank = saved, max((readers[v] for v in node.makes), default=0) < 2, k + 1
             best = rank if best is None else min(best, rank)
         if best is not None and made > limit:
-            return best[-1], best[-1]
-    return None, len(graph.nodes)
+            break
+    return (None, len(graph.nodes)) if best is None else (best[-1], best[-1])
 
 
 def _by_policy(program: Program, graph: CostGraph, options: Options) -> Iterator[Option]:
