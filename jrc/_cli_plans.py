@@ -50,6 +50,6 @@ def _name(plan: Plan) -> str:
     chosen = next((i for i, each in enumerate(plan.candidates) if each.is_chosen), None)
     if chosen is None:
         return ""
-    # Nothing recomputed is the last of the row, before the ways by hand.
+    # The baseline is the last of the list, in front of the manual plans.
     count = next(i for i, each in enumerate(plan.candidates, 1) if each.name)
     return plan.candidates[chosen].name or f"{chosen + 1} of {count}, the leanest first"

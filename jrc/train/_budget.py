@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jrc._errors import name_of
-from jrc._specs import spec_of
+from jrc._specs import shards_of, spec_of
 from jrc._targets import is_compile_only
 from jrc._tree import aval_of
 from jrc._typing import PyTree
@@ -62,7 +62,9 @@ class Budgeted:
                 platform=device.platform,
                 respect_checkpoints=self._respects,
                 link=host_link(self._offload, None, leaves, self._who),
-                split=any(spec_of(leaf) for leaf in jax.tree.leaves(state.params)),
+                parts=max(
+                    (shards_of(leaf, 0) for leaf in jax.tree.leaves(state.params)), default=1
+                ),
                 on_target=is_compile_only(device),
                 compilations=self._compilations,
             )

@@ -218,10 +218,8 @@ def make_train_step(
             stay as they are, as for `jrc.plan`.
         offload: With a budget, whether values that loops save may be moved to the host's memory, or
             the bytes per second that copies reach, as for `jrc.plan`.
-        compilations: With a budget, how many steps of the search may compile, 1 to 10, as for
-            `jrc.plan`: both ends of a fraction and ways by hand come besides. Not given, it is
-            five, and on a mesh of `jrc.target(...).devices` three; one more with `offload`. On such
-            a mesh ways by hand are among them.
+        compilations: With a budget, how many steps a search may compile, 1 to 10, as for
+            `jrc.plan`: 5 if not given, 3 on a mesh of `jrc.target(...).devices`.
         accumulate: Number of equal parts into which the batch of a replica is split; their
             gradients are averaged before the update.
         donate: Whether the step may reuse the memory of its argument `state`.

@@ -25,7 +25,7 @@ class LargestBatch(NamedTuple):
     """How many examples fit.
 
     Attributes:
-        plain: The largest batch of the baseline, with nothing recomputed; 0 if none fits.
+        plain: The largest batch of the baseline; 0 if none fits.
         recomputed: The largest batch that some plan fits; 0 if none does.
         plan: The cheapest plan for `recomputed` examples; `None` if none fits.
         most: The bound of the search, a multiple of `multiple_of`: where a size is this, more may

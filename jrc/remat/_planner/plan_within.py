@@ -24,7 +24,7 @@ def plan_within(
     who: str,
     has_aux: Callable[[Any], bool],
     platform: str | None = None,
-    split: bool = False,
+    parts: int = 1,
     respect_checkpoints: bool = False,
     link: HostLink | None = None,
     on_target: bool = False,
@@ -39,7 +39,7 @@ def plan_within(
         who: The public function, for errors.
         has_aux: Of what `fn` returned, whether it is `(loss, aux)`.
         platform: What the program is lowered for; by default JAX's own.
-        split: Whether XLA splits the program over devices.
+        parts: Into how many parts XLA splits arrays over devices; 1 on one, or in `shard_map`.
         respect_checkpoints: As for `plan`.
         link: What copies to the host cost, where saved values may be moved there.
         on_target: Whether the program is lowered for an accelerator that is not there.
@@ -64,7 +64,7 @@ def plan_within(
                 respect_checkpoints=respect_checkpoints,
                 platform=platform,
                 link=link,
-                is_split=split,
+                parts=parts,
                 program=lower,
             )
             found.append(Problem.of(request))

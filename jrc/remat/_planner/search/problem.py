@@ -56,7 +56,7 @@ class Request:
         target: The name of the target that programs are compiled for; empty without one.
         platform: What programs are compiled for, if the arguments do not say it.
         link: What copies to the host cost, where saved values may lie there.
-        is_split: Whether XLA splits the program over devices, though no argument says so.
+        parts: Into how many parts XLA splits arrays over devices, though no argument says so.
         program: The larger program that the function is part of, lowered, with another function in
             the place of this one; `None` if the gradient alone is to fit.
     """
@@ -70,7 +70,7 @@ class Request:
     target: str = ""
     platform: str | None = None
     link: HostLink | None = None
-    is_split: bool = False
+    parts: int = 1
     program: Callable[[Callable[..., Any]], jax.stages.Lowered] | None = None
 
 
@@ -89,7 +89,6 @@ class Problem:
         returned: Bytes of results: the function's and the gradients, which lie as arguments do.
         flops: FLOPs of the baseline's gradient program.
         parts: Into how many parts XLA splits temporaries over devices, about; 1 on one device.
-        is_split: Whether XLA splits the program over devices.
         widest: The equation whose differentiation needs most bytes, as a label.
         opaque: The equations that the planner cannot look into, each with its path.
         compiler: What is assumed of the platform's compiler.
@@ -106,7 +105,6 @@ class Problem:
     returned: int
     flops: int
     parts: int
-    is_split: bool
     widest: str
     opaque: tuple[tuple[Path, Opaque], ...]
     compiler: Compiler
@@ -141,7 +139,9 @@ class Problem:
         perturbed = [program.jaxpr.invars[i] for i in at]
         sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
-        parts = most_parts(arguments.of(arguments.arrays), program)
+        parts = max(request.parts, most_parts(arguments.of(arguments.arrays), program))
+        given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
+        returned = results + sum(sizes[v] for v in perturbed)
         found = _options(traced, perturbed, compiler, request.link)
         baseline_flops = flops(gradient)
         manual = list(found.manual)
@@ -160,11 +160,10 @@ class Problem:
             baseline=Option(whole, residuals.bytes, 0, Baseline(), BASELINE),
             manual=tuple(sorted(manual, key=lambda each: (each.peak, each.cost))),
             # XLA counts closed-over arrays as constants of the program, and not as its arguments.
-            given=sum(sizes[v] for v in program.jaxpr.invars[traced.closed :]),
-            returned=results + sum(sizes[v] for v in perturbed),
+            given=given // request.parts,
+            returned=returned // request.parts,
             flops=baseline_flops,
             parts=parts,
-            is_split=parts > 1 or request.is_split,
             widest=_widest(program, found.graph),
             opaque=opaque_equations(
                 program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program

@@ -211,10 +211,12 @@ class Search:
         """
         known = set(map(family_of, self.compiled))
         left = self._not_compiled()
-        first = [each for each in left if family_of(each) not in known]
+        first = self._leanest([each for each in left if family_of(each) not in known])
+        # What other families need beyond their predictions says little of it.
+        if first is not None and self._predicted[first] < SETTINGS.lean_margin * least:
+            return first
         unlike = [each for each in left if not any(self._are_alike(each, k) for k in self.compiled)]
         for some, margin in (
-            (first, SETTINGS.lean_margin),
             (left, SETTINGS.worthwhile_gain),
             (unlike, SETTINGS.unlike_margin),
         ):
@@ -235,7 +237,9 @@ class Search:
         Predictions tell no small difference, and what costs more is cut into more parts.
         """
         while options:
-            limit = SETTINGS.nearly_equal * min(map(self.expected, options))
+            least = min(map(self.expected, options))
+            # What is expected inside of a larger program may be below zero.
+            limit = least + (SETTINGS.nearly_equal - 1) * abs(least)
             leanest = [each for each in options if self.expected(each) <= limit]
             if not self._predict(leanest):
                 return leanest[0]

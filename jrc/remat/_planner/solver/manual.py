@@ -62,7 +62,9 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
     return list(distinct.values())
 
 
-def cuts(graph: CostGraph, ratio: int, apart: Collection[int] = ()) -> list[int]:
+def cuts(
+    graph: CostGraph, ratio: int, apart: Collection[int] = (), is_late: bool = False
+) -> list[int]:
     """Return places to cut a program, such that each region makes so many times what it saves.
 
     From the last cut on, the next one is where few bytes are made in front of it and read behind:
@@ -74,13 +76,15 @@ def cuts(graph: CostGraph, ratio: int, apart: Collection[int] = ()) -> list[int]
         graph: The cost graph.
         ratio: Bytes that a region makes over those of them that are read behind it, at least.
         apart: Nodes that are in no region.
+        is_late: Whether it is the last of equal places: behind an activation, and not in front of
+            it, less is recomputed at one time, and more of it.
     """
     last = {v: k for k, node in enumerate(graph.nodes) for v in node.reads}
     readers = collections.Counter(v for node in graph.nodes for v in node.reads)
     found: list[int] = []
     start = 0
     while start < len(graph.nodes):
-        cut, start = _next_cut(graph, ratio, start, apart, last, readers)
+        cut, start = _next_cut(graph, ratio, start, apart, is_late, last, readers)
         found += [] if cut is None else [cut]
     return found
 
@@ -90,6 +94,7 @@ def _next_cut(
     ratio: int,
     start: int,
     apart: Collection[int],
+    is_late: bool,
     last: Mapping[int, int],
     readers: Mapping[int, int],
 ) -> tuple[int | None, int]:
@@ -101,7 +106,7 @@ def _next_cut(
     for k in range(start, len(graph.nodes)):
         node = graph.nodes[k]
         if k in apart:
-            return (None, k + 1) if best is None else (best[-1], best[-1])
+            return (None, k + 1) if best is None else (abs(best[-1]), abs(best[-1]))
         made += sum(graph.sizes[v] for v in node.makes if not graph.is_fused(v))
         for v in node.makes:
             if last.get(v, -1) > k:
@@ -111,11 +116,12 @@ def _next_cut(
         if best is None and 0 < ratio * saved <= made:
             limit = 1.5 * made
         if limit < math.inf and saved and k + 1 < len(graph.nodes):
-            rank = saved, max((readers[v] for v in node.makes), default=0) < 2, k + 1
+            is_read_once = max((readers[v] for v in node.makes), default=0) < 2
+            rank = (saved, False, -k - 1) if is_late else (saved, is_read_once, k + 1)
             best = rank if best is None else min(best, rank)
         if best is not None and made > limit:
             break
-    return (None, len(graph.nodes)) if best is None else (best[-1], best[-1])
+    return (None, len(graph.nodes)) if best is None else (abs(best[-1]), abs(best[-1]))
 
 
 def _by_policy(program: Program, graph: CostGraph, options: Options) -> Iterator[Option]:
@@ -140,14 +146,17 @@ def _all_regions(
     count = len(graph.nodes)
     found: dict[Regions, str] = {}
     marks = [k for k in _behind_marks(program, graph) if k < count]
-    scales = [cuts(graph, ratio, apart) for ratio in SETTINGS.cut_ratios]
-    for title, places in (("regions between marks", marks), *(("", scale) for scale in scales)):
+    ways = [("regions between marks recomputed", marks)]
+    for is_late, ratio in itertools.product((False, True), SETTINGS.cut_ratios):
+        places = cuts(graph, ratio, apart, is_late)
+        name = f"{len(places)} regions" if len(places) > 1 else "1 region"
+        ways.append((f"{name} recomputed{', cut late' if is_late else ''}", places))
+    for name, places in ways:
         whole = itertools.starmap(range, itertools.pairwise([0, *places, count]))
         regions = tuple(part for region in whole for part in _apart_from(region, apart))
-        name = title or (f"{len(places)} regions" if len(places) > 1 else "1 region")
         if len(regions) > 1 and places:
-            found.setdefault(regions[:-1], f"{name} recomputed")
-            found.setdefault(regions, f"{name} recomputed{LAST_TOO}")
+            found.setdefault(regions[:-1], name)
+            found.setdefault(regions, f"{name}{LAST_TOO}")
     return [(name, regions) for regions, name in found.items()]
 
 
