@@ -141,9 +141,10 @@ class Plan:
         tag (a tanh), JAX runs that operator again.
 
         Args:
-            approximate: Whether to return the nearest names where they do not say the plan: those
-                of which it saves at least half of the bytes. The peak and the FLOPs are then
-                others than the plan's: look with `jrc.explain`.
+            approximate: Whether to return the nearest names where they do not say the plan: of all
+                sets of tags that need about the bytes which the plan saves (at most a tenth more),
+                the one that recomputes the fewest FLOPs. The peak and the FLOPs are then others
+                than the plan's: look with `jrc.explain`.
             memory: Where the values lie: `"device"`, or `"pinned_host"` for those that a plan with
                 `offload=True` moves there.
 

@@ -109,7 +109,7 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
         decision=decision,
         signature=function.signature,
         opaque=opaque,
-        by_name=by_name(program, decision, function.traced.opened, opaque),
+        by_name=by_name(program, decision, function.traced.opened, opaque, problem.graphs),
         target=problem.request.target,
     )
 

@@ -1,7 +1,7 @@
 """A planning problem: a function's gradient, the options for it, and what they cost."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -92,6 +92,7 @@ class Problem:
         is_split: Whether XLA splits the program over devices.
         widest: The equation whose differentiation needs most bytes, as a label.
         opaque: The equations that the planner cannot look into, each with its path.
+        graphs: The cost graphs of the program and of those inside, by their jaxprs.
         compiler: What is assumed of the platform's compiler.
         platform: The platform.
     """
@@ -109,6 +110,7 @@ class Problem:
     is_split: bool
     widest: str
     opaque: tuple[tuple[Path, Opaque], ...]
+    graphs: Mapping[Any, CostGraph]
     compiler: Compiler
     platform: str
 
@@ -169,6 +171,7 @@ class Problem:
             opaque=opaque_equations(
                 program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
             ),
+            graphs=found.graphs,
             compiler=compiler,
             platform=platform,
         )
@@ -214,9 +217,13 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """The cost graph of a program, options of constructs, the solver's front, and manual plans."""
+    """The cost graph of a program, options of constructs, the solver's front, and manual plans.
+
+    The cost graphs are those of the program and of all programs inside.
+    """
 
     graph: CostGraph
+    graphs: Mapping[Any, CostGraph]
     options: Options
     front: list[Option]
     manual: list[Option]
@@ -227,8 +234,15 @@ def _options(
 ) -> _Found:
     program = traced.program
     results = [nbytes(v.aval) for v in perturbed]
+    graphs: dict[Any, CostGraph] = {}
     graph, options, front = pareto_front(
-        program, perturbed, program.jaxpr.outvars[:1], compiler=compiler, link=link, results=results
+        program,
+        perturbed,
+        program.jaxpr.outvars[:1],
+        compiler=compiler,
+        link=link,
+        results=results,
+        graphs=graphs,
     )
     front = spread_options(front, 3 * graph.cost, SETTINGS.options)
     on_device = {k: [each for each in some if not each.host] for k, some in options.items()}
@@ -237,7 +251,7 @@ def _options(
         # What moves less than the model says must not hide what was reached without it.
         lean = front_of(graph, on_device, most=1)
         manual += [dataclasses.replace(each, name="leanest with nothing moved") for each in lean]
-    return _Found(graph, options, front, manual)
+    return _Found(graph, graphs, options, front, manual)
 
 
 def _recomputes(option: Option) -> bool:
