@@ -102,6 +102,7 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
         predicted=_predicted(problem, search, option),
         verified=verified,
         unplanned_flops=problem.flops,
+        baseline_recomputed=problem.recomputed,
         saved_bytes=option.saved,
         compilations=peaks.programs(search.compiled),
         kept=saved_by(program, decision) if isinstance(decision, Stages) else (),

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jrc._errors import name_of, named_like
-from jrc._jaxpr import Program, flops, is_variable, nbytes
+from jrc._jaxpr import Program, flops, inline_marked, is_variable, live_equations, nbytes
 from jrc._tree import is_traced
 from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import (
@@ -40,6 +40,7 @@ from jrc.remat._planner.solver.baseline import baseline_bytes
 from jrc.remat._planner.solver.constructs import Options, front_of, pareto_front
 from jrc.remat._planner.solver.manual import manual_options
 from jrc.remat._planner.solver.option import Option, spread_options
+from jrc.remat._report.recompute_count import reruns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Problem:
         given: Bytes of arguments on one device.
         returned: Bytes of results: the function's and the gradients, which lie as arguments do.
         flops: FLOPs of the baseline's gradient program.
+        recomputed: FLOPs of it that run the forward pass again, as `jrc.explain` counts them:
+            inside of opaque functions such as `jrc.recompute_scan`.
         parts: Into how many parts XLA splits temporaries over devices, about; 1 on one device.
         is_split: Whether XLA splits the program over devices.
         widest: The equation whose differentiation needs most bytes, as a label.
@@ -106,6 +109,7 @@ class Problem:
     given: int
     returned: int
     flops: int
+    recomputed: int
     parts: int
     is_split: bool
     widest: str
@@ -152,6 +156,9 @@ class Problem:
         left_to_jax = baseline_bytes(found.graph, found.options, residuals.bytes)
         # An option that recomputes nothing is the baseline, and shows what it needs at most.
         whole = min([left_to_jax, *(each.peak for each in found.front if not _recomputes(each))])
+        opaque = opaque_equations(
+            program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
+        )
         return cls(
             request=request,
             function=function,
@@ -165,12 +172,11 @@ class Problem:
             given=sum(sizes[v] for v in program.jaxpr.invars[traced.closed :]),
             returned=results + sum(sizes[v] for v in perturbed),
             flops=baseline_flops,
+            recomputed=_recomputed_flops(traced.opened.jaxpr, gradient) if opaque else 0,
             parts=parts,
             is_split=parts > 1 or request.is_split,
             widest=_widest(program, found.graph),
-            opaque=opaque_equations(
-                program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
-            ),
+            opaque=opaque,
             graphs=found.graphs,
             compiler=compiler,
             platform=platform,
@@ -252,6 +258,12 @@ def _options(
         lean = front_of(graph, on_device, most=1)
         manual += [dataclasses.replace(each, name="leanest with nothing moved") for each in lean]
     return _Found(graph, graphs, options, front, manual)
+
+
+def _recomputed_flops(forward: Any, gradient: Any) -> int:
+    """FLOPs of a gradient that run the forward pass again."""
+    found = reruns(forward, live_equations(inline_marked(gradient, lambda _: True)))
+    return sum(each.flops for each in found)
 
 
 def _recomputes(option: Option) -> bool:
