@@ -65,7 +65,7 @@ def plan(
     Opaque are `lax.while_loop` and functions with a `custom_vjp` (or a `custom_jvp` around
     products): what their forward rule saves counts exactly, and one may run again as a whole inside
     of a region. The printed plan names them with their bytes. What such a function recomputes by
-    itself, as `jrc.recompute_scan` does, it recomputes in the baseline as well.
+    itself, as `jrc.recompute_scan` does, it recomputes in the baseline as well; a line says so.
 
     The peak is that of `jax.jit(jax.value_and_grad(fn, argnums, has_aux))` as XLA states it for
     one device: arguments + outputs + temporaries - aliased. Integers, keys and the like in a

@@ -69,6 +69,9 @@ class PlannerSettings:
         offloaded_levels: How many sets of values of each.
         offloaded_share: A value is moved if it has at least this share of the bytes that a step
             saves.
+        bytes_by_names: Names for a plan that they do not say may need at most this many times the
+            bytes that the plan saves.
+        tags_in_all_sets: Of at most so many tags all sets are compared.
         raw_key_words: An unsigned array of at most this many entries and two axes may be a raw
             random key.
     """
@@ -113,6 +116,8 @@ class PlannerSettings:
     offloaded_points: int = 8
     offloaded_levels: int = 6
     offloaded_share: float = 0.005
+    bytes_by_names: float = 1.1
+    tags_in_all_sets: int = 12
     raw_key_words: int = 64
 
 

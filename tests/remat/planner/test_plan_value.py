@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jrc
+from jrc._text import flops_text
 from tests.processes import run_python
 from tests.remat.edited_json import edited_texts
 from tests.remat.measure import (
@@ -425,3 +426,45 @@ print(plan.to_json())
 def test_the_same_plan_in_every_process_and_without_scipy():
     first, second = (run_python(SCRIPT, PYTHONHASHSEED=seed) for seed in "12")
     assert first == second and jrc.Plan.from_json(first).reruns
+
+
+def recomputing_scan(ws, x):
+    x, _ = jrc.recompute_scan(lambda x, w: (jnp.tanh(x @ w), None), x, jnp.stack(ws))
+    return jnp.sum(jnp.sin(x))
+
+
+def recomputing_calls(ws, x):
+    for w in ws:
+        x = jrc.recompute(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w), x, w)
+    return jnp.sum(x**2)
+
+
+@pytest.mark.parametrize("fn", [recomputing_scan, recomputing_calls])
+def test_what_the_baseline_recomputes_is_printed(fn):
+    plan = jrc.plan(fn, WS, X, budget=1.0, verify=False)
+    assert not plan.reruns and plan.predicted.flops_ratio == 1
+    assert plan.baseline_recomputed == jrc.explain(fn, WS, X).rerun_flops > 0
+    amount = flops_text(plan.baseline_recomputed)
+    line = f"the baseline itself recomputes {amount}, inside of functions with a custom_vjp"
+    assert line in str(plan).splitlines()
+    assert jrc.Plan.from_json(plan.to_json()) == plan
+
+
+def test_regions_that_stay_are_recomputed_in_the_baseline():
+    def fn(ws, x):
+        for w in ws:
+            x = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w))(x, w)
+        return jnp.sum(x**2)
+
+    opened, respected = (
+        jrc.plan(fn, WS, X, budget=1.0, verify=False, respect_checkpoints=stay)
+        for stay in (False, True)
+    )
+    assert opened.baseline_recomputed == 0
+    assert respected.baseline_recomputed == jrc.explain(fn, WS, X).rerun_flops > 0
+    assert "inside of functions with a custom_vjp or jax.checkpoint regions" in str(respected)
+
+
+def test_a_plain_baseline_recomputes_nothing():
+    plan = guess("nested_scans")
+    assert plan.baseline_recomputed == 0 and "baseline itself" not in str(plan)

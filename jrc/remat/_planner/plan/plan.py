@@ -8,7 +8,7 @@ from typing import Any
 
 from jrc._errors import name_of, named_like
 from jrc._targets import link_bandwidth_of
-from jrc._text import Grid, html_of, memory_text, text_of
+from jrc._text import Grid, flops_text, html_of, memory_text, text_of
 from jrc._validate import check_flag, check_json, one_of
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._gradient.variable_changes import write_changes
@@ -48,6 +48,7 @@ _FIELDS = {
     "predicted": Estimate,
     "verified": Estimate | None,
     "unplanned_flops": int,
+    "baseline_recomputed": int,
     "saved_bytes": int,
     "compilations": int,
     "kept": tuple[Kept, ...],
@@ -89,6 +90,8 @@ class Plan:
             `custom_vjp`, regions that were respected.
         by_name: What names can say of it; `names` and `policy` are made of this.
         target: The name of the target that it was made for; empty for the devices of the process.
+        baseline_recomputed: FLOPs of the baseline that run the forward pass again, inside of
+            functions such as `jrc.recompute_scan`, as `jrc.explain` counts them.
     """
 
     budget: int
@@ -104,6 +107,7 @@ class Plan:
     opaque: tuple[Opaque, ...] = dataclasses.field(default=(), repr=False)
     by_name: ByName = dataclasses.field(default=ByName(), repr=False)
     target: str = ""
+    baseline_recomputed: int = 0
 
     @property
     def reruns(self) -> bool:
@@ -141,9 +145,10 @@ class Plan:
         tag (a tanh), JAX runs that operator again.
 
         Args:
-            approximate: Whether to return the nearest names where they do not say the plan: those
-                of which it saves at least half of the bytes. The peak and the FLOPs are then
-                others than the plan's: look with `jrc.explain`.
+            approximate: Whether to return the nearest names where they do not say the plan: of all
+                sets of tags that need about the bytes which the plan saves (at most a tenth more),
+                the one that recomputes the fewest FLOPs. The peak and the FLOPs are then others
+                than the plan's: look with `jrc.explain`.
             memory: Where the values lie: `"device"`, or `"pinned_host"` for those that a plan with
                 `offload=True` moves there.
 
@@ -206,6 +211,7 @@ class Plan:
             "predicted": dataclasses.asdict(self.predicted),
             "verified": self.verified and dataclasses.asdict(self.verified),
             "unplanned_flops": self.unplanned_flops,
+            "baseline_recomputed": self.baseline_recomputed,
             "saved_bytes": self.saved_bytes,
             "compilations": self.compilations,
             "kept": [dataclasses.asdict(kept) for kept in self.kept],
@@ -263,6 +269,7 @@ class Plan:
                     tuple(data["names"]),
                 ),
                 target=data["target"],
+                baseline_recomputed=data["baseline_recomputed"],
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
@@ -288,6 +295,12 @@ class Plan:
             f"{memory_text(self.budget)}), "
             f"FLOPs {cost.flops_ratio:.3f} x those of the baseline"
         ]
+        if self.baseline_recomputed:
+            where = "functions with a custom_vjp"
+            if self.signature.respect_checkpoints:
+                where += " or jax.checkpoint regions"
+            amount = flops_text(self.baseline_recomputed)
+            parts.append(f"the baseline itself recomputes {amount}, inside of {where}")
         if cost.host_bytes:
             parts.append(f"saved in the host's memory: {memory_text(cost.host_bytes)} ({source})")
         chosen = next((each for each in self.candidates if each.is_chosen), None)

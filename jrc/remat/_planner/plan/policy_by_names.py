@@ -24,6 +24,7 @@ from jrc._jaxpr import (
 )
 from jrc._text import memory_text
 from jrc.remat._gradient.opaque import Opaque
+from jrc.remat._planner.plan.cheapest_names import Graphs, cheapest_names
 from jrc.remat._planner.plan.decision import (
     AsWritten,
     Baseline,
@@ -45,7 +46,8 @@ class ByName:
     """What names can say of a plan.
 
     Attributes:
-        names: The tags of which the plan saves at least half of the bytes, in program order.
+        names: The tags whose values the plan saves, in program order. Where they do not say the
+            plan, those whose policy recomputes the fewest FLOPs in about the same bytes.
         lost: What they do not say, a sentence each; empty if they say the plan.
         marks: Those of the names that `jrc.mark` alone gives, which no policy of JAX sees.
         offloaded: The tags of the values that it saves in the host's memory.
@@ -64,7 +66,6 @@ class _Tag:
     saved: int = 0
     recomputed: int = 0
     offloaded: int = 0
-    is_seen_by_jax: bool = False
 
 
 def by_name(
@@ -72,6 +73,7 @@ def by_name(
     decision: Decision,
     opened: Opened,
     opaque: Sequence[Opaque],
+    graphs: Graphs,
 ) -> ByName:
     """Return what names can say of a decision.
 
@@ -80,6 +82,7 @@ def by_name(
         decision: The decision.
         opened: The regions of the user's.
         opaque: What is opaque under the decision.
+        graphs: The cost graphs of the program and of those inside.
     """
     if isinstance(decision, Baseline):
         return ByName(lost=("nothing is recomputed, so that no names can say what is saved",))
@@ -88,7 +91,22 @@ def by_name(
     reader = _Reader(opened, {}, {}, 0, [])
     for inner, stages, times in walk(program, decision, enter=reader.enters):
         reader.read(inner, stages, times)
-    return reader.result(opaque)
+    found = reader.result(opaque)
+    if found.lost:
+        names = cheapest_names(program, decision, opened, graphs, found.offloaded)
+        found = dataclasses.replace(found, names=names)
+    return dataclasses.replace(found, marks=_by_marks_alone(program, decision, found))
+
+
+def _by_marks_alone(program: Program, decision: Stages, found: ByName) -> tuple[str, ...]:
+    """Return those of the names that `jrc.mark` alone gives."""
+    seen_by_jax = {
+        numbered.partition("#")[0]
+        for inner, _, _ in walk(program, decision)
+        for numbered, positions in inner.marks.items()
+        if any(inner.eqns[p].primitive.name != "mark" for p in positions)
+    }
+    return tuple(name for name in (*found.names, *found.offloaded) if name not in seen_by_jax)
 
 
 def policy_of(found: ByName, decision: Decision) -> Any:
@@ -195,8 +213,6 @@ class _Reader:
             tag = self.tags.setdefault(numbered.partition("#")[0], _Tag())
             tag.saved += size if is_saved else 0
             tag.recomputed += 0 if is_saved else size
-            makers = (program.eqns[p] for p in program.marks[numbered])
-            tag.is_seen_by_jax |= any(eqn.primitive.name != "mark" for eqn in makers)
         elif is_saved:
             text = label(program.eqns[max(maker, 0)])
             self.unnamed[text] = self.unnamed.get(text, 0) + size
@@ -209,8 +225,6 @@ class _Reader:
             return
         tag = self.tags.setdefault(numbered.partition("#")[0], _Tag())
         tag.offloaded += size
-        makers = (program.eqns[p] for p in program.marks[numbered])
-        tag.is_seen_by_jax |= any(eqn.primitive.name != "mark" for eqn in makers)
 
     def result(self, opaque: Sequence[Opaque]) -> ByName:
         """Return what names can say of all that was read."""
@@ -233,8 +247,7 @@ class _Reader:
         names = [n for n, tag in self.tags.items() if tag.saved and tag.saved >= tag.recomputed]
         host = [n for n, t in self.tags.items() if t.offloaded > 0 and t.offloaded >= t.saved]
         names = [name for name in names if name not in host]
-        marks = [name for name in (*names, *host) if not self.tags[name].is_seen_by_jax]
-        return ByName(tuple(names), tuple(lost), tuple(marks), tuple(host))
+        return ByName(tuple(names), tuple(lost), offloaded=tuple(host))
 
 
 def _largest(sizes: dict[str, int]) -> str:

@@ -102,6 +102,7 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
         predicted=_predicted(problem, search, option),
         verified=verified,
         unplanned_flops=problem.flops,
+        baseline_recomputed=problem.recomputed,
         saved_bytes=option.saved,
         compilations=peaks.programs(search.compiled),
         kept=saved_by(program, decision) if isinstance(decision, Stages) else (),
@@ -109,7 +110,7 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
         decision=decision,
         signature=function.signature,
         opaque=opaque,
-        by_name=by_name(program, decision, function.traced.opened, opaque),
+        by_name=by_name(program, decision, function.traced.opened, opaque, problem.graphs),
         target=problem.request.target,
     )
 

@@ -1,13 +1,13 @@
 """A planning problem: a function's gradient, the options for it, and what they cost."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jrc._errors import name_of, named_like
-from jrc._jaxpr import Program, flops, is_variable, nbytes
+from jrc._jaxpr import Program, flops, inline_marked, is_variable, live_equations, nbytes
 from jrc._tree import is_traced
 from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import (
@@ -40,6 +40,7 @@ from jrc.remat._planner.solver.baseline import baseline_bytes
 from jrc.remat._planner.solver.constructs import Options, front_of, pareto_front
 from jrc.remat._planner.solver.manual import manual_options
 from jrc.remat._planner.solver.option import Option, spread_options
+from jrc.remat._report.recompute_count import reruns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +89,12 @@ class Problem:
         given: Bytes of arguments on one device.
         returned: Bytes of results: the function's and the gradients, which lie as arguments do.
         flops: FLOPs of the baseline's gradient program.
+        recomputed: FLOPs of it that run the forward pass again, as `jrc.explain` counts them:
+            inside of opaque functions such as `jrc.recompute_scan`.
         parts: Into how many parts XLA splits temporaries over devices, about; 1 on one device.
         widest: The equation whose differentiation needs most bytes, as a label.
         opaque: The equations that the planner cannot look into, each with its path.
+        graphs: The cost graphs of the program and of those inside, by their jaxprs.
         compiler: What is assumed of the platform's compiler.
         platform: The platform.
     """
@@ -104,9 +108,11 @@ class Problem:
     given: int
     returned: int
     flops: int
+    recomputed: int
     parts: int
     widest: str
     opaque: tuple[tuple[Path, Opaque], ...]
+    graphs: Mapping[Any, CostGraph]
     compiler: Compiler
     platform: str
 
@@ -150,6 +156,9 @@ class Problem:
         left_to_jax = baseline_bytes(found.graph, found.options, residuals.bytes)
         # An option that recomputes nothing is the baseline, and shows what it needs at most.
         whole = min([left_to_jax, *(each.peak for each in found.front if not _recomputes(each))])
+        opaque = opaque_equations(
+            program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
+        )
         return cls(
             request=request,
             function=function,
@@ -163,11 +172,11 @@ class Problem:
             given=given // request.parts,
             returned=returned // request.parts,
             flops=baseline_flops,
+            recomputed=_recomputed_flops(traced.opened.jaxpr, gradient) if opaque else 0,
             parts=parts,
             widest=_widest(program, found.graph),
-            opaque=opaque_equations(
-                program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
-            ),
+            opaque=opaque,
+            graphs=found.graphs,
             compiler=compiler,
             platform=platform,
         )
@@ -213,9 +222,13 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """The cost graph of a program, options of constructs, the solver's front, and manual plans."""
+    """The cost graph of a program, options of constructs, the solver's front, and manual plans.
+
+    The cost graphs are those of the program and of all programs inside.
+    """
 
     graph: CostGraph
+    graphs: Mapping[Any, CostGraph]
     options: Options
     front: list[Option]
     manual: list[Option]
@@ -226,8 +239,15 @@ def _options(
 ) -> _Found:
     program = traced.program
     results = [nbytes(v.aval) for v in perturbed]
+    graphs: dict[Any, CostGraph] = {}
     graph, options, front = pareto_front(
-        program, perturbed, program.jaxpr.outvars[:1], compiler=compiler, link=link, results=results
+        program,
+        perturbed,
+        program.jaxpr.outvars[:1],
+        compiler=compiler,
+        link=link,
+        results=results,
+        graphs=graphs,
     )
     front = spread_options(front, 3 * graph.cost, SETTINGS.options)
     on_device = {k: [each for each in some if not each.host] for k, some in options.items()}
@@ -236,7 +256,13 @@ def _options(
         # What moves less than the model says must not hide what was reached without it.
         lean = front_of(graph, on_device, most=1)
         manual += [dataclasses.replace(each, name="leanest with nothing moved") for each in lean]
-    return _Found(graph, options, front, manual)
+    return _Found(graph, graphs, options, front, manual)
+
+
+def _recomputed_flops(forward: Any, gradient: Any) -> int:
+    """FLOPs of a gradient that run the forward pass again."""
+    found = reruns(forward, live_equations(inline_marked(gradient, lambda _: True)))
+    return sum(each.flops for each in found)
 
 
 def _recomputes(option: Option) -> bool:

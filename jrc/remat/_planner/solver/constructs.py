@@ -42,6 +42,7 @@ def pareto_front(
     link: HostLink | None = None,
     most: int | None = None,
     results: Sequence[int] = (),
+    graphs: dict[Any, CostGraph] | None = None,
 ) -> tuple[CostGraph, Options, list[Option]]:
     """Return the cost graph of a program, options of its constructs, and the Pareto front.
 
@@ -55,11 +56,14 @@ def pareto_front(
         link: What copies to the host cost, where values inside of loops may be moved there.
         most: About how many options of the front.
         results: Bytes of each result in whose memory saved values may lie.
+        graphs: Where the cost graph is put, and those of the programs inside, by their jaxprs.
     """
     active = active_variables(program, perturbed, wanted)
     graph = build_cost_graph(program, active, carried, compiler, results)
     # Copies inside of a loop in a loop are left alone.
-    options = _inner_options(program, active, compiler, link if times == 1 else None)
+    graphs = {} if graphs is None else graphs
+    graphs[program.jaxpr] = graph
+    options = _inner_options(program, active, compiler, link if times == 1 else None, graphs)
     front = front_of(graph, options, times, most)
     if link and times > 1:
         may_move = [_may_move(program, place) for place in graph.names]
@@ -106,10 +110,14 @@ def _may_move(program: Program, place: tuple[int, int]) -> bool:
 
 
 def _inner_options(
-    program: Program, active: set[Any], compiler: Compiler, link: HostLink | None
+    program: Program,
+    active: set[Any],
+    compiler: Compiler,
+    link: HostLink | None,
+    graphs: dict[Any, CostGraph],
 ) -> Options:
     """The options of each construct that can be planned inside, the leanest first."""
-    front = functools.partial(pareto_front, compiler=compiler, link=link)
+    front = functools.partial(pareto_front, compiler=compiler, link=link, graphs=graphs)
     found = {}
     for k, p in enumerate(program.steps):
         eqn = program.eqns[p]
