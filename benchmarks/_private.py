@@ -249,7 +249,7 @@ class CandidatePeaks:
         if front := problem.front:
             found |= {"leanest": front[0], "middle": front[len(front) // 2]}
         named = [each for each in problem.manual if each.name.endswith("recomputed")]
-        return found | ({"by hand": named[0]} if named else {})
+        return found | ({"manual plan": named[0]} if named else {})
 
 
 @dataclasses.dataclass(frozen=True)
