@@ -108,7 +108,7 @@ def test_tables_in_a_notebook():
     none = jrc.LargestBatch(0, 0, None, 8)
     assert none._repr_html_() == f"<div>{none}</div>"
     found = jrc.LargestBatch(1, 2, plan(), 8)
-    assert found._repr_html_().startswith("<div>1 fit with nothing recomputed, 2 with this plan:<")
+    assert found._repr_html_().startswith("<div>1 fit without a plan, 2 with this one:<")
     assert found._repr_html_().endswith(plan()._repr_html_())
 
 

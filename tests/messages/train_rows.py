@@ -155,7 +155,7 @@ ROWS = [
     Row(STEP, "compilations without a budget", lambda: make(compilations=3), Value,
         "compilations must go with memory_budget", "got none", "memory_budget='16GiB'"),
     Row(STEP, "no compilations", lambda: make(memory_budget=0.5, compilations=0), Value,
-        "compilations must be a whole number from 1 to 10", "got 0", "Five find one"),
+        "compilations must be a whole number from 1 to 10", "got 0", "Leave it out"),
     Row(STEP, "regions that are no flag", lambda: make(respect_checkpoints=1), Type,
         "respect_checkpoints must be", "got", "True or False"),
     Row(STEP, "compression where XLA reduces", 

@@ -50,6 +50,8 @@ class PlannerSettings:
             is refused.
         tried_above_budget: Where an option fits, a cheaper one is tried if it is expected to need
             at most this many times the budget.
+        tried_if_much: The same for one that is much cheaper.
+        much_cheaper: It is if it saves this share of the cost of the dearest option.
         near_family: By how much the error of an option of a family that is near is farther away
             than that of one of the own: as much as a factor of bytes, as a logarithm.
         other_family: The same of any other family.
@@ -103,6 +105,8 @@ class PlannerSettings:
     compiled_between: int = 2
     compiled_before_refusal: int = 3
     tried_above_budget: float = 1.25
+    tried_if_much: float = 1.5
+    much_cheaper: float = 0.02
     near_family: float = 0.1
     other_family: float = 0.3
     nearly_equal: float = 1.1

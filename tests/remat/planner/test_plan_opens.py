@@ -149,8 +149,8 @@ def test_the_function_as_written_is_a_plan_too():
     [
         ({"decision": "as_written"}, "expected stages, offloaded, got 'as_written'"),
         ({"decision": {"as written": True}}, "offloaded, got the field 'as written'"),
-        ({"decision": {"stages": "as written"}}, "a stage is one of region, .*, got 'a'"),
-        ({"left_out": "0"}, "leave out equations none; those that no result needs are 0"),
+        ({"decision": {"stages": "as written"}}, "stages must be a list, got 'as written'"),
+        ({"left_out": "0"}, "leaves out equations none; those that no result needs are 0"),
     ],
 )
 def test_a_plan_as_written_that_was_edited_is_refused(change, said):

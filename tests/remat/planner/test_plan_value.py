@@ -116,10 +116,10 @@ def of_candidate(**changes):
             lambda: of_stages({"region": "0-5"}, {"left_to_jax": "5-9"}),
             "decision, stage 1: equation 5 is listed twice",
         ),
-        (lambda: of_stages({"region": "1-9"}), "its stages leave out equations 0; those"),
+        (lambda: of_stages({"region": "1-9"}), "the decision leaves out equations 0; those"),
         (
             lambda: of_stages(),
-            "its stages leave out equations 0-9; those that no result needs are none",
+            "the decision leaves out equations 0-9; those that no result needs are none",
         ),
         (lambda: of_stages({"region": "5-0"}), "'5-0' is no list of equations"),
         (lambda: of_stages({"region": 5}), "equations are text such as '0-4,7', got 5"),

@@ -219,7 +219,22 @@ def decision_from_data(data: Any) -> Decision:
 
 def _stages(data: Any) -> Stages:
     found = _fields(data, "stages", "offloaded")
-    return Stages(tuple(map(_stage, data["stages"])), _places(found.get("offloaded", ())))
+    stages = [_named(f"stage {k}", _stage, each) for k, each in enumerate(_list(data, "stages"))]
+    return Stages(tuple(stages), _named("offloaded", _places, found.get("offloaded", ())))
+
+
+def _list(data: Any, name: str) -> list[Any]:
+    if not isinstance(data.get(name), list):
+        raise ValueError(f"{name} must be a list, got {data.get(name)!r:.80}")
+    return data[name]
+
+
+def _named[T](name: str, read: Callable[[Any], T], data: Any) -> T:
+    """What is read of an entry; an error names the entry."""
+    try:
+        return read(data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _stage(data: Any) -> Stage:
@@ -235,9 +250,9 @@ def _region(data: Any) -> Region:
     if not isinstance(by_name, bool):
         raise ValueError(f"by_name must be a bool, got {by_name!r}")
     return Region(
-        numbers_in(data["region"]),
-        _places(found.get("saved", ())),
-        numbers_in(found.get("recomputed", "")),
+        _named("region", numbers_in, data["region"]),
+        _named("saved", _places, found.get("saved", ())),
+        _named("recomputed", numbers_in, found.get("recomputed", "")),
         by_name,
     )
 
@@ -248,7 +263,8 @@ def _left_to_jax(data: Any) -> LeftToJax:
 
 def _loop(data: Any) -> Loop:
     _fields(data, "loop", "parts")
-    return Loop(_whole(data["loop"], "loop"), tuple(map(_loop_part, data["parts"])))
+    parts = [_named(f"part {k}", _loop_part, x) for k, x in enumerate(_list(data, "parts"))]
+    return Loop(_whole(data["loop"], "loop"), tuple(parts))
 
 
 def _loop_part(data: Any) -> LoopPart:
@@ -259,7 +275,10 @@ def _loop_part(data: Any) -> LoopPart:
 
 def _branches(data: Any) -> Branches:
     _fields(data, "cond", "branches")
-    branches = tuple(None if each is None else _stages(each) for each in data["branches"])
+    branches = tuple(
+        None if each is None else _named(f"branch {k}", _stages, each)
+        for k, each in enumerate(_list(data, "branches"))
+    )
     return Branches(_whole(data["cond"], "cond"), branches)
 
 
@@ -293,6 +312,8 @@ def _whole(number: Any, name: str, least: int = 0) -> int:
 
 def _places(data: Any) -> tuple[Place, ...]:
     pairs = [tuple(pair) for pair in data]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("a value is a pair: an equation, and which of its results")
     return tuple((_whole(p, "equation", least=-1), _whole(i, "result")) for p, i in pairs)
 
 

@@ -377,8 +377,9 @@ def _check_json(data: Any) -> None:
 def _check_decision(decision: Decision, count: int, without: str) -> None:
     """Raise a `ValueError` if a decision cannot belong to a program of so many equations."""
     check_decision(decision, count)
-    if left_out(decision, count) != without:
+    found = left_out(decision, count)
+    if found != without:
         raise ValueError(
-            f"decision: its stages leave out equations {left_out(decision, count) or 'none'}; "
-            f"those that no result needs are {without or 'none'}"
+            f"left_out: the decision leaves out equations {found or 'none'}; those that no result "
+            f"needs are {without or 'none'}"
         )

@@ -88,7 +88,7 @@ class Search:
         shares: dict[str, float] = {}
         while len(self.compiled) < self.compilations:
             best = self.best(budget)
-            left = [each for each in self._not_compiled() if best is None or each.cost < best.cost]
+            left = [each for each in self._not_compiled() if _is_better(each, best)]
             chosen = self._expected_to_fit(left, budget, shares)
             if chosen is None:
                 chosen = self._leanest(left) if best is None else self._halfway(left, budget, best)
@@ -104,7 +104,7 @@ class Search:
         """Return the option of the least peak, of those that may be the leanest.
 
         Models err alike within a family of options: the solver's own, policies, regions but for
-        the last, all regions. Of each one is looked at before a second one of any.
+        the last, all regions. The leanest of each is compiled first, if it may be the leanest.
 
         Args:
             enough: Bytes; no further option is compiled once one needs at most this.
@@ -114,7 +114,7 @@ class Search:
             return min(self.options, key=self.predicted)
         for _ in range(most):
             least = min(self.compiled.values(), default=math.inf)
-            chosen = self._lean_candidate(least)
+            chosen = self._lean_candidate(least, enough)
             if chosen is None or least <= enough:
                 break
             self.compile(chosen)
@@ -130,8 +130,9 @@ class Search:
         if option not in self.compiled:
             self.before[option] = self.predicted(option)
             self.compiled[option] = self.peaks.compiled(option).peak
+            # The baseline and the first other option say what the larger program needs besides.
             others = [each for each in self.compiled if not _is_baseline(each)]
-            if self.peaks.is_inside and (not others or others == [option]):
+            if self.peaks.is_inside and others in ([], [option]):
                 self._else += self.compiled[option] - self.before[option]
         return self.compiled[option]
 
@@ -203,33 +204,40 @@ class Search:
             if not fitting or not self._predict(fitting):
                 return fitting[0] if fitting else None
 
-    def _lean_candidate(self, least: float) -> Option | None:
-        """The option to compile next, to find one that needs less than this.
+    def _lean_candidate(self, least: float, enough: float) -> Option | None:
+        """The option to compile next, to find one that needs less than the least, or just enough.
 
-        Behind the first of each family one that should need clearly less, or else one that is
-        unlike those that are compiled.
+        Behind the first of each family one that should need clearly less or just enough, or else
+        one that is unlike those that are compiled. Margins are those of temporaries.
         """
         known = set(map(family_of, self.compiled))
         left = self._not_compiled()
         first = self._leanest([each for each in left if family_of(each) not in known])
         # What other families need beyond their predictions says little of it.
-        if first is not None and self._predicted[first] < SETTINGS.lean_margin * least:
+        margin = SETTINGS.lean_margin * self._beside(least)
+        if first is not None and self._beside(self._predicted[first]) < margin:
             return first
+        lean = self._leanest(left)
+        if lean is not None:
+            gain = SETTINGS.worthwhile_gain * self._beside(least)
+            if self.expected(lean) <= enough or self._beside(self.expected(lean)) < gain:
+                return lean
         unlike = [each for each in left if not any(self._are_alike(each, k) for k in self.compiled)]
-        for some, margin in (
-            (left, SETTINGS.worthwhile_gain),
-            (unlike, SETTINGS.unlike_margin),
-        ):
-            chosen = self._leanest(some)
-            if chosen is not None and self.expected(chosen) < margin * least:
-                return chosen
-        return None
+        chosen = self._leanest(unlike)
+        margin = SETTINGS.unlike_margin * self._beside(least)
+        return chosen if chosen and self._beside(self.expected(chosen)) < margin else None
 
     def _are_alike(self, one: Option, other: Option) -> bool:
-        """Whether two options are of one family and of nearly equal peaks, by the solver."""
+        """Whether two options are of one family, and nearly equal in peak and in cost."""
         peaks = [max(each.peak, 1) for each in (one, other)]
         is_near = max(peaks) <= SETTINGS.nearly_equal * min(peaks)
-        return is_near and family_of(one) == family_of(other)
+        is_equally_dear = abs(one.cost - other.cost) < self._much
+        return is_near and is_equally_dear and family_of(one) == family_of(other)
+
+    @property
+    def _much(self) -> float:
+        """What counts as much in cost."""
+        return SETTINGS.much_cheaper * self.options[-1].cost
 
     def _leanest(self, options: Sequence[Option]) -> Option | None:
         """The option of least peak, by a prediction of its own; of nearly equal ones the cheapest.
@@ -246,11 +254,19 @@ class Search:
         return None
 
     def _halfway(self, options: Sequence[Option], budget: int, best: Option) -> Option | None:
-        """Of cheaper options that may fit, that which is halfway in cost to one that does not."""
+        """Of cheaper options that may fit, that which is halfway in cost to one that does not.
+
+        One that would save much may be expected to need more beyond the budget.
+        """
         failed = [each.cost for each in self.compiled if each.cost < best.cost]
         middle = (best.cost + max(failed, default=0)) / 2
-        limit = SETTINGS.tried_above_budget * budget
-        likely = [each for each in options if self.expected(each) <= limit]
+
+        def may_fit(each: Option) -> bool:
+            is_much = best.cost - each.cost >= self._much
+            margin = SETTINGS.tried_if_much if is_much else SETTINGS.tried_above_budget
+            return self.expected(each) <= margin * budget
+
+        likely = filter(may_fit, options)
         return min(likely, key=lambda each: abs(each.cost - middle), default=None)
 
     def _predict(self, options: Sequence[Option]) -> bool:
@@ -279,6 +295,13 @@ def family_of(option: Option) -> str:
     if "region" not in option.name:
         return "policy"
     return f"regions{LAST_TOO}" if LAST_TOO in option.name else "regions"
+
+
+def _is_better(option: Option, best: Option | None) -> bool:
+    """Whether an option is cheaper than the best, or is the baseline at an equal cost."""
+    if best is None or option.cost < best.cost:
+        return True
+    return option.cost == best.cost and _is_baseline(option)
 
 
 def _is_baseline(option: Option) -> bool:

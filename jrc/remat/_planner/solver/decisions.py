@@ -60,7 +60,8 @@ def decision_of_regions(
         by_name: Whether a part saves its values by name; else only its inputs are saved.
     """
     _, recomputed = recomputation(graph, values, constructs)
-    values &= _read_late(graph, recomputed)
+    if by_name:
+        values &= _read_late(graph, recomputed)
     inside = {k for each in regions for k in each}
     alone = {
         k

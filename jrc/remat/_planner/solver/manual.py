@@ -63,7 +63,7 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
 
 
 def cuts(
-    graph: CostGraph, ratio: int, apart: Collection[int] = (), is_late: bool = False
+    graph: CostGraph, ratio: int, apart: Collection[int] = (), is_early: bool = False
 ) -> list[int]:
     """Return places to cut a program, such that each region makes so many times what it saves.
 
@@ -76,15 +76,15 @@ def cuts(
         graph: The cost graph.
         ratio: Bytes that a region makes over those of them that are read behind it, at least.
         apart: Nodes that are in no region.
-        is_late: Whether it is the last of equal places: behind an activation, and not in front of
-            it, less is recomputed at one time, and more of it.
+        is_early: Whether it is the first of equal places, whatever reads there: behind an
+            activation, and not in front of the next one.
     """
     last = {v: k for k, node in enumerate(graph.nodes) for v in node.reads}
     readers = collections.Counter(v for node in graph.nodes for v in node.reads)
     found: list[int] = []
     start = 0
     while start < len(graph.nodes):
-        cut, start = _next_cut(graph, ratio, start, apart, is_late, last, readers)
+        cut, start = _next_cut(graph, ratio, start, apart, is_early, last, readers)
         found += [] if cut is None else [cut]
     return found
 
@@ -94,7 +94,7 @@ def _next_cut(
     ratio: int,
     start: int,
     apart: Collection[int],
-    is_late: bool,
+    is_early: bool,
     last: Mapping[int, int],
     readers: Mapping[int, int],
 ) -> tuple[int | None, int]:
@@ -106,7 +106,7 @@ def _next_cut(
     for k in range(start, len(graph.nodes)):
         node = graph.nodes[k]
         if k in apart:
-            return (None, k + 1) if best is None else (abs(best[-1]), abs(best[-1]))
+            return (None, k + 1) if best is None else (best[-1], best[-1])
         made += sum(graph.sizes[v] for v in node.makes if not graph.is_fused(v))
         for v in node.makes:
             if last.get(v, -1) > k:
@@ -117,11 +117,11 @@ def _next_cut(
             limit = 1.5 * made
         if limit < math.inf and saved and k + 1 < len(graph.nodes):
             is_read_once = max((readers[v] for v in node.makes), default=0) < 2
-            rank = (saved, False, -k - 1) if is_late else (saved, is_read_once, k + 1)
+            rank = saved, is_read_once and not is_early, k + 1
             best = rank if best is None else min(best, rank)
         if best is not None and made > limit:
             break
-    return (None, len(graph.nodes)) if best is None else (abs(best[-1]), abs(best[-1]))
+    return (None, len(graph.nodes)) if best is None else (best[-1], best[-1])
 
 
 def _by_policy(program: Program, graph: CostGraph, options: Options) -> Iterator[Option]:
@@ -147,10 +147,12 @@ def _all_regions(
     found: dict[Regions, str] = {}
     marks = [k for k in _behind_marks(program, graph) if k < count]
     ways = [("regions between marks recomputed", marks)]
-    for is_late, ratio in itertools.product((False, True), SETTINGS.cut_ratios):
-        places = cuts(graph, ratio, apart, is_late)
-        name = f"{len(places)} regions" if len(places) > 1 else "1 region"
-        ways.append((f"{name} recomputed{', cut late' if is_late else ''}", places))
+    for is_early, ratio in itertools.product((False, True), SETTINGS.cut_ratios):
+        places = cuts(graph, ratio, apart, is_early)
+        # What lies behind the last cut may be the end of a model, or its last layer as well.
+        for some in (places, places[:-1]):
+            name = f"{len(some)} regions" if len(some) > 1 else "1 region"
+            ways.append((f"{name} recomputed{', cut early' if is_early else ''}", some))
     for name, places in ways:
         whole = itertools.starmap(range, itertools.pairwise([0, *places, count]))
         regions = tuple(part for region in whole for part in _apart_from(region, apart))
