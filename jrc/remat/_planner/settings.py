@@ -111,7 +111,7 @@ class PlannerSettings:
     other_family: float = 0.3
     nearly_equal: float = 1.1
     lean_margin: float = 1.5
-    worthwhile_gain: float = 0.9
+    worthwhile_gain: float = 0.93
     unlike_margin: float = 2.0
     predicted_together: int = 4
     least_shared: float = 1 / 2000

@@ -208,16 +208,15 @@ class Search:
         """The option to compile next, to find one that needs less than the least, or just enough.
 
         Behind the first of each family one that should need clearly less or just enough, or else
-        one that is unlike those that are compiled. Margins are those of temporaries.
+        one that is unlike those that are compiled.
         """
         known = set(map(family_of, self.compiled))
         left = self._not_compiled()
         first = self._leanest([each for each in left if family_of(each) not in known])
         # What other families need beyond their predictions says little of it.
-        margin = SETTINGS.lean_margin * self._beside(least)
-        if first is not None and self._beside(self._predicted[first]) < margin:
+        if first is not None and self._predicted[first] < SETTINGS.lean_margin * least:
             return first
-        lean = self._leanest(left)
+        lean = self._leanest(left, 1.0)
         if lean is not None:
             gain = SETTINGS.worthwhile_gain * self._beside(least)
             if self.expected(lean) <= enough or self._beside(self.expected(lean)) < gain:
@@ -239,7 +238,9 @@ class Search:
         """What counts as much in cost."""
         return SETTINGS.much_cheaper * self.options[-1].cost
 
-    def _leanest(self, options: Sequence[Option]) -> Option | None:
+    def _leanest(
+        self, options: Sequence[Option], nearly: float = SETTINGS.nearly_equal
+    ) -> Option | None:
         """The option of least peak, by a prediction of its own; of nearly equal ones the cheapest.
 
         Predictions tell no small difference, and what costs more is cut into more parts.
@@ -247,7 +248,7 @@ class Search:
         while options:
             least = min(map(self.expected, options))
             # What is expected inside of a larger program may be below zero.
-            limit = least + (SETTINGS.nearly_equal - 1) * abs(least)
+            limit = least + (nearly - 1) * abs(least)
             leanest = [each for each in options if self.expected(each) <= limit]
             if not self._predict(leanest):
                 return leanest[0]

@@ -157,8 +157,10 @@ def _all_regions(
         whole = itertools.starmap(range, itertools.pairwise([0, *places, count]))
         regions = tuple(part for region in whole for part in _apart_from(region, apart))
         if len(regions) > 1 and places:
-            found.setdefault(regions[:-1], name)
-            found.setdefault(regions, f"{name}{LAST_TOO}")
+            for some, title in ((regions[:-1], name), (regions, f"{name}{LAST_TOO}")):
+                if some not in found:
+                    used = sum(each.startswith(title) for each in found.values())
+                    found[some] = f"{title} ({used + 1})" if title in found.values() else title
     return [(name, regions) for regions, name in found.items()]
 
 
