@@ -177,7 +177,7 @@ def largest_batch(
             return LargestBatch(0, 0, None, end)
         if recomputed == end and recomputed > step:
             _check_growth(arguments(step), arguments(end), step, end, name_of(make_args))
-        found = plan_of_process_0(lambda: batches.plan(recomputed), who)
+        found = plan_of_process_0(lambda: batches.plan(recomputed, without), who)
     return LargestBatch(without, recomputed, found, end)
 
 

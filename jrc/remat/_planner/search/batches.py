@@ -59,14 +59,17 @@ class Batches:
         """
         return self._largest(self._lean_option, self._least_peak, without)
 
-    def plan(self, batch: int) -> Plan:
-        """Return the plan for a batch that fits, the cheapest of a few that are compiled."""
+    def plan(self, batch: int, without: int) -> Plan:
+        """Return the plan for a batch that fits, the cheapest of a few that are compiled.
+
+        Args:
+            batch: What `recomputed` returned.
+            without: What `without` returned: that batch needs no recomputation.
+        """
         peaks = self.peaks(batch)
         problem = peaks.problem
         search = Search(problem.options, peaks, self.compilations)
-        for option in (problem.baseline, self._lean_option(problem)):
-            if search.expected(option) <= self.limit and search.compile(option) <= self.limit:
-                break
+        search.compile(problem.baseline if batch == without else self._lean_option(problem))
         found = search.cheapest_fitting(self.limit) or self._lean_option(problem)
         search.compile(found)
         return plan_of(search, peaks, found, self.limit)
