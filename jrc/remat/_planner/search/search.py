@@ -10,7 +10,7 @@ compilations goes to cheaper ones that are most likely to fit.
 ...     modelled = predicted = lambda self, option: option.peak
 ...     predict = lambda self, options: None
 ...     compiled = lambda self, option: CompiledCost(0, 0, option.peak, 0)
->>> options = [Option(10, 0, 30), Option(50, 0, 7), Option(90, 0, 0)]
+>>> options = [Option(10, 0, 30), Option(50, 0, 7), Option(100, 0, 0)]
 >>> search = Search(options, Exact(), compilations=3)
 >>> search.cheapest_fitting(60).cost, len(search.compiled)
 (7, 1)
