@@ -23,7 +23,6 @@ from jrc.remat._planner.plan.decision import (
     Baseline,
     Decision,
     Stages,
-    decision_from_data,
 )
 from jrc.remat._planner.plan.plan_candidates import (
     Estimate,
@@ -33,6 +32,7 @@ from jrc.remat._planner.plan.plan_candidates import (
     sent_text,
 )
 from jrc.remat._planner.plan.policy_by_names import ByName, lost_text, policy_of
+from jrc.remat._planner.plan.read_decision import decision_from_data
 from jrc.remat._planner.plan.saved_by_plan import Kept
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan

@@ -55,11 +55,11 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
         found += _option(graph, name, regions, constructs=bare)
         if chunked:
             found += _option(graph, f"{name}, in chunks", regions, constructs=bare | chunked)
-    distinct: dict[tuple[int, int], Option] = {}
+    first: dict[tuple[int, int], Option] = {}
     for each in found:
         cost = round(each.cost / (SETTINGS.equal_cost * graph.cost))
-        distinct.setdefault((each.peak, cost), each)
-    return list(distinct.values())
+        first.setdefault((each.peak, cost), each)
+    return list(first.values())
 
 
 def cuts(
@@ -114,7 +114,7 @@ def _next_cut(
                 ends[last[v]] += graph.sizes[v]
         saved -= ends[k]
         if best is None and 0 < ratio * saved <= made:
-            limit = 1.5 * made
+            limit = SETTINGS.cut_window * made
         if limit < math.inf and saved and k + 1 < len(graph.nodes):
             is_read_once = max((readers[v] for v in node.makes), default=0) < 2
             rank = saved, is_read_once and not is_early, k + 1
