@@ -24,8 +24,8 @@ from jrc.remat._planner.plan.decision import (
     LoopPart,
     Region,
     Stages,
-    decision_from_data,
 )
+from jrc.remat._planner.plan.read_decision import decision_from_data
 from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.search.problem import Problem
 from jrc.remat._planner.settings import SETTINGS
