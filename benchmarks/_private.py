@@ -47,7 +47,7 @@ from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.costs.sharding import most_parts
 from jrc.remat._planner.costs.traced_peak import peak_of_temporaries
-from jrc.remat._planner.plan.decision import Baseline, LeftToJax, Stages
+from jrc.remat._planner.plan.decision import LeftToJax, Stages
 from jrc.remat._planner.search.choose import bytes_of, fitting_option, plan_for
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.largest_within import largest_within as largest_within
@@ -163,6 +163,7 @@ class CandidateTable:
                 found.append(
                     {
                         "name": option.name,
+                        "family": option.family,
                         "cost": option.cost,
                         "modelled": self.peaks.modelled(option),
                         "predicted": self.peaks.predicted(option),
@@ -182,8 +183,7 @@ class KnownPeaks:
         self.options = [
             Option(
                 row["modelled"] - self.own, 0, row["cost"],
-                Baseline() if row["name"] == "baseline" else Stages((LeftToJax((i,)),)),
-                row["name"],
+                Stages((LeftToJax((i,)),)), row["name"], family=row["family"],
             )
             for i, row in enumerate(rows)
         ]  # fmt: skip
@@ -210,7 +210,7 @@ def plan_from_table(
 ) -> tuple[int | None, int, int]:
     """Return the row that the search chooses, `None` if it refuses; bytes, and compilations."""
     search = Search(peaks.options, peaks, compilations)
-    baseline = next(each for each in peaks.options if each.name == "baseline")
+    baseline = next(each for each in peaks.options if each.is_baseline)
     limit = bytes_of(budget, search, baseline)
     found = fitting_option(search, limit, baseline)
     row = None if found is None else peaks.options.index(found)

@@ -127,7 +127,7 @@ def plan_here(options, loss_fn, args, report, budget):
     (options.out / "plan.json").write_text(plan.to_json())
     if pictures.pyplot():
         lean = jrc.explain(plan.apply(loss_fn), *args)
-        report.plot(options.out / "memory.png", lean, names=("nothing recomputed", "jrc.plan"))
+        report.plot(options.out / "memory.png", lean, names=("baseline", "jrc.plan"))
     return plan
 
 
@@ -188,7 +188,7 @@ def run(options):
     needs = report.memory
     budget = options.budget or f"{(needs.peak - needs.temporaries * 2 // 5) // 1024}KiB"
     plan = plan_here(options, loss_fn, args, report, budget)
-    peaks = {"nothing recomputed": report.memory.peak, "jrc.plan": plan.verified.peak_bytes}
+    peaks = {"baseline": report.memory.peak, "jrc.plan": plan.verified.peak_bytes}
     if options.target:
         peaks[f"jrc.plan on {options.target}"] = plan_there(options.target, loss_fn, args, budget)
 

@@ -76,7 +76,7 @@ def main(argv=None):
     lean = plan.apply(loss)  # the same function, for jax.grad, jax.jit, a train step, ...
     if options.plot:
         planned = jrc.explain(lean, params, batches[0], key)
-        report.plot(options.plot, planned, names=("nothing recomputed", f"plan for {budget}"))
+        report.plot(options.plot, planned, names=("baseline", f"plan for {budget}"))
     grads = jax.jit(jax.grad(lean))(params, batches[0], key)
     console.print(f"The norm of the gradient is {optax.tree.norm(grads):.4f}.")
 

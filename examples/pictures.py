@@ -138,7 +138,7 @@ def bytes_sent(axes, found):
 
 def peaks(axes, found, recomputed="blocks recomputed"):
     """Draw the peaks of the compiled step with and without recomputation."""
-    names = {"plain": "nothing recomputed", "recomputed": recomputed}
+    names = {"plain": "baseline", "recomputed": recomputed}
     start = np.zeros(2)
     for part, colour in zip(("arguments", "outputs", "temporaries"), (GREY, GREEN, BLUE),
                             strict=True):  # fmt: skip

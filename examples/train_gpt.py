@@ -41,7 +41,7 @@ def arguments(argv=None):
     add("--fragments", type=int, default=1, help="parts of the parameters with steps of their own")
     add("--overlap", action="store_true", help="exchange while the next step is computed")
     add("--budget", type=budget, default=0.25, help="of a replica's gradient: bytes, 16MiB, or a "
-        "fraction between the least peak (0.0) and the peak with nothing re-run (1.0)")  # fmt: skip
+        "fraction between the least peak (0.0) and that of the baseline (1.0)")  # fmt: skip
     add("--layers", type=int, default=4, help="blocks of the model")
     add("--width", type=int, default=128, help="size of the residual stream")
     add("--heads", type=int, default=4, help="attention heads, a divisor of --width")

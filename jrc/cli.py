@@ -166,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
         "--budget",
         metavar="BUDGET[,BUDGET]",
         help="peak bytes: 2000000000, 2e9, 2GiB, 500MB; or, written with a point, a fraction "
-        "between the least reachable peak (0.0) and the peak with nothing re-run (1.0); with "
+        "between the least reachable peak (0.0) and that of the baseline (1.0); with "
         "--target it may be left out: nine tenths of a device. Several, as 2GiB,4GiB, give one "
         "table, and with --json plan.json the files plan-2GiB.json and plan-4GiB.json",
     )

@@ -31,7 +31,7 @@ def summary(report: Report) -> list[Table]:
 
 def _summary(report: Report, models: list[Figures]) -> Table:
     title = (
-        f"`jrc.plan` ({report['device']}, jax {report['jax']}): peak with nothing re-run and the "
+        f"`jrc.plan` ({report['device']}, jax {report['jax']}): peak of the baseline and the "
         "least reachable one, MiB; FLOPs, as a ratio, at the least peak, with half and with a "
         "quarter of the temporaries; budgets exceeded; ways by hand that a plan within their peak "
         "equals (to a millionth) or beats in FLOPs; compilations at most; tracing and solving "
@@ -59,7 +59,7 @@ def _summary_row(model: Figures) -> Iterator[str]:
 def _resident(models: list[Figures]) -> Table:
     title = (
         "Resident memory of a process that runs the gradient program, above what it has before "
-        "(a plan at a quarter between the least peak and that of nothing re-run)"
+        "(a plan at a quarter between the least peak and that of the baseline)"
     )
 
     def grown(found: Figures) -> str:
@@ -69,14 +69,14 @@ def _resident(models: list[Figures]) -> Table:
         (model["title"], *(grown(model["rss"][key]) for key in ("plain", "planned")))
         for model in models
     ]
-    return Table(title, ("", "nothing re-run", "planned"), rows)
+    return Table(title, ("", "baseline", "planned"), rows)
 
 
 def _programs(found: Figures) -> Table:
     """Return the table of one model: by hand, beside it the plan, then the plans by budget."""
     base, beside = found["baseline"], found.get("beside", {})
     rows = []
-    for name, row in {"nothing re-run": base, **found["references"]}.items():
+    for name, row in {"baseline": base, **found["references"]}.items():
         rows.append(_cells(name, row, base))
         if "peak" in (plan := beside.get(name, {})):
             rows.append(_cells("  the plan within this", plan, base))

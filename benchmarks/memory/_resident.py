@@ -19,7 +19,7 @@ from benchmarks._models.catalogue import MODELS
 from benchmarks._models.model import drawn
 
 STEPS = 3
-# Budget between the least peak (0) and that of nothing recomputed (1).
+# Budget between the least peak (0) and that of the baseline (1).
 FRACTION = 0.25
 LARGEST = 2
 

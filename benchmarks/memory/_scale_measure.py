@@ -96,7 +96,7 @@ def speed(
     laps: tuple[int, int],
     status: Status,
 ) -> dict[str, Any]:
-    """Time every policy that fits, beside the plan within its peak and nothing recomputed.
+    """Time every policy that fits, beside the plan within its peak and the baseline.
 
     Args:
         model: What is differentiated.

@@ -27,7 +27,7 @@ SAVED: Mapping[str, tuple[str, ...]] = {
 }
 """MaxText's policies, and the names that each saves of a block with one product for q, k, v."""
 
-PLAIN, FULL = "nothing re-run", "full"
+PLAIN, FULL = "baseline", "full"
 policies = jax.checkpoint_policies
 SAVED_BY: Mapping[str, Any] = {
     "dots_saveable": policies.dots_saveable,

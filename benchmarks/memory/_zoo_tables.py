@@ -35,7 +35,7 @@ def summary(report: Report) -> list[Table]:
         f"`jrc.plan` on the programs of `tests/zoo` ({device}, jax {report['jax']}): "
         "compiled peak, MiB, and in brackets FLOPs over those of the program as it is written; "
         "under `jax.checkpoint` (or its package's own) around each block; plans at fractions of "
-        "the range from the least peak to that with nothing recomputed; which way by hand has "
+        "the range from the least peak to that of the baseline; which way by hand has "
         "fewer FLOPs within the budget of a plan, or a lower peak than the leanest plan"
     )
     heads = ("", "as written", "each block", *(f"plan at {b}" for b in budgets), "beaten by", "")

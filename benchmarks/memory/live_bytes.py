@@ -37,7 +37,7 @@ def measure(run: Run) -> None:
     plan = jrc.plan(loss, *args, budget=BUDGET)
     run.status("compiling")
     plain, planned = jrc.explain(loss, *args), jrc.explain(plan.apply(loss), *args)
-    run.report["programs"] = {"nothing re-run": _row(plain), "jrc.plan": _row(planned)}
+    run.report["programs"] = {"baseline": _row(plain), "jrc.plan": _row(planned)}
 
 
 def _row(report: jrc.Report) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _row(report: jrc.Report) -> dict[str, Any]:
 
 def tables(report: Report) -> list[Table]:
     """Return the peaks of both programs."""
-    base = report["programs"]["nothing re-run"]
+    base = report["programs"]["baseline"]
     rows = [
         (name, memory_text(row["peak"]), f"{row['flops'] / base['flops']:.3f}")
         for name, row in report["programs"].items()
@@ -59,7 +59,7 @@ def plot(report: Report, folder: pathlib.Path) -> pathlib.Path:
     plain, planned = (jrc.Report.from_json(row["explain"]) for row in report["programs"].values())
     more = 100 * (planned.flops / plain.flops - 1)
     path = folder / "memory.png"
-    plain.plot(path, planned, names=("nothing re-run", f"jrc.plan: {more:.1f} % more FLOPs"))
+    plain.plot(path, planned, names=("baseline", f"jrc.plan: {more:.1f} % more FLOPs"))
     return path
 
 

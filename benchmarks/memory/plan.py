@@ -4,8 +4,8 @@
     python -m benchmarks.memory.plan --rss --out benchmarks/results/plan.json
     python -m benchmarks.memory.plan --seconds --out benchmarks/results/plan.json
 
-For each model: nothing recomputed, five ways by hand, and plans at twenty budgets between the least
-peak and that of nothing recomputed. Each plan's gradient program is compiled here once more, and
+For each model: the baseline, five ways by hand, and plans at twenty budgets between the least
+peak and that of the baseline. Each plan's gradient program is compiled here once more, and
 XLA's bytes decide. Then a plan at the peak of each way by hand, at half and a quarter of the
 temporaries.
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.memory.recompute --out benchmarks/results/recompute.json
 
-Three programs of the same `value_and_grad`: nothing recomputed, every segment wrapped by hand in
+Three programs of the same `value_and_grad`: the baseline, every segment wrapped by hand in
 `jax.checkpoint`, and `jrc.recompute_segments` at the same boundaries. Bytes are XLA's; FLOPs are
 counted in the program, loops times their length. The gradients of the last two are bit-equal, or
 the exit status is 1.
@@ -27,7 +27,7 @@ from jrc.models import gpt
 
 SIZES = {"layers": 8, "width": 256, "heads": 8, "length": 256, "batch": 4}
 TOY = {"layers": 2, "width": 32, "length": 32, "batch": 2, "repeats": 1}
-PLAIN, BY_HAND, SEGMENTS = "nothing re-run", "jax.checkpoint by hand", "recompute_segments"
+PLAIN, BY_HAND, SEGMENTS = "baseline", "jax.checkpoint by hand", "recompute_segments"
 
 
 def by_hand(params: Any, batch: Any, config: gpt.Config) -> jax.Array:

@@ -86,7 +86,7 @@ def sizes_table(model: str, found: dict[str, Any]) -> Table:
         )
         return what, f"{at['plain']:,}", f"{at['planned']:,}", ratio, flops, ran or "compiled only"
 
-    heads = ("", "nothing re-run", "with a plan", "ratio", "FLOPs", "run")
+    heads = ("", "baseline", "with a plan", "ratio", "FLOPs", "run")
     names = {"batch": "largest batch", "sequence": "longest sequence"}
     rows = [row(title, found[name]) for name, title in names.items()]
     title = f"{_where(model, found)}: gradients that fit {memory_text(found['memory'])}"
@@ -123,7 +123,7 @@ def speed_table(model: str, found: dict[str, Any]) -> Table:
 
     heads = (
         "", "peak", "FLOPs", "tokens/s", "plan's FLOPs", "plan's tokens/s", "plan to it",
-        "plan to nothing re-run",
+        "plan to the baseline",
     )  # fmt: skip
     title = (
         f"{_where(model, found)}, {found['batch']} x {found['length']} tokens: medians and "

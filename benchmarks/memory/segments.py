@@ -90,7 +90,7 @@ def residual(toy: bool) -> dict[str, Any]:
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
     loss = functools.partial(resnet.loss, config=config)
     programs = {
-        "nothing re-run": loss,
+        "baseline": loss,
         "all but the first block of each stage": jrc.recompute_segments(
             loss, **config.mindspore_segments
         ),
@@ -116,7 +116,7 @@ def transformer(toy: bool) -> dict[str, Any]:
 def _unrolled(config: gpt.Config) -> dict[str, Callable[..., Any]]:
     loss = functools.partial(gpt.loss, config=config)
     return {
-        "unrolled, nothing re-run": loss,
+        "unrolled, baseline": loss,
         "unrolled, every block": jrc.recompute_segments(loss, config.boundaries),
         "unrolled, every 4": jrc.recompute_segments(loss, config.boundaries[3::4]),
     }
@@ -126,7 +126,7 @@ def _scanned(config: gpt.Config) -> dict[str, Callable[..., Any]]:
     loss = functools.partial(gpt.loss, config=config)
     each = functools.partial(jrc.recompute_scan, segments=config.layers)
     return {
-        "scanned, nothing re-run": loss,
+        "scanned, baseline": loss,
         "scanned, every block": functools.partial(loss, loop=each),
         "scanned, sqrt": functools.partial(loss, loop=jrc.recompute_scan),
     }

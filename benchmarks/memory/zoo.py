@@ -6,8 +6,8 @@
     python -m benchmarks.memory.zoo --target h100 --out benchmarks/results/zoo_h100.json --resume
 
 The programs are those of `tests/zoo`, at full size or tiny. For each: what a person would write
-(nothing recomputed, the whole loss under one `jax.checkpoint`, each block, two policies of JAX),
-and plans at three budgets between the least peak and that of nothing recomputed, with the peak as
+(the baseline, the whole loss under one `jax.checkpoint`, each block, two policies of JAX),
+and plans at three budgets between the least peak and that of the baseline, with the peak as
 predicted and as compiled here once more, FLOPs, seconds and compilations. The column "beats" names
 the ways by hand that have fewer FLOPs within a plan's budget, or a lower peak than the leanest
 plan.

@@ -29,7 +29,7 @@ def tables(report: Report) -> list[Table]:
 
 
 def ratio(row: Figures, found: Found) -> float:
-    """Return product FLOPs over those with nothing recomputed."""
+    """Return product FLOPs over those of the baseline."""
     return row["product_flops"] / found["nothing"]["product_flops"]
 
 
@@ -43,7 +43,7 @@ def in_words(name: str) -> str:
     what, _, size = name.partition(" ")
     if what == "checkpoint":
         return "checkpoint of every block" if size == "1" else f"checkpoint of every {size} blocks"
-    return "nothing re-run" if what == "eager" else name
+    return "baseline" if what == "eager" else name
 
 
 def by_torch(found: Found, saved: int) -> Figures | None:
@@ -68,7 +68,7 @@ def _title(found: Found, report: Report) -> str:
         f"{found['title']}, float32, PyTorch {found['about']['torch']} on CPU (eager, "
         "`torch.utils.checkpoint`, `activation_memory_budget` with its default solver) beside "
         f"jrc's cheapest choice (jax {report['jax']}) that saves no more: MB (10⁶) that forward "
-        "hands to backward, and matrix products over those with nothing re-run"
+        "hands to backward, and matrix products over those of the baseline"
     )
 
 
@@ -95,7 +95,7 @@ def _found_by(row: Figures) -> str:
 def _own_title(found: Found, report: Report) -> str:
     return (
         f"The same of `jrc.plan`, which weighs what the compiled program needs at its peak (MB, at "
-        "fractions between the least and that of nothing re-run) and not what is saved, and of "
+        "fractions between the least and that of the baseline) and not what is saved, and of "
         f"`jax.checkpoint` by hand, {found['title']} ({report['device']}, jax {report['jax']})"
     )
 

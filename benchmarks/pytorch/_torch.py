@@ -193,7 +193,7 @@ def solver_watched() -> Iterator[list[Any]]:
 
 
 def ways(given: Arguments, settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield nothing recomputed, checkpoints and budgets: their figures, or why there are none."""
+    """Yield the baseline, checkpoints and budgets: their figures, or why there are none."""
 
     def loss(run: Blocks) -> Loss:
         twin = TWINS[settings["twin"]]

@@ -5,7 +5,7 @@
     python -m benchmarks.pytorch.saved_bytes --models unet,densenet --toy
 
 The programs are those of `_programs.py`: a GPT, a vision transformer, and those of `tests/zoo` that
-are easily written in PyTorch too (`_twins`). PyTorch: nothing recomputed, `torch.utils.checkpoint`
+are easily written in PyTorch too (`_twins`). PyTorch: the baseline, `torch.utils.checkpoint`
 of every block (of the GPT also of every 3), and `activation_memory_budget` between 1.0 and 0.0 and
 at what jrc's plans save (`_torch.py` states how). jrc: the Pareto front of choices by saved
 bytes, verified plans, and `jax.checkpoint` by hand. Beside each stands the choice of the front that
@@ -14,7 +14,7 @@ gradients and products of both must agree, or the exit status is 1. Without PyTo
 torch`) only jrc's side is measured. Programs that are not asked for stay in `--out` as they were.
 
 Saved bytes are what forward passes to backward, each buffer once, without arguments. FLOPs are
-those of matrix products and convolutions, forward and backward, over those with nothing recomputed,
+those of matrix products and convolutions, forward and backward, over those of the baseline,
 which are the same number in both. Peaks are not compared: a plan fits a peak, a budget of PyTorch
 is about saved bytes.
 """

@@ -57,7 +57,7 @@ def training() -> str:
     first = next(iter(found.values()))
     title = (
         f"The example, {len(first['losses'])} steps on {first['device']}, jax {first['jax']}; loss "
-        "in nats per byte of held-out text, peak of the compiled step with nothing recomputed → "
+        "in nats per byte of held-out text, peak of the compiled baseline step → "
         f"with a plan of budget {first['settings']['budget']}, bytes per step and replica"
     )
     heads = ("", "held-out loss", "peak", "sent, mean", "sent, last step")

@@ -35,7 +35,7 @@ def tables(report: Report) -> list[Table]:
     rows = [_row(row) for row in _by_size(report) if PLAN in row["ways"]]
     title = (
         "Largest batch of all devices together, in brackets FLOPs over those with nothing "
-        "recomputed: nothing recomputed, every block under `jax.checkpoint`, "
+        "recomputed: the baseline, every block under `jax.checkpoint`, "
         "`dots_with_no_batch_dims_saveable`, of MaxText's policies that were compiled the one with "
         "the largest batch, and `jrc.plan`; time and compilations of `jrc.largest_batch` on two "
         "CPU cores that other work shared"
@@ -107,7 +107,7 @@ def plot(report: Report, folder: pathlib.Path) -> pathlib.Path | None:
         for line in lines
     ]
     title = "Largest batch of each way, over that of every block recomputed"
-    caption = "Numbers: the batch of all devices, and FLOPs over those with nothing recomputed."
+    caption = "Numbers: the batch of all devices, and FLOPs over those of the baseline."
     return pictures.draw(folder / "targets.png", title, panels, (12, 4), caption, columns=1)
 
 

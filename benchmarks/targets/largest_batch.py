@@ -3,7 +3,7 @@
     python -m benchmarks.targets.largest_batch --targets h100,v5e --models gpt2_124m,resnet50 \
         --out benchmarks/results/targets.json --plot benchmarks/results
 
-For each model and target: nothing recomputed, every block under `jax.checkpoint`, JAX's
+For each model and target: the baseline, every block under `jax.checkpoint`, JAX's
 `dots_with_no_batch_dims_saveable`, MaxText's policies by names, and `jrc.plan`, as
 `jrc.largest_batch` finds it. Bytes are those of the target's own compiler for `value_and_grad` of
 the loss, of one device; the budget is nine tenths of its memory, less the two float32 moments of
@@ -96,7 +96,7 @@ class Case:
     def found(self, way: str) -> dict[str, dict[str, Any]]:
         """Return the largest batch of a way, its peak, FLOPs, seconds and compilations.
 
-        The search for a plan returns that of nothing recomputed too. What cannot fit is not looked
+        The search for a plan returns that of the baseline too. What cannot fit is not looked
         for.
         """
         if self.held > self.target.budget:

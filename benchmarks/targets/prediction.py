@@ -4,7 +4,7 @@
         --out benchmarks/results/prediction.json
     python -m benchmarks.targets.prediction --targets cpu,v5e --models gpt,mlp
 
-For each model of the planner, at a size that compiles in seconds: nothing recomputed, every block
+For each model of the planner, at a size that compiles in seconds: the baseline, every block
 under `jax.checkpoint`, the leanest plan and one in the middle of the planner's row. The peak of the
 gradient program as the model has it, beside that of the target's own compiler.
 

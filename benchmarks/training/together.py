@@ -164,7 +164,7 @@ def tables(report: Report) -> list[Table]:
         f"{report['model']}, {report['steps']} steps on {report['replicas']} replicas "
         f"({report['device']}, jax {report['jax']}, {report['cores']} cores, load "
         f"{report['load']:.0f} as it began): peak of one replica's compiled step, FLOPs of a "
-        "gradient over those with nothing re-run, bytes that a replica sends, time of a "
+        "gradient over those of the baseline, bytes that a replica sends, time of a "
         "step over that with neither (quartiles), loss in nats per byte "
         f"of held-out text (mean of {len(report['ways']['both']['held_out'])} seeds, half the "
         "range)"

@@ -8,7 +8,7 @@ import jax
 
 from jrc._errors import name_of
 from jrc._specs import shards_of, spec_of
-from jrc._targets import is_compile_only
+from jrc._targets import chip_of_device, is_compile_only
 from jrc._tree import aval_of
 from jrc._typing import PyTree
 from jrc.remat import Plan, device_of, host_link, plan_within
@@ -65,12 +65,18 @@ class Budgeted:
                 parts=max(
                     (shards_of(leaf, 0) for leaf in jax.tree.leaves(state.params)), default=1
                 ),
-                on_target=is_compile_only(device),
+                target=_target(device),
                 compilations=self._compilations,
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
         self.plan, call = self._known[key]
         return call
+
+
+def _target(device: Any) -> str:
+    """The name of an accelerator that is not there; empty for a device that is."""
+    chip = chip_of_device(device) if is_compile_only(device) else None
+    return chip.name if chip else ""
 
 
 def _has_aux(loss_fn: Callable[..., Any], model_state: PyTree, out: Any) -> bool:

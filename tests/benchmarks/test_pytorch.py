@@ -162,7 +162,7 @@ def test_a_row_has_both_and_the_difference():
     beside, own = tables(report)
     assert "PyTorch 2.15 on CPU" in beside.title
     assert beside.rows == [
-        ("nothing re-run", "hand", "2.0", "1.0000", "0.0", "1.0000", "+0.00 %"),
+        ("baseline", "hand", "2.0", "1.0000", "0.0", "1.0000", "+0.00 %"),
         ("budget 0.5", "knapsack", "1.0", "1.1000", "0.9", "1.0450", "-5.00 %"),
         ("budget 0.4", "a cut", "1.0", "1.1000", "0.0", "1.2100", "+10.00 %"),
     ]

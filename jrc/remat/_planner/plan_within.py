@@ -27,7 +27,7 @@ def plan_within(
     parts: int = 1,
     respect_checkpoints: bool = False,
     link: HostLink | None = None,
-    on_target: bool = False,
+    target: str = "",
     compilations: int | None = None,
 ) -> Plan:
     """Return the plan for a function inside of a larger program, whose whole peak is to fit.
@@ -42,14 +42,14 @@ def plan_within(
         parts: Into how many parts XLA splits arrays over devices; 1 on one, or in `shard_map`.
         respect_checkpoints: As for `plan`.
         link: What copies to the host cost, where saved values may be moved there.
-        on_target: Whether the program is lowered for an accelerator that is not there.
+        target: The accelerator that the program is lowered for, where it is not there.
         compilations: As for `plan`.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
     """
     limit = checked_budget(budget, who)
-    most = checked_compilations(compilations, who, on_target)
+    most = checked_compilations(compilations, who, bool(target))
     found: list[Problem] = []
 
     @named_like(fn)
@@ -62,6 +62,7 @@ def plan_within(
                 has_aux=has_aux(out),
                 who=who,
                 respect_checkpoints=respect_checkpoints,
+                target=target,
                 platform=platform,
                 link=link,
                 parts=parts,

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jrc.remat._planner.plan.decision import Baseline, LeftToJax, Stages
+from jrc.remat._planner.plan.decision import LeftToJax, Stages
 from jrc.remat._planner.search.choose import bytes_of, fitting_option
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.search import Search
@@ -30,7 +30,7 @@ class Fakes:
 
     @property
     def baseline(self):
-        return next(each for each in self.options if isinstance(each.decision, Baseline))
+        return next(each for each in self.options if each.is_baseline)
 
     def modelled(self, option):
         return self.own + option.peak
@@ -46,10 +46,10 @@ class Fakes:
         return CompiledCost(0, 0, self._compiled[option], 0)
 
 
-def way(cost, modelled, compiled, name="", predicted=None):
+def way(cost, modelled, compiled, family="solver", predicted=None, name=""):
     """An option with its peaks; that of cost 0 is the baseline."""
-    decision = Stages((LeftToJax((cost,)),)) if cost else Baseline()
-    option = Option(modelled - OWN, 0, cost, decision, name)
+    family = family if cost else "baseline"
+    option = Option(modelled - OWN, 0, cost, Stages((LeftToJax((cost,)),)), name, family=family)
     return option, modelled if predicted is None else predicted, compiled
 
 
@@ -70,7 +70,7 @@ def drawn(seed, error):
     costs[count - 1] = 0
     off = np.exp(draw.uniform(-error, error, count + named))
     rows = [
-        way(int(c), int(p), int(p * e), f"{k} regions" if k >= count else "")
+        way(int(c), int(p), int(p * e), *(("regions", None, str(k)) if k >= count else ()))
         for k, (c, p, e) in enumerate(zip(costs, peaks, off, strict=True))
     ]
     return rows, int(draw.integers(100, 1100))
@@ -130,7 +130,7 @@ def test_the_error_of_the_baseline_corrects_nothing():
 
 def test_errors_are_those_of_the_own_family():
     """Once one of the own is compiled that is as near; before it the nearest of all counts."""
-    rows = [way(30, 80, 80), way(20, 90, 95), way(10, 60, 200, "7 regions"), way(0, 300, 300)]
+    rows = [way(30, 80, 80), way(20, 90, 95), way(10, 60, 200, "regions"), way(0, 300, 300)]
     found, asked = chosen(rows, 100, 3)
     assert [each.cost for each in asked] == [10, 30, 20] and found.cost == 20
 
@@ -146,7 +146,7 @@ def test_the_baseline_comes_first_where_it_fits():
     rows = [way(30, 50, 50), way(0, 100, 100)]
     rows.append((dataclasses.replace(rows[0][0], cost=0), 40, 40))
     found, asked = chosen(rows, 100)
-    assert isinstance(found.decision, Baseline) and asked == [found]
+    assert found.is_baseline and asked == [found]
 
 
 def test_fractions_lie_between_both_ends():
@@ -163,11 +163,11 @@ def test_no_fraction_is_refused_whatever_the_peaks(peaks):
     for eighths in range(9):
         found, _ = chosen(rows, eighths / 8)
         assert found is not None
-    assert isinstance(found.decision, Baseline)
+    assert found.is_baseline
 
 
 def test_the_leanest_of_each_family_is_compiled_before_a_second_one():
-    rows = [way(50, 50, 90), way(40, 52, 92), way(30, 58, 60, "7 regions"), way(0, 300, 300)]
+    rows = [way(50, 50, 90), way(40, 52, 92), way(30, 58, 60, "regions"), way(0, 300, 300)]
     found, asked = chosen(rows, 0.0)
     assert found.cost == 30 and [each.cost for each in asked[:3]] == [0, 40, 30]
 

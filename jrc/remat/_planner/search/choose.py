@@ -45,7 +45,7 @@ def plan_for(peaks: Peaks, budget: int | float, compilations: int) -> Plan:
 def bytes_of(budget: int | float, search: Search, baseline: Option) -> int:
     """Return a budget in bytes.
 
-    Both ends of a fraction are compiled, and some compilations are left for options in between.
+    Both ends of a fraction are compiled, and the search may compile some more between them.
 
     Args:
         budget: Bytes, or a fraction between the least peak and that of the baseline.
@@ -62,8 +62,7 @@ def bytes_of(budget: int | float, search: Search, baseline: Option) -> int:
             most = max(search.compilations - 1, 1)
         search.compile(baseline)
         ends = sorted((search.compile(search.least(most=most)), search.compile(baseline)))
-        between = len(search.compiled) + SETTINGS.compiled_between
-        search.compilations = max(search.compilations, between)
+        search.allow_more(SETTINGS.compiled_between)
     return int(ends[0] + budget * (ends[1] - ends[0]))
 
 
@@ -160,12 +159,13 @@ def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
     alone = problem.request.program is None
     what = "the gradient of" if alone else "the whole step around"
     peak = (plan.verified or plan.predicted).peak_bytes
+    is_least = "is at least" if plan.verified else "is predicted to be at least"
     given, returned = problem.given, problem.returned
     temporaries = max(peak - given - returned, 0)
     if cost is not None and cost.outputs:  # none where the compiler stated the peak alone
         given, returned, temporaries = cost.arguments, cost.outputs, cost.temporaries
     return (
-        f"{problem.who}: the peak of {what} `{problem.name}` is at least "
+        f"{problem.who}: the peak of {what} `{problem.name}` {is_least} "
         f"{exact_memory_text(peak)}; the budget is {exact_memory_text(plan.budget)}. Of the least, "
         f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
         f"temporaries {memory_text(temporaries)}, pinned most by {problem.widest}. Raise the "

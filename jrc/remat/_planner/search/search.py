@@ -20,11 +20,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from jrc.remat._planner.plan.decision import Baseline
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.manual import LAST_TOO
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Family, Option
 
 
 @runtime_checkable
@@ -70,7 +68,7 @@ class Search:
         # Of equal cost the baseline comes first: then nothing need be recomputed.
         self.options = sorted(
             options,
-            key=lambda each: (each.cost, not _is_baseline(each), each.peak),
+            key=lambda each: (each.cost, not each.is_baseline, each.peak),
         )
         self.compiled: dict[Option, int] = {}
         self.before: dict[Option, int] = {}
@@ -85,7 +83,7 @@ class Search:
         """
         if not self.compilations:
             return self._expected_to_fit(self.options, budget, {})
-        shares: dict[str, float] = {}
+        shares: dict[Family, float] = {}
         while len(self.compiled) < self.compilations:
             best = self.best(budget)
             left = [each for each in self._not_compiled() if _is_better(each, best)]
@@ -94,7 +92,7 @@ class Search:
                 chosen = self._leanest(left) if best is None else self._halfway(left, budget, best)
             if chosen is None:
                 break
-            peak, family = self.compile(chosen), family_of(chosen)
+            peak, family = self.compile(chosen), chosen.family
             shares[family] = min(1.0, shares.get(family, 1.0) * budget / peak)
             if peak <= budget:
                 shares.clear()
@@ -103,8 +101,7 @@ class Search:
     def least(self, enough: float = 0, most: int = 1) -> Option:
         """Return the option of the least peak, of those that may be the leanest.
 
-        Models err alike within a family of options: the solver's own, policies, regions but for
-        the last, all regions. The leanest of each is compiled first, if it may be the leanest.
+        The leanest of each family is compiled first, if it may be the leanest.
 
         Args:
             enough: Bytes; no further option is compiled once one needs at most this.
@@ -120,6 +117,10 @@ class Search:
             self.compile(chosen)
         return min(self.compiled, key=lambda each: self.compiled[each])
 
+    def allow_more(self, count: int) -> None:
+        """Let this search compile at least so many more programs."""
+        self.compilations = max(self.compilations, len(self.compiled) + count)
+
     def best(self, budget: int) -> Option | None:
         """Return the cheapest compiled option that fits."""
         fitting = (each for each in self.options if self.compiled.get(each, math.inf) <= budget)
@@ -131,7 +132,7 @@ class Search:
             self.before[option] = self.predicted(option)
             self.compiled[option] = self.peaks.compiled(option).peak
             # The baseline and the first other option say what the larger program needs besides.
-            others = [each for each in self.compiled if not _is_baseline(each)]
+            others = [each for each in self.compiled if not each.is_baseline]
             if self.peaks.is_inside and others in ([], [option]):
                 self._else += self.compiled[option] - self.before[option]
         return self.compiled[option]
@@ -157,7 +158,7 @@ class Search:
             peak = self._corrected(option, modelled(option), known)
         compiled = ((each, x - self._else) for each, x in self.compiled.items())
         # XLA recomputes of its own accord in the baseline: its error is one of its own.
-        known = [(each, predicted[each], x) for each, x in compiled if not _is_baseline(each)]
+        known = [(each, predicted[each], x) for each, x in compiled if not each.is_baseline]
         return int(self._corrected(option, peak, known)) + self._else
 
     def _corrected(
@@ -172,7 +173,7 @@ class Search:
         """
 
         def distance(entry: tuple[Option, int, int]) -> float:
-            apart = _distance(family_of(entry[0]), family_of(option))
+            apart = _distance(entry[0].family, option.family)
             return abs(math.log(self._beside(entry[1]) / self._beside(peak))) + apart
 
         if not known:
@@ -186,7 +187,7 @@ class Search:
         return max(peak - self.peaks.own, 1.0)
 
     def _expected_to_fit(
-        self, options: Sequence[Option], budget: int, shares: Mapping[str, float]
+        self, options: Sequence[Option], budget: int, shares: Mapping[Family, float]
     ) -> Option | None:
         """The cheapest of these that is predicted to fit, by a prediction of its own.
 
@@ -199,7 +200,7 @@ class Search:
             fitting = [
                 each
                 for each in options
-                if self.expected(each) <= budget * shares.get(family_of(each), 1.0)
+                if self.expected(each) <= budget * shares.get(each.family, 1.0)
             ]
             if not fitting or not self._predict(fitting):
                 return fitting[0] if fitting else None
@@ -210,9 +211,9 @@ class Search:
         Behind the first of each family one that should need clearly less or just enough, or else
         one that is unlike those that are compiled.
         """
-        known = set(map(family_of, self.compiled))
+        known = {each.family for each in self.compiled}
         left = self._not_compiled()
-        first = self._leanest([each for each in left if family_of(each) not in known])
+        first = self._leanest([each for each in left if each.family not in known])
         # What other families need beyond their predictions says little of it.
         if first is not None and self._predicted[first] < SETTINGS.lean_margin * least:
             return first
@@ -231,7 +232,7 @@ class Search:
         peaks = [max(each.peak, 1) for each in (one, other)]
         is_near = max(peaks) <= SETTINGS.nearly_equal * min(peaks)
         is_equally_dear = abs(one.cost - other.cost) < self._much
-        return is_near and is_equally_dear and family_of(one) == family_of(other)
+        return is_near and is_equally_dear and one.family == other.family
 
     @property
     def _much(self) -> float:
@@ -284,34 +285,16 @@ class Search:
         return [each for each in self.options if each not in self.compiled]
 
 
-def family_of(option: Option) -> str:
-    """Return the family of an option, within which models of peaks err alike.
-
-    Families with the same first word are closer to each other than others.
-    """
-    if _is_baseline(option):
-        return "baseline"
-    if not option.name:
-        return "solver"
-    if "region" not in option.name:
-        return "policy"
-    return f"regions{LAST_TOO}" if LAST_TOO in option.name else "regions"
-
-
 def _is_better(option: Option, best: Option | None) -> bool:
     """Whether an option is cheaper than the best, or is the baseline at an equal cost."""
     if best is None or option.cost < best.cost:
         return True
-    return option.cost == best.cost and _is_baseline(option)
+    return option.cost == best.cost and option.is_baseline
 
 
-def _is_baseline(option: Option) -> bool:
-    return isinstance(option.decision, Baseline)
-
-
-def _distance(one: str, other: str) -> float:
+def _distance(one: Family, other: Family) -> float:
     """How far the error of a family is from that of another, as the logarithm of a factor."""
     if one == other:
         return 0.0
-    is_near = one.partition(",")[0] == other.partition(",")[0]
+    is_near = {one, other} == {"regions", "all regions"}
     return SETTINGS.near_family if is_near else SETTINGS.other_family

@@ -36,7 +36,7 @@ def as_written_option(written: Any, perturbed: Sequence[int], baseline_flops: in
     saved = residuals_of(loss, avals, perturbed).bytes
     total = flops(gradient_program(evaluate(written), avals, perturbed))
     cost = max(total - baseline_flops, 0)
-    return Option(saved + _most_inside(written), saved, cost, AsWritten(), NAME)
+    return Option(saved + _most_inside(written), saved, cost, AsWritten(), NAME, family="policy")
 
 
 def _most_inside(jaxpr: Any) -> int:

@@ -18,7 +18,7 @@ from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Family, Option
 from jrc.remat._planner.solver.save_sets import (
     IN_CHUNKS,
     MARKS,
@@ -28,9 +28,6 @@ from jrc.remat._planner.solver.save_sets import (
     policy_sets,
 )
 from jrc.remat._planner.solver.solver import solve
-
-LAST_TOO = ", the last too"
-"""Follows the name of regions of which none is left to JAX."""
 
 Options = Mapping[int, Sequence[Option]]
 Regions = tuple[range, ...]
@@ -130,7 +127,7 @@ def _by_policy(program: Program, graph: CostGraph, options: Options) -> Iterator
     sets |= {f"{name} saved": values for name, values in policy_sets(program, graph).items()}
     for name, values in distinct(sets).items():
         for option in solve(graph, options, saved=values)[:1]:
-            yield dataclasses.replace(option, name=name)
+            yield dataclasses.replace(option, name=name, family="policy")
 
 
 def _all_regions(
@@ -157,7 +154,7 @@ def _all_regions(
         whole = itertools.starmap(range, itertools.pairwise([0, *places, count]))
         regions = tuple(part for region in whole for part in _apart_from(region, apart))
         if len(regions) > 1 and places:
-            for some, title in ((regions[:-1], name), (regions, f"{name}{LAST_TOO}")):
+            for some, title in ((regions[:-1], name), (regions, f"{name}, the last too")):
                 if some not in found:
                     used = sum(each.startswith(title) for each in found.values())
                     found[some] = f"{title} ({used + 1})" if title in found.values() else title
@@ -205,7 +202,10 @@ def _option(
         if again and not any(node.runs_once and node.position in again for node in graph.nodes):
             cost = sum(each.cost for each in constructs.values())
             cost += recomputed_cost(graph, decision)
-            yield dataclasses.replace(option, cost=cost, decision=decision, name=name)
+            family: Family = "all regions" if len(graph.nodes) - 1 in inside else "regions"
+            yield dataclasses.replace(
+                option, cost=cost, decision=decision, name=name, family=family
+            )
 
 
 def _inside_constructs(program: Program, graph: CostGraph, options: Options) -> Iterator[Option]:
@@ -227,7 +227,7 @@ def _inside_constructs(program: Program, graph: CostGraph, options: Options) -> 
         titles = {NOTHING_SAVED: whole, IN_CHUNKS: f"{whole}, in chunks"}
         name = titles.get(what, f"{whole}, {what} saved")
         for option in solve(graph, offered, saved=kept_by_xla(graph, graph.nodes))[:1]:
-            yield _without_regions(graph, dataclasses.replace(option, name=name))
+            yield _without_regions(graph, dataclasses.replace(option, name=name, family="policy"))
 
 
 def _without_regions(graph: CostGraph, option: Option) -> Option:

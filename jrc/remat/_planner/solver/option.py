@@ -11,9 +11,15 @@ The same value serves at every depth: for a branch, for the body of a loop, for 
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from jrc.remat._planner.plan.decision import Baseline, Decision, Stage, Stages
 from jrc.remat._planner.settings import SETTINGS
+
+Family = Literal["baseline", "solver", "policy", "regions", "all regions"]
+"""How an option came about: the baseline, the solver's own, a policy of `jax.checkpoint`, regions
+under a `jax.checkpoint` but for the last, which is left to JAX, or all regions. Models of peaks err
+alike within a family, so that one compiled option says something of the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Option:
         name: What a manual plan is called; of a construct's, what it saves.
         host: Bytes that are saved in the host's memory.
         waits: How much of the cost is waiting for copies to and from there.
+        family: How it came about.
     """
 
     peak: int
@@ -38,6 +45,12 @@ class Option:
     name: str = ""
     host: int = 0
     waits: int = 0
+    family: Family = "solver"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is the program without recomputation."""
+        return self.family == "baseline"
 
     @property
     def recomputed(self) -> int:
