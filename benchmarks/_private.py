@@ -179,6 +179,7 @@ class KnownPeaks:
     is_inside = False
 
     def __init__(self, program: Any) -> None:
+        self.predicts_better = any(row["modelled"] != row["predicted"] for row in program["rows"])
         self.own, rows = program["own"], program["rows"]
         self.options = [
             Option(

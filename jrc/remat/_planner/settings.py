@@ -49,19 +49,23 @@ class PlannerSettings:
         compiled_between: So many at least are then compiled between both ends.
         compiled_before_refusal: So many more that may be the leanest are compiled before a budget
             is refused.
-        tried_above_budget: Where an option fits, a cheaper one is tried if it is expected to need
-            at most this many times the budget.
-        tried_if_much: The same for one that is much cheaper.
-        much_cheaper: It is if it saves this share of the cost of the dearest option.
-        near_family: By how much the error of an option of a family that is near is farther away
-            than that of one of the own: as much as a factor of bytes, as a logarithm.
-        other_family: The same of any other family.
-        nearly_equal: Of options that are expected to need at most this many times the least, the
-            cheapest counts as the leanest.
-        lean_margin: The first of a family of options that may be the leanest is compiled if it is
-            predicted to need at most this many times the least compiled peak.
-        worthwhile_gain: The same for a further one of a family, by what is expected of it.
-        unlike_margin: The same for one that is unlike all that are compiled.
+        model_error: How much larger a compiled peak is than in the solver's model, before any is
+            known: the logarithm of the factor, as all errors below.
+        error_of_all: What errors of all options have in common, as a standard deviation.
+        error_of_family: What those of a family have in common beside that.
+        error_of_option: What they have in common the less, the farther they are from each other.
+        error_of_baseline: The standard deviation of the error of the baseline.
+        error_noise: What of an error says nothing of others.
+        near_peaks: Options are near if their peaks differ by this, as a logarithm.
+        near_costs: The same of their costs, as a share of the cost of the dearest option.
+        dearest_counts: What an option saves is its cost below so many times that of the dearest
+            one, as long as none fits.
+        hopeless: As long as none fits, the search ends where it expects less than this share of
+            what could be saved.
+        least_gain: Where one fits, it ends where it expects to save less than this share of the
+            cost of the dearest option.
+        least_bytes_gain: The search for the leanest option ends where it expects to save less than
+            this share of the temporaries of the leanest so far.
         predicted_together: On an accelerator the gradients of so many options are traced together.
         least_shared: A temporary may lie in the memory of a later result if it has at least this
             share of the bytes of the largest one.
@@ -103,18 +107,21 @@ class PlannerSettings:
     cost_weight: float = 10.0
     compilations: int = 5
     compilations_on_target: int = 3
-    leanest_compiled: int = 2
+    leanest_compiled: int = 3
     compiled_between: int = 2
     compiled_before_refusal: int = 3
-    tried_above_budget: float = 1.25
-    tried_if_much: float = 1.5
-    much_cheaper: float = 0.02
-    near_family: float = 0.1
-    other_family: float = 0.3
-    nearly_equal: float = 1.1
-    lean_margin: float = 1.5
-    worthwhile_gain: float = 0.93
-    unlike_margin: float = 2.0
+    model_error: float = 0.1
+    error_of_all: float = 0.2
+    error_of_family: float = 0.15
+    error_of_option: float = 0.3
+    error_of_baseline: float = 0.3
+    error_noise: float = 0.02
+    near_peaks: float = 0.5
+    near_costs: float = 0.2
+    dearest_counts: float = 1.25
+    hopeless: float = 0.0005
+    least_gain: float = 0.0005
+    least_bytes_gain: float = 0.01
     predicted_together: int = 4
     least_shared: float = 1 / 2000
     attained_flops: float = 0.5

@@ -20,7 +20,7 @@ class Fakes:
     `asked` has the options that were compiled, in order.
     """
 
-    own = OWN
+    own, predicts_better = OWN, True
 
     def __init__(self, rows, is_inside=False):
         self.options = [option for option, _, _ in rows]
@@ -76,18 +76,18 @@ def drawn(seed, error):
     return rows, int(draw.integers(100, 1100))
 
 
-def test_exact_predictions_lead_to_the_cheapest_that_fits_with_one_compilation():
-    refused = 0
+@pytest.mark.parametrize(("error", "exact", "mean"), [(0.0, 0.95, 1.0), (0.3, 0.93, 5.0)])
+def test_the_cheapest_that_fits_is_nearly_always_found(error, exact, mean):
+    """Of costs up to 400, with five compilations, and no budget refused that an option fits."""
+    extra = []
     for seed in range(300):
-        rows, budget = drawn(seed, 0.0)
-        fitting = [option for option, _, compiled in rows if compiled <= budget]
-        found, asked = chosen(rows, budget, 1)
-        if fitting:
-            assert found.cost == min(each.cost for each in fitting) and asked == [found]
-        else:
-            refused += 1
-            assert found is None
-    assert 0 < refused < 100
+        rows, budget = drawn(seed, error)
+        fitting = [option.cost for option, _, compiled in rows if compiled <= budget]
+        found, _ = chosen(rows, budget)
+        assert (found is None) == (not fitting)
+        extra += [found.cost - min(fitting)] if fitting else []
+    assert len(extra) > 200
+    assert np.mean(np.equal(extra, 0)) > exact and np.mean(extra) < mean
 
 
 @pytest.mark.parametrize("compilations", [1, 2, 3, 5])
@@ -116,9 +116,8 @@ def test_predictions_alone_decide_without_compilations():
 def test_a_compiled_peak_corrects_what_is_expected_of_the_others():
     rows = [way(30, 50, 75), way(20, 70, 115), way(10, 90, 155), way(5, 95, 165), way(0, 300, 300)]
     found, asked = chosen(rows, 100, 3)
-    # The temporaries of the first are 1.8 times as many as predicted: none is expected to fit any
-    # more. The leanest does, by 1.6 times; then 70 is expected at 107, which may fit.
-    assert [each.cost for each in asked] == [5, 30, 20] and found.cost == 30
+    # The temporaries of the first are 1.8 times as many as predicted, so that 10 will not fit.
+    assert [each.cost for each in asked] == [5, 20, 30] and found.cost == 30
 
 
 def test_the_error_of_the_baseline_corrects_nothing():
@@ -128,25 +127,32 @@ def test_the_error_of_the_baseline_corrects_nothing():
     assert [each.cost for each in asked] == [0, 20] and found.cost == 20
 
 
-def test_errors_are_those_of_the_own_family():
-    """Once one of the own is compiled that is as near; before it the nearest of all counts."""
-    rows = [way(30, 80, 80), way(20, 90, 95), way(10, 60, 200, "regions"), way(0, 300, 300)]
-    found, asked = chosen(rows, 100, 3)
-    assert [each.cost for each in asked] == [10, 30, 20] and found.cost == 20
+def test_errors_are_rather_those_of_the_own_family():
+    regions = [way(10, 75, 150, "regions"), way(8, 72, 144, "regions")]
+    found, asked = chosen([way(30, 60, 60), way(20, 70, 72), *regions, way(0, 300, 300)], 80, 2)
+    # Once 72 turned out to be 144, the solver's 70 is likelier to fit than the regions' 75.
+    assert [each.cost for each in asked] == [8, 20] and found.cost == 20
 
 
 def test_spare_compilations_go_to_cheaper_options_that_may_fit():
     rows = [way(30, 90, 90), way(16, 106, 99), way(10, 120, 110), way(5, 500, 90), way(0, 600, 600)]
     found, asked = chosen(rows, 100, 5)
-    # Halfway in cost between what fits and what does not; 500 is not likely to fit.
-    assert [each.cost for each in asked] == [30, 16, 10] and found.cost == 16
+    # 120 may fit until 106 turned out to be 99; 500 is not likely to.
+    assert [each.cost for each in asked] == [16, 10] and found.cost == 16
 
 
-def test_the_baseline_comes_first_where_it_fits():
+def test_of_equal_cost_the_baseline_is_taken_where_it_fits():
     rows = [way(30, 50, 50), way(0, 100, 100)]
     rows.append((dataclasses.replace(rows[0][0], cost=0), 40, 40))
     found, asked = chosen(rows, 100)
-    assert found.is_baseline and asked == [found]
+    assert found.is_baseline and len(asked) == 2
+
+
+def test_a_search_that_is_hopeless_ends_early():
+    rows = [way(30, 500, 500), way(20, 700, 700), way(10, 900, 900), way(0, 2000, 2000)]
+    found, asked = chosen(rows, 20)
+    # The baseline, and what may be the leanest.
+    assert found is None and [each.cost for each in asked] == [0, 30, 20]
 
 
 def test_fractions_lie_between_both_ends():
@@ -166,16 +172,10 @@ def test_no_fraction_is_refused_whatever_the_peaks(peaks):
     assert found.is_baseline
 
 
-def test_the_leanest_of_each_family_is_compiled_before_a_second_one():
+def test_the_leanest_of_another_family_is_compiled_before_a_second_one():
     rows = [way(50, 50, 90), way(40, 52, 92), way(30, 58, 60, "regions"), way(0, 300, 300)]
     found, asked = chosen(rows, 0.0)
-    assert found.cost == 30 and [each.cost for each in asked[:3]] == [0, 40, 30]
-
-
-def test_of_options_that_are_nearly_equally_lean_the_cheapest_is_compiled():
-    rows = [way(50, 100, 100), way(20, 105, 95), way(10, 150, 150), way(0, 300, 300)]
-    found, asked = chosen(rows, 0.0)
-    assert found.cost == 20 and asked[1] == found
+    assert found.cost == 30 and [each.cost for each in asked[:3]] == [0, 50, 30]
 
 
 @pytest.mark.parametrize("fraction", [False, True])

@@ -59,6 +59,11 @@ class Peaks:
         """Whether the function is part of a larger program, of which no more is predicted."""
         return self.problem.request.program is not None
 
+    @property
+    def predicts_better(self) -> bool:
+        """Whether a prediction is better than the solver's model, and takes its time."""
+        return self.problem.compiler.traces_gradients
+
     def modelled(self, option: Option) -> int:
         """Return the peak of an option in bytes, as the solver's model has it."""
         return self.own + option.peak // self.problem.parts

@@ -1,28 +1,35 @@
 """The search: which option fits a budget, found by compiling a few of them.
 
-Options are asked for in the order of their cost: the cheapest that is expected to fit is compiled
-first. What it needs corrects what is expected of the others. Once one fits, what is left of the
-compilations goes to cheaper ones that are most likely to fit.
+What is predicted of a peak has an error, and a compiled peak shows that of its own option, and
+something of those like it (`peak_errors`). Of the options that would be better than the best so far
+the search compiles the one of which it expects most: how much cheaper it is, times how likely it
+fits.
 
 >>> from jrc.remat._planner.solver.option import Option
 >>> class Exact:
-...     own, is_inside = 0, False
+...     own, is_inside, predicts_better = 0, False, False
 ...     modelled = predicted = lambda self, option: option.peak
 ...     predict = lambda self, options: None
 ...     compiled = lambda self, option: CompiledCost(0, 0, option.peak, 0)
->>> options = [Option(10, 0, 30), Option(50, 0, 7), Option(100, 0, 0)]
+>>> options = [Option(10, 0, 30), Option(50, 0, 7), Option(100, 0, 0, family="baseline")]
 >>> search = Search(options, Exact(), compilations=3)
 >>> search.cheapest_fitting(60).cost, len(search.compiled)
-(7, 1)
+(7, 2)
+
+Source: the acquisition is the expected improvement under a constraint of Gardner et al., "Bayesian
+Optimization with Inequality Constraints", ICML 2014, section 3.1.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from jrc.remat._planner.search.compiled_cost import CompiledCost
+from jrc.remat._planner.search.peak_errors import PeakErrors
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.option import Family, Option
+from jrc.remat._planner.solver.option import Option
 
 
 @runtime_checkable
@@ -36,6 +43,10 @@ class KnownPeaks(Protocol):
     @property
     def is_inside(self) -> bool:
         """Whether a larger program is compiled, and what else it needs is in no prediction."""
+
+    @property
+    def predicts_better(self) -> bool:
+        """Whether a prediction is better than the solver's model, and takes its time."""
 
     def modelled(self, option: Option) -> int:
         """Return the peak of an option in bytes, as the solver's model has it."""
@@ -67,41 +78,34 @@ class Search:
         self.peaks, self.compilations = peaks, compilations
         # Of equal cost the baseline comes first: then nothing need be recomputed.
         self.options = sorted(
-            options,
-            key=lambda each: (each.cost, not each.is_baseline, each.peak),
+            options, key=lambda each: (each.cost, not each.is_baseline, each.peak)
         )
         self.compiled: dict[Option, int] = {}
         self.before: dict[Option, int] = {}
+        self._at = {each: i for i, each in enumerate(self.options)}
+        self._modelled = [float(self._beside(peaks.modelled(each))) for each in self.options]
         self._predicted: dict[Option, int] = {}
+        self._of_model = PeakErrors(self.options, self._modelled, 0.0)
+        bias = 0.0 if peaks.predicts_better else SETTINGS.model_error
+        self._of_predictions = PeakErrors(self.options, self._modelled, bias)
         self._else = 0  # bytes that the larger program needs besides
 
     def cheapest_fitting(self, budget: int) -> Option | None:
-        """Return the cheapest option that fits, of those that the search looks at.
+        """Return the cheapest option that fits, of those that the search compiles.
 
-        An option that needs more than the budget shows that predictions are too low there: the next
-        one of its family is to be expected below it by as much.
+        Without compilations it is the cheapest that is predicted to fit.
         """
         if not self.compilations:
-            return self._expected_to_fit(self.options, budget, {})
-        shares: dict[Family, float] = {}
+            return self._first(lambda option: self.expected(option) <= budget)
         while len(self.compiled) < self.compilations:
-            best = self.best(budget)
-            left = [each for each in self._not_compiled() if _is_better(each, best)]
-            chosen = self._expected_to_fit(left, budget, shares)
-            if chosen is None:
-                chosen = self._leanest(left) if best is None else self._halfway(left, budget, best)
+            chosen = self._most_gain(budget)
             if chosen is None:
                 break
-            peak, family = self.compile(chosen), chosen.family
-            shares[family] = min(1.0, shares.get(family, 1.0) * budget / peak)
-            if peak <= budget:
-                shares.clear()
+            self.compile(chosen)
         return self.best(budget)
 
     def least(self, enough: float = 0, most: int = 1) -> Option:
         """Return the option of the least peak, of those that may be the leanest.
-
-        The leanest of each family is compiled first, if it may be the leanest.
 
         Args:
             enough: Bytes; no further option is compiled once one needs at most this.
@@ -111,8 +115,8 @@ class Search:
             return min(self.options, key=self.predicted)
         for _ in range(most):
             least = min(self.compiled.values(), default=math.inf)
-            chosen = self._lean_candidate(least, enough)
-            if chosen is None or least <= enough:
+            chosen = None if least <= enough else self._most_bytes_saved(least)
+            if chosen is None:
                 break
             self.compile(chosen)
         return min(self.compiled, key=lambda each: self.compiled[each])
@@ -143,137 +147,102 @@ class Search:
         return self.expected(option)
 
     def expected(self, option: Option) -> int:
-        """Return the peak of an option in bytes, in the light of what this search knows.
-
-        A prediction is corrected by the error of the compiled option whose prediction is nearest,
-        and rather of one of its own family. What the solver's model says, where nothing better is
-        known, is corrected by that of the nearest predicted one.
-        """
+        """Return the peak of an option in bytes, in the light of what this search knows."""
         if option in self.compiled:
             return self.compiled[option]
-        modelled, predicted = self.peaks.modelled, self._predicted
-        peak: float = predicted.get(option, 0)
-        if not peak:
-            known = [(each, modelled(each), x) for each, x in predicted.items()]
-            peak = self._corrected(option, modelled(option), known)
-        compiled = ((each, x - self._else) for each, x in self.compiled.items())
-        # XLA recomputes of its own accord in the baseline: its error is one of its own.
-        known = [(each, predicted[each], x) for each, x in compiled if not each.is_baseline]
-        return int(self._corrected(option, peak, known)) + self._else
+        means, _ = self._log_temporaries()
+        return int(self.peaks.own + self._else + math.exp(means[self._at[option]]))
 
-    def _corrected(
-        self, option: Option, peak: float, known: Sequence[tuple[Option, int, int]]
-    ) -> float:
-        """A peak times the error of the nearest known one.
+    def _most_gain(self, budget: int) -> Option | None:
+        """The option to compile next: the one that promises most FLOPs less than the best.
+
+        `None` where no other is likely enough to fit, or saves enough.
+        """
+        best, dearest = self.best(budget), float(self.options[-1].cost)
+        # The dearest option may be the only one that fits.
+        limit = SETTINGS.dearest_counts * dearest + 1 if best is None else best.cost
+        room = math.log(self._beside(budget))
+
+        def gain(option: Option, mean: float, deviation: float) -> float:
+            # Of equal cost the baseline is better: nothing is recomputed.
+            saved = (
+                limit - option.cost + option.is_baseline * (best is None or not best.is_baseline)
+            )
+            return max(saved, 0) * _normal((room - mean) / deviation)
+
+        least = SETTINGS.hopeless * limit if best is None else SETTINGS.least_gain * dearest
+        return self._greatest(gain, least)
+
+    def _most_bytes_saved(self, least: float) -> Option | None:
+        """The option that promises most bytes less than the least peak, if it promises enough."""
+        if math.isinf(least):
+            return self._greatest(lambda option, mean, deviation: math.exp(-mean), 0.0)
+        temporaries = self._beside(least)
+
+        def gain(option: Option, mean: float, deviation: float) -> float:
+            z = (math.log(temporaries) - mean) / deviation
+            rest = math.exp(mean + deviation**2 / 2) * _normal(z - deviation)
+            return temporaries * _normal(z) - rest
+
+        return self._greatest(gain, SETTINGS.least_bytes_gain * temporaries)
+
+    def _greatest(
+        self, gain: Callable[[Option, float, float], float], least: float
+    ) -> Option | None:
+        """The option of the greatest gain, by predictions of its own; `None` below the least.
 
         Args:
-            option: The option.
-            peak: Its peak.
-            known: Options with their peaks by the same model, and as they are known.
+            gain: Of an option, and of its temporaries the mean and the deviation of the logarithm.
+            least: What it must be at least.
         """
+        while True:
+            means, deviations = self._log_temporaries()
+            gains = {
+                option: gain(option, float(means[i]), float(deviations[i]))
+                for option, i in self._at.items()
+                if option not in self.compiled
+            }
+            ordered = sorted(gains, key=lambda each: -gains[each])
+            if not ordered or gains[ordered[0]] <= least:
+                return None
+            if not self._predict(ordered):
+                return ordered[0]
 
-        def distance(entry: tuple[Option, int, int]) -> float:
-            apart = _distance(entry[0].family, option.family)
-            return abs(math.log(self._beside(entry[1]) / self._beside(peak))) + apart
+    def _first(self, is_right: Callable[[Option], bool]) -> Option | None:
+        """The cheapest option of which something holds, by a prediction of its own."""
+        while True:
+            right = list(filter(is_right, self.options))
+            if not right or not self._predict(right):
+                return right[0] if right else None
 
-        if not known:
-            return peak
-        _, model, better = min(known, key=distance)
-        error = self._beside(better) / self._beside(model)
-        return self.peaks.own + max(peak - self.peaks.own, 0) * error
+    def _log_temporaries(self) -> tuple[np.ndarray, np.ndarray]:
+        """The logarithms of the temporaries of all options: means and standard deviations."""
+        logs, variances = np.log(self._modelled), np.zeros(len(self.options))
+        if self.peaks.predicts_better:
+            errors, deviations = self._of_model.given(
+                {
+                    self._at[each]: math.log(self._beside(peak)) - logs[self._at[each]]
+                    for each, peak in self._predicted.items()
+                }
+            )
+            known = [self._at[each] for each in self._predicted]
+            logs, variances = logs + errors, deviations**2
+            variances[known] = 0.0
+        errors, deviations = self._of_predictions.given(
+            {
+                self._at[each]: math.log(self._beside(peak - self._else)) - logs[self._at[each]]
+                for each, peak in self.compiled.items()
+            }
+        )
+        return logs + errors, np.sqrt(variances + deviations**2)
 
     def _beside(self, peak: float) -> float:
         """The temporaries of a peak."""
         return max(peak - self.peaks.own, 1.0)
 
-    def _expected_to_fit(
-        self, options: Sequence[Option], budget: int, shares: Mapping[Family, float]
-    ) -> Option | None:
-        """The cheapest of these that is predicted to fit, by a prediction of its own.
-
-        Args:
-            options: The options, the cheapest first.
-            budget: Bytes.
-            shares: What share of the budget is left to the options of a family; all, if not given.
-        """
-        while True:
-            fitting = [
-                each
-                for each in options
-                if self.expected(each) <= budget * shares.get(each.family, 1.0)
-            ]
-            if not fitting or not self._predict(fitting):
-                return fitting[0] if fitting else None
-
-    def _lean_candidate(self, least: float, enough: float) -> Option | None:
-        """The option to compile next, to find one that needs less than the least, or just enough.
-
-        Behind the first of each family one that should need clearly less or just enough, or else
-        one that is unlike those that are compiled.
-        """
-        known = {each.family for each in self.compiled}
-        left = self._not_compiled()
-        first = self._leanest([each for each in left if each.family not in known])
-        # What other families need beyond their predictions says little of it.
-        if first is not None and self._predicted[first] < SETTINGS.lean_margin * least:
-            return first
-        lean = self._leanest(left, 1.0)
-        if lean is not None:
-            gain = SETTINGS.worthwhile_gain * self._beside(least)
-            if self.expected(lean) <= enough or self._beside(self.expected(lean)) < gain:
-                return lean
-        unlike = [each for each in left if not any(self._are_alike(each, k) for k in self.compiled)]
-        chosen = self._leanest(unlike)
-        margin = SETTINGS.unlike_margin * self._beside(least)
-        return chosen if chosen and self._beside(self.expected(chosen)) < margin else None
-
-    def _are_alike(self, one: Option, other: Option) -> bool:
-        """Whether two options are of one family, and nearly equal in peak and in cost."""
-        peaks = [max(each.peak, 1) for each in (one, other)]
-        is_near = max(peaks) <= SETTINGS.nearly_equal * min(peaks)
-        is_equally_dear = abs(one.cost - other.cost) < self._much
-        return is_near and is_equally_dear and one.family == other.family
-
-    @property
-    def _much(self) -> float:
-        """What counts as much in cost."""
-        return SETTINGS.much_cheaper * self.options[-1].cost
-
-    def _leanest(
-        self, options: Sequence[Option], nearly: float = SETTINGS.nearly_equal
-    ) -> Option | None:
-        """The option of least peak, by a prediction of its own; of nearly equal ones the cheapest.
-
-        Predictions tell no small difference, and what costs more is cut into more parts.
-        """
-        while options:
-            least = min(map(self.expected, options))
-            # What is expected inside of a larger program may be below zero.
-            limit = least + (nearly - 1) * abs(least)
-            leanest = [each for each in options if self.expected(each) <= limit]
-            if not self._predict(leanest):
-                return leanest[0]
-        return None
-
-    def _halfway(self, options: Sequence[Option], budget: int, best: Option) -> Option | None:
-        """Of cheaper options that may fit, that which is halfway in cost to one that does not.
-
-        One that would save much may be expected to need more beyond the budget.
-        """
-        failed = [each.cost for each in self.compiled if each.cost < best.cost]
-        middle = (best.cost + max(failed, default=0)) / 2
-
-        def may_fit(each: Option) -> bool:
-            is_much = best.cost - each.cost >= self._much
-            margin = SETTINGS.tried_if_much if is_much else SETTINGS.tried_above_budget
-            return self.expected(each) <= margin * budget
-
-        likely = filter(may_fit, options)
-        return min(likely, key=lambda each: abs(each.cost - middle), default=None)
-
     def _predict(self, options: Sequence[Option]) -> bool:
         """Predict the first of these, with some behind it, unless it is; return whether it was."""
-        if options[0] in self._predicted:
+        if options[0] in self._predicted or not self.peaks.predicts_better:
             return False
         some = [each for each in options if each not in self._predicted]
         some = some[: SETTINGS.predicted_together]
@@ -281,20 +250,7 @@ class Search:
         self._predicted |= {each: self.peaks.predicted(each) for each in some}
         return True
 
-    def _not_compiled(self) -> list[Option]:
-        return [each for each in self.options if each not in self.compiled]
 
-
-def _is_better(option: Option, best: Option | None) -> bool:
-    """Whether an option is cheaper than the best, or is the baseline at an equal cost."""
-    if best is None or option.cost < best.cost:
-        return True
-    return option.cost == best.cost and option.is_baseline
-
-
-def _distance(one: Family, other: Family) -> float:
-    """How far the error of a family is from that of another, as the logarithm of a factor."""
-    if one == other:
-        return 0.0
-    is_near = {one, other} == {"regions", "all regions"}
-    return SETTINGS.near_family if is_near else SETTINGS.other_family
+def _normal(z: float) -> float:
+    """The probability that a standard normal variable is at most this."""
+    return 0.5 * math.erfc(-z / math.sqrt(2))
