@@ -75,8 +75,10 @@ class Budgeted:
 
 def _target(device: Any) -> str:
     """The name of an accelerator that is not there; empty for a device that is."""
-    chip = chip_of_device(device) if is_compile_only(device) else None
-    return chip.name if chip else ""
+    if not is_compile_only(device):
+        return ""
+    chip = chip_of_device(device)
+    return chip.name if chip else device.device_kind
 
 
 def _has_aux(loss_fn: Callable[..., Any], model_state: PyTree, out: Any) -> bool:

@@ -55,7 +55,7 @@ def row_of(problem):
 def plan_as(problem, option, budget=1, compiled=False):
     """The plan that an option is, whether it fits or not; compiled, or predicted alone."""
     peaks = Peaks(problem)
-    search = Search(problem.options, peaks, int(compiled))
+    search = Search([*problem.options, option], peaks, int(compiled))
     if compiled:
         search.compile(option)
     return plan_of(search, peaks, option, budget)

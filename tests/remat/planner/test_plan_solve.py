@@ -357,7 +357,7 @@ def test_distance_to_re_running_anything_anywhere(count, skips, capsys):
 class Peaks:
     """Peaks of options that no prediction knows."""
 
-    own, is_inside = 0, False
+    own, is_inside, predicts_better = 0, False, False
 
     def __init__(self, peaks):
         self.peaks = peaks
@@ -377,12 +377,15 @@ class Peaks:
 @given(peaks=st.lists(st.integers(1, 50), min_size=1, max_size=CANDIDATES), data=st.data())
 @settings(BOUNDED, max_examples=100)
 def test_few_are_compiled_and_what_is_found_fits(peaks, data):
-    """Whatever an option compiles to; none that was compiled is cheaper and fits."""
+    """Whatever an option compiles to; none that was compiled is cheaper and fits.
+
+    Where no model gives any hope nothing is compiled.
+    """
     options = [Option(50 - k, 0, k) for k in range(len(peaks))]
     budget = data.draw(st.integers(0, 51))
     search = Search(options, Peaks(peaks), COMPILATIONS)
     found = search.cheapest_fitting(budget)
-    assert 1 <= len(search.compiled) <= COMPILATIONS
+    assert len(search.compiled) <= COMPILATIONS
     fitting = [each for each in search.compiled if peaks[each.cost] <= budget]
     assert found == min(fitting, key=lambda each: each.cost, default=None)
     assert all(peak == peaks[each.cost] for each, peak in search.compiled.items())

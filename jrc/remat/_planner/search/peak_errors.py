@@ -49,7 +49,7 @@ class PeakErrors:
         covariance[baseline, :] = covariance[:, baseline] = 0.0
         covariance[np.ix_(baseline, baseline)] = settings.error_of_baseline**2
         self._covariance = covariance
-        self._mean = np.where(baseline, 0.0, mean)
+        self._mean = np.full(len(options), mean)
 
     def given(self, known: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean and the standard deviation of the error of each option.
