@@ -38,6 +38,8 @@ from jrc.models._layers import layer_norm as layer_norm
 from jrc.outer_optimizers import overlap_of as overlap_of
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
+from jrc.remat._compiled.collectives import Collective, collectives
+from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
@@ -58,8 +60,6 @@ from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 from jrc.remat._planner.solver.solver import solve
-from jrc.remat._report.collectives import Collective, collectives
-from jrc.remat._report.hlo import parse_hlo
 from jrc.train._communication import waiting_seconds as waiting_seconds
 
 PRODUCTS = ("dot_general", "conv_general_dilated")

@@ -27,6 +27,8 @@ REMAT_LAYERS = (
     {"_policy"},
     {"_region"},
     {"_segments", "_scan", "_gradient"},
+    {"_compiled"},
+    {"_time"},
     {"_flax", "_report"},
     {"_planner"},
 )

@@ -7,6 +7,7 @@ from jrc._targets.accelerator import chip_of_device as chip_of_device
 from jrc._targets.accelerator import link_bandwidth_of as link_bandwidth_of
 from jrc._targets.accelerator import target as target
 from jrc._targets.accelerator import targets as targets
+from jrc._targets.chips import Chip as Chip
 from jrc._targets.compile_only import is_compile_only as is_compile_only
 from jrc._targets.compilers import compiler_versions as compiler_versions
 from jrc._targets.device_context import target_device_context as target_device_context

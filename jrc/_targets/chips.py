@@ -38,6 +38,7 @@ class Chip:
         copy_bandwidth: Bytes per second that copies to the host's pinned memory reach.
         link_bandwidth: Bytes per second to other devices over all fast links, one direction.
         devices_per_chip: JAX devices of one chip.
+        clock: Cycles per second in which the compiler states times; of a TPU.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Chip:
     copy_bandwidth: Figure
     link_bandwidth: Figure
     devices_per_chip: int = 1
+    clock: Figure = dataclasses.field(default_factory=lambda: Figure(None, "not needed"))
 
 
 _CLOUD = "Google Cloud TPU documentation, page"
@@ -77,6 +79,7 @@ def _tpu(
     bandwidth: float,
     host: float | None,
     link: float,
+    per_cycle: int,
     usable: str,
     devices_per_chip: int = 1,
 ) -> Chip:
@@ -95,6 +98,7 @@ def _tpu(
         _modelled(host),
         Figure(link / n, f"{page}: inter-chip interconnect, one direction"),
         n,
+        Figure(flops / n / per_cycle, f"published FLOP/s over {per_cycle} FLOPs a cycle"),
     )
 
 
@@ -133,11 +137,11 @@ _MEASURED = {
 }
 
 _ALL = (
-    _tpu("v4", "TPU v4", 32, 275e12, 1.2e12, 16e9, 300e9, "30.75 GiB"),
-    _tpu("v5e", "TPU v5e", 16, 197e12, 819e9, 16e9, 200e9, "15.75 GiB"),
-    _tpu("v5p", "TPU v5p", 95, 459e12, 2.765e12, 16e9, 600e9, "95.73 GiB"),
-    _tpu("v6e", "TPU v6e (Trillium)", 32, 918e12, 1.64e12, 32e9, 400e9, "31.24 GiB"),
-    _tpu("tpu7x", "TPU7x (Ironwood)", 192, 2307e12, 7.38e12, None, 600e9, "94.74 GiB", 2),
+    _tpu("v4", "TPU v4", 32, 275e12, 1.2e12, 16e9, 300e9, 262_144, "30.75 GiB"),
+    _tpu("v5e", "TPU v5e", 16, 197e12, 819e9, 16e9, 200e9, 131_072, "15.75 GiB"),
+    _tpu("v5p", "TPU v5p", 95, 459e12, 2.765e12, 16e9, 600e9, 262_144, "95.73 GiB"),
+    _tpu("v6e", "TPU v6e (Trillium)", 32, 918e12, 1.64e12, 32e9, 400e9, 524_288, "31.24 GiB"),
+    _tpu("tpu7x", "TPU7x (Ironwood)", 192, 2307e12, 7.38e12, None, 600e9, 524_288, "94.74 GiB", 2),
     _gpu("a100-40", "A100 SXM 40 GB", 42_298_834_944, f"{_OPENXLA}/a100_sxm_40", 312e12, 1.555e12,
          _GEN4, (300e9, "NVLink")),
     _gpu("a100-80", "A100 SXM 80 GB", 85_100_068_864, f"{_OPENXLA}/a100_sxm_80", 312e12, 2.039e12,

@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 import jrc
 from jrc.outer_optimizers import header_words
-from jrc.remat._report.collectives import collectives
-from jrc.remat._report.hlo import parse_hlo
+from jrc.remat._compiled.collectives import collectives
+from jrc.remat._compiled.hlo import parse_hlo
 from tests.targets.test_target import needs_cuda, needs_libtpu
 
 SPARSE = jrc.SparseLoCo(15)

@@ -13,8 +13,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.remat._report.collectives import collectives as collectives_of
-from jrc.remat._report.hlo import parse_hlo
+from jrc.remat._compiled.collectives import collectives as collectives_of
+from jrc.remat._compiled.hlo import parse_hlo
 from tests.train.tasks import same_bits
 from tests.train.test_meshes import AUTO, EXPLICIT, loss_fn, mesh_of, placed, slow, some_params
 

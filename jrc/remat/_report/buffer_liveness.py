@@ -5,7 +5,7 @@ instruction that renames or regroups buffers allocates none, a loop updates its 
 an elementwise instruction writes over an operand that nothing else reads later. These are the rules
 of XLA's own buffer assignment; `hlo_opcodes` has them for each opcode.
 
->>> from jrc.remat._report.hlo import parse_hlo
+>>> from jrc.remat._compiled.hlo import parse_hlo
 >>> live_bytes(parse_hlo('''
 ... ENTRY %main (x: f32[4]) -> f32[4] {
 ...   %x = f32[4]{0} parameter(0)
@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from jrc.remat._report.hlo import Computation, Instruction, Module
-from jrc.remat._report.hlo_opcodes import Overwrites, opcode_facts
+from jrc.remat._compiled.hlo import Computation, Instruction, Module
+from jrc.remat._compiled.hlo_opcodes import Overwrites, opcode_facts
 
 
 def live_bytes(module: Module) -> list[int]:

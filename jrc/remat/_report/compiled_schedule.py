@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Iterator
 
+from jrc.remat._compiled.hlo import Instruction, Module
+from jrc.remat._compiled.hlo_opcodes import opcode_facts
 from jrc.remat._gradient.loss import Loss
 from jrc.remat._region.rerun_scope import is_backward_path
 from jrc.remat._report.buffer_liveness import live_bytes
-from jrc.remat._report.hlo import Instruction, Module
-from jrc.remat._report.hlo_opcodes import opcode_facts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._text import memory_text
 from jrc._validate import check_flag
+from jrc.remat._compiled.collectives import collectives, mesh_of
+from jrc.remat._compiled.hlo import Module, parse_hlo
 from jrc.remat._gradient.arguments import refuse_tracers
 from jrc.remat._gradient.compiled_memory import (
     Memory,
@@ -21,10 +23,8 @@ from jrc.remat._gradient.loss import Loss, loss_of
 from jrc.remat._gradient.opaque import Opaque, gathered, opaque_equations
 from jrc.remat._gradient.saved_values import saved_values
 from jrc.remat._policy.notices import collected_notices
-from jrc.remat._report.collectives import collectives, mesh_of
 from jrc.remat._report.compiled_schedule import live_points
 from jrc.remat._report.diagnostics import warnings_of
-from jrc.remat._report.hlo import Module, parse_hlo
 from jrc.remat._report.recompute_count import reruns
 from jrc.remat._report.report import Report
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from jrc._text import html_of
 from jrc._validate import check_json
+from jrc.remat._compiled.collectives import Collective
 from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._gradient.saved_values import SavedValue
-from jrc.remat._report.collectives import Collective
 from jrc.remat._report.compiled_schedule import LivePoint
 from jrc.remat._report.plot import picture_html, plot_reports
 from jrc.remat._report.recompute_count import Rerun

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jrc.remat._compiled.collectives import Collective
 from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._gradient.saved_values import SavedValue, total_bytes
-from jrc.remat._report.collectives import Collective
 from jrc.remat._report.compiled_schedule import LivePoint
 from jrc.remat._report.recompute_count import Rerun
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, exchange_text, flops_text, memory_text, text_of
+from jrc.remat._compiled.collectives import Collective
 from jrc.remat._gradient.opaque import opaque_lines
 from jrc.remat._gradient.saved_values import SavedValue
-from jrc.remat._report.collectives import Collective
 from jrc.remat._report.report_data import ReportData, check_names, check_reports
 
 _WIDTH = 108

@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 import jrc
 from jrc._text import exchange_text
-from jrc.remat._report.collectives import Collective, collectives
-from jrc.remat._report.hlo import parse_hlo
-from jrc.remat._report.replica_groups import axes_of_groups, groups_of
+from jrc.remat._compiled.collectives import Collective, collectives
+from jrc.remat._compiled.hlo import parse_hlo
+from jrc.remat._compiled.replica_groups import axes_of_groups, groups_of
 
 W, X = jnp.full((8, 8), 0.1), jnp.ones((4, 8))
 LAYERS, WIDTH = 3, 64

@@ -8,8 +8,8 @@ import pytest
 
 import jrc
 from jrc.models import gpt, resnet
+from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._report.buffer_liveness import live_bytes
-from jrc.remat._report.hlo import parse_hlo
 
 TEXT = """
 HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}

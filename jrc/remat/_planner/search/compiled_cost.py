@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
+from jrc.remat._compiled.collectives import collectives
+from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
-from jrc.remat._report.collectives import collectives
-from jrc.remat._report.hlo import parse_hlo
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from jrc.remat._report.hlo_opcodes import opcode_facts
+from jrc.remat._compiled.hlo_opcodes import opcode_facts
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
@@ -40,6 +40,7 @@ class Instruction:
         opcode: Its opcode, such as `fusion`.
         shape: Bytes of its result; a tuple for a result of several arrays.
         types: The types of its arrays, without layouts: `f32[2,3]`.
+        result: The text of its type, with layouts and memory spaces.
         operands: Names of its operands.
         inside: The text between its parentheses.
         called: Names of the computations that it runs, by role (`body`, `condition`, …).
@@ -52,12 +53,18 @@ class Instruction:
     opcode: str
     shape: Shape
     types: tuple[str, ...]
+    result: str
     operands: tuple[str, ...]
     inside: str
     called: Mapping[str, tuple[str, ...]]
     path: str
     attributes: str
     is_root: bool
+
+    @property
+    def array_bytes(self) -> tuple[int, ...]:
+        """Bytes of each array of its result."""
+        return tuple(map(_bytes_of_type, self.types))
 
     @property
     def parameter(self) -> int | None:
@@ -135,7 +142,7 @@ def parse_hlo(text: str) -> Module:
 
 def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
     end = _closing(rest) + 1 if rest.startswith("(") else rest.index(" ")
-    shape, rest = rest[:end], rest[end:].lstrip()
+    result, rest = rest[:end], rest[end:].lstrip()
     opcode, _, rest = rest.partition("(")
     end = _closing("(" + rest) - 1
     inside, attributes = rest[:end], rest[end + 1 :]
@@ -146,8 +153,9 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
     return Instruction(
         name=name,
         opcode=opcode,
-        shape=_shape(shape),
-        types=tuple(f"{dtype}[{sizes}]" for dtype, sizes in _ARRAY.findall(shape)),
+        shape=_shape(result),
+        types=tuple(f"{dtype}[{sizes}]" for dtype, sizes in _ARRAY.findall(result)),
+        result=result,
         operands=tuple(re.findall(r"%([\w.\-]+)", inside)),
         inside=inside,
         called=called,
@@ -186,6 +194,29 @@ def _parts(text: str) -> Iterator[str]:
             start = i + 1
     if text[start:].strip():
         yield text[start:]
+
+
+class ArrayType(NamedTuple):
+    """The type of an array: its dtype as XLA names it, and its dimensions."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+
+def shape_of_type(text: str) -> ArrayType:
+    """Return the dtype and the dimensions of a type.
+
+    >>> shape_of_type("bf16[8,128]")
+    ArrayType(dtype='bf16', dims=(8, 128))
+    """
+    found = _ARRAY.match(text)
+    assert found, text
+    return ArrayType(found[1], tuple(int(n.lstrip("<=")) for n in found[2].split(",") if n))
+
+
+def _bytes_of_type(text: str) -> int:
+    found = _ARRAY.match(text)
+    return _bytes(found[1], found[2]) if found else 0
 
 
 def _bytes(dtype: str, dimensions: str) -> int:

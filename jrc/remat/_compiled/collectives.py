@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jrc._jaxpr import mesh_of_shard_map, walk
+from jrc.remat._compiled.hlo import Computation, Instruction, Module
+from jrc.remat._compiled.hlo_opcodes import opcode_facts
+from jrc.remat._compiled.replica_groups import Groups, axes_of_groups, groups_of
+from jrc.remat._compiled.trip_count import trip_count
 from jrc.remat._gradient.loss import Loss
 from jrc.remat._region.rerun_scope import is_backward_path, is_rerun_path
-from jrc.remat._report.hlo import Computation, Instruction, Module
-from jrc.remat._report.hlo_opcodes import opcode_facts
-from jrc.remat._report.replica_groups import Groups, axes_of_groups, groups_of
-from jrc.remat._report.trip_count import trip_count
 
 
 @dataclasses.dataclass(frozen=True)

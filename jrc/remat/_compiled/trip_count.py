@@ -2,7 +2,7 @@
 
 Some compilers write the number. Others leave it to the loop's condition, `counter < limit`.
 
->>> from jrc.remat._report.hlo import parse_hlo
+>>> from jrc.remat._compiled.hlo import parse_hlo
 >>> module = parse_hlo('''
 ... %body (p: (s32[], f32[4])) -> (s32[], f32[4]) {
 ...   ROOT %p = (s32[], f32[4]) parameter(0)
@@ -24,7 +24,7 @@ Some compilers write the number. Others leave it to the loop's condition, `count
 10
 """
 
-from jrc.remat._report.hlo import Computation, Instruction, Module
+from jrc.remat._compiled.hlo import Computation, Instruction, Module
 
 _FORWARDS = ("copy", "bitcast", "convert", "copy-done", "copy-start")
 

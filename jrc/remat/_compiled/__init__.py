@@ -1,0 +1,1 @@
+"""Reading compiled programs: their text, and what devices exchange in them."""

@@ -1,0 +1,174 @@
+"""What a kernel of a compiled program reads, writes and multiplies.
+
+>>> from jrc.remat._compiled.hlo import parse_hlo
+>>> module = parse_hlo('''
+... ENTRY %main (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {
+...   %a = f32[8,16]{1,0} parameter(0)
+...   %b = f32[16,4]{1,0} parameter(1)
+...   ROOT %c = f32[8,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+... }
+... ''')
+>>> kernel_of(module, module.entry, module.entry.root)
+Kernel(bytes=896, products={'f32': 1024})
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from jrc.remat._compiled.hlo import Computation, Instruction, Module, shape_of_type
+from jrc.remat._compiled.hlo_opcodes import opcode_facts
+
+# Of these operands a kernel reads as much as it returns, and the first is what they read from.
+_SLICES = ("dynamic-slice", "gather", "slice")
+
+
+class Kernel(NamedTuple):
+    """A kernel.
+
+    Attributes:
+        bytes: Bytes that it reads and writes.
+        products: FLOPs of matrix products and convolutions, by the dtype of their operands.
+    """
+
+    bytes: int
+    products: Mapping[str, int]
+
+
+def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel | None:
+    """Return the kernel that an instruction is; `None` if it only renames what is there.
+
+    Args:
+        module: The program.
+        around: The computation that holds the instruction.
+        each: The instruction, which runs no computation but what is fused into it.
+    """
+    facts = opcode_facts(each.opcode)
+    if not facts.allocates or facts.is_collective or each.opcode.endswith(("-start", "-done")):
+        return None
+    (fused,) = module.called(each) if each.opcode == "fusion" else (None,)
+    products: dict[str, int] = {}
+    for computation, inner in _products(module, around, each):
+        dtype, flops = _product(computation, inner)
+        products[dtype] = products.get(dtype, 0) + flops
+    read = sum(_read(around, each, name, fused) for name in dict.fromkeys(each.operands))
+    return Kernel(read + _written(around, each, fused), products)
+
+
+def _read(around: Computation, each: Instruction, name: str, fused: Computation | None) -> int:
+    """Bytes that an instruction reads of an operand: of what it only slices the slices."""
+    whole = _size(around.by_name.get(name))
+    if fused is None:
+        readers = [each] if each.opcode in (*_SLICES, "dynamic-update-slice") else []
+        source = name
+    else:
+        at = each.operands.index(name)
+        inside = [i for i in fused.instructions if i.parameter == at]
+        source = inside[0].name if inside else ""
+        readers = [i for i in fused.instructions if source in i.operands]
+    part = 0
+    for reader in readers:
+        if reader.operands[:1] != (source,):
+            return whole
+        if reader.opcode in _SLICES:
+            part += _size(reader)
+        elif reader.opcode != "dynamic-update-slice":
+            return whole
+    return min(part, whole) if readers else whole
+
+
+def _written(around: Computation, each: Instruction, fused: Computation | None) -> int:
+    """Bytes that an instruction writes: of an array that is updated in place the update."""
+    where, roots = (around, [each]) if fused is None else (fused, _roots(fused))
+    return sum(
+        _size(where.by_name.get(root.operands[1]))
+        if root.opcode == "dynamic-update-slice"
+        else _size(root)
+        for root in roots
+    )
+
+
+def _roots(fused: Computation) -> list[Instruction]:
+    """What a fusion returns, behind the views that stand in front of it."""
+    root = fused.root
+    names = root.operands if root.opcode == "tuple" else (root.name,)
+    found = [fused.by_name[name] for name in names]
+    return [_behind_views(fused, each) for each in found]
+
+
+def _behind_views(fused: Computation, each: Instruction) -> Instruction:
+    while each.opcode == "bitcast" and each.operands:
+        each = fused.by_name[each.operands[0]]
+    return each
+
+
+def _size(each: Instruction | None) -> int:
+    """Bytes of a result."""
+    return sum(each.array_bytes) if each is not None else 0
+
+
+def _products(
+    module: Module, around: Computation, each: Instruction
+) -> Iterator[tuple[Computation, Instruction]]:
+    """The products in an instruction and in what is fused into it, each with its computation."""
+    if each.opcode in ("dot", "convolution") or _is_library_product(each):
+        yield around, each
+    elif each.opcode == "fusion":
+        for computation in module.called(each):
+            for inner in computation.instructions:
+                yield from _products(module, computation, inner)
+
+
+def _is_library_product(each: Instruction) -> bool:
+    """Whether it is a call of a library's product: cuBLAS, cuDNN, oneDNN."""
+    named = re.search(r'custom_call_target="([^"]*)"', each.attributes)
+    return bool(named and re.search(r"gemm|matmul|conv", named[1]))
+
+
+def _product(around: Computation, each: Instruction) -> tuple[str, int]:
+    """The dtype of a product's operands, and its FLOPs."""
+    given = [shape_of_type(i.types[0]) for i in _operands(around, each)[:2]]
+    dtype = given[0].dtype if given else ""
+    result = max((shape_of_type(t).dims for t in each.types), key=math.prod, default=())
+    if "dim_labels=" in each.attributes and len(given) > 1:
+        return dtype, _convolution_flops(each, given[0].dims, given[1].dims, result)
+    contracted = _dimensions(each, "lhs_contracting")
+    if not given or not contracted:
+        return dtype, 0
+    sizes = [given[0].dims[i] for i in contracted]
+    return dtype, 2 * math.prod(result) * math.prod(sizes)
+
+
+def _operands(around: Computation, each: Instruction) -> list[Instruction]:
+    found = (around.by_name.get(name) for name in each.operands)
+    return [i for i in found if i is not None and i.types]
+
+
+def _dimensions(each: Instruction, which: str) -> list[int]:
+    """Dimensions of a product, as an attribute or as a library's call has them."""
+    found = re.search(rf"{which}_dims=\{{([\d,]*)\}}", each.attributes) or re.search(
+        rf'"{which}_dimensions":\[([^\]]*)\]', each.attributes
+    )
+    return [int(n) for n in re.findall(r"\d+", found[1])] if found else []
+
+
+def _convolution_flops(
+    each: Instruction, left: Sequence[int], right: Sequence[int], result: Sequence[int]
+) -> int:
+    """FLOPs of a convolution: a product and a sum for each entry of the kernel and the output.
+
+    A library's call for a gradient returns the input or the kernel in the output's place.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.attributes)
+    target = re.search(r'custom_call_target="([^"]*)"', each.attributes)
+    if labels is None:
+        return 0
+    name = target[1] if target else ""
+    kernel, output = right, result
+    if "BackwardInput" in name:
+        output = left
+    elif "BackwardFilter" in name:
+        kernel, output = result, right
+    features = kernel[labels[2].index("o")]
+    return 2 * math.prod(output) * math.prod(kernel) // max(features, 1)

@@ -1,0 +1,243 @@
+"""Seconds of compiled programs, against texts whose time is known by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jrc._jaxpr import flops
+from jrc._targets import Chip
+from jrc._targets.chips import CHIPS, Figure
+from jrc.remat._compiled.hlo import parse_hlo
+from jrc.remat._time.cycles import cycles
+from jrc.remat._time.exchange import exchange_seconds
+from jrc.remat._time.executed import sum_over_executed
+from jrc.remat._time.kernel import kernel_of
+from jrc.remat._time.roofline import LAUNCH_SECONDS, roofline_seconds
+from jrc.remat._time.seconds import seconds_on
+
+SOURCE = "a test"
+CHIP = Chip(
+    "toy", "a toy", "gpu", Figure(1e9, SOURCE), Figure(1e12, SOURCE), Figure(1e9, SOURCE),
+    Figure(1e6, SOURCE), Figure(1e6, SOURCE), Figure(1e7, SOURCE), clock=Figure(1e6, SOURCE),
+)  # fmt: skip
+
+LOOP = """
+%slice (p0: f32[10,1000], p1: s32[]) -> f32[1000] {
+  %p0 = f32[10,1000]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %cut = f32[1,1000]{1,0} dynamic-slice(%p0, %p1, %zero), dynamic_slice_sizes={1,1000}
+  ROOT %row = f32[1000]{0} bitcast(%cut)
+}
+
+%update (q0: f32[10,1000], q1: f32[1000], q2: s32[]) -> f32[10,1000] {
+  %q0 = f32[10,1000]{1,0} parameter(0)
+  %q1 = f32[1000]{0} parameter(1)
+  %q2 = s32[] parameter(2)
+  %zero.1 = s32[] constant(0)
+  %line = f32[1,1000]{1,0} bitcast(%q1)
+  ROOT %into = f32[10,1000]{1,0} dynamic-update-slice(%q0, %line, %q2, %zero.1)
+}
+
+%body (s: (s32[], f32[10,1000], f32[10,1000])) -> (s32[], f32[10,1000], f32[10,1000]) {
+  %s = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %xs = f32[10,1000]{1,0} get-tuple-element(%s), index=1
+  %ys = f32[10,1000]{1,0} get-tuple-element(%s), index=2
+  %x = f32[1000]{0} fusion(%xs, %i), kind=kLoop, calls=%slice, backend_config={"estimated_cycles":"30"}
+  %new = f32[10,1000]{1,0} fusion(%ys, %x, %i), kind=kLoop, calls=%update, backend_config={"estimated_cycles":"12"}
+  ROOT %next = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) tuple(%i, %xs, %new)
+}
+
+%condition (c: (s32[], f32[10,1000], f32[10,1000])) -> pred[] {
+  %c = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) parameter(0)
+  ROOT %true = pred[] constant(true)
+}
+
+ENTRY %main (a: f32[10,1000], b: f32[10,1000]) -> (s32[], f32[10,1000], f32[10,1000]) {
+  %a = f32[10,1000]{1,0} parameter(0)
+  %b = f32[10,1000]{1,0} parameter(1)
+  %start = s32[] constant(0)
+  %state = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) tuple(%start, %a, %b)
+  ROOT %loop = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) while(%state), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"10"}}
+}
+"""  # noqa: E501
+
+
+def entry(*lines):
+    """A program of one computation."""
+    return parse_hlo(
+        "ENTRY %main () -> f32[] {\n" + "\n".join(f"  {each}" for each in lines) + "\n}\n"
+    )
+
+
+def test_cycles_of_a_loop_count_as_often_as_it_iterates():
+    assert cycles(parse_hlo(LOOP)) == 10 * (30 + 12)
+    once = LOOP.replace('"known_trip_count":{"n":"10"}', '"known_trip_count":{"n":"1"}')
+    assert cycles(parse_hlo(once)) == 42
+
+
+def test_cycles_become_seconds_by_the_clock():
+    found = seconds_on(parse_hlo(LOOP), dataclasses.replace(CHIP, platform="tpu"))
+    assert found.value == pytest.approx(420e-6) and found.source == "stated by the compiler"
+    unknown = dataclasses.replace(CHIP, platform="tpu", clock=Figure(None, SOURCE))
+    assert seconds_on(parse_hlo(LOOP), unknown) is None
+
+
+def test_what_a_kernel_slices_or_updates_counts_and_not_the_whole():
+    """Of 40,000 bytes a step reads 4,000 and the index, and writes 4,000; twice."""
+    step = 2 * (4000 + 4 + 4000)
+    found = seconds_on(parse_hlo(LOOP), CHIP)
+    assert found.source == "modelled"
+    assert found.value == pytest.approx(10 * (step / 1e9 + 2 * LAUNCH_SECONDS))
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "seconds"),
+    [(1000, 1000, 1000, 6e6 / 1e9), (4000, 4000, 4000, 2 * 4000**3 / 1e12)],
+)
+def test_a_kernel_takes_as_long_as_its_bytes_or_its_products(m, k, n, seconds):
+    module = entry(
+        f"%a = bf16[{m},{k}]{{1,0}} parameter(0)",
+        f"%b = bf16[{k},{n}]{{1,0}} parameter(1)",
+        f"ROOT %c = bf16[{m},{n}]{{1,0}} dot(%a, %b), lhs_contracting_dims={{1}}, "
+        "rhs_contracting_dims={0}",
+    )
+    assert roofline_seconds(module, CHIP) == pytest.approx(seconds + LAUNCH_SECONDS)
+
+
+def test_products_of_float32_take_twice_as_long():
+    text = (
+        "%a = {d}[4096,4096]{{1,0}} parameter(0)",
+        "ROOT %c = {d}[4096,4096]{{1,0}} dot(%a, %a), lhs_contracting_dims={{1}}, "
+        "rhs_contracting_dims={{0}}",
+    )
+    low, high = (
+        roofline_seconds(entry(*(line.format(d=d) for line in text)), CHIP) - LAUNCH_SECONDS
+        for d in ("bf16", "f32")
+    )
+    assert high == pytest.approx(2 * low)
+
+
+def test_views_and_constants_take_no_time():
+    module = entry(
+        "%a = f32[1000]{0} parameter(0)",
+        "%t = (f32[1000]{0}) tuple(%a)",
+        "%g = f32[1000]{0} get-tuple-element(%t), index=0",
+        "ROOT %b = f32[10,100]{1,0} bitcast(%g)",
+    )
+    assert roofline_seconds(module, CHIP) == 0
+
+
+def test_of_a_conditional_the_dearest_branch_counts():
+    module = parse_hlo("""
+%cheap (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %x = f32[8]{0} fusion(%p), kind=kLoop, backend_config={"estimated_cycles":"5"}
+}
+
+%dear (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0} parameter(0)
+  ROOT %y = f32[8]{0} fusion(%q), kind=kLoop, backend_config={"estimated_cycles":"70"}
+}
+
+ENTRY %main (i: s32[], a: f32[8]) -> f32[8] {
+  %i = s32[] parameter(0)
+  %a = f32[8]{0} parameter(1)
+  ROOT %c = f32[8]{0} conditional(%i, %a, %a), branch_computations={%cheap, %dear}
+}
+""")
+    assert cycles(module) == 70
+
+
+def test_collectives_and_copies_to_the_host_are_added():
+    module = entry(
+        "%a = f32[1000]{0} parameter(0)",
+        "%sum = f32[1000]{0} all-reduce(%a), replica_groups={{0,1,2,3}}, to_apply=%add",
+        "%out = (f32[1000]{0:S(5)}, f32[1000]{0}, u32[]) copy-start(%sum)",
+        "ROOT %there = f32[1000]{0:S(5)} copy-done(%out)",
+    )
+    # A ring sends three quarters of an array twice.
+    assert exchange_seconds(module, CHIP) == pytest.approx(6000 / 1e7 + 4000 / 1e6)
+
+
+def test_a_prefetch_into_fast_memory_is_no_copy_to_the_host():
+    module = entry(
+        "%a = f32[1000]{0} parameter(0)",
+        "%out = (f32[1000]{0:S(1)}, f32[1000]{0}, u32[]{:S(2)}) copy-start(%a)",
+        "ROOT %there = f32[1000]{0:S(1)} copy-done(%out)",
+    )
+    assert exchange_seconds(module, CHIP) == 0
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_products_of_a_compiled_program_are_those_of_its_equations(looped):
+    """On this CPU: the compiled text of a gradient has the FLOPs of the traced gradient."""
+    ws, x = jnp.ones((6, 64, 64)), jnp.ones((32, 64))
+
+    def loss(ws, x):
+        step = lambda x, w: (jnp.sin(x @ w), None)  # noqa: E731
+        if looped:
+            return jnp.sum(jax.lax.scan(step, x, ws)[0])
+        for w in ws:
+            x, _ = step(x, w)
+        return jnp.sum(x)
+
+    gradient = jax.jit(jax.grad(loss))
+    module = parse_hlo(gradient.lower(ws, x).compile().as_text())
+
+    def products(around, each):
+        kernel = kernel_of(module, around, each)
+        return sum(kernel.products.values()) if kernel else 0
+
+    expected = 2 * 32 * 64 * 64 * (6 + 6 + 6 - 1)
+    # The first layer's input has no gradient, which a loop computes all the same.
+    expected += 2 * 32 * 64 * 64 * looped
+    assert sum_over_executed(module, products) == expected
+    assert expected <= flops(gradient.trace(ws, x).jaxpr) < 1.2 * expected
+
+
+def test_convolutions_count_as_the_table_of_primitives_counts_them():
+    x, w = jnp.ones((2, 16, 16, 8)), jnp.ones((3, 3, 8, 4))
+    fn = jax.jit(
+        lambda x, w: jax.lax.conv_general_dilated(
+            x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+    )
+    module = entry(
+        "%x = f32[2,16,16,8]{3,2,1,0} parameter(0)",
+        "%w = f32[3,3,8,4]{3,2,1,0} parameter(1)",
+        "ROOT %y = f32[2,14,14,4]{3,2,1,0} convolution(%x, %w), window={size=3x3}, "
+        "dim_labels=b01f_01io->b01f",
+    )
+    kernel = kernel_of(module, module.entry, module.entry.root)
+    assert kernel.products == {"f32": flops(fn.trace(x, w).jaxpr)}
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "result", "labels"),
+    [
+        ("Forward", ("2,8,16,16", "4,8,3,3"), "2,4,14,14", "bf01_oi01->bf01"),
+        ("BackwardInput", ("2,4,14,14", "4,8,3,3"), "2,8,16,16", "bf01_oi01->bf01"),
+        ("BackwardFilter", ("2,8,16,16", "2,4,14,14"), "4,8,3,3", "bf01_oi01->bf01"),
+    ],
+)
+def test_calls_of_a_library_for_a_convolution_and_its_gradients_cost_the_same(
+    target, operands, result, labels
+):
+    a, b = operands
+    module = entry(
+        f"%a = f32[{a}]{{3,2,1,0}} parameter(0)",
+        f"%b = f32[{b}]{{3,2,1,0}} parameter(1)",
+        f"ROOT %y = (f32[{result}]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%a, %b), "
+        f'window={{size=3x3}}, dim_labels={labels}, custom_call_target="__cudnn$conv{target}"',
+    )
+    kernel = kernel_of(module, module.entry, module.entry.root)
+    assert kernel.products == {"f32": 2 * 2 * 4 * 14 * 14 * 8 * 9}
+
+
+@pytest.mark.parametrize("chip", [each for each in CHIPS.values() if each.platform == "tpu"])
+def test_clocks_of_tpus_are_plausible(chip):
+    assert 0.9e9 < chip.clock.value < 2.5e9
