@@ -214,7 +214,7 @@ ROWS = [
         "text must be a report in the format 'jrc.Report/1'", "NoneType",
         "jrc.explain(...).to_json()"),
     Row("jrc.Report.from_json", "a plan", lambda: jrc.Report.from_json(plan().to_json()), Value,
-        "text must be a report in the format", "format 6", "jrc.explain(...).to_json()"),
+        "text must be a report in the format", "format 7", "jrc.explain(...).to_json()"),
     Row("jrc.Report.from_json", "half of it",
         lambda: jrc.Report.from_json('{"format": "jrc.Report/1"}'), Value,
         "text must be a report in the format", "name is missing", "jrc.explain(...).to_json()"),

@@ -57,7 +57,7 @@ def test_a_plan_from_json_is_applied_as_the_plan_itself():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "plan", "{}", "[]", "3", "null", '{"format": 1}', '{"format": 6}', None, 7]
+    ["", "plan", "{}", "[]", "3", "null", '{"format": 1}', '{"format": 7}', None, 7]
     + [
         json.dumps(json.loads(guess("layers sin").to_json()) | change)
         for change in (
@@ -74,7 +74,7 @@ def test_a_plan_from_json_is_applied_as_the_plan_itself():
 )
 def test_what_is_no_plan(text):
     with pytest.raises(
-        ValueError, match=r"jrc\.Plan\.from_json: text must be a plan of format 6, "
+        ValueError, match=r"jrc\.Plan\.from_json: text must be a plan of format 7, "
     ) as e:
         jrc.Plan.from_json(text)
     assert str(e.value).endswith("Plan again with jrc.plan.")
@@ -173,7 +173,7 @@ def of_candidate(**changes):
 def test_a_plan_that_was_edited(text, said):
     with pytest.raises(ValueError, match=re.escape(said)) as info:
         jrc.Plan.from_json(text())
-    assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 6, ")
+    assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 7, ")
     assert str(info.value).endswith(". Plan again with jrc.plan.")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jrc._errors import name_of, named_like
 from jrc._targets import link_bandwidth_of
-from jrc._text import Grid, flops_text, html_of, memory_text, text_of
+from jrc._text import Grid, flops_text, html_of, memory_text, seconds_text, text_of
 from jrc._validate import check_flag, check_json, one_of
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._gradient.variable_changes import write_changes
@@ -37,7 +37,7 @@ from jrc.remat._planner.plan.saved_by_plan import Kept
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 
-_FORMAT = 6
+_FORMAT = 7
 
 _MADE_BY = f"jrc {importlib.metadata.version('jrc')}"
 """Equations are numbered after shared ones are copied, which another version does otherwise."""
@@ -301,6 +301,8 @@ class Plan:
                 where += " or jax.checkpoint regions"
             amount = flops_text(self.baseline_recomputed)
             parts.append(f"the baseline itself recomputes {amount}, inside of {where}")
+        if cost.seconds is not None:
+            parts.append(f"time {seconds_text(cost.seconds)} ({cost.seconds_from})")
         if cost.host_bytes:
             parts.append(f"saved in the host's memory: {memory_text(cost.host_bytes)} ({source})")
         chosen = next((each for each in self.candidates if each.is_chosen), None)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jrc._text import Grid, exchange_text, memory_text
+from jrc._text import Grid, exchange_text, memory_text, seconds_text
 from jrc.remat._planner.plan.saved_by_plan import BASELINE, Kept
 
 # Rows of a plan's tables: saved values, and candidates on each side of the chosen one.
@@ -22,12 +22,17 @@ class Estimate:
         flops_ratio: The same over those of the baseline.
         host_bytes: Bytes of saved values in the host's memory, no part of the peak; predicted, on
             all devices together, where XLA shards them by itself.
+        seconds: Seconds of one run on one device, for comparing programs; `None` if unknown.
+        seconds_from: Where they come from: stated by the compiler (TPUs), or modelled (a roofline
+            over the kernels of a GPU program).
     """
 
     peak_bytes: int
     flops: int
     flops_ratio: float
     host_bytes: int = 0
+    seconds: float | None = None
+    seconds_from: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +51,7 @@ class PlanCandidate:
         rerun_sent_bytes: How many of them in recomputation: parameters that are gathered again.
         compiled_host_bytes: Bytes in the host's memory of its compiled program; `None` if it was
             not compiled.
+        compiled_seconds: Seconds of its compiled program, as in `Plan.verified`.
     """
 
     predicted: Estimate
@@ -57,6 +63,7 @@ class PlanCandidate:
     sent_bytes: int | None = None
     rerun_sent_bytes: int | None = None
     compiled_host_bytes: int | None = None
+    compiled_seconds: float | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -101,6 +108,7 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
     counts_sent = any(each.sent_bytes for each in candidates)
     offloads = any(each.host_bytes for each in candidates)
+    is_timed = any(each.compiled_seconds is not None for each in candidates)
     rows = []
     for i in shown:
         each = candidates[i]
@@ -112,14 +120,20 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
                 each.name or each.change,
                 f"{memory_text(each.peak_bytes)}{source}",
                 f"{each.predicted.flops_ratio:.3f} x",
+                *([_seconds_text(each)] if is_timed else []),
                 *([_host_text(each)] if offloads else []),
                 *([_sent_again(each)] if counts_sent else []),
             )
         )
     heads = ["candidate", "change from the leaner one", "peak", "FLOPs"]
+    heads += ["time"] if is_timed else []
     heads += ["host"] if offloads else []
     heads += ["sent again"] if counts_sent else []
     return Grid(tuple(heads), rows)
+
+
+def _seconds_text(each: PlanCandidate) -> str:
+    return "" if each.compiled_seconds is None else seconds_text(each.compiled_seconds)
 
 
 def _host_text(each: PlanCandidate) -> str:

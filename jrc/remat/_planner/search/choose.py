@@ -17,6 +17,7 @@ from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.as_written import NAME as AS_WRITTEN_NAME
 from jrc.remat._planner.solver.option import Option
+from jrc.remat._time.seconds import Seconds
 
 
 def plan_for(peaks: Peaks, budget: int | float, compilations: int) -> Plan:
@@ -95,7 +96,7 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
     verified = None
     if option in search.compiled:
         cost = peaks.compiled(option)
-        verified = _estimate(problem, cost.peak, peaks.flops(option), cost.host)
+        verified = _estimate(problem, cost.peak, peaks.flops(option), cost.host, cost.time)
     return Plan(
         budget=budget,
         predicted=_predicted(problem, search, option),
@@ -131,6 +132,7 @@ def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandi
                 predicted=_predicted(problem, search, option),
                 compiled_peak_bytes=None if cost is None else cost.peak,
                 compiled_host_bytes=None if cost is None else cost.host,
+                compiled_seconds=None if cost is None or cost.time is None else cost.time.value,
                 sent_bytes=None if cost is None else cost.sent,
                 rerun_sent_bytes=None if cost is None else cost.rerun_sent,
                 saved_bytes=option.saved,
@@ -151,8 +153,12 @@ def _predicted(problem: Problem, search: Search, option: Option) -> Estimate:
     return _estimate(problem, peak, problem.flops + option.recomputed, option.host)
 
 
-def _estimate(problem: Problem, peak: int, total: int, host: int) -> Estimate:
-    return Estimate(peak, total, total / problem.flops if problem.flops else 1.0, host)
+def _estimate(
+    problem: Problem, peak: int, total: int, host: int, time: Seconds | None = None
+) -> Estimate:
+    ratio = total / problem.flops if problem.flops else 1.0
+    seconds, source = (time.value, time.source) if time else (None, "")
+    return Estimate(peak, total, ratio, host, seconds, source)
 
 
 def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:

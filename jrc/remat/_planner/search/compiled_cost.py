@@ -1,11 +1,13 @@
-"""What a compiled candidate costs: its memory, and what a device sends to others."""
+"""What a compiled candidate costs: its memory, its seconds, and what a device sends to others."""
 
 import dataclasses
 from typing import Any
 
+from jrc._targets import Chip
 from jrc.remat._compiled.collectives import collectives
 from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
+from jrc.remat._time.seconds import Seconds, seconds_on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,14 +17,20 @@ class CompiledCost(Memory):
     Attributes:
         sent: Bytes that the device sends to others; `None` where they were not counted.
         rerun_sent: How many of them in recomputation.
+        time: Seconds of one run; `None` where nothing is known of the device's rates.
     """
 
     sent: int | None = None
     rerun_sent: int | None = None
+    time: Seconds | None = None
 
 
 def compiled_cost(
-    lowered: Any, platform: str | None, arguments: int = 0, counts_sent: bool = False
+    lowered: Any,
+    platform: str | None,
+    arguments: int = 0,
+    counts_sent: bool = False,
+    chip: Chip | None = None,
 ) -> CompiledCost:
     """Compile a lowered program and return what it costs; the program is not meant to be run.
 
@@ -31,17 +39,20 @@ def compiled_cost(
         platform: What it is lowered for.
         arguments: Bytes of its arguments on one device, where the compiler may refuse it.
         counts_sent: Whether its text is read for what a device sends to others.
+        chip: The accelerator that it is compiled for, if it is a known one.
 
     Raises:
         RuntimeError: As `memory_needed`.
     """
     found, compiled = compiled_with_memory(lowered, platform, arguments)
     memory = dataclasses.asdict(found)
-    if compiled is None or not counts_sent:
+    if compiled is None or not (counts_sent or chip):
         return CompiledCost(**memory)
-    sent = collectives(parse_hlo(compiled.as_text()), {})
+    module = parse_hlo(compiled.as_text())
+    sent = collectives(module, {}) if counts_sent else ()
     return CompiledCost(
         **memory,
-        sent=sum(each.sent for each in sent),
-        rerun_sent=sum(each.rerun_sent for each in sent),
+        sent=sum(each.sent for each in sent) if counts_sent else None,
+        rerun_sent=sum(each.rerun_sent for each in sent) if counts_sent else None,
+        time=seconds_on(module, chip) if chip else None,
     )

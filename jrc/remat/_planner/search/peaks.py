@@ -110,7 +110,7 @@ class Peaks:
         problem = self.problem
         try:
             given = 0 if self.is_inside else problem.given
-            return compiled_cost(lowered, problem.platform, given, problem.parts > 1)
+            return compiled_cost(lowered, problem.platform, given, problem.parts > 1, problem.chip)
         except jax.errors.JaxRuntimeError as error:
             error.add_note(
                 f"jrc: the compiler raised this for `{problem.name}`, candidate "

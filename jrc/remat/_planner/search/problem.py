@@ -8,6 +8,7 @@ import jax
 
 from jrc._errors import name_of, named_like
 from jrc._jaxpr import Program, flops, inline_marked, is_variable, live_equations, nbytes
+from jrc._targets import Chip, chip_of_device, target
 from jrc._tree import is_traced
 from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import (
@@ -16,7 +17,7 @@ from jrc.remat._gradient.arguments import (
     call_checked,
     refuse_tracers,
 )
-from jrc.remat._gradient.compiled_memory import bytes_on_device
+from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
 from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
 from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.costs.compilers import Compiler, compiler_on
@@ -97,6 +98,7 @@ class Problem:
         graphs: The cost graphs of the program and of those inside, by their jaxprs.
         compiler: What is assumed of the platform's compiler.
         platform: The platform.
+        chip: The accelerator that programs are compiled for, if it is a known one.
     """
 
     request: Request
@@ -115,6 +117,7 @@ class Problem:
     graphs: Mapping[Any, CostGraph]
     compiler: Compiler
     platform: str
+    chip: Chip | None
 
     @classmethod
     def of(cls, request: Request) -> "Problem":
@@ -179,6 +182,7 @@ class Problem:
             graphs=found.graphs,
             compiler=compiler,
             platform=platform,
+            chip=_chip(request, arguments),
         )
 
     @property
@@ -257,6 +261,12 @@ def _options(
         lean = front_of(graph, on_device, most=1)
         manual += [dataclasses.replace(each, name="leanest with nothing moved") for each in lean]
     return _Found(graph, graphs, options, front, manual)
+
+
+def _chip(request: Request, arguments: Arguments) -> Chip | None:
+    if request.target:
+        return target(request.target).chip
+    return chip_of_device(device_of(arguments.of(arguments.arrays)))
 
 
 def _recomputed_flops(forward: Any, gradient: Any) -> int:
