@@ -31,10 +31,10 @@ def build_cost_graph(
         results: Bytes of each result in whose memory saved values may lie.
     """
     eqns, steps = program.eqns, {p: k for k, p in enumerate(program.steps)}
-    order = [p for p in schedule(program) if p in steps]
+    order = [p for p in schedule(program, compiler) if p in steps]
     made = [*carried, *(v for p in order for v in eqns[p].outvars)]
     number = {var: k for k, var in enumerate(made)}
-    fused = [memory_model.is_fused_variable(program, v) for v in made]
+    fused = [memory_model.is_fused_variable(program, v, compiler) for v in made]
     reads = DerivativeReads()
     nodes = [_carry_node(number, carried)] if carried else []
     cotangents = memory_model.cotangent_bytes(program, order, active, compiler)

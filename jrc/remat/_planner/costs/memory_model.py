@@ -3,8 +3,8 @@
 The model has four assumptions. It finds and ranks options; what differs between platforms is in
 `compilers`. Compiled programs are the judge.
 
-1. **Fusion.** A result of a `Fusion.INSIDE` primitive takes no memory of its own: XLA computes it
-   inside of whatever reads it. Where a kernel of its own (a product) reads it, it does take memory
+1. **Fusion.** What a compiler `fuses` takes no memory of its own: XLA computes it inside of
+   whatever reads it. Where a kernel of its own (a product) reads it, it does take memory
    while that kernel is differentiated.
 2. **Recomputed values** lie in memory from the moment at which their region is recomputed until
    the equation that makes them has been differentiated, if a derivative reads them; else only for
@@ -24,20 +24,15 @@ from jrc.remat._planner.costs.compilers import Compiler
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 
 
-def is_fused(eqn: Any) -> bool:
-    """Return whether XLA computes what an equation makes inside of whatever reads it."""
-    return facts_of(eqn).fusion is Fusion.INSIDE
-
-
 def has_own_kernel(eqn: Any) -> bool:
     """Return whether XLA compiles an equation apart from its neighbours, as it does a product."""
     return facts_of(eqn).fusion is Fusion.NONE
 
 
-def is_fused_variable(program: Program, var: Any) -> bool:
+def is_fused_variable(program: Program, var: Any, compiler: Compiler) -> bool:
     """Return whether a variable is made by an equation that XLA fuses into its readers."""
     p = program.producer[var]
-    return p != INPUT and is_fused(program.eqns[p])
+    return p != INPUT and compiler.fuses(program.eqns[p])
 
 
 def values_read_late(

@@ -6,7 +6,16 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import INPUT, Program, evaluate, is_cast, is_unrolled, is_variable, rebuild
+from jrc._jaxpr import (
+    INPUT,
+    Program,
+    evaluate,
+    facts_of,
+    is_cast,
+    is_unrolled,
+    is_variable,
+    rebuild,
+)
 from jrc._tree import is_floating, is_typed_key
 from jrc.remat._planner.execute.run_loop import scan_in_chunks, scan_in_parts
 from jrc.remat._planner.plan.decision import (
@@ -32,6 +41,9 @@ from jrc.remat._segments.run_sections import run_section
 
 Run = Callable[..., Sequence[Any]]
 
+# How a product is saved, in the place of `SAVED`.
+_PRODUCT = "product"
+
 
 def execute_decision(program: Program, decision: Stages, in_loop: bool = False) -> Run:
     """Return the program as a function of its inputs whose gradient saves what is decided.
@@ -46,7 +58,7 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
     has_barrier = not in_loop or len(decision.regions) > 1
     region = functools.partial(recomputed_region, has_barrier=has_barrier)
     # What a step saves is stacked, and the backward pass reads it from there.
-    name = name_value if in_loop else _name_in_front_of_barrier
+    name = functools.partial(_name, has_barrier=not in_loop)
     equations = [[program.steps[k] for k in stage.equations] for stage in decision.stages]
     before, within = _casts(program, equations)
     offloaded = frozenset(variable_at(program, place) for place in decision.offloaded)
@@ -109,7 +121,7 @@ def _section(
     program: Program, region: Region, positions: Sequence[int], offloaded: Collection[Any]
 ) -> Section:
     values = [variable_at(program, place) for place in region.saved]
-    saved = dict.fromkeys(values if region.by_name else (), SAVED)
+    saved = {v: _how_saved(program, v) for v in values if region.by_name}
     # What a region reads is saved with it: on the host if it is named inside.
     read = program.cut(positions).invars
     saved |= {v: PINNED_HOST for v in (*values, *read) if v in offloaded}
@@ -164,13 +176,23 @@ def _is_made(program: Program, var: Any) -> bool:
     return is_variable(source) and program.producer[source] != INPUT
 
 
-def _name_in_front_of_barrier(x: Any, how: str) -> Any:
-    """Name a saved value, and return it behind a barrier.
+def _how_saved(program: Program, var: Any) -> str:
+    p = program.producer[var]
+    is_product = p != INPUT and facts_of(program.eqns[p]).is_contraction
+    return _PRODUCT if is_product else SAVED
+
+
+def _name(x: Any, how: str, has_barrier: bool) -> Any:
+    """Name a saved value, and return it behind a barrier unless it is a product.
 
     Else XLA recomputes it in its readers, from all that it is the sum of, and keeps those. JAX
-    rounds what it saves by `reduce_precision`, which XLA would fuse into the readers likewise.
+    rounds what it saves by `reduce_precision`, which XLA would fuse into the readers likewise. No
+    reader computes a product again; a barrier behind it would keep readers from being fused.
     """
-    return barrier(name_value(x, how))
+    if how == _PRODUCT:
+        return name_value(x, SAVED)
+    named = name_value(x, how)
+    return barrier(named) if has_barrier else named
 
 
 def _is_raw_key(aval: Any) -> bool:

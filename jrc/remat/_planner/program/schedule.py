@@ -1,19 +1,23 @@
 """The order in which a plan runs the equations of a program."""
 
 from jrc._jaxpr import INPUT, Program, has_effects, inner_programs
-from jrc.remat._planner.costs.memory_model import is_fused
+from jrc.remat._planner.costs.compilers import Compiler
 
 
-def schedule(program: Program) -> list[int]:
+def schedule(program: Program, compiler: Compiler) -> list[int]:
     """Return the positions of the live equations, cheap values of inputs just before a reader.
 
     A table or a cast of a parameter that stands far from its reader would be live all the way.
+
+    Args:
+        program: The program.
+        compiler: The platform's compiler: cheap is what it fuses into readers.
     """
     live = program.live()
     light: set[int] = set()
     for p, eqn in enumerate(program.eqns):
         makers = [program.producer[v] for v in program.reads(p)]
-        plain = not inner_programs(eqn) and not has_effects(eqn) and is_fused(eqn)
+        plain = not inner_programs(eqn) and not has_effects(eqn) and compiler.fuses(eqn)
         if live[p] and plain and all(q == INPUT or q in light for q in makers):
             light.add(p)
     order: list[int] = []

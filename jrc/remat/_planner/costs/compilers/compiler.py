@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Program, nbytes
+from jrc._jaxpr import Fusion, Program, facts_of, nbytes
 
 
 class Compiler:
@@ -29,6 +29,16 @@ class Compiler:
     continues_products = False
     rounds_operands = False
     slices_early = False
+
+    def fuses(self, eqn: Any) -> bool:
+        """Return whether what an equation makes is computed inside of whatever reads it.
+
+        On accelerators that holds for all that is elementwise: what is written to memory are
+        results of products, of reductions, of data that is gathered or sorted, and of loops.
+        """
+        facts = facts_of(eqn)
+        is_pass = facts.fusion is Fusion.LOOP and not (facts.is_reduction or facts.is_cumulative)
+        return facts.fusion is Fusion.INSIDE or is_pass
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of device memory that an array of this type occupies."""
