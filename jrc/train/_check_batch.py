@@ -1,22 +1,22 @@
 """Checks of a train step's batch: its parts, and that processes agree on it."""
 
-import itertools
 import zlib
 
 import jax
 import jax.numpy as jnp
 
 from jrc._errors import listed
-from jrc._multihost import differing, differing_copies, reached_by_all
+from jrc._multihost import differing, differing_copies, of_all, reached_by_all
 from jrc._tree import is_array, is_traced, named_leaves
 from jrc._typing import PyTree
 from jrc.train._state import kind_of
 
 _WHO = "jrc.make_train_step"
 
-# How long a process whose batch has changed waits for the others, and the steps made so far.
+# How long a process whose batch has changed waits for the others.
 _SECONDS = 120.0
-_STEPS = itertools.count()
+# The number of the next step; a step has its own from its first call on, the same on every process.
+_next_number = 0
 
 
 def check_batch(batch: PyTree, parts: int, words: str) -> None:
@@ -70,12 +70,14 @@ class SameBatch:
     """
 
     def __init__(self) -> None:
-        self._step, self._number = 0, next(_STEPS)
+        self._step, self._number = 0, 0
         self._last: list[tuple[str, str]] = []
 
     def check(self, batch: PyTree) -> None:
         """Raise if the batch is another than in the last step on some processes only."""
         kinds = [(name, kind_of(leaf)) for name, leaf in named_leaves(batch)]
+        if not self._last:
+            self._number = _agreed_number()
         if not self._last or self._last == kinds or self._is_of_all(kinds):
             self._last = kinds
             self._step += 1
@@ -96,3 +98,11 @@ class SameBatch:
         """Whether every process comes to this step with such a batch."""
         text = f"{self._number}_{self._step}_{zlib.crc32(repr(kinds).encode())}"
         return reached_by_all(f"jrc_batch_{text}", _SECONDS)
+
+
+def _agreed_number() -> int:
+    """Return a number that no step has had on any process, though some made more than others."""
+    global _next_number
+    number = int(of_all(_next_number).max()) if jax.process_count() > 1 else _next_number
+    _next_number = number + 1
+    return number
