@@ -17,6 +17,8 @@ from jrc.train._placement import batch_specs, own_specs, split_axes
 from jrc.train._state import TrainState
 
 _WHO = "jrc.make_train_step"
+# The dimensions of a sharding in a program: `<@mesh, [{"data"}, {}]`.
+_DIMENSIONS = re.compile(r"<@\w+, (\[[^\]]*\])")
 
 
 def check_split_batch(batch: PyTree, mesh: Mesh, names: tuple[str, ...], accumulate: int) -> None:
@@ -78,8 +80,9 @@ def check_every_axis(
         return
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         text = call.lower(state, batch).as_text()
-    text = re.sub(r"manual_axes=\{[^}]*\}|sdy\.mesh[^\n]*", "", text)
-    missing = [name for name in missing if f'"{name}"' not in text]
+    # Metadata and names of operations may have the name of an axis: only shardings count.
+    named = {name for dims in _DIMENSIONS.findall(text) for name in re.findall(r'"(\w+)"', dims)}
+    missing = [name for name in missing if name not in named]
     if missing:
         raise ValueError(
             f"{_WHO}: every axis of the mesh must split something, got {listed(missing)}, over "

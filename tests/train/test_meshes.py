@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -250,6 +251,20 @@ def test_an_axis_that_only_the_loss_function_splits_is_used():
     step = jrc.make_train_step(loss, tx, mesh=mesh, axis_name="fsdp", via="jit")
     _, info = step(state, next(batches(1)))
     assert np.isfinite(info.loss)
+
+
+def test_the_name_of_an_axis_elsewhere_in_the_program_splits_nothing():
+    def loss(params, batch, key):
+        with set_xla_metadata(part="model"):
+            hidden = jnp.tanh(batch[0] @ params["a"] + params["b"])
+        return jnp.mean((hidden @ params["c"] - batch[1]) ** 2)
+
+    step = jrc.make_train_step(loss, optax.sgd(0.1), mesh=mesh_of(4, 2), axis_name="fsdp")
+    state = jrc.init_state(
+        some_params(), optax.sgd(0.1), jax.random.key(0), mesh=mesh_of(4, 2), axis_name="fsdp"
+    )
+    with pytest.raises(ValueError, match="split something, got 'model', over which"):
+        step(state, next(batches(1)))
 
 
 @pytest.mark.slow
