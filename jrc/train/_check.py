@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._rng import check_key
@@ -82,7 +83,26 @@ def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) ->
         return
     check_rows(expected, state, axis, mesh)
     if any(mesh.shape[name] > 1 for name in names_of(axis)):
+        _check_mini_steps(expected)
         check_axis(tx, params, axis, mesh)
+
+
+def _check_mini_steps(opt_state: PyTree) -> None:
+    """Raise if an `optax.MultiSteps` around a compression would not send once in k steps."""
+    is_one = lambda node: isinstance(node, optax.MultiStepsState)  # noqa: E731
+    inside = () if is_one(opt_state) else jax.tree.leaves(opt_state, is_leaf=is_one)
+    if any(is_one(node) and dgc_states(node) for node in inside):
+        raise ValueError(
+            f"{_WHO}: optax.MultiSteps must be outermost around a compression, which would be sent "
+            "in every mini-step, got one inside of another transform. Write "
+            "optax.MultiSteps(optax.chain(...), k)."
+        )
+    if is_one(opt_state) and jax.tree.leaves(opt_state.skip_state):
+        raise ValueError(
+            f"{_WHO}: optax.MultiSteps must not skip by the gradient of one replica around a "
+            "compression, for which the others would wait, got a should_skip_update_fn. Leave "
+            "should_skip_update_fn out: a step whose gradient is not finite is skipped by itself."
+        )
 
 
 def check_outer_state(

@@ -95,7 +95,8 @@ def outer_step(
     if flight is not None:
         packet, own = rounds.made(turn.sends, state, own)
         own = own._replace(in_flight=rounds.waiting(packet, flight))
-    info = _info(rounds, turn, replicas, before, state, found)
+    means = Replicas(axes).bytes_inside(jax.tree.leaves(found.grads))
+    info = _info(rounds, turn, replicas, before, state, found, means)
     outer_state = state.opt_state._replace(local=as_rows(lax.optimization_barrier(own)))
     state = TrainState(before.step + 1, state.params, state.model_state, outer_state, state.key)
     return state, info
@@ -200,8 +201,9 @@ def _info(
     before: TrainState,
     after: TrainState,
     found: Gradient,
+    means: float,
 ) -> StepInfo:
-    """Return the report of a step, with what was exchanged in it."""
+    """Return the report of a step, with what was exchanged in it beside `means` bytes."""
     report = after.opt_state.report
     left_out = report.left_out - before.opt_state.report.left_out
     sent, density = 0.0, 0.0
@@ -215,9 +217,9 @@ def _info(
         aux=as_rows(found.aux),
         grad_norm=report.grad_norm,
         density=jnp.float32(density),
-        bytes_sent=jnp.float32(sent),
+        bytes_sent=jnp.float32(sent + means),
         skipped=left_out == replicas,
-        bytes_received=jnp.float32(sent),
+        bytes_received=jnp.float32(sent + means),
         norm_kept=report.norm_kept,
         synchronised=jnp.bool_(turn.receives is not None),
         losses=found.loss.astype(jnp.float32)[None],

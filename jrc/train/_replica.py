@@ -1,6 +1,6 @@
 """One step of one replica: gradient, exchange, update and report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -89,19 +89,26 @@ def replica_step(
     local = gradient(loss_fn, differentiated(state.params), *given)
     compression = dgc_states(state.opt_state)
     own = served(local.grads, compression)
+    accumulates = is_accumulated(state.opt_state)
     grads = jax.tree.map(lambda g, own: g if own else over.mean(g), local.grads, own)
-    if any(isinstance(node, optax.MultiStepsState) for node in _accumulating(state.opt_state)):
+    if accumulates:
         grads = jax.tree.map(lambda g, own: over.storable(g) if own else g, grads, own)
     extra = {"value": over.mean(local.loss)} if takes_extra_arguments(tx) else {}
     if not compression:
         loss_of = lambda params: mean_loss(loss_fn, params, *given)  # noqa: E731
         extra |= of_the_loss(grads, state.params, loss_of, over.mean)
-    params, opt_state, skipped = _updated(tx, state, grads, over, split, extra)
+    before = state._replace(opt_state=_nothing_sent(state.opt_state))
+    params, opt_state, skipped = _updated(tx, before, grads, over, split, extra)
     model_state = jax.tree.map(over.shared, local.model_state)
     if compression:
         model_state = _unless(skipped, state.model_state, model_state)
-    density, sent = _sent(compression, opt_state, skipped)
-    pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True)
+    density, sent = _sent(opt_state)
+    if compression:
+        alone = [g for g, is_own in _pairs(local.grads, own) if is_own]
+        # A compression averages over the inner axis in float32, `MultiSteps` accumulates the mean.
+        sent += over.bytes_inside(alone, 4)
+        sent += over.bytes_inside(alone) if accumulates else 0.0
+    pairs = _pairs(grads, own)
     if split is None:
         dense = sum(g.size * g.dtype.itemsize for g, alone in pairs if not alone)
         sent += ring_all_reduce_bytes(dense, replicas, itemsize=1)
@@ -145,7 +152,8 @@ def _updated(
         return state.params, _count_skipped(state.opt_state)
 
     def step() -> tuple[PyTree, PyTree]:
-        updates, opt_state = update(tx, grads, state.opt_state, state.params, extra | specs)
+        given = grads, state.opt_state, state.params, extra | specs
+        updates, opt_state = (_mini_step if is_accumulated(state.opt_state) else update)(tx, *given)
         return optax.apply_updates(state.params, updates), opt_state
 
     params, opt_state = jax.lax.cond(skipped, skip, step)
@@ -154,14 +162,8 @@ def _updated(
 
 def _count_skipped(opt_state: PyTree) -> PyTree:
     """Return the optimizer's state with one more skipped step in each compression."""
-    compression = lambda node: isinstance(node, DGCState)  # noqa: E731
-    return jax.tree.map(
-        lambda node: (
-            node._replace(skipped=optax.safe_increment(node.skipped)) if compression(node) else node
-        ),
-        opt_state,
-        is_leaf=compression,
-    )
+    more = lambda x: x._replace(skipped=optax.safe_increment(x.skipped))  # noqa: E731
+    return _in_compressions(opt_state, more)
 
 
 def _unless(skipped: Array, old: PyTree, new: PyTree) -> PyTree:
@@ -169,13 +171,48 @@ def _unless(skipped: Array, old: PyTree, new: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: jnp.where(skipped, x, y), old, new)
 
 
-def _accumulating(opt_state: PyTree) -> list[Any]:
-    """Return the states of `optax.MultiSteps` around a compression, and all other leaves."""
+def is_accumulated(opt_state: PyTree) -> bool:
+    """Whether this is the state of an `optax.MultiSteps` around a compression."""
+    return isinstance(opt_state, optax.MultiStepsState) and bool(dgc_states(opt_state))
 
-    def accumulates(node: Any) -> bool:
-        return isinstance(node, optax.MultiStepsState) and bool(dgc_states(node.inner_opt_state))
 
-    return jax.tree.leaves(opt_state, is_leaf=accumulates)
+def _mini_step(
+    tx: Transform, grads: PyTree, opt_state: Any, params: PyTree, extra: dict[str, Any]
+) -> tuple[PyTree, PyTree]:
+    """Return the updates of an `optax.MultiSteps` and its state, sending nothing in between.
+
+    `MultiSteps` calls the inner transform in each mini-step and drops what it returns; the exchange
+    would run k times for one update.
+    """
+    # Only the counters and the accumulated gradients are read: XLA drops the exchange.
+    updates, waiting = update(tx, grads, opt_state, params, extra)
+    emits = waiting.gradient_step != opt_state.gradient_step
+    kept = waiting._replace(inner_opt_state=opt_state.inner_opt_state)
+    return jax.lax.cond(
+        emits,
+        lambda: update(tx, grads, opt_state, params, extra),
+        lambda: (jax.tree.map(jnp.zeros_like, updates), kept),
+    )
+
+
+def _nothing_sent(opt_state: PyTree) -> PyTree:
+    """Return the state with compressions that sent nothing, so that those that do say it."""
+    zero = jnp.zeros((), jnp.float32)
+    return _in_compressions(opt_state, lambda x: x._replace(density=zero, bytes_sent=zero))
+
+
+def _in_compressions(opt_state: PyTree, change: Callable[[DGCState], DGCState]) -> PyTree:
+    """Return an optimizer's state with each compression changed."""
+    return jax.tree.map(
+        lambda node: change(node) if isinstance(node, DGCState) else node,
+        opt_state,
+        is_leaf=lambda node: isinstance(node, DGCState),
+    )
+
+
+def _pairs(grads: PyTree, own: PyTree) -> list[tuple[Any, bool]]:
+    """Return each gradient, and whether a compression exchanges it."""
+    return list(zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True))
 
 
 class Replicas:
@@ -190,6 +227,18 @@ class Replicas:
 
     def total(self, x: Any) -> Any:
         return x if self.axis is None else jax.lax.psum(x, self.axis)
+
+    def bytes_inside(self, grads: Sequence[Any], itemsize: int | None = None) -> float:
+        """Return the bytes that a device sends to average gradients over the inner axis of a pair.
+
+        Args:
+            grads: This replica's.
+            itemsize: Bytes of an entry; `None` for those of its dtype.
+        """
+        if self.axis is None or len(self.axis) == 1:
+            return 0.0
+        size = sum(g.size * (itemsize or g.dtype.itemsize) for g in grads)
+        return ring_all_reduce_bytes(size, jax.lax.axis_size(self.axis[1:]), itemsize=1)
 
     def storable(self, x: Any) -> Any:
         """Reduce a gradient so that it is equal where the state that accumulates it is shared."""
@@ -215,13 +264,12 @@ def norm_of(grads: PyTree) -> Array:
     return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
 
 
-def _sent(old: list[DGCState], opt_state: PyTree, skipped: Array) -> tuple[jax.Array, jax.Array]:
-    """Return density and bytes of all compressions; one that did not act sent nothing."""
+def _sent(opt_state: PyTree) -> tuple[jax.Array, jax.Array]:
+    """Return density and bytes of all compressions."""
     density, sent, entries = jnp.zeros(()), jnp.zeros(()), 0
-    for before, after in zip(old, dgc_states(opt_state), strict=True):
-        size = sum(v.size for v in jax.tree.leaves(after.v))
-        acted = skipped | (after.step != before.step)
-        sent += jnp.where(acted, after.bytes_sent, 0.0)
-        density += size * after.density
+    for state in dgc_states(opt_state):
+        size = sum(v.size for v in jax.tree.leaves(state.v))
+        sent += state.bytes_sent
+        density += size * state.density
         entries += size
     return (density / entries if entries else jnp.ones(())), sent

@@ -540,7 +540,8 @@ def test_pairs_of_axes_average_inside_and_compress_between():
     for t in range(4):
         state, info = step(state, net_batch(t))
         expected, other = plain(expected, net_batch(t))
-        assert float(info.bytes_sent) == float(other.bytes_sent) > 0
+        inner = 4 * sum(x.size for x in NET.values())
+        assert float(info.bytes_sent) - inner == float(other.bytes_sent) > 0
     assert close(state.params, expected.params, 1e-5)
     assert np.isclose(float(info.norm_kept), float(other.norm_kept), rtol=1e-4)
     batch = net_batch(9)
@@ -645,3 +646,15 @@ def test_eight_bit_gradients_of_parts_are_summed():
     state, _ = step(state, np.asarray([[1.0] * 4, [3.0] * 4] * len(jax.devices()), np.float32))
     assert state.params.dtype == params.dtype
     assert state.params.astype(jnp.float32).tolist() == [-1.0] * 4
+
+
+def test_a_state_of_another_optimizer_is_refused_at_every_call():
+    adam, sgd = optax.adam(0.1), optax.sgd(0.1)
+    state = jrc.init_state(NET, sgd, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(net_loss, sgd, mesh=mesh())
+    state, _ = step(state, net_batch(0))
+    with pytest.raises(ValueError, match="built for the optimizer tx, got one with another opt_st"):
+        step(jrc.init_state(NET, adam, jax.random.key(0), mesh=mesh()), net_batch(1))
+    with pytest.raises(ValueError, match="built for the optimizer tx"):
+        step(state._replace(opt_state=None), net_batch(1))
+    assert int(step(state, net_batch(1))[0].step) == 2
