@@ -144,6 +144,24 @@ def is_typed_key(leaf: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def kind_of(leaf: Any) -> str:
+    """Return the type of a leaf as text: `float32[4, 2]`, `None`, `str`."""
+    if not (is_number(leaf) or is_traced(leaf)):
+        return "None" if leaf is None else type(leaf).__name__
+    dtype = leaf.dtype if is_typed_key(leaf) else jnp.result_type(leaf)
+    return f"{dtype}{list(jnp.shape(leaf))}"
+
+
+def plain(tree: Any) -> Any:
+    """Return the shapes of a tree, without shardings."""
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        dtype = x.dtype if is_typed_key(x) else jnp.result_type(x)
+        return jax.ShapeDtypeStruct(np.shape(x), dtype)
+
+    return jax.tree.map(shape, tree)
+
+
 def put(x: Any, sharding: NamedSharding) -> jax.Array:
     """Return an array with this sharding, as `jax.device_put`, over several processes too.
 

@@ -14,6 +14,7 @@ LAYERS = (
     {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text"},
     {"_jaxpr", "_rng", "persist"},
     {"_targets"},
+    {"_layout"},
     {"remat", "dgc", "outer_optimizers"},
     {"train", "models"},
     {"compat"},

@@ -12,8 +12,7 @@ from jrc._errors import listed
 from jrc._tree import named_leaves
 from jrc._typing import PyTree, Transform
 from jrc.dgc import AxisName, dgc_states, served
-from jrc.train._extra_args import differentiated, update
-from jrc.train._state import names_of
+from jrc.train._optax import differentiated, update
 
 _WHO = "jrc.make_train_step"
 
@@ -37,7 +36,7 @@ def check_axis(tx: Transform, params: PyTree, axis: AxisName, mesh: Mesh) -> Non
         ValueError: If an axis is wrong, or a transform before a compression mixes local gradients
             with averaged ones.
     """
-    names = names_of(axis)
+    names = (axis,) if isinstance(axis, str) else axis[::-1]
 
     def updates(params: PyTree) -> PyTree:
         return _updates(tx, differentiated(params), tx.init(params), params)

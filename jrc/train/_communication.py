@@ -21,8 +21,8 @@ from jrc.outer_optimizers import (
     overlap_of,
     shapes_of_fragments,
 )
-from jrc.train._exchange import bytes_of_exchange
-from jrc.train._outer_check import check_outer
+from jrc.train._preflight import check_outer
+from jrc.train._synchronisation.exchange import bytes_of_exchange
 
 _WHO = "jrc.communication_advice"
 
