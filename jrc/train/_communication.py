@@ -21,7 +21,7 @@ from jrc.outer_optimizers import (
     overlap_of,
     shapes_of_fragments,
 )
-from jrc.train._preflight import check_outer
+from jrc.train._arguments import check_outer
 from jrc.train._synchronisation.exchange import bytes_of_exchange
 
 _WHO = "jrc.communication_advice"

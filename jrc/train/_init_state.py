@@ -17,8 +17,8 @@ from jrc._tree import is_typed_key, named_leaves, put
 from jrc._typing import PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, dgc_states
 from jrc.outer_optimizers import OuterOptimizer
+from jrc.train._arguments import check_arrays, check_outer, check_transform
 from jrc.train._optax import check_structure, wrapped
-from jrc.train._preflight import check_arrays, check_outer, check_transform
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import Synchronisation, row_specs, synchronisation_of
 

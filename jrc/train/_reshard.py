@@ -17,7 +17,7 @@ from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import AxisName, DGCState, check_shardings_known, replica_axis, reshard_dgc
 from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
-from jrc.train._preflight import check_outer
+from jrc.train._arguments import check_outer
 from jrc.train._synchronisation.outer_state import (
     first_outer_state,
     fragments_where_they_lie,

@@ -15,11 +15,8 @@ from jrc._validate import whole_number
 from jrc.dgc import AxisName
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Memory, Plan, memory_needed
-from jrc.train._budget import Budgeted
-from jrc.train._op_tags import with_op_tags
-from jrc.train._preflight import (
+from jrc.train._arguments import (
     WHO,
-    Preflight,
     check_options,
     check_order,
     check_outer,
@@ -27,6 +24,9 @@ from jrc.train._preflight import (
     check_via,
     layout_of_step,
 )
+from jrc.train._budget import Budgeted
+from jrc.train._op_tags import with_op_tags
+from jrc.train._preflight import Preflight
 from jrc.train._replica import StepInfo, replica_step
 from jrc.train._runners import Programs, needs_placement
 from jrc.train._state import TrainState
