@@ -13,7 +13,7 @@ from jrc._layout import Layout, copied
 from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
 from jrc._targets import is_compile_only
-from jrc._tree import is_typed_key, named_leaves, put
+from jrc._tree import is_typed_key, named_leaves, put, with_static
 from jrc._typing import PyTree, RandomKey, Transform
 from jrc.dgc import AxisName, dgc_states
 from jrc.outer_optimizers import OuterOptimizer
@@ -44,7 +44,8 @@ def init_state(
 
     Args:
         params: Parameters of one replica, any pytree of arrays; with `optax.lookahead` they become
-            `optax.LookaheadParams`, if they are none. They are copied, so that a step
+            `optax.LookaheadParams`, if they are none. Functions and texts among them are no leaves
+            of the state: `loss_fn` gets them as they are. Parameters are copied, so that a step
             that donates its state does not delete them. With `jax.ShapeDtypeStruct`s, or a mesh of
             `jrc.target(name).devices`, the state has shapes and shardings in the place of arrays:
             `TrainStep.memory` and `TrainStep.lower` take it.
@@ -76,6 +77,7 @@ def init_state(
         >>> int(state.step), state.params["w"].tolist()
         (0, [1.0, 1.0, 1.0])
     """
+    params = with_static(params)
 
     def here() -> tuple[Synchronisation, Layout, PyTree, PyTree]:
         layout = Layout.of(mesh, axis_name, _WHO)

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jrc._errors import listed
+from jrc._errors import listed, named_like
+from jrc._tree import without_static
 from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
 from jrc.dgc import AxisName
@@ -295,8 +296,8 @@ def make_train_step(
         body = functools.partial(replica_step, loss_fn, accumulate, via != "jit")
         return Programs(body, layout, via, donate)
 
-    tagged = with_op_tags(loss_fn) if plan is None else plan.apply(loss_fn)
-    programs = build(tagged)
+    loss_fn = _without_static(loss_fn if plan is None else plan.apply(loss_fn))
+    programs = build(with_op_tags(loss_fn) if plan is None else loss_fn)
     planned: Any = lambda *_: programs  # noqa: E731
     if memory_budget is not None:
         given = loss_fn, memory_budget, respect_checkpoints, WHO, offload, compilations
@@ -313,6 +314,16 @@ def make_train_step(
         functools.partial(_inside, layout.mesh) if placed else _outside_of_meshes,
         plan,
     )
+
+
+def _without_static(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the loss function of parameters in which functions and texts are no leaves."""
+
+    @named_like(loss_fn)
+    def call(params: PyTree, *rest: Any) -> Any:
+        return loss_fn(without_static(params), *rest)
+
+    return call
 
 
 def _inside(mesh: Mesh) -> Any:

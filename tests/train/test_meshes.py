@@ -241,7 +241,10 @@ def test_parameters_on_another_mesh_are_refused():
 def test_an_axis_that_only_the_loss_function_splits_is_used():
     mesh = mesh_of(4, 2)
 
+    traced = []
+
     def loss(params, batch, key):
+        traced.append(1)
         hidden = jnp.tanh(batch[0] @ params["a"] + params["b"])
         hidden = jax.lax.with_sharding_constraint(hidden, P("fsdp", "model"))
         return jnp.mean((hidden @ params["c"] - batch[1]) ** 2)
@@ -251,6 +254,8 @@ def test_an_axis_that_only_the_loss_function_splits_is_used():
     step = jrc.make_train_step(loss, tx, mesh=mesh, axis_name="fsdp", via="jit")
     _, info = step(state, next(batches(1)))
     assert np.isfinite(info.loss)
+    # Once to find tagged operators, once for its gradient: the program that is looked into runs.
+    assert len(traced) == 2
 
 
 def test_the_name_of_an_axis_elsewhere_in_the_program_splits_nothing():

@@ -661,3 +661,31 @@ def test_a_state_of_another_optimizer_is_refused_at_every_call():
     with pytest.raises(ValueError, match="built for the optimizer tx"):
         step(state._replace(opt_state=None), net_batch(1))
     assert int(step(state, net_batch(1))[0].step) == 2
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    "options", [{}, {"via": "pmap"}, {"memory_budget": 1.0}, {"outer": jrc.DiLoCo(sync_every=2)}]
+)
+def test_functions_and_texts_among_the_parameters(options, tmp_path):
+    """As `jrc.plan` takes them; a flax or equinox module has its activation there."""
+
+    def loss(params, batch, key):
+        assert params["kind"] == "mean"
+        return jnp.mean(params["act"](batch @ params["w"]) ** 2)
+
+    params = {"w": NET["w"], "act": jax.nn.relu, "kind": "mean"}
+    plain = lambda p, b, k: loss({**p, "act": jax.nn.relu, "kind": "mean"}, b, k)  # noqa: E731
+    found = []
+    outer = {"outer": options["outer"]} if "outer" in options else {}
+    for given, fn in ((params, loss), ({"w": NET["w"]}, plain)):
+        state = jrc.init_state(given, optax.adam(0.1), jax.random.key(0), mesh=mesh(), **outer)
+        step = jrc.make_train_step(fn, optax.adam(0.1), mesh=mesh(), **options)
+        for t in range(2):
+            state, _ = step(state, net_batch(t))
+        found.append(state)
+    assert same_bits(found[0].params["w"], found[1].params["w"])
+    jrc.save(tmp_path / "state", found[0])
+    again = jrc.restore(tmp_path / "state", found[0])
+    assert same_bits(again, found[0]) and again.params["act"](-1.0) == 0.0
+    assert found[0].params["kind"].value == "mean"
