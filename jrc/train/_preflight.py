@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
@@ -39,6 +38,7 @@ from jrc.train._runners import is_split, needs_placement
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import Synchronisation, row_specs, synchronisation_of
 
+_WHOLE_BATCH = "(the batch itself)"
 # How long a process whose batch has changed waits for the others.
 _SECONDS = 120.0
 # The number of the next step; a step has its own from its first call on, the same on every process.
@@ -101,11 +101,7 @@ class Preflight:
         """Check without asking other processes."""
         layout, form = self._layout, jax.tree.structure(state)
         check_form(state)
-        parts = layout.parts * self._accumulate
-        words = f"replicas * accumulate = {layout.parts} * {self._accumulate}"
-        check_batch(batch, parts, words)
-        if needs_placement(layout, self._via):
-            check_split_batch(batch, layout, self._accumulate)
+        check_batch(batch, layout, self._accumulate, needs_placement(layout, self._via))
         way = self._known.get(form)
         if way is not None and runs:
             self._check_devices(state)
@@ -235,21 +231,6 @@ def _without_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def check_split_batch(batch: PyTree, layout: Layout, accumulate: int) -> None:
-    """Raise unless the leading axis of every leaf splits over its devices and parts."""
-    specs = jax.tree.leaves(layout.batch(batch))
-    for (name, leaf), spec in zip(named_leaves(batch), specs, strict=True):
-        over = axes_of(PartitionSpec(*spec[:1]))
-        parts = math.prod(layout.mesh.shape[axis] for axis in over) * accumulate
-        if np.shape(leaf)[0] % parts:
-            raise ValueError(
-                f"{WHO}: the leading axis of every leaf of batch must be a multiple of the "
-                f"devices that it is split over ({listed(over)}) * accumulate = {parts}, got shape "
-                f"{list(np.shape(leaf))} at {name or '(the batch itself)'!r}. Drop the rest of "
-                "the batch, or use fewer parts."
-            )
-
-
 def check_split_state(state: TrainState, layout: Layout, via: str) -> None:
     """Raise if a state is split as this step cannot take it."""
     if via == "jit":
@@ -304,21 +285,35 @@ def check_every_axis(
         )
 
 
-def check_batch(batch: PyTree, parts: int, words: str) -> None:
-    """Raise unless the leading axis of every leaf splits into equal parts."""
+def check_batch(batch: PyTree, layout: Layout, accumulate: int, is_placed: bool) -> None:
+    """Raise unless the leading axis of every leaf splits into equal parts.
+
+    Args:
+        batch: The batch.
+        layout: The layout of the run.
+        accumulate: Parts of what a device has.
+        is_placed: Whether leaves keep a split over more axes than those of the replicas.
+    """
     for name, leaf in named_leaves(batch):
-        name = name or "(the batch itself)"
         if not (is_array(leaf) or is_traced(leaf)):
             raise ValueError(
                 f"{WHO}: every leaf of batch must be an array with the examples along its leading "
-                f"axis, got {type(leaf).__name__} {leaf!r} at {name!r}. Convert it with "
-                "jnp.asarray."
+                f"axis, got {type(leaf).__name__} {leaf!r} at {name or _WHOLE_BATCH!r}. Convert it "
+                "with jnp.asarray."
             )
+    replicas = PartitionSpec(layout.names)
+    specs = layout.batch(batch) if is_placed else jax.tree.map(lambda _: replicas, batch)
+    for (name, leaf), spec in zip(named_leaves(batch), jax.tree.leaves(specs), strict=True):
+        over = axes_of(PartitionSpec(*spec[:1]))
+        parts = math.prod(layout.mesh.shape[axis] for axis in over) * accumulate
+        words = f"the devices that it is split over ({listed(over)}) * accumulate"
+        if over == layout.names:
+            words = f"replicas * accumulate = {layout.parts} * {accumulate}"
         if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts or jnp.shape(leaf)[0] == 0:
             raise ValueError(
                 f"{WHO}: the leading axis of every leaf of batch must be a multiple of {words} = "
-                f"{parts}, got shape {list(jnp.shape(leaf))} at {name!r}. Drop the rest of the "
-                "batch, or use fewer parts."
+                f"{parts}, got shape {list(jnp.shape(leaf))} at {name or _WHOLE_BATCH!r}. Drop the "
+                "rest of the batch, or use fewer parts."
             )
 
 
@@ -341,7 +336,7 @@ def check_copies_of_batch(batch: PyTree, axes: tuple[str, ...]) -> None:
     together = ", ".join(map(str, processes))
     raise ValueError(
         f"{WHO}: processes that hold the same examples of batch must hold equal ones, got "
-        f"different {name or '(the batch itself)'!r} on processes {together}. The batch "
+        f"different {name or _WHOLE_BATCH!r} on processes {together}. The batch "
         f"is split over {listed(axes)}, which does not tell these processes apart: give each of "
         "them the same part, or split the batch over an axis that does."
     )
@@ -374,7 +369,7 @@ class SameBatch:
             before = f", {was} before"
         raise ValueError(
             f"{WHO}: batch must change its shapes on every process in the same step and alike, "
-            f"got {now} at {name or '(the batch itself)'!r}{before}, on process "
+            f"got {now} at {name or _WHOLE_BATCH!r}{before}, on process "
             f"{jax.process_index()} and not on all. Drop the rest of the data where it runs out, "
             "so that every process has as many parts of equal size."
         )

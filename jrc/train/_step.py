@@ -85,7 +85,9 @@ class TrainStep:
             programs = self._programs(way, state, batch)
             state, info = programs(way, program, state, batch)
         self._calls += 1
-        self._last, self._number = state.step, self._number + 1
+        # Kept to know it again; a tracer would leak.
+        self._last = None if isinstance(state.step, jax.core.Tracer) else state.step
+        self._number += 1
         if self._blocks and self._calls % _BLOCK_EVERY == 0:
             jax.block_until_ready(info.loss)
         return state, info
