@@ -47,6 +47,7 @@ from jrc.dgc._state import check_whole as check_whole
 from jrc.dgc._state import dgc_specs as dgc_specs
 from jrc.dgc._state import dgc_states as dgc_states
 from jrc.dgc._state import state_specs as state_specs
+from jrc.dgc._state import without_axes as without_axes
 from jrc.dgc._stats import DGCStats as DGCStats
 from jrc.dgc._stats import dgc_stats as dgc_stats
 from jrc.dgc._transform import DGCTransformation as DGCTransformation

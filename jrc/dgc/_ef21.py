@@ -123,11 +123,11 @@ def scale_by_ef21(
     with speaking_as(_WHO, _INNER):
         config = EF21Config(rate=rate, factor_masking=False, **options)
 
-    def init_fn(params: PyTree) -> EF21State:
-        axes = config.axis, config.inner_axis
+    def init_fn(params: PyTree) -> Any:
         with speaking_as(_WHO, _INNER):
-            state = initial_state(params, int(config.min_size), *axes)
-            return EF21State(*state._replace(velocity=initial_estimates(params, *axes)))
+            state = initial_state(params, int(config.min_size), config.axis_name)
+            estimates = initial_estimates(params, config.axis_name)
+            return EF21State(*state._replace(velocity=estimates))
 
     def update_fn(
         updates: optax.Updates,
@@ -136,7 +136,7 @@ def scale_by_ef21(
         *,
         param_specs: PyTree = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[optax.Updates, Any]:
         del extra_args
         with speaking_as(_WHO, _INNER):
             return _updated(updates, cast(EF21State, state), params, config, param_specs)

@@ -105,7 +105,7 @@ def dgc_momentum(
         *,
         param_specs: PyTree = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[optax.Updates, Any]:
         del extra_args
         compression, schedule = _parts(state)
         updates, new = direction.update(updates, compression, params, param_specs=param_specs)
@@ -138,10 +138,10 @@ def _check_rate(rate: Any) -> None:
         scalar(rate, "learning_rate", _WHO, remedy="Pass 0.1, or an optax schedule.")
 
 
-def _parts(state: object) -> tuple[DGCState, optax.OptState]:
+def _parts(state: object) -> tuple[Any, optax.OptState]:
     """Return the compression's state and the schedule's."""
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], DGCState):
-        return cast(tuple[DGCState, optax.OptState], state)
+        return cast(tuple[Any, optax.OptState], state)
     raise TypeError(
         f"{_WHO}: state must be the one that init(params) returns, got {type(state).__name__}. "
         "Start with state = tx.init(params)."

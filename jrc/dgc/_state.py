@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec, Sharding
 
@@ -12,6 +13,19 @@ from jrc._text import brief
 from jrc._tree import is_number, is_traced, path_name
 from jrc._typing import Array, Count, Leaf, PyTree, Scalar
 from jrc.dgc._collectives import AxisName, as_local, replica_axis
+
+
+@jax.tree_util.register_static
+class ReplicaAxis(NamedTuple):
+    """The axis over which a transform exchanges, static: no leaf of a tree, but of its structure.
+
+    A named tuple, so that `flax.serialization` writes and reads a state with it.
+
+    Attributes:
+        name: One axis name, a pair `(inner, outer)`, or `None` for one replica.
+    """
+
+    name: AxisName | None = None
 
 
 class DGCState(NamedTuple):
@@ -31,6 +45,7 @@ class DGCState(NamedTuple):
         bytes_sent: Bytes that one device sent in the last step, `float32[]`: those of its shards.
         bytes_dense: Bytes that a dense all-reduce of the gradients, in their dtypes, would have
             sent, `float32[]`.
+        axis: The `axis_name` of the transform that `init` belongs to; static, no array.
     """
 
     step: Count
@@ -41,6 +56,7 @@ class DGCState(NamedTuple):
     density: Scalar
     bytes_sent: Scalar
     bytes_dense: Scalar
+    axis: ReplicaAxis = ReplicaAxis()
 
     def __repr__(self) -> str:
         return brief(self)
@@ -62,6 +78,7 @@ class EF21State(DGCState):
         density: Share of the compressed leaves' entries that the last step sent, `float32[]`.
         bytes_sent: Bytes that one device sent in the last step, `float32[]`.
         bytes_dense: Bytes that a dense all-reduce of the gradients would have sent, `float32[]`.
+        axis: The `axis_name` of the transform; static, no array.
     """
 
     __slots__ = ()
@@ -72,17 +89,14 @@ def is_placeholder(node: Any) -> bool:
     return node is None or isinstance(node, optax.MaskedNode)
 
 
-def initial_state(
-    params: PyTree, min_size: int, axis: str | None, inner: str | None = None
-) -> DGCState:
+def initial_state(params: PyTree, min_size: int, axis_name: AxisName | None) -> DGCState:
     """Return the state before the first step: zeros for each floating leaf, split as it is.
 
     Args:
         params: The parameters of one replica.
         min_size: Entries from which on a floating leaf is compressed, those of its shard where
             `init` runs inside a `shard_map`.
-        axis: The replica axis, which need not be bound here.
-        inner: The axis along which gradients are averaged first.
+        axis_name: The replica axis or the pair `(inner, outer)`, which need not be bound here.
 
     Returns:
         The state.
@@ -90,6 +104,8 @@ def initial_state(
     Raises:
         TypeError: For a complex leaf, and for one that is no array.
     """
+    axis = None if axis_name is None else replica_axis(axis_name)
+    own = set() if axis_name is None else {*np.ravel(axis_name).tolist()}
 
     def is_compressed(leaf: Leaf) -> bool:
         return is_floating(leaf) and jnp.size(leaf) >= max(min_size, 1)
@@ -97,12 +113,12 @@ def initial_state(
     def row(leaf: Leaf) -> Array | optax.MaskedNode:
         if not is_compressed(leaf):
             return optax.MaskedNode()
-        return as_local(_zeros_like(leaf, {axis, inner})[None], axis)
+        return as_local(_zeros_like(leaf, own)[None], axis)
 
     def shaped(leaf: Leaf) -> Array | optax.MaskedNode:
         if is_compressed(leaf) or not is_floating(leaf):
             return optax.MaskedNode()
-        return _zeros_like(leaf, {axis, inner})
+        return _zeros_like(leaf, own)
 
     return DGCState(
         step=jnp.zeros((), jnp.int32),
@@ -113,18 +129,20 @@ def initial_state(
         density=jnp.zeros((), jnp.float32),
         bytes_sent=jnp.zeros((), jnp.float32),
         bytes_dense=jnp.zeros((), jnp.float32),
+        axis=ReplicaAxis(axis_name),
     )
 
 
-def initial_estimates(params: PyTree, axis: str | None, inner: str | None) -> PyTree:
+def initial_estimates(params: PyTree, axis_name: AxisName | None) -> PyTree:
     """Return float32 zeros for each floating leaf, equal on every replica; others masked out."""
+    own = set() if axis_name is None else {*np.ravel(axis_name).tolist()}
     return jax.tree.map(
-        lambda leaf: _zeros_like(leaf, {axis, inner}) if is_floating(leaf) else optax.MaskedNode(),
+        lambda leaf: _zeros_like(leaf, own) if is_floating(leaf) else optax.MaskedNode(),
         params,
     )
 
 
-def _zeros_like(leaf: Leaf, own: set[str | None]) -> Array:
+def _zeros_like(leaf: Leaf, own: set[str]) -> Array:
     """Return float32 zeros that are split, and vary between shards, as the leaf does."""
     sharding = None if isinstance(leaf, jax.ShapeDtypeStruct) else _split_of(leaf)
     zeros = jnp.zeros(jnp.shape(leaf), jnp.float32, device=sharding)
@@ -237,6 +255,16 @@ def dgc_states(tree: PyTree) -> list[DGCState]:
     """Return every `DGCState` in a tree, in the tree's order."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, DGCState))
     return [leaf for leaf in leaves if isinstance(leaf, DGCState)]
+
+
+def without_axes(tree: PyTree) -> PyTree:
+    """Return a tree whose `DGCState`s name no axis, to compare those of another axis with it."""
+    is_state = lambda node: isinstance(node, DGCState)  # noqa: E731
+    return jax.tree.map(
+        lambda node: node._replace(axis=ReplicaAxis()) if is_state(node) else node,
+        tree,
+        is_leaf=is_state,
+    )
 
 
 _LAYOUTS = {"u": "rows", "v": "rows", "acc_grads": "joined"}

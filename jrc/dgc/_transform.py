@@ -188,7 +188,7 @@ def scale_by_dgc(
     def init_fn(params: PyTree) -> DGCState:
         if config.regularization is not None:
             check_stateless(config.regularization, params)
-        return initial_state(params, int(config.min_size), config.axis, config.inner_axis)
+        return initial_state(params, int(config.min_size), config.axis_name)
 
     def update_fn(
         updates: optax.Updates,
@@ -197,7 +197,7 @@ def scale_by_dgc(
         *,
         param_specs: PyTree = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[optax.Updates, Any]:
         del extra_args
         return _update.update(updates, cast(DGCState, state), params, config, param_specs)
 

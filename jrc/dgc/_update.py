@@ -154,7 +154,7 @@ def step(
         gradient.size * gradient.dtype.itemsize / shards.parts(place)
         for place, gradient in zip(leaves.floating, floating, strict=True)
     )
-    state = DGCState(
+    state = leaves.state._replace(
         step=jnp.where(ok, optax.safe_increment(leaves.state.step), leaves.state.step),
         u=leaves.tree(leaves.u, leaves.compressed, after.u),
         v=leaves.tree(leaves.v, leaves.compressed, after.v),

@@ -17,7 +17,7 @@ from jrc._tree import (
     tree_difference,
 )
 from jrc._typing import PyTree, Scalar, Transform
-from jrc.dgc import AxisName, dgc_states
+from jrc.dgc import AxisName, dgc_states, without_axes
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._check_axis import check_axis
 from jrc.train._extra_args import check_structure
@@ -72,7 +72,7 @@ def check_state(tx: Transform, state: TrainState, axis: AxisName, mesh: Mesh) ->
     check_leaves(state)
     params = jax.tree.map(_without_sharding, state.params)
     expected = jax.eval_shape(tx.init, params)
-    if difference := tree_difference(expected, state.opt_state):
+    if difference := tree_difference(without_axes(expected), without_axes(state.opt_state)):
         raise ValueError(
             f"{_WHO}: state must be built for the optimizer tx, got one with another opt_state: "
             f"{difference}. Build it with jrc.init_state(params, tx, key)."
