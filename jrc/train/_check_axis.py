@@ -34,15 +34,17 @@ def check_axis(tx: Transform, params: PyTree, axis: AxisName, mesh: Mesh) -> Non
             with averaged ones.
     """
     compressions = dgc_states(jax.eval_shape(tx.init, params))
-    found = next((state.axis.name for state in compressions if state.axis.name != axis), axis)
-    if found is None:
+    found = [state.axis.name for state in compressions]
+    if not any(found):
         raise ValueError(
             f"{_WHO}: tx must exchange over the axis {axis!r} of the step with its "
             f"{mesh.shape[names_of(axis)[0]]} replicas, got a compression with axis_name=None, "
             f"which is one replica. Pass axis_name={axis!r} to it."
         )
-    if found != axis:
-        known = [name for name in names_of(found) if name in mesh.axis_names]
+    for name in found:
+        if name == axis:
+            continue
+        known = [] if name is None else [x for x in names_of(name) if x in mesh.axis_names]
         raise ValueError(
             f"{_WHO}: every compression in tx must have the axis_name={axis!r} of the step, got "
             f"one that exchanges over {listed(known, 'no axis of the mesh')}, so that the "

@@ -36,7 +36,8 @@ TAKES_ANYTHING = {
         TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",
     "a base class": "Rule",
     "for jrc's own packages, behind a function with rows": """apply_residuals as_local check_whole
-        gather ring_all_reduce_bytes served state_specs dgc_states checked_budget check_picture
+        gather ring_all_reduce_bytes served state_specs dgc_states without_axes checked_budget
+        check_picture
         check_shardings_known check_writable check_offload checked_compilations host_link
         plan_for_each plan_within memory_needed device_of""",
     "a piece of `apply`, which checks": "block embed unembed stem",
