@@ -50,7 +50,8 @@ from jrc.dgc._state import state_specs as state_specs
 from jrc.dgc._state import without_axes as without_axes
 from jrc.dgc._stats import DGCStats as DGCStats
 from jrc.dgc._stats import dgc_stats as dgc_stats
-from jrc.dgc._transform import DGCTransformation as DGCTransformation
+from jrc.dgc._transform import applies_in_place as applies_in_place
+from jrc.dgc._transform import apply_gradients as apply_gradients
 from jrc.dgc._transform import scale_by_dgc as scale_by_dgc
 from jrc.dgc._wires import BFloat16 as BFloat16
 from jrc.dgc._wires import EightBits as EightBits

@@ -11,7 +11,14 @@ from jrc._rng import fold_all
 from jrc._text import brief
 from jrc._tree import all_finite, is_typed_key
 from jrc._typing import Array, PyTree, Scalar, Transform
-from jrc.dgc import DGCState, DGCTransformation, dgc_states, ring_all_reduce_bytes, served
+from jrc.dgc import (
+    DGCState,
+    applies_in_place,
+    apply_gradients,
+    dgc_states,
+    ring_all_reduce_bytes,
+    served,
+)
 from jrc.train._extra_args import (
     check_same_state,
     differentiated,
@@ -127,9 +134,9 @@ def _updated(
 ) -> tuple[PyTree, PyTree, Array]:
     """Return parameters and optimizer state after the update, and whether it was skipped."""
     specs = {} if split is None else {"param_specs": split.specs}
-    if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` drops the method
-        # `apply` skips by itself, and writes only the parameter entries that were sent.
-        params, opt_state = tx.apply(grads, state.opt_state, state.params, **specs)
+    if applies_in_place(tx):
+        # It skips by itself, and writes only the parameter entries that were sent.
+        params, opt_state = apply_gradients(tx, grads, state.opt_state, state.params, **specs)
         ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
         return params, opt_state, new.skipped != old.skipped
     if not dgc_states(state.opt_state):
