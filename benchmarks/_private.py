@@ -35,7 +35,7 @@ from jrc.models._image import conv as conv
 from jrc.models._layers import cross_entropy as cross_entropy
 from jrc.models._layers import dense as dense
 from jrc.models._layers import layer_norm as layer_norm
-from jrc.outer_optimizers import overlap_of as overlap_of
+from jrc.outer_optimizers._internal import overlap_of as overlap_of
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
 from jrc.remat._gradient.activity import active_variables

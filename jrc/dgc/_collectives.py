@@ -20,7 +20,7 @@ def is_pair(axis_name: object) -> bool:
     return pair and all(isinstance(name, str) for name in axis_name) and len(set(axis_name)) == 2
 
 
-def replica_axis(axis_name: AxisName, who: str = "jrc.dgc.replica_axis") -> str:
+def replica_axis(axis_name: AxisName, who: str = "jrc.dgc_specs") -> str:
     """Return the axis along which u and v differ: of a pair the outer one.
 
     Args:

@@ -17,7 +17,7 @@ from jrc._tree import (
     tree_difference,
 )
 from jrc._typing import PyTree, Scalar, Transform
-from jrc.dgc import AxisName, dgc_states, without_axes
+from jrc.dgc._internal import AxisName, dgc_states, without_axes
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._check_axis import check_axis
 from jrc.train._extra_args import check_structure

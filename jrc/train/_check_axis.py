@@ -10,7 +10,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jrc._errors import listed
 from jrc._tree import named_leaves
 from jrc._typing import PyTree, Transform
-from jrc.dgc import AxisName, DGCState, dgc_states, served
+from jrc.dgc import DGCState
+from jrc.dgc._internal import AxisName, dgc_states, served
 from jrc.train._extra_args import differentiated, update
 from jrc.train._state import names_of
 

@@ -12,7 +12,7 @@ from jrc._errors import listed
 from jrc._specs import axes_of
 from jrc._tree import named_leaves
 from jrc._typing import PyTree
-from jrc.dgc import dgc_states
+from jrc.dgc._internal import dgc_states
 from jrc.train._placement import batch_specs, own_specs, split_axes
 from jrc.train._state import TrainState
 

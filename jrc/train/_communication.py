@@ -12,10 +12,8 @@ from jrc._tree import aval_of
 from jrc._typing import PyTree, Real, Whole
 from jrc._validate import finite_number, whole_number
 from jrc.dgc import dgc_advice
-from jrc.outer_optimizers import (
-    DiLoCo,
-    OuterOptimizer,
-    SparseLoCo,
+from jrc.outer_optimizers import DiLoCo, OuterOptimizer, SparseLoCo
+from jrc.outer_optimizers._internal import (
     fragment_count,
     header_words,
     overlap_of,

@@ -13,14 +13,12 @@ from jax import lax
 
 from jrc._tree import all_finite, is_typed_key
 from jrc._typing import Array, PyTree
-from jrc.dgc import gather, ring_all_reduce_bytes
-from jrc.outer_optimizers import (
+from jrc.dgc._internal import gather, ring_all_reduce_bytes
+from jrc.outer_optimizers import LocalState, OuterOptimizer, RoundReport
+from jrc.outer_optimizers._internal import (
     Fragment,
     Header,
-    LocalState,
-    OuterOptimizer,
     Packet,
-    RoundReport,
     blend_of,
     fragment_count,
     from_words,

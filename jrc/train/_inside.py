@@ -16,7 +16,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jrc._specs import number_of_shards, restricted
 from jrc._typing import Array, PyTree
-from jrc.outer_optimizers import Fragment, LocalState, fragments_of
+from jrc.outer_optimizers import LocalState
+from jrc.outer_optimizers._internal import Fragment, fragments_of
 from jrc.train._outer_state import inside_names, shapes_of_shards, split_fragments
 from jrc.train._split import Split
 from jrc.train._state import TrainState

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from jrc._errors import listed, name_of
 from jrc._validate import check_flag, one_of
-from jrc.dgc import AxisName
+from jrc.dgc._internal import AxisName
 from jrc.remat import Plan, check_offload, checked_budget, checked_compilations
 from jrc.train._runners import RUNNERS, WHO
 from jrc.train._state import check_axis_name, is_transform, mesh_or_all, names_of

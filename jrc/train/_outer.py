@@ -22,10 +22,9 @@ from jax.sharding import PartitionSpec
 from jrc._rng import fold_all
 from jrc._tree import all_finite
 from jrc._typing import Array, PyTree, Scalar, Transform
-from jrc.outer_optimizers import (
+from jrc.outer_optimizers import LocalState, OuterOptimizer
+from jrc.outer_optimizers._internal import (
     Fragment,
-    LocalState,
-    OuterOptimizer,
     Packet,
     Turn,
     as_rows,

@@ -9,7 +9,7 @@ from jrc._errors import listed
 from jrc._specs import axes_of
 from jrc._tree import named_leaves
 from jrc._typing import PyTree
-from jrc.dgc import dgc_states
+from jrc.dgc._internal import dgc_states
 from jrc.outer_optimizers import OuterOptimizer
 
 

@@ -12,12 +12,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrc._specs import mirrored, number_of_shards, restricted, shards_of, trimmed
 from jrc._tree import is_typed_key
 from jrc._typing import PyTree
-from jrc.dgc import state_specs
-from jrc.outer_optimizers import (
+from jrc.dgc._internal import state_specs
+from jrc.outer_optimizers import OuterOptimizer, OuterState
+from jrc.outer_optimizers._internal import (
     Fragment,
     Kept,
-    OuterOptimizer,
-    OuterState,
     first_kept,
     fragment_count,
     fragments_of,

@@ -11,14 +11,8 @@ from jrc._rng import fold_all
 from jrc._text import brief
 from jrc._tree import all_finite, is_typed_key
 from jrc._typing import Array, PyTree, Scalar, Transform
-from jrc.dgc import (
-    DGCState,
-    applies_in_place,
-    apply_gradients,
-    dgc_states,
-    ring_all_reduce_bytes,
-    served,
-)
+from jrc.dgc import DGCState, apply_gradients
+from jrc.dgc._internal import applies_in_place, dgc_states, ring_all_reduce_bytes, served
 from jrc.train._extra_args import (
     check_same_state,
     differentiated,

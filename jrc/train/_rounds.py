@@ -9,7 +9,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._typing import PyTree
 from jrc._validate import whole_number
-from jrc.outer_optimizers import INNER, OuterOptimizer, Turn, overlap_of, turn_at
+from jrc.outer_optimizers import OuterOptimizer
+from jrc.outer_optimizers._internal import INNER, Turn, overlap_of, turn_at
 from jrc.train._state import TrainState
 
 _WHO = "jrc.make_train_step"

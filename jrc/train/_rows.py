@@ -6,7 +6,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jrc._typing import PyTree
-from jrc.dgc import AxisName, dgc_specs, replica_axis
+from jrc.dgc import dgc_specs
+from jrc.dgc._internal import AxisName, replica_axis
 from jrc.outer_optimizers import OuterState
 
 

@@ -15,8 +15,9 @@ from jrc._specs import restricted
 from jrc._text import brief
 from jrc._tree import is_number, is_traced, is_typed_key, named_leaves, put
 from jrc._typing import Count, PyTree, RandomKey, Transform
-from jrc.dgc import AxisName, check_whole, dgc_states, state_specs
-from jrc.outer_optimizers import OuterOptimizer, fragment_count
+from jrc.dgc._internal import AxisName, check_whole, dgc_states, state_specs
+from jrc.outer_optimizers import OuterOptimizer
+from jrc.outer_optimizers._internal import fragment_count
 from jrc.train._abstract import abstract_state, is_abstract
 from jrc.train._extra_args import check_structure, differentiated, wrapped
 from jrc.train._outer_check import check_inner, check_outer, check_real, check_whole_replicas

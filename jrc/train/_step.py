@@ -13,7 +13,7 @@ from jrc._errors import listed
 from jrc._multihost import all_or_none
 from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
-from jrc.dgc import AxisName
+from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Memory, Plan, memory_needed
 from jrc.train._budget import Budgeted

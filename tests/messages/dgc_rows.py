@@ -169,8 +169,6 @@ ROWS = [
         "got 0", "Write 0.01"),
     Row("jrc.dgc.EightBits", "four bytes", lambda: dgc.EightBits("f32"), Value,
         "kind must be one of", "got 'f32'", "Write kind='fp8'"),
-    Row("jrc.dgc.replica_axis", "no axis", lambda: dgc.replica_axis(None), Value,
-        "the name of one axis or a pair", "got None", "Pass the axis_name of the compression"),
     Row(EF21, "a rate of nothing", lambda: jrc.scale_by_ef21(0), Value,
         "momentum_rate must be a finite number in (0, 1]", "got 0", "Pass 0.1, one minus Adam's"),
     Row(EF21, "a rate in words", lambda: jrc.scale_by_ef21("0.1"), Type,

@@ -36,11 +36,9 @@ TAKES_ANYTHING = {
         TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",
     "a base class": "Rule",
     "for any transform, which checks": "apply_gradients",
-    "for jrc's own packages, behind a function with rows": """apply_residuals as_local check_whole
-        applies_in_place gather ring_all_reduce_bytes served state_specs dgc_states without_axes
-        checked_budget check_picture check_shardings_known check_writable check_offload
-        checked_compilations host_link
-        plan_for_each plan_within memory_needed device_of""",
+    "for jrc's own packages, behind a function with rows": """checked_budget check_picture
+        check_writable check_offload checked_compilations host_link plan_for_each plan_within
+        memory_needed device_of""",
     "a piece of `apply`, which checks": "block embed unembed stem",
 }
 
