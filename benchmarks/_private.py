@@ -27,8 +27,9 @@ from jrc._targets import target_device_context
 from jrc._text import memory_text as memory_text
 from jrc._text import network_text as network_text
 from jrc._text import seconds_text as seconds_text
+from jrc.advice._bandwidth import bytes_per_second as bytes_per_second
+from jrc.advice._communication_advice import waiting_seconds as waiting_seconds
 from jrc.dgc import Space as Space
-from jrc.dgc._bandwidth import bytes_per_second as bytes_per_second
 from jrc.dgc._schedule import entries_to_send as entries_to_send
 from jrc.dgc._selectors.threshold import largest_masks as largest_masks
 from jrc.models._image import conv as conv
@@ -60,7 +61,6 @@ from jrc.remat._planner.solver.option import Option
 from jrc.remat._planner.solver.solver import solve
 from jrc.remat._report.collectives import Collective, collectives
 from jrc.remat._report.hlo import parse_hlo
-from jrc.train._communication import waiting_seconds as waiting_seconds
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 """The primitives that are matrix products."""

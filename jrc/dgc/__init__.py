@@ -6,9 +6,6 @@ formats and exchanges are small values; an object of your own with the methods o
 `Wire`, `EntryExchange` or `TensorExchange` works as well.
 """
 
-from jrc.dgc._advice import DGCAdvice as DGCAdvice
-from jrc.dgc._advice import ExchangeCost as ExchangeCost
-from jrc.dgc._cost_model import dgc_advice as dgc_advice
 from jrc.dgc._ef21 import scale_by_ef21 as scale_by_ef21
 from jrc.dgc._entries import Entries as Entries
 from jrc.dgc._entries import Space as Space

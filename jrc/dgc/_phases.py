@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jrc._ring import ring_all_reduce_bytes
 from jrc._typing import Array, Count
-from jrc.dgc._collectives import ring_all_reduce_bytes
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._entries import Space, buckets_of, fits
 from jrc.dgc._exchanges import (

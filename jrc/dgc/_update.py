@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from jrc._ring import ring_all_reduce_bytes
 from jrc._tree import added, sum_dtype
 from jrc._typing import Array, Count, PyTree, Real, Scalar
 from jrc._validate import scalar
@@ -26,7 +27,6 @@ from jrc.dgc._collectives import (
     finite_everywhere,
     is_already_reduced,
     num_replicas,
-    ring_all_reduce_bytes,
 )
 from jrc.dgc._compressed import compressed_step
 from jrc.dgc._config import DGCConfig

@@ -13,7 +13,7 @@ from jax import lax
 
 from jrc._tree import all_finite, is_typed_key
 from jrc._typing import Array, PyTree
-from jrc.dgc._internal import gather, ring_all_reduce_bytes
+from jrc.dgc._internal import gather
 from jrc.outer_optimizers import LocalState, OuterOptimizer, RoundReport
 from jrc.outer_optimizers._internal import (
     Fragment,
@@ -44,17 +44,6 @@ class Arrived(NamedTuple):
     headers: Array
     messages: Array
     valid: Array
-
-
-def bytes_of_exchange(
-    outer: OuterOptimizer, params: PyTree, header_words: int, replicas: int
-) -> float:
-    """Return the bytes that one replica sends for a fragment, in ring algorithms."""
-    words = outer.message_words(params)
-    if outer.collective == "all_reduce":
-        dense = ring_all_reduce_bytes(words, replicas)
-        return dense + 4.0 * header_words * (replicas - 1)
-    return 4.0 * (words + header_words) * (replicas - 1)
 
 
 def packed(

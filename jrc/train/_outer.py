@@ -28,13 +28,14 @@ from jrc.outer_optimizers._internal import (
     Packet,
     Turn,
     as_rows,
+    bytes_of_exchange,
     cut_to,
     fragment_count,
     header_words,
     padded,
     row_of,
 )
-from jrc.train._exchange import Arrived, applied, bytes_of_exchange, exchanged, packed
+from jrc.train._exchange import Arrived, applied, exchanged, packed
 from jrc.train._extra_args import check_same_state, differentiated, of_the_loss, update
 from jrc.train._gradient import Gradient, gradient, mean_loss
 from jrc.train._inside import Inside, in_exchange, inside_of, without_local

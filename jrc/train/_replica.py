@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jrc._ring import ring_all_reduce_bytes
 from jrc._rng import fold_all
 from jrc._text import brief
 from jrc._tree import all_finite, is_typed_key
 from jrc._typing import Array, PyTree, Scalar, Transform
 from jrc.dgc import DGCState, apply_gradients
-from jrc.dgc._internal import applies_in_place, dgc_states, ring_all_reduce_bytes, served
+from jrc.dgc._internal import applies_in_place, dgc_states, served
 from jrc.train._extra_args import (
     check_same_state,
     differentiated,

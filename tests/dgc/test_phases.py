@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import pytest
 
+from jrc._ring import ring_all_reduce_bytes
 from jrc.dgc import AllGather, DenseSum
 from jrc.dgc._config import DGCConfig
-from jrc.dgc._internal import ring_all_reduce_bytes
 from jrc.dgc._phases import phase_at, plan_phases
 
 FIVE = (0.75, 0.9375, 0.984375, 0.996, 0.999)

@@ -153,7 +153,7 @@ ROWS = [
     Row("jrc.dgc_advice", "no replicas", lambda: advice(replicas=0), Value, "a whole number >= 1",
         "got 0", "Pass mesh.shape['data']"),
     Row("jrc.dgc_advice", "a list for a wire", lambda: advice(wire=["f32"]), Value,
-        "wire must be one of", "got ['f32']", "Write wire='f32'"),
+        "wire must be one of", "got ['f32']", "Leave wire out"),
     Row("jrc.dgc_advice", "sparsity in per cent", lambda: advice(sparsity=99.9), Value,
         "must be a number in [0, 1)", "got 99.9", "0.999 sends one entry in a thousand"),
     Row("jrc.dgc_advice", "text for parameters", lambda: advice({"w": "text"}), Type,

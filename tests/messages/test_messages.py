@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import jrc
-from jrc import compat, dgc, models, persist, remat, train
+from jrc import advice, compat, dgc, models, persist, remat, train
 from tests.messages import (
     compat_rows,
     dgc_rows,
@@ -24,7 +24,7 @@ ROWS = [
     *compat_rows.ROWS,
 ]
 
-PACKAGES = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, models.resnet)
+PACKAGES = (jrc, remat, dgc, train, advice, persist, compat, models.mlp, models.gpt, models.resnet)
 
 # Names without a row, and why.
 TAKES_ANYTHING = {
