@@ -43,6 +43,11 @@ def replica_axis(axis_name: AxisName, who: str = "jrc.dgc_specs") -> str:
     )
 
 
+def names_in(axis_name: AxisName | None) -> set[str]:
+    """Return the axes that an `axis_name` names: none, one or two."""
+    return {axis_name} if isinstance(axis_name, str) else set(axis_name or ())
+
+
 def is_bound(axis: str | None) -> bool:
     """Whether the trace runs under a `shard_map` or `pmap` that names this axis."""
     try:

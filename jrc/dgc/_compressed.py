@@ -24,7 +24,7 @@ from jrc.dgc._exchanges import (
 )
 from jrc.dgc._leaves import Leaf
 from jrc.dgc._momentum import AT, factor_masked, factor_masked_at, places_in
-from jrc.dgc._phases import Phase, entry_at, transfers_of
+from jrc.dgc._phases import Phase, entry_at
 from jrc.dgc._selectors import chosen_by, largest_masks
 from jrc.dgc._wires import decoded_by
 
@@ -49,7 +49,6 @@ def compressed_step(
     scale: Array,
     phases: Sequence[Phase],
     now: Count,
-    replicas: int,
     config: DGCConfig,
 ) -> list[Leaf]:
     """Take the step of the running phase with leaves that are chosen and sent together.
@@ -62,8 +61,7 @@ def compressed_step(
         scale: What the direction is multiplied by, `float32[]`.
         phases: All phases of the run.
         now: Index of the running one.
-        replicas: N.
-        config: Momentum, masking, axis, and how entries are chosen and written.
+        config: Momentum, masking and axis.
 
     Returns:
         The leaves with u, v and target of after the step; unchanged ones where not `ok`.
@@ -85,25 +83,22 @@ def compressed_step(
         (phase.exchange, phase.counts if isinstance(phase.exchange, EntryExchange) else ())
         for phase in phases
     ]
-    programs = list(dict.fromkeys(keys))
-    run = [_program(*key, replicas, config) for key in programs]
+    programs = dict(zip(keys, phases, strict=True))
+    run = [_program(phase, config) for phase in programs.values()]
     if len(run) == 1:
         return run[0](own, scalars)
-    return lax.switch(
-        entry_at([programs.index(key) for key in keys], now, jnp.int32), run, own, scalars
-    )
+    branches = [list(programs).index(key) for key in keys]
+    return lax.switch(entry_at(branches, now, jnp.int32), run, own, scalars)
 
 
-def _program(
-    exchange: Any, counts: tuple[int, ...], replicas: int, config: DGCConfig
-) -> Callable[[list[Leaf], Scalars], list[Leaf]]:
+def _program(phase: Phase, config: DGCConfig) -> Callable[[list[Leaf], Scalars], list[Leaf]]:
     """Return the function of one kind of phase."""
+    exchange = phase.exchange
     if exchange is None:
         return partial(uncompressed, config=config)
     if isinstance(exchange, EntryExchange):
-        return partial(
-            entries_sent, exchange=exchange, counts=counts, replicas=replicas, config=config
-        )
+        given = {"exchange": exchange, "transfers": phase.transfers}
+        return partial(entries_sent, **given, config=config)
     return partial(tensors_sent, exchange=exchange, config=config)
 
 
@@ -147,8 +142,7 @@ def entries_sent(
     leaves: list[Leaf],
     scalars: Scalars,
     exchange: EntryExchange,
-    counts: tuple[int, ...],
-    replicas: int,
+    transfers: Sequence[tuple[slice, Transfer]],
     config: DGCConfig,
 ) -> list[Leaf]:
     """Exchange the chosen entries with their positions.
@@ -156,8 +150,6 @@ def entries_sent(
     Only entries that are sent or that arrive are touched in the state and in the targets.
     """
     leaves = _accumulated(leaves, scalars.ok, config)
-    sizes = [leaf.v.size for leaf in leaves]
-    transfers = transfers_of(exchange, sizes, counts, replicas, config)
     # What follows is not made part of the accumulation, which would take longer to compile.
     leaves, _ = _behind_barrier(leaves, ())
     chosen = [_chosen(leaves[part], transfer) for part, transfer in transfers]

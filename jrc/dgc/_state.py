@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import PartitionSpec, Sharding
 
@@ -12,7 +11,7 @@ from jrc._specs import Mirror, axes_of, is_spec, mirrored, spec_of, trimmed
 from jrc._text import brief
 from jrc._tree import is_number, is_traced, path_name
 from jrc._typing import Array, Count, Leaf, PyTree, Scalar
-from jrc.dgc._collectives import AxisName, as_local, replica_axis
+from jrc.dgc._collectives import AxisName, as_local, names_in, replica_axis
 
 
 @jax.tree_util.register_static
@@ -105,7 +104,7 @@ def initial_state(params: PyTree, min_size: int, axis_name: AxisName | None) -> 
         TypeError: For a complex leaf, and for one that is no array.
     """
     axis = None if axis_name is None else replica_axis(axis_name)
-    own = set() if axis_name is None else {*np.ravel(axis_name).tolist()}
+    own = names_in(axis_name)
 
     def is_compressed(leaf: Leaf) -> bool:
         return is_floating(leaf) and jnp.size(leaf) >= max(min_size, 1)
@@ -135,7 +134,7 @@ def initial_state(params: PyTree, min_size: int, axis_name: AxisName | None) -> 
 
 def initial_estimates(params: PyTree, axis_name: AxisName | None) -> PyTree:
     """Return float32 zeros for each floating leaf, equal on every replica; others masked out."""
-    own = set() if axis_name is None else {*np.ravel(axis_name).tolist()}
+    own = names_in(axis_name)
     return jax.tree.map(
         lambda leaf: _zeros_like(leaf, own) if is_floating(leaf) else optax.MaskedNode(),
         params,

@@ -131,7 +131,7 @@ def update_estimates(
         dataclasses.replace(leaf, target=jnp.where(report.ok, x, 0.0))
         for leaf, x in zip(leaves, after, strict=True)
     ]
-    return updates_of(trees, taken), EF21State(*_state_after(state, leaves, after, report))
+    return updates_of(trees, taken), _state_after(state, leaves, after, report)
 
 
 class Report(NamedTuple):
@@ -194,8 +194,8 @@ def step(
 
 def _state_after(
     state: DGCState, leaves: Sequence[Leaf], velocity: Sequence[Array], report: Report
-) -> DGCState:
-    """Return the state of after a step, with the given velocities."""
+) -> Any:
+    """Return the state after a step, of the same class, with the given velocities."""
     compressed = [leaf for leaf in leaves if leaf.compressed]
     ok = report.ok
     return state._replace(
@@ -281,7 +281,7 @@ def _device_step(
         group = [leaf for leaf in compressed if leaf.axes == axes]
         sizes = [leaf.v.size for leaf in group]
         phases = plan_phases(sizes, 0 if tables else rest, replicas, config)
-        after += compressed_step(group, ok, scale, phases, phase_at(now, phases), replicas, config)
+        after += compressed_step(group, ok, scale, phases, phase_at(now, phases), config)
         tables.append(phases)
     after += _dense_path(dense, ok, scale, config)
     entries = sum(leaf.v.size for leaf in compressed)
