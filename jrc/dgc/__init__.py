@@ -32,7 +32,7 @@ from jrc.dgc._selectors import TwoStage as TwoStage
 from jrc.dgc._selectors import choose_each as choose_each
 from jrc.dgc._state import DGCState as DGCState
 from jrc.dgc._state import EF21State as EF21State
-from jrc.dgc._state import dgc_specs as dgc_specs
+from jrc.dgc._state_specs import dgc_specs as dgc_specs
 from jrc.dgc._stats import DGCStats as DGCStats
 from jrc.dgc._stats import dgc_stats as dgc_stats
 from jrc.dgc._transform import apply_gradients as apply_gradients

@@ -20,7 +20,8 @@ from jrc.dgc._collectives import is_tracked
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._exchanges import Sharded
 from jrc.dgc._leaves import Leaf, Trees
-from jrc.dgc._state import check_whole, is_placeholder
+from jrc.dgc._state import is_placeholder
+from jrc.dgc._state_specs import check_whole
 
 _WHO = "jrc.scale_by_dgc"
 
