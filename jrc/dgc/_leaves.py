@@ -185,9 +185,10 @@ def _params_error(params: PyTree, gradients: PyTree, method: str) -> ValueError:
         arrived = tree_difference(gradients, params, is_placeholder) or _shape_difference(
             gradients, params
         )
+    call = "update(" if method == "update" else "jrc.dgc.apply_gradients(tx, "
     return ValueError(
         "jrc.scale_by_dgc: params must have the structure and shapes of the gradients, got "
-        f"{arrived}. Call {method}(gradients, state, params)."
+        f"{arrived}. Call {call}gradients, state, params)."
     )
 
 

@@ -182,3 +182,12 @@ def test_eight_bit_parameters_under_regularization():
     gradients = jnp.array([0.0, 3.0, 0.0, 0.0])
     new, _ = apply_gradients(tx, gradients, tx.init(params), params)
     assert new.astype(jnp.float32).tolist() == [2.0, -2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("wrong", [None, {"w": jnp.zeros(3)}])
+def test_parameters_that_do_not_fit(wrong):
+    tx = dgc_momentum(0.5, 0.9, 0, min_size=0)
+    params = {"w": jnp.zeros(4)}
+    remedy = r"Call jrc.dgc.apply_gradients\(tx, gradients, state, params\)\."
+    with pytest.raises(ValueError, match=f"params must have the structure and shapes .*{remedy}"):
+        apply_gradients(tx, params, tx.init(params), wrong)
