@@ -6,9 +6,6 @@ Example:
     state, info = step(state, batch)
 """
 
-from jrc.train._communication import CommunicationAdvice as CommunicationAdvice
-from jrc.train._communication import WayCost as WayCost
-from jrc.train._communication import communication_advice as communication_advice
 from jrc.train._flush import flush as flush
 from jrc.train._init_state import init_state as init_state
 from jrc.train._replica import StepInfo as StepInfo

@@ -11,7 +11,7 @@ from jrc._layout import Layout
 from jrc._tree import is_number, is_traced, named_leaves
 from jrc._typing import PyTree
 from jrc._validate import check_flag, one_of
-from jrc.dgc import AxisName
+from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Plan, check_offload, checked_budget, checked_compilations
 from jrc.train._runners import VIAS

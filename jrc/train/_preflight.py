@@ -28,7 +28,7 @@ from jrc._tree import (
     tree_difference,
 )
 from jrc._typing import PyTree, Transform
-from jrc.dgc import AxisName, dgc_states
+from jrc.dgc._internal import AxisName, dgc_states, without_axes
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._arguments import WHO, check_arrays
 from jrc.train._check_axis import check_axis
@@ -129,7 +129,7 @@ class Preflight:
         way.check(state.params, state.model_state, inner, layout)
         check_structure(params, inner, WHO)
         expected = way.init(state.params, state.model_state, inner, layout, shapes=True)
-        if difference := tree_difference(expected, state.opt_state):
+        if difference := tree_difference(without_axes(expected), without_axes(state.opt_state)):
             argument = "" if self._outer is None else ", outer=outer"
             raise ValueError(
                 f"{WHO}: state must be built for {way.made_for}, got one with another opt_state: "

@@ -10,7 +10,7 @@ from jrc._layout import Layout
 from jrc._rng import fold_all
 from jrc._text import brief
 from jrc._typing import Array, PyTree, Scalar
-from jrc.outer_optimizers import as_rows
+from jrc.outer_optimizers._internal import as_rows
 from jrc.train._loss import Objective, mean_or_sum
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import Replicas, Synchronisation, Traffic, norm_of

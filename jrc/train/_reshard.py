@@ -15,7 +15,8 @@ from jrc._specs import shards_of, spec_inside, trimmed
 from jrc._tree import aval_of, put
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
-from jrc.dgc import AxisName, DGCState, check_shardings_known, replica_axis, reshard_dgc
+from jrc.dgc import DGCState, reshard_dgc
+from jrc.dgc._internal import AxisName, check_shardings_known, replica_axis
 from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
 from jrc.train._arguments import check_outer
 from jrc.train._synchronisation.outer_state import (

@@ -13,7 +13,7 @@ from jrc._errors import listed, named_like
 from jrc._tree import without_static
 from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
-from jrc.dgc import AxisName
+from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Memory, Plan, memory_needed
 from jrc.train._arguments import (

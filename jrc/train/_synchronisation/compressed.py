@@ -12,7 +12,8 @@ import optax
 
 from jrc._layout import Layout
 from jrc._typing import Array, PyTree, Transform
-from jrc.dgc import DGCState, DGCTransformation, dgc_states, served, state_specs
+from jrc.dgc import DGCState, apply_gradients
+from jrc.dgc._internal import applies_in_place, dgc_states, served, state_specs
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._loss import Objective
 from jrc.train._optax import differentiated, takes_extra_arguments, update
@@ -82,10 +83,10 @@ class CompressedGradients(EachStep):
     ) -> tuple[PyTree, PyTree, Array]:
         """Return parameters and optimizer state after the update, and whether it was skipped."""
         tx = self.tx
-        if isinstance(tx, DGCTransformation) and hasattr(tx, "apply"):  # `_replace` drops it
-            # `apply` skips by itself, and writes only the parameter entries that were sent.
+        if applies_in_place(tx):
+            # It skips by itself, and writes only the parameter entries that were sent.
             specs = {name: extra[name] for name in ("param_specs",) if name in extra}
-            params, opt_state = tx.apply(grads, state.opt_state, state.params, **specs)
+            params, opt_state = apply_gradients(tx, grads, state.opt_state, state.params, **specs)
             ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
             return params, opt_state, new.skipped != old.skipped
 

@@ -16,14 +16,12 @@ from jrc._layout import Layout
 from jrc._specs import number_of_shards
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree
-from jrc.dgc import gather, ring_all_reduce_bytes
-from jrc.outer_optimizers import (
+from jrc.dgc._internal import gather
+from jrc.outer_optimizers import LocalState, OuterOptimizer, RoundReport
+from jrc.outer_optimizers._internal import (
     Fragment,
     Header,
-    LocalState,
-    OuterOptimizer,
     Packet,
-    RoundReport,
     blend_of,
     fragment_count,
     from_words,
@@ -49,17 +47,6 @@ class Arrived(NamedTuple):
     headers: Array
     messages: Array
     valid: Array
-
-
-def bytes_of_exchange(
-    outer: OuterOptimizer, params: PyTree, header_words: int, replicas: int
-) -> float:
-    """Return the bytes that one replica sends for a fragment, in ring algorithms."""
-    words = outer.message_words(params)
-    if outer.collective == "all_reduce":
-        dense = ring_all_reduce_bytes(words, replicas)
-        return dense + 4.0 * header_words * (replicas - 1)
-    return 4.0 * (words + header_words) * (replicas - 1)
 
 
 def packed(

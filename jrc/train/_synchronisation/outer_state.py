@@ -12,12 +12,11 @@ from jrc._layout import Layout, placed
 from jrc._specs import mirrored, number_of_shards, shards_of
 from jrc._tree import plain
 from jrc._typing import PyTree
-from jrc.dgc import state_specs
-from jrc.outer_optimizers import (
+from jrc.dgc._internal import state_specs
+from jrc.outer_optimizers import OuterOptimizer, OuterState
+from jrc.outer_optimizers._internal import (
     Fragment,
     Kept,
-    OuterOptimizer,
-    OuterState,
     first_kept,
     fragment_count,
     fragments_of,

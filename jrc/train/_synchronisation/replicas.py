@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jrc._ring import ring_all_reduce_bytes
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree
-from jrc.dgc import ring_all_reduce_bytes
 
 
 class Replicas:

@@ -29,16 +29,15 @@ from jrc._layout import Layout
 from jrc._tree import named_leaves
 from jrc._typing import PyTree, Scalar, Transform
 from jrc._validate import whole_number
-from jrc.dgc import dgc_states
-from jrc.outer_optimizers import (
+from jrc.dgc._internal import dgc_states
+from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
+from jrc.outer_optimizers._internal import (
     INNER,
     Fragment,
-    LocalState,
-    OuterOptimizer,
-    OuterState,
     Packet,
     Turn,
     as_rows,
+    bytes_of_exchange,
     cut_to,
     fragment_count,
     header_words,
@@ -54,7 +53,6 @@ from jrc.train._synchronisation import finite
 from jrc.train._synchronisation.exchange import (
     Arrived,
     applied,
-    bytes_of_exchange,
     exchanged,
     packed,
 )
