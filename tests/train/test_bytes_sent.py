@@ -57,12 +57,14 @@ def test_mini_steps_are_those_of_accumulation():
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
-def test_a_decision_by_the_gradient_of_one_replica_is_refused():
-    """The run would wait for ever: replicas that skip send nothing."""
+def test_wrappers_that_would_send_in_vain_or_wait_are_refused():
+    """Where replicas skip by their own gradients the run would wait for ever."""
     skips = functools.partial(optax.transforms.skip_large_updates, max_squared_norm=1.0)
     tx = optax.MultiSteps(chained(), 2, should_skip_update_fn=skips)
     with pytest.raises(ValueError, match="must not skip .* Leave should_skip_update_fn out"):
         trained(tx, [net_batch(0)])
+    with pytest.raises(ValueError, match="sam must not be around a compression"):
+        trained(optax.contrib.sam(chained(), optax.sgd(0.1)), [net_batch(0)])
     inside = optax.chain(optax.MultiSteps(compress(), 2).gradient_transformation(), optax.scale(-1))
     with pytest.raises(ValueError, match=r"outermost .* Write optax.MultiSteps\(optax.chain"):
         trained(inside, [net_batch(0)])

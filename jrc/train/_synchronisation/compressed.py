@@ -42,7 +42,7 @@ class CompressedGradients(EachStep):
         remedy = _inside_of_a_replica(layout.replicas)
         layout.check_whole(layout.params, "params", rule, remedy)
         if layout.parts > 1:
-            _check_mini_steps(opt_state, layout.who)
+            _check_wrappers(opt_state, layout.who)
 
     def specs(self, state: TrainState, layout: Layout) -> TrainState:
         """Return how a state lies: u and v have a row for each replica."""
@@ -112,8 +112,15 @@ def _inside_of_a_replica(axis: str) -> str:
     )
 
 
-def _check_mini_steps(opt_state: PyTree, who: str) -> None:
-    """Raise if an `optax.MultiSteps` around a compression would not send once in k steps."""
+def _check_wrappers(opt_state: PyTree, who: str) -> None:
+    """Raise if a wrapper calls a compression in every step, and drops what it has sent in most."""
+    picks = lambda node: isinstance(node, optax.contrib.SAMState)  # noqa: E731
+    if any(picks(x) and dgc_states(x) for x in jax.tree.leaves(opt_state, is_leaf=picks)):
+        raise ValueError(
+            f"{who}: optax.contrib.sam must not be around a compression, which it calls in every "
+            "step and of which it drops all but one result in a period, got one. Leave one of "
+            "the two out."
+        )
     is_one = lambda node: isinstance(node, optax.MultiStepsState)  # noqa: E731
     inside = () if is_one(opt_state) else jax.tree.leaves(opt_state, is_leaf=is_one)
     if any(is_one(node) and dgc_states(node) for node in inside):
