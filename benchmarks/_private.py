@@ -27,15 +27,16 @@ from jrc._targets import target_device_context
 from jrc._text import memory_text as memory_text
 from jrc._text import network_text as network_text
 from jrc._text import seconds_text as seconds_text
+from jrc.advice._bandwidth import bytes_per_second as bytes_per_second
+from jrc.advice._communication_advice import waiting_seconds as waiting_seconds
 from jrc.dgc import Space as Space
-from jrc.dgc._bandwidth import bytes_per_second as bytes_per_second
 from jrc.dgc._schedule import entries_to_send as entries_to_send
 from jrc.dgc._selectors.threshold import largest_masks as largest_masks
 from jrc.models._image import conv as conv
 from jrc.models._layers import cross_entropy as cross_entropy
 from jrc.models._layers import dense as dense
 from jrc.models._layers import layer_norm as layer_norm
-from jrc.outer_optimizers import overlap_of as overlap_of
+from jrc.outer_optimizers._internal import overlap_of as overlap_of
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
 from jrc.remat._compiled.collectives import Collective, collectives
@@ -60,7 +61,6 @@ from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 from jrc.remat._planner.solver.solver import solve
-from jrc.train._communication import waiting_seconds as waiting_seconds
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 """The primitives that are matrix products."""

@@ -46,6 +46,40 @@ class Skeleton:
         return self.treedef.unflatten(next(new) if x is _HOLE else x for x in self.leaves)
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """A value that is no array, such as an activation function, as a node without leaves.
+
+    A function is called as it is.
+
+    Attributes:
+        value: The value, hashable.
+    """
+
+    value: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.value(*args, **kwargs)
+
+
+def with_static(tree: Any) -> Any:
+    """Return a tree whose leaves are arrays: functions and texts among them become `Static`.
+
+    >>> jax.tree.leaves(with_static({"act": max, "w": 1.0}))
+    [1.0]
+    """
+    is_static = lambda leaf: callable(leaf) or isinstance(leaf, str | bytes)  # noqa: E731
+    return jax.tree.map(lambda leaf: Static(leaf) if is_static(leaf) else leaf, tree)
+
+
+def without_static(tree: Any) -> Any:
+    """Return a tree with the values themselves in the place of `Static`."""
+    is_one = lambda node: isinstance(node, Static)  # noqa: E731
+    return jax.tree.map(lambda node: node.value if is_one(node) else node, tree, is_leaf=is_one)
+
+
 def is_array(leaf: Any) -> bool:
     """Whether this is an array of JAX (tracers included) or NumPy, and not a Python scalar."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
@@ -142,6 +176,24 @@ def is_typed_key(leaf: Any) -> bool:
     """Whether this is a `jax.random.key` array; a raw `uint32` key looks like data."""
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def kind_of(leaf: Any) -> str:
+    """Return the type of a leaf as text: `float32[4, 2]`, `None`, `str`."""
+    if not (is_number(leaf) or is_traced(leaf)):
+        return "None" if leaf is None else type(leaf).__name__
+    dtype = leaf.dtype if is_typed_key(leaf) else jnp.result_type(leaf)
+    return f"{dtype}{list(jnp.shape(leaf))}"
+
+
+def plain(tree: Any) -> Any:
+    """Return the shapes of a tree, without shardings."""
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        dtype = x.dtype if is_typed_key(x) else jnp.result_type(x)
+        return jax.ShapeDtypeStruct(np.shape(x), dtype)
+
+    return jax.tree.map(shape, tree)
 
 
 def put(x: Any, sharding: NamedSharding) -> jax.Array:

@@ -11,11 +11,12 @@ import jrc
 ROOT = pathlib.Path(jrc.__file__).parent
 LAYERS = (
     {"_typing", "_errors"},
-    {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text"},
+    {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text", "_ring"},
     {"_jaxpr", "_rng", "persist"},
     {"_targets"},
+    {"_layout"},
     {"remat", "dgc", "outer_optimizers"},
-    {"train", "models"},
+    {"train", "advice", "models"},
     {"compat"},
     {"_cli_target", "_cli_plans"},
     {"_cli_options"},

@@ -10,7 +10,7 @@ import jaxtyping
 import pytest
 
 import jrc
-from jrc.dgc._momentum import Momentum, momentum_step
+from jrc.dgc._momentum import Momentum
 from jrc.remat._policy.rules import Save
 from tests import typechecked
 from tests.processes import run_python
@@ -32,14 +32,14 @@ def test_a_wrong_type_is_found(checks_on):
 
 def test_a_wrong_dtype_is_found(checks_on):
     row = jnp.zeros((1, 4))
-    momentum_step(row, row, Momentum(0.9, False))
-    with pytest.raises(jaxtyping.TypeCheckError, match="momentum_step"):
-        momentum_step(row.astype(jnp.int32), row, Momentum(0.9, False))
+    Momentum(0.9).step(row, row)
+    with pytest.raises(jaxtyping.TypeCheckError, match="Momentum.*step"):
+        Momentum(0.9).step(row.astype(jnp.int32), row)
 
 
 def test_a_shape_that_differs_from_another_argument_s_is_found(checks_on):
-    with pytest.raises(jaxtyping.TypeCheckError, match="momentum_step"):
-        momentum_step(jnp.zeros((1, 4)), jnp.zeros((1, 5)), Momentum(0.9, False))
+    with pytest.raises(jaxtyping.TypeCheckError, match="Momentum.*step"):
+        Momentum(0.9).step(jnp.zeros((1, 4)), jnp.zeros((1, 5)))
 
 
 @pytest.mark.wrong_types

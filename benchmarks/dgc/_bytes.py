@@ -12,6 +12,7 @@ from benchmarks.dgc._steps import (
     SPARSITY,
     abstract_mesh,
     gpt2,
+    in_place,
     optimizer,
     over_mesh,
     residual,
@@ -94,7 +95,7 @@ def step_of(like: Any, replicas: int, **options: Any) -> Step:
         RuntimeError: If their bytes are not those that `jrc.dgc_stats` will report of the step.
     """
     tx = optimizer(axis_name=AXIS, **options)
-    step, args = over_mesh(tx.apply, tx, like, abstract_mesh(replicas))
+    step, args = over_mesh(in_place(tx), tx, like, abstract_mesh(replicas))
     traced = step.trace(*args)
     predicted, dense = reported(traced)
     found = collectives(traced.lower(lowering_platforms=("cpu",)).as_text())

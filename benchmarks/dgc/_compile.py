@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 from benchmarks._lib import child, platform
 from benchmarks._lib.timing import ratios
-from benchmarks.dgc._steps import AXIS, FIXED, RAMP, optimizer, over_mesh, residual
+from benchmarks.dgc._steps import AXIS, FIXED, RAMP, in_place, optimizer, over_mesh, residual
 
 REPLICAS = (1, 4)
 STAGES = ("trace", "lower", "compile")
@@ -34,7 +34,7 @@ def stages(like: Any, replicas: int, options: dict[str, Any]) -> dict[str, float
     jax.clear_caches()
     tx = optimizer(axis_name=AXIS if replicas > 1 else None, **options)
     mesh = jax.make_mesh((replicas,), (AXIS,), axis_types=(AxisType.Auto,))
-    step, args = over_mesh(tx.apply, tx, like, mesh if replicas > 1 else None)
+    step, args = over_mesh(in_place(tx), tx, like, mesh if replicas > 1 else None)
     clock = [time.perf_counter()]
     traced = step.trace(*args)
     clock.append(time.perf_counter())

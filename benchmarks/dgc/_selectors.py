@@ -13,7 +13,7 @@ import optax
 import jrc
 from benchmarks._lib.timing import in_turns, quartiles, ratios
 from benchmarks._private import Space, entries_to_send, largest_masks
-from benchmarks.dgc._steps import MOMENTUM, SPARSITY, one_leaf, optimizer, residual
+from benchmarks.dgc._steps import MOMENTUM, SPARSITY, in_place, one_leaf, optimizer, residual
 from jrc.models import gpt
 
 SELECTORS = {
@@ -98,9 +98,9 @@ def steps(like: Any, rounds: int) -> dict[str, Any]:
     methods = {"momentum SGD": stepper(momentum, sgd, like, sets)}
     for name in SELECTORS:
         tx = optimizer(selector=name, exchange="allgather")
-        methods[name] = stepper(tx.apply, tx, like, sets)
+        methods[name] = stepper(in_place(tx), tx, like, sets)
     tx = optimizer(sparsity=WARM_UP, exchange="dense")
-    methods["mask, 25 %"] = stepper(tx.apply, tx, like, sets)
+    methods["mask, 25 %"] = stepper(in_place(tx), tx, like, sets)
     return compared(in_turns(methods, rounds), "momentum SGD")
 
 
@@ -146,7 +146,7 @@ def trained(toy: bool) -> tuple[Flats, dict[str, Any]]:
     @jax.jit
     def step(params: Any, state: Any, batch: Any) -> Any:
         loss, gradients = gradient(params, batch)
-        return loss, gradients, *tx.apply(gradients, state, params)
+        return loss, gradients, *in_place(tx)(gradients, state, params)
 
     for _ in range(4 if toy else 60):
         starts = draw.integers(0, text.size - config.length - 1, 8)

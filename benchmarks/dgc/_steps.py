@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -44,9 +45,14 @@ def one_leaf(params: Any) -> Any:
     return jax.ShapeDtypeStruct((size_of(params),), jnp.float32)
 
 
-def optimizer(**options: Any) -> jrc.dgc.DGCTransformation:
+def optimizer(**options: Any) -> optax.GradientTransformation:
     """Return DGC with momentum at 99.9 %, unless `options` differ."""
     return jrc.dgc_momentum(RATE, MOMENTUM, 0, **{**FIXED, **options})
+
+
+def in_place(tx: optax.GradientTransformation) -> Callable[..., Any]:
+    """Return `(gradients, state, params) -> (params, state)`, which writes only what was sent."""
+    return functools.partial(jrc.dgc.apply_gradients, tx)
 
 
 def abstract_mesh(replicas: int) -> AbstractMesh:

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 import jrc
-from jrc.outer_optimizers import OuterOptimizer, overlap_of
+from benchmarks._private import overlap_of
+from jrc.outer_optimizers import OuterOptimizer
 
 MODEL = {"vocabulary": 256, "layers": 8, "heads": 8, "width": 512, "length": 128, "batch": 2}
 TOY_MODEL = {"vocabulary": 256, "layers": 1, "heads": 2, "width": 32, "length": 16, "batch": 1}

@@ -32,7 +32,7 @@ MODULES = {
     "jrc.compat": "`append_backward`, `RecomputeOptimizer`, `DGCMomentumOptimizer`",
     "jrc.models": "`mlp`, `resnet`, `gpt`: each has `Config`, `init`, `apply`, `loss`",
     "jrc.dgc": "values of options: `Exact`, `TwoStage`, `Blocked`, `Global`, `Sampled`; "
-    "`Float32`, `BFloat16`, `EightBits`",
+    "`Float32`, `BFloat16`, `EightBits`; `apply_gradients`",
 }
 
 

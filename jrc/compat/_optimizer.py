@@ -16,7 +16,7 @@ from jrc.compat._check import check_function
 from jrc.compat._gradients import Arguments, Found, ParamGrad, gradients
 from jrc.compat._request import Name
 from jrc.compat._update import check_given, clipped, gradient_tree, update
-from jrc.dgc import as_local
+from jrc.dgc._internal import as_local
 
 
 class Optimizer:

@@ -6,14 +6,6 @@ formats and exchanges are small values; an object of your own with the methods o
 `Wire`, `EntryExchange` or `TensorExchange` works as well.
 """
 
-from jrc.dgc._advice import DGCAdvice as DGCAdvice
-from jrc.dgc._advice import ExchangeCost as ExchangeCost
-from jrc.dgc._collectives import AxisName as AxisName
-from jrc.dgc._collectives import as_local as as_local
-from jrc.dgc._collectives import gather as gather
-from jrc.dgc._collectives import replica_axis as replica_axis
-from jrc.dgc._collectives import ring_all_reduce_bytes as ring_all_reduce_bytes
-from jrc.dgc._cost_model import dgc_advice as dgc_advice
 from jrc.dgc._ef21 import scale_by_ef21 as scale_by_ef21
 from jrc.dgc._entries import Entries as Entries
 from jrc.dgc._entries import Space as Space
@@ -27,12 +19,9 @@ from jrc.dgc._exchanges import Sharded as Sharded
 from jrc.dgc._exchanges import TensorExchange as TensorExchange
 from jrc.dgc._exchanges import Transfer as Transfer
 from jrc.dgc._exchanges import encoded as encoded
-from jrc.dgc._flush import apply_residuals as apply_residuals
-from jrc.dgc._leaves import served as served
 from jrc.dgc._optimizer import dgc_momentum as dgc_momentum
 from jrc.dgc._regularize import l1_penalty as l1_penalty
 from jrc.dgc._regularize import l2_penalty as l2_penalty
-from jrc.dgc._reshard import check_shardings_known as check_shardings_known
 from jrc.dgc._reshard import reshard_dgc as reshard_dgc
 from jrc.dgc._selectors import Blocked as Blocked
 from jrc.dgc._selectors import Exact as Exact
@@ -43,13 +32,10 @@ from jrc.dgc._selectors import TwoStage as TwoStage
 from jrc.dgc._selectors import choose_each as choose_each
 from jrc.dgc._state import DGCState as DGCState
 from jrc.dgc._state import EF21State as EF21State
-from jrc.dgc._state import check_whole as check_whole
-from jrc.dgc._state import dgc_specs as dgc_specs
-from jrc.dgc._state import dgc_states as dgc_states
-from jrc.dgc._state import state_specs as state_specs
+from jrc.dgc._state_specs import dgc_specs as dgc_specs
 from jrc.dgc._stats import DGCStats as DGCStats
 from jrc.dgc._stats import dgc_stats as dgc_stats
-from jrc.dgc._transform import DGCTransformation as DGCTransformation
+from jrc.dgc._transform import apply_gradients as apply_gradients
 from jrc.dgc._transform import scale_by_dgc as scale_by_dgc
 from jrc.dgc._wires import BFloat16 as BFloat16
 from jrc.dgc._wires import EightBits as EightBits

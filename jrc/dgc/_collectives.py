@@ -20,7 +20,7 @@ def is_pair(axis_name: object) -> bool:
     return pair and all(isinstance(name, str) for name in axis_name) and len(set(axis_name)) == 2
 
 
-def replica_axis(axis_name: AxisName, who: str = "jrc.dgc.replica_axis") -> str:
+def replica_axis(axis_name: AxisName, who: str = "jrc.dgc_specs") -> str:
     """Return the axis along which u and v differ: of a pair the outer one.
 
     Args:
@@ -41,6 +41,11 @@ def replica_axis(axis_name: AxisName, who: str = "jrc.dgc.replica_axis") -> str:
         f"{who}: axis_name must be the name of one axis or a pair (inner, outer), got "
         f"{axis_name!r}. Pass the axis_name of the compression."
     )
+
+
+def names_in(axis_name: AxisName | None) -> set[str]:
+    """Return the axes that an `axis_name` names: none, one or two."""
+    return {axis_name} if isinstance(axis_name, str) else set(axis_name or ())
 
 
 def is_bound(axis: str | None) -> bool:
@@ -181,20 +186,3 @@ def _joined_mean(tensors: Sequence[Array], axis: str) -> list[Array]:
         means.append(mean[start : start + tensor.size].reshape(tensor.shape))
         start += tensor.size
     return means
-
-
-def ring_all_reduce_bytes(entries: float, replicas: int, itemsize: int = 4) -> float:
-    """Return the bytes that one replica sends in a ring all-reduce: `2 (N - 1) / N * n` entries.
-
-    Args:
-        entries: n.
-        replicas: N.
-        itemsize: Bytes of an entry.
-
-    Returns:
-        The bytes.
-
-    >>> ring_all_reduce_bytes(1000, 4), ring_all_reduce_bytes(1000, 4, itemsize=2)
-    (6000.0, 3000.0)
-    """
-    return 2 * (replicas - 1) / replicas * itemsize * entries

@@ -1,225 +1,217 @@
-"""The compressed leaves in one step: accumulate, choose, exchange, clear; the switch of phases."""
+"""The compressed leaves in one step: one function for each kind of phase, and the switch."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jrc._typing import Array, Count, Float, Int
+from jrc._typing import Array, Count, Int
 from jrc.dgc._collectives import as_local, dense_mean
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._entries import NOWHERE, Entries, shifted
 from jrc.dgc._exchanges import (
     Arrived,
     EntryExchange,
-    Exchange,
     Sent,
     TensorExchange,
     Transfer,
     exchanged_by,
     mean_by,
 )
-from jrc.dgc._momentum import (
-    AT,
-    corrected_step,
-    factor_masked,
-    factor_masked_at,
-    momentum_step,
-    places_in,
-    velocity_of_direction,
-)
-from jrc.dgc._phases import Phase, entry_at, transfers_of
+from jrc.dgc._leaves import Leaf
+from jrc.dgc._momentum import AT, factor_masked, factor_masked_at, places_in
+from jrc.dgc._phases import Phase, entry_at
 from jrc.dgc._selectors import chosen_by, largest_masks
 from jrc.dgc._wires import decoded_by
 
-Rows = list[Float[Array, "1 ..."]]
-"""A float32 array for each compressed leaf, as the state keeps it: a row axis before its shape."""
 
-
-class Work(NamedTuple):
-    """The inputs of a step: local gradients and the replica's own state, leaf by leaf.
+class Scalars(NamedTuple):
+    """What the leaves of a step have in common.
 
     Attributes:
-        gradients: Local ones.
-        u: Velocities.
-        v: Accumulated gradients.
-        targets: What the direction is added to, in the leaves' shapes; zeros are made where there
-            is `None`.
+        ok: Whether the step is taken: all gradients of all replicas are finite, `bool[]`.
         scale: What the direction is multiplied by, `float32[]`.
         counts: Entries that the running phase sends of each leaf, `int32[leaves]`.
-        ok: Whether the step is taken: all gradients of all replicas are finite, `bool[]`.
     """
 
-    gradients: Rows
-    u: Rows
-    v: Rows
-    targets: Sequence[Array | None]
+    ok: Array
     scale: Array
     counts: Int[Array, " leaves"]
-    ok: Array
 
 
-class Outcome(NamedTuple):
-    """The targets with the direction added, equal on every replica, and the replica's new state."""
-
-    targets: list[Array]
-    u: Rows
-    v: Rows
-
-
-def run_phase(
-    work: Work, phases: Sequence[Phase], now: Count, replicas: int, config: DGCConfig
-) -> Outcome:
-    """Take the step of the running phase.
+def compressed_step(
+    leaves: Sequence[Leaf],
+    ok: Array,
+    scale: Array,
+    phases: Sequence[Phase],
+    now: Count,
+    config: DGCConfig,
+) -> list[Leaf]:
+    """Take the step of the running phase with leaves that are chosen and sent together.
 
     Every replica is in the same phase, so collectives may be inside the branches.
 
     Args:
-        work: Gradients and state.
+        leaves: Shards of this device.
+        ok: Whether the step is taken, `bool[]`.
+        scale: What the direction is multiplied by, `float32[]`.
         phases: All phases of the run.
         now: Index of the running one.
-        replicas: N.
-        config: Momentum, masking, axis, and how entries are chosen and written.
+        config: Momentum, masking and axis.
 
     Returns:
-        Targets and state; unchanged where not `ok`.
+        The leaves with u, v and target of after the step; unchanged ones where not `ok`.
     """
-    keys = [(phase.exchange, _static_counts(phase)) for phase in phases]
-    branches = list(dict.fromkeys(keys))
-    run = [_program(exchange, counts, replicas, config) for exchange, counts in branches]
-    if len(run) == 1:
-        return run[0](work)
-    branch = entry_at([branches.index(key) for key in keys], now, jnp.int32)
-    return lax.switch(branch, run, work)
-
-
-def _static_counts(phase: Phase) -> tuple[int, ...]:
-    """Return the counts if the program depends on them: only an exchange of entries does."""
-    return phase.counts if isinstance(phase.exchange, EntryExchange) else ()
-
-
-def _program(
-    exchange: Exchange | None, counts: tuple[int, ...], replicas: int, config: DGCConfig
-) -> Callable[[Work], Outcome]:
-    """Return the function for one branch."""
-    if exchange is None:
-        return partial(uncompressed_step, config=config)
-    if isinstance(exchange, EntryExchange):
-        return partial(
-            entries_step, exchange=exchange, counts=counts, replicas=replicas, config=config
+    # Only a dense sum takes leaves with more entries than int32 counts.
+    counts = [[min(count, 2**31 - 1) for count in phase.counts] for phase in phases]
+    scalars = Scalars(ok, scale, entry_at(counts, now, jnp.int32))
+    own = [
+        dataclasses.replace(
+            leaf,
+            gradient=leaf.gradient[None],
+            u=as_local(leaf.u, config.axis),
+            v=as_local(leaf.v, config.axis),
         )
-    return partial(tensors_step, exchange=exchange, config=config)
+        for leaf in leaves
+    ]
+    # The program of an exchange of tensors does not depend on the counts.
+    keys = [
+        (phase.exchange, phase.counts if isinstance(phase.exchange, EntryExchange) else ())
+        for phase in phases
+    ]
+    programs = dict(zip(keys, phases, strict=True))
+    run = [_program(phase, config) for phase in programs.values()]
+    if len(run) == 1:
+        return run[0](own, scalars)
+    branches = [list(programs).index(key) for key in keys]
+    return lax.switch(entry_at(branches, now, jnp.int32), run, own, scalars)
 
 
-def uncompressed_step(work: Work, config: DGCConfig) -> Outcome:
+def _program(phase: Phase, config: DGCConfig) -> Callable[[list[Leaf], Scalars], list[Leaf]]:
+    """Return the function of one kind of phase."""
+    exchange = phase.exchange
+    if exchange is None:
+        return partial(uncompressed, config=config)
+    if isinstance(exchange, EntryExchange):
+        given = {"exchange": exchange, "transfers": phase.transfers}
+        return partial(entries_sent, **given, config=config)
+    return partial(tensors_sent, exchange=exchange, config=config)
+
+
+def uncompressed(leaves: list[Leaf], scalars: Scalars, config: DGCConfig) -> list[Leaf]:
     """Take a step of ordinary momentum of the mean gradient; u is its velocity, v stays."""
-    steps = [
-        momentum_step(u, gradient, config.decay)
-        for u, gradient in zip(work.u, work.gradients, strict=True)
+    momentum = config.momentum
+    directions = [momentum.step(leaf.u, leaf.gradient)[1] for leaf in leaves]
+    means = dense_mean(directions, config.axis)
+    return [
+        _moved(
+            leaf,
+            jnp.where(scalars.ok, momentum.velocity_of(leaf.u, mean), leaf.u),
+            leaf.v,
+            _added(leaf.target, mean, scalars),
+        )
+        for leaf, mean in zip(leaves, means, strict=True)
     ]
-    means = dense_mean([direction for _, direction in steps], config.axis)
-    us = [
-        jnp.where(work.ok, velocity_of_direction(u, mean, config.decay), u)
-        for u, mean in zip(work.u, means, strict=True)
-    ]
-    return Outcome(_add_means(work, means), us, work.v)
 
 
-def tensors_step(work: Work, exchange: TensorExchange, config: DGCConfig) -> Outcome:
+def tensors_sent(
+    leaves: list[Leaf], scalars: Scalars, exchange: TensorExchange, config: DGCConfig
+) -> list[Leaf]:
     """Exchange tensors with zeros where nothing is sent; any counts, in one program."""
-    us, vs = _accumulate(work, config)
-    masks = [mask & work.ok for mask in largest_masks(vs, work.counts)]
-    sent = [jnp.where(mask, v, 0.0) for mask, v in zip(masks, vs, strict=True)]
-    means = mean_by(exchange, sent, config.axis)
-    vs = [jnp.where(mask, 0.0, v) for mask, v in zip(masks, vs, strict=True)]
-    if config.factor_masking:
-        us = [factor_masked(u, mask) for mask, u in zip(masks, us, strict=True)]
-    return Outcome(_add_means(work, means), us, vs)
+    leaves = _accumulated(leaves, scalars.ok, config)
+    found = largest_masks([leaf.v for leaf in leaves], scalars.counts)
+    masks = [mask & scalars.ok for mask in found]
+    pairs = list(zip(leaves, masks, strict=True))
+    means = mean_by(exchange, [jnp.where(mask, leaf.v, 0.0) for leaf, mask in pairs], config.axis)
+    return [
+        _moved(
+            leaf,
+            factor_masked(leaf.u, mask) if config.factor_masking else leaf.u,
+            jnp.where(mask, 0.0, leaf.v),
+            _added(leaf.target, mean, scalars),
+        )
+        for (leaf, mask), mean in zip(pairs, means, strict=True)
+    ]
 
 
-def entries_step(
-    work: Work,
+def entries_sent(
+    leaves: list[Leaf],
+    scalars: Scalars,
     exchange: EntryExchange,
-    counts: tuple[int, ...],
-    replicas: int,
+    transfers: Sequence[tuple[slice, Transfer]],
     config: DGCConfig,
-) -> Outcome:
+) -> list[Leaf]:
     """Exchange the chosen entries with their positions.
 
     Only entries that are sent or that arrive are touched in the state and in the targets.
     """
-    us, vs = _accumulate(work, config)
-    transfers = transfers_of(exchange, [v.size for v in vs], counts, replicas, config)
+    leaves = _accumulated(leaves, scalars.ok, config)
     # What follows is not made part of the accumulation, which would take longer to compile.
-    us, vs = lax.optimization_barrier((us, vs))
-    chosen = [_chosen(vs[part], transfer) for part, transfer in transfers]
+    leaves, _ = _behind_barrier(leaves, ())
+    chosen = [_chosen(leaves[part], transfer) for part, transfer in transfers]
     # All that is read of v is read before v is written over; XLA would copy it otherwise.
-    us, vs, chosen = lax.optimization_barrier((us, vs, chosen))
-    out = Outcome([], [], [])
+    leaves, chosen = _behind_barrier(leaves, chosen)
+    out: list[Leaf] = []
     for (part, transfer), entries in zip(transfers, chosen, strict=True):
-        entries = Entries(jnp.where(work.ok, entries.values, 0.0), entries.positions)
+        entries = Entries(jnp.where(scalars.ok, entries.values, 0.0), entries.positions)
         arrived, sent = exchanged_by(exchange, entries, transfer)
-        new_us, new_vs = _clear(us[part], vs[part], sent, transfer, work.ok, config)
-        targets = [
-            _zeros_of(v, config.axis) if target is None else target
-            for v, target in zip(new_vs, work.targets[part], strict=True)
-        ]
-        new = Outcome(_add_arrived(targets, arrived, transfer, work.scale), new_us, new_vs)
-        out = Outcome(*(old + more for old, more in zip(out, new, strict=True)))
+        cleared = _cleared(leaves[part], sent, transfer, scalars.ok, config)
+        out += _with_arrived(cleared, arrived, transfer, scalars.scale)
     return out
 
 
-def _accumulate(work: Work, config: DGCConfig) -> tuple[Rows, Rows]:
-    """Return u and v of every leaf after momentum correction."""
-    new = [
-        corrected_step(u, v, gradient, config.decay, work.ok)
-        for u, v, gradient in zip(work.u, work.v, work.gradients, strict=True)
-    ]
-    return [u for u, _ in new], [v for _, v in new]
+def _accumulated(leaves: list[Leaf], ok: Array, config: DGCConfig) -> list[Leaf]:
+    """Return the leaves with u and v after momentum correction."""
+    pairs = [config.momentum.correct(leaf.u, leaf.v, leaf.gradient, ok) for leaf in leaves]
+    return [_moved(leaf, *pair, leaf.target) for leaf, pair in zip(leaves, pairs, strict=True)]
 
 
-def _chosen(vs: Rows, transfer: Transfer) -> Entries:
+def _moved(leaf: Leaf, u: Array, v: Array, target: Any) -> Leaf:
+    """Return a leaf with the state and the target of after the step."""
+    return dataclasses.replace(leaf, gradient=None, u=u, v=v, target=target)
+
+
+def _behind_barrier(leaves: list[Leaf], others: Any) -> tuple[list[Leaf], Any]:
+    """Return the leaves and others, with u and v that XLA computes before anything behind."""
+    state = [leaf.u for leaf in leaves], [leaf.v for leaf in leaves]
+    (us, vs), others = lax.optimization_barrier((state, others))
+    moved = zip(leaves, us, vs, strict=True)
+    return [dataclasses.replace(leaf, u=u, v=v) for leaf, u, v in moved], others
+
+
+def _chosen(leaves: list[Leaf], transfer: Transfer) -> Entries:
     """Return the entries that the selector chooses."""
-    flat = [v.reshape(-1) for v in vs]
+    flat = [leaf.v.reshape(-1) for leaf in leaves]
     return chosen_by(transfer.selector, flat, transfer.counts, transfer.space)
 
 
-def _clear(
-    us: Rows, vs: Rows, sent: Sent, transfer: Transfer, ok: Array, config: DGCConfig
-) -> tuple[Rows, Rows]:
-    """Return u and v without what was sent, and with what came back."""
+def _cleared(
+    leaves: list[Leaf], sent: Sent, transfer: Transfer, ok: Array, config: DGCConfig
+) -> list[Leaf]:
+    """Return the leaves without what was sent in u and v, and with what came back in v."""
     nowhere_unless_ok = jnp.where(ok, sent.left.positions, NOWHERE)
     left = transfer.space.leaves(Entries(sent.left.values, nowhere_unless_ok), sent.counts)
-    vs = [
-        v.at[places_in(v, leaf.indices)].set(leaf.values, **AT)
-        for v, leaf in zip(vs, left, strict=True)
-    ]
-    if config.factor_masking:
-        us = [factor_masked_at(u, leaf.indices) for u, leaf in zip(us, left, strict=True)]
-    if sent.returned is not None:
-        back = transfer.space.leaves(sent.returned, None)
-        vs = [
-            v.at[places_in(v, leaf.indices)].add(leaf.values, **AT)
-            for v, leaf in zip(vs, back, strict=True)
-        ]
-    return us, vs
+    back = None if sent.returned is None else transfer.space.leaves(sent.returned, None)
+    out = []
+    for i, leaf in enumerate(leaves):
+        u, v = leaf.u, leaf.v
+        v = v.at[places_in(v, left[i].indices)].set(left[i].values, **AT)
+        if config.factor_masking:
+            u = factor_masked_at(u, left[i].indices)
+        if back is not None:
+            v = v.at[places_in(v, back[i].indices)].add(back[i].values, **AT)
+        out.append(dataclasses.replace(leaf, u=u, v=v))
+    return out
 
 
-def _zeros_of(v: Array, axis: str | None) -> Array:
-    """Return a target of zeros: typed as v, but equal on all replicas."""
-    zeros = jnp.zeros(v.shape[1:], jnp.float32)
-    for name in sorted(set(jax.typeof(v).mat.varying) - {axis}):
-        zeros = as_local(zeros, name)
-    return zeros
-
-
-def _add_arrived(
-    targets: Sequence[Array], arrived: Arrived, transfer: Transfer, scale: Array
-) -> list[Array]:
-    """Add the mean of what arrived, times a scale, to the leaves.
+def _with_arrived(
+    leaves: list[Leaf], arrived: Arrived, transfer: Transfer, scale: Array
+) -> list[Leaf]:
+    """Return the leaves with the mean of what arrived, times a scale, added to their targets.
 
     Row after row, in rank order: within one row positions are unique, so no two additions race and
     the order of the sums is the same everywhere. Only entries that arrived are touched.
@@ -240,15 +232,27 @@ def _add_arrived(
             for total, leaf in zip(totals, found, strict=True)
         ]
 
-    rows = [target[None] for target in targets]
-    return [total[0] for total in lax.fori_loop(0, arrived.words.shape[0], add, rows)]
-
-
-def _add_means(work: Work, means: Sequence[Array]) -> list[Array]:
-    """Return the targets with dense means added."""
-    return [
-        jnp.where(work.ok, work.scale * mean[0], 0.0)
-        if target is None
-        else jnp.where(work.ok, target + work.scale * mean[0], target)
-        for target, mean in zip(work.targets, means, strict=True)
+    rows = [
+        (_zeros_of(leaf.v, transfer.axis) if leaf.target is None else leaf.target)[None]
+        for leaf in leaves
     ]
+    totals = lax.fori_loop(0, arrived.words.shape[0], add, rows)
+    return [
+        dataclasses.replace(leaf, target=total[0])
+        for leaf, total in zip(leaves, totals, strict=True)
+    ]
+
+
+def _zeros_of(v: Array, axis: str | None) -> Array:
+    """Return a target of zeros: typed as v, but equal on all replicas."""
+    zeros = jnp.zeros(v.shape[1:], jnp.float32)
+    for name in sorted(set(jax.typeof(v).mat.varying) - {axis}):
+        zeros = as_local(zeros, name)
+    return zeros
+
+
+def _added(target: Any, mean: Array, scalars: Scalars) -> Array:
+    """Return a target with a scaled dense mean added; the target where the step is not taken."""
+    if target is None:
+        return jnp.where(scalars.ok, scalars.scale * mean[0], 0.0)
+    return jnp.where(scalars.ok, target + scalars.scale * mean[0], target)

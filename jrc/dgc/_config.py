@@ -48,11 +48,10 @@ class DGCConfig:
     `exchange` are values, and `selector` is a value or `"auto"`.
     """
 
-    momentum: Number = 0.9
+    momentum: Momentum | Average = Momentum(0.9)
     sparsity: Any = (0.999,)
     rampup_begin_step: Whole = 0
     rampup_step: Whole = 1
-    use_nesterov: bool = False
     local_grad_clip_norm: Number | None = None
     num_trainers: Whole | None = None
     axis_name: AxisName | None = None
@@ -70,7 +69,7 @@ class DGCConfig:
     def __post_init__(self) -> None:
         """Check every field and bring it into its form."""
         _check_axis(self.axis_name)
-        for name in ("use_nesterov", "factor_masking", "clip_before_rampup"):
+        for name in ("factor_masking", "clip_before_rampup"):
             check_flag(getattr(self, name), name, _WHO)
         one_of(self.clip_scaling, "clip_scaling", CLIP_SCALINGS, _WHO)
         one_of(self.count_dtype, "count_dtype", COUNT_DTYPES, _WHO)
@@ -78,7 +77,6 @@ class DGCConfig:
         if not isinstance(exchange, Auto):
             exchange = _named(exchange, "exchange", EXCHANGES, (EntryExchange, TensorExchange))
         checked = {
-            "momentum": _momentum(self.momentum),
             "sparsity": checked_sparsity(self.sparsity),
             "rampup_begin_step": _static("rampup_begin_step", self.rampup_begin_step, 0),
             "rampup_step": _static("rampup_step", self.rampup_step, 1),
@@ -92,11 +90,6 @@ class DGCConfig:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def decay(self) -> Momentum | Average:
-        """The momentum and its form."""
-        return Momentum(self.momentum, self.use_nesterov)
 
     @property
     def axis(self) -> str | None:
@@ -159,7 +152,9 @@ def _static(name: str, value: Any, least: int) -> int:
     return whole_number(value, name, _WHO, least=least, remedy=remedy)
 
 
-def _momentum(momentum: Number) -> Number:
+def checked_momentum(momentum: Number, use_nesterov: bool) -> Momentum:
+    """Return the momentum that `jrc.scale_by_dgc` is given."""
+    check_flag(use_nesterov, "use_nesterov", _WHO)
     momentum = scalar(
         momentum,
         "momentum",
@@ -169,7 +164,8 @@ def _momentum(momentum: Number) -> Number:
         remedy="Pass 0.9.",
     )
     # A float64 one would make the state float64.
-    return momentum.astype(jnp.float32) if isinstance(momentum, jax.Array) else float(momentum)
+    array = isinstance(momentum, jax.Array)
+    return Momentum(momentum.astype(jnp.float32) if array else float(momentum), use_nesterov)
 
 
 def _clip_norm(norm: Number | None) -> Number | None:

@@ -1,58 +1,26 @@
 """EF21 with momentum: an estimate of the mean gradient, of which each step sends changes alone."""
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jrc._errors import speaking_as
-from jrc._typing import Array, PyTree, Real, Whole
+from jrc._typing import Array, PyTree, Real
 from jrc._validate import scalar
-from jrc.dgc._collectives import AxisName
 from jrc.dgc._config import DGCConfig, Number
-from jrc.dgc._exchanges import Auto, Exchange
-from jrc.dgc._leaves import flatten, pick, put, updates_of
 from jrc.dgc._momentum import Average
-from jrc.dgc._selectors import Selector
+from jrc.dgc._options import EF21Options, with_options
 from jrc.dgc._state import EF21State, initial_estimates, initial_state
-from jrc.dgc._update import step
-from jrc.dgc._wires import Wire
+from jrc.dgc._update import update_estimates
 
 _WHO, _INNER = "jrc.scale_by_ef21", "jrc.scale_by_dgc"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class EF21Config(DGCConfig):
-    """The arguments of `jrc.scale_by_ef21`, and those of `jrc.scale_by_dgc` that it shares.
-
-    Attributes:
-        rate: Eta, the share of a new gradient in the average.
-    """
-
-    rate: Number = 0.1
-
-    @property
-    def decay(self) -> Average:
-        """The average, in the place of momentum."""
-        return Average(self.rate)
-
-
+@with_options(EF21Options, sparsity=0.99, rampup_begin_step=1)
 def scale_by_ef21(
-    momentum_rate: Real | Array = 0.1,
-    *,
-    sparsity: Real | Sequence[Real] = 0.99,
-    rampup_begin_step: Whole = 1,
-    rampup_step: Whole = 1,
-    num_trainers: Whole | None = None,
-    axis_name: AxisName | None = None,
-    min_size: Whole = 16384,
-    selector: Selector | str = "auto",
-    wire: Wire | str = "f32",
-    exchange: Exchange | Auto | str = "auto",
-    param_specs: PyTree = None,
+    momentum_rate: Real | Array = 0.1, **options: Unpack[EF21Options]
 ) -> optax.GradientTransformationExtraArgs:
     r"""Estimate the mean of the replicas' averaged gradients, sending the largest changes.
 
@@ -118,52 +86,29 @@ def scale_by_ef21(
     Source: Fatkhullin, Tyurin and Richtarik, "Momentum Provably Improves Error Feedback!",
     arXiv:2305.15155, algorithm 1 (EF21-SGDM). v is kept in the place of g_i = M_i - v_i.
     """
-    options = dict(locals())
-    rate = _checked_rate(options.pop("momentum_rate"))
+    rate = _checked_rate(momentum_rate)
     with speaking_as(_WHO, _INNER):
-        config = EF21Config(rate=rate, factor_masking=False, **options)
+        config = DGCConfig(momentum=Average(rate), factor_masking=False, **options)
 
-    def init_fn(params: PyTree) -> EF21State:
-        axes = config.axis, config.inner_axis
+    def init(params: PyTree) -> Any:
         with speaking_as(_WHO, _INNER):
-            state = initial_state(params, int(config.min_size), *axes)
-            return EF21State(*state._replace(velocity=initial_estimates(params, *axes)))
+            state = initial_state(params, int(config.min_size), config.axis_name)
+            estimates = initial_estimates(params, config.axis_name)
+            return EF21State(*state._replace(velocity=estimates))
 
-    def update_fn(
+    def update(
         updates: optax.Updates,
-        state: optax.OptState,
+        state: Any,
         params: optax.Params | None = None,
         *,
         param_specs: PyTree = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[optax.Updates, Any]:
         del extra_args
         with speaking_as(_WHO, _INNER):
-            return _updated(updates, cast(EF21State, state), params, config, param_specs)
+            return update_estimates(updates, state, params, config, param_specs)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _updated(
-    gradients: PyTree,
-    state: EF21State,
-    params: PyTree | None,
-    config: EF21Config,
-    param_specs: PyTree,
-) -> tuple[PyTree, EF21State]:
-    """Return the estimates as updates, and the new state."""
-    leaves = flatten(gradients, state, params, "update", EF21State)
-    before = pick(leaves.velocity, leaves.compressed)
-    # From zero, an average with this gradient is the first gradient itself.
-    first = jnp.where(state.step == 0, 1 / jnp.float32(config.rate), 1.0)
-    direction, new = step(leaves, before, 1.0, config, param_specs, factor=first)
-    dense = pick(leaves.treedef.flatten_up_to(new.velocity), leaves.dense)
-    velocity = put(leaves.velocity, leaves.compressed, direction.compressed)
-    ok = new.skipped == state.skipped
-    taken = lambda estimates: [jnp.where(ok, x, 0.0) for x in estimates]  # noqa: E731
-    updates = updates_of(leaves, taken(direction.compressed), taken(dense))
-    velocity = leaves.tree(velocity, leaves.dense, dense)
-    return updates, EF21State(*new._replace(velocity=velocity))
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _checked_rate(rate: Any) -> Number:

@@ -1,66 +1,73 @@
 """The trees of one step, flattened once: everything behind works with lists of leaves."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax.sharding import PartitionSpec
 
 from jrc._tree import named_leaves, tree_difference
-from jrc._typing import Array, PyTree
+from jrc._typing import PyTree
 from jrc.dgc._state import DGCState, is_placeholder
 
-Places = tuple[int, ...]
-"""Numbers of leaves in the flattened gradient tree; `None` and masked-out leaves count."""
 
-
-class Leaves(NamedTuple):
-    """The leaves of gradients, parameters and state, in the order of the gradient tree.
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("gradient", "u", "v", "velocity", "target"),
+    meta_fields=("place", "spec", "axes"),
+)
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One floating leaf of a step: what the step reads of it, and then what it returns.
 
     Attributes:
-        treedef: The structure that they share.
+        gradient: This replica's own, in the leaf's shape; `None` after the step.
+        u: Local velocity, with a row axis; `None` for a leaf on the dense path.
+        v: Accumulated gradient likewise.
+        velocity: Velocity on the dense path, in the leaf's shape.
+        target: What the direction is added to, `None` for zeros. After the step the sum, float32.
+        place: Number of the leaf in the flattened gradient tree, where `None` and masked-out leaves
+            count.
+        spec: How the leaf is split over axes that are not manual yet.
+        axes: All axes along which its shards differ, manual ones included.
+    """
+
+    gradient: Any
+    u: Any
+    v: Any
+    velocity: Any
+    target: Any = None
+    place: int = 0
+    spec: PartitionSpec = PartitionSpec()
+    axes: frozenset[str] = frozenset()
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the leaf is compressed; the others are on the dense path."""
+        return self.u is not None
+
+    def specs(self) -> "Leaf":
+        """Return how the arrays of the leaf are split, with a spec in the place of each."""
+        rows = PartitionSpec(None, *self.spec)
+        arrays = {"gradient": self.spec, "u": rows, "v": rows}
+        return dataclasses.replace(self, **arrays, velocity=self.spec, target=self.spec)
+
+
+class Trees(NamedTuple):
+    """The trees of a step, in the order of the gradient tree.
+
+    Attributes:
+        treedef: The structure that gradients and parameters share.
         gradients: This replica's gradients; integers, `None` and masked-out leaves among them.
         params: The parameters, `None` if there are none.
-        state: The state, for its scalars.
-        u: Local velocities, `MaskedNode` for a leaf that is not compressed.
-        v: Accumulated gradients likewise.
-        velocity: Velocities of the dense path, `MaskedNode` for a leaf of another kind.
-        compressed: Places of the compressed leaves.
-        dense: Places of the floating leaves that are too small to compress.
     """
 
     treedef: Any
     gradients: list[Any]
     params: list[Any] | None
-    state: DGCState
-    u: list[Any]
-    v: list[Any]
-    velocity: list[Any]
-    compressed: Places
-    dense: Places
-
-    @property
-    def floating(self) -> Places:
-        """Places of all leaves with state, in order."""
-        return tuple(sorted(self.compressed + self.dense))
-
-    def tree(self, leaves: Sequence[Any], places: Places, new: Sequence[Any]) -> PyTree:
-        """Return the tree of some leaves, with others at some places."""
-        return self.treedef.unflatten(put(leaves, places, new))
-
-
-def pick(leaves: Sequence[Any], places: Places) -> list[Any]:
-    """Return the leaves at some places."""
-    return [leaves[place] for place in places]
-
-
-def put(leaves: Sequence[Any], places: Places, new: Sequence[Any]) -> list[Any]:
-    """Return the leaves with others at some places."""
-    out = list(leaves)
-    for place, leaf in zip(places, new, strict=True):
-        out[place] = leaf
-    return out
 
 
 def flatten(
@@ -69,7 +76,7 @@ def flatten(
     params: PyTree | None,
     method: str,
     kind: type[DGCState] = DGCState,
-) -> Leaves:
+) -> tuple[Trees, list[Leaf]]:
     """Flatten the trees of a step and check that they belong together.
 
     Args:
@@ -80,7 +87,7 @@ def flatten(
         kind: The class of the state.
 
     Returns:
-        The leaves.
+        The trees, and their floating leaves.
 
     Raises:
         TypeError: When the state is another transform's.
@@ -101,47 +108,49 @@ def flatten(
             f"got others: {tree_difference(state.u, gradients, is_placeholder)}. Build the state "
             "with tx.init for these parameters."
         )
-    v = jax.tree.leaves(state.v, is_leaf=is_placeholder)
-    velocity = jax.tree.leaves(state.velocity, is_leaf=is_placeholder)
-    compressed = tuple(i for i, buffer in enumerate(u) if not is_placeholder(buffer))
-    dense = tuple(
-        i for i, buffer in enumerate(velocity) if not is_placeholder(buffer) and i not in compressed
-    )
-    for place in compressed:
-        _check(*paths[place], u[place].shape, lambda gradient: (1, *gradient.shape))
-    for place in dense:
-        _check(*paths[place], velocity[place].shape, lambda gradient: gradient.shape)
+    rows = u, jax.tree.leaves(state.v, is_leaf=is_placeholder)
+    kept = *rows, jax.tree.leaves(state.velocity, is_leaf=is_placeholder)
+    leaves = []
+    for place, arrays in enumerate(zip(*kept, strict=True)):
+        leaf = Leaf(own[place], *(None if is_placeholder(x) else x for x in arrays), place=place)
+        if leaf.compressed:
+            _check(*paths[place], leaf.u.shape, lambda gradient: (1, *gradient.shape))
+        elif leaf.velocity is not None:
+            _check(*paths[place], leaf.velocity.shape, lambda gradient: gradient.shape)
+        else:
+            continue
+        leaves.append(leaf)
     flat = None
     if params is not None or method == "apply":
         flat = _flat_params(params, own, treedef, method)
         if flat is None:
             raise _params_error(params, gradients, method)
-    return Leaves(treedef, own, flat, state, u, v, velocity, compressed, dense)
+    return Trees(treedef, own, flat), leaves
 
 
-def updates_of(leaves: Leaves, compressed: list[Array], dense: list[Array]) -> PyTree:
+def updates_of(trees: Trees, leaves: Sequence[Leaf]) -> PyTree:
     """Return the tree of updates, in the shapes of the gradients and the dtypes of the parameters.
 
     Args:
-        leaves: The leaves of the step.
-        compressed: Directions of the compressed leaves.
-        dense: Directions of the leaves on the dense path.
+        trees: The trees of the step.
+        leaves: The floating leaves after it, whose targets are their updates.
 
     Returns:
         Updates like the gradients; zeros for leaves without state.
     """
-    like = leaves.gradients if leaves.params is None else leaves.params
-    out: list[Any] = [
-        None if place in leaves.floating else _zero_update(gradient, param)
-        for place, (gradient, param) in enumerate(zip(leaves.gradients, like, strict=True))
-    ]
-    for places, directions in ((leaves.compressed, compressed), (leaves.dense, dense)):
-        shaped = [
-            direction.astype(jnp.result_type(param))
-            for direction, param in zip(directions, pick(like, places), strict=True)
-        ]
-        out = put(out, places, shaped)
-    return leaves.treedef.unflatten(out)
+    like = trees.gradients if trees.params is None else trees.params
+    targets = {leaf.place: leaf.target for leaf in leaves}
+    return trees.treedef.unflatten(
+        targets[place].astype(jnp.result_type(param))
+        if place in targets
+        else _zero_update(gradient, param)
+        for place, (gradient, param) in enumerate(zip(trees.gradients, like, strict=True))
+    )
+
+
+def like(tree: PyTree, arrays: Sequence[Any]) -> PyTree:
+    """Return a tree of the state with other arrays in it."""
+    return jax.tree.structure(tree).unflatten(arrays)
 
 
 def _zero_update(gradient: Any, param: Any) -> Any:
@@ -176,9 +185,10 @@ def _params_error(params: PyTree, gradients: PyTree, method: str) -> ValueError:
         arrived = tree_difference(gradients, params, is_placeholder) or _shape_difference(
             gradients, params
         )
+    call = "update(" if method == "update" else "jrc.dgc.apply_gradients(tx, "
     return ValueError(
         "jrc.scale_by_dgc: params must have the structure and shapes of the gradients, got "
-        f"{arrived}. Call {method}(gradients, state, params)."
+        f"{arrived}. Call {call}gradients, state, params)."
     )
 
 
@@ -238,9 +248,3 @@ def served(gradients: PyTree, states: Sequence[DGCState]) -> PyTree:
 
     nowhere = jax.tree.map(lambda _: False, gradients)
     return jax.tree.map(lambda *parts: any(parts), nowhere, *map(by, states))
-
-
-def masked(leaves: Leaves, values: Sequence[Any]) -> list[Any]:
-    """Return some leaves with all but those with state masked out."""
-    own = set(leaves.floating)
-    return [value if place in own else optax.MaskedNode() for place, value in enumerate(values)]

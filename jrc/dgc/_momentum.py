@@ -5,32 +5,15 @@ appendix B. Averages: Fatkhullin, Tyurin and Richtarik, "Momentum Provably Impro
 Feedback!", arXiv:2305.15155, algorithm 1.
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
-from jrc._typing import Array, Float, Int, Real
+from jrc._typing import Array, Count, Float, Int, Real
 
 AT: dict[str, Any] = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
 """How entries are written: each index once, indices outside of the leaf not at all."""
-
-
-class Momentum(NamedTuple):
-    """The factor m, and whether the step looks ahead (Nesterov)."""
-
-    factor: Real | Array
-    use_nesterov: bool
-
-
-class Average(NamedTuple):
-    """The share of a new gradient in an average, `u <- u + rate (G - u)`; it moves by its change.
-
-    The change is accumulated in v. What is sent of v is added to an estimate, so that the mean of u
-    over the replicas is that estimate and the mean of v.
-    """
-
-    rate: Real | Array
-
 
 Row = Float[Array, "*shape"]
 """A float32 array of any shape; of one shape within a signature."""
@@ -39,80 +22,104 @@ Rows = Float[Array, "1 *shape"]
 """A float32 array with a row axis before the shape of its leaf, as the state keeps it."""
 
 
-def momentum_step(velocity: Row, gradient: Row, momentum: Momentum | Average) -> tuple[Row, Row]:
-    """Return one step of momentum: `u <- m u + G`; Nesterov: `u <- m (u + G)`, moving by `u + G`.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Momentum:
+    """Momentum: `u <- m u + G`, moving by u; Nesterov: `u <- m (u + G)`, moving by `u + G`.
 
-    An average moves by its own change.
-
-    Args:
-        velocity: u, float32.
-        gradient: G, float32, of the same shape.
-        momentum: m and its form.
-
-    Returns:
-        The new velocity and the direction to move in.
+    Attributes:
+        factor: m.
+        use_nesterov: Whether the step looks ahead.
     """
-    if isinstance(momentum, Average):
-        change = momentum.rate * (gradient - velocity)
+
+    factor: Real | Array
+    use_nesterov: bool = False
+
+    def step(self, velocity: Row, gradient: Row) -> tuple[Row, Row]:
+        """Return the new velocity and the direction to move in.
+
+        Args:
+            velocity: u, float32.
+            gradient: G, float32, of the same shape.
+        """
+        if self.use_nesterov:
+            velocity = self.factor * (velocity + gradient)
+            return velocity, velocity + gradient
+        velocity = self.factor * velocity + gradient
+        return velocity, velocity
+
+    def velocity_of(self, velocity: Row, direction: Row) -> Row:
+        """Return the new velocity, from the old one and the direction of `step`.
+
+        Momentum is linear, so this holds for the mean direction of replicas that share a velocity.
+        Only the direction then has to cross the network, and it is equal on every replica.
+
+        Args:
+            velocity: u before the step, float32.
+            direction: `u'` for `u' = m u + G`; Nesterov: `u' + G` for `u' = m (u + G)`.
+
+        Returns:
+            The direction; Nesterov: `m (u + direction) / (1 + m)`, with G eliminated.
+        """
+        if self.use_nesterov:
+            return self.factor * (velocity + direction) / (1 + self.factor)
+        return direction
+
+    def correct(self, u: Rows, v: Rows, gradient: Rows, ok: Array) -> tuple[Rows, Rows]:
+        """Return one step of momentum correction: `v <- v + u` (Nesterov: `v <- v + u + G`).
+
+        The direction of momentum is accumulated in v, and not the gradient.
+
+        Args:
+            u: Local velocity, float32, as the state keeps it: with a row axis.
+            v: Accumulated, unsent gradient, float32.
+            gradient: G, local, float32.
+            ok: Whether the step is taken, `bool[]`.
+
+        Returns:
+            The new u and v; the old ones where not `ok`.
+        """
+        # Selects and not products: 0 * NaN is NaN. Both are written over the old ones as long as v
+        # is made from the new u: from the old one, XLA would copy it first.
+        new = jnp.where(ok, self.step(u, gradient)[0], u)
+        direction = new + gradient if self.use_nesterov else new
+        return new, jnp.where(ok, v + direction, v)
+
+    def weighted(self, gradient: Row, step: Count) -> Row:
+        """Return what a gradient counts for on this step: itself."""
+        del step
+        return gradient
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Average:
+    """An average `u <- u + rate (G - u)` in the place of momentum; it moves by its change.
+
+    The change is accumulated in v. What is sent of v is added to an estimate, so that the mean of u
+    over the replicas is that estimate and the mean of v.
+
+    Attributes:
+        rate: The share of a new gradient in the average.
+    """
+
+    rate: Real | Array
+
+    def step(self, velocity: Row, gradient: Row) -> tuple[Row, Row]:
+        """Return the new average and its change."""
+        change = self.rate * (gradient - velocity)
         return velocity + change, change
-    if momentum.use_nesterov:
-        velocity = momentum.factor * (velocity + gradient)
-        return velocity, velocity + gradient
-    velocity = momentum.factor * velocity + gradient
-    return velocity, velocity
 
-
-def velocity_of_direction(velocity: Row, direction: Row, momentum: Momentum | Average) -> Row:
-    """Return the new velocity, from the old one and the direction of `momentum_step`.
-
-    Momentum is linear, so this holds for the mean direction of replicas that share a velocity.
-    Only the direction then has to cross the network, and it is equal on every replica.
-
-    Args:
-        velocity: u before the step, float32.
-        direction: `u'` for `u' = m u + G`; Nesterov: `u' + G` for `u' = m (u + G)`; of an average
-            its change.
-        momentum: m and its form.
-
-    Returns:
-        The velocity after the step; Nesterov: `m (u + direction) / (1 + m)`, with G eliminated.
-    """
-    if isinstance(momentum, Average):
+    def velocity_of(self, velocity: Row, direction: Row) -> Row:
+        """Return the new average, from the old one and its change."""
         return velocity + direction
-    if momentum.use_nesterov:
-        return momentum.factor * (velocity + direction) / (1 + momentum.factor)
-    return direction
 
-
-def corrected_step(
-    u: Rows,
-    v: Rows,
-    gradient: Rows,
-    momentum: Momentum | Average,
-    ok: Array,
-) -> tuple[Rows, Rows]:
-    """Return one step of momentum correction: `v <- v + u` (Nesterov: `v <- v + u + G`).
-
-    The direction of momentum is accumulated in v, and not the gradient.
-
-    Args:
-        u: Local velocity, float32, as the state keeps it: with a row axis.
-        v: Accumulated, unsent gradient, float32.
-        gradient: G, local, float32.
-        momentum: m and its form.
-        ok: Whether the step is taken, `bool[]`.
-
-    Returns:
-        The new u and v; the old ones where not `ok`.
-    """
-    if isinstance(momentum, Average):
-        new, change = momentum_step(u, gradient, momentum)
+    def correct(self, u: Rows, v: Rows, gradient: Rows, ok: Array) -> tuple[Rows, Rows]:
+        """Return the new average, and v with its change; the old ones where not `ok`."""
+        new, change = self.step(u, gradient)
         return jnp.where(ok, new, u), jnp.where(ok, v + change, v)
-    # Selects and not products: 0 * NaN is NaN. Both are written over the old ones as long as v is
-    # made from the new u: from the old one, XLA would copy it first.
-    new = jnp.where(ok, momentum_step(u, gradient, momentum)[0], u)
-    direction = new + gradient if momentum.use_nesterov else new
-    return new, jnp.where(ok, v + direction, v)
+
+    def weighted(self, gradient: Row, step: Count) -> Row:
+        """Return the gradient; the first so much larger that its average from zero is itself."""
+        return gradient * jnp.where(step == 0, 1 / jnp.float32(self.rate), 1.0)
 
 
 def factor_masked(u: Rows, sent: Array) -> Rows:

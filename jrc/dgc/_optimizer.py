@@ -1,7 +1,7 @@
 """Momentum SGD with compressed gradients: the transform, then the learning rate."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,14 @@ import optax
 from jrc._errors import speaking_as
 from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import scalar
-from jrc.dgc._collectives import AxisName
-from jrc.dgc._exchanges import Auto, Exchange
-from jrc.dgc._selectors import Selector
+from jrc.dgc._options import MomentumOptions, call_text, with_options
 from jrc.dgc._state import DGCState
-from jrc.dgc._transform import DGCTransformation, call_text, scale_by_dgc
-from jrc.dgc._wires import Wire
+from jrc.dgc._transform import InPlaceUpdate, scale_by_dgc
 
 _WHO = "jrc.dgc_momentum"
 
 
+@with_options(MomentumOptions)
 def dgc_momentum(
     learning_rate: optax.ScalarOrSchedule,
     momentum: Real | Array,
@@ -30,18 +28,8 @@ def dgc_momentum(
     local_grad_clip_norm: Real | Array | None = None,
     num_trainers: Whole | None = None,
     regularization: Real | Array | optax.GradientTransformation | None = None,
-    *,
-    axis_name: AxisName | None = None,
-    min_size: Whole = 16384,
-    factor_masking: bool = True,
-    selector: Selector | str = "auto",
-    wire: Wire | str = "f32",
-    exchange: Exchange | Auto | str = "auto",
-    clip_scaling: str = "sqrt",
-    clip_before_rampup: bool = False,
-    count_dtype: str = "float64",
-    param_specs: PyTree = None,
-) -> DGCTransformation:
+    **options: Unpack[MomentumOptions],
+) -> optax.GradientTransformationExtraArgs:
     r"""Return momentum SGD with compressed gradients: `scale_by_dgc`, then the learning rate.
 
     $$w \leftarrow w - \eta \, \Delta$$
@@ -68,14 +56,14 @@ def dgc_momentum(
         param_specs: How parameters are split over other mesh axes.
 
     Returns:
-        An optax optimizer. Besides `init` and `update` it has `apply(gradients, state, params) ->
-        (params, state)`, which does what `update` and `optax.apply_updates` do without an array of
-        updates. A step that is skipped does not advance the learning rate's schedule.
+        An optax optimizer. `jrc.dgc.apply_gradients(tx, gradients, state, params)` does what
+        `update` and `optax.apply_updates` do without an array of updates. A step that is skipped
+        does not advance the learning rate's schedule.
 
     Raises:
         ValueError: As `scale_by_dgc`, and for a learning rate that is not finite.
         TypeError: As `scale_by_dgc`, for a learning rate that is neither a number nor a schedule,
-            and from `update` and `apply` for the state of another optimizer.
+            and from `update` for the state of another optimizer.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,42 +76,46 @@ def dgc_momentum(
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3.
     """
-    options = dict(locals())
-    text = call_text(dgc_momentum, options)
-    _check_rate(options.pop("learning_rate"))
+    given: dict[str, Any] = {
+        "momentum": momentum,
+        "rampup_begin_step": rampup_begin_step,
+        "rampup_step": rampup_step,
+        "sparsity": sparsity,
+        "use_nesterov": use_nesterov,
+        "local_grad_clip_norm": local_grad_clip_norm,
+        "num_trainers": num_trainers,
+        "regularization": regularization,
+        **options,
+    }
+    text = call_text(dgc_momentum, {"learning_rate": learning_rate, **given})
+    _check_rate(learning_rate)
     with speaking_as(_WHO, "jrc.scale_by_dgc"):
-        direction = scale_by_dgc(**options)
+        direction = scale_by_dgc(**given)
+    in_place = cast(InPlaceUpdate, direction.update)
     rate = optax.scale_by_learning_rate(learning_rate)
 
-    def init(params: PyTree) -> optax.OptState:
+    def init(params: PyTree) -> Any:
         return direction.init(params), rate.init(params)
 
     def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        param_specs: PyTree = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        del extra_args
+        gradients: PyTree, state: Any, params: PyTree, *, param_specs: PyTree
+    ) -> tuple[PyTree, Any]:
         compression, schedule = _parts(state)
-        updates, new = direction.update(updates, compression, params, param_specs=param_specs)
+        updates, new = in_place(gradients, compression, params, param_specs=param_specs)
         updates, after = rate.update(updates, schedule, params)
         return updates, (new, _unless_skipped(compression, new, schedule, after))
 
     def apply(
-        gradients: PyTree, state: optax.OptState, params: PyTree, *, param_specs: PyTree = None
-    ) -> tuple[PyTree, PyTree]:
+        gradients: PyTree, state: Any, params: PyTree, *, param_specs: PyTree = None
+    ) -> tuple[PyTree, Any]:
         compression, schedule = _parts(state)
         # Whatever the rate is, and of whatever schedule: its update of a one is the scale.
         scale, after = rate.update(jnp.ones(()), schedule)
-        params, new = direction.apply(
-            gradients, compression, params, scale, param_specs=param_specs
-        )
+        specs = {"param_specs": param_specs}
+        params, new = in_place.apply(gradients, compression, params, scale, **specs)
         return params, (new, _unless_skipped(compression, new, schedule, after))
 
-    return DGCTransformation(init, update, apply, text)
+    return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply, text))
 
 
 def _unless_skipped(before: DGCState, after: Any, old: PyTree, new: PyTree) -> PyTree:
@@ -138,10 +130,10 @@ def _check_rate(rate: Any) -> None:
         scalar(rate, "learning_rate", _WHO, remedy="Pass 0.1, or an optax schedule.")
 
 
-def _parts(state: object) -> tuple[DGCState, optax.OptState]:
+def _parts(state: object) -> tuple[Any, optax.OptState]:
     """Return the compression's state and the schedule's."""
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], DGCState):
-        return cast(tuple[DGCState, optax.OptState], state)
+        return cast(tuple[Any, optax.OptState], state)
     raise TypeError(
         f"{_WHO}: state must be the one that init(params) returns, got {type(state).__name__}. "
         "Start with state = tx.init(params)."

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jrc._ring import ring_all_reduce_bytes
 from jrc._typing import Array, Count
-from jrc.dgc._collectives import ring_all_reduce_bytes
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._entries import Space, buckets_of, fits
 from jrc.dgc._exchanges import (
@@ -37,6 +37,7 @@ class Phase(NamedTuple):
         counts: Entries that are sent of each compressed leaf.
         density: Share of the compressed leaves' entries that are sent.
         bytes_sent: Bytes that one replica sends in a step, of all leaves.
+        transfers: Which leaves are sent together, and what of them.
     """
 
     start: int
@@ -44,6 +45,7 @@ class Phase(NamedTuple):
     counts: tuple[int, ...]
     density: float
     bytes_sent: float
+    transfers: tuple[tuple[slice, Transfer], ...] = ()
 
 
 def plan_phases(
@@ -72,16 +74,17 @@ def plan_phases(
     for start, level in levels:
         counts = tuple(entries_to_send(size, level, config.count_dtype) for size in sizes)
         is_last = start == levels[-1][0]
-        exchange, words = exchange_of_level(sizes, counts, is_last, replicas, config)
+        given = sizes, counts, is_last, replicas, config
+        exchange, words, transfers = exchange_of_level(*given)
         cost = (replicas - 1) * BYTES_PER_WORD * words + rest
-        phases.append(Phase(start, exchange, counts, sum(counts) / entries, cost))
+        phases.append(Phase(start, exchange, counts, sum(counts) / entries, cost, transfers))
     return tuple(phases)
 
 
 def exchange_of_level(
     sizes: Sequence[int], counts: Sequence[int], is_last: bool, replicas: int, config: DGCConfig
-) -> tuple[Exchange, float]:
-    """Return the exchange of one sparsity level, and the words it sends to each other replica.
+) -> tuple[Exchange, float, tuple[tuple[slice, Transfer], ...]]:
+    """Return the exchange of one sparsity level, words to each other replica, and transfers.
 
     Args:
         sizes: Entries of each compressed leaf.
@@ -91,7 +94,8 @@ def exchange_of_level(
         config: Exchange, wire format and selector.
 
     Returns:
-        The exchange and its words; for `"auto"` the one with the fewest, see `Auto`.
+        The exchange, its words and its transfers; for `"auto"` the one with the fewest words, see
+        `Auto`.
     """
     # Of two that send the same, the first: nothing is gathered that could as well be added.
     candidates: list[Exchange] = [config.exchange]
@@ -101,15 +105,13 @@ def exchange_of_level(
             candidates.append(AllGather())
             if isinstance(config.selector, Blocked):
                 candidates.append(Sharded())
+    transfers = [transfers_of(each, sizes, counts, replicas, config) for each in candidates]
     words = [
-        sum(
-            words_of(exchange, transfer)
-            for _, transfer in transfers_of(exchange, sizes, counts, replicas, config)
-        )
-        for exchange in candidates
+        sum(words_of(exchange, transfer) for _, transfer in parts)
+        for exchange, parts in zip(candidates, transfers, strict=True)
     ]
     best = words.index(min(words))
-    return candidates[best], words[best]
+    return candidates[best], words[best], transfers[best]
 
 
 def transfers_of(
@@ -118,7 +120,7 @@ def transfers_of(
     counts: Sequence[int],
     replicas: int,
     config: DGCConfig,
-) -> list[tuple[slice, Transfer]]:
+) -> tuple[tuple[slice, Transfer], ...]:
     """Return the transfers of one step: which leaves each one takes, and what it sends of them.
 
     Args:
@@ -137,7 +139,7 @@ def transfers_of(
     sparse = isinstance(exchange, EntryExchange)
     buckets = buckets_of(sizes) if sparse else (slice(0, len(sizes)),)
     selector = config.selector_for(exchange)
-    return [
+    return tuple(
         (
             part,
             Transfer(
@@ -150,7 +152,7 @@ def transfers_of(
             ),
         )
         for part in buckets
-    ]
+    )
 
 
 def phase_at(step: Count, phases: Sequence[Phase]) -> Count:

@@ -15,7 +15,8 @@ from jrc._tree import named_leaves, put
 from jrc._typing import Array, PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc._collectives import AxisName, replica_axis
-from jrc.dgc._state import dgc_specs, dgc_states
+from jrc.dgc._state import dgc_states
+from jrc.dgc._state_specs import dgc_specs
 
 Shares = tuple[tuple[tuple[int, float], ...], ...]
 """For each new row the old rows that it is a weighted sum of, as pairs of rank and weight."""

@@ -5,7 +5,8 @@ devices with the same shard of the other replicas. Axes over which XLA splits ar
 ones, and explicit ones) are made manual around the step, so that nothing is gathered.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,59 +18,56 @@ from jrc._tree import tree_difference
 from jrc._typing import PyTree
 from jrc.dgc._collectives import is_tracked
 from jrc.dgc._config import DGCConfig
-from jrc.dgc._leaves import Leaves, pick
-from jrc.dgc._state import check_whole, is_placeholder
+from jrc.dgc._exchanges import Sharded
+from jrc.dgc._leaves import Leaf, Trees
+from jrc.dgc._state import is_placeholder
+from jrc.dgc._state_specs import check_whole
 
 _WHO = "jrc.scale_by_dgc"
 
 
 class Shards(NamedTuple):
-    """How the leaves of a step are split besides the replica axis.
+    """The mesh axes over which a replica itself is split.
 
     Attributes:
-        specs: For each leaf how it is split over axes that are not manual yet.
-        axes: For each leaf all axes along which its shards differ, manual ones included.
         free: Axes that are not manual yet; empty if arrays are local already.
         unknown: Manual axes of which it is not known whether leaves are split over them.
         mesh: The mesh of the free axes.
     """
 
-    specs: list[PartitionSpec]
-    axes: list[frozenset[str]]
     free: frozenset[str]
     unknown: tuple[str, ...]
     mesh: Any
 
-    def specs_of(self, leaves: Leaves) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
-        """Return the specs of the compressed leaves, and of those on the dense path."""
-        return pick(self.specs, leaves.compressed), pick(self.specs, leaves.dense)
-
-    def parts(self, place: int) -> int:
+    def parts(self, leaf: Leaf) -> int:
         """Return the number of shards of a leaf that is not local yet."""
-        return number_of_shards(self.specs[place], self.mesh.shape) if self.free else 1
+        return number_of_shards(leaf.spec, self.mesh.shape) if self.free else 1
 
 
-def shards_of(leaves: Leaves, param_specs: PyTree, config: DGCConfig) -> Shards:
-    """Return how the leaves of a step are split.
+def shards_of(
+    trees: Trees, leaves: list[Leaf], param_specs: PyTree, config: DGCConfig
+) -> tuple[Shards, list[Leaf]]:
+    """Return the axes over which a replica is split, and its leaves with their specs and axes.
+
+    They are known from `param_specs`, from types with explicit axes, and from varying types.
 
     Args:
-        leaves: The leaves of the step.
+        trees: The trees of the step.
+        leaves: Its floating leaves.
         param_specs: A `PartitionSpec` for each parameter or one for all, `None` if not given.
         config: The arguments of `scale_by_dgc`.
 
-    Returns:
-        Specs and axes, from `param_specs`, from types with explicit axes, and from varying types.
-
     Raises:
-        ValueError: If parameters are split over the replica axis, or if there are automatic axes
-            and no `param_specs`.
+        ValueError: If parameters are split over the replica axis, if there are automatic axes and
+            no `param_specs`, or if leaves that are equal on several devices might be sent
+            differently by them.
     """
     own = {config.axis, config.inner_axis}
     mesh = _mesh_of(leaves)
     sizes = dict(mesh.shape)
     free = {name for name in (*mesh.auto_axes, *mesh.explicit_axes) if sizes[name] > 1}
-    given = _given(leaves, param_specs)
-    if given is None and config.axis is not None and free & set(mesh.auto_axes) and leaves.floating:
+    given = _given(trees, param_specs)
+    if given is None and config.axis is not None and free & set(mesh.auto_axes) and leaves:
         raise ValueError(
             f"{_WHO}: param_specs must be given where mesh axes besides axis_name are automatic, "
             f"got None and {listed(sorted(free & set(mesh.auto_axes)))}. Pass the PartitionSpecs "
@@ -77,21 +75,22 @@ def shards_of(leaves: Leaves, param_specs: PyTree, config: DGCConfig) -> Shards:
         )
     if param_specs is not None and config.axis is not None:
         check_whole(param_specs, config.axis, _WHO)
-    seen = [_typed(leaves, place, free) for place in range(len(leaves.gradients))]
-    specs = seen if given is None else [restricted(spec, free) for spec in given]
-    axes = [frozenset(axes_of(spec)) for spec in (specs if given is None else given)]
-    axes = [
-        (known | _varying(gradient)) - own
-        for known, gradient in zip(axes, leaves.gradients, strict=True)
-    ]
-    unknown = [
+    placed = []
+    for leaf in leaves:
+        whole = _typed(leaf) if given is None else given[leaf.place]
+        spec = restricted(whole, free)
+        split = axes_of(spec if given is None else whole)
+        axes = (frozenset(split) | _varying(leaf.gradient)) - own
+        placed.append(dataclasses.replace(leaf, spec=spec, axes=axes))
+    unknown = tuple(
         name
         for name in mesh.manual_axes
         if given is None and name not in own and sizes[name] > 1 and not is_tracked(name)
-    ]
-    if config.axis is None and not any(specs[place] for place in leaves.floating):
+    )
+    _check_choice(unknown, config)
+    if config.axis is None and not any(leaf.spec for leaf in placed):
         free = set()
-    return Shards(specs, axes, frozenset(free), tuple(unknown), mesh)
+    return Shards(frozenset(free), unknown, mesh), placed
 
 
 def on_shards(
@@ -123,54 +122,57 @@ def on_shards(
     )
 
 
-def as_split(arrays: Sequence[Any], specs: Sequence[PartitionSpec], mesh: Any) -> list[Any]:
-    """Return arrays with the specs of their state, where explicit axes split them otherwise."""
-
-    def placed(x: Any, spec: PartitionSpec) -> Any:
-        explicit = restricted(spec, mesh.explicit_axes)
-        now = trimmed(jax.typeof(x).sharding.spec)
-        same = not mesh.explicit_axes or restricted(now, mesh.explicit_axes) == explicit
-        return x if same else jax.sharding.reshard(x, NamedSharding(mesh, explicit))
-
-    return [placed(x, spec) for x, spec in zip(arrays, specs, strict=True)]
+def as_split(leaf: Leaf, mesh: Any) -> Leaf:
+    """Return a leaf with its gradient split as its state is, over explicit axes."""
+    explicit = restricted(leaf.spec, mesh.explicit_axes)
+    now = trimmed(jax.typeof(leaf.gradient).sharding.spec)
+    if not mesh.explicit_axes or restricted(now, mesh.explicit_axes) == explicit:
+        return leaf
+    sharding = NamedSharding(mesh, explicit)
+    return dataclasses.replace(leaf, gradient=jax.sharding.reshard(leaf.gradient, sharding))
 
 
-def check_known(shards: Shards, what: str) -> None:
-    """Raise if a choice that all shards of a leaf make together needs axes that are not known."""
-    if shards.unknown:
-        raise ValueError(
-            f"{_WHO}: param_specs must be given for {what} where other mesh axes are manual, got "
-            f"None and {listed(shards.unknown)}. Pass the PartitionSpecs of the parameters, or "
-            "check_vma=True to jax.shard_map."
-        )
+def _check_choice(unknown: tuple[str, ...], config: DGCConfig) -> None:
+    """Raise if leaves that are equal on several devices might be sent differently by them."""
+    choices = {
+        "local_grad_clip_norm": config.local_grad_clip_norm is not None,
+        f"selector={config.selector!r}": not getattr(config.selector, "by_leaf", True),
+        "exchange='sharded'": isinstance(config.exchange, Sharded),
+    }
+    for what, together in choices.items():
+        if unknown and together:
+            raise ValueError(
+                f"{_WHO}: param_specs must be given for {what} where other mesh axes are manual, "
+                f"got None and {listed(unknown)}. Pass the PartitionSpecs of the parameters, or "
+                "check_vma=True to jax.shard_map."
+            )
 
 
-def _mesh_of(leaves: Leaves) -> Any:
+def _mesh_of(leaves: list[Leaf]) -> Any:
     """Return the mesh of the trace, or that of arrays with explicit axes."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.axis_names:
         return mesh
-    for place in leaves.floating:
-        gradient = leaves.gradients[place]
-        found = jax.typeof(gradient).sharding.mesh
+    for leaf in leaves:
+        found = jax.typeof(leaf.gradient).sharding.mesh
         if found.axis_names:
-            concrete = getattr(getattr(gradient, "sharding", None), "mesh", None)
-            return found if isinstance(gradient, jax.core.Tracer) else concrete
+            concrete = getattr(getattr(leaf.gradient, "sharding", None), "mesh", None)
+            return found if isinstance(leaf.gradient, jax.core.Tracer) else concrete
     return mesh
 
 
-def _given(leaves: Leaves, param_specs: PyTree) -> list[PartitionSpec] | None:
+def _given(trees: Trees, param_specs: PyTree) -> list[PartitionSpec] | None:
     """Return a spec for each leaf of the gradients."""
     if param_specs is None:
         return None
     if isinstance(param_specs, PartitionSpec):
-        return [param_specs] * len(leaves.gradients)
+        return [param_specs] * len(trees.gradients)
     try:
-        parts = leaves.treedef.flatten_up_to(
+        parts = trees.treedef.flatten_up_to(
             jax.tree.map(lambda s: s or PartitionSpec(), param_specs, is_leaf=is_spec)
         )
     except ValueError as error:
-        whole = leaves.treedef.unflatten(leaves.gradients)
+        whole = trees.treedef.unflatten(trees.gradients)
         difference = tree_difference(whole, param_specs, lambda x: is_spec(x) or is_placeholder(x))
         raise ValueError(
             f"{_WHO}: param_specs must have the structure of the parameters, got another: "
@@ -180,13 +182,11 @@ def _given(leaves: Leaves, param_specs: PyTree) -> list[PartitionSpec] | None:
     return [part if isinstance(part, PartitionSpec) else PartitionSpec() for part in parts]
 
 
-def _typed(leaves: Leaves, place: int, free: set[str]) -> PartitionSpec:
-    """Return how types say that the state of a leaf is split, over explicit axes."""
-    if place in leaves.compressed:
-        return restricted(PartitionSpec(*jax.typeof(leaves.v[place]).sharding.spec[1:]), free)
-    if place in leaves.dense:
-        return restricted(jax.typeof(leaves.velocity[place]).sharding.spec, free)
-    return PartitionSpec()
+def _typed(leaf: Leaf) -> PartitionSpec:
+    """Return how types say that the state of a leaf is split."""
+    if leaf.compressed:
+        return PartitionSpec(*jax.typeof(leaf.v).sharding.spec[1:])
+    return jax.typeof(leaf.velocity).sharding.spec
 
 
 def _varying(gradient: Any) -> frozenset[str]:

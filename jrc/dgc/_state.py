@@ -1,17 +1,30 @@
-"""The state of the transform, and how it is laid out over the replicas."""
+"""The states of the transforms, before the first step and wherever they stand in a tree."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec, Sharding
+from jax.sharding import Sharding
 
-from jrc._specs import Mirror, axes_of, is_spec, mirrored, spec_of, trimmed
+from jrc._specs import spec_of
 from jrc._text import brief
-from jrc._tree import is_number, is_traced, path_name
+from jrc._tree import is_number, is_traced
 from jrc._typing import Array, Count, Leaf, PyTree, Scalar
-from jrc.dgc._collectives import AxisName, as_local, replica_axis
+from jrc.dgc._collectives import AxisName, as_local, names_in, replica_axis
+
+
+@jax.tree_util.register_static
+class ReplicaAxis(NamedTuple):
+    """The axis over which a transform exchanges, static: no leaf of a tree, but of its structure.
+
+    A named tuple, so that `flax.serialization` writes and reads a state with it.
+
+    Attributes:
+        name: One axis name, a pair `(inner, outer)`, or `None` for one replica.
+    """
+
+    name: AxisName | None = None
 
 
 class DGCState(NamedTuple):
@@ -31,6 +44,7 @@ class DGCState(NamedTuple):
         bytes_sent: Bytes that one device sent in the last step, `float32[]`: those of its shards.
         bytes_dense: Bytes that a dense all-reduce of the gradients, in their dtypes, would have
             sent, `float32[]`.
+        axis: The `axis_name` of the transform that `init` belongs to; static, no array.
     """
 
     step: Count
@@ -41,6 +55,7 @@ class DGCState(NamedTuple):
     density: Scalar
     bytes_sent: Scalar
     bytes_dense: Scalar
+    axis: ReplicaAxis = ReplicaAxis()
 
     def __repr__(self) -> str:
         return brief(self)
@@ -62,6 +77,7 @@ class EF21State(DGCState):
         density: Share of the compressed leaves' entries that the last step sent, `float32[]`.
         bytes_sent: Bytes that one device sent in the last step, `float32[]`.
         bytes_dense: Bytes that a dense all-reduce of the gradients would have sent, `float32[]`.
+        axis: The `axis_name` of the transform; static, no array.
     """
 
     __slots__ = ()
@@ -72,17 +88,14 @@ def is_placeholder(node: Any) -> bool:
     return node is None or isinstance(node, optax.MaskedNode)
 
 
-def initial_state(
-    params: PyTree, min_size: int, axis: str | None, inner: str | None = None
-) -> DGCState:
+def initial_state(params: PyTree, min_size: int, axis_name: AxisName | None) -> DGCState:
     """Return the state before the first step: zeros for each floating leaf, split as it is.
 
     Args:
         params: The parameters of one replica.
         min_size: Entries from which on a floating leaf is compressed, those of its shard where
             `init` runs inside a `shard_map`.
-        axis: The replica axis, which need not be bound here.
-        inner: The axis along which gradients are averaged first.
+        axis_name: The replica axis or the pair `(inner, outer)`, which need not be bound here.
 
     Returns:
         The state.
@@ -90,6 +103,8 @@ def initial_state(
     Raises:
         TypeError: For a complex leaf, and for one that is no array.
     """
+    axis = None if axis_name is None else replica_axis(axis_name)
+    own = names_in(axis_name)
 
     def is_compressed(leaf: Leaf) -> bool:
         return is_floating(leaf) and jnp.size(leaf) >= max(min_size, 1)
@@ -97,12 +112,12 @@ def initial_state(
     def row(leaf: Leaf) -> Array | optax.MaskedNode:
         if not is_compressed(leaf):
             return optax.MaskedNode()
-        return as_local(_zeros_like(leaf, {axis, inner})[None], axis)
+        return as_local(_zeros_like(leaf, own)[None], axis)
 
     def shaped(leaf: Leaf) -> Array | optax.MaskedNode:
         if is_compressed(leaf) or not is_floating(leaf):
             return optax.MaskedNode()
-        return _zeros_like(leaf, {axis, inner})
+        return _zeros_like(leaf, own)
 
     return DGCState(
         step=jnp.zeros((), jnp.int32),
@@ -113,18 +128,20 @@ def initial_state(
         density=jnp.zeros((), jnp.float32),
         bytes_sent=jnp.zeros((), jnp.float32),
         bytes_dense=jnp.zeros((), jnp.float32),
+        axis=ReplicaAxis(axis_name),
     )
 
 
-def initial_estimates(params: PyTree, axis: str | None, inner: str | None) -> PyTree:
+def initial_estimates(params: PyTree, axis_name: AxisName | None) -> PyTree:
     """Return float32 zeros for each floating leaf, equal on every replica; others masked out."""
+    own = names_in(axis_name)
     return jax.tree.map(
-        lambda leaf: _zeros_like(leaf, {axis, inner}) if is_floating(leaf) else optax.MaskedNode(),
+        lambda leaf: _zeros_like(leaf, own) if is_floating(leaf) else optax.MaskedNode(),
         params,
     )
 
 
-def _zeros_like(leaf: Leaf, own: set[str | None]) -> Array:
+def _zeros_like(leaf: Leaf, own: set[str]) -> Array:
     """Return float32 zeros that are split, and vary between shards, as the leaf does."""
     sharding = None if isinstance(leaf, jax.ShapeDtypeStruct) else _split_of(leaf)
     zeros = jnp.zeros(jnp.shape(leaf), jnp.float32, device=sharding)
@@ -160,125 +177,17 @@ def is_floating(leaf: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def dgc_specs(state: PyTree, axis_name: AxisName, param_specs: PyTree = None) -> PyTree:
-    """Return the `PartitionSpec`s of a state, for `in_specs` and `out_specs` of `jax.shard_map`.
-
-    `P(axis_name)` for what differs between replicas: u and v of every `DGCState`, and the
-    gradients that an `optax.MultiSteps` around one accumulates. `P()` for all else.
-
-    With `param_specs` the replicas themselves are split, over other axes of the mesh: u and v are
-    `P(axis_name, *spec)`, and parameters and every array of their shape, as those of the
-    transforms behind the compression, are `spec`.
-
-    Args:
-        state: Any tree with `DGCState`s in it: an optimizer's state, a whole train state, or the
-            shapes of one.
-        axis_name: The replica axis, or the pair `(inner, outer)` of which states differ along the
-            outer one.
-        param_specs: A `PartitionSpec` for each parameter, in their tree, or one for all. Leave it
-            out in a `jax.shard_map` that is manual over the replica axis alone.
-
-    Returns:
-        The same tree with a `PartitionSpec` in each leaf's place.
-
-    Raises:
-        ValueError: If `axis_name` is neither a name nor a pair of two, or if a parameter is split
-            over the replica axis.
-
-    Example:
-        >>> from jrc.dgc import dgc_momentum
-        >>> state = dgc_momentum(0.1, 0.9, 0, min_size=2).init({"w": jnp.ones((3, 4))})
-        >>> specs = dgc_specs(state, "data")
-        >>> specs[0].u["w"] == PartitionSpec("data"), specs[0].step == PartitionSpec()
-        (True, True)
-        >>> specs = dgc_specs(state, "data", {"w": PartitionSpec("model")})
-        >>> specs[0].u["w"] == PartitionSpec("data", "model")
-        True
-    """
-    own = replica_axis(axis_name, "jrc.dgc_specs")
-    if param_specs is not None:
-        check_whole(param_specs, own, "jrc.dgc_specs")
-    return state_specs(state, own, None, param_specs)
-
-
-def state_specs(state: PyTree, axis: str, params: PyTree, specs: PyTree) -> PyTree:
-    """Return the specs of a state of parameters that are split themselves.
-
-    Args:
-        state: Any tree, with or without `DGCState`s.
-        axis: The replica axis.
-        params: The parameters, so that arrays of another shape are told apart; `None` if their
-            shapes are not known.
-        specs: A `PartitionSpec` for each parameter, or one for all; `None` if they are whole.
-
-    Returns:
-        The same tree with a `PartitionSpec` in each leaf's place.
-    """
-    treedef = jax.tree.structure(state)
-    layouts = treedef.flatten_up_to(_layouts(state))
-    mirrors = mirrored(state, params, specs)
-    pairs = zip(layouts, mirrors, strict=True)
-    return treedef.unflatten([_spec(layout, mirror, axis) for layout, mirror in pairs])
-
-
-def check_whole(param_specs: PyTree, axis: str, who: str) -> None:
-    """Raise if a parameter is split over the replica axis: each replica needs whole ones."""
-    for path, spec in jax.tree.flatten_with_path(param_specs, is_leaf=is_spec)[0]:
-        if spec is not None and axis in axes_of(spec):
-            raise ValueError(
-                f"{who}: params must be whole on every replica of the compressed axis {axis!r}, "
-                f"got {path_name(path) or 'a leaf'!r} split by {spec}. Split parameters inside of "
-                f"a replica, over another axis: jax.make_mesh((2, 4), ({axis!r}, 'fsdp')) and "
-                "PartitionSpec('fsdp') (hybrid sharding)."
-            )
-
-
 def dgc_states(tree: PyTree) -> list[DGCState]:
     """Return every `DGCState` in a tree, in the tree's order."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, DGCState))
     return [leaf for leaf in leaves if isinstance(leaf, DGCState)]
 
 
-_LAYOUTS = {"u": "rows", "v": "rows", "acc_grads": "joined"}
-"""Fields of a `DGCState`, and of an `optax.MultiStepsState`, that differ between replicas.
-
-`"rows"`: a row for each replica; `"joined"`: the replicas' arrays one after another.
-"""
-
-
-def _layouts(state: PyTree) -> PyTree:
-    """Return for each leaf how the arrays of the replicas are joined, `"shared"` if they are equal.
-
-    A scalar is always shared.
-    """
-
-    def layouts_of(node: Any) -> Any:
-        if not _has_local_fields(node):
-            return "shared"
-        parts = {name: local(name, part) for name, part in node._asdict().items()}
-        return type(node)(**parts)
-
-    def local(name: str, part: PyTree) -> PyTree:
-        if name not in _LAYOUTS:
-            return _layouts(part)
-        return jax.tree.map(lambda leaf: _LAYOUTS[name] if jnp.ndim(leaf) else "shared", part)
-
-    return jax.tree.map(layouts_of, state, is_leaf=_has_local_fields)
-
-
-def _has_local_fields(node: Any) -> bool:
-    """Whether a node is a `DGCState`, or the state of `MultiSteps` around one."""
-    if isinstance(node, optax.MultiStepsState):
-        return bool(dgc_states(node.inner_opt_state))
-    return isinstance(node, DGCState)
-
-
-def _spec(layout: str, mirror: Mirror, axis: str) -> PartitionSpec:
-    """Return the spec of a leaf, from the layout of its replicas and the spec of its parameter."""
-    spec = mirror.spec or PartitionSpec()
-    if layout == "rows":
-        return trimmed(PartitionSpec(axis, *spec))
-    if layout == "joined":
-        first = axes_of(PartitionSpec(*spec[:1]))
-        return trimmed(PartitionSpec((axis, *first) if first else axis, *spec[1:]))
-    return trimmed(PartitionSpec(None, *spec) if mirror.rows else spec)
+def without_axes(tree: PyTree) -> PyTree:
+    """Return a tree whose `DGCState`s name no axis, to compare those of another axis with it."""
+    is_state = lambda node: isinstance(node, DGCState)  # noqa: E731
+    return jax.tree.map(
+        lambda node: node._replace(axis=ReplicaAxis()) if is_state(node) else node,
+        tree,
+        is_leaf=is_state,
+    )

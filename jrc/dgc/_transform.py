@@ -1,97 +1,99 @@
-"""The optax transform."""
+"""The optax transform, and steps that write only the parameter entries that were sent."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Unpack, cast
 
 import optax
 
-from jrc._text import brief
-from jrc._typing import Array, PyTree, Real, Whole
+from jrc._typing import Array, PyTree, Real, Transform
 from jrc.dgc import _update
-from jrc.dgc._collectives import AxisName
-from jrc.dgc._config import DGCConfig
-from jrc.dgc._exchanges import Auto, Exchange
+from jrc.dgc._config import DGCConfig, checked_momentum
+from jrc.dgc._options import DGCOptions, call_text, with_options
 from jrc.dgc._regularize import check_stateless
-from jrc.dgc._selectors import Selector
 from jrc.dgc._state import DGCState, initial_state
-from jrc.dgc._wires import Wire
 
 
-class DGCTransformation(optax.GradientTransformationExtraArgs):
-    """An optax transform that can also add its updates to the parameters itself.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class InPlaceUpdate:
+    """The `update` of an optax pair that can add its updates to the parameters itself.
 
-    `update` returns an array as large as each parameter, nearly all zeros. `apply` touches the
+    Called, it returns an array as large as each parameter, nearly all zeros. `apply` touches the
     entries that were sent and no others.
 
     Attributes:
-        init: `params -> state`.
-        update: `(gradients, state, params, *, param_specs=None, **extra) -> (updates, state)`.
-            Other extra arguments have no effect.
-        apply: `(gradients, state, params, scale=1.0) -> (params, state)`: adds `scale` times what
-            `update` returns, up to the order of the additions. That of `jrc.dgc_momentum` has no
-            scale. Under `jit` with donation, take parameters and state in the order in which you
-            return them: JAX pairs donated arrays with results of the same shape, in order.
-        text: What the transform prints as.
+        update: `(gradients, state, params, *, param_specs=None) -> (updates, state)`.
+        apply: `(gradients, state, params, *, param_specs=None) -> (params, state)`.
+        text: The call that made the pair, as which this prints.
     """
 
+    update: Callable[..., tuple[Any, Any]]
     apply: Callable[..., tuple[Any, Any]]
     text: str
 
-    def __new__(
-        cls, init: Any, update: Any, apply: Callable[..., tuple[Any, Any]], text: str = ""
-    ) -> "DGCTransformation":
-        """Build the transform of three functions; `text` is what it prints as."""
-        self = super().__new__(cls, init, update)
-        self.apply = apply
-        self.text = text
-        return self
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return the arguments from which a copy is made."""
-        return self.init, self.update, self.apply, self.text
+    def __call__(
+        self,
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        param_specs: PyTree = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, Any]:
+        """Return updates and the new state; other extra arguments have no effect."""
+        del extra_args
+        return self.update(updates, state, params, param_specs=param_specs)
 
     def __repr__(self) -> str:
-        return getattr(self, "text", "") or super().__repr__()  # `_replace` drops the attribute
+        return self.text
 
 
-def call_text(maker: Callable[..., Any], given: Mapping[str, Any]) -> str:
-    """Return the call of a public function as text: the arguments that are not its defaults.
+def applies_in_place(tx: Transform) -> bool:
+    """Whether a transform is a compression that adds its updates to the parameters itself."""
+    return isinstance(tx.update, InPlaceUpdate)
+
+
+def apply_gradients(
+    tx: Transform, gradients: PyTree, state: Any, params: PyTree, **extra_args: Any
+) -> tuple[PyTree, Any]:
+    """Return parameters and state after one step of an optax transform.
+
+    That is `tx.update` and `optax.apply_updates`. Of `jrc.dgc_momentum` there is no array of
+    updates: only the parameter entries that were sent are written. Under `jit` with donation, take
+    parameters and state in the order in which you return them: JAX pairs donated arrays with
+    results of the same shape, in order.
 
     Args:
-        maker: The function.
-        given: Its arguments by name.
+        tx: Any optax transform.
+        gradients: This replica's.
+        state: From `tx.init` or the step before.
+        params: The parameters.
+        **extra_args: For `tx.update`, such as `param_specs`.
+
+    Returns:
+        The new parameters and the new state.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tx = jrc.dgc_momentum(0.5, 0.9, 0, sparsity=0.75, min_size=0)
+        >>> params = jnp.zeros(4)
+        >>> gradients = jnp.array([1.0, -4.0, 2.0, 3.0])
+        >>> params, state = apply_gradients(tx, gradients, tx.init(params), params)
+        >>> params.tolist()
+        [0.0, 2.0, 0.0, 0.0]
     """
-    shown = [
-        f"{name}={brief(given[name])}"
-        for name, parameter in inspect.signature(maker).parameters.items()
-        if parameter.default is inspect.Parameter.empty
-        or brief(given[name]) != brief(parameter.default)
-    ]
-    return f"jrc.{maker.__name__}({', '.join(shown)})"
+    if isinstance(tx.update, InPlaceUpdate):
+        return tx.update.apply(gradients, state, params, **extra_args)
+    given: Any = tx
+    extended = optax.with_extra_args_support(given)
+    updates, state = extended.update(gradients, state, params, **extra_args)
+    return optax.apply_updates(params, updates), state
 
 
+@with_options(DGCOptions, use_nesterov=False)
 def scale_by_dgc(
-    momentum: Real | Array = 0.9,
-    *,
-    sparsity: Real | Sequence[Real] = (0.999,),
-    rampup_begin_step: Whole = 0,
-    rampup_step: Whole = 1,
-    use_nesterov: bool = False,
-    local_grad_clip_norm: Real | Array | None = None,
-    num_trainers: Whole | None = None,
-    axis_name: AxisName | None = None,
-    min_size: Whole = 16384,
-    factor_masking: bool = True,
-    regularization: Real | Array | optax.GradientTransformation | None = None,
-    selector: Selector | str = "auto",
-    wire: Wire | str = "f32",
-    exchange: Exchange | Auto | str = "auto",
-    clip_scaling: str = "sqrt",
-    clip_before_rampup: bool = False,
-    count_dtype: str = "float64",
-    param_specs: PyTree = None,
-) -> DGCTransformation:
+    momentum: Real | Array = 0.9, **options: Unpack[DGCOptions]
+) -> optax.GradientTransformationExtraArgs:
     r"""Aggregate local gradients by sending each step only the entries of largest magnitude.
 
     $$u \leftarrow m u + G, \quad v \leftarrow v + u, \quad
@@ -157,7 +159,7 @@ def scale_by_dgc(
         param_specs: How parameters are split over other mesh axes than `axis_name`: a
             `PartitionSpec` for each, in their tree, or one for all. Each device then chooses and
             sends entries of its own shards. Needed where these axes are automatic; explicit axes
-            and `check_vma=True` say it by types. `update` and `apply` take `param_specs` too.
+            and `check_vma=True` say it by types. `update` takes `param_specs` too.
 
     Returns:
         An optax transform with a `DGCState`. Updates have the parameters' dtypes, or the
@@ -182,26 +184,22 @@ def scale_by_dgc(
     Source: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", arXiv:1712.01887, section 3 and algorithms 1-4.
     """
-    given = dict(locals())
-    config = DGCConfig(**given)
+    given: dict[str, Any] = {**options}
+    text = call_text(scale_by_dgc, {"momentum": momentum, **given})
+    value = checked_momentum(momentum, given.pop("use_nesterov"))
+    config = DGCConfig(momentum=value, **given)
 
-    def init_fn(params: PyTree) -> DGCState:
+    def init(params: PyTree) -> Any:
         if config.regularization is not None:
             check_stateless(config.regularization, params)
-        return initial_state(params, int(config.min_size), config.axis, config.inner_axis)
+        return initial_state(params, int(config.min_size), config.axis_name)
 
-    def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        param_specs: PyTree = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        del extra_args
-        return _update.update(updates, cast(DGCState, state), params, config, param_specs)
+    def update(
+        gradients: PyTree, state: Any, params: PyTree, *, param_specs: PyTree
+    ) -> tuple[PyTree, DGCState]:
+        return _update.update(gradients, cast(DGCState, state), params, config, param_specs)
 
-    def apply_fn(
+    def apply(
         gradients: PyTree,
         state: DGCState,
         params: PyTree,
@@ -211,4 +209,4 @@ def scale_by_dgc(
     ) -> tuple[PyTree, DGCState]:
         return _update.apply(gradients, state, params, scale, config, param_specs)
 
-    return DGCTransformation(init_fn, update_fn, apply_fn, call_text(scale_by_dgc, given))
+    return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply, text))

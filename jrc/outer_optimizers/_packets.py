@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrc._ring import ring_all_reduce_bytes
 from jrc._typing import Array, PyTree, Scalar
 from jrc.outer_optimizers._fragments import fragment_count
 from jrc.outer_optimizers._protocol import OuterOptimizer
@@ -55,6 +56,17 @@ def header_words(outer: OuterOptimizer, index: int, model_state: PyTree) -> int:
     """Return the words of a fragment's header."""
     like = lambda state: to_words(header_like(outer, index, state))  # noqa: E731
     return jax.eval_shape(like, model_state).size
+
+
+def bytes_of_exchange(
+    outer: OuterOptimizer, params: PyTree, header_words: int, replicas: int
+) -> float:
+    """Return the bytes that one replica sends for a fragment, in ring algorithms."""
+    words = outer.message_words(params)
+    if outer.collective == "all_reduce":
+        dense = ring_all_reduce_bytes(words, replicas)
+        return dense + 4.0 * header_words * (replicas - 1)
+    return 4.0 * (words + header_words) * (replicas - 1)
 
 
 def empty_packet(outer: OuterOptimizer, shapes: Sequence[PyTree], model_state: PyTree) -> Packet:

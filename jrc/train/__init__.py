@@ -6,13 +6,10 @@ Example:
     state, info = step(state, batch)
 """
 
-from jrc.train._communication import CommunicationAdvice as CommunicationAdvice
-from jrc.train._communication import WayCost as WayCost
-from jrc.train._communication import communication_advice as communication_advice
 from jrc.train._flush import flush as flush
+from jrc.train._init_state import init_state as init_state
 from jrc.train._replica import StepInfo as StepInfo
 from jrc.train._reshard import reshard as reshard
 from jrc.train._state import TrainState as TrainState
-from jrc.train._state import init_state as init_state
 from jrc.train._step import TrainStep as TrainStep
 from jrc.train._step import make_train_step as make_train_step

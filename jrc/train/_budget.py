@@ -12,12 +12,14 @@ from jrc._targets import chip_of_device, is_compile_only
 from jrc._tree import aval_of
 from jrc._typing import PyTree
 from jrc.remat import Plan, device_of, host_link, plan_within
-from jrc.train._gradient import result_of
+from jrc.train._loss import result_of
+from jrc.train._runners import Programs
 from jrc.train._state import TrainState
+from jrc.train._synchronisation import Synchronisation
 
 
 class Budgeted:
-    """A compiled step with a plan for each combination of argument shapes and dtypes.
+    """The compiled steps with a plan for each combination of argument shapes and dtypes.
 
     Attributes:
         plan: The plan of the last call; `None` before the first call.
@@ -25,7 +27,7 @@ class Budgeted:
 
     def __init__(
         self,
-        build: Callable[[Callable[..., Any]], Any],
+        build: Callable[[Callable[..., Any]], Programs],
         loss_fn: Callable[..., Any],
         budget: int | str | float,
         respect_checkpoints: bool,
@@ -37,17 +39,10 @@ class Budgeted:
         self._build, self._loss_fn, self._budget, self._who = build, loss_fn, budget, who
         self._respects, self._offload = respect_checkpoints, offload
         self._compilations = compilations
-        self._known: dict[Any, tuple[Plan, Any]] = {}
+        self._known: dict[Any, tuple[Plan, Programs]] = {}
 
-    def __call__(self, state: TrainState, batch: PyTree) -> Any:
-        """Do one step."""
-        return self._planned(state, batch)(state, batch)
-
-    def lower(self, state: TrainState, batch: PyTree, **options: Any) -> jax.stages.Lowered:
-        """Return the lowered program of the planned step."""
-        return self._planned(state, batch).lower(state, batch, **options)
-
-    def _planned(self, state: TrainState, batch: PyTree) -> Any:
+    def __call__(self, way: Synchronisation, state: TrainState, batch: PyTree) -> Programs:
+        """Return the steps whose plan is for these arguments."""
         leaves, treedef = jax.tree.flatten((state, batch))
         avals = map(aval_of, leaves)
         key = treedef, tuple((x.shape, str(x.dtype), x.weak_type, spec_of(x)) for x in avals)
@@ -55,7 +50,7 @@ class Budgeted:
             device = device_of(leaves)
             plan = plan_within(
                 self._loss_fn,
-                lambda loss_fn: self._build(loss_fn).lower(state, batch),
+                lambda loss_fn: self._build(loss_fn).lower(way, way.lowered(), state, batch),
                 self._budget,
                 self._who,
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
@@ -69,8 +64,8 @@ class Budgeted:
                 compilations=self._compilations,
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
-        self.plan, call = self._known[key]
-        return call
+        self.plan, programs = self._known[key]
+        return programs
 
 
 def _target(device: Any) -> str:

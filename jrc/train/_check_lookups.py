@@ -7,18 +7,17 @@ the partitioner makes groups of all. An abort has no Python error: a warning com
 
 import re
 import warnings
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jrc._errors import listed
+from jrc._layout import Layout
 from jrc._specs import axes_of
 from jrc._tree import named_leaves
 from jrc._typing import PyTree
-from jrc.train._placement import batch_specs, inner_axes, own_specs
 from jrc.train._state import TrainState
 
 _WHO = "jrc.make_train_step"
@@ -26,27 +25,24 @@ _LOOKUP = re.compile(r'stablehlo\.(?:dynamic_)?gather"?\(.*?: \(tensor<([0-9x]+)
 
 
 def warn_of_lookups(
-    call: Any, state: TrainState, batch: PyTree, mesh: Mesh, names: tuple[str, ...]
+    text: Callable[[], str], state: TrainState, batch: PyTree, layout: Layout
 ) -> None:
     """Warn if rows are looked up in a parameter whose split may make the partitioner abort.
 
     Args:
-        call: The step before it is planned; lowered where a parameter is split so.
+        text: Returns the text of the program; called where a parameter is split so.
         state: The state.
         batch: The batch.
-        mesh: The mesh.
-        names: The axes of the step.
+        layout: The layout of the run.
     """
-    inside = inner_axes(mesh, names)
+    inside = layout.splits_replicas
     if len(inside) < 2:
         return
-    rows = _axes_of_indices(batch, mesh, names) & set(inside)
-    tables = _tables(state.params, rows, mesh, inside)
+    rows = _axes_of_indices(batch, layout) & set(inside)
+    tables = _tables(state.params, rows, layout)
     if not tables:
         return
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        text = call.lower(state, batch).as_text()
-    for shape in dict.fromkeys(_LOOKUP.findall(text)):
+    for shape in dict.fromkeys(_LOOKUP.findall(text())):
         if shape not in tables:
             continue
         name, spec = tables[shape]
@@ -60,25 +56,24 @@ def warn_of_lookups(
 
 
 def _tables(
-    params: PyTree, rows: Collection[str], mesh: Mesh, inside: Collection[str]
+    params: PyTree, rows: Collection[str], layout: Layout
 ) -> dict[str, tuple[str, PartitionSpec]]:
     """Return parameters by their shape, as programs print it, if all of a shape are split so."""
-    specs = jax.tree.leaves(own_specs(params, mesh, _WHO, "params"))
+    specs = jax.tree.leaves(layout.specs(params, "params"))
     found: dict[str, tuple[str, PartitionSpec]] = {}
     safe = set()
     for (name, leaf), spec in zip(named_leaves(params), specs, strict=True):
         shape = "x".join(map(str, leaf.shape))
-        if may_abort(spec, rows, inside):
+        if may_abort(spec, rows, layout.splits_replicas):
             found.setdefault(shape, (name, spec))
         else:
             safe.add(shape)
     return {shape: each for shape, each in found.items() if shape not in safe}
 
 
-def _axes_of_indices(batch: PyTree, mesh: Mesh, names: tuple[str, ...]) -> set[str]:
+def _axes_of_indices(batch: PyTree, layout: Layout) -> set[str]:
     """Return the axes over which integers of the batch are split."""
-    specs = jax.tree.leaves(batch_specs(batch, mesh, names, _WHO))
-    pairs = zip(jax.tree.leaves(batch), specs, strict=True)
+    pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(layout.batch(batch)), strict=True)
     return {
         axis
         for leaf, spec in pairs

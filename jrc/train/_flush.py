@@ -10,8 +10,9 @@ import optax
 from jrc._tree import aval_of
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import check_flag, scalar
-from jrc.dgc import DGCState, EF21State, apply_residuals, dgc_states
-from jrc.train._extra_args import differentiated
+from jrc.dgc import DGCState, EF21State
+from jrc.dgc._internal import apply_residuals, dgc_states
+from jrc.train._optax import differentiated
 from jrc.train._state import TrainState
 
 _WHO = "jrc.flush"

@@ -10,16 +10,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import speaking_as
+from jrc._layout import Layout
 from jrc._specs import shards_of, spec_inside, trimmed
 from jrc._tree import aval_of, put
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
-from jrc.dgc import AxisName, DGCState, check_shardings_known, replica_axis, reshard_dgc
+from jrc.dgc import DGCState, reshard_dgc
+from jrc.dgc._internal import AxisName, check_shardings_known, replica_axis
 from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
-from jrc.train._outer_check import check_outer
-from jrc.train._outer_state import first_outer_state, fragments_where_they_lie, inside_names
-from jrc.train._rows import outer_states
-from jrc.train._state import names_of
+from jrc.train._arguments import check_outer
+from jrc.train._synchronisation.outer_state import (
+    first_outer_state,
+    fragments_where_they_lie,
+    outer_states,
+)
 
 _WHO = "jrc.reshard"
 
@@ -95,12 +99,12 @@ def reshard(
         for each in found:
             _check_finished(each)
         axis = replica_axis(axis_name, _WHO)
-        if isinstance(mesh, Mesh):
-            check_shardings_known(state, mesh, axis_name, _WHO)
-        placed, names = _Placement(mesh, axis, replicas), names_of(axis_name)
-        if isinstance(mesh, Mesh) and axis in mesh.axis_names:
+        layout = None if mesh is None else Layout.of(mesh, axis_name, _WHO)
+        placed = _Placement(mesh, axis, replicas)
+        if layout is not None:
+            check_shardings_known(state, layout.mesh, axis_name, _WHO)
             for each in found:
-                _check_split(each, begun.params, placed, outer, mesh, names)
+                _check_split(each, begun.params, placed, outer, layout)
         # The rows are mixed as those of a compression.
         local = [_floats(_apart(each, begun.params)) for each in found]
         rows = reshard_dgc(_as_compression(local), replicas, mesh=mesh, axis_name=axis).v
@@ -123,8 +127,8 @@ def reshard(
             )
         else:
             own = own._replace(params=jax.tree.map(placed.together, begun.params, own.params))
-        if node.local.in_flight is not None and mesh is not None and outer is not None:
-            empty = _in_flight(outer, params, model_state, mesh, names, own.steps)
+        if node.local.in_flight is not None and layout is not None and outer is not None:
+            empty = _in_flight(outer, params, model_state, layout, own.steps)
             own = own._replace(in_flight=empty)
         return OuterState(rounds, momentum, report, own)
 
@@ -169,8 +173,7 @@ def _check_split(
     params: PyTree,
     placed: "_Placement",
     outer: OuterOptimizer | None,
-    mesh: Mesh,
-    names: tuple[str, ...],
+    layout: Layout,
 ) -> None:
     """Raise if what replicas have does not fit replicas that are split as the mesh splits them."""
     check_outer(outer, _WHO)
@@ -186,7 +189,7 @@ def _check_split(
     if flight is None or outer is not None:
         return
     before = shards_of(flight.header, first=1)
-    devices = math.prod(mesh.shape[name] for name in inside_names(mesh, names))
+    devices = math.prod(layout.mesh.shape[name] for name in layout.inside)
     if before != devices or _parts(params) != _parts(new):
         raise ValueError(
             f"{_WHO}: outer must be given with overlap=1 where replicas are split in another way, "
@@ -201,19 +204,13 @@ def _parts(params: PyTree) -> list[tuple[int, ...]]:
 
 
 def _in_flight(
-    outer: OuterOptimizer,
-    params: PyTree,
-    model_state: PyTree,
-    mesh: Mesh,
-    names: tuple[str, ...],
-    steps: Any,
+    outer: OuterOptimizer, params: PyTree, model_state: PyTree, layout: Layout, steps: Any
 ) -> PyTree:
     """Return empty messages, as long as those of a device of the mesh."""
-    given = params, model_state, None
-    first = first_outer_state(outer, *given, mesh, names, _WHO, shapes=True)
-    rows = names[0] if steps.shape[0] % mesh.shape[names[0]] == 0 else None
-    spec = PartitionSpec(rows, inside_names(mesh, names) or None)
-    sharding = NamedSharding(mesh, trimmed(spec))
+    given = params, model_state, None, layout.with_params(params)
+    first = first_outer_state(outer, *given, shapes=True)
+    rows = layout.replicas if steps.shape[0] % layout.rows == 0 else None
+    sharding = NamedSharding(layout.mesh, trimmed(PartitionSpec(rows, layout.inside or None)))
 
     def empty(x: Any) -> Any:
         shape = steps.shape[0], *x.shape[1:]

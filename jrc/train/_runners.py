@@ -1,135 +1,183 @@
 """The ways to run the step of one replica on all replicas: jit, shard_map, pmap."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jrc._layout import Layout, placed
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
-from jrc.train._rows import outer_states, row_specs
-from jrc.train._split import PlacedStep, Split, needs_placement
-from jrc.train._state import TrainState, names_of
+from jrc.train._state import TrainState
+from jrc.train._synchronisation import Synchronisation, row_specs
 
-WHO = "jrc.make_train_step"
-
-
-def _via_jit(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate: bool) -> Any:
-    donated = (0,) if donate else ()
-    if not needs_placement(mesh, names_of(axis_name), "jit"):
-        return jax.jit(body, donate_argnums=donated)
-
-    def build(split: Split | None, shardings: Any) -> Any:
-        run = body if split is None else functools.partial(body, split=split)
-        return _jit(run, donated, shardings)
-
-    return PlacedStep(build, mesh, names_of(axis_name), "jit", WHO)
+VIAS = ("shard_map", "pmap", "jit")
 
 
-def _via_shard_map(body: Callable[..., Any], mesh: Mesh, axis_name: Any, donate: bool) -> Any:
-    donated = (0,) if donate else ()
-    names = names_of(axis_name)
+@runtime_checkable
+class Body(Protocol):
+    """The step of one replica."""
 
-    def build(split: Split | None, shardings: Any) -> Any:
-        def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
-            specs = row_specs(state, axis_name)
-            return jax.shard_map(
-                body if split is None else functools.partial(body, split=split),
-                mesh=mesh,
-                axis_names=set(mesh.axis_names if split is None else names),
-                in_specs=(specs, PartitionSpec(names)),
-                out_specs=(specs, info_specs(state, names)),
+    def __call__(
+        self,
+        way: Synchronisation,
+        program: Hashable,
+        layout: Layout,
+        state: TrainState,
+        batch: PyTree,
+    ) -> tuple[TrainState, StepInfo]:
+        """Return the state after the step, and its report."""
+        ...
+
+
+class Programs:
+    """The compiled steps of a run: one for each program, kind of state and way to lie on the mesh.
+
+    Where XLA splits a replica, a step keeps the shardings of its state. Batches are placed on the
+    mesh, their examples over the axes of the step.
+    """
+
+    def __init__(self, body: Body, layout: Layout, via: str, donate: bool) -> None:
+        self._body, self._layout, self._via = body, layout, via
+        self._donated = (0,) if donate else ()
+        self._known: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(
+        self, way: Synchronisation, program: Hashable, state: TrainState, batch: PyTree
+    ) -> tuple[TrainState, StepInfo]:
+        """Do one step."""
+        state, info = self._built(way, program, state)(state, self._placed(batch))
+        if not way.reports_rows:
+            return state, info
+        aux = jax.tree.map(_local_rows, info.aux)
+        return state, info._replace(losses=_local_rows(info.losses), aux=aux)
+
+    def lower(
+        self, way: Synchronisation, program: Hashable, state: TrainState, batch: PyTree
+    ) -> jax.stages.Lowered:
+        """Return a lowered program."""
+        call: Any = self._built(way, program, state)
+        return call.lower(state, self._placed(batch))
+
+    def _placed(self, batch: PyTree) -> PyTree:
+        if not needs_placement(self._layout, self._via):
+            return batch
+        layout = self._layout
+        return jax.tree.map(placed, batch, layout.shardings(layout.batch(batch)))
+
+    def _built(
+        self, way: Synchronisation, program: Hashable, state: TrainState
+    ) -> Callable[..., Any]:
+        layout, specs = self._layout.of_single_devices(), None
+        if is_split(self._layout, self._via):
+            layout = self._layout.with_params(state.params)
+            specs = way.specs(state, layout)
+            layout = dataclasses.replace(layout, state=specs)
+        leaves, treedef = jax.tree.flatten(specs if specs is not None else state)
+        key = program, treedef, () if specs is None else tuple(leaves)
+        if key not in self._known:
+            rows = row_specs(way, state, self._layout)
+            body = functools.partial(self._body, way, program, layout)
+            self._known[key] = self._compiled(body, layout, rows, info_specs(way, layout))
+        return self._known[key]
+
+    def _compiled(
+        self, body: Callable[..., Any], layout: Layout, rows: TrainState, infos: StepInfo
+    ) -> Callable[..., Any]:
+        """Return the step of all replicas, with the specs of rows in state and report."""
+        if self._via == "pmap":
+            return _pmapped(body, layout, rows, infos)
+        call: Callable[..., Any] = body
+        if self._via == "shard_map":
+            call = jax.shard_map(
+                body,
+                mesh=layout.mesh,
+                axis_names=set(layout.names if layout.params is not None else layout.mesh.shape),
+                in_specs=(rows, PartitionSpec(layout.names)),
+                out_specs=(rows, infos),
                 # With replication types JAX would sum gradients before they are compressed, and
                 # refuse loss functions that scan over a constant carry.
                 check_vma=False,
-            )(state, batch)
+            )
 
-        return _jit(call, donated, shardings, _info_shardings(shardings, mesh, names))
+        def train_step(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
+            return call(state, batch)
 
-    if not needs_placement(mesh, names, "shard_map"):
-        return build(None, None)
-    return PlacedStep(build, mesh, names, "shard_map", WHO)
-
-
-def _jit(
-    call: Callable[..., Any], donated: tuple[int, ...], shardings: Any, infos: Any = None
-) -> Any:
-    """Return the compiled call; a state with shardings keeps them."""
-    if shardings is None:
-        return jax.jit(call, donate_argnums=donated)
-    return jax.jit(call, donate_argnums=donated, out_shardings=(shardings, infos))
+        if layout.state is None:
+            return jax.jit(train_step, donate_argnums=self._donated)
+        # Rows of a report are whole on a device of their replica.
+        reports = None if infos.losses == PartitionSpec() else layout.shardings(infos)
+        out = layout.shardings(layout.state), reports
+        return jax.jit(train_step, donate_argnums=self._donated, out_shardings=out)
 
 
-def _info_shardings(shardings: Any, mesh: Mesh, names: tuple[str, ...]) -> Any:
-    """Return those of a report whose rows are not reduced, so that a row is whole on a device."""
-    if not outer_states(shardings):
-        return None
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), info_specs(shardings, names))
+def is_split(layout: Layout, via: str) -> bool:
+    """Whether XLA splits arrays: on several devices of one `jit`, or inside of a replica."""
+    return bool(layout.splits_replicas) or (via == "jit" and layout.mesh.size > 1)
 
 
-def _via_pmap(body: Callable[..., Any], mesh: Mesh, axis_name: str, donate: bool) -> Any:
-    del donate  # the leading axis of pmap is added and removed by a copy
-    replicas, devices = mesh.shape[axis_name], list(mesh.devices.flat)
+def needs_placement(layout: Layout, via: str) -> bool:
+    """Whether batches must be placed, or shardings kept, by more than `jit` does by itself."""
+    return via != "pmap" and (is_split(layout, via) or layout.is_explicit)
 
-    @functools.cache
-    def mapped(treedef: Any, local: tuple[bool, ...]) -> Any:
-        axes = [0 if is_local else None for is_local in local]
-        infos = _axes_of(info_specs(treedef.unflatten(local), (axis_name,)))
 
-        def flat(leaves: list[Array], batch: PyTree) -> tuple[list[Array], StepInfo]:
-            state, info = body(treedef.unflatten(leaves), batch)
-            return jax.tree.leaves(state), info
+def _pmapped(
+    body: Callable[..., Any], layout: Layout, rows: TrainState, infos: StepInfo
+) -> Callable[..., Any]:
+    """Return the step over `jax.pmap`, whose leading axis is added and removed by a copy."""
+    devices = list(layout.mesh.devices.flat)
+    specs, treedef = jax.tree.flatten(rows)
+    axes = [0 if spec else None for spec in specs]
+    outs = jax.tree.map(lambda spec: 0 if spec else None, infos)
 
-        return jax.pmap(flat, axis_name, in_axes=(axes, 0), out_axes=(axes, infos), devices=devices)
+    def flat(leaves: list[Array], batch: PyTree) -> tuple[list[Array], StepInfo]:
+        state, info = body(treedef.unflatten(leaves), batch)
+        return jax.tree.leaves(state), info
+
+    mapped = jax.pmap(
+        flat, layout.replicas, in_axes=(axes, 0), out_axes=(axes, outs), devices=devices
+    )
 
     def spread(x: Array | np.ndarray) -> Array:
-        return jnp.reshape(x, (replicas, -1, *jnp.shape(x)[1:]))
+        return jnp.reshape(x, (len(devices), -1, *jnp.shape(x)[1:]))
+
+    def joined(x: Array) -> Array:
+        return x.reshape(-1, *x.shape[2:])
 
     def call(state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
-        leaves, treedef = jax.tree.flatten(state)
-        specs = jax.tree.leaves(row_specs(state, axis_name))
-        local = tuple(spec != PartitionSpec() for spec in specs)
-        pairs = zip(leaves, local, strict=True)
-        stacked = [spread(x) if is_local else x for x, is_local in pairs]
-        new, info = mapped(treedef, local)(stacked, jax.tree.map(spread, batch))
-        info = _joined(info, info_specs(state, (axis_name,)))
-        joined = [
-            x.reshape(-1, *x.shape[2:]) if is_local else x
-            for x, is_local in zip(new, local, strict=True)
-        ]
-        return treedef.unflatten(joined), info
+        pairs = zip(jax.tree.leaves(state), specs, strict=True)
+        stacked = [spread(x) if spec else x for x, spec in pairs]
+        new, info = mapped(stacked, jax.tree.map(spread, batch))
+        if infos.losses:
+            info = info._replace(losses=joined(info.losses), aux=jax.tree.map(joined, info.aux))
+        pairs = zip(new, specs, strict=True)
+        return treedef.unflatten([joined(x) if spec else x for x, spec in pairs]), info
 
     return call
 
 
-def info_specs(state: PyTree, names: tuple[str, ...]) -> PyTree:
-    """Return the specs of a report: with an outer optimizer losses and aux are not reduced."""
-    own = PartitionSpec(names) if outer_states(state) else PartitionSpec()
+def info_specs(way: Synchronisation, layout: Layout) -> StepInfo:
+    """Return the specs of a report: its rows are losses and aux, where they are not reduced."""
+    own = PartitionSpec(layout.names) if way.reports_rows else PartitionSpec()
     local = {"losses": own, "aux": own}
     specs: list[Any] = [local.get(name, PartitionSpec()) for name in StepInfo._fields]
     return StepInfo(*specs)
 
 
-def _axes_of(specs: PyTree) -> PyTree:
-    """Return the axes of pmap's results for the specs of shard_map."""
-    return jax.tree.map(lambda spec: None if spec == PartitionSpec() else 0, specs)
-
-
-def _joined(info: StepInfo, specs: PyTree) -> StepInfo:
-    """Return a report whose rows lie along one axis, not two."""
-    if specs.losses == PartitionSpec():
-        return info
-    join = lambda x: jnp.reshape(x, (-1, *x.shape[2:]))  # noqa: E731
-    return info._replace(losses=join(info.losses), aux=jax.tree.map(join, info.aux))
-
-
-RUNNERS: dict[str, Callable[..., Any]] = {
-    "shard_map": _via_shard_map,
-    "pmap": _via_pmap,
-    "jit": _via_jit,
-}
-"""Functions of `(body, mesh, axis_name, donate)` that return `call(state, batch)`, by name."""
+def _local_rows(x: Any) -> Any:
+    """Return the rows of this process, so that it can read them; with one process that is all."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or x.is_fully_addressable:
+        return x
+    # Of a replica that is split each of its devices has the row.
+    rows = {shard.index[0].start or 0: shard for shard in x.addressable_shards}
+    shards = [rows[start] for start in sorted(rows)]
+    mesh = Mesh([shard.device for shard in shards], ("data",))
+    shape = sum(shard.data.shape[0] for shard in shards), *x.shape[1:]
+    return jax.make_array_from_single_device_arrays(
+        shape, NamedSharding(mesh, PartitionSpec("data")), [shard.data for shard in shards]
+    )

@@ -2,44 +2,36 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jrc._errors import listed
-from jrc._multihost import all_or_none
+from jrc._errors import listed, named_like
+from jrc._tree import without_static
 from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
-from jrc.dgc import AxisName
+from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Memory, Plan, memory_needed
+from jrc.train._arguments import (
+    WHO,
+    check_options,
+    check_order,
+    check_outer,
+    check_transform,
+    check_via,
+    layout_of_step,
+)
 from jrc.train._budget import Budgeted
-from jrc.train._check import (
-    check_devices,
-    check_form,
-    check_outer_state,
-    check_state,
-)
-from jrc.train._check_batch import (
-    SameBatch,
-    check_batch,
-    check_batch_of_processes,
-    check_copies_of_batch,
-)
-from jrc.train._check_lookups import warn_of_lookups
-from jrc.train._check_mesh import check_every_axis, check_split_batch, check_split_state
 from jrc.train._op_tags import with_op_tags
-from jrc.train._options import WHO, check_options, check_order, mesh_of_step
-from jrc.train._outer import outer_step
-from jrc.train._outer_check import check_outer, check_via
+from jrc.train._preflight import Preflight
 from jrc.train._replica import StepInfo, replica_step
-from jrc.train._rounds import Rounds
-from jrc.train._runners import RUNNERS
-from jrc.train._split import is_split, needs_placement
-from jrc.train._state import TrainState, check_transform, names_of
+from jrc.train._runners import Programs, needs_placement
+from jrc.train._state import TrainState
+from jrc.train._synchronisation import Synchronisation
 
 # Virtual CPU devices that run several steps ahead of each other deadlock in their collectives.
 _BLOCK_EVERY = 8
@@ -59,18 +51,19 @@ class TrainStep:
 
     replicas: int
     via: str
-    _call: Callable[[TrainState, PyTree], tuple[TrainState, StepInfo]] = _hidden()
-    _check: Callable[..., None] = _hidden()
+    _mesh: Mesh = _hidden()
+    _preflight: Preflight = _hidden()
+    _programs: Callable[[Synchronisation, TrainState, PyTree], Programs] = _hidden()
     _inside: Callable[[], Any] = _hidden()
-    _blocks: bool = _hidden()
     _plan: Plan | None = _hidden(default=None)
     _calls: int = _hidden(default=0)
-    _platform: str | None = _hidden(default=None)
+    _last: Any = _hidden(default=None)
+    _number: int = _hidden(default=0)
 
     @property
     def plan(self) -> Plan | None:
         """Return the plan of recomputation; with a budget it is made at the first call."""
-        return self._call.plan if isinstance(self._call, Budgeted) else self._plan
+        return self._programs.plan if isinstance(self._programs, Budgeted) else self._plan
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
         """Do one step.
@@ -86,13 +79,42 @@ class TrainStep:
             The new state, and the report of the step.
         """
         with _outside_of_meshes():
-            self._check(state, batch, first=self._calls == 0, runs=True)
+            way = self._preflight.check(state, batch)
+        program = way.program(functools.partial(self._number_of, state.step))
         with self._inside():
-            state, info = self._call(state, batch)
+            programs = self._programs(way, state, batch)
+            state, info = programs(way, program, state, batch)
         self._calls += 1
+        # Kept to know it again; a tracer would leak.
+        self._last = None if isinstance(state.step, jax.core.Tracer) else state.step
+        self._number += 1
         if self._blocks and self._calls % _BLOCK_EVERY == 0:
             jax.block_until_ready(info.loss)
         return state, info
+
+    @property
+    def _blocks(self) -> bool:
+        """Whether to wait for the devices now and then."""
+        devices = self._mesh.local_devices
+        return self._mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
+
+    def _number_of(self, step: Any) -> int:
+        """Return the number of the step that follows, from 1 on.
+
+        It is read from the state once, which waits for the device; after that it is counted as long
+        as each call gets the state that the call before returned. A restored state is another one,
+        so that a resumed run takes its rounds at the same steps.
+        """
+        if isinstance(step, jax.core.Tracer):
+            raise TypeError(
+                f"{WHO}: a step with outer= must be called outside of jax.jit, because the number "
+                "of the step decides which program runs, got a traced state. Call it in a Python "
+                "loop."
+            )
+        if step is not self._last:
+            here = isinstance(step, jax.Array) and not step.is_fully_addressable
+            self._number = int(np.asarray(step.addressable_data(0) if here else step))
+        return self._number + 1
 
     def memory(self, state: TrainState, batch: PyTree) -> Memory:
         """Compile the step and return its memory; nothing is run.
@@ -110,7 +132,8 @@ class TrainStep:
 
         Source: XLA's figures for the compiled program.
         """
-        return memory_needed(self._lowered(state, batch, "memory"), self._platform)
+        platform = self._mesh.devices.flat[0].platform
+        return memory_needed(self._lowered(state, batch, "memory"), platform)
 
     def lower(self, state: TrainState, batch: PyTree, **options: Any) -> jax.stages.Lowered:
         """Return the lowered program, for its text and cost (arrays or shapes as arguments).
@@ -125,12 +148,6 @@ class TrainStep:
         Returns:
             The lowered program.
         """
-        known = ("closing", "number") if isinstance(self._call, Rounds) else ()
-        if unknown := sorted(options.keys() - set(known)):
-            raise TypeError(
-                f"jrc.TrainStep.lower: options must be {listed(known, 'none without outer=')}, got "
-                f"{listed(unknown)}. Leave it out."
-            )
         return self._lowered(state, batch, "lower", **options)
 
     def _lowered(
@@ -142,9 +159,15 @@ class TrainStep:
                 "via='pmap'. Use via='shard_map'."
             )
         with _outside_of_meshes():
-            self._check(state, batch, first=True, runs=False)
+            way = self._preflight.check(state, batch, runs=False)
+        if unknown := sorted(options.keys() - set(way.options)):
+            raise TypeError(
+                f"jrc.TrainStep.lower: options must be {listed(way.options, 'none without outer=')}"
+                f", got {listed(unknown)}. Leave it out."
+            )
+        program = way.lowered(**options)
         with self._inside():
-            return self._call.lower(state, batch, **options)  # type: ignore[attr-defined]
+            return self._programs(way, state, batch).lower(way, program, state, batch)
 
 
 def make_train_step(
@@ -222,7 +245,8 @@ def make_train_step(
             `jrc.plan`: 5 if not given, 3 on a mesh of `jrc.target(...).devices`.
         accumulate: Number of equal parts into which the batch of a replica is split; their
             gradients are averaged before the update.
-        donate: Whether the step may reuse the memory of its argument `state`.
+        donate: Whether the step may reuse the memory of its argument `state`. With `via="pmap"`
+            nothing is reused: rows get and lose the leading axis of `jax.pmap` by a copy.
         outer: An outer optimizer, such as `jrc.SparseLoCo()`, the same as for `jrc.init_state`.
             Each replica then takes its `sync_every` steps with `tx` alone, and replicas exchange
             what they changed at the end of each such round. With `via="shard_map"` the mesh axes
@@ -267,68 +291,41 @@ def make_train_step(
     accumulate = whole_number(
         accumulate, "accumulate", WHO, least=1, remedy="1 takes the batch as one part."
     )
-    mesh = mesh_of_step(mesh, axis_name, via)
-    names = names_of(axis_name)
-    if outer is not None:
-        check_via(via, mesh, WHO)
-    replicas = math.prod(mesh.shape[name] for name in names)
-    axes = None if via == "jit" else names
+    layout = layout_of_step(mesh, axis_name, via)
+    check_via(outer, via, layout.mesh)
 
-    def build(loss_fn: Callable[..., Any]) -> Any:
-        run = lambda body: RUNNERS[via](body, mesh, axis_name, donate)  # noqa: E731
-        if outer is None:
-            return run(functools.partial(replica_step, loss_fn, tx, axes, replicas, accumulate))
-        rows = mesh.shape[names[0]]
-        body = functools.partial(outer_step, loss_fn, tx, outer, axes, rows, accumulate)
-        return Rounds(lambda turn: run(functools.partial(body, turn)), outer)
+    def build(loss_fn: Callable[..., Any]) -> Programs:
+        body = functools.partial(replica_step, loss_fn, accumulate, via != "jit")
+        return Programs(body, layout, via, donate)
 
+    loss_fn = _without_static(loss_fn if plan is None else plan.apply(loss_fn))
+    programs = build(with_op_tags(loss_fn) if plan is None else loss_fn)
+    planned: Any = lambda *_: programs  # noqa: E731
     if memory_budget is not None:
-        call = Budgeted(
-            build, loss_fn, memory_budget, respect_checkpoints, WHO, offload, compilations
-        )
-    else:
-        call = build(with_op_tags(loss_fn) if plan is None else plan.apply(loss_fn))
+        given = loss_fn, memory_budget, respect_checkpoints, WHO, offload, compilations
+        planned = Budgeted(build, *given)
+    lower = lambda way, *given: programs.lower(way, way.lowered(), *given)  # noqa: E731
+    preflight = Preflight(tx, outer, layout, axis_name, via, accumulate, lower)
+    placed = needs_placement(layout, via)
+    return TrainStep(
+        layout.parts,
+        via,
+        layout.mesh,
+        preflight,
+        planned,
+        functools.partial(_inside, layout.mesh) if placed else _outside_of_meshes,
+        plan,
+    )
 
-    placed = needs_placement(mesh, names, via)
 
-    same = SameBatch()
+def _without_static(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the loss function of parameters in which functions and texts are no leaves."""
 
-    def check(state: TrainState, batch: PyTree, first: bool, runs: bool) -> None:
-        def here() -> None:
-            check_form(state)
-            parts = f"replicas * accumulate = {replicas} * {accumulate}"
-            check_batch(batch, replicas * accumulate, parts)
-            if placed:
-                check_split_batch(batch, mesh, names, accumulate)
-            if first:
-                check_split_state(state, mesh, names, via)
-            if first and outer is not None:
-                check_outer_state(outer, tx, state, axis_name, mesh)
-            elif first:
-                check_state(tx, state, axis_name, mesh)
-            if via != "pmap":  # pmap copies the state to its devices
-                check_devices(state, mesh)
-            if first and is_split(mesh, names, via):
-                check_every_axis(build(loss_fn), state, batch, mesh, names)
-                if via != "jit":
-                    warn_of_lookups(build(loss_fn), state, batch, mesh, names)
+    @named_like(loss_fn)
+    def call(params: PyTree, *rest: Any) -> Any:
+        return loss_fn(without_static(params), *rest)
 
-        if not (runs and mesh.is_multi_process):
-            here()
-        elif first:
-            all_or_none(here, WHO)
-            check_batch_of_processes(batch, names)
-            check_copies_of_batch(batch, names)
-            same.check(batch)
-        else:
-            same.check(batch)
-            here()
-
-    devices = mesh.local_devices
-    blocks = mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
-    platform = mesh.devices.flat[0].platform
-    inside = functools.partial(_inside, mesh) if placed else _outside_of_meshes
-    return TrainStep(replicas, via, call, check, inside, blocks, plan, _platform=platform)
+    return call
 
 
 def _inside(mesh: Mesh) -> Any:

@@ -1,4 +1,4 @@
-"""`tx.apply` against `update` and `optax.apply_updates`."""
+"""`apply_gradients` against `update` and `optax.apply_updates`."""
 
 import copy
 import functools
@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jrc.dgc import dgc_momentum, dgc_specs, scale_by_dgc
+from jrc.dgc import apply_gradients, dgc_momentum, dgc_specs, scale_by_dgc
 from tests.dgc.replicas import AXIS, assert_bit_equal, mesh
 
 PARAMS = {
@@ -75,7 +75,7 @@ def test_apply_is_update_and_apply_updates(form):
     rate = optax.linear_schedule(0.5, 0.1, 6)
     args = {"rampup_begin_step": 0, "sparsity": 0.9} | FORMS[form]
     tx = dgc_momentum(rate, 0.9, axis_name=AXIS, min_size=1000, **args)
-    step, start = both(tx, tx.apply)
+    step, start = both(tx, functools.partial(apply_gradients, tx))
     first = second = start
     for seed in range(6):
         gradients = some_gradients(seed, (4,))
@@ -103,7 +103,7 @@ def test_apply_takes_any_scale():
     tx = scale_by_dgc(0.9, sparsity=0.9, axis_name=AXIS, min_size=1000)
 
     def apply(gradients, state, params):
-        return tx.apply(gradients, state, params, 1.0)
+        return tx.update.apply(gradients, state, params, 1.0)
 
     step, start = both(tx, apply)
     first, second = jax.block_until_ready(step(some_gradients(0, (4,)), start, start))
@@ -114,29 +114,45 @@ def test_apply_takes_any_scale():
 def test_apply_on_one_replica_without_an_axis():
     tx = dgc_momentum(0.5, 0.9, 0, sparsity=0.75, min_size=0)
     params, gradients = jnp.zeros(4), jnp.array([1.0, -4.0, 2.0, 3.0])
-    for apply in (tx.apply, jax.jit(tx.apply, donate_argnums=1)):
+    plain = functools.partial(apply_gradients, tx)
+    for apply in (plain, jax.jit(plain, donate_argnums=1)):
         new, state = apply(gradients, tx.init(params), params)
         assert new.tolist() == [0.0, 2.0, 0.0, 0.0]
         assert state[0].v.tolist() == [[1.0, 0.0, 2.0, 3.0]]
 
 
-def test_a_mask_has_no_apply():
-    assert not hasattr(optax.masked(dgc_momentum(0.1, 0.9, 0), True), "apply")
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda tx: optax.masked(tx, True),
+        lambda tx: optax.chain(tx, optax.identity()),
+        lambda tx: optax.GradientTransformation(tx.init, lambda *args: tx.update(*args)),
+        lambda tx: optax.MultiSteps(tx, 1),
+        lambda tx: tx,
+    ],
+    ids=["masked", "chain", "pair", "every step", "itself"],
+)
+def test_any_transform_applies_gradients(wrapped):
+    tx = wrapped(dgc_momentum(0.5, 0.9, 0, sparsity=0.75, min_size=0))
+    params, gradients = jnp.zeros(4), jnp.array([1.0, -4.0, 2.0, 3.0])
+    new, _ = apply_gradients(tx, gradients, tx.init(params), params)
+    assert new.tolist() == [0.0, 2.0, 0.0, 0.0]
 
 
 @pytest.mark.slow
 def test_copies_and_replacements():
     tx = scale_by_dgc(0.9, sparsity=0.5, min_size=0)
     params = jnp.zeros(8)
-    again, _ = copy.copy(tx).apply(jnp.arange(8.0), tx.init(params), params)
-    assert np.flatnonzero(again).tolist() == [4, 5, 6, 7]
-    assert not hasattr(tx._replace(init=tx.init), "apply")
+    for same in (copy.copy(tx), tx._replace(init=tx.init), tuple.__new__(type(tx), tx)):
+        again, _ = apply_gradients(same, jnp.arange(8.0), tx.init(params), params)
+        assert np.flatnonzero(again).tolist() == [4, 5, 6, 7]
+    assert type(tx) is optax.GradientTransformationExtraArgs
 
 
 def test_parameters_that_are_python_numbers():
     tx = scale_by_dgc(0.9, sparsity=0.5, min_size=0)
     state = tx.init({"w": 2.0})
-    new, _ = tx.apply({"w": jnp.float32(1.0)}, state, {"w": 2.0}, -0.5)
+    new, _ = tx.update.apply({"w": jnp.float32(1.0)}, state, {"w": 2.0}, -0.5)
     assert float(new["w"]) == 1.5
 
 
@@ -145,7 +161,7 @@ def test_parameters_that_are_python_numbers():
 def test_eight_bit_parameters_are_widened_for_the_sum(dtype, min_size):
     tx = dgc_momentum(0.5, 0.9, 0, sparsity=0.75, min_size=min_size)
     params, gradients = jnp.ones(4, dtype), jnp.array([1.0, -4.0, 2.0, 3.0])
-    new, _ = tx.apply(gradients, tx.init(params), params)
+    new, _ = apply_gradients(tx, gradients, tx.init(params), params)
     expected = [0.5, 3.0, 0.0, -0.5] if min_size else [1.0, 3.0, 1.0, 1.0]
     assert new.dtype == dtype and new.astype(jnp.float32).tolist() == expected
 
@@ -155,7 +171,7 @@ def test_eight_bit_parameters_saturate(dtype):
     tx = dgc_momentum(1.0, 0.9, 0, sparsity=0.75, min_size=0)
     most = jnp.finfo(dtype).max
     params, gradients = jnp.full(4, most), jnp.array([0.0, -(2.0**17), 0.0, 0.0])
-    new, _ = tx.apply(gradients, tx.init(params), params)
+    new, _ = apply_gradients(tx, gradients, tx.init(params), params)
     assert (new == most).all() and new.dtype == dtype
 
 
@@ -163,5 +179,15 @@ def test_eight_bit_parameters_under_regularization():
     decayed = optax.add_decayed_weights(0.5)
     tx = dgc_momentum(1.0, 0.9, 0, sparsity=0.75, min_size=0, regularization=decayed)
     params = jnp.full(4, 2.0, "float8_e4m3fn")
-    new, _ = tx.apply(jnp.array([0.0, 3.0, 0.0, 0.0]), tx.init(params), params)
+    gradients = jnp.array([0.0, 3.0, 0.0, 0.0])
+    new, _ = apply_gradients(tx, gradients, tx.init(params), params)
     assert new.astype(jnp.float32).tolist() == [2.0, -2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("wrong", [None, {"w": jnp.zeros(3)}])
+def test_parameters_that_do_not_fit(wrong):
+    tx = dgc_momentum(0.5, 0.9, 0, min_size=0)
+    params = {"w": jnp.zeros(4)}
+    remedy = r"Call jrc.dgc.apply_gradients\(tx, gradients, state, params\)\."
+    with pytest.raises(ValueError, match=f"params must have the structure and shapes .*{remedy}"):
+        apply_gradients(tx, params, tx.init(params), wrong)

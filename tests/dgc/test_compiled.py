@@ -28,7 +28,7 @@ def program(tx, params, how="update", check_vma=True):
     def one(gradients, params, state):
         gradients = jax.tree.map(lambda x: x[0], gradients)
         if how == "apply":
-            return tx.apply(gradients, state, params)
+            return tx.update.apply(gradients, state, params)
         updates, state = tx.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 

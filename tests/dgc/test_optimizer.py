@@ -1,6 +1,5 @@
 """`dgc_momentum`: its arguments, its schedule where a step is skipped, its place in a chain."""
 
-import dataclasses
 import inspect
 
 import jax
@@ -10,24 +9,35 @@ import optax
 import pytest
 
 import jrc
-from jrc.dgc._config import DGCConfig
+from jrc.dgc import apply_gradients
 from tests.dgc.replicas import AXIS, assert_bit_equal, mesh
 
 PARAMS = {"w": jnp.ones((20, 10)), "b": jnp.ones(3)}
 
 
-def test_the_three_lists_of_arguments_are_one():
+def test_the_signatures_list_every_option():
     own = inspect.signature(jrc.scale_by_dgc).parameters
-    alias = dict(inspect.signature(jrc.dgc_momentum).parameters)
-    fields = {field.name: field.default for field in dataclasses.fields(DGCConfig)}
-    assert {name: argument.default for name, argument in own.items()} == fields
-    del alias["learning_rate"]
-    # Paddle's signature has these two first and without defaults.
-    required = ("momentum", "rampup_begin_step")
-    assert all(alias.pop(name).default is inspect.Parameter.empty for name in required)
-    assert {name: argument.default for name, argument in alias.items()} == {
-        name: default for name, default in fields.items() if name not in required
+    alias = inspect.signature(jrc.dgc_momentum).parameters
+    assert {*alias} == {*own, "learning_rate"} and {
+        *inspect.signature(jrc.scale_by_ef21).parameters
+    } < {
+        *own,
+        "momentum_rate",
     }
+    for name, argument in own.items():
+        # Paddle's signature has these two first and without defaults.
+        if name not in ("momentum", "rampup_begin_step"):
+            assert alias[name].default == argument.default
+        assert alias[name].annotation == argument.annotation
+
+
+def test_an_option_that_is_not_known_is_named():
+    with pytest.raises(
+        TypeError, match=r"scale_by_dgc\(\) got an unexpected keyword .* 'momentun'"
+    ):
+        jrc.scale_by_dgc(momentun=0.9)
+    with pytest.raises(TypeError, match=r"dgc_momentum\(\) missing a required .* 'momentum'"):
+        jrc.dgc_momentum(0.1)
 
 
 @pytest.mark.parametrize("how", ["update", "apply"])
@@ -37,7 +47,7 @@ def test_a_skipped_step_does_not_advance_the_schedule(how):
     @jax.jit
     def step(params, state, gradients):
         if how == "apply":
-            return tx.apply(gradients, state, params)
+            return apply_gradients(tx, gradients, state, params)
         updates, state = tx.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 

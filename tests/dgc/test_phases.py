@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from jrc.dgc import AllGather, DenseSum, ring_all_reduce_bytes
+from jrc._ring import ring_all_reduce_bytes
+from jrc.dgc import AllGather, DenseSum
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._phases import phase_at, plan_phases
 

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import jrc
-from jrc import compat, dgc, models, persist, remat, train
+from jrc import advice, compat, dgc, models, persist, remat, train
 from tests.messages import (
     compat_rows,
     dgc_rows,
@@ -24,21 +24,21 @@ ROWS = [
     *compat_rows.ROWS,
 ]
 
-PACKAGES = (jrc, remat, dgc, train, persist, compat, models.mlp, models.gpt, models.resnet)
+PACKAGES = (jrc, remat, dgc, train, advice, persist, compat, models.mlp, models.gpt, models.resnet)
 
 # Names without a row, and why.
 TAKES_ANYTHING = {
-    "what jrc makes and hands out": """DGCState DGCStats DGCAdvice DGCTransformation ExchangeCost
+    "what jrc makes and hands out": """DGCState DGCStats DGCAdvice ExchangeCost
         LargestBatch BudgetError Segment Segmentation Estimate Memory StepInfo TrainState Block
         Operator ParamGrad OuterState CommunicationAdvice WayCost Target EF21State""",
     "no arguments": "Exact Global Float32 BFloat16 AllGather Sharded DenseSum Auto targets",
     "what a user's own selector, wire format or exchange is made of": """Selector Wire EntryExchange
         TensorExchange Transfer Arrived Sent Entries Space choose_each encoded""",
     "a base class": "Rule",
-    "for jrc's own packages, behind a function with rows": """apply_residuals as_local check_whole
-        gather ring_all_reduce_bytes served state_specs dgc_states checked_budget check_picture
-        check_shardings_known check_writable check_offload checked_compilations host_link
-        plan_for_each plan_within memory_needed device_of""",
+    "for any transform, which checks": "apply_gradients",
+    "for jrc's own packages, behind a function with rows": """checked_budget check_picture
+        check_writable check_offload checked_compilations host_link plan_for_each plan_within
+        memory_needed device_of""",
     "a piece of `apply`, which checks": "block embed unembed stem",
 }
 

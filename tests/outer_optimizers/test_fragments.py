@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jrc
-from jrc.outer_optimizers import fragments_of, turn_at
+from jrc.outer_optimizers._internal import fragments_of, turn_at
 
 BLOCK = {"up": (64, 256), "down": (256, 64), "norm": (64,)}
 LAYERS = {"blocks": [BLOCK] * 6, "embed": (257, 64), "scale": ()}

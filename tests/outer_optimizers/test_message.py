@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jrc
-from jrc.outer_optimizers import from_words, to_words
 from jrc.outer_optimizers._bits import packed, unpacked, words_for
 from jrc.outer_optimizers._chunks import chunks_of
+from jrc.outer_optimizers._internal import from_words, to_words
 from jrc.outer_optimizers._quantizers import DENSE, SPARSE, PowersOfTwo
 
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jrc
 from benchmarks.dgc.accelerators import compiled, counts_of, row_of
-from jrc.dgc import gather
+from jrc.dgc._internal import gather
 from tests.targets.test_target import needs_cuda, needs_libtpu
 
 

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.outer_optimizers import header_words
+from jrc.outer_optimizers._internal import header_words
 from jrc.remat._compiled.collectives import collectives
 from jrc.remat._compiled.hlo import parse_hlo
 from tests.targets.test_target import needs_cuda, needs_libtpu

@@ -23,7 +23,7 @@ from jrc import cli
 from jrc._targets import abstract_on, accelerator, compile_only, is_compile_only, target
 from jrc._targets.compilers import compiler_versions
 from jrc._targets.quiet import quiet_compiler, without_log
-from jrc.train import _abstract
+from jrc.train import _init_state
 
 GIB = 2**30
 
@@ -155,7 +155,7 @@ def test_a_state_of_shapes(monkeypatch):
         assert isinstance(x, jax.ShapeDtypeStruct)
         assert (x.shape, x.dtype, x.sharding) == (y.shape, y.dtype, y.sharding)
     # A mesh of devices that are not there gives shapes too.
-    monkeypatch.setattr(_abstract, "is_compile_only", lambda device: True)
+    monkeypatch.setattr(_init_state, "is_compile_only", lambda device: True)
     absent = jrc.init_state(params, tx, jax.random.key(0), mesh=mesh)
     assert jax.tree.leaves(absent) == jax.tree.leaves(state)
 

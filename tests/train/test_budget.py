@@ -1,4 +1,5 @@
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -198,6 +199,7 @@ def test_a_budget_below_the_least_peak_is_an_error_with_that_peak():
     ) as error:
         step(state, batch())
     assert error.value.least_bytes == error.value.plan.verified.peak_bytes > 1000
+    assert re.search(r"temporaries [^,]*, less .* that results reuse, pinned", str(error.value))
     state, step = start("jit", memory_budget=error.value.least_bytes)
     assert peak_of(step, state) <= error.value.least_bytes
 

@@ -1,7 +1,9 @@
 """Transforms with which the replicas' parameters would differ are refused at the first step."""
 
 import functools
+import re
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +55,7 @@ def test_transforms_that_mix_local_and_mean_gradients_are_refused(name):
 
 
 def loss(params, batch, key):
-    return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
+    return jnp.mean((batch @ params["w"] + params["b"][None]) ** 2)
 
 
 def first_step(tx):
@@ -84,3 +86,41 @@ def test_an_error_of_the_user_s_transform_is_not_an_axis_error(error):
 def test_a_compression_over_another_axis_is_refused(axis, words):
     with pytest.raises(ValueError, match=f"{words}.* Pass axis_name='data' to it"):
         first_step(optax.chain(dgc(axis_name=axis), optax.scale(-0.1)))
+
+
+@pytest.mark.parametrize(
+    "step, own, words",
+    [
+        (("chip", "host"), "host", "over 'host'"),
+        (("chip", "host"), ("host", "chip"), "over 'chip', 'host'"),
+        ("host", ("chip", "host"), "over 'host', 'chip'"),
+    ],
+)
+def test_a_pair_of_axes_is_compared_in_its_order(step, own, words):
+    mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("host", "chip"))
+    check_axis(dgc(axis_name=step), SHAPES, step, mesh)
+    with pytest.raises(ValueError, match=re.escape(f"{words}, so that the parameters")):
+        check_axis(optax.chain(dgc(axis_name=own)), SHAPES, step, mesh)
+
+
+@pytest.mark.parametrize("make", [jrc.scale_by_dgc, jrc.scale_by_ef21])
+@pytest.mark.parametrize("axis", [None, "data", ("chip", "host")])
+def test_the_axis_is_part_of_the_structure_of_a_state_and_no_leaf(make, axis):
+    tx = make(axis_name=axis, min_size=1)
+    state, shapes = tx.init(PARAMS), jax.eval_shape(tx.init, PARAMS)
+    assert state.axis.name == axis and jax.tree.structure(state) == jax.tree.structure(shapes)
+    both = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))(state, state)
+    assert both.axis == state.axis and jax.tree.leaves(state.axis) == []
+    other = make(axis_name="other", min_size=1).init(PARAMS)
+    assert jax.tree.structure(other) != jax.tree.structure(state)
+    assert (
+        flax.serialization.from_bytes(state, flax.serialization.to_bytes(state)).axis.name == axis
+    )
+    assert jrc.dgc_specs(state, "data").axis == jrc.reshard_dgc(state, 2).axis == state.axis
+
+
+def test_a_run_may_go_on_over_an_axis_of_another_name():
+    alone = Mesh(jax.devices()[:1], ("data",))
+    state = jrc.init_state(PARAMS, dgc(), jax.random.key(0), mesh=alone)
+    step = jrc.make_train_step(loss, dgc(axis_name=None), mesh=alone, via="jit")
+    assert int(step(state, jnp.ones((4, 8)))[0].opt_state.step) == 1

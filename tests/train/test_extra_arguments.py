@@ -287,3 +287,26 @@ def test_a_step_without_rounds_is_lowered_without_options():
     step = jrc.make_train_step(loss, optax.sgd(0.1))
     with pytest.raises(TypeError, match="options must be none without outer=, got 'number'"):
         step.lower(state, BATCH, number=7)
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_an_error_of_the_user_s_transform_is_the_user_s(error):
+    """It stays as it is, whatever its text, and the update runs once."""
+    calls = []
+
+    def update(updates, state, params=None, **extra):
+        calls.append(1)
+        raise error("got an unexpected keyword argument 'grad'")
+
+    own = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    for tx in (own, optax.chain(own, TRANSFORMS["backtracking"])):
+        calls.clear()
+        with pytest.raises(error, match="^got an unexpected keyword argument 'grad'"):
+            trained(tx, 1, mesh(1))
+        assert len(calls) == 1
+
+
+def test_a_transform_in_a_chain_that_takes_only_arguments_that_it_knows():
+    sam = optax.contrib.sam(optax.sgd(0.5), optax.sgd(0.05), sync_period=2)
+    found = trained(optax.chain(sam, optax.identity()), 2, mesh()).params
+    assert_near(found, trained(sam, 2, mesh()).params)

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
+from jrc.dgc._internal import dgc_states
 from tests.train.tasks import same_bits
 
 REPLICAS, RATE, STEPS = 4, 0.1, 5
@@ -61,7 +62,7 @@ def ran():
 
 
 def kept(state):
-    (dgc,) = jrc.dgc.dgc_states(state.opt_state)
+    (dgc,) = dgc_states(state.opt_state)
     return dgc
 
 

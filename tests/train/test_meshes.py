@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -240,7 +241,10 @@ def test_parameters_on_another_mesh_are_refused():
 def test_an_axis_that_only_the_loss_function_splits_is_used():
     mesh = mesh_of(4, 2)
 
+    traced = []
+
     def loss(params, batch, key):
+        traced.append(1)
         hidden = jnp.tanh(batch[0] @ params["a"] + params["b"])
         hidden = jax.lax.with_sharding_constraint(hidden, P("fsdp", "model"))
         return jnp.mean((hidden @ params["c"] - batch[1]) ** 2)
@@ -250,6 +254,22 @@ def test_an_axis_that_only_the_loss_function_splits_is_used():
     step = jrc.make_train_step(loss, tx, mesh=mesh, axis_name="fsdp", via="jit")
     _, info = step(state, next(batches(1)))
     assert np.isfinite(info.loss)
+    # Once to find tagged operators, once for its gradient: the program that is looked into runs.
+    assert len(traced) == 2
+
+
+def test_the_name_of_an_axis_elsewhere_in_the_program_splits_nothing():
+    def loss(params, batch, key):
+        with set_xla_metadata(part="model"):
+            hidden = jnp.tanh(batch[0] @ params["a"] + params["b"])
+        return jnp.mean((hidden @ params["c"] - batch[1]) ** 2)
+
+    step = jrc.make_train_step(loss, optax.sgd(0.1), mesh=mesh_of(4, 2), axis_name="fsdp")
+    state = jrc.init_state(
+        some_params(), optax.sgd(0.1), jax.random.key(0), mesh=mesh_of(4, 2), axis_name="fsdp"
+    )
+    with pytest.raises(ValueError, match="split something, got 'model', over which"):
+        step(state, next(batches(1)))
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def run(tags, fn=loss_fn, via="shard_map", accumulate=1):
         functools.partial(fn, tags), TX, mesh=mesh, via=via, accumulate=accumulate, donate=False
     )
     new, info = step(state, BATCH)
-    return jax.device_get((new.params, info.loss, info.aux)), operators(step._call, state, BATCH)
+    return jax.device_get((new.params, info.loss, info.aux)), operators(step, state, BATCH)
 
 
 @pytest.mark.slow_after(1)

@@ -131,6 +131,7 @@ def test_a_dense_optimizer(layout):
         assert all(x.tobytes() == leaf[0].tobytes() for x in leaf)
         assert np.abs(leaf[0] - want).max() <= 1e-5
     assert {process["bytes"] for process in every} == {float(infos[-1].bytes_sent)}
+    assert all(np.isfinite(process["dense"]["shorter"]) for process in found(layout))
 
 
 def test_a_budget_is_met_by_one_plan():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jrc._typing import Array, Float
 from jrc._validate import finite_number, whole_number
-from jrc.dgc._check import WHO, check_array, check_counts, check_entries, check_kind
+from jrc.dgc._check_own_objects import WHO, check_array, check_counts, check_entries, check_kind
 from jrc.dgc._entries import Entries
 from jrc.dgc._exchanges.protocol import (
     Arrived,

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 import jax.numpy as jnp
 
 from jrc._typing import Array, Float, Int
-from jrc.dgc._check import check_entries, check_unique
+from jrc.dgc._check_own_objects import check_entries, check_unique
 from jrc.dgc._entries import Entries, Space
 
 Leaves = Sequence[Float[Array, " _n"]]

@@ -3,7 +3,7 @@
 from typing import Protocol, runtime_checkable
 
 from jrc._validate import whole_number
-from jrc.dgc._check import WHO, check_array, check_entries
+from jrc.dgc._check_own_objects import WHO, check_array, check_entries
 from jrc.dgc._entries import Entries
 from jrc.dgc._wires.packing import Words
 

@@ -168,12 +168,14 @@ def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
     is_least = "is at least" if plan.verified else "is predicted to be at least"
     given, returned = problem.given, problem.returned
     temporaries = max(peak - given - returned, 0)
+    less = ""
     if cost is not None and cost.outputs:  # none where the compiler stated the peak alone
         given, returned, temporaries = cost.arguments, cost.outputs, cost.temporaries
+        less = f", less {memory_text(cost.aliased)} that results reuse" if cost.aliased else ""
     return (
         f"{problem.who}: the peak of {what} `{problem.name}` {is_least} "
         f"{exact_memory_text(peak)}; the budget is {exact_memory_text(plan.budget)}. Of the least, "
         f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
-        f"temporaries {memory_text(temporaries)}, pinned most by {problem.widest}. Raise the "
+        f"temporaries {memory_text(temporaries)}{less}, pinned most by {problem.widest}. Raise the "
         "budget, or make the batch smaller: jrc.largest_batch finds how small."
     )

@@ -8,7 +8,7 @@ in cost: each known one says something of all others, and how sure that is.
 >>> errors = PeakErrors(options, [100.0, 200.0, 1000.0], mean=0.0)
 >>> means, deviations = errors.given({0: 0.5})
 >>> [round(float(mean), 2) for mean in means], bool(deviations[1] < deviations[2])
-([0.5, 0.39, 0.26], True)
+([0.5, 0.24, 0.2], True)
 
 Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, section 2.2.
 """

@@ -2,32 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from jrc._errors import speaking_as
+from jrc._ring import ring_all_reduce_bytes
 from jrc._tree import aval_of
 from jrc._typing import PyTree, Real, Whole
-from jrc._validate import finite_number, one_of, whole_number
-from jrc.dgc._advice import DGCAdvice, ExchangeCost
-from jrc.dgc._bandwidth import bytes_per_second
-from jrc.dgc._collectives import ring_all_reduce_bytes
-from jrc.dgc._config import checked_sparsity
-from jrc.dgc._schedule import entries_to_send
-from jrc.dgc._state import is_floating
-from jrc.dgc._transform import scale_by_dgc
+from jrc._validate import finite_number, whole_number
+from jrc.advice._bandwidth import bytes_per_second
+from jrc.advice._dgc_advice_table import DGCAdvice, ExchangeCost
+from jrc.dgc import EntryExchange, TensorExchange, Wire, scale_by_dgc
+from jrc.dgc._internal import DGCConfig, checked_sparsity, fits, is_floating, plan_phases
 
 _WHO = "jrc.dgc_advice"
-
-BYTES_OF_ENTRY = {"f32": 8, "bf16": 4, "fp8": 3, "int8": 3}
-"""Bytes of a value and its position, in each wire format."""
 
 EXTRA_PASSES = 4
 """Passes over the compressed entries, in float32, that compression adds to a step of momentum.
 
-A whole step with exact selection takes the time of nine passes (`benchmarks/dgc.py`): one of the
-check for finite gradients, five of the accumulation, and selection; parameters are written only
+A whole step with exact selection takes the time of nine passes (`benchmarks/dgc/costs.py`): one of
+the check for finite gradients, five of the accumulation, and selection; parameters are written only
 where entries arrive. Momentum takes five at least: it reads g, u and the parameters, and writes u
 and the parameters.
 """
@@ -47,7 +42,8 @@ def dgc_advice(
     step_time: Real,
     *,
     sparsity: Real | Sequence[Real] = 0.999,
-    wire: str = "f32",
+    wire: Wire | str = "f32",
+    exchange: EntryExchange | TensorExchange | None = None,
     min_size: Whole = 16384,
     overhead: Real | None = None,
     memory_bandwidth: Real | str = "15GB/s",
@@ -59,18 +55,17 @@ def dgc_advice(
     $$T = T_{\text{step}} + T_{\text{overhead}} + \frac{\text{bytes}}{\text{bandwidth}} +
     \text{latency} \cdot \text{collectives}$$
 
-    With n entries in compressed leaves, k of them sent at b bytes each, and d entries in the
-    others, one of N replicas sends `(N - 1) b k` bytes in a gather of entries,
-    `2 (N - 1) / N * b k` in a sharded exchange (to the owners and back), besides each of these two
-    `2 (N - 1) / N * 4 d`, and `2 (N - 1) / N * 4 (n + d)` in a dense exchange: DGC adds up in
-    float32. A ring all-reduce without compression sends `2 (N - 1) / N` times the bytes of the
-    gradients, which have the parameters' dtypes. Without compression there is no overhead, and the
-    share `overlap` of the all-reduce is hidden behind the backward pass, though never more than the
-    time of the step; compression exchanges after the backward pass.
+    Bytes of a step with compression are those that `jrc.dgc_stats` would report of it: exchange and
+    wire format say what they send of the k entries, and the leaves below `min_size`, with d
+    entries, take `2 (N - 1) / N * 4 d` more, as DGC adds up in float32. Without compression a ring
+    all-reduce sends `2 (N - 1) / N` times the bytes of the gradients, which have the parameters'
+    dtypes. Without compression there is no overhead, and the share `overlap` of the all-reduce is
+    hidden behind the backward pass, though never more than the time of the step; compression
+    exchanges after the backward pass.
 
-    The model leaves out the scales of 8-bit formats, the scalar of the check for finite gradients,
-    the time to add N payloads, and passes that a compiler adds. Where the result is close, measure
-    a step with and without compression on one replica, and pass the difference as `overhead`.
+    The model leaves out the scalar of the check for finite gradients, the time to add N payloads,
+    and passes that a compiler adds. Where the result is close, measure a step with and without
+    compression on one replica, and pass the difference as `overhead`.
 
     Args:
         params: A tree of arrays or `jax.ShapeDtypeStruct`s, in the dtypes of the gradients.
@@ -79,7 +74,10 @@ def dgc_advice(
             `"100Mbit/s"`, `"25GB/s"`.
         step_time: Seconds of one step with momentum and without exchange.
         sparsity: Share of the entries that is kept back; of several levels, the last counts.
-        wire: `"f32"` (8 bytes an entry), `"bf16"` (4), `"fp8"` or `"int8"` (3).
+        wire: `"f32"` (8 bytes an entry), `"bf16"` (4), `"fp8"` or `"int8"` (3), or a value with the
+            methods of `jrc.dgc.Wire`.
+        exchange: One of your own, weighed besides the three of jrc and counted as one collective: a
+            value with the methods of `jrc.dgc.EntryExchange` or `jrc.dgc.TensorExchange`.
         min_size: Entries from which on a leaf is compressed.
         overhead: Seconds that compression itself adds to a step. By default 4 passes more over
             4 bytes of each compressed entry than momentum needs, at `memory_bandwidth`. That is
@@ -108,7 +106,7 @@ def dgc_advice(
          ────────────────────────────────────────
           no compression       150 MB     112 ms
           allgather            600 kB   126.7 ms
-          sharded              300 kB   126.7 ms
+          sharded            300.4 kB   126.7 ms
           dense                150 MB   138.7 ms
         Compression itself costs 26.67 ms a step.
         Compression does not pay: a step takes 1.13 x the time of one without.
@@ -127,15 +125,15 @@ def dgc_advice(
         raise ValueError(
             f"{_WHO}: overlap must be a share in [0, 1], got {overlap!r}. Pass 0.5 for a half."
         )
-    wire = one_of(wire, "wire", BYTES_OF_ENTRY, _WHO)
     with speaking_as(_WHO, "jrc.scale_by_dgc"):
-        counts = _counts(params, checked_sparsity(sparsity)[-1], min_size)
+        counts = _counts(params, min_size)
+        level = checked_sparsity(sparsity)[-1]
+        ways, sent = _ways(counts, level, wire, exchange, replicas)
     if overhead is None:
         memory = bytes_per_second(memory_bandwidth, "memory_bandwidth", _WHO)
         overhead = EXTRA_PASSES * 4 * counts.entries / memory
     overhead = finite_number(overhead, "overhead", _WHO, remedy="Pass seconds, such as 0.01.")
 
-    ways = _ways(counts, BYTES_OF_ENTRY[wire], replicas)
     plain = ways.pop("uncompressed")
     seconds = {
         name: step_time + overhead + way.bytes / rate + latency * way.collectives
@@ -154,7 +152,7 @@ def dgc_advice(
         break_even=max(_break_even(plain, way, *times) for way in ways.values()),
         replicas=replicas,
         entries=counts.entries,
-        sent=counts.sent,
+        sent=sent,
         bandwidth=rate,
         overhead=overhead,
     )
@@ -164,19 +162,22 @@ class _Counts(NamedTuple):
     """What the parameters come to.
 
     Attributes:
-        entries: Entries of the compressed leaves.
-        sent: Those of them that a replica sends.
+        sizes: Entries of each compressed leaf.
         rest: Entries of the other floating leaves.
         gradient_bytes: Bytes of all gradients.
     """
 
-    entries: int
-    sent: int
+    sizes: list[int]
     rest: int
     gradient_bytes: int
 
+    @property
+    def entries(self) -> int:
+        """Entries of the compressed leaves."""
+        return sum(self.sizes)
 
-def _counts(params: PyTree, sparsity: float, min_size: Whole) -> _Counts:
+
+def _counts(params: PyTree, min_size: Whole) -> _Counts:
     """Count entries and bytes of the floating leaves."""
     floating = [leaf for leaf in jax.tree.leaves(params) if is_floating(leaf)]
     if not floating:
@@ -187,25 +188,27 @@ def _counts(params: PyTree, sparsity: float, min_size: Whole) -> _Counts:
     state = jax.eval_shape(scale_by_dgc(min_size=min_size).init, params)
     sizes = [leaf.size for leaf in jax.tree.leaves(state.u)]
     rest = sum(leaf.size for leaf in jax.tree.leaves(state.velocity))
-    sent = sum(entries_to_send(size, sparsity) for size in sizes)
-    gradients = map(aval_of, floating)
-    return _Counts(sum(sizes), sent, rest, sum(x.size * x.dtype.itemsize for x in gradients))
+    return _Counts(sizes, rest, sum(x.size * x.dtype.itemsize for x in map(aval_of, floating)))
 
 
-def _ways(counts: _Counts, bytes_of_entry: int, replicas: int) -> dict[str, _Way]:
-    """Return bytes and collectives of every exchange; leaves on the dense path take one more."""
-    payload = bytes_of_entry * counts.sent
-    uncompressed = ring_all_reduce_bytes(counts.gradient_bytes, replicas, itemsize=1)
-    everything = ring_all_reduce_bytes(counts.entries + counts.rest, replicas)
-    beside = ring_all_reduce_bytes(counts.rest, replicas)
+def _ways(
+    counts: _Counts, sparsity: float, wire: Any, own: Any, replicas: int
+) -> tuple[dict[str, _Way], int]:
+    """Return bytes and collectives of every exchange, and the entries that a replica sends."""
     more = 1 + (counts.rest > 0)  # the check for finite gradients, and the leaves on the dense path
-    found = {
-        "uncompressed": _Way(uncompressed, 1),
-        "allgather": _Way((replicas - 1) * payload + beside, 1 + more),
-        "sharded": _Way(2 * (replicas - 1) / replicas * payload + beside, 2 + more),
-        "dense": _Way(everything, 1 + more),
-    }
-    return found if replicas > 1 else {name: _Way(0.0, 0) for name in found}
+    dense = ring_all_reduce_bytes(counts.gradient_bytes, replicas, itemsize=1)
+    ways, sent = {"uncompressed": _Way(dense, 1 if replicas > 1 else 0)}, 0
+    exchanges = {"allgather": ("allgather", 1), "sharded": ("sharded", 2), "dense": ("dense", 1)}
+    for name, (exchange, collectives) in (exchanges | ({"own": (own, 1)} if own else {})).items():
+        config = DGCConfig(sparsity=sparsity, wire=wire, exchange=exchange)
+        number = collectives + more if replicas > 1 else 0
+        if isinstance(config.exchange, EntryExchange) and not all(map(fits, counts.sizes)):
+            ways[name] = _Way(math.inf, number)  # a leaf that is too large to be sent by positions
+            continue
+        phase = plan_phases(counts.sizes, counts.rest, replicas, config)[-1]
+        sent = sum(phase.counts)
+        ways[name] = _Way(phase.bytes_sent, number)
+    return ways, sent
 
 
 def _break_even(

@@ -14,7 +14,8 @@ class ExchangeCost(NamedTuple):
     """The cost of one exchange of gradients.
 
     Attributes:
-        bytes: Bytes that one replica sends in a step.
+        bytes: Bytes that one replica sends in a step; infinite where a leaf has too many entries to
+            be sent with their positions.
         seconds: Time of the whole step.
     """
 
@@ -30,7 +31,7 @@ class DGCAdvice(NamedTuple):
         allgather: Compression with `exchange="allgather"`.
         sharded: Compression with `exchange="sharded"`.
         dense: Compression with `exchange="dense"`.
-        best: Name of the fastest of these three, for `exchange=`.
+        best: Name of the fastest of these three, for `exchange=`, or `"own"`.
         speedup: Time of a step without compression over that with the best exchange.
         pays: Whether compression makes the step faster.
         break_even: Bandwidth in bytes per second below which it does: 0 if at none, infinite if
@@ -40,6 +41,7 @@ class DGCAdvice(NamedTuple):
         sent: Those of them that each replica sends.
         bandwidth: Bytes per second that a replica can send.
         overhead: Seconds that compression itself adds to a step.
+        own: Compression with the exchange of your own; `None` without one.
     """
 
     uncompressed: ExchangeCost
@@ -55,6 +57,7 @@ class DGCAdvice(NamedTuple):
     sent: int
     bandwidth: float
     overhead: float
+    own: ExchangeCost | None = None
 
     def __str__(self) -> str:
         return _text(self)
@@ -74,12 +77,15 @@ def _text(advice: DGCAdvice) -> str:
 def _table(advice: DGCAdvice) -> str:
     ways = {"no compression": advice.uncompressed, "allgather": advice.allgather}
     ways |= {"sharded": advice.sharded, "dense": advice.dense}
+    ways |= {} if advice.own is None else {"own": advice.own}
     out = Table(box=box.SIMPLE_HEAD)
     out.add_column("")
     out.add_column("bytes sent", justify="right")
     out.add_column("step", justify="right")
     for name, cost in ways.items():
-        out.add_row(name, network_text(cost.bytes), seconds_text(cost.seconds))
+        fits = cost.bytes < math.inf
+        texts = (network_text(cost.bytes), seconds_text(cost.seconds)) if fits else ("-", "-")
+        out.add_row(name, *texts)
     console = Console(width=110, color_system=None, force_jupyter=False, emoji=False)
     with console.capture() as capture:
         console.print(out)

@@ -1,6 +1,5 @@
-"""Checks of the arguments of `jrc.make_train_step`."""
+"""Checks of the arguments of `jrc.make_train_step`, and of those that other functions share."""
 
-import math
 from typing import Any
 
 import jax
@@ -8,11 +7,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrc._errors import listed, name_of
+from jrc._layout import Layout
+from jrc._tree import is_number, is_traced, named_leaves
+from jrc._typing import PyTree
 from jrc._validate import check_flag, one_of
-from jrc.dgc import AxisName
+from jrc.dgc._internal import AxisName
+from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Plan, check_offload, checked_budget, checked_compilations
-from jrc.train._runners import RUNNERS, WHO
-from jrc.train._state import check_axis_name, is_transform, mesh_or_all, names_of
+from jrc.train._runners import VIAS
+
+WHO = "jrc.make_train_step"
 
 
 def check_order(loss_fn: Any, tx: Any) -> None:
@@ -40,7 +44,7 @@ def check_options(
             f"{WHO}: loss_fn must be a function loss_fn(params, batch, key), got "
             f"{type(loss_fn).__name__}. Pass the function itself."
         )
-    one_of(via, "via", RUNNERS, WHO)
+    one_of(via, "via", VIAS, WHO)
     check_flag(donate, "donate", WHO)
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(
@@ -80,33 +84,76 @@ def check_options(
         )
 
 
-def mesh_of_step(mesh: Mesh | None, axis_name: AxisName, via: str) -> Mesh:
-    """Return the mesh of the step, or raise if `via` cannot run on it."""
-    if via == "jit" and mesh is None:
-        mesh = _one_device(axis_name)
-    mesh = mesh_or_all(mesh, axis_name, WHO)
-    if via == "pmap" and mesh.is_multi_process:
+def layout_of_step(mesh: Mesh | None, axis_name: AxisName, via: str) -> Layout:
+    """Return the layout of the step, or raise if `via` cannot run on it."""
+    one = via == "jit" and mesh is None
+    layout = _on_one_device(axis_name) if one else Layout.of(mesh, axis_name, WHO)
+    if via == "pmap" and layout.mesh.is_multi_process:
         raise ValueError(
             f"{WHO}: mesh must be of one process with via='pmap', got devices of "
             f"{jax.process_count()}. Use via='shard_map'."
         )
-    names = names_of(axis_name)
-    if via == "pmap" and (mesh.size > math.prod(mesh.shape[n] for n in names) or len(names) > 1):
+    if via == "pmap" and (layout.mesh.size > layout.parts or layout.means is not None):
         raise ValueError(
-            f"{WHO}: mesh must have one axis with via='pmap', got {listed(mesh.axis_names)}. Use "
-            "via='shard_map'."
+            f"{WHO}: mesh must have one axis with via='pmap', got "
+            f"{listed(layout.mesh.axis_names)}. Use via='shard_map'."
         )
-    return mesh
+    return layout
 
 
-def _one_device(axis_name: AxisName) -> Mesh:
-    """Return a mesh of the first device; of one of several processes it would be a guess."""
+def _on_one_device(axis_name: AxisName) -> Layout:
+    """Return a layout on the first device; of one of several processes it would be a guess."""
     if jax.process_count() > 1:
         raise ValueError(
             f"{WHO}: mesh must be given with via='jit' in a run of {jax.process_count()} "
             "processes, got None. Use via='shard_map', or give each process a mesh of its own: "
             f"Mesh(jax.local_devices()[:1], ({axis_name!r},))."
         )
-    check_axis_name(axis_name, WHO)
-    names = names_of(axis_name)
-    return Mesh(np.asarray(jax.devices()[:1]).reshape([1] * len(names)), names)
+    names = axis_name[::-1] if isinstance(axis_name, tuple) else (axis_name,)
+    device = np.asarray(jax.devices()[:1]).reshape([1] * len(names))
+    known = all(isinstance(name, str) for name in names)
+    return Layout.of(Mesh(device, names) if known else None, axis_name, WHO)
+
+
+def is_transform(tx: Any) -> bool:
+    """Return whether this is an optax transform, or has the methods of one."""
+    return callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))
+
+
+def check_transform(tx: Any, who: str) -> None:
+    """Raise unless this is an optax transform."""
+    if not is_transform(tx):
+        raise TypeError(
+            f"{who}: tx must be an optax transform, got {type(tx).__name__} {tx!r}. Write "
+            "tx=optax.adam(0.01)."
+        )
+
+
+def check_arrays(tree: PyTree, who: str) -> None:
+    """Raise unless all leaves are arrays."""
+    for name, leaf in named_leaves(tree):
+        if not (is_number(leaf) or is_traced(leaf)):
+            raise TypeError(
+                f"{who}: every leaf of params and model_state must be an array, got "
+                f"{type(leaf).__name__} {leaf!r} at {name!r}. Bind other values to the loss "
+                "function."
+            )
+
+
+def check_outer(outer: Any, who: str) -> None:
+    """Raise unless this is `None` or an outer optimizer."""
+    if outer is None or (isinstance(outer, OuterOptimizer) and not isinstance(outer, type)):
+        return
+    raise TypeError(
+        f"{who}: outer must be None or an outer optimizer, got {outer!r}. Write "
+        "outer=jrc.SparseLoCo(sync_every=30)."
+    )
+
+
+def check_via(outer: OuterOptimizer | None, via: str, mesh: Mesh) -> None:
+    """Raise for a `jit` over several devices, in which there are no replicas for `outer`."""
+    if outer is not None and via == "jit" and mesh.size > 1:
+        raise ValueError(
+            f"{WHO}: via must be 'shard_map' or 'pmap' with outer= on several devices, got 'jit' "
+            f"on {mesh.size}. Leave via= out."
+        )

@@ -11,18 +11,15 @@ from jrc._text import bandwidth_text, network_text, seconds_text, table_text
 from jrc._tree import aval_of
 from jrc._typing import PyTree, Real, Whole
 from jrc._validate import finite_number, whole_number
-from jrc.dgc import dgc_advice
-from jrc.outer_optimizers import (
-    DiLoCo,
-    OuterOptimizer,
-    SparseLoCo,
+from jrc.advice._dgc_advice import dgc_advice
+from jrc.outer_optimizers import DiLoCo, OuterOptimizer, SparseLoCo
+from jrc.outer_optimizers._internal import (
+    bytes_of_exchange,
     fragment_count,
     header_words,
     overlap_of,
     shapes_of_fragments,
 )
-from jrc.train._exchange import bytes_of_exchange
-from jrc.train._outer_check import check_outer
 
 _WHO = "jrc.communication_advice"
 
@@ -163,7 +160,11 @@ def communication_advice(
     shapes = jax.tree.map(aval_of, params)
     outers = _usual(shapes) if outers is None else outers
     for each in outers:
-        check_outer(each, _WHO)
+        if not isinstance(each, OuterOptimizer) or isinstance(each, type):
+            raise TypeError(
+                f"{_WHO}: outers must be outer optimizers, got {each!r}. Pass "
+                "[jrc.SparseLoCo(sync_every=30)]."
+            )
     rule = "Pass a share, such as 0.9."
     utilisation = finite_number(utilisation, "utilisation", _WHO, positive=True, remedy=rule)
     if utilisation >= 1:

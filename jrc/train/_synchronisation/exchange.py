@@ -5,22 +5,23 @@ state: the next step begins with the exchange, which nothing of its inner step d
 with its result.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jrc._tree import all_finite, is_typed_key
+from jrc._layout import Layout
+from jrc._specs import number_of_shards
+from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree
-from jrc.dgc import gather, ring_all_reduce_bytes
-from jrc.outer_optimizers import (
+from jrc.dgc._internal import gather
+from jrc.outer_optimizers import LocalState, OuterOptimizer, RoundReport
+from jrc.outer_optimizers._internal import (
     Fragment,
     Header,
-    LocalState,
-    OuterOptimizer,
     Packet,
-    RoundReport,
     blend_of,
     fragment_count,
     from_words,
@@ -30,8 +31,8 @@ from jrc.outer_optimizers import (
     to_words,
     with_part,
 )
-from jrc.train._inside import Inside
 from jrc.train._state import TrainState
+from jrc.train._synchronisation import finite
 
 
 class Arrived(NamedTuple):
@@ -48,22 +49,11 @@ class Arrived(NamedTuple):
     valid: Array
 
 
-def bytes_of_exchange(
-    outer: OuterOptimizer, params: PyTree, header_words: int, replicas: int
-) -> float:
-    """Return the bytes that one replica sends for a fragment, in ring algorithms."""
-    words = outer.message_words(params)
-    if outer.collective == "all_reduce":
-        dense = ring_all_reduce_bytes(words, replicas)
-        return dense + 4.0 * header_words * (replicas - 1)
-    return 4.0 * (words + header_words) * (replicas - 1)
-
-
 def packed(
     outer: OuterOptimizer,
     fragment: Fragment,
     index: int,
-    inside: Inside,
+    layout: Layout,
     params: PyTree,
     own: LocalState,
 ) -> tuple[Packet, LocalState]:
@@ -73,7 +63,7 @@ def packed(
         outer: The outer optimizer.
         fragment: The part of the parameters.
         index: Its number.
-        inside: How a replica is split. All its devices count as valid, or none.
+        layout: How a replica is split.
         params: The shared parameters.
         own: What the replica has.
 
@@ -82,14 +72,13 @@ def packed(
     """
     count = fragment_count(outer)
     difference = jax.tree.map(_difference, fragment.of(params), fragment.of(own.params))
-    bad = inside.total((~all_finite(difference)).astype(jnp.int32))
-    valid = (own.failed == 0) & (bad == 0)
+    valid = finite.contribution_is(difference, own.failed, layout)
     difference = jax.tree.map(lambda x: jnp.where(valid, x, 0.0), difference)
     before = part_of(own.outer, index, count)
     encoded = outer.encode(difference, before)
-    local = jax.tree.map(lambda new, old: jnp.where(valid, new, old), encoded.local, before)
+    local = finite.chosen(valid, encoded.local, before)
     carried = header_like(outer, index, own.model_state).model_state
-    kept = _squares(encoded.kept, fragment, inside)
+    kept = _squares(encoded.kept, fragment, layout)
     header = Header(valid, own.loss, own.grad_norm, own.steps, kept, carried)
     zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
     own = own._replace(
@@ -102,12 +91,18 @@ def packed(
     return Packet(to_words(header), encoded.message), own
 
 
-def _squares(kept: Array, fragment: Fragment, inside: Inside) -> Array:
+def _squares(kept: Array, fragment: Fragment, layout: Layout) -> Array:
     """Return the sum of squares of a whole replica; what lies on several devices counts once."""
     kept = jnp.asarray(kept, jnp.float32)
-    if kept.ndim and inside.axes:
-        kept = kept / jnp.asarray(jax.tree.leaves(fragment.each(inside.copies())), jnp.float32)
-    return inside.total(kept.sum())
+    if not layout.inside:
+        return kept.sum()
+    if kept.ndim:
+        sizes = layout.mesh.shape
+        devices = math.prod(sizes[name] for name in layout.inside)
+        specs = jax.tree.leaves(fragment.each(layout.params))
+        copies = [devices // number_of_shards(spec, sizes) for spec in specs]
+        kept = kept / jnp.asarray(copies, jnp.float32)
+    return lax.psum(kept.sum(), layout.inside)
 
 
 def exchanged(
@@ -158,7 +153,7 @@ def applied(
     mean = lambda rows, like: _mean_of_rows(rows, headers.valid, like)  # noqa: E731
     new = params, momentum, jax.tree.map(mean, headers.model_state, old[2])
     some = headers.valid.any()
-    params, momentum, statistics = jax.tree.map(lambda x, y: jnp.where(some, x, y), new, old)
+    params, momentum, statistics = finite.chosen(some, new, old)
     outer_state = before._replace(
         rounds=before.rounds + 1,
         shared=with_part(before.shared, index, count, momentum),

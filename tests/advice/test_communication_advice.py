@@ -63,7 +63,8 @@ def test_ef21_sends_as_many_entries_as_its_sparsity_says():
     params = {"w": jax.ShapeDtypeStruct((5000, 5000), "float32")}
     advice = jrc.communication_advice(params, 4, "1Gbit/s", 0.5, ef21_sparsity=0.995)
     bytes_of = {way.name: way.bytes for way in advice.ways}
-    assert bytes_of["ef21"] == pytest.approx(5 * bytes_of["dgc"], rel=1e-6)
+    # Up to what the largest of four parts has more than the mean.
+    assert bytes_of["ef21"] == pytest.approx(5 * bytes_of["dgc"], rel=1e-4)
     tiny = jrc.communication_advice(jax.ShapeDtypeStruct((1, 9), "float32"), 4, "1Gbit/s", 0.5)
     assert [way.name.split()[0] for way in tiny.ways] == ["dense", "SparseLoCo", "DiLoCo", "DiLoCo"]
 

@@ -5,17 +5,21 @@
 `optax.lookahead` keeps two sets of parameters, of which one is differentiated.
 """
 
-import re
-from collections.abc import Callable
-from typing import Any
+import inspect
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
+from jrc._errors import listed
 from jrc._tree import tree_difference
 from jrc._typing import PyTree, Scalar, Transform
 
 _WHO = "jrc.make_train_step"
+# What optax calls: an error that is raised there comes from its caller.
+_LIBRARIES = ("jax", "jaxlib", "numpy", "chex", "functools", "contextlib")
 _LINE_SEARCHES = (optax.ScaleByBacktrackingLinesearchState, optax.ScaleByZoomLinesearchState)
 
 
@@ -122,47 +126,109 @@ def update(
     # An `optax.MultiSteps` takes extra arguments, though it is no transform of optax's class.
     given: Any = tx
     extended = given if takes_extra_arguments(tx) else optax.with_extra_args_support(given)
-    taken = dict(extra)
-    while True:
-        try:
-            return extended.update(grads, opt_state, params, **taken)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            refused = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
-            if refused and refused[1] in taken:  # `optax.contrib.sam` takes those that it knows
-                del taken[refused[1]]
-                continue
-            text = _explained(error, tx, opt_state, extra)
-            if text is None:
-                raise
-            raise TypeError(text) from error
+    reached = list(_reached(extended.update, True))
+    closed = [each.names for each in reached if each.is_reached and not each.is_open]
+    taken = {name: x for name, x in extra.items() if all(name in names for names in closed)}
+    try:
+        return extended.update(grads, opt_state, params, **taken)
+    except Exception as error:
+        text = _missing(reached, extra)
+        if text is None and "grad" in extra and _has(opt_state, _LINE_SEARCHES):
+            text = _search_text(error) if _is_raised_by_optax(error) else None
+        if text is None:
+            raise
+        raise TypeError(text) from error
 
 
-def _explained(
-    error: Exception, tx: Transform, opt_state: PyTree, extra: dict[str, Any]
-) -> str | None:
-    """Return what to do about an error of a transform; `None` if extra arguments are no cause."""
-    found = re.search(r"missing \d+ required keyword-only arguments?: (.*)$", str(error))
-    if found is None:
-        searches = "grad" in extra and _has(opt_state, _LINE_SEARCHES)
-        return _search_text(error) if searches else None
-    missing, names = found[1], re.findall(r"'(\w+)'", found[1])
-    if set(names) <= set(extra if takes_extra_arguments(tx) else _OFFERED):
+class _Update(NamedTuple):
+    """The signature of an update function in a transform.
+
+    Attributes:
+        names: Extra arguments that it names.
+        needed: Those of them without a default.
+        is_open: Whether it takes others too, and hands them on.
+        is_reached: Whether extra arguments reach it.
+    """
+
+    names: frozenset[str]
+    needed: tuple[str, ...]
+    is_open: bool
+    is_reached: bool
+
+
+def _reached(update: Callable[..., Any], is_reached: bool) -> Iterator[_Update]:
+    """Return the signatures of an update function and of those that it calls.
+
+    Transforms of optax are closures: what a wrapper calls is in its closure, or an attribute of its
+    object.
+    """
+    try:
+        arguments = inspect.signature(update).parameters.values()
+    except (TypeError, ValueError):
+        return
+    named = [x for x in arguments if x.kind is x.KEYWORD_ONLY]
+    needed = tuple(x.name for x in named if x.default is x.empty)
+    is_open = any(x.kind is x.VAR_KEYWORD for x in arguments)
+    yield _Update(frozenset(x.name for x in named), needed, is_open, is_reached)
+    function = inspect.unwrap(getattr(update, "__func__", update))
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    owner = getattr(update, "__self__", None)
+    held = [*cells, *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
+    for inner, is_extended in _updates_in(held):
+        yield from _reached(inner, is_reached and is_open and is_extended)
+
+
+def _updates_in(values: Any) -> Iterator[tuple[Callable[..., Any], bool]]:
+    """Return the update functions of transforms, and whether each gets extra arguments at all."""
+    for value in values:
+        if isinstance(value, optax.GradientTransformation):
+            yield value.update, isinstance(value, optax.GradientTransformationExtraArgs)
+        elif isinstance(value, Mapping):
+            yield from _updates_in(value.values())
+        elif isinstance(value, tuple | list):
+            # `optax.chain` has functions, of transforms that it has extended.
+            yield from ((x, True) for x in value if inspect.isfunction(x))
+            yield from _updates_in(value)
+
+
+def _missing(reached: Sequence[_Update], extra: Collection[str]) -> str | None:
+    """Return what to do about an extra argument that a transform lacks; `None` if none does."""
+    for each in reached:
+        missing = [x for x in each.needed if x not in extra or not each.is_reached]
+        if missing:
+            return _text_of(missing, each.is_reached, extra)
+    return None
+
+
+def _text_of(missing: Sequence[str], is_reached: bool, extra: Collection[str]) -> str:
+    names = listed(missing) if len(missing) < 3 else f"{listed(missing[:-1])}, and {missing[-1]!r}"
+    names = names.replace(", ", " and ") if len(missing) == 2 else names
+    if set(missing) <= set(_OFFERED) and not is_reached:
         return (
-            f"{_WHO}: tx must hand its extra arguments on to the transform that needs {missing}, "
+            f"{_WHO}: tx must hand its extra arguments on to the transform that needs {names}, "
             "got a wrapper that drops them, as optax.lookahead, optax.contrib.sam and "
             "optax.contrib.split_real_and_imaginary do. Leave one of the two out, or chain the "
             "transform behind the wrapper."
         )
     remedy = "Bind it to the transform, or call the transform in a step of your own."
-    if "grad" in names or "value_fn" in names:
+    if "grad" in missing or "value_fn" in missing:
         remedy = (
             "A compression gets local gradients, so that there is neither a mean gradient nor a "
             "loss as a function of the parameters: leave one of the two out."
         )
     return (
         f"{_WHO}: tx must need no extra arguments but 'value', and without compression 'grad' and "
-        f"'value_fn', got a transform that needs {missing}. {remedy}"
+        f"'value_fn', got a transform that needs {names}. {remedy}"
     )
+
+
+def _is_raised_by_optax(error: Exception) -> bool:
+    """Whether an error comes from optax's own code, and not from a function of the user."""
+    modules = [
+        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    own = [name for name in modules if name.partition(".")[0] not in _LIBRARIES]
+    return bool(own) and own[-1].partition(".")[0] == "optax"
 
 
 def _search_text(error: Exception) -> str:

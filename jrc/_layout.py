@@ -1,0 +1,362 @@
+"""Which mesh axis of a run does what, and how every array lies on the mesh.
+
+>>> import jax
+>>> mesh = jax.make_mesh((2, 4), ("replica", "fsdp"))
+>>> layout = Layout.of(mesh, "replica", "jrc.init_state")
+>>> layout.replicas, layout.means, layout.inside
+('replica', None, ('fsdp',))
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jrc._errors import listed
+from jrc._specs import axes_of, mirrored, number_of_shards, padded, restricted, trimmed
+from jrc._tree import is_typed_key, named_leaves, put
+from jrc._typing import PyTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """How the arrays of a run lie on a mesh.
+
+    Attributes:
+        mesh: The mesh.
+        replicas: The axis along which replicas differ: rows of their own arrays are split over it.
+        means: The axis over which gradients are averaged first, inside of a host; `None` without.
+        inside: The axes inside of a replica (FSDP, tensor parallelism), those of size 1 too.
+        params: A `PartitionSpec` for each parameter; `None` where there are no parameters yet.
+        who: The public function, for errors.
+        state: A `PartitionSpec` for each leaf of the train state, where a step needs it.
+    """
+
+    mesh: Mesh
+    replicas: str
+    means: str | None
+    inside: tuple[str, ...]
+    params: PyTree
+    who: str
+    state: PyTree = None
+
+    @classmethod
+    def of(cls, mesh: Mesh | None, axis_name: Any, who: str, params: PyTree = None) -> "Layout":
+        """Return the layout of a run.
+
+        Args:
+            mesh: The mesh; `None` is one axis over all devices of all processes.
+            axis_name: The axis of the replicas, or the pair `(inner, outer)` of which gradients are
+                averaged over the inner one first.
+            who: The public function, for errors.
+            params: The parameters, or their shapes with shardings.
+
+        Returns:
+            The layout.
+
+        Raises:
+            TypeError: If `mesh` is no mesh, or `axis_name` neither a name nor a pair of two.
+            ValueError: If the mesh has no such axis or no device of this process, or if a parameter
+                is split over another mesh, or in a way that is no `NamedSharding`.
+        """
+        names = _checked_names(axis_name, who)
+        mesh = _mesh_over_all(axis_name, who) if mesh is None else mesh
+        _check_mesh(mesh, names, who)
+        inside = tuple(name for name in mesh.axis_names if name not in names)
+        layout = cls(mesh, names[0], names[1] if len(names) > 1 else None, inside, None, who)
+        return layout if params is None else layout.with_params(params)
+
+    def with_params(self, params: PyTree) -> "Layout":
+        """Return the layout of a run with these parameters."""
+        return dataclasses.replace(self, params=self.specs(params, "params"))
+
+    def of_single_devices(self) -> "Layout":
+        """Return the layout of replicas that are one device each, whatever axes there are."""
+        return dataclasses.replace(self, inside=(), params=None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axes over which a batch is split, that of the replicas first."""
+        return (self.replicas,) if self.means is None else (self.replicas, self.means)
+
+    @property
+    def rows(self) -> int:
+        """The number of replicas that have a row of their own."""
+        return self.mesh.shape[self.replicas]
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of a batch."""
+        return math.prod(self.mesh.shape[name] for name in self.names)
+
+    @property
+    def splits_replicas(self) -> tuple[str, ...]:
+        """The axes inside of a replica with more than one device."""
+        return tuple(name for name in self.inside if self.mesh.shape[name] > 1)
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether an axis is explicit: arrays then carry their sharding in their types."""
+        return AxisType.Explicit in self.mesh.axis_types
+
+    def specs(self, tree: PyTree, what: str) -> PyTree:
+        """Return how each leaf of a tree is split over the mesh; leaves that are whole stay whole.
+
+        Args:
+            tree: Arrays, or shapes with shardings.
+            what: The name of the tree, for errors.
+
+        Returns:
+            The same tree with a `PartitionSpec` in each leaf's place.
+
+        Raises:
+            ValueError: If a leaf is split over another mesh, or by no `NamedSharding`.
+        """
+        specs = [self._spec(leaf, f"{what}/{name}") for name, leaf in named_leaves(tree)]
+        return jax.tree.structure(tree).unflatten(specs)
+
+    def _spec(self, leaf: Any, name: str) -> PartitionSpec:
+        sharding = prescribed(leaf)
+        if sharding is None or sharding.is_fully_replicated:
+            return PartitionSpec()
+        if not isinstance(sharding, NamedSharding):
+            raise ValueError(
+                f"{self.who}: arrays must be split by a NamedSharding, got {sharding} at {name!r}. "
+                "Place it with jax.device_put(x, NamedSharding(mesh, PartitionSpec(...)))."
+            )
+        if not _same_devices(sharding.mesh, self.mesh):
+            raise ValueError(
+                f"{self.who}: arrays must be split over the mesh of the run, {_sizes(self.mesh)}, "
+                f"got one over {_sizes(sharding.mesh)} at {name!r}. Pass the mesh of the "
+                "parameters to jrc.init_state and jrc.make_train_step, or place them on this one."
+            )
+        return trimmed(sharding.spec)
+
+    def check_whole(self, specs: PyTree, what: str, rule: str, remedy: str) -> None:
+        """Raise if an array is split over an axis of the replicas: each of them has whole ones.
+
+        Args:
+            specs: A `PartitionSpec` for each array.
+            what: The name of the tree.
+            rule: Why it must be whole, behind "on every replica".
+            remedy: The way out, a sentence in which `{over}` is the axes.
+        """
+        for name, spec in named_leaves(specs):
+            if names := sorted(set(axes_of(spec)) & set(self.names)):
+                over = listed(names)
+                raise ValueError(
+                    f"{self.who}: {what} must be whole on every replica {rule}, got "
+                    f"{name or 'a leaf'!r} split over {over} by {spec}. {remedy.format(over=over)}"
+                )
+
+    def like_params(self, state: PyTree, params: PyTree) -> PyTree:
+        """Return how the state of an optimizer is split: arrays of a parameter as it is.
+
+        Args:
+            state: Any tree.
+            params: The parameters, in the structure of those of the layout.
+
+        Returns:
+            The same tree with a `PartitionSpec` in each leaf's place.
+        """
+        specs = [
+            trimmed(PartitionSpec(*((None,) if each.rows else ()), *(each.spec or ())))
+            for each in mirrored(state, params, self.params)
+        ]
+        return jax.tree.structure(state).unflatten(specs)
+
+    def in_rows(self, specs: PyTree) -> PyTree:
+        """Return the specs of arrays with one row for each replica."""
+        return jax.tree.map(lambda spec: trimmed(PartitionSpec(self.replicas, *spec)), specs)
+
+    def within(self, specs: PyTree) -> PyTree:
+        """Return specs over the axes inside of a replica alone."""
+        return jax.tree.map(lambda spec: restricted(spec, self.inside), specs)
+
+    def batch(self, batch: PyTree) -> PyTree:
+        """Return how each leaf of a batch is split once it is placed, examples over the replicas.
+
+        Arrays that are split so already, and over more axes, stay as they are.
+
+        Raises:
+            ValueError: If an array is split over another mesh.
+        """
+        names = self.names
+
+        def placed(spec: PartitionSpec) -> PartitionSpec:
+            first = axes_of(PartitionSpec(*spec[:1]))
+            if first[: len(names)] == names:
+                return spec
+            rest = tuple(name for name in first if name not in names)
+            taken = set(axes_of(PartitionSpec(*spec[1:]))) & set(names)
+            return PartitionSpec((*names, *rest), *(() if taken else spec[1:]))
+
+        return jax.tree.map(placed, self.specs(batch, "batch"))
+
+    def shardings(self, specs: PyTree) -> PyTree:
+        """Return the sharding of each spec."""
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+
+    def shard(self, tree: PyTree, specs: PyTree) -> PyTree:
+        """Return the shapes of what one device has of arrays that are split."""
+
+        def shape(x: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+            entries = map(PartitionSpec, padded(spec, len(x.shape)))
+            parts = [number_of_shards(entry, self.mesh.shape) for entry in entries]
+            sizes = (size // part for size, part in zip(x.shape, parts, strict=True))
+            return jax.ShapeDtypeStruct(tuple(sizes), x.dtype)
+
+        return jax.tree.map(shape, tree, specs)
+
+    def on_devices(self, fn: Callable[..., Any], ins: Any, outs: Any) -> Callable[..., Any]:
+        """Return `fn` so that it gets the shards of a device, and its results are joined.
+
+        Args:
+            fn: A function of local arrays.
+            ins: As for `jax.shard_map`, over the axes inside of a replica.
+            outs: Likewise.
+        """
+        if not self.inside:
+            return fn
+        return jax.shard_map(
+            fn, axis_names=set(self.inside), in_specs=ins, out_specs=outs, check_vma=False
+        )
+
+    def bytes_to_reduce(self, grads: Sequence[Any], specs: Sequence[PartitionSpec]) -> float:
+        """Return the bytes that a device sends to reduce gradients over the axes of the replicas.
+
+        A ring all-reduce of its shard over the axes that do not split a leaf, and a ring
+        reduce-scatter over those that do.
+        """
+        return sum(self._bytes(grad, spec) for grad, spec in zip(grads, specs, strict=True))
+
+    def _bytes(self, grad: Any, spec: PartitionSpec) -> float:
+        sizes, over = self.mesh.shape, set(axes_of(spec))
+        own = grad.size * grad.dtype.itemsize / number_of_shards(spec, sizes)
+        scattered = math.prod(sizes[name] for name in self.names if name in over)
+        reduced = math.prod(sizes[name] for name in self.names if name not in over)
+        return own * (scattered - 1) + 2 * own * (reduced - 1) / reduced
+
+
+def _checked_names(axis_name: Any, who: str) -> tuple[str, ...]:
+    """Return the axes of a step, that of the replicas first."""
+    pair = isinstance(axis_name, tuple) and len(axis_name) == 2 and len(set(axis_name)) == 2
+    if not all(isinstance(name, str) for name in (axis_name if pair else (axis_name,))):
+        raise TypeError(
+            f"{who}: axis_name must be the name of a mesh axis, or a pair (inner, outer) of two, "
+            f"got {axis_name!r}. Write axis_name='data'."
+        )
+    return axis_name[::-1] if pair else (axis_name,)
+
+
+def _check_mesh(mesh: Any, names: tuple[str, ...], who: str) -> None:
+    """Raise unless the mesh has these axes, and devices of this process."""
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"{who}: mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}. "
+            f"Write jax.sharding.Mesh(devices, ({names[0]!r},))."
+        )
+    for name in names:
+        if name not in mesh.axis_names:
+            raise ValueError(
+                f"{who}: axis_name must be an axis of the mesh, got {name!r}. The axes are "
+                f"{listed(mesh.axis_names)}: pass one of them."
+            )
+    if not mesh.local_devices:
+        raise ValueError(
+            f"{who}: mesh must have devices of every process, got "
+            f"{listed(map(str, mesh.devices.flat))}, of which process {jax.process_index()} has "
+            "none. Build the mesh of jax.devices(), or leave it out."
+        )
+
+
+def _mesh_over_all(axis_name: Any, who: str) -> Mesh:
+    """Return one automatic axis over all devices of all processes, neighbours beside each other.
+
+    With several slices, whose network is slow, the devices of a slice lie one after another.
+    """
+    if not isinstance(axis_name, str):
+        raise ValueError(
+            f"{who}: mesh must be given with a pair of axes, which depend on the hosts, got "
+            f"axis_name={axis_name!r} alone. Pass "
+            f"mesh=jax.make_mesh((hosts, devices), {axis_name[::-1]!r})."
+        )
+    devices = jax.devices()
+    slices = {getattr(device, "slice_index", 0) for device in devices}
+    if len(slices) == 1:
+        return jax.make_mesh((len(devices),), (axis_name,), axis_types=(AxisType.Auto,))
+    shape = (len(devices) // len(slices),)
+    order = mesh_utils.create_hybrid_device_mesh(shape, (len(slices),), devices)
+    return Mesh(np.asarray(order), (axis_name,))
+
+
+def prescribed(leaf: Any) -> Any:
+    """Return the sharding that a user gave a leaf, `None` if it may be placed anywhere."""
+    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return None
+    committed = isinstance(leaf, jax.ShapeDtypeStruct) or leaf.committed
+    return leaf.sharding if committed else None
+
+
+def split_axes(*trees: PyTree) -> set[str]:
+    """Return the mesh axes over which any array of some trees is split."""
+    found = map(prescribed, jax.tree.leaves(trees))
+    named = (sharding for sharding in found if isinstance(sharding, NamedSharding))
+    return {name for sharding in named for name in axes_of(sharding.spec)}
+
+
+def _same_devices(one: Mesh | AbstractMesh, other: Mesh | AbstractMesh) -> bool:
+    """Whether two meshes have the same axes, over the same devices as far as these are known."""
+    if one.axis_names != other.axis_names or dict(one.shape) != dict(other.shape):
+        return False
+    known = isinstance(one, Mesh) and isinstance(other, Mesh)
+    return not known or bool(np.all(one.devices == other.devices))
+
+
+def _sizes(mesh: Mesh | AbstractMesh) -> str:
+    sizes = ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
+    return f"Mesh({sizes})"
+
+
+def same_types(one: Any, other: NamedSharding) -> bool:
+    """Whether two shardings make arrays of one type: axes are explicit in both or in none."""
+
+    def types(mesh: Any) -> dict[str, Any]:
+        return dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+
+    if not isinstance(one, NamedSharding):
+        return AxisType.Explicit not in other.mesh.axis_types
+    return types(one.mesh) == types(other.mesh)
+
+
+def placed(x: Any, sharding: NamedSharding) -> Any:
+    """Return an array with this sharding, itself if it has it; shapes get it, tracers do not."""
+    if isinstance(x, jax.core.Tracer):
+        return x
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type)
+    if isinstance(x, jax.Array):
+        here = x.committed and x.sharding.is_equivalent_to(sharding, x.ndim)
+        if here and same_types(x.sharding, sharding):
+            return x
+    return put(x, sharding)
+
+
+def copied(x: Any, sharding: NamedSharding) -> jax.Array:
+    """Return a copy with this sharding: a step that donates its state must not delete `x`.
+
+    The dtype is explicit: a weak type would be lost at the first step, which would compile twice.
+    """
+    x = jnp.copy(x) if is_typed_key(x) else jnp.array(x, jnp.result_type(x))
+    if not sharding.mesh.is_multi_process or not sharding.is_fully_replicated:
+        return put(x, sharding)
+    if isinstance(x, jax.core.Tracer) or not x.is_fully_addressable:
+        return put(x, sharding)
+    parts = [jax.device_put(x, device) for device in sharding.mesh.local_devices]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)

@@ -1,0 +1,204 @@
+"""Compressed gradients: `tx` holds a compression, gets local gradients and exchanges them itself.
+
+What of the gradients no compression serves, as `optax.masked` leaves some out, is averaged.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jrc._layout import Layout
+from jrc._typing import Array, PyTree, Transform
+from jrc.dgc import DGCState, apply_gradients
+from jrc.dgc._internal import applies_in_place, dgc_states, served, state_specs
+from jrc.outer_optimizers import OuterOptimizer
+from jrc.train._loss import Objective
+from jrc.train._optax import differentiated, takes_extra_arguments, update
+from jrc.train._state import TrainState
+from jrc.train._synchronisation import finite
+from jrc.train._synchronisation.mean import EachStep, bytes_of_mean, specs_with
+from jrc.train._synchronisation.protocol import Synchronisation, Traffic
+from jrc.train._synchronisation.replicas import Replicas
+
+
+class CompressedGradients(EachStep):
+    """Replicas exchange the largest entries of what each has gathered (DGC, EF21)."""
+
+    @classmethod
+    def of(
+        cls, tx: Transform, outer: OuterOptimizer | None, opt_state: PyTree
+    ) -> Synchronisation | None:
+        """Return the value for a transform whose state has a compression."""
+        del outer
+        return cls(tx) if dgc_states(opt_state) else None
+
+    def check(self, params: PyTree, model_state: PyTree, opt_state: PyTree, layout: Layout) -> None:
+        """Raise if parameters are split over the replicas, or mini-steps would not agree."""
+        del params, model_state
+        rule = f"of the compressed axis {layout.replicas!r}"
+        remedy = _inside_of_a_replica(layout.replicas)
+        layout.check_whole(layout.params, "params", rule, remedy)
+        if layout.parts > 1:
+            _check_wrappers(opt_state, layout.who)
+
+    def specs(self, state: TrainState, layout: Layout) -> TrainState:
+        """Return how a state lies: u and v have a row for each replica."""
+        trees = differentiated(state.params), differentiated(layout.params)
+        opt_state = state_specs(state.opt_state, layout.replicas, *trees)
+        return specs_with(opt_state, state, layout)
+
+    def step(
+        self, program: Any, state: TrainState, objective: Objective, over: Replicas, layout: Layout
+    ) -> tuple[TrainState, Traffic]:
+        """Return the state after the exchange, or that before if a gradient was not finite."""
+        del program
+        found = objective.gradient(differentiated(state.params), state.model_state)
+        own = served(found.grads, dgc_states(state.opt_state))
+        compressed, averaged = _parted(found.grads, own)
+        grads = jax.tree.map(lambda g, own: g if own else over.mean(g), found.grads, own)
+        gathers = _is_gathered(state.opt_state)
+        if gathers:
+            grads = jax.tree.map(lambda g, own: _storable(g, over) if own else g, grads, own)
+        extra = {"value": over.mean(found.loss)} if takes_extra_arguments(self.tx) else {}
+        if layout.params is not None:
+            extra["param_specs"] = differentiated(layout.params)
+        before = state._replace(opt_state=_with_nothing_sent(state.opt_state))
+        params, opt_state, skipped = self._updated(before, grads, over, extra)
+        model_state = jax.tree.map(over.shared, found.model_state)
+        model_state = finite.chosen(~skipped, model_state, state.model_state)
+        after = state._replace(params=params, model_state=model_state, opt_state=opt_state)
+        density, sent = _sent(opt_state)
+        # A compression averages over the inner axis in float32, `MultiSteps` gathers the mean.
+        sent += over.inside.bytes_of_mean(compressed, itemsize=4)
+        sent += over.inside.bytes_of_mean(compressed) if gathers else 0.0
+        sent += bytes_of_mean(averaged, over, layout)
+        unsent = optax.tree.norm([each.v for each in dgc_states(opt_state)], squared=True)
+        return after, Traffic(found, sent, density, skipped, unsent)
+
+    def _updated(
+        self, state: TrainState, grads: PyTree, over: Replicas, extra: dict[str, Any]
+    ) -> tuple[PyTree, PyTree, Array]:
+        """Return parameters and optimizer state after the update, and whether it was skipped."""
+        tx = self.tx
+        if applies_in_place(tx):
+            # It skips by itself, and writes only the parameter entries that were sent.
+            specs = {name: extra[name] for name in ("param_specs",) if name in extra}
+            params, opt_state = apply_gradients(tx, grads, state.opt_state, state.params, **specs)
+            ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
+            return params, opt_state, new.skipped != old.skipped
+
+        def step() -> tuple[PyTree, PyTree]:
+            given = grads, state.opt_state, state.params, extra
+            updates, opt_state = (_mini_step if _is_gathered(state.opt_state) else update)(
+                tx, *given
+            )
+            return optax.apply_updates(state.params, updates), opt_state
+
+        # Computed before the update, so that the whole chain skips the step, and over all replicas,
+        # so that all take the same branch: there are collectives in it.
+        ok = finite.gradients_are(grads, over)
+        skip = lambda: (state.params, _count_skipped(state.opt_state))  # noqa: E731
+        params, opt_state = jax.lax.cond(ok, step, skip)
+        return params, opt_state, ~ok
+
+
+def _inside_of_a_replica(axis: str) -> str:
+    return (
+        f"Split parameters inside of a replica, over another axis: jax.make_mesh((2, 4), ({axis!r},"
+        " 'fsdp')) and PartitionSpec('fsdp') (hybrid sharding)."
+    )
+
+
+def _check_wrappers(opt_state: PyTree, who: str) -> None:
+    """Raise if a wrapper calls a compression in every step, and drops what it has sent in most."""
+    picks = lambda node: isinstance(node, optax.contrib.SAMState)  # noqa: E731
+    if any(picks(x) and dgc_states(x) for x in jax.tree.leaves(opt_state, is_leaf=picks)):
+        raise ValueError(
+            f"{who}: optax.contrib.sam must not be around a compression, which it calls in every "
+            "step and of which it drops all but one result in a period, got one. Leave one of "
+            "the two out."
+        )
+    is_one = lambda node: isinstance(node, optax.MultiStepsState)  # noqa: E731
+    inside = () if is_one(opt_state) else jax.tree.leaves(opt_state, is_leaf=is_one)
+    if any(is_one(node) and dgc_states(node) for node in inside):
+        raise ValueError(
+            f"{who}: optax.MultiSteps must be outermost around a compression, which would be sent "
+            "in every mini-step, got one inside of another transform. Write "
+            "optax.MultiSteps(optax.chain(...), k)."
+        )
+    if is_one(opt_state) and jax.tree.leaves(opt_state.skip_state):
+        raise ValueError(
+            f"{who}: optax.MultiSteps must not skip by the gradient of one replica around a "
+            "compression, for which the others would wait, got a should_skip_update_fn. Leave "
+            "should_skip_update_fn out: a step whose gradient is not finite is skipped by itself."
+        )
+
+
+def _is_gathered(opt_state: PyTree) -> bool:
+    """Whether this is the state of an `optax.MultiSteps` around a compression."""
+    return isinstance(opt_state, optax.MultiStepsState) and bool(dgc_states(opt_state))
+
+
+def _mini_step(
+    tx: Transform, grads: PyTree, opt_state: Any, params: PyTree, extra: dict[str, Any]
+) -> tuple[PyTree, PyTree]:
+    """Return the updates of an `optax.MultiSteps` and its state, sending nothing in between.
+
+    `MultiSteps` calls the inner transform in each mini-step and drops what it returns; the exchange
+    would run k times for one update.
+    """
+    # Only the counters and the gathered gradients are read: XLA drops the exchange.
+    updates, waiting = update(tx, grads, opt_state, params, extra)
+    emits = waiting.gradient_step != opt_state.gradient_step
+    kept = waiting._replace(inner_opt_state=opt_state.inner_opt_state)
+    return jax.lax.cond(
+        emits,
+        lambda: update(tx, grads, opt_state, params, extra),
+        lambda: (jax.tree.map(jnp.zeros_like, updates), kept),
+    )
+
+
+def _storable(x: Any, over: Replicas) -> Any:
+    """Reduce a gradient so that it is equal where the state that gathers it is shared."""
+    return over.inside.mean(x) if jnp.ndim(x) else over.mean(x)
+
+
+def _parted(grads: PyTree, own: PyTree) -> tuple[Sequence[Any], list[Any]]:
+    """Return the gradients that a compression serves, and all others with `None` in between."""
+    pairs = list(zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True))
+    return [g for g, is_own in pairs if is_own], [None if is_own else g for g, is_own in pairs]
+
+
+def _with_nothing_sent(opt_state: PyTree) -> PyTree:
+    """Return the state with compressions that sent nothing: those that run write what they send."""
+    zero = jnp.zeros((), jnp.float32)
+    return _in_compressions(opt_state, lambda x: x._replace(density=zero, bytes_sent=zero))
+
+
+def _count_skipped(opt_state: PyTree) -> PyTree:
+    """Return the optimizer's state with one more skipped step in each compression."""
+    more = lambda x: x._replace(skipped=optax.safe_increment(x.skipped))  # noqa: E731
+    return _in_compressions(opt_state, more)
+
+
+def _in_compressions(opt_state: PyTree, change: Callable[[DGCState], DGCState]) -> PyTree:
+    """Return an optimizer's state with each compression changed."""
+    return jax.tree.map(
+        lambda node: change(node) if isinstance(node, DGCState) else node,
+        opt_state,
+        is_leaf=lambda node: isinstance(node, DGCState),
+    )
+
+
+def _sent(opt_state: PyTree) -> tuple[Array, Array]:
+    """Return density and bytes of all compressions."""
+    density, sent, entries = jnp.zeros(()), jnp.zeros(()), 0
+    for state in dgc_states(opt_state):
+        size = sum(v.size for v in jax.tree.leaves(state.v))
+        sent += state.bytes_sent
+        density += size * state.density
+        entries += size
+    return (density / entries if entries else jnp.ones(())), sent

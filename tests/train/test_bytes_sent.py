@@ -1,0 +1,106 @@
+"""`info.bytes_sent` is what the step sent: in mini-steps, skipped steps and over pairs of axes."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jrc
+from tests.train.test_step import NET, compress, mesh, net_batch, net_loss
+
+SIZE = 4 * sum(x.size for x in NET.values())
+SENT = 3 * 8 * (12 + 3)  # half of each leaf, a value and an index, to three other replicas
+
+
+def trained(tx, batches, on=None, **options):
+    on = on or mesh()
+    outer = {name: options[name] for name in ("axis_name", "outer") if name in options}
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=on, **outer)
+    step = jrc.make_train_step(net_loss, tx, mesh=on, donate=False, **options)
+    infos, states = [], [state]
+    for batch in batches:
+        state, info = step(state, batch)
+        infos.append(info)
+        states.append(state)
+    return step, states, infos
+
+
+gathered = functools.partial(compress, exchange="allgather")
+chained = functools.partial(optax.chain, gathered(), optax.scale(-0.1))
+alone = functools.partial(jrc.dgc_momentum, 0.1, 0.9, 0, 1, (0.5,), min_size=2)
+
+
+@pytest.mark.parametrize("as_transform", [False, True])
+def test_gradients_are_sent_once_in_k_steps(as_transform):
+    tx = optax.MultiSteps(chained(), 2)
+    tx = tx.gradient_transformation() if as_transform else tx
+    step, states, infos = trained(tx, map(net_batch, range(4)))
+    assert [float(info.bytes_sent) for info in infos] == [0, SENT, 0, SENT]
+    assert [float(info.density) for info in infos] == [0, 0.5, 0, 0.5]
+    text = step.lower(states[0], net_batch(0)).compile().as_text()
+    program = text[text.index("ENTRY") :]
+    assert "all-gather(" in text and "all-gather(" not in program
+
+
+def test_mini_steps_are_those_of_accumulation():
+    """Two mini-steps of half a batch are a step with both halves."""
+    halves = [np.concatenate([net_batch(t)[r::2] for r in range(2)]) for t in range(2)]
+    whole = np.concatenate([x.reshape(4, 2, 4) for x in halves], 1).reshape(16, 4)
+    _, states, _ = trained(optax.MultiSteps(chained(), 2), halves)
+    _, expected, _ = trained(chained(), [whole])
+    for one, two in zip(
+        jax.tree.leaves(states[-1].params), jax.tree.leaves(expected[-1].params), strict=True
+    ):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_wrappers_that_would_send_in_vain_or_wait_are_refused():
+    """Where replicas skip by their own gradients the run would wait for ever."""
+    skips = functools.partial(optax.transforms.skip_large_updates, max_squared_norm=1.0)
+    tx = optax.MultiSteps(chained(), 2, should_skip_update_fn=skips)
+    with pytest.raises(ValueError, match="must not skip .* Leave should_skip_update_fn out"):
+        trained(tx, [net_batch(0)])
+    with pytest.raises(ValueError, match="sam must not be around a compression"):
+        trained(optax.contrib.sam(chained(), optax.sgd(0.1)), [net_batch(0)])
+    inside = optax.chain(optax.MultiSteps(compress(), 2).gradient_transformation(), optax.scale(-1))
+    with pytest.raises(ValueError, match=r"outermost .* Write optax.MultiSteps\(optax.chain"):
+        trained(inside, [net_batch(0)])
+
+
+def test_a_skipped_chain_sends_nothing():
+    """An optimizer alone sends and then drops; a chain does not run."""
+    bad = net_batch(1)
+    bad[0] = np.nan
+    for tx, sent in (
+        (alone(axis_name="data", exchange="allgather"), [SENT, SENT, SENT]),
+        (chained(), [SENT, 0, SENT]),
+    ):
+        _, _, infos = trained(tx, [net_batch(0), bad, net_batch(2)])
+        assert [bool(info.skipped) for info in infos] == [False, True, False]
+        assert [float(info.bytes_sent) for info in infos] == sent
+
+
+PAIR = {"axis_name": ("chip", "data")}
+
+
+@pytest.mark.parametrize("kind", ["compressed", "rounds", "mean"])
+def test_the_inner_axis_of_a_pair_counts(kind):
+    two = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "chip"))
+    inner = SIZE  # a ring all-reduce over two sends 2 * 1/2 of it
+    compressed = alone(exchange="allgather", **PAIR)
+    sgd, outer = optax.sgd(0.1), {"outer": jrc.DiLoCo(sync_every=2)}
+    tx, options, sent = {
+        "compressed": (compressed, {}, [inner + SENT / 3] * 2),
+        "rounds": (sgd, outer, []),
+        "mean": (sgd, {}, [1.5 * SIZE] * 2),
+    }[kind]
+    _, _, infos = trained(tx, map(net_batch, range(2)), two, **PAIR, **options)
+    found = [float(info.bytes_sent) for info in infos]
+    if kind == "rounds":
+        hosts = Mesh(np.array(jax.devices()[:2]), ("data",))
+        _, _, rounds = trained(sgd, map(net_batch, range(2)), hosts, **outer)
+        sent = [inner + float(info.bytes_sent) for info in rounds]
+    assert found == sent
