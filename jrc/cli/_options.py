@@ -5,8 +5,8 @@ import re
 from typing import Any
 
 from jrc import remat
-from jrc._cli_target import UsageError
 from jrc._targets import target as target_named
+from jrc.cli._load_target import UsageError
 
 
 def gradient_options(options: argparse.Namespace) -> dict[str, Any]:
