@@ -92,6 +92,13 @@ def test_packages_of_remat_import_only_from_lower_ones():
     assert not wrong and seen > 50
 
 
+def test_the_seeds_do_not_import_each_other():
+    seen = [(parts[1], module) for _, parts, module in imports() if parts[0] == "compat"]
+    assert {here for here, _ in seen} == {"__init__", "paddle", "mindspore"}
+    others = {"paddle": "jrc.compat.mindspore", "mindspore": "jrc.compat.paddle"}
+    assert not [m for here, m in seen if here in others and m.startswith(others[here])]
+
+
 def dependencies():
     """The modules of the package that each module imports, as `{"jrc.a": {"jrc.b"}}`."""
     files = {module_name(path): path for path in ROOT.rglob("*.py")}

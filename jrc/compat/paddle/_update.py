@@ -10,7 +10,7 @@ import optax
 from jrc._errors import close_to, listed
 from jrc._tree import tree_difference
 from jrc._typing import Array, PyTree, Transform
-from jrc.compat._check import leaf_names
+from jrc.compat.paddle._check_loss import leaf_names
 
 
 def gradient_tree(who: str, params: PyTree, params_grads: Sequence[tuple[str, Array]]) -> PyTree:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, is_variable, mark_of, primitive_name
-from jrc.compat._request import mark_pairs
+from jrc.compat.paddle._names import mark_pairs
 
 GRAD = "@GRAD"
 

@@ -13,10 +13,10 @@ from jrc._jaxpr import Program, Traced, inline_all, trace
 from jrc._tree import is_array, is_traced, named_leaves, split
 from jrc._typing import Array, PyTree
 from jrc._validate import check_flag
-from jrc.compat._block import call_back, checked_callbacks
-from jrc.compat._check import check_function, check_loss, leaf_names
-from jrc.compat._flow import gated, gates_of, is_reached, probes_of, receivers
-from jrc.compat._request import Names, Request, checked_names, resolve
+from jrc.compat.paddle._callbacks import call_back, checked_callbacks
+from jrc.compat.paddle._check_loss import check_function, check_loss, leaf_names
+from jrc.compat.paddle._names import Names, Request, checked_names, resolve
+from jrc.compat.paddle._receivers import gated, gates_of, is_reached, probes_of, receivers
 from jrc.remat import recompute_segments
 
 _logger = logging.getLogger("jrc")

@@ -11,11 +11,11 @@ import optax
 
 from jrc._tree import named_leaves
 from jrc._typing import Array, PyTree
-from jrc.compat._block import Callback
-from jrc.compat._check import check_function
-from jrc.compat._gradients import Arguments, Found, ParamGrad, gradients
-from jrc.compat._request import Name
-from jrc.compat._update import check_given, clipped, gradient_tree, update
+from jrc.compat.paddle._callbacks import Callback
+from jrc.compat.paddle._check_loss import check_function
+from jrc.compat.paddle._gradients import Arguments, Found, ParamGrad, gradients
+from jrc.compat.paddle._names import Name
+from jrc.compat.paddle._update import check_given, clipped, gradient_tree, update
 from jrc.dgc import as_local
 
 

@@ -11,8 +11,8 @@ import optax
 from jrc._errors import close_to, listed, speaking_as
 from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import is_real, whole_number
-from jrc.compat._optimizer import Optimizer
-from jrc.compat._request import Name, checked_names
+from jrc.compat.paddle._names import Name, checked_names
+from jrc.compat.paddle._optimizer import Optimizer
 from jrc.dgc import dgc_momentum, l1_penalty, l2_penalty
 from jrc.persist import restore
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jrc.compat._optimizer import Optimizer
+from jrc.compat.paddle._optimizer import Optimizer
 
 
 class RecomputeOptimizer(Optimizer):

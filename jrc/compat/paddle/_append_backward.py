@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from jrc._typing import PyTree
-from jrc.compat._block import Callback
-from jrc.compat._gradients import Arguments, gradients
-from jrc.compat._request import Name
+from jrc.compat.paddle._callbacks import Callback
+from jrc.compat.paddle._gradients import Arguments, gradients
+from jrc.compat.paddle._names import Name
 
 
 def append_backward(
