@@ -11,7 +11,7 @@ import jrc
 ROOT = pathlib.Path(jrc.__file__).parent
 LAYERS = (
     {"_typing", "_errors"},
-    {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text"},
+    {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text", "_bits"},
     {"_jaxpr", "_rng", "persist"},
     {"_targets"},
     {"remat", "dgc", "outer_optimizers"},

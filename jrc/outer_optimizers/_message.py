@@ -11,13 +11,16 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from jrc._bits import as_bits, packed, unpacked, words_for
 from jrc._typing import Array, Float, UInt
-from jrc.outer_optimizers._bits import packed, unpacked, words_for
 from jrc.outer_optimizers._chunks import Chunks
 from jrc.outer_optimizers._quantizers import Quantizer
 
 INDEX_BITS = 12
 """Bits of an index in its chunk, which has at most 4096 entries."""
+
+GROUP = 16
+"""Entries that are written together: indices of 16 fill six words, their values of 2 bits one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,7 @@ def message_words(formats: Sequence[LeafFormat]) -> int:
     levels = sum(each.level_words for each in formats)
     values = sum(each.sent for each in formats)
     bits = formats[0].quantizer.bits if formats else 2
-    return levels + words_for(sparse, INDEX_BITS) + words_for(values, bits)
+    return levels + _words_of(sparse, INDEX_BITS) + _words_of(values, bits)
 
 
 def coded(chunks: Float[Array, "count width"], leaf: LeafFormat) -> Coded:
@@ -156,17 +159,25 @@ def written(entries: Sequence[Coded], formats: Sequence[LeafFormat]) -> UInt[Arr
     return jnp.concatenate(
         [
             *levels,
-            packed(jnp.concatenate([none, *indices]), INDEX_BITS),
-            packed(jnp.concatenate([none, *codes]), bits),
+            _in_groups(jnp.concatenate([none, *indices]), INDEX_BITS),
+            _in_groups(jnp.concatenate([none, *codes]), bits),
         ]
     )
+
+
+def _words_of(count: int, bits: int) -> int:
+    return words_for(-(-count // GROUP) * GROUP, bits)
+
+
+def _in_groups(values: UInt[Array, " n"], bits: int) -> UInt[Array, " words"]:
+    return packed(jnp.pad(values, (0, -values.size % GROUP)), bits)
 
 
 def read(words: UInt[Array, " words"], formats: Sequence[LeafFormat]) -> list[Coded]:
     """Return the entries of a message, leaf after leaf."""
     sparse = sum(leaf.sent for leaf in formats if leaf.sparse)
     begin = sum(leaf.level_words for leaf in formats)
-    end = begin + words_for(sparse, INDEX_BITS)
+    end = begin + _words_of(sparse, INDEX_BITS)
     bits = formats[0].quantizer.bits if formats else 2
     indices = unpacked(words[begin:end], INDEX_BITS, sparse)
     codes = unpacked(words[end:], bits, sum(leaf.sent for leaf in formats))
@@ -185,7 +196,7 @@ def _level_words(levels: Float[Array, "rows 2"], leaf: LeafFormat) -> Array:
     if not leaf.quantizer.fitted:
         return jnp.zeros(0, jnp.uint32)
     short = levels.astype(jnp.bfloat16) if leaf.per_chunk else levels
-    return lax.bitcast_convert_type(short, jnp.uint32).reshape(-1)
+    return as_bits(short, jnp.uint32).reshape(-1)
 
 
 def _levels_of(words: UInt[Array, " words"], leaf: LeafFormat) -> Array:
@@ -193,8 +204,8 @@ def _levels_of(words: UInt[Array, " words"], leaf: LeafFormat) -> Array:
     if not leaf.quantizer.fitted:
         return jnp.zeros((rows, 2), jnp.float32)
     if leaf.per_chunk:
-        return lax.bitcast_convert_type(words, jnp.bfloat16).astype(jnp.float32)
-    return lax.bitcast_convert_type(words, jnp.float32).reshape(1, 2)
+        return as_bits(words, jnp.bfloat16).astype(jnp.float32)
+    return as_bits(words, jnp.float32).reshape(1, 2)
 
 
 def mean_of_messages(
