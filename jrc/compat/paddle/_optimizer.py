@@ -15,7 +15,7 @@ from jrc.compat.paddle._callbacks import Callback
 from jrc.compat.paddle._check_loss import check_function
 from jrc.compat.paddle._gradients import Arguments, Found, ParamGrad, gradients
 from jrc.compat.paddle._names import Name
-from jrc.compat.paddle._update import check_given, clipped, gradient_tree, update
+from jrc.compat.paddle._update import check_given, clipped, gradient_tree, offered, update
 from jrc.dgc import as_local
 
 
@@ -120,7 +120,7 @@ class Optimizer:
             opt_state: From `init` or the step before.
             params_grads: Pairs of a parameter's name and its gradient, in any order.
             **extra_args: Other arguments of the transform, such as `value`, the loss. `grad` is
-                always passed.
+                passed if the transform takes it.
 
         Returns:
             The new parameters and the new state. Parameters without a pair, and their part of the
@@ -180,8 +180,8 @@ class Optimizer:
     ) -> tuple[PyTree, PyTree, Any, list[ParamGrad]]:
         """Do one step: the gradients of a loss, and their update.
 
-        The transform is also given `value`, the loss, `grad`, the gradients before clipping, and
-        `value_fn`, the loss as a function of the parameters.
+        The transform is also given those that it takes of `value`, the loss, `grad`, the gradients
+        before clipping, and `value_fn`, the loss as a function of the parameters.
 
         Args:
             loss_fn: `loss_fn(params, *args)`, which returns one real number.
@@ -213,6 +213,7 @@ class Optimizer:
             "value": jnp.reshape(found.value[0] if has_aux else found.value, ()),
             "value_fn": lambda params: found.value_of(dict(named_leaves(params))),
         }
+        extra = offered(self.tx, extra)
         params, opt_state = self._apply("minimize", params, opt_state, of_params, grad_clip, extra)
         return params, opt_state, found.value, found.pairs
 
@@ -263,7 +264,7 @@ class Optimizer:
         who = self._who(method)
         check_given(who, opt_state)
         grads = gradient_tree(who, params, params_grads)
-        extra_args = {"grad": grads} | extra_args
+        extra_args = offered(self.tx, {"grad": grads}) | extra_args
         grads = clipped(who, grad_clip, grads, params)
         return update(who, self.tx, params, opt_state, grads, extra_args)
 

@@ -1,5 +1,6 @@
 """Updates of the parameters with a gradient; the others, and their state, are unchanged."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -84,6 +85,19 @@ def clipped(who: str, grad_clip: Any, grads: PyTree, params: PyTree) -> PyTree:
             "before the optimizer: optax.chain(grad_clip, tx)."
         )
     return grad_clip.update(grads, grad_clip.init(params), params)[0]
+
+
+def offered(tx: Transform, extra_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some extra arguments that a transform takes, by the signature of `update`.
+
+    >>> offered(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), {"value": 1.0})
+    {}
+    """
+    if not isinstance(tx, optax.GradientTransformationExtraArgs):
+        return dict(extra_args)  # optax drops them
+    arguments = inspect.signature(tx.update).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
+    return {name: x for name, x in extra_args.items() if takes_all or name in arguments}
 
 
 def update(
