@@ -1,7 +1,8 @@
 """The message of a replica: levels, indices of 12 bits and short values, in 32-bit words.
 
-An entry whose index stands more than once at the end of its chunk carries nothing: values that are
-closer to zero than to the lowest level are sent so, and not rounded away from zero.
+Values that are closer to zero than to the lowest level are not rounded away from zero: such an
+entry carries nothing, and repeats the first index of its chunk. A code that is not zero at the last
+entry of a chunk, if that repeats the first index, says that the first carries nothing either.
 """
 
 import dataclasses
@@ -104,7 +105,8 @@ def coded(chunks: Float[Array, "count width"], leaf: LeafFormat) -> Coded:
     if indices is not None:
         # The largest come first, so that those without worth are the last of their chunk.
         worthless = jnp.abs(values) <= levels[:, :1] / 2
-        indices = jnp.where(worthless, indices[:, -1:], indices).astype(jnp.uint32)
+        indices = jnp.where(worthless, indices[:, :1], indices).astype(jnp.uint32)
+        codes = jnp.where(worthless, worthless[:, :1].astype(jnp.uint32), codes)
     return Coded(levels, indices, codes)
 
 
@@ -132,21 +134,23 @@ def added(
     values = jnp.where(weight == 0, 0.0, weight * values)
     if entries.indices is None:
         return total + values, None if count is None else count + jnp.abs(weight)
-    carried = _carried(entries.indices)
+    values = jnp.where(_carried(entries), values, 0.0)
     at = jnp.arange(leaf.chunks.count)[:, None], entries.indices.astype(jnp.int32)
     # Zero is added where an index stands again, so that the order of the additions is of no effect.
-    total = total.at[at].add(jnp.where(carried, values, 0.0))
+    total = total.at[at].add(values)
     if count is not None:
-        count = count.at[at].add(jnp.where(carried, jnp.abs(weight), 0.0))
+        count = count.at[at].add(jnp.where(values != 0, jnp.abs(weight), 0.0))
     return total, count
 
 
-def _carried(indices: UInt[Array, "count k"]) -> Array:
-    """Whether each entry carries something: `bool[count, k]`."""
-    if indices.shape[1] == 1:
-        return jnp.ones(indices.shape, bool)
-    again = indices[:, -2:-1] == indices[:, -1:]
-    return ~(again & (indices == indices[:, -1:]))
+def _carried(entries: Coded) -> Array:
+    """Whether each entry carries something: `bool[chunks, k]`. A single one always does."""
+    assert entries.indices is not None
+    if entries.indices.shape[1] == 1:
+        return jnp.ones(entries.indices.shape, bool)
+    again = entries.indices[:, 1:] == entries.indices[:, :1]
+    nothing = again[:, -1:] & (entries.codes[:, -1:] != 0)
+    return jnp.concatenate([~nothing, ~again], axis=1)
 
 
 def written(entries: Sequence[Coded], formats: Sequence[LeafFormat]) -> UInt[Array, " words"]:
