@@ -26,6 +26,10 @@ LOCK = ".jrc_lock"
 # Written by process 0 so that the others can tell whether they see the same folder.
 MARKER = ".jrc_writer"
 
+# How long a run waits for another one that saves to its folder: without a word, and in all.
+SECONDS_UNTOLD = 2.0
+SECONDS_AT_MOST = 600.0
+
 SHARED = "Give every process the same folder, on a file system that they share."
 
 # `gs://bucket/run`, and `gs:/bucket/run`, which `pathlib.Path` makes of it. No Windows drive.
@@ -105,12 +109,18 @@ def only_writer(folder: str) -> Iterator[None]:
 
 
 def _lock(folder: str, stack: contextlib.ExitStack) -> None:
-    """Make the folder and lock it, on process 0; other runs that hold the lock are waited for."""
+    """Make the folder and lock it, on process 0; a run that has locked it is waited for."""
     if jax.process_index() != 0:
         return
     try:
         os.makedirs(folder, exist_ok=True)
-        stack.enter_context(filelock.FileLock(os.path.join(folder, LOCK)))
+        stack.enter_context(_acquired(folder))
+    except filelock.Timeout:
+        raise TimeoutError(
+            f"jrc.save: path must be a folder to which no other run saves, got {folder}, which "
+            f"another run has kept locked for {SECONDS_AT_MOST:g} s. Give each run a folder of its "
+            "own, or end a run that is stopped in the middle of a save."
+        ) from None
     except OSError as error:
         if error.errno in _NO_LOCKS:
             _logger.warning(
@@ -122,6 +132,23 @@ def _lock(folder: str, stack: contextlib.ExitStack) -> None:
         raise type(error)(_unwritable(folder, error.strerror or str(error))) from error
     except ValueError as error:  # characters that no file system takes
         raise ValueError(_unwritable(ascii(folder), str(error))) from error
+
+
+def _acquired(folder: str) -> contextlib.AbstractContextManager[Any]:
+    """Return the acquired lock of a folder.
+
+    Raises:
+        filelock.Timeout: If another run keeps it too long.
+    """
+    lock = filelock.FileLock(os.path.join(folder, LOCK))
+    try:
+        return lock.acquire(timeout=SECONDS_UNTOLD)
+    except filelock.Timeout:
+        _logger.warning(
+            "jrc.save: another run saves to %s. Waiting for it, at most %g s.",
+            folder, SECONDS_AT_MOST,
+        )  # fmt: skip
+    return lock.acquire(timeout=SECONDS_AT_MOST - SECONDS_UNTOLD)
 
 
 def _unwritable(folder: str, reason: str) -> str:

@@ -16,7 +16,8 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
     Args:
         path: A folder on a local or mounted file system, made if needed, for this state alone. Runs
-            that save to one folder at the same time wait for each other, and the last save stays.
+            that save to one folder at the same time wait for each other, with a warning and for
+            ten minutes at most, and the last save stays.
             Several processes give the same folder, on a file system that they share. The empty
             file `.jrc_lock` stays in it.
         state: A pytree whose leaves are all arrays (any shape, dtype and sharding, typed keys
@@ -30,6 +31,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         ValueError: If `path` is a URL, an array was donated, the processes of a run have different
             trees, or a `jax.Array` lies on one process only.
         OSError: If the folder cannot be made or written to.
+        TimeoutError: If another run keeps the folder locked.
         FileNotFoundError: If a process does not see the folder of process 0.
         RuntimeError: If another process of the run failed; the text is that of its error.
 
