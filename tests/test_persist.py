@@ -51,6 +51,31 @@ def test_round_trip_is_exact(state, tmp_path):
     assert saves(tmp_path / "a") == ["jrc_2"]
 
 
+def test_the_last_saves_are_kept_by_their_steps(tmp_path):
+    for step in (2, 4, 6, 8):
+        jrc.save(tmp_path, {"w": jnp.full(2, step)}, step=step, keep=3)
+    assert saves(tmp_path) == ["jrc_4", "jrc_6", "jrc_8"]
+    like = {"w": jnp.zeros(2, int)}
+    assert jrc.restore(tmp_path, like)["w"].tolist() == [8, 8]
+    assert jrc.restore(tmp_path, like, step=4)["w"].tolist() == [4, 4]
+    jrc.save(tmp_path, {"w": jnp.full(2, 9)}, keep=2)  # without a step, the next number
+    assert saves(tmp_path) == ["jrc_8", "jrc_9"]
+    refused = {
+        r"step must be larger than that of the last save, got 8 after 9. Give": {"step": 8},
+        r"step must be a whole number from 0 to 2147483647, got -1": {"step": -1},
+        r"keep must be a whole number >= 1, got 0": {"keep": 0},
+    }
+    for text, options in refused.items():
+        with pytest.raises(ValueError, match=text):
+            jrc.save(tmp_path, like, **options)
+    with pytest.raises(
+        FileNotFoundError, match="step must be that of a save in .*, got 4. .* 8, 9"
+    ):
+        jrc.restore(tmp_path, like, step=4)
+    jrc.save(tmp_path, like, step=20)
+    assert saves(tmp_path) == ["jrc_20"]
+
+
 def test_relative_and_text_paths(state, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jrc.save("run/one", state)

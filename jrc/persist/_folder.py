@@ -15,6 +15,7 @@ import jax
 
 from jrc._multihost import all_or_none, of_all
 from jrc._text import brief
+from jrc._validate import whole_number
 
 # Saves are folders `jrc_0`, `jrc_1`, …: other folders are neither counted, read nor removed.
 PREFIX = "jrc"
@@ -67,6 +68,11 @@ def checked_folder(path: Any, who: str, make: bool) -> str:
             "the folder that was given to jrc.save."
         )
     return folder
+
+
+def checked_step(step: Any, who: str) -> int:
+    """Return the number of a save, or raise if it is none that can be sent to other processes."""
+    return whole_number(step, "step", who, least=0, most=2**31 - 1, remedy="Leave it out.")
 
 
 def _checked_name(path: Any, who: str) -> str:
@@ -184,9 +190,9 @@ def _check_shared(folder: str) -> None:
             marker.unlink(missing_ok=True)
 
 
-def latest(folder: str) -> int | None:
-    """Return the number of the last complete save; one that is being written has a longer name."""
+def complete_saves(folder: str) -> list[int]:
+    """Return the numbers of complete saves; one that is being written has a longer name."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if entry.is_dir()]
     found = (re.fullmatch(rf"{PREFIX}_(\d+)", name) for name in names)
-    return max((int(match[1]) for match in found if match), default=None)
+    return sorted(int(match[1]) for match in found if match)

@@ -1,5 +1,6 @@
 """Restore the last complete save, checked leaf by leaf."""
 
+import functools
 import os
 from typing import Any
 
@@ -10,12 +11,20 @@ import orbax.checkpoint as ocp
 
 from jrc._multihost import all_or_none, of_all
 from jrc._tree import is_typed_key
-from jrc.persist._folder import PREFIX, SHARED, check_order, checked_folder, latest
+from jrc._typing import Whole
+from jrc.persist._folder import (
+    PREFIX,
+    SHARED,
+    check_order,
+    checked_folder,
+    checked_step,
+    complete_saves,
+)
 from jrc.persist._leaves import Leaf, check_type, leaves_of
 from jrc.persist._manifest import check_same, keys_of, manifest_of, read_manifest, stored
 
 
-def restore(path: str | os.PathLike[str], like: Any) -> Any:
+def restore(path: str | os.PathLike[str], like: Any, *, step: Whole | None = None) -> Any:
     """Return the last complete save of a pytree, checked against the expected tree.
 
     Args:
@@ -23,13 +32,14 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         like: A pytree of arrays or `jax.ShapeDtypeStruct`s with the structure, shapes and dtypes
             that were saved. The arrays are placed by its shardings. In a run of several processes
             every process calls `restore`.
+        step: The number of the save, as `jrc.save` was given it; the last one if left out.
 
     Returns:
         A pytree like `like` with the saved values, bit for bit.
 
     Raises:
-        TypeError: If a leaf of `like` is not an array, or `path` is not a path.
-        FileNotFoundError: If there is no complete save at `path`.
+        TypeError: If a leaf of `like` is not an array, `path` no path, or `step` no number.
+        FileNotFoundError: If there is no complete save at `path`, or none of this step.
         ValueError: If the tree, a shape or a dtype differs, `path` is a URL, or the save was not
             made by `jrc.save` or cannot be read.
         RuntimeError: If another process of the run failed; the text is that of its error.
@@ -43,18 +53,18 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
     """
     check_order(path, like, "jrc.restore", "like")
     leaves = leaves_of(like)
+    if step is not None:
+        step = checked_step(step, "jrc.restore")
     folder = all_or_none(lambda: _checked_for_restore(path, leaves), "jrc.restore")
-    while (step := _agreed_latest(folder)) is not None:
+    while True:
+        number = _agreed_step(folder, step)
         try:
-            return all_or_none(lambda: _read(folder, step, like, leaves), "jrc.restore")
+            read = functools.partial(_read, folder, number, like, leaves)
+            return all_or_none(read, "jrc.restore")
         except Exception:
             # Unless another run has saved meanwhile, and removed the save that was being read.
-            if step == _agreed_latest(folder):
+            if number == _agreed_step(folder, step):
                 raise
-    raise FileNotFoundError(
-        f"jrc.restore: path must be the folder of a save, got {folder}, which has no complete "
-        "save. Give the folder that was given to jrc.save."
-    )
 
 
 def _checked_for_restore(path: Any, leaves: list[Leaf]) -> str:
@@ -68,11 +78,22 @@ def _checked_for_restore(path: Any, leaves: list[Leaf]) -> str:
     return folder
 
 
-def _agreed_latest(folder: str) -> int | None:
-    """Return the last complete save that process 0 sees."""
-    seen = all_or_none(lambda: latest(folder), "jrc.restore")
-    step = int(of_all(-1 if seen is None else seen)[0])
-    return None if step < 0 else step
+def _agreed_step(folder: str, step: int | None) -> int:
+    """Return the last complete save that process 0 sees, or that of a step."""
+    found = all_or_none(lambda: complete_saves(folder), "jrc.restore")
+    wanted = found[-1] if step is None and found else step
+    number = int(of_all(wanted if wanted in found else -1)[0])
+    if number < 0 and found:
+        raise FileNotFoundError(
+            f"jrc.restore: step must be that of a save in {folder}, got {step}. The saves there "
+            f"are {', '.join(map(str, found))}."
+        )
+    if number < 0:
+        raise FileNotFoundError(
+            f"jrc.restore: path must be the folder of a save, got {folder}, which has no complete "
+            "save. Give the folder that was given to jrc.save."
+        )
+    return number
 
 
 def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:

@@ -6,12 +6,16 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from jrc._multihost import all_or_none, differing, of_all
-from jrc.persist._folder import PREFIX, check_order, checked_folder, only_writer
+from jrc._typing import Whole
+from jrc._validate import whole_number
+from jrc.persist._folder import PREFIX, check_order, checked_folder, checked_step, only_writer
 from jrc.persist._leaves import Leaf, check_not_donated, check_place, check_type, leaves_of
 from jrc.persist._manifest import FORMAT, kind_of, manifest_of, stored
 
 
-def save(path: str | os.PathLike[str], state: Any) -> None:
+def save(
+    path: str | os.PathLike[str], state: Any, *, step: Whole | None = None, keep: Whole = 1
+) -> None:
     """Save a pytree of arrays. If that fails, the previous save stays complete.
 
     Args:
@@ -24,12 +28,15 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
             too), for instance a `jrc.TrainState`. Per-replica state is saved for every replica. In
             a run of several processes every process calls `save`; of a NumPy array the value on
             process 0 is saved.
+        step: The number of this save, larger than that of the last one; one more if left out. It
+            is how `jrc.restore` finds a save that is not the last.
+        keep: How many saves stay in the folder, this one included; older ones are removed.
 
     Raises:
-        TypeError: If a leaf is not an array, or `path` is not a path.
+        TypeError: If a leaf is not an array, `path` is not a path, or a number is none.
         NotADirectoryError: If `path` is a file.
         ValueError: If `path` is a URL, an array was donated, the processes of a run have different
-            trees, or a `jax.Array` lies on one process only.
+            trees, a `jax.Array` lies on one process only, or a number is out of its range.
         OSError: If the folder cannot be made or written to.
         TimeoutError: If another run keeps the folder locked.
         FileNotFoundError: If a process does not see the folder of process 0.
@@ -39,7 +46,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         >>> import jax.numpy as jnp, tempfile
         >>> state = {"w": jnp.arange(3.0)}
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     jrc.save(folder, state)
+        ...     jrc.save(folder, state, step=10, keep=3)
         ...     jrc.restore(folder, state)["w"].tolist()
         [0.0, 1.0, 2.0]
 
@@ -47,6 +54,9 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     """
     check_order(path, state, "jrc.save", "state")
     leaves = leaves_of(state)
+    keep = whole_number(keep, "keep", "jrc.save", least=1, remedy="Write keep=1.")
+    if step is not None:
+        step = checked_step(step, "jrc.save")
     folder = all_or_none(lambda: _checked_for_save(path, leaves), "jrc.save")
     if differing([(f"{leaf.place}: {kind_of(leaf)}", 0) for leaf in leaves]):
         raise ValueError(
@@ -58,16 +68,25 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         manifest=ocp.args.JsonSave({"format": FORMAT, "leaves": manifest_of(leaves)}),
     )
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=1,
+        max_to_keep=keep,
         step_prefix=PREFIX,
         enable_async_checkpointing=False,
         cleanup_tmp_directories=True,  # left by a save that was killed
     )
     with only_writer(folder), ocp.CheckpointManager(folder, options=options) as manager:
-        latest = manager.latest_step()
-        # That of process 0: on other processes the folder may appear later.
-        step = int(of_all(0 if latest is None else latest + 1)[0])
-        manager.save(step, args=args, force=True)
+        manager.save(_number(step, manager.latest_step()), args=args, force=True)
+
+
+def _number(step: int | None, latest: int | None) -> int:
+    """Return the number of a save behind the last one."""
+    # What process 0 sees: on other processes the folder may appear later.
+    latest, step = (int(of_all(-1 if each is None else each)[0]) for each in (latest, step))
+    if 0 <= step <= latest:
+        raise ValueError(
+            f"jrc.save: step must be larger than that of the last save, got {step} after {latest}. "
+            "Give another folder, or leave step out."
+        )
+    return latest + 1 if step < 0 else step
 
 
 def _checked_for_save(path: Any, leaves: list[Leaf]) -> str:
