@@ -16,7 +16,7 @@ from typing import Any
 
 _PACKAGE = __name__.partition(".")[0]
 _NAMED = re.compile(rf"{_PACKAGE}(\.\w+)+( \| {_PACKAGE}\.\w+)?: ")
-_RUNNING: ContextVar[str] = ContextVar("running", default=_PACKAGE)
+_RUNNING: ContextVar[str] = ContextVar("running", default="")
 
 
 class public:
@@ -101,7 +101,13 @@ def _is_raised_here(traceback: TracebackType | None) -> bool:
 
 def running_name() -> str:
     """Return the name of the innermost public function that runs, for warnings and log lines."""
-    return _RUNNING.get()
+    return _RUNNING.get() or _PACKAGE
+
+
+def name_error(error: Exception) -> None:
+    """Name an error at once, and not where it leaves the public function: to send its text."""
+    if name := _RUNNING.get():
+        _add_name(error, name)
 
 
 def said_by(who: str) -> str:

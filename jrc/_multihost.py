@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jrc._errors import said_by
+from jrc._errors import name_error, said_by
 
 # Bytes of an error's text that the other processes get.
 _TEXT_BYTES = 1000
@@ -44,6 +44,7 @@ def all_or_none[T](do: Callable[[], T], who: str = "") -> T:
     try:
         out = do()
     except Exception as error:
+        name_error(error)  # the other processes get the whole text
         of_all(True)
         multihost_utils.process_allgather(_as_bytes(error))
         raise

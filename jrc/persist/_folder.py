@@ -13,6 +13,7 @@ from typing import Any
 import filelock
 import jax
 
+from jrc._errors import running_name
 from jrc._multihost import all_or_none, of_all
 from jrc._text import brief
 from jrc._validate import whole_number
@@ -42,56 +43,55 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _logger = logging.getLogger("jrc")
 
 
-def check_order(path: Any, tree: Any, who: str, name: str) -> None:
+def check_order(path: Any, tree: Any, name: str) -> None:
     """Raise if the path stands in the place of the tree, and the tree in its place."""
     if isinstance(tree, str | os.PathLike) and not isinstance(path, str | os.PathLike):
         raise TypeError(
-            f"{who}: path must come before {name}, got {type(path).__name__} and then "
-            f"{type(tree).__name__} {str(tree)!r}. Write {who}({str(tree)!r}, {name})."
+            f"path must come before {name}, got {type(path).__name__} and then "
+            f"{type(tree).__name__} {str(tree)!r}. Write {running_name()}({str(tree)!r}, {name})."
         )
 
 
-def checked_folder(path: Any, who: str, make: bool) -> str:
+def checked_folder(path: Any, make: bool) -> str:
     """Return the absolute path of the folder of a save; with `make` it need not exist yet."""
-    name = _checked_name(path, who)
+    name = _checked_name(path)
     # orbax takes absolute paths only, and reports others late.
     folder = os.path.abspath(os.path.expanduser(name))
     above = _first_existing(folder) if make else folder
     if os.path.exists(above) and not os.path.isdir(above):
         raise NotADirectoryError(
-            f"{who}: path must be a folder, got {folder}, where {above} is a file. Give another "
-            "path."
+            f"path must be a folder, got {folder}, where {above} is a file. Give another path."
         )
     if not make and not os.path.isdir(folder):
         raise FileNotFoundError(
-            f"{who}: path must be the folder of a save, got {folder}, which does not exist. Give "
+            f"path must be the folder of a save, got {folder}, which does not exist. Give "
             "the folder that was given to jrc.save."
         )
     return folder
 
 
-def checked_step(step: Any, who: str) -> int:
+def checked_step(step: Any) -> int:
     """Return the number of a save, or raise if it is none that can be sent to other processes."""
-    return whole_number(step, "step", who, least=0, most=2**31 - 1, remedy="Leave it out.")
+    return whole_number(step, "step", least=0, most=2**31 - 1, remedy="Leave it out.")
 
 
-def _checked_name(path: Any, who: str) -> str:
+def _checked_name(path: Any) -> str:
     """Return the path as text, or raise if it is no path on a local or mounted file system."""
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str):
         raise TypeError(
-            f"{who}: path must be a str or a pathlib.Path, got {type(path).__name__} "
+            f"path must be a str or a pathlib.Path, got {type(path).__name__} "
             f"{brief(path, most=3)}. "
             "Give the folder of the save, such as 'run/state'."
         )
     if not name:
         raise ValueError(
-            f"{who}: path must name the folder of the save, got {name!r}. Give one, such as "
+            f"path must name the folder of the save, got {name!r}. Give one, such as "
             "'run/state', or '.' for the current folder."
         )
     if _URL.match(name):
         raise ValueError(
-            f"{who}: path must be a folder on a local or mounted file system, got the URL "
+            f"path must be a folder on a local or mounted file system, got the URL "
             f"{name!r}. Mount the bucket (gcsfuse, s3fs), or use orbax.checkpoint, which takes "
             "URLs."
         )
@@ -109,7 +109,7 @@ def _first_existing(folder: str) -> str:
 def only_writer(folder: str) -> Iterator[None]:
     """Keep other runs from writing to the folder, and check that all processes see the same one."""
     with contextlib.ExitStack() as stack:
-        all_or_none(lambda: _lock(folder, stack), "jrc.save")
+        all_or_none(lambda: _lock(folder, stack))
         _check_shared(folder)
         yield
 
@@ -123,7 +123,7 @@ def _lock(folder: str, stack: contextlib.ExitStack) -> None:
         stack.enter_context(_acquired(folder))
     except filelock.Timeout:
         raise TimeoutError(
-            f"jrc.save: path must be a folder to which no other run saves, got {folder}, which "
+            f"path must be a folder to which no other run saves, got {folder}, which "
             f"another run has kept locked for {SECONDS_AT_MOST:g} s. Give each run a folder of its "
             "own, or end a run that is stopped in the middle of a save."
         ) from None
@@ -159,7 +159,7 @@ def _acquired(folder: str) -> contextlib.AbstractContextManager[Any]:
 
 def _unwritable(folder: str, reason: str) -> str:
     return (
-        f"jrc.save: path must be a folder that can be made and written to, got {folder}: {reason}. "
+        f"path must be a folder that can be made and written to, got {folder}: {reason}. "
         "Give another, or change its permissions."
     )
 
@@ -178,13 +178,13 @@ def _check_shared(folder: str) -> None:
     def read() -> None:
         if not marker.is_file() or marker.read_text() != token:
             raise FileNotFoundError(
-                f"jrc.save: path must be one folder for all processes, got {folder}, in which "
+                f"path must be one folder for all processes, got {folder}, in which "
                 f"process {jax.process_index()} does not see what process 0 writes. {SHARED}"
             )
 
-    all_or_none(write, "jrc.save")
+    all_or_none(write)
     try:
-        all_or_none(read, "jrc.save")
+        all_or_none(read)
     finally:
         if jax.process_index() == 0:
             marker.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jrc._errors import public
 from jrc._multihost import all_or_none, of_all
 from jrc._tree import is_typed_key
 from jrc._typing import Whole
@@ -24,6 +25,7 @@ from jrc.persist._leaves import Leaf, check_type, leaves_of
 from jrc.persist._manifest import check_same, keys_of, manifest_of, read_manifest, stored
 
 
+@public("jrc.restore")
 def restore(path: str | os.PathLike[str], like: Any, *, step: Whole | None = None) -> Any:
     """Return the last complete save of a pytree, checked against the expected tree.
 
@@ -51,16 +53,16 @@ def restore(path: str | os.PathLike[str], like: Any, *, step: Whole | None = Non
         ...     jrc.restore(folder, {"w": jnp.zeros(2)})["w"].tolist()
         [1.0, 1.0]
     """
-    check_order(path, like, "jrc.restore", "like")
+    check_order(path, like, "like")
     leaves = leaves_of(like)
     if step is not None:
-        step = checked_step(step, "jrc.restore")
-    folder = all_or_none(lambda: _checked_for_restore(path, leaves), "jrc.restore")
+        step = checked_step(step)
+    folder = all_or_none(lambda: _checked_for_restore(path, leaves))
     while True:
         number = _agreed_step(folder, step)
         try:
             read = functools.partial(_read, folder, number, like, leaves)
-            return all_or_none(read, "jrc.restore")
+            return all_or_none(read)
         except Exception:
             # Unless another run has saved meanwhile, and removed the save that was being read.
             if number == _agreed_step(folder, step):
@@ -69,28 +71,26 @@ def restore(path: str | os.PathLike[str], like: Any, *, step: Whole | None = Non
 
 def _checked_for_restore(path: Any, leaves: list[Leaf]) -> str:
     """Return the folder after a check of path and leaves."""
-    folder = checked_folder(path, "jrc.restore", make=False)
+    folder = checked_folder(path, make=False)
     for leaf in leaves:
         if not isinstance(leaf.value, jax.ShapeDtypeStruct):
-            check_type(
-                leaf, "jrc.restore", "every leaf of like must be an array or a jax.ShapeDtypeStruct"
-            )
+            check_type(leaf, "every leaf of like must be an array or a jax.ShapeDtypeStruct")
     return folder
 
 
 def _agreed_step(folder: str, step: int | None) -> int:
     """Return the last complete save that process 0 sees, or that of a step."""
-    found = all_or_none(lambda: complete_saves(folder), "jrc.restore")
+    found = all_or_none(lambda: complete_saves(folder))
     wanted = found[-1] if step is None and found else step
     number = int(of_all(wanted if wanted in found else -1)[0])
     if number < 0 and found:
         raise FileNotFoundError(
-            f"jrc.restore: step must be that of a save in {folder}, got {step}. The saves there "
+            f"step must be that of a save in {folder}, got {step}. The saves there "
             f"are {', '.join(map(str, found))}."
         )
     if number < 0:
         raise FileNotFoundError(
-            f"jrc.restore: path must be the folder of a save, got {folder}, which has no complete "
+            f"path must be the folder of a save, got {folder}, which has no complete "
             "save. Give the folder that was given to jrc.save."
         )
     return number
@@ -101,7 +101,7 @@ def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:
     where = os.path.join(folder, f"{PREFIX}_{step}")
     if not os.path.isdir(where):
         raise FileNotFoundError(
-            f"jrc.restore: path must be one folder for all processes, got {folder}, in which "
+            f"path must be one folder for all processes, got {folder}, in which "
             f"process {jax.process_index()} does not see {PREFIX}_{step}. {SHARED}"
         )
     # Not through orbax's manager, which removes saves that are being written.
@@ -113,7 +113,7 @@ def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:
             found = reader.restore(where, args=args)["arrays"]
         except Exception as error:
             raise ValueError(
-                f"jrc.restore: path must hold a readable save, got {where}, whose arrays cannot be "
+                f"path must hold a readable save, got {where}, whose arrays cannot be "
                 "read; they may be damaged. Restore a copy of the folder."
             ) from error
     values = (

@@ -5,6 +5,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from jrc._errors import public
 from jrc._multihost import all_or_none, differing, of_all
 from jrc._typing import Whole
 from jrc._validate import whole_number
@@ -13,6 +14,7 @@ from jrc.persist._leaves import Leaf, check_not_donated, check_place, check_type
 from jrc.persist._manifest import FORMAT, kind_of, manifest_of, stored
 
 
+@public("jrc.save")
 def save(
     path: str | os.PathLike[str], state: Any, *, step: Whole | None = None, keep: Whole = 1
 ) -> None:
@@ -52,15 +54,15 @@ def save(
 
     Source: orbax-checkpoint.
     """
-    check_order(path, state, "jrc.save", "state")
+    check_order(path, state, "state")
     leaves = leaves_of(state)
-    keep = whole_number(keep, "keep", "jrc.save", least=1, remedy="Write keep=1.")
+    keep = whole_number(keep, "keep", least=1, remedy="Write keep=1.")
     if step is not None:
-        step = checked_step(step, "jrc.save")
-    folder = all_or_none(lambda: _checked_for_save(path, leaves), "jrc.save")
+        step = checked_step(step)
+    folder = all_or_none(lambda: _checked_for_save(path, leaves))
     if differing([(f"{leaf.place}: {kind_of(leaf)}", 0) for leaf in leaves]):
         raise ValueError(
-            "jrc.save: state must have the same tree, shapes and dtypes on every process, got "
+            "state must have the same tree, shapes and dtypes on every process, got "
             "different ones. Call jrc.save with the whole state on every process."
         )
     args = ocp.args.Composite(
@@ -83,7 +85,7 @@ def _number(step: int | None, latest: int | None) -> int:
     latest, step = (int(of_all(-1 if each is None else each)[0]) for each in (latest, step))
     if 0 <= step <= latest:
         raise ValueError(
-            f"jrc.save: step must be larger than that of the last save, got {step} after {latest}. "
+            f"step must be larger than that of the last save, got {step} after {latest}. "
             "Give another folder, or leave step out."
         )
     return latest + 1 if step < 0 else step
@@ -95,4 +97,4 @@ def _checked_for_save(path: Any, leaves: list[Leaf]) -> str:
         check_type(leaf)
         check_not_donated(leaf)
         check_place(leaf)
-    return checked_folder(path, "jrc.save", make=True)
+    return checked_folder(path, make=True)
