@@ -40,6 +40,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # What a file system without locks answers.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
+# Saves of this process that are being written: orbax's manager and the lock of each folder.
+_UNFINISHED: dict[str, contextlib.ExitStack] = {}
+
 _logger = logging.getLogger("jrc")
 
 
@@ -188,6 +191,17 @@ def _check_shared(folder: str) -> None:
     finally:
         if jax.process_index() == 0:
             marker.unlink(missing_ok=True)
+
+
+def keep_unfinished(folder: str, save: contextlib.ExitStack) -> None:
+    """Remember a save that is being written, with its lock, until `finish_save`."""
+    _UNFINISHED[folder] = save
+
+
+def finish_save(folder: str) -> None:
+    """Wait for the save of this process that is being written to a folder, and raise its error."""
+    if save := _UNFINISHED.pop(folder, None):
+        save.close()
 
 
 def complete_saves(folder: str) -> list[int]:

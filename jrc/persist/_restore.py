@@ -20,6 +20,7 @@ from jrc.persist._folder import (
     checked_folder,
     checked_step,
     complete_saves,
+    finish_save,
 )
 from jrc.persist._leaves import Leaf, check_type, leaves_of
 from jrc.persist._manifest import check_same, keys_of, manifest_of, read_manifest, stored
@@ -58,6 +59,7 @@ def restore(path: str | os.PathLike[str], like: Any, *, step: Whole | None = Non
     if step is not None:
         step = checked_step(step)
     folder = all_or_none(lambda: _checked_for_restore(path, leaves))
+    finish_save(folder)
     while True:
         number = _agreed_step(folder, step)
         try:

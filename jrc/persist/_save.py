@@ -1,22 +1,37 @@
 """Save: the previous save is removed only when the new one is complete."""
 
+import contextlib
 import os
 from typing import Any
 
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jrc._errors import public
 from jrc._multihost import all_or_none, differing, of_all
 from jrc._typing import Whole
-from jrc._validate import whole_number
-from jrc.persist._folder import PREFIX, check_order, checked_folder, checked_step, only_writer
+from jrc._validate import check_flag, whole_number
+from jrc.persist._folder import (
+    PREFIX,
+    check_order,
+    checked_folder,
+    checked_step,
+    finish_save,
+    keep_unfinished,
+    only_writer,
+)
 from jrc.persist._leaves import Leaf, check_not_donated, check_place, check_type, leaves_of
 from jrc.persist._manifest import FORMAT, kind_of, manifest_of, stored
 
 
 @public("jrc.save")
 def save(
-    path: str | os.PathLike[str], state: Any, *, step: Whole | None = None, keep: Whole = 1
+    path: str | os.PathLike[str],
+    state: Any,
+    *,
+    step: Whole | None = None,
+    keep: Whole = 1,
+    wait: bool = True,
 ) -> None:
     """Save a pytree of arrays. If that fails, the previous save stays complete.
 
@@ -33,6 +48,11 @@ def save(
         step: The number of this save, larger than that of the last one; one more if left out. It
             is how `jrc.restore` finds a save that is not the last.
         keep: How many saves stay in the folder, this one included; older ones are removed.
+        wait: Whether to return when the save is complete. With `False` that is when its arrays are
+            copied, and the files are written meanwhile. The next save to the folder, or restore
+            from it, waits for that and raises its error; until then the folder is locked for other
+            runs. A program that ends earlier loses this save, and not the one before: let its last
+            save wait.
 
     Raises:
         TypeError: If a leaf is not an array, `path` is not a path, or a number is none.
@@ -56,6 +76,7 @@ def save(
     """
     check_order(path, state, "state")
     leaves = leaves_of(state)
+    check_flag(wait, "wait")
     keep = whole_number(keep, "keep", least=1, remedy="Write keep=1.")
     if step is not None:
         step = checked_step(step)
@@ -65,18 +86,26 @@ def save(
             "state must have the same tree, shapes and dtypes on every process, got "
             "different ones. Call jrc.save with the whole state on every process."
         )
+    finish_save(folder)
+    arrays = stored(leaves)
+    if not wait:  # a step may donate jax.Arrays, which stay; the program may write to NumPy's
+        arrays = {k: np.array(x) if isinstance(x, np.ndarray) else x for k, x in arrays.items()}
     args = ocp.args.Composite(
-        arrays=ocp.args.StandardSave(stored(leaves)),
+        arrays=ocp.args.StandardSave(arrays),
         manifest=ocp.args.JsonSave({"format": FORMAT, "leaves": manifest_of(leaves)}),
     )
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         step_prefix=PREFIX,
-        enable_async_checkpointing=False,
+        enable_async_checkpointing=not wait,
         cleanup_tmp_directories=True,  # left by a save that was killed
     )
-    with only_writer(folder), ocp.CheckpointManager(folder, options=options) as manager:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(only_writer(folder))
+        manager = stack.enter_context(ocp.CheckpointManager(folder, options=options))
         manager.save(_number(step, manager.latest_step()), args=args, force=True)
+        if not wait:
+            keep_unfinished(folder, stack.pop_all())
 
 
 def _number(step: int | None, latest: int | None) -> int:
