@@ -32,12 +32,13 @@ class public:
     public functions that call each other the innermost one is named; an error that has a name keeps
     it. Signature, docstring, static types and tracebacks are those of the function.
 
-    So a check needs no `who`. To convert a module whose checks still take one:
+    So a check needs no `who`. To convert a module whose checks still take one, check by check:
 
     1. Decorate the public function with `@public("jrc.name")`. In a function that it returns, and
        that users call, write `with public("jrc.name"):` around the body.
-    2. Delete `who`, `_WHO` and `f"{who}: "` from its checks, and do not pass `who` to validators
-       of `jrc._validate`, which is there for modules that are not converted.
+    2. Delete `who`, `_WHO` and `f"{who}: "` from its checks. Validators that several packages share
+       (`jrc._validate`) take `who` for modules that are not converted: do not pass it. With the
+       last such module it goes, and `said_by` with it.
     3. Where a warning, a log line or a way out has the name in it, write the name, or in code that
        several public functions share `running_name()`.
     4. An alias, which calls another public function, does so inside `speaking_as`.
