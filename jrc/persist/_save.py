@@ -16,6 +16,7 @@ from jrc.persist._folder import (
     check_order,
     checked_folder,
     checked_step,
+    complete_saves,
     finish_save,
     keep_unfinished,
     only_writer,
@@ -102,16 +103,22 @@ def save(
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_writer(folder))
-        manager = stack.enter_context(ocp.CheckpointManager(folder, options=options))
-        manager.save(_number(step, manager.latest_step()), args=args, force=True)
+        # Before the manager, which begins to remove what killed saves left, and ends in its save.
+        number = _number(step, complete_saves(folder))
+        manager = ocp.CheckpointManager(folder, options=options)
+        # Twice: the first time raises the error of a save, while files may still be written.
+        stack.callback(manager.close)
+        stack.callback(manager.close)
+        manager.save(number, args=args, force=True)
         if not wait:
             keep_unfinished(folder, stack.pop_all())
 
 
-def _number(step: int | None, latest: int | None) -> int:
+def _number(step: int | None, saved: list[int]) -> int:
     """Return the number of a save behind the last one."""
-    # What process 0 sees: on other processes the folder may appear later.
-    latest, step = (int(of_all(-1 if each is None else each)[0]) for each in (latest, step))
+    # What process 0 sees: on other processes a save may appear later.
+    latest = int(of_all(saved[-1] if saved else -1)[0])
+    step = int(of_all(-1 if step is None else step)[0])
     if 0 <= step <= latest:
         raise ValueError(
             f"step must be larger than that of the last save, got {step} after {latest}. "
