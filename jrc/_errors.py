@@ -1,13 +1,119 @@
-"""Parts of error messages, which give the rule, what arrived and the way out.
+"""Errors of jrc: the name of the public function, the rule, what arrived and the way out.
 
-Errors are Python's own classes (`ValueError`, `TypeError`).
+Errors are Python's own classes (`ValueError`, `TypeError`). A check raises one without a name, and
+`public` puts the name in front of it.
 """
 
 import contextlib
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from opcode import opmap
+from types import TracebackType
 from typing import Any
+
+_PACKAGE = __name__.partition(".")[0]
+_NAMED = re.compile(rf"{_PACKAGE}(\.\w+)+( \| {_PACKAGE}\.\w+)?: ")
+_RUNNING: ContextVar[str] = ContextVar("running", default="")
+
+
+class public:
+    """Give the errors of jrc's own checks the name that a user called, once.
+
+    >>> @public("jrc.half")
+    ... def half(number: int) -> int:
+    ...     return number // checked(2)
+
+    A decorator of public functions and methods, and a context for the body of a function that they
+    return. The name goes in front of errors that code of jrc raises with `raise` while the function
+    runs: not of errors of a user's own function that runs inside, of JAX or of Python. Of several
+    public functions that call each other the innermost one is named; an error that has a name keeps
+    it. Signature, docstring, static types and tracebacks are those of the function.
+
+    So a check needs no `who`. To convert a module whose checks still take one, check by check:
+
+    1. Decorate the public function with `@public("jrc.name")`. In a function that it returns, and
+       that users call, write `with public("jrc.name"):` around the body.
+    2. Delete `who`, `_WHO` and `f"{who}: "` from its checks. Validators that several packages share
+       (`jrc._validate`) take `who` for modules that are not converted: do not pass it. With the
+       last such module it goes, and `said_by` with it.
+    3. Where a warning, a log line or a way out has the name in it, write the name, or in code that
+       several public functions share `running_name()`.
+    4. An alias, which calls another public function, does so inside `speaking_as`.
+
+    Args:
+        name: What the user typed, `jrc.plan` or `jrc.Report.plot`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__[F: Callable[..., Any]](self, fn: F) -> F:
+        """Return the function, whose errors have the name."""
+        return _with_name(fn, self.name)
+
+    def __enter__(self) -> None:
+        self._token = _RUNNING.set(self.name)
+
+    def __exit__(self, kind: object, error: BaseException | None, at: TracebackType | None) -> None:
+        _RUNNING.reset(self._token)
+        if isinstance(error, Exception):
+            _add_name(error, self.name)
+
+
+def _with_name(fn: Any, name: str) -> Any:
+    # No object in a cell: `jrc.recompute` reuses the trace of functions that capture plain values.
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        token = _RUNNING.set(name)
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            _add_name(error, name)
+            # Without the frame of this function, which tells nothing.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
+        finally:
+            _RUNNING.reset(token)
+
+    return call
+
+
+def _add_name(error: Exception, name: str) -> None:
+    """Put a name in front of the text of an error that jrc raised and that has none."""
+    text = error.args[0] if error.args else None
+    if isinstance(text, str) and not _NAMED.match(text) and _is_raised_here(error.__traceback__):
+        error.args = (f"{name}: {text}", *error.args[1:])
+
+
+def _is_raised_here(traceback: TracebackType | None) -> bool:
+    """Whether a `raise` statement of this package began a traceback."""
+    if traceback is None:
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    frame = traceback.tb_frame
+    module = frame.f_globals.get("__name__", "")
+    is_raise = frame.f_code.co_code[traceback.tb_lasti] == opmap["RAISE_VARARGS"]
+    return is_raise and module.partition(".")[0] == _PACKAGE
+
+
+def running_name() -> str:
+    """Return the name of the innermost public function that runs, for warnings and log lines."""
+    return _RUNNING.get() or _PACKAGE
+
+
+def name_error(error: Exception) -> None:
+    """Name an error at once, and not where it leaves the public function: to send its text."""
+    if name := _RUNNING.get():
+        _add_name(error, name)
+
+
+def said_by(who: str) -> str:
+    """Return `who: `, or nothing: for checks that serve callers with `public` and without."""
+    return f"{who}: " if who else ""
 
 
 def listed(names: Iterable[str], none: str = "none") -> str:

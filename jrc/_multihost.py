@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jrc._errors import name_error, said_by
+
 # Bytes of an error's text that the other processes get.
 _TEXT_BYTES = 1000
 
@@ -21,14 +23,14 @@ class FailedElsewhere(RuntimeError):
     """Another process of the run has failed."""
 
 
-def all_or_none[T](do: Callable[[], T], who: str) -> T:
+def all_or_none[T](do: Callable[[], T], who: str = "") -> T:
     """Call a function on every process, and raise on all of them if it fails on one.
 
     Without this, the other processes would wait in the next collective for the one that failed.
 
     Args:
         do: A function without collectives.
-        who: The public function, for errors.
+        who: The public function, of callers without `public`.
 
     Returns:
         The result of `do` on this process.
@@ -42,6 +44,7 @@ def all_or_none[T](do: Callable[[], T], who: str) -> T:
     try:
         out = do()
     except Exception as error:
+        name_error(error)  # the other processes get the whole text
         of_all(True)
         multihost_utils.process_allgather(_as_bytes(error))
         raise
@@ -49,7 +52,7 @@ def all_or_none[T](do: Callable[[], T], who: str) -> T:
         texts = multihost_utils.process_allgather(_as_bytes(None))
         first = int(np.argmax(failed))
         text = bytes(texts[first]).rstrip(b"\0").decode(errors="replace")
-        raise FailedElsewhere(f"{who}: process {first} failed, and so all stop. {text}")
+        raise FailedElsewhere(f"{said_by(who)}process {first} failed, and so all stop. {text}")
     return out
 
 

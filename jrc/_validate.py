@@ -1,10 +1,11 @@
 """Checks of arguments: one function for each kind of value, one grammar for what it raises.
 
-An error names the public function, the rule, what arrived, and the way out:
+An error has the rule, what arrived, and the way out; `jrc._errors.public` puts the name of the
+public function in front. Where a caller does not have that yet, it gives the name as `who`.
 
->>> whole_number(0, "accumulate", "jrc.make_train_step", least=1, remedy="Leave it out for 1.")
+>>> whole_number(0, "accumulate", least=1, remedy="Leave it out for 1.")
 Traceback (most recent call last):
-ValueError: jrc.make_train_step: accumulate must be a whole number >= 1, got 0. Leave it out for 1.
+ValueError: accumulate must be a whole number >= 1, got 0. Leave it out for 1.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrc._errors import listed
+from jrc._errors import listed, said_by
 
 _JSON_KINDS = {
     int: "a whole number from 0",
@@ -39,16 +40,18 @@ def is_real(value: object) -> bool:
     return is_whole(value) or isinstance(value, float | np.floating)
 
 
-def check_flag(value: object, name: str, who: str) -> None:
+def check_flag(value: object, name: str, who: str = "") -> None:
     """Raise if `value` is not a bool: a word such as `"no"` would count as true."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{who}: {name} must be True or False, got {value!r}. Write {name}=True.")
+        raise TypeError(
+            f"{said_by(who)}{name} must be True or False, got {value!r}. Write {name}=True."
+        )
 
 
 def whole_number(
     value: Any,
     name: str,
-    who: str,
+    who: str = "",
     *,
     least: int | None = None,
     most: int | None = None,
@@ -59,7 +62,7 @@ def whole_number(
     Args:
         value: What a user passed: an `int`, a NumPy integer or another object with `__index__`.
         name: The argument, for the error.
-        who: The public function, for the error.
+        who: The public function, of callers without `public`.
         least: The smallest number allowed.
         most: The largest number allowed.
         remedy: The way out, a sentence.
@@ -71,7 +74,7 @@ def whole_number(
         TypeError: If it is no whole number, a `bool` included.
         ValueError: If it is out of range.
     """
-    rule = f"{who}: {name} must be a whole number{_range_text(least, most)}"
+    rule = f"{said_by(who)}{name} must be a whole number{_range_text(least, most)}"
     is_bool = isinstance(value, bool | np.bool_)
     try:
         number = None if is_bool else operator.index(value)
@@ -85,14 +88,14 @@ def whole_number(
 
 
 def finite_number(
-    value: Any, name: str, who: str, *, positive: bool = False, remedy: str = ""
+    value: Any, name: str, who: str = "", *, positive: bool = False, remedy: str = ""
 ) -> float:
     """Return `value` as a `float` that is finite and not negative, or positive.
 
     Args:
         value: What a user passed: a real number of Python's or NumPy's.
         name: The argument, for the error.
-        who: The public function, for the error.
+        who: The public function, of callers without `public`.
         positive: Whether zero is refused.
         remedy: The way out, a sentence.
 
@@ -103,7 +106,7 @@ def finite_number(
         TypeError: If it is no real number.
         ValueError: If it is negative, infinite, not a number, or zero where it must be positive.
     """
-    rule = f"{who}: {name} must be a finite number {'> 0' if positive else '>= 0'}"
+    rule = f"{said_by(who)}{name} must be a finite number {'> 0' if positive else '>= 0'}"
     if not is_real(value):
         raise TypeError(_sentence(f"{rule}, got {value!r}", remedy))
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
@@ -114,7 +117,7 @@ def finite_number(
 def scalar(
     value: Any,
     name: str,
-    who: str,
+    who: str = "",
     *,
     rule: str = "",
     holds: Callable[[Any], bool] = lambda number: True,
@@ -126,7 +129,7 @@ def scalar(
         value: What a user passed: a real number, or a scalar array such as a hyperparameter that a
             schedule injects.
         name: The argument, for the error.
-        who: The public function, for the error.
+        who: The public function, of callers without `public`.
         rule: The range, for the error: `in [0, 1)`.
         holds: Whether a number is in the range.
         remedy: The way out, a sentence.
@@ -141,7 +144,7 @@ def scalar(
     if isinstance(value, jax.core.Tracer):
         return value
     rule = f"a finite number {rule}".rstrip()
-    text = _sentence(f"{who}: {name} must be {rule}, got {value!r}", remedy)
+    text = _sentence(f"{said_by(who)}{name} must be {rule}, got {value!r}", remedy)
     if not (is_real(value) or isinstance(value, jax.Array | np.ndarray)) or jnp.ndim(value):
         raise TypeError(text)
     if not (math.isfinite(value) and holds(value)):
@@ -149,23 +152,22 @@ def scalar(
     return value
 
 
-def one_of(value: Any, name: str, choices: Iterable[str], who: str) -> str:
+def one_of(value: Any, name: str, choices: Iterable[str], who: str = "") -> str:
     """Return `value` if it is one of the names in `choices`.
 
     Raises:
         ValueError: If it is anything else.
 
-    >>> one_of("fluidd", "rule", ("partition", "fluid"), "jrc.find_segments")
+    >>> one_of("fluidd", "rule", ("partition", "fluid"))
     Traceback (most recent call last):
-    ValueError: jrc.find_segments: rule must be one of 'partition', 'fluid', got 'fluidd'. Write
-    rule='fluid'.
+    ValueError: rule must be one of 'partition', 'fluid', got 'fluidd'. Write rule='fluid'.
     """
     known = tuple(choices)
     if isinstance(value, str) and value in known:
         return value
     close = difflib.get_close_matches(value.lower(), known, n=1) if isinstance(value, str) else []
     raise ValueError(
-        f"{who}: {name} must be one of {listed(known)}, got {value!r}. "
+        f"{said_by(who)}{name} must be one of {listed(known)}, got {value!r}. "
         f"Write {name}={(*close, *known)[0]!r}."
     )
 

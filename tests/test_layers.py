@@ -11,15 +11,13 @@ import jrc
 ROOT = pathlib.Path(jrc.__file__).parent
 LAYERS = (
     {"_typing", "_errors"},
-    {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text", "_ring"},
+    {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text", "_ring", "_bits"},
     {"_jaxpr", "_rng", "persist"},
     {"_targets"},
     {"_layout"},
     {"remat", "dgc", "outer_optimizers"},
     {"train", "advice", "models"},
     {"compat"},
-    {"_cli_target", "_cli_plans"},
-    {"_cli_options"},
     {"cli"},
     {"__main__"},
 )
@@ -97,6 +95,13 @@ def test_packages_of_remat_import_only_from_lower_ones():
     assert not wrong and seen > 50
 
 
+def test_the_seeds_do_not_import_each_other():
+    seen = [(parts[1], module) for _, parts, module in imports() if parts[0] == "compat"]
+    assert {here for here, _ in seen} == {"__init__", "paddle", "mindspore"}
+    others = {"paddle": "jrc.compat.mindspore", "mindspore": "jrc.compat.paddle"}
+    assert not [m for here, m in seen if here in others and m.startswith(others[here])]
+
+
 def dependencies():
     """The modules of the package that each module imports, as `{"jrc.a": {"jrc.b"}}`."""
     files = {module_name(path): path for path in ROOT.rglob("*.py")}
@@ -167,6 +172,12 @@ def test_only_jaxpr_reads_parameters_of_equations():
 def reads_parameters(path):
     nodes = ast.walk(ast.parse(path.read_text()))
     return any(isinstance(node, ast.Attribute) and node.attr == "params" for node in nodes)
+
+
+def test_nothing_calls_print():
+    """The command line writes through `cli/_console.py`, progress through `_progress.py`."""
+    nodes = (n for path in ROOT.rglob("*.py") for n in ast.walk(ast.parse(path.read_text())))
+    assert not [n for n in nodes if isinstance(n, ast.Name) and n.id == "print"]
 
 
 def test_the_front_door_is_short():

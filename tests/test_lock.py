@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import jrc
+from jrc.persist import _folder
 from jrc.persist._folder import LOCK, only_writer
 from tests.processes import ROOT
 from tests.save_again_and_again import state_of
@@ -59,6 +60,21 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path):
         assert not is_free(tmp_path)
         process.send_signal(signal.SIGKILL)
     assert is_free(tmp_path)
+
+
+def test_a_second_run_says_that_it_waits_and_gives_up_after_a_time(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_folder, "SECONDS_UNTOLD", 0.1)
+    monkeypatch.setattr(_folder, "SECONDS_AT_MOST", 0.3)
+    refused = (
+        rf"jrc.save: path must be a folder to which no other run saves, got {tmp_path}, which "
+        "another run has kept locked for 0.3 s. Give each run a folder of its own"
+    )
+    with only_writer(str(tmp_path)), pytest.raises(TimeoutError, match=refused):
+        jrc.save(tmp_path, state_of(1.0))
+    assert caplog.messages == [
+        f"jrc.save: another run saves to {tmp_path}. Waiting for it, at most 0.3 s."
+    ]
+    jrc.save(tmp_path, state_of(1.0))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork")

@@ -3,8 +3,12 @@
 import gc
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 import time
 
+import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
+from tests.processes import ROOT
 from tests.train.tasks import same_bits
 
 
@@ -49,6 +54,79 @@ def test_round_trip_is_exact(state, tmp_path):
     assert found["u"].sharding == state["u"].sharding
     assert isinstance(found["numpy"], np.ndarray) and found["bf16"].dtype == jnp.bfloat16
     assert saves(tmp_path / "a") == ["jrc_2"]
+
+
+def test_the_last_saves_are_kept_by_their_steps(tmp_path):
+    for step in (2, 4, 6, 8):
+        jrc.save(tmp_path, {"w": jnp.full(2, step)}, step=step, keep=3)
+    assert saves(tmp_path) == ["jrc_4", "jrc_6", "jrc_8"]
+    like = {"w": jnp.zeros(2, int)}
+    assert jrc.restore(tmp_path, like)["w"].tolist() == [8, 8]
+    assert jrc.restore(tmp_path, like, step=4)["w"].tolist() == [4, 4]
+    jrc.save(tmp_path, {"w": jnp.full(2, 9)}, keep=2)  # without a step, the next number
+    assert saves(tmp_path) == ["jrc_8", "jrc_9"]
+    refused = {
+        r"step must be larger than that of the last save, got 8 after 9. Give": {"step": 8},
+        r"step must be a whole number from 0 to 2147483647, got -1": {"step": -1},
+        r"keep must be a whole number >= 1, got 0": {"keep": 0},
+    }
+    for text, options in refused.items():
+        with pytest.raises(ValueError, match=text):
+            jrc.save(tmp_path, like, **options)
+    with pytest.raises(
+        FileNotFoundError, match="step must be that of a save in .*, got 4. .* 8, 9"
+    ):
+        jrc.restore(tmp_path, like, step=4)
+    jrc.save(tmp_path, like, step=20)
+    assert saves(tmp_path) == ["jrc_20"]
+
+
+def test_a_save_in_the_background_is_of_the_moment_of_the_call(state, tmp_path):
+    state["big"], state["numpy"] = jnp.arange(2.0**20), np.arange(3)
+    for step in range(3):
+        jrc.save(tmp_path, state | {"step": jnp.full(2, step)}, keep=2, wait=False)
+        want = jax.tree.map(lambda x: x.copy(), state)
+        state["big"] = jax.jit(lambda x: x + 1, donate_argnums=0)(state["big"])
+        state["numpy"] += 1
+    found = jrc.restore(tmp_path, state | {"step": jnp.zeros(2, int)})
+    assert found.pop("step").tolist() == [2, 2] and same_bits(found, want)
+    assert saves(tmp_path) == ["jrc_1", "jrc_2"]
+    with filelock.FileLock(tmp_path / ".jrc_lock", timeout=0):
+        pass
+
+
+def test_what_fails_in_the_background_is_raised_by_the_next_call(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("no space left")
+
+    jrc.save(tmp_path, {"w": jnp.ones(3)})
+    with monkeypatch.context() as broken:
+        broken.setattr(ocp.CheckpointManager, "_finalize", fail)
+        jrc.save(tmp_path, {"w": jnp.zeros(3)}, wait=False)
+        with pytest.raises(OSError, match="no space left"):
+            jrc.restore(tmp_path, {"w": jnp.zeros(3)})
+    jrc.save(tmp_path, {"w": jnp.full(3, 2.0)})
+    assert jrc.restore(tmp_path, {"w": jnp.zeros(3)})["w"].tolist() == [2, 2, 2]
+
+
+KILLED = """
+import os, signal, sys
+import jax.numpy as jnp
+import jrc
+jrc.save(sys.argv[1], {"w": jnp.zeros(2**24)})
+jrc.save(sys.argv[1], {"w": jnp.ones(2**24)}, wait=False)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_program_that_is_killed_while_it_saves_in_the_background_has_the_save_before(tmp_path):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=env)
+    assert killed.returncode == -signal.SIGKILL
+    found = jrc.restore(tmp_path, {"w": jnp.zeros(2**24)})["w"]
+    assert bool((found == found[0]).all())
+    jrc.save(tmp_path, {"w": jnp.full(2, 5.0)})
+    assert jrc.restore(tmp_path, {"w": jnp.zeros(2)})["w"].tolist() == [5, 5]
 
 
 def test_relative_and_text_paths(state, tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_functions_inside_of_functions_are_left_as_they_are():
 
     applied = jrc.apply_rules(loss, Save("a"))
     assert "jaxtyping" not in inspect.getsourcefile(applied)
-    assert "jaxtyping" in jrc.apply_rules.__code__.co_filename
+    assert "jaxtyping" in jrc.apply_rules.__wrapped__.__code__.co_filename
 
 
 def test_checks_leave_the_random_numbers_of_a_test_alone(checks_on):
@@ -75,6 +75,6 @@ def test_source_lines_are_the_user_s():
 @pytest.mark.slow
 def test_they_can_be_left_out():
     code = "from tests import typechecked; typechecked.install(); import jrc; jrc.mark(1.0, 'x')"
-    code += "; print('jaxtyping' in jrc.mark.__code__.co_filename)"
+    code += "; print('jaxtyping' in jrc.mark.__wrapped__.__code__.co_filename)"
     for value, wrapped in [(None, "True"), ("1", "False")]:
         assert run_python(code, JRC_NO_TYPE_CHECKS=value).strip() == wrapped

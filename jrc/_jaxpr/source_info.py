@@ -11,10 +11,10 @@ from jrc._jaxpr.primitives import primitive_name
 UNKNOWN = "unknown"
 """The source line of an equation that comes from no line of the user's code."""
 
-# JAX attributes a line to the innermost frame outside of these folders, which run user code.
+# JAX attributes a line to the innermost frame outside of these, which run user code.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-for _folder in ("_jaxpr", "remat"):
-    register_exclusion(os.path.join(_PACKAGE, _folder) + os.sep)
+for _place in (f"_jaxpr{os.sep}", f"remat{os.sep}", "_errors.py"):
+    register_exclusion(os.path.join(_PACKAGE, _place))
 
 
 def place(eqn: JaxprEqn) -> str:

@@ -7,11 +7,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from jrc._errors import said_by
 from jrc._targets.accelerator import Target, target
 from jrc._tree import aval_of, is_number, is_traced, path_name
 
 
-def checked_target(given: Any, who: str) -> Target | None:
+def checked_target(given: Any, who: str = "") -> Target | None:
     """Return a target from itself or its name, or `None`.
 
     Raises:
@@ -23,12 +24,12 @@ def checked_target(given: Any, who: str) -> Target | None:
     if isinstance(given, str):
         return target(given)
     raise TypeError(
-        f"{who}: target must be a jrc.Target, its name or None, got {type(given).__name__}. Write "
-        "target='v5e:2x2'."
+        f"{said_by(who)}target must be a jrc.Target, its name or None, got "
+        f"{type(given).__name__}. Write target='v5e:2x2'."
     )
 
 
-def abstract_on(to: Target, args: tuple[Any, ...], who: str) -> tuple[Any, ...]:
+def abstract_on(to: Target, args: tuple[Any, ...], who: str = "") -> tuple[Any, ...]:
     """Return arguments with a shape on the target for each array.
 
     What is sharded over devices of the target keeps its sharding. Everything else is replicated
@@ -37,7 +38,7 @@ def abstract_on(to: Target, args: tuple[Any, ...], who: str) -> tuple[Any, ...]:
     Args:
         to: The target.
         args: A pytree: arrays and `jax.ShapeDtypeStruct`s are replaced, other leaves stay.
-        who: The public function, for errors.
+        who: The public function, of callers without `public`.
 
     Raises:
         ValueError: If an argument is sharded over several devices that are not the target's, or
@@ -72,7 +73,7 @@ def _check(to: Target, there: set[Any], path: Any, sharding: Sharding | None, wh
         return
     kinds = sorted({device.device_kind for device in sharding.device_set})
     raise ValueError(
-        f"{who}: arguments must be sharded over devices of the target {to.name!r}, got "
+        f"{said_by(who)}arguments must be sharded over devices of the target {to.name!r}, got "
         f"{path_name(path)!r} over {len(sharding.device_set)} of {', '.join(kinds)}. Build the "
         f"mesh of them: jax.make_mesh(shape, axes, devices=jrc.target({to.name!r}).devices)."
     )
@@ -83,7 +84,7 @@ def _replicated(to: Target, kept: Sequence[Sharding], who: str) -> Sharding:
     sets = {frozenset(sharding.device_set) for sharding in kept}
     if len(sets) > 1:
         raise ValueError(
-            f"{who}: arguments must be sharded over the same devices, got some over "
+            f"{said_by(who)}arguments must be sharded over the same devices, got some over "
             f"{' and some over '.join(str(len(each)) for each in sets)} of {to.name!r}. Use one "
             "mesh for all."
         )

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from jrc._errors import public
 from jrc._targets.chips import CHIPS, TPU_KINDS, Chip, Figure
 from jrc._targets.compile_only import compile_only_devices
 from jrc._targets.gpu_description import HARDWARE
@@ -48,6 +49,7 @@ class Target:
         return math.prod(self.dims) * self.chip.devices_per_chip
 
     @property
+    @public("jrc.Target.devices")
     def devices(self) -> tuple[Any, ...]:
         """The devices, for `jax.make_mesh(shape, axes, devices=target.devices)`.
 
@@ -59,7 +61,7 @@ class Target:
             RuntimeError: If it does not start.
         """
         named = ParsedName(self.name, self.chip, self.dims)
-        return compile_only_devices(named, "jrc.Target.devices")
+        return compile_only_devices(named)
 
     @property
     def memory_bytes(self) -> int:
@@ -152,6 +154,7 @@ class Targets:
         return "\n".join([table_text(heads, rows), *lines])
 
 
+@public("jrc.target")
 def target(name: str) -> Target:
     """Return an accelerator by its name; it need not be there, nor its compiler.
 
@@ -177,10 +180,9 @@ def target(name: str) -> Target:
     """
     if not isinstance(name, str):
         raise TypeError(
-            f"jrc.target: name must be text, got {type(name).__name__}. Write "
-            "jrc.target('v5e:2x2')."
+            f"name must be text, got {type(name).__name__}. Write jrc.target('v5e:2x2')."
         )
-    found = parsed(name, "jrc.target")
+    found = parsed(name)
     return Target(found.name, found.chip, found.dims)
 
 

@@ -44,12 +44,11 @@ _TPU_OPTIONS: Mapping[str, Mapping[str, Any]] = {"v4": {"chip_config_name": "meg
 _LOADING = threading.Lock()
 
 
-def compile_only_devices(target: ParsedName, who: str) -> tuple[Any, ...]:
+def compile_only_devices(target: ParsedName) -> tuple[Any, ...]:
     """Return the devices of a target; programs are compiled for them, and none can run.
 
     Args:
         target: The name, parsed.
-        who: The public function, for errors.
 
     Raises:
         ImportError: If the platform's compiler is not installed.
@@ -59,7 +58,7 @@ def compile_only_devices(target: ParsedName, who: str) -> tuple[Any, ...]:
     if package is None:
         extra = "cuda13" if target.chip.platform == "gpu" else "tpu"
         raise ImportError(
-            f"{who}: {target.name!r} must have its compiler installed, got none: "
+            f"{target.name!r} must have its compiler installed, got none: "
             f"pip install 'jrc[{extra}]'"
         )
     try:
@@ -68,7 +67,7 @@ def compile_only_devices(target: ParsedName, who: str) -> tuple[Any, ...]:
     except Exception as error:
         installed = ", ".join(map(" ".join, compiler_versions().items()))
         raise RuntimeError(
-            f"{who}: the compiler of {target.name!r} must start, got "
+            f"the compiler of {target.name!r} must start, got "
             f"{type(error).__name__}: {' '.join(str(error).split())[:300]}. Installed are "
             f"{installed}: install versions that belong together, with "
             f"pip install -U 'jrc[{_extra_of(package)}]'."

@@ -1,6 +1,6 @@
 """Names of targets: a chip and how many of it, `"v5e:2x2"`, `"h100:8x2"`.
 
->>> parsed("v5e:2x4", "here").dims, parsed("h100:8x2", "here").dims, parsed("v5e", "here").name
+>>> parsed("v5e:2x4").dims, parsed("h100:8x2").dims, parsed("v5e").name
 ((2, 4), (8, 2), 'v5e:1')
 """
 
@@ -41,12 +41,11 @@ class ParsedName:
     dims: tuple[int, ...]
 
 
-def parsed(name: str, who: str) -> ParsedName:
+def parsed(name: str) -> ParsedName:
     """Return what the name of a target means.
 
     Args:
         name: A chip, and behind a colon its shape: `"v5e:4x4"`, `"h100:8"`; one without.
-        who: The public function, for errors.
 
     Raises:
         ValueError: If there is no such chip or shape; the error lists those that there are.
@@ -55,7 +54,7 @@ def parsed(name: str, who: str) -> ParsedName:
     chip = CHIPS.get(kind)
     if chip is None:
         raise ValueError(
-            f"{who}: name must begin with one of {', '.join(CHIPS)}, got {name!r}"
+            f"name must begin with one of {', '.join(CHIPS)}, got {name!r}"
             f"{close_to(kind, CHIPS)}. Write for instance 'v5e:2x2' or 'h100:8'; jrc.targets() "
             "prints all."
         )
@@ -65,8 +64,7 @@ def parsed(name: str, who: str) -> ParsedName:
     if found is None:
         example = "8" if chip.platform == "gpu" else _text(shapes_of(kind)[1])
         raise ValueError(
-            f"{who}: name must have {rule_of(chip)}, got {name!r}. Write for instance "
-            f"'{kind}:{example}'."
+            f"name must have {rule_of(chip)}, got {name!r}. Write for instance '{kind}:{example}'."
         )
     return ParsedName(_usual(chip, found), chip, found)
 

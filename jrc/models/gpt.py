@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import public
 from jrc._typing import AnyArray, Array, Float, Integer, PyTree, RandomKey
 from jrc._validate import check_flag, is_real, whole_number
 from jrc.models._check import check_apply, check_array, check_init
@@ -56,22 +57,20 @@ class Config:
     dropout: float = 0.0
     scan: bool = False
 
+    @public("jrc.models.gpt.Config")
     def __post_init__(self) -> None:
         """Check every field."""
-        who = "jrc.models.gpt.Config"
         for field in ("vocabulary", "layers", "heads", "width", "length"):
             remedy = "Leave it out for the default."
-            whole_number(getattr(self, field), field, who, least=1, remedy=remedy)
+            whole_number(getattr(self, field), field, least=1, remedy=remedy)
         if self.width % self.heads:
             raise ValueError(
-                f"{who}: heads must divide width, got heads={self.heads}, width={self.width}. "
+                f"heads must divide width, got heads={self.heads}, width={self.width}. "
                 "Choose a width that is a multiple of heads."
             )
         if not is_real(self.dropout) or not 0.0 <= self.dropout < 1.0:
-            raise ValueError(
-                f"{who}: dropout must lie in [0, 1), got {self.dropout!r}. 0 drops nothing."
-            )
-        check_flag(self.scan, "scan", who)
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout!r}. 0 drops nothing.")
+        check_flag(self.scan, "scan")
 
     @property
     def boundaries(self) -> tuple[str, ...]:
@@ -79,9 +78,10 @@ class Config:
         return () if self.scan else tuple(f"block_{i}" for i in range(self.layers))
 
 
+@public("jrc.models.gpt.init")
 def init(key: RandomKey, config: Config) -> PyTree:
     """Return float32 `tokens`, `positions`, `block_0` … or `blocks`, `norm` and `head`."""
-    check_init(key, config, Config, "jrc.models.gpt.init")
+    check_init(key, config, Config)
     token_key, position_key, head_key, *block_keys = jax.random.split(key, config.layers + 3)
     width = config.width
     return {
@@ -94,6 +94,7 @@ def init(key: RandomKey, config: Config) -> PyTree:
     }
 
 
+@public("jrc.models.gpt.apply")
 def apply(
     params: PyTree,
     tokens: Integer[AnyArray, "batch length"],
@@ -121,13 +122,12 @@ def apply(
         ValueError: If the sequence is longer than `config.length`, tokens are not integers with
             two axes, or the parameters were made for another model.
     """
-    who = "jrc.models.gpt.apply"
-    check_apply(params, config, Config, _names, who)
-    _check_tokens(tokens, who)
+    check_apply(params, config, Config, _names)
+    _check_tokens(tokens)
     length = tokens.shape[-1]
     if length > config.length:
         raise ValueError(
-            f"{who}: tokens must have at most config.length={config.length} of them in a row, got "
+            f"tokens must have at most config.length={config.length} of them in a row, got "
             f"{length}. Cut the rows, or make the model with a larger length."
         )
     keys = split_or_none(key, config.layers + 1)
@@ -142,6 +142,7 @@ def apply(
     return unembed(params, x)
 
 
+@public("jrc.models.gpt.loss")
 def loss(
     params: PyTree,
     batch: Integer[AnyArray, "batch length"],
@@ -151,20 +152,20 @@ def loss(
     loop: Callable[..., Any] = jax.lax.scan,
 ) -> Float[Array, ""]:
     """Return the mean cross-entropy, nats, of each token of `batch` given those before it."""
-    _check_tokens(batch, "jrc.models.gpt.loss")
+    _check_tokens(batch)
     if batch.shape[1] < 2:
         raise ValueError(
-            "jrc.models.gpt.loss: batch must have at least two tokens in a row, one to predict, "
+            "batch must have at least two tokens in a row, one to predict, "
             f"got {batch.shape[1]}. Pass longer rows."
         )
     logits = apply(params, batch[:, :-1], config, key=key, loop=loop)
     return cross_entropy(logits, batch[:, 1:])
 
 
-def _check_tokens(tokens: Any, who: str) -> None:
+def _check_tokens(tokens: Any) -> None:
     rule = "tokens must be integers, of shape (batch, length)"
     remedy = "Cut the text into rows of token numbers."
-    check_array(tokens, jnp.integer, (None, None), rule, remedy, who)
+    check_array(tokens, jnp.integer, (None, None), rule, remedy)
 
 
 def _names(config: Config) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import public
 from jrc._typing import AnyArray, Array, Float, Integer, Num, PyTree, RandomKey
 from jrc._validate import is_whole, one_of
 from jrc.models._check import check_apply, check_array, check_init, check_labels, pair_of
@@ -39,17 +40,17 @@ class Config:
     sizes: tuple[int, ...] = (32, 128, 2)
     activation: str = "identity"
 
+    @public("jrc.models.mlp.Config")
     def __post_init__(self) -> None:
         """Check both fields."""
-        who = "jrc.models.mlp.Config"
         several = isinstance(self.sizes, tuple | list)
         whole = several and all(is_whole(size) and size > 0 for size in self.sizes)
         if not whole or len(self.sizes) < 2:
             raise ValueError(
-                f"{who}: sizes must have an input and an output width at least, all whole numbers "
+                "sizes must have an input and an output width at least, all whole numbers "
                 f">= 1, got {self.sizes!r}. The default is (32, 128, 2)."
             )
-        one_of(self.activation, "activation", _ACTIVATIONS, who)
+        one_of(self.activation, "activation", _ACTIVATIONS)
 
     @property
     def boundaries(self) -> tuple[str, ...]:
@@ -57,9 +58,10 @@ class Config:
         return (*(f"fc_{i + 1}" for i in range(len(self.sizes) - 2)), "pred")
 
 
+@public("jrc.models.mlp.init")
 def init(key: RandomKey, config: Config) -> PyTree:
     """Return parameters `{"fc_1": {"w", "b"}, …, "pred": {"w", "b"}}`, float32."""
-    check_init(key, config, Config, "jrc.models.mlp.init")
+    check_init(key, config, Config)
     names = config.boundaries
     keys = jax.random.split(key, len(names))
     pairs = zip(config.sizes, config.sizes[1:], strict=False)
@@ -69,6 +71,7 @@ def init(key: RandomKey, config: Config) -> PyTree:
     }
 
 
+@public("jrc.models.mlp.apply")
 def apply(
     params: PyTree,
     x: Num[AnyArray, "batch features"],
@@ -78,11 +81,10 @@ def apply(
 ) -> Float[Array, "batch classes"]:
     """Return logits; every layer's result is marked with its name. `key` is not used."""
     del key
-    who = "jrc.models.mlp.apply"
-    check_apply(params, config, Config, lambda config: config.boundaries, who)
+    check_apply(params, config, Config, lambda config: config.boundaries)
     rule = f"x must be numbers, of shape (batch, {config.sizes[0]})"
     remedy = "Flatten the examples, or make the model with sizes that begin with their width."
-    check_array(x, jnp.number, (None, config.sizes[0]), rule, remedy, who)
+    check_array(x, jnp.number, (None, config.sizes[0]), rule, remedy)
     activation = _ACTIVATIONS[config.activation]
     for name in config.boundaries:
         x = mark(dense(params[name], x), name)
@@ -90,6 +92,7 @@ def apply(
     return x
 
 
+@public("jrc.models.mlp.loss")
 def loss(
     params: PyTree,
     batch: tuple[Num[AnyArray, "batch features"], Integer[AnyArray, " batch"]],
@@ -98,7 +101,7 @@ def loss(
     config: Config,
 ) -> Float[Array, ""]:
     """Return the mean softmax cross-entropy, nats, of a batch `(x, labels)`."""
-    x, labels = pair_of(batch, "jrc.models.mlp.loss")
+    x, labels = pair_of(batch)
     logits = apply(params, x, config, key=key)
-    check_labels(labels, logits, "jrc.models.mlp.loss")
+    check_labels(labels, logits)
     return cross_entropy(logits, labels)

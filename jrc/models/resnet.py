@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import public
 from jrc._typing import AnyArray, Array, Float, Integer, PyTree, RandomKey
 from jrc._validate import check_flag, whole_number
 from jrc.models._check import (
@@ -89,29 +90,29 @@ class Config:
     squeeze_excitation: int | None = None
     zero_init: bool = False
 
+    @public("jrc.models.resnet.Config")
     def __post_init__(self) -> None:
         """Check every field."""
-        who = "jrc.models.resnet.Config"
         remedy = "Leave it out for the default."
-        whole_number(self.depth, "depth", who, least=1, remedy=remedy)
+        whole_number(self.depth, "depth", least=1, remedy=remedy)
         if self.depth not in _DEPTHS and (self.depth < 8 or self.depth % 6 != 2):
             raise ValueError(
-                f"{who}: depth must be one of {', '.join(map(str, _DEPTHS))}, or 6n + 2 for "
+                f"depth must be one of {', '.join(map(str, _DEPTHS))}, or 6n + 2 for "
                 f"small images, got {self.depth}. Small ones are 8, 14, 20, …"
             )
         for field in ("classes", "channels", "width", "squeeze_excitation"):
             size = getattr(self, field)
             if size is not None or field in ("classes", "channels"):
-                whole_number(size, field, who, least=1, remedy=remedy)
-        check_flag(self.zero_init, "zero_init", who)
+                whole_number(size, field, least=1, remedy=remedy)
+        check_flag(self.zero_init, "zero_init")
         if self.stem not in (None, *_STEMS):
             raise ValueError(
-                f"{who}: stem must be one of {', '.join(map(repr, _STEMS))}, or None for the "
+                f"stem must be one of {', '.join(map(repr, _STEMS))}, or None for the "
                 f"paper's, got {self.stem!r}."
             )
         if (self.squeeze_excitation or 1) > (least := self.widths[0]):
             raise ValueError(
-                f"{who}: squeeze_excitation must be at most {least}, the channels that the "
+                f"squeeze_excitation must be at most {least}, the channels that the "
                 f"first stage returns, got {self.squeeze_excitation}. Choose a smaller one, or a "
                 "larger width."
             )
@@ -149,6 +150,7 @@ class Config:
         return {"checkpoints": self.boundaries, "no_recompute_segments": alone}
 
 
+@public("jrc.models.resnet.init")
 def init(key: RandomKey, config: Config) -> tuple[PyTree, PyTree]:
     """Return parameters and state, float32.
 
@@ -160,7 +162,7 @@ def init(key: RandomKey, config: Config) -> tuple[PyTree, PyTree]:
         `(params, state)`. Parameters: `stem`, `stage_1` … with `block_0` … each, `head`. State:
         the same without `head`, with the running `mean` and `variance` of every normalisation.
     """
-    check_init(key, config, Config, "jrc.models.resnet.init")
+    check_init(key, config, Config)
     size, width = (7 if _stem(config) == "imagenet" else 3), config.widths[0]
     width //= _EXPANSION if config.bottleneck else 1
     norm, norm_state = batch_norm_init(width)
@@ -178,6 +180,7 @@ def init(key: RandomKey, config: Config) -> tuple[PyTree, PyTree]:
     return draw(key, params), state
 
 
+@public("jrc.models.resnet.apply")
 def apply(
     params: PyTree,
     state: PyTree,
@@ -207,10 +210,9 @@ def apply(
             the parameters were made for another model.
     """
     del key
-    who = "jrc.models.resnet.apply"
-    check_config(config, Config, who)
-    _check_images(x, config, who)
-    check_apply(params, config, Config, _names, who)
+    check_config(config, Config)
+    _check_images(x, config)
+    check_apply(params, config, Config, _names)
     x, new = stem(params["stem"], state["stem"], x, config, train=train)
     x, state_out = mark(x, "stem"), {"stem": new}
     for i, stage in enumerate(_blocks(config)):
@@ -222,6 +224,7 @@ def apply(
     return dense(params["head"], average(x)), state_out
 
 
+@public("jrc.models.resnet.loss")
 def loss(
     params: PyTree,
     state: PyTree,
@@ -232,9 +235,9 @@ def loss(
     train: bool = True,
 ) -> tuple[Float[Array, ""], tuple[PyTree, dict[str, Array]]]:
     """Return `(loss, (state, {"accuracy": …}))`: mean cross-entropy in nats of a batch."""
-    x, labels = pair_of(batch, "jrc.models.resnet.loss")
+    x, labels = pair_of(batch)
     logits, state = apply(params, state, x, config, train=train, key=key)
-    check_labels(labels, logits, "jrc.models.resnet.loss")
+    check_labels(labels, logits)
     accuracy = jnp.mean((jnp.argmax(logits, axis=-1) == labels).astype(logits.dtype))
     return cross_entropy(logits, labels), (state, {"accuracy": accuracy})
 
@@ -327,10 +330,10 @@ def _put(tree: Any, name: str, value: Any) -> None:
     tree.setdefault(stage, {})[block] = value
 
 
-def _check_images(x: Any, config: Config, who: str) -> None:
+def _check_images(x: Any, config: Config) -> None:
     rule = f"images must be floating, of shape (batch, height, width, {config.channels})"
     remedy = (
         "Scale whole numbers to floats, move the channels last, or make the model with as many "
         "channels."
     )
-    check_array(x, jnp.floating, (None, None, None, config.channels), rule, remedy, who)
+    check_array(x, jnp.floating, (None, None, None, config.channels), rule, remedy)

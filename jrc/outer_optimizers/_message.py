@@ -1,7 +1,8 @@
 """The message of a replica: levels, indices of 12 bits and short values, in 32-bit words.
 
-An entry whose index stands more than once at the end of its chunk carries nothing: values that are
-closer to zero than to the lowest level are sent so, and not rounded away from zero.
+Values that are closer to zero than to the lowest level are not rounded away from zero: such an
+entry carries nothing, and repeats the first index of its chunk. A code that is not zero at the last
+entry of a chunk, if that repeats the first index, says that the first carries nothing either.
 """
 
 import dataclasses
@@ -11,13 +12,16 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from jrc._bits import as_bits, packed, unpacked, words_for
 from jrc._typing import Array, Float, UInt
-from jrc.outer_optimizers._bits import packed, unpacked, words_for
 from jrc.outer_optimizers._chunks import Chunks
 from jrc.outer_optimizers._quantizers import Quantizer
 
 INDEX_BITS = 12
 """Bits of an index in its chunk, which has at most 4096 entries."""
+
+GROUP = 16
+"""Entries that are written together: indices of 16 fill six words, their values of 2 bits one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +78,7 @@ def message_words(formats: Sequence[LeafFormat]) -> int:
     levels = sum(each.level_words for each in formats)
     values = sum(each.sent for each in formats)
     bits = formats[0].quantizer.bits if formats else 2
-    return levels + words_for(sparse, INDEX_BITS) + words_for(values, bits)
+    return levels + _words_of(sparse, INDEX_BITS) + _words_of(values, bits)
 
 
 def coded(chunks: Float[Array, "count width"], leaf: LeafFormat) -> Coded:
@@ -101,7 +105,8 @@ def coded(chunks: Float[Array, "count width"], leaf: LeafFormat) -> Coded:
     if indices is not None:
         # The largest come first, so that those without worth are the last of their chunk.
         worthless = jnp.abs(values) <= levels[:, :1] / 2
-        indices = jnp.where(worthless, indices[:, -1:], indices).astype(jnp.uint32)
+        indices = jnp.where(worthless, indices[:, :1], indices).astype(jnp.uint32)
+        codes = jnp.where(worthless, worthless[:, :1].astype(jnp.uint32), codes)
     return Coded(levels, indices, codes)
 
 
@@ -129,21 +134,23 @@ def added(
     values = jnp.where(weight == 0, 0.0, weight * values)
     if entries.indices is None:
         return total + values, None if count is None else count + jnp.abs(weight)
-    carried = _carried(entries.indices)
+    values = jnp.where(_carried(entries), values, 0.0)
     at = jnp.arange(leaf.chunks.count)[:, None], entries.indices.astype(jnp.int32)
     # Zero is added where an index stands again, so that the order of the additions is of no effect.
-    total = total.at[at].add(jnp.where(carried, values, 0.0))
+    total = total.at[at].add(values)
     if count is not None:
-        count = count.at[at].add(jnp.where(carried, jnp.abs(weight), 0.0))
+        count = count.at[at].add(jnp.where(values != 0, jnp.abs(weight), 0.0))
     return total, count
 
 
-def _carried(indices: UInt[Array, "count k"]) -> Array:
-    """Whether each entry carries something: `bool[count, k]`."""
-    if indices.shape[1] == 1:
-        return jnp.ones(indices.shape, bool)
-    again = indices[:, -2:-1] == indices[:, -1:]
-    return ~(again & (indices == indices[:, -1:]))
+def _carried(entries: Coded) -> Array:
+    """Whether each entry carries something: `bool[chunks, k]`. A single one always does."""
+    assert entries.indices is not None
+    if entries.indices.shape[1] == 1:
+        return jnp.ones(entries.indices.shape, bool)
+    again = entries.indices[:, 1:] == entries.indices[:, :1]
+    nothing = again[:, -1:] & (entries.codes[:, -1:] != 0)
+    return jnp.concatenate([~nothing, ~again], axis=1)
 
 
 def written(entries: Sequence[Coded], formats: Sequence[LeafFormat]) -> UInt[Array, " words"]:
@@ -156,17 +163,25 @@ def written(entries: Sequence[Coded], formats: Sequence[LeafFormat]) -> UInt[Arr
     return jnp.concatenate(
         [
             *levels,
-            packed(jnp.concatenate([none, *indices]), INDEX_BITS),
-            packed(jnp.concatenate([none, *codes]), bits),
+            _in_groups(jnp.concatenate([none, *indices]), INDEX_BITS),
+            _in_groups(jnp.concatenate([none, *codes]), bits),
         ]
     )
+
+
+def _words_of(count: int, bits: int) -> int:
+    return words_for(-(-count // GROUP) * GROUP, bits)
+
+
+def _in_groups(values: UInt[Array, " n"], bits: int) -> UInt[Array, " words"]:
+    return packed(jnp.pad(values, (0, -values.size % GROUP)), bits)
 
 
 def read(words: UInt[Array, " words"], formats: Sequence[LeafFormat]) -> list[Coded]:
     """Return the entries of a message, leaf after leaf."""
     sparse = sum(leaf.sent for leaf in formats if leaf.sparse)
     begin = sum(leaf.level_words for leaf in formats)
-    end = begin + words_for(sparse, INDEX_BITS)
+    end = begin + _words_of(sparse, INDEX_BITS)
     bits = formats[0].quantizer.bits if formats else 2
     indices = unpacked(words[begin:end], INDEX_BITS, sparse)
     codes = unpacked(words[end:], bits, sum(leaf.sent for leaf in formats))
@@ -185,7 +200,7 @@ def _level_words(levels: Float[Array, "rows 2"], leaf: LeafFormat) -> Array:
     if not leaf.quantizer.fitted:
         return jnp.zeros(0, jnp.uint32)
     short = levels.astype(jnp.bfloat16) if leaf.per_chunk else levels
-    return lax.bitcast_convert_type(short, jnp.uint32).reshape(-1)
+    return as_bits(short, jnp.uint32).reshape(-1)
 
 
 def _levels_of(words: UInt[Array, " words"], leaf: LeafFormat) -> Array:
@@ -193,8 +208,8 @@ def _levels_of(words: UInt[Array, " words"], leaf: LeafFormat) -> Array:
     if not leaf.quantizer.fitted:
         return jnp.zeros((rows, 2), jnp.float32)
     if leaf.per_chunk:
-        return lax.bitcast_convert_type(words, jnp.bfloat16).astype(jnp.float32)
-    return lax.bitcast_convert_type(words, jnp.float32).reshape(1, 2)
+        return as_bits(words, jnp.bfloat16).astype(jnp.float32)
+    return as_bits(words, jnp.float32).reshape(1, 2)
 
 
 def mean_of_messages(

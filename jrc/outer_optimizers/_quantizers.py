@@ -7,8 +7,8 @@ import dataclasses
 from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jax import lax
 
+from jrc._bits import as_bits
 from jrc._typing import Array, Float, UInt
 
 FITS = 8
@@ -171,8 +171,8 @@ class Floats:
         """Return the bits of the rounded values."""
         del levels
         if self.bits == 32:
-            return lax.bitcast_convert_type(values, jnp.uint32)
-        short = lax.bitcast_convert_type(values.astype(jnp.bfloat16), jnp.uint16)
+            return as_bits(values, jnp.uint32)
+        short = as_bits(values.astype(jnp.bfloat16), jnp.uint16)
         return short.astype(jnp.uint32)
 
     def values(
@@ -180,7 +180,7 @@ class Floats:
     ) -> Float[Array, "*rows k"]:
         """Return the float32 values."""
         del levels
-        return lax.bitcast_convert_type(codes << (32 - self.bits), jnp.float32)
+        return as_bits(codes << (32 - self.bits), jnp.float32)
 
 
 SPARSE: dict[str, Quantizer] = {

@@ -52,7 +52,7 @@ class SparseLoCo:
     Attributes:
         sync_every: Inner steps of a round, H.
         density: Share of the entries of each chunk that is sent, in (0, 1]; at least one entry of
-            each. With 1 no indices are sent.
+            each, and two where chunks share their levels. With 1 no indices are sent.
         chunk: Entries of a chunk, from 16 to 4096. A matrix with no fewer rows and columns than
             the square root of it is cut into square tiles (leading dimensions count as rows), all
             else into flat pieces.
@@ -120,9 +120,12 @@ class SparseLoCo:
 
     def _format(self, shape: tuple[int, ...]) -> LeafFormat:
         chunks = chunks_of(shape, int(self.chunk))
+        quantizer, per_chunk = SPARSE[self.wire], self.levels == "chunk"
+        # A single entry has no way to carry nothing, where levels of other chunks are not zero.
+        least = 2 if quantizer.fitted and chunks.count > 1 and not per_chunk else 1
         # The small term is for shares such as 0.07, whose product with a whole number is inexact.
-        k = max(1, math.ceil(float(self.density) * chunks.width - 1e-9))
-        return LeafFormat(chunks, k, SPARSE[self.wire], self.levels == "chunk")
+        k = max(least, math.ceil(float(self.density) * chunks.width - 1e-9))
+        return LeafFormat(chunks, k, quantizer, per_chunk)
 
     def init(self, params: PyTree) -> tuple[PyTree, PyTree]:
         """Return e, which begins at zero, and no shared state."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jrc._bits import as_bits
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree, UInt
 
@@ -56,7 +57,7 @@ def _as_words(leaf: Any) -> Array:
     if jnp.iscomplexobj(leaf):
         return _as_words(jnp.stack([leaf.real, leaf.imag], -1))
     wide = leaf.astype(_wide(leaf.dtype))
-    return lax.bitcast_convert_type(wide, jnp.uint32).reshape(-1)
+    return as_bits(wide, jnp.uint32).reshape(-1)
 
 
 def _from_words(rows: Array, leaf: Any) -> Array:
@@ -71,4 +72,4 @@ def _from_words(rows: Array, leaf: Any) -> Array:
     wide = jnp.dtype(_wide(dtype))
     each = () if wide.itemsize == 4 else (wide.itemsize // 4,)
     words = rows.reshape(rows.shape[0], *shape, *each)
-    return lax.bitcast_convert_type(words, wide).astype(dtype)
+    return as_bits(words, wide).astype(dtype)

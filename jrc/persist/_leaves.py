@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrc._errors import running_name
 from jrc._tree import path_name
 
 
@@ -30,9 +31,7 @@ def leaves_of(tree: Any) -> list[Leaf]:
 
 
 def check_type(
-    leaf: Leaf,
-    who: str = "jrc.save",
-    rule: str = "every leaf of state must be an array of numbers or keys",
+    leaf: Leaf, rule: str = "every leaf of state must be an array of numbers or keys"
 ) -> None:
     """Raise if a leaf cannot be saved."""
     value = leaf.value
@@ -47,15 +46,15 @@ def check_type(
     )
     remedy = "Convert it with jnp.asarray, or take it out of the state."
     if traced:
-        what, remedy = "a tracer", f"Call {who} outside of jax.jit and other transforms."
-    raise TypeError(f"{who}: {rule}, got {what} at {_name(leaf)!r}. {remedy}")
+        what, remedy = "a tracer", f"Call {running_name()} outside of jax.jit and other transforms."
+    raise TypeError(f"{rule}, got {what} at {_name(leaf)!r}. {remedy}")
 
 
 def check_not_donated(leaf: Leaf) -> None:
     """Raise if the array was deleted, as those of a state that was donated to a step are."""
     if isinstance(leaf.value, jax.Array) and leaf.value.is_deleted():
         raise ValueError(
-            f"jrc.save: state must not be donated, got {_name(leaf)!r}, an array that a step has "
+            f"state must not be donated, got {_name(leaf)!r}, an array that a step has "
             "deleted. Save the state that the step returned."
         )
 
@@ -65,7 +64,7 @@ def check_place(leaf: Leaf) -> None:
     value = leaf.value
     if jax.process_count() > 1 and isinstance(value, jax.Array) and value.is_fully_addressable:
         raise ValueError(
-            f"jrc.save: every jax.Array of state must lie on all {jax.process_count()} processes, "
+            f"every jax.Array of state must lie on all {jax.process_count()} processes, "
             f"got {leaf.name!r} on process {jax.process_index()} only. Place it on the mesh, as "
             "jrc.init_state does, or convert it to NumPy, of which process 0's value is saved."
         )

@@ -55,7 +55,7 @@ def read_manifest(reader: ocp.Checkpointer, where: str) -> list[list[Any]]:
     except (KeyError, TypeError, ValueError, OSError) as error:
         reason = f"it has no readable manifest ({type(error).__name__})"
     raise ValueError(
-        f"jrc.restore: path must hold a save of jrc.save, got {where}: {reason}. Read it with the "
+        f"path must hold a save of jrc.save, got {where}: {reason}. Read it with the "
         "library that wrote it; if that was jrc.save, it is damaged: restore a copy of the folder."
     )
 
@@ -67,13 +67,13 @@ def check_same(saved: list[list[Any]], wanted: list[list[Any]], folder: str) -> 
     needed, given = ({place: x[0] for place, x in leaves.items()} for leaves in (new, old))
     if difference := place_difference(needed, given, "not saved", "saved and not expected"):
         raise ValueError(
-            "jrc.restore: like must have the tree that was saved, got one that differs from "
+            "like must have the tree that was saved, got one that differs from "
             f"{folder}: {difference}. Build like with the model and the optimizer that were saved."
         )
     for place, (name, shape, dtype) in new.items():
         if old[place][1:] != (shape, dtype):
             raise ValueError(
-                f"jrc.restore: like must have the shapes and dtypes that were saved, got "
+                f"like must have the shapes and dtypes that were saved, got "
                 f"{dtype}{shape} for leaf {name!r}, which was saved as "
                 f"{old[place][2]}{old[place][1]}. Build like as it was saved; compression state "
                 "has a row for each replica, which jrc.reshard_dgc changes."

@@ -1,5 +1,6 @@
 """Restore the last complete save, checked leaf by leaf."""
 
+import functools
 import os
 from typing import Any
 
@@ -8,14 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jrc._errors import public
 from jrc._multihost import all_or_none, of_all
 from jrc._tree import is_typed_key
-from jrc.persist._folder import PREFIX, SHARED, check_order, checked_folder, latest
+from jrc._typing import Whole
+from jrc.persist._folder import (
+    PREFIX,
+    SHARED,
+    check_order,
+    checked_folder,
+    checked_step,
+    complete_saves,
+    finish_save,
+)
 from jrc.persist._leaves import Leaf, check_type, leaves_of
 from jrc.persist._manifest import check_same, keys_of, manifest_of, read_manifest, stored
 
 
-def restore(path: str | os.PathLike[str], like: Any) -> Any:
+@public("jrc.restore")
+def restore(path: str | os.PathLike[str], like: Any, *, step: Whole | None = None) -> Any:
     """Return the last complete save of a pytree, checked against the expected tree.
 
     Args:
@@ -23,13 +35,14 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         like: A pytree of arrays or `jax.ShapeDtypeStruct`s with the structure, shapes and dtypes
             that were saved. The arrays are placed by its shardings. In a run of several processes
             every process calls `restore`.
+        step: The number of the save, as `jrc.save` was given it; the last one if left out.
 
     Returns:
         A pytree like `like` with the saved values, bit for bit.
 
     Raises:
-        TypeError: If a leaf of `like` is not an array, or `path` is not a path.
-        FileNotFoundError: If there is no complete save at `path`.
+        TypeError: If a leaf of `like` is not an array, `path` no path, or `step` no number.
+        FileNotFoundError: If there is no complete save at `path`, or none of this step.
         ValueError: If the tree, a shape or a dtype differs, `path` is a URL, or the save was not
             made by `jrc.save` or cannot be read.
         RuntimeError: If another process of the run failed; the text is that of its error.
@@ -41,38 +54,48 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         ...     jrc.restore(folder, {"w": jnp.zeros(2)})["w"].tolist()
         [1.0, 1.0]
     """
-    check_order(path, like, "jrc.restore", "like")
+    check_order(path, like, "like")
     leaves = leaves_of(like)
-    folder = all_or_none(lambda: _checked_for_restore(path, leaves), "jrc.restore")
-    while (step := _agreed_latest(folder)) is not None:
+    if step is not None:
+        step = checked_step(step)
+    folder = all_or_none(lambda: _checked_for_restore(path, leaves))
+    finish_save(folder)
+    while True:
+        number = _agreed_step(folder, step)
         try:
-            return all_or_none(lambda: _read(folder, step, like, leaves), "jrc.restore")
+            read = functools.partial(_read, folder, number, like, leaves)
+            return all_or_none(read)
         except Exception:
             # Unless another run has saved meanwhile, and removed the save that was being read.
-            if step == _agreed_latest(folder):
+            if number == _agreed_step(folder, step):
                 raise
-    raise FileNotFoundError(
-        f"jrc.restore: path must be the folder of a save, got {folder}, which has no complete "
-        "save. Give the folder that was given to jrc.save."
-    )
 
 
 def _checked_for_restore(path: Any, leaves: list[Leaf]) -> str:
     """Return the folder after a check of path and leaves."""
-    folder = checked_folder(path, "jrc.restore", make=False)
+    folder = checked_folder(path, make=False)
     for leaf in leaves:
         if not isinstance(leaf.value, jax.ShapeDtypeStruct):
-            check_type(
-                leaf, "jrc.restore", "every leaf of like must be an array or a jax.ShapeDtypeStruct"
-            )
+            check_type(leaf, "every leaf of like must be an array or a jax.ShapeDtypeStruct")
     return folder
 
 
-def _agreed_latest(folder: str) -> int | None:
-    """Return the last complete save that process 0 sees."""
-    seen = all_or_none(lambda: latest(folder), "jrc.restore")
-    step = int(of_all(-1 if seen is None else seen)[0])
-    return None if step < 0 else step
+def _agreed_step(folder: str, step: int | None) -> int:
+    """Return the last complete save that process 0 sees, or that of a step."""
+    found = all_or_none(lambda: complete_saves(folder))
+    wanted = found[-1] if step is None and found else step
+    number = int(of_all(wanted if wanted in found else -1)[0])
+    if number < 0 and found:
+        raise FileNotFoundError(
+            f"step must be that of a save in {folder}, got {step}. The saves there "
+            f"are {', '.join(map(str, found))}."
+        )
+    if number < 0:
+        raise FileNotFoundError(
+            f"path must be the folder of a save, got {folder}, which has no complete "
+            "save. Give the folder that was given to jrc.save."
+        )
+    return number
 
 
 def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:
@@ -80,7 +103,7 @@ def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:
     where = os.path.join(folder, f"{PREFIX}_{step}")
     if not os.path.isdir(where):
         raise FileNotFoundError(
-            f"jrc.restore: path must be one folder for all processes, got {folder}, in which "
+            f"path must be one folder for all processes, got {folder}, in which "
             f"process {jax.process_index()} does not see {PREFIX}_{step}. {SHARED}"
         )
     # Not through orbax's manager, which removes saves that are being written.
@@ -92,7 +115,7 @@ def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:
             found = reader.restore(where, args=args)["arrays"]
         except Exception as error:
             raise ValueError(
-                f"jrc.restore: path must hold a readable save, got {where}, whose arrays cannot be "
+                f"path must hold a readable save, got {where}, whose arrays cannot be "
                 "read; they may be damaged. Restore a copy of the folder."
             ) from error
     values = (

@@ -234,6 +234,21 @@ def test_transforms_with_extra_arguments(name):
     assert largest_error(opt.update(grad, state, params, **more)[0], updates) < 1e-6
 
 
+def test_a_transform_that_takes_only_arguments_that_it_knows():
+    """`optax.contrib.sam` takes `grad_fn` and refuses every other extra argument."""
+    tx = optax.contrib.sam(optax.sgd(0.05), optax.sgd(0.05), sync_period=2)
+    params, _, history = train(optimizer(tx), 6)
+    want, losses = plainly(tx, 6)
+    assert largest_error(params, want) < 1e-6
+    np.testing.assert_allclose([loss for loss, _, _ in history], losses, rtol=1e-5)
+    listed = optimizer(tx)
+    state = listed.init(PARAMS)
+    pairs = listed.backward(LOSS, PARAMS, *batches(1))
+    listed.apply_gradients(PARAMS, state, pairs)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'value'"):
+        listed.apply_gradients(PARAMS, state, pairs, value=1.0)
+
+
 def test_a_line_search_updates_the_listed_parameters_only():
     def loss(p):
         return jnp.sum((p["a"] - p["b"]) ** 2) + jnp.sum(p["b"])

@@ -101,6 +101,13 @@ def beside_notes():
 
 
 LIKE = {"w": jnp.zeros(3), "b": jnp.zeros(2)}
+
+
+def saved_twice(**options):
+    jrc.save("run", PARAMS, step=0)
+    jrc.save("run", PARAMS, **options)
+
+
 Type, Value = TypeError, ValueError
 STEP, INIT, SAVE, RESTORE = "jrc.make_train_step", "jrc.init_state", "jrc.save", "jrc.restore"
 
@@ -223,6 +230,12 @@ ROWS = [
     Row(SAVE, "the state first", lambda: jrc.save(PARAMS, "run"), Type,
         "path must come before state", "got dict and then str 'run'",
         "Write jrc.save('run', state)"),
+    Row(SAVE, "an earlier step", lambda: saved_twice(step=0), Value, "larger than that of the last",
+        "got 0 after 0", "leave step out"),
+    Row(SAVE, "none to keep", lambda: saved_twice(keep=0), Value, "keep must be a whole number",
+        "got 0", "Write keep=1"),
+    Row(SAVE, "a number for a switch", lambda: saved_twice(wait=0), Type,
+        "wait must be True or False", "got 0", "Write wait=True"),
     Row(SAVE, "an empty path", lambda: jrc.save("", PARAMS), Value,
         "must name the folder of the save",
         "got ''", "'.' for the current folder"),

@@ -48,9 +48,10 @@ def two_levels(sizes):
 def sent_by(e, shape, chunk, density):
     """What one replica sends of e, dense and zero elsewhere, with two bits a value."""
     e = e.reshape(-1)
-    chosen = []
-    for tile in tiles_of(shape, chunk):
-        k = max(1, math.ceil(density * len(tile) - 1e-9))
+    chosen, tiles = [], tiles_of(shape, chunk)
+    least = 1 if len(tiles) == 1 else 2
+    for tile in tiles:
+        k = max(least, math.ceil(density * len(tile) - 1e-9))
         values = np.where(tile >= 0, e[tile], 0.0)
         order = np.argsort(-np.abs(values), kind="stable")[:k]
         chosen.append((tile[order], values[order]))
@@ -58,8 +59,6 @@ def sent_by(e, shape, chunk, density):
     out = np.zeros_like(e)
     for places, values in chosen:
         worthless = np.abs(values) <= low / 2
-        if worthless.sum() == 1 or len(places) == 1:  # a single entry cannot be left out
-            worthless[:] = False
         for place, value, skip in zip(places, values, worthless, strict=True):
             if place >= 0 and not skip:
                 size = high if abs(value) > (low + high) / 2 else low

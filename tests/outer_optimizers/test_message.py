@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jrc
-from jrc.outer_optimizers._bits import packed, unpacked, words_for
+from jrc._bits import unpacked
 from jrc.outer_optimizers._chunks import chunks_of
 from jrc.outer_optimizers._internal import from_words, to_words
 from jrc.outer_optimizers._quantizers import DENSE, SPARSE, PowersOfTwo
@@ -41,18 +41,6 @@ def test_no_chunk_is_sorted_whole():
     text = jax.jit(outer.encode).lower(leaf, leaf).compile().as_text()
     assert "TopK" in text
     assert " sort(" not in text
-
-
-@pytest.mark.slow_after(2)
-@pytest.mark.parametrize("bits", [2, 4, 12, 16, 32])
-def test_packing_loses_nothing(bits):
-    values = np.random.default_rng(bits).integers(0, 2**bits, 77, dtype=np.uint32)
-    words = packed(jnp.asarray(values), bits)
-    assert words.size == words_for(77, bits) == 80 * bits // 32
-    np.testing.assert_array_equal(unpacked(words, bits, 77), values)
-    # Little-endian bits, one value behind the other.
-    whole = sum(int(v) << (bits * i) for i, v in enumerate(values))
-    assert whole == sum(int(w) << (32 * i) for i, w in enumerate(words))
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,33 @@ def test_entries_without_worth_are_not_sent():
     assert not bool(found.local[64:].any())
 
 
+@pytest.mark.parametrize("wire", ["2bit", "4bit", "f32"])
+@pytest.mark.parametrize("changed", range(4))
+@pytest.mark.parametrize("options", [{"density": 1 / 4096}, {"density": 3 / 4096}, {"chunk": 64}])
+def test_parameters_without_a_gradient_stay_where_they_are(options, changed, wire):
+    """In chunks of which nothing, or less than what is sent of them, has changed."""
+    outer = jrc.SparseLoCo(2, wire=wire, **options)
+    difference = jnp.zeros((128, 64)).at[0, 3].set(1.0).at[64, :changed].set(2.0)
+    local = jnp.zeros((128, 64))
+    theta, moved = jnp.zeros((128, 64)), difference != 0
+    for _ in range(3):
+        found = encode(outer, difference, local)
+        theta, _ = decode(outer, theta, None, found.message[None], jnp.ones(1, bool))
+        local = found.local
+        assert not bool((theta != 0)[~moved].any()) and not bool(local[~moved].any())
+    assert bool((theta != 0)[0, 3])
+
+
+def test_an_entry_that_carries_nothing_has_no_sender():
+    outer = jrc.SparseLoCo(2, density=1 / 32, mean="senders")
+    theta = {"w": np.zeros(16, np.float32)}
+    own = [{"w": np.zeros(16, np.float32)} for _ in range(2)]
+    own[0]["w"][0] = -3.0
+    none = [jnp.zeros(16)] * 2
+    params, _, _ = one_round(outer, theta, own, [{"w": e} for e in none], None)
+    assert params["w"].tolist() == [-3.0] + [0.0] * 15
+
+
 def test_a_replica_that_is_not_valid_is_left_out_whatever_it_sends():
     outer = jrc.SparseLoCo(2)
     theta, own = drawn(0), [drawn(1), drawn(2), jax.tree.map(lambda x: x * np.nan, drawn(3))]

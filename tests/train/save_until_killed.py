@@ -1,4 +1,4 @@
-"""Train and save after every step until somebody kills it: `PORT COUNT RANK FOLDER`."""
+"""Train and save after every step until killed: `PORT COUNT RANK FOLDER [background]`."""
 
 import sys
 
@@ -9,13 +9,13 @@ import jrc
 from tests.train.train_in_processes import compress, own, start
 
 
-def main(port, count, rank, folder):
+def main(port, count, rank, folder, background=""):
     jax.distributed.initialize(f"localhost:{port}", int(count), int(rank))
     mesh = Mesh(jax.devices(), ("data",))
     state, step = start(compress(), mesh)
     for i in range(10_000):
         state, _ = step(state, own(mesh, i))
-        jrc.save(folder, state)
+        jrc.save(folder, state, wait=not background)
         print(i + 1, "saved", flush=True)
 
 

@@ -4,8 +4,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from jrc._bits import as_bits
 from jrc.dgc._entries import BLOCK, BLOCK_BITS, Entries
-from jrc.dgc._wires.packing import Words, addresses, as_bits, by_position, finite, positions_of
+from jrc.dgc._wires.packing import Words, addresses, by_position, finite, positions_of
 
 
 @dataclasses.dataclass(frozen=True)

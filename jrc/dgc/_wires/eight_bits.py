@@ -4,18 +4,16 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from jrc._bits import as_bits, packed, unpacked, words_for
 from jrc._validate import one_of
 from jrc.dgc._entries import Entries
 from jrc.dgc._wires.packing import (
     Words,
     addresses,
-    as_bits,
     block_of,
     by_position,
     finite,
-    packed,
     positions_of,
-    unpacked,
 )
 
 KINDS = ("fp8", "int8")
@@ -43,7 +41,7 @@ class EightBits:
 
     def words(self, entries: int, blocks: int) -> int:
         """Return the number of 32-bit words that `entries` entries take."""
-        return 2 * blocks + -(-entries // 2) + -(-entries // 4)
+        return 2 * blocks + words_for(entries, 16) + words_for(entries, 8)
 
     def ordered(self, entries: Entries) -> Entries:
         """Return the entries sorted by position, as `encode` needs them."""
@@ -64,16 +62,16 @@ class EightBits:
             if self.kind == "fp8"
             else as_bits(jnp.round(scaled).astype(jnp.int8), jnp.uint8)
         )
-        parts = ends, as_bits(scales, jnp.uint32), packed(offsets.astype(jnp.uint16)), packed(byte)
+        parts = ends, as_bits(scales, jnp.uint32), packed(offsets, 16), packed(byte, 8)
         return jnp.concatenate(parts)
 
     def decode(self, words: Words, count: int, blocks: int) -> Entries:
         """Return the entries behind some words, in the order of `encode`."""
         ends, scales = words[:blocks], as_bits(words[blocks : 2 * blocks], jnp.float32)
-        middle = 2 * blocks + -(-count // 2)
-        offsets = unpacked(words[2 * blocks : middle], jnp.uint16, count)
-        byte = unpacked(words[middle:], jnp.uint8, count)
+        middle = 2 * blocks + words_for(count, 16)
+        offsets = unpacked(words[2 * blocks : middle], 16, count)
+        byte = unpacked(words[middle:], 8, count).astype(jnp.uint8)
         kind = jnp.float8_e4m3fn if self.kind == "fp8" else jnp.int8
         scale = scales.at[block_of(ends, count)].get(mode="fill", fill_value=0.0)
         values = as_bits(byte, kind).astype(jnp.float32) * scale
-        return Entries(values, positions_of(ends, offsets.astype(jnp.uint32)))
+        return Entries(values, positions_of(ends, offsets))

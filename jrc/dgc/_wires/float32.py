@@ -4,8 +4,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from jrc._bits import as_bits
 from jrc.dgc._entries import Entries
-from jrc.dgc._wires.packing import Words, as_bits
+from jrc.dgc._wires.packing import Words
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,10 @@
-"""Bits, block offsets and packed integers, from which the wire formats are built.
+"""Positions as offsets in blocks, of which the short wire formats are built.
 
 The short formats write the offset of an entry within its block of 65,536 positions in 16 bits. One
 word for each block says where its entries end.
 """
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jrc._typing import Array, Float, UInt
@@ -14,11 +12,6 @@ from jrc.dgc._entries import BLOCK, BLOCK_BITS, Entries
 
 Words = UInt[Array, " words"]
 """uint32."""
-
-
-def as_bits(x: Array | np.ndarray, dtype: jax.typing.DTypeLike) -> Array:
-    """Return the same bits as another dtype."""
-    return lax.bitcast_convert_type(x, dtype)
 
 
 def finite(values: Float[Array, " k"]) -> Float[Array, " k"]:
@@ -51,15 +44,3 @@ def block_of(ends: UInt[Array, " blocks"], count: int) -> UInt[Array, " k"]:
 def positions_of(ends: UInt[Array, " blocks"], offsets: UInt[Array, " k"]) -> UInt[Array, " k"]:
     """Return positions from where the blocks end and from the offsets in them."""
     return block_of(ends, offsets.size) << BLOCK_BITS | offsets
-
-
-def packed(parts: UInt[Array, " k"]) -> Words:
-    """Return short integers packed into words."""
-    each = 4 // parts.dtype.itemsize
-    filled = jnp.pad(parts, (0, -parts.size % each))
-    return as_bits(filled.reshape(-1, each), jnp.uint32)
-
-
-def unpacked(words: Words, dtype: jax.typing.DTypeLike, count: int) -> UInt[Array, " k"]:
-    """Return the first `count` short integers of some words."""
-    return as_bits(words, dtype).reshape(-1)[:count]

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jrc._errors import public
 from jrc._jaxpr import Program, trace
 from jrc.remat._policy.check import check_policy
 from jrc.remat._policy.resolution import Policy
@@ -59,6 +60,7 @@ def unwrap_static(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(x.value if isinstance(x, _Static) else x for x in args)
 
 
+@public("jrc.recompute_module")
 def call_region(fn: Callable[..., Any], args: Sequence[Any], options: ModuleOptions) -> Any:
     """Call a function of pytrees as one region; leaves that are no JAX arrays are not traced.
 
@@ -66,7 +68,7 @@ def call_region(fn: Callable[..., Any], args: Sequence[Any], options: ModuleOpti
     counter that the function advances (the random streams of flax) is advanced once.
     """
     traced = trace(fn, tuple(args), {}, should_inline(options.policy))
-    check_policy(options.policy, traced.program, "jrc.recompute_module", "the module")
+    check_policy(options.policy, traced.program, "the module")
     return traced.run(_without_copies(traced.program, options.policy))
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-from jrc._errors import close_to, listed
+from jrc._errors import close_to, listed, public
 from jrc._validate import check_flag, is_whole
 from jrc.remat._flax.module_region import ModuleOptions
 from jrc.remat._policy.rules import Rule, check_keep
 
 
+@public("jrc.recompute_module")
 def recompute_module[M](
     module: M,
     *,
@@ -77,8 +78,8 @@ def recompute_module[M](
             methods=methods,
         )
         return functools.partial(inner, *module.args, **module.keywords)  # type: ignore[return-value]
-    check_keep(keep, "jrc.recompute_module")
-    check_flag(recompute_collectives, "recompute_collectives", "jrc.recompute_module")
+    check_keep(keep)
+    check_flag(recompute_collectives, "recompute_collectives")
     cls = module if inspect.isclass(module) else type(module)
     flavour = _flavour(cls, module)
     options = ModuleOptions(
@@ -100,7 +101,7 @@ def _flavour(cls: type, module: Any) -> ModuleType:
             return flavour
     name = getattr(module, "__name__", None)
     raise TypeError(
-        "jrc.recompute_module: module must be a flax linen or nnx module or class, got "
+        "module must be a flax linen or nnx module or class, got "
         f"{cls.__name__}{f' {name!r}' if name else ''}. For a function write "
         "jrc.recompute(function, *args)."
     )
@@ -112,12 +113,12 @@ def _positions(static_argnums: Any) -> tuple[int, ...]:
     positions = tuple(given)
     if not all(map(is_whole, positions)):
         raise TypeError(
-            f"jrc.recompute_module: static_argnums must be whole numbers, got {static_argnums!r}. "
+            f"static_argnums must be whole numbers, got {static_argnums!r}. "
             "Write positions, counted from 0 after self; train=True needs none."
         )
     if any(i < 0 for i in positions):
         raise ValueError(
-            "jrc.recompute_module: static_argnums must be counted from 0 after self, got "
+            "static_argnums must be counted from 0 after self, got "
             f"{static_argnums!r}. Write the position from the front."
         )
     return tuple(sorted({int(i) for i in positions}))
@@ -129,19 +130,18 @@ def _methods(cls: type, methods: Any) -> tuple[str, ...]:
     listable = isinstance(names, Iterable) and not isinstance(names, str)
     if not listable or not all(isinstance(name, str) for name in names):
         raise TypeError(
-            f"jrc.recompute_module: methods must be a sequence of names, got {methods!r}. "
+            f"methods must be a sequence of names, got {methods!r}. "
             "Write methods=['encode', 'decode']."
         )
     if not names:
         raise ValueError(
-            f"jrc.recompute_module: methods must have at least one name, got {methods!r}. Leave "
-            "it out for __call__."
+            f"methods must have at least one name, got {methods!r}. Leave it out for __call__."
         )
     for name in names:
         if not callable(getattr(cls, name, None)):
             known = [name for name in vars(cls) if callable(getattr(cls, name))]
             raise ValueError(
-                f"jrc.recompute_module: methods must be methods of {cls.__name__}, got {name!r}"
+                f"methods must be methods of {cls.__name__}, got {name!r}"
                 f"{close_to(name, known)}. It defines {listed(known)}."
             )
     return tuple(sorted(set(names)))

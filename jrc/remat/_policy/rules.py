@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from jrc._errors import listed
+from jrc._errors import listed, public, running_name
 
 
 class Rule:
@@ -36,8 +36,9 @@ class Save(Rule):
 
     names: tuple[str, ...]
 
+    @public("jrc.Save")
     def __init__(self, *names: str):
-        object.__setattr__(self, "names", _checked("jrc.Save", "mark", names))
+        object.__setattr__(self, "names", _checked("mark", names))
 
     def __repr__(self) -> str:
         return f"Save({listed(self.names)})"
@@ -54,8 +55,9 @@ class SavePrimitives(Rule):
 
     names: tuple[str, ...]
 
+    @public("jrc.SavePrimitives")
     def __init__(self, *names: str):
-        object.__setattr__(self, "names", _checked("jrc.SavePrimitives", "primitive", names))
+        object.__setattr__(self, "names", _checked("primitive", names))
 
     def __repr__(self) -> str:
         return f"SavePrimitives({listed(self.names)})"
@@ -71,8 +73,9 @@ class RecomputePrimitives(Rule):
 
     names: tuple[str, ...]
 
+    @public("jrc.RecomputePrimitives")
     def __init__(self, *names: str):
-        object.__setattr__(self, "names", _checked("jrc.RecomputePrimitives", "primitive", names))
+        object.__setattr__(self, "names", _checked("primitive", names))
 
     def __repr__(self) -> str:
         return f"RecomputePrimitives({listed(self.names)})"
@@ -93,12 +96,12 @@ class Offload(Rule):
     names: tuple[str, ...]
     to: str
 
+    @public("jrc.Offload")
     def __init__(self, *names: str, to: str = "pinned_host"):
-        object.__setattr__(self, "names", _checked("jrc.Offload", "mark", names))
+        object.__setattr__(self, "names", _checked("mark", names))
         if not isinstance(to, str) or not to:
             raise TypeError(
-                f"jrc.Offload: to must be the name of a memory kind, got {to!r}. "
-                "Write to='pinned_host'."
+                f"to must be the name of a memory kind, got {to!r}. Write to='pinned_host'."
             )
         object.__setattr__(self, "to", to)
 
@@ -123,7 +126,7 @@ class Rules(Rule):
         kinds = {rule.to for rule in self.rules if isinstance(rule, Offload)}
         if len(kinds) > 1:
             raise ValueError(
-                f"jrc.Offload: to must be the same in all rules that are joined, got "
+                "jrc.Offload: to must be the same in all rules that are joined, got "
                 f"{listed(sorted(kinds))}. Choose one memory kind for all."
             )
 
@@ -150,28 +153,28 @@ def names_in(keep: Rule | None, kind: type) -> frozenset[str]:
     return frozenset(name for rule in parts if isinstance(rule, kind) for name in rule.names)
 
 
-def check_keep(keep: object, who: str) -> None:
+def check_keep(keep: object) -> None:
     """Raise if `keep` is no rule."""
     known = Save | SavePrimitives | RecomputePrimitives | Offload
     parts = keep.parts if isinstance(keep, Rule) else ()
     if keep is not None and not (parts and all(isinstance(rule, known) for rule in parts)):
         raise TypeError(
-            f"{who}: keep must be a rule or None, got {type(keep).__name__} {keep!r}. Write a rule "
+            f"keep must be a rule or None, got {type(keep).__name__} {keep!r}. Write a rule "
             "such as jrc.Save('h') | jrc.SavePrimitives('dot_general')."
         )
 
 
-def _checked(who: str, what: str, names: Iterable[object]) -> tuple[str, ...]:
+def _checked(what: str, names: Iterable[object]) -> tuple[str, ...]:
     checked: list[str] = []
     for name in names:
         if not isinstance(name, str) or not name:
             raise TypeError(
-                f"{who}: names must be strings, each naming a {what}, got {name!r}. "
-                f"Write {who}('name', 'other')."
+                f"names must be strings, each naming a {what}, got {name!r}. "
+                f"Write {running_name()}('name', 'other')."
             )
         checked.append(name)
     if not checked:
         raise ValueError(
-            f"{who}: names must contain at least one {what}, got none. Write {who}('name')."
+            f"names must contain at least one {what}, got none. Write {running_name()}('name')."
         )
     return tuple(checked)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jrc._errors import public
 from jrc._jaxpr import Program, flops, inline_marked, live_equations
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
@@ -29,6 +30,7 @@ from jrc.remat._report.recompute_count import reruns
 from jrc.remat._report.report import Report
 
 
+@public("jrc.explain")
 def explain(
     fn: Callable[..., Any],
     *args: Any,
@@ -75,11 +77,10 @@ def explain(
 
     Source: JAX's `jax.ad_checkpoint.print_saved_residuals`, and XLA's `memory_analysis`.
     """
-    who = "jrc.explain"
-    check_flag(has_aux, "has_aux", who)
-    there = checked_target(target, who)
-    with shown_meanwhile(f"{who}: tracing and compiling"), target_device_context(there):
-        return _explained(fn, args, argnums, has_aux, there, who)
+    check_flag(has_aux, "has_aux")
+    there = checked_target(target)
+    with shown_meanwhile("jrc.explain: tracing and compiling"), target_device_context(there):
+        return _explained(fn, args, argnums, has_aux, there)
 
 
 def _explained(
@@ -88,13 +89,12 @@ def _explained(
     argnums: int | Sequence[int],
     has_aux: bool,
     there: Target | None,
-    who: str,
 ) -> Report:
     """Return the report of a function and checked options."""
-    refuse_tracers(args, who)
-    args = abstract_on(there, args, who) if there else args
+    refuse_tracers(args, "jrc.explain")
+    args = abstract_on(there, args) if there else args
     with collected_notices() as notices:
-        loss = loss_of(fn, args, argnums, has_aux, who)
+        loss = loss_of(fn, args, argnums, has_aux, "jrc.explain")
     forward = loss.program.jaxpr
     traced = loss.traced_gradient.jaxpr
     gradient = inline_marked(traced, lambda _: True)

@@ -69,17 +69,16 @@ def plot_reports(
     path: str | pathlib.Path, reports: Sequence[ReportData], names: Sequence[str] | None
 ) -> None:
     """Draw reports into one figure and write it; see `jrc.Report.plot`."""
-    who = "jrc.Report.plot"
-    suffix = check_picture(path, who)
-    check_reports(reports, who)
-    names = [report.name for report in reports] if names is None else check_names(names, who)
+    suffix = check_picture(path)
+    check_reports(reports)
+    names = [report.name for report in reports] if names is None else check_names(names)
     if len(names) != len(reports):
         raise ValueError(
-            f"{who}: names must be one for each of the {len(reports)} reports, got {names!r}. "
+            f"names must be one for each of the {len(reports)} reports, got {names!r}. "
             "Leave names out to take the functions' own."
         )
     # Drawn before the file is opened: an existing file stays as it is if drawing fails.
-    picture = _picture(reports, names, suffix, 200, who)
+    picture = _picture(reports, names, suffix, 200)
     pathlib.Path(path).write_bytes(picture)
 
 
@@ -88,18 +87,16 @@ def picture_html(report: ReportData) -> str:
     if not report.live:
         return ""
     try:
-        picture = _picture([report], [report.name], "png", 100, "jrc.Report")
+        picture = _picture([report], [report.name], "png", 100)
     except ImportError:
         return ""
     data = base64.b64encode(picture).decode()
     return f'<img alt="live bytes along the program" src="data:image/png;base64,{data}">'
 
 
-def _picture(
-    reports: Sequence[ReportData], names: Sequence[str], format: str, dpi: int, who: str
-) -> bytes:
+def _picture(reports: Sequence[ReportData], names: Sequence[str], format: str, dpi: int) -> bytes:
     """Return the figure of some reports as a file's contents."""
-    figure = _figure(who)
+    figure = _figure()
     axes = figure.subplots()
     curves = [curve_of(report) for report in reports]
     top = max((curve.peak[1] for curve in curves), default=0) or 1.0
@@ -113,7 +110,7 @@ def _picture(
     return picture.getvalue()
 
 
-def check_picture(path: object, who: str) -> str:
+def check_picture(path: object) -> str:
     """Return the format of a figure, after checking that it can be written to this path.
 
     Raises:
@@ -122,23 +119,22 @@ def check_picture(path: object, who: str) -> str:
         ValueError: If its suffix is no format that matplotlib writes.
         OSError: If there is no such folder, or it cannot be written to.
     """
-    known = _figure(who).canvas.get_supported_filetypes()
+    known = _figure().canvas.get_supported_filetypes()
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
-            f"{who}: path must be text or a pathlib.Path, got {type(path).__name__}. Write "
-            "'memory.png'."
+            f"path must be text or a pathlib.Path, got {type(path).__name__}. Write 'memory.png'."
         )
     suffix = pathlib.Path(path).suffix[1:].lower()
     if suffix not in known:
         raise ValueError(
-            f"{who}: path must end in a format, one of .{', .'.join(sorted(known))}, got "
+            f"path must end in a format, one of .{', .'.join(sorted(known))}, got "
             f"{str(path)!r}. Write 'memory.png'."
         )
-    check_writable(path, who)
+    check_writable(path)
     return suffix
 
 
-def check_writable(path: str | os.PathLike[str], who: str) -> None:
+def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise the `OSError` that writing this file would raise; nothing is written.
 
     Raises:
@@ -147,26 +143,22 @@ def check_writable(path: str | os.PathLike[str], who: str) -> None:
     path = pathlib.Path(path)
     if path.is_dir():
         raise IsADirectoryError(
-            f"{who}: path must be a file, got the folder {str(path)!r}. Add a file name."
+            f"path must be a file, got the folder {str(path)!r}. Add a file name."
         )
     if not path.parent.is_dir():
         raise FileNotFoundError(
-            f"{who}: path must be in a folder that exists, got {str(path)!r}. Make "
+            f"path must be in a folder that exists, got {str(path)!r}. Make "
             f"{str(path.parent)!r} first."
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(
-            f"{who}: path must be writable, got {str(path)!r}. Choose another folder."
-        )
+        raise PermissionError(f"path must be writable, got {str(path)!r}. Choose another folder.")
 
 
-def _figure(who: str) -> Any:
+def _figure() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError(
-            f"{who}: matplotlib must be installed. Run pip install 'jrc[plot]'."
-        ) from None
+        raise ImportError("matplotlib must be installed. Run pip install 'jrc[plot]'.") from None
     return Figure(figsize=(7.2, 3.6), layout="constrained")
 
 

@@ -68,7 +68,7 @@ def unmatched_names(forward: Any, name: str) -> Iterator[str]:
         checkpoint_names = {name for name, is_ours in named if not is_ours}
         for missing in sorted(saved - checkpoint_names):
             way_out = (
-                f"jax.checkpoint does not see jrc.mark: name it with "
+                "jax.checkpoint does not see jrc.mark: name it with "
                 f"jax.ad_checkpoint.checkpoint_name, or use jrc.Save({missing!r}) with "
                 "jrc.recompute_segments"
                 if missing in marks

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jrc._errors import public
 from jrc._text import html_of
 from jrc._validate import check_json
 from jrc.remat._compiled.collectives import Collective
@@ -65,6 +66,7 @@ class Report(ReportData):
         """Return the report for a notebook: tables, and the live bytes if matplotlib is there."""
         return html_of(report_parts(self)) + picture_html(self)
 
+    @public("jrc.Report.compare")
     def compare(self, other: "Report", names: Sequence[str] = ("before", "after")) -> str:
         """Return this report and another one side by side.
 
@@ -86,6 +88,7 @@ class Report(ReportData):
         return json.dumps({"format": _FORMAT, **dataclasses.asdict(self)})
 
     @classmethod
+    @public("jrc.Report.from_json")
     def from_json(cls, text: str) -> "Report":
         """Return the report that `to_json` wrote.
 
@@ -107,11 +110,12 @@ class Report(ReportData):
             return cls(**_with_tuples(fields | {"memory": Memory(**fields["memory"])}))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
-                f"jrc.Report.from_json: text must be a report in the format {_FORMAT!r}, as "
+                f"text must be a report in the format {_FORMAT!r}, as "
                 f"report.to_json() writes it, got {type(error).__name__}: {error}. Write it again "
                 "with jrc.explain(...).to_json()."
             ) from error
 
+    @public("jrc.Report.plot")
     def plot(
         self, path: str | pathlib.Path, *others: "Report", names: Sequence[str] | None = None
     ) -> None:

@@ -61,17 +61,17 @@ class ReportData:
         return _totals((each.mark, each) for each in self.saved if each.mark is not None)
 
 
-def check_reports(reports: Iterable[Any], who: str) -> None:
+def check_reports(reports: Iterable[Any]) -> None:
     """Raise a `TypeError` if an entry is no report."""
     for report in reports:
         if not isinstance(report, ReportData):
             raise TypeError(
-                f"{who}: every other report must be a jrc.Report, got {type(report).__name__}. "
+                f"every other report must be a jrc.Report, got {type(report).__name__}. "
                 "Read a stored one with jrc.Report.from_json(text)."
             )
 
 
-def check_names(names: Any, who: str) -> list[str]:
+def check_names(names: Any) -> list[str]:
     """Return names of reports as a list, after checking that they are strings.
 
     Raises:
@@ -80,7 +80,7 @@ def check_names(names: Any, who: str) -> list[str]:
     found = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [None]
     if not all(isinstance(name, str) for name in found):
         raise TypeError(
-            f"{who}: names must be a list of strings, one for each report, got {names!r}. Write "
+            f"names must be a list of strings, one for each report, got {names!r}. Write "
             "names=['before', 'after']."
         )
     return found

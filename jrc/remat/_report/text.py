@@ -63,11 +63,10 @@ def compare_text(report: ReportData, other: ReportData, names: Sequence[str]) ->
         TypeError: If `other` is no report, or `names` no list of strings.
         ValueError: If there are not two names.
     """
-    who = "jrc.Report.compare"
-    check_reports([other], who)
-    if len(check_names(names, who)) != 2:
+    check_reports([other])
+    if len(check_names(names)) != 2:
         raise ValueError(
-            f"{who}: names must be two, one for each report, got {names!r}. Write "
+            f"names must be two, one for each report, got {names!r}. Write "
             "names=('before', 'after')."
         )
     both = (report, other)

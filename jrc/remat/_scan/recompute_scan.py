@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrc._errors import listed
+from jrc._errors import listed, public
 from jrc._jaxpr import evaluate, trace
 from jrc._tree import named_leaves
 from jrc._validate import check_flag, whole_number
@@ -16,9 +16,8 @@ from jrc.remat._scan.backward import scan_with_saved_carries
 from jrc.remat._scan.loop import Loop
 from jrc.remat._scan.schedule import levels_of, segment_counts
 
-_WHO = "jrc.recompute_scan"
 
-
+@public("jrc.recompute_scan")
 def recompute_scan(
     body: Callable[[Any, Any], tuple[Any, Any]],
     carry: Any,
@@ -90,10 +89,10 @@ def recompute_scan(
     """
     if not callable(body):
         raise TypeError(
-            f"jrc.recompute_scan: body must be a function, got {type(body).__name__}. Write "
+            f"body must be a function, got {type(body).__name__}. Write "
             "jrc.recompute_scan(body, carry, xs)."
         )
-    check_flag(reverse, "reverse", "jrc.recompute_scan")
+    check_flag(reverse, "reverse")
     unroll = _checked_unroll(unroll)
     steps = _length(xs, length)
     counts = segment_counts(segments, steps)
@@ -117,19 +116,19 @@ def _length(xs: Any, length: SupportsIndex | None) -> int:
     shapes = {name or "xs": np.shape(leaf) for name, leaf in named_leaves(xs)}
     if scalars := [name for name, shape in shapes.items() if not shape]:
         raise TypeError(
-            "jrc.recompute_scan: xs must have leaves with a leading axis, one entry for each step, "
+            "xs must have leaves with a leading axis, one entry for each step, "
             f"got no axis at {listed(scalars)}. Close over values that are equal in every step."
         )
     sizes = {shape[0] for shape in shapes.values()}
     if length is not None:
         remedy = "Write length=4, a number that is known when the loop is traced."
-        sizes.add(whole_number(length, "length", _WHO, least=0, remedy=remedy))
+        sizes.add(whole_number(length, "length", least=0, remedy=remedy))
     match list(sizes):
         case [n]:
             return n
     found = [f"{name!r}: {shape[0]}" for name, shape in shapes.items()]
     raise ValueError(
-        "jrc.recompute_scan: xs and length must state one number of steps, got "
+        "xs and length must state one number of steps, got "
         f"{', '.join(found) or 'no xs'} and length={length}. With xs=None pass length=N."
     )
 
@@ -139,7 +138,7 @@ def _checked_unroll(unroll: Any) -> int | bool:
     if isinstance(unroll, bool):
         return unroll
     remedy = "Write unroll=1 for one step, True for all of them."
-    return whole_number(unroll, "unroll", _WHO, least=0, remedy=remedy)
+    return whole_number(unroll, "unroll", least=0, remedy=remedy)
 
 
 def _trace_body(

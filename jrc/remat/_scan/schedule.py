@@ -15,8 +15,7 @@ from jrc._validate import is_whole
 # the steps, they 1/2 each, and its program has half the size.
 _FACTORS = (4, 3, 5)
 _RULE = (
-    "jrc.recompute_scan: segments must be 'sqrt', 'log', a whole number or a tuple of whole "
-    "numbers, one for each level"
+    "segments must be 'sqrt', 'log', a whole number or a tuple of whole numbers, one for each level"
 )
 
 
@@ -63,12 +62,12 @@ def segment_counts(segments: Any, length: int) -> tuple[int, ...]:
         raise TypeError(f"{_RULE}, got {segments!r}. Write segments=8 or segments=(8, 4).")
     if not counts or min(counts) < 1:
         raise ValueError(
-            "jrc.recompute_scan: segments must have at least one level and one segment in each, "
+            "segments must have at least one level and one segment in each, "
             f"got segments={segments!r}. Write segments=1 to save the first carry only."
         )
     if math.prod(counts) > length:
         raise ValueError(
-            "jrc.recompute_scan: segments must have at least one step each, got "
+            "segments must have at least one step each, got "
             f"segments={segments!r}, {math.prod(counts)} in all, for {length} steps. Write fewer, "
             "or 'sqrt'."
         )

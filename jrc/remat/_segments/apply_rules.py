@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import name_of, named_like
+from jrc._errors import name_of, named_like, public
 from jrc._jaxpr import tagged, trace
 from jrc._validate import check_flag
 from jrc.remat._policy.check import check_policy
@@ -15,6 +15,7 @@ from jrc.remat._segments.cut import one_segment
 from jrc.remat._segments.run_sections import run_sections
 
 
+@public("jrc.apply_rules")
 def apply_rules[F: Callable[..., Any]](
     fn: F, keep: Rule | None = None, *, recompute_collectives: bool = False
 ) -> F:
@@ -50,20 +51,20 @@ def apply_rules[F: Callable[..., Any]](
 
     Source: MindSpore `Primitive.recompute`; `jax.checkpoint_policies`.
     """
-    who = "jrc.apply_rules"
     if not callable(fn):
         raise TypeError(
-            f"{who}: fn must be a function, got {type(fn).__name__}. Pass the function itself, and "
+            f"fn must be a function, got {type(fn).__name__}. Pass the function itself, and "
             "call what is returned."
         )
-    check_keep(keep, who)
-    check_flag(recompute_collectives, "recompute_collectives", who)
+    check_keep(keep)
+    check_flag(recompute_collectives, "recompute_collectives")
     policy = Policy(keep, not recompute_collectives)
 
     @named_like(fn)
     def ruled(*args: Any, **kwargs: Any) -> Any:
         traced = trace(fn, args, kwargs, should_inline(policy))
-        check_policy(policy, traced.program, who, name_of(fn))
+        with public("jrc.apply_rules"):
+            check_policy(policy, traced.program, name_of(fn))
         program = traced.program
         if keep is None or policy.saves_by_default:
             return traced.run(

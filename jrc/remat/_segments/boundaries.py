@@ -11,7 +11,7 @@ from jrc.remat._segments.cut_rules import Boundary
 
 
 def resolve_boundaries(
-    program: Program, checkpoints: Sequence[str], rule: str, who: str, fn: str
+    program: Program, checkpoints: Sequence[str], rule: str, fn: str
 ) -> tuple[list[str], list[str]]:
     """Return the requested marks, each once, and the names that no mark carries.
 
@@ -23,23 +23,23 @@ def resolve_boundaries(
         same = program.matching_marks(name)
         if not same:
             if rule == "partition" or name.partition("#")[0] in program.hidden_marks:
-                raise ValueError(_error(program, name, who, fn))
+                raise ValueError(_error(program, name, fn))
             unknown.append(name)
         found |= dict.fromkeys(same)
     return sorted(found, key=list(program.marks).index), unknown
 
 
-def _error(program: Program, name: str, who: str, fn: str) -> str:
+def _error(program: Program, name: str, fn: str) -> str:
     bare = name.partition("#")[0]
     if bare in program.hidden_marks:
         return (
-            f"{who}: checkpoints must name marks outside of loops and other constructs, got "
+            "checkpoints must name marks outside of loops and other constructs, got "
             f"{name!r}, which stands inside {program.hidden_marks[bare]} of `{fn}`. Mark the "
             "result of that construct instead, or call jrc.recompute_segments on the function "
             "inside it."
         )
     return (
-        f"{who}: checkpoints must name marks of `{fn}` ({listed(user_marks(program))}), got "
+        f"checkpoints must name marks of `{fn}` ({listed(user_marks(program))}), got "
         f"{name!r}{close_to(name, user_marks(program))}. Name a value with jrc.mark(x, name), or "
         "leave the name out."
     )

@@ -63,20 +63,17 @@ class SectionedProgram:
     policy: Policy
 
 
-def cut_program(
-    program: Program, request: Request, *, who: str, fn: Callable[..., Any]
-) -> SectionedProgram:
+def cut_program(program: Program, request: Request, fn: Callable[..., Any]) -> SectionedProgram:
     """Cut a program at named boundaries.
 
     Args:
         program: The traced function.
         request: The boundaries and the rules.
-        who: The public function, for errors.
         fn: The user's function, for errors.
     """
     rule, policy = request.rule, request.policy
-    names, unknown = resolve_boundaries(program, request.checkpoints, rule, who, name_of(fn))
-    check_policy(policy, program, who, name_of(fn))
+    names, unknown = resolve_boundaries(program, request.checkpoints, rule, name_of(fn))
+    check_policy(policy, program, name_of(fn))
     live = program.live()
     work = [p for p in range(len(program.eqns)) if live[p] and counts_as_work(program, p)]
     boundaries = {name: locate_boundary(program, name, work) for name in names}
@@ -85,7 +82,7 @@ def cut_program(
         cutting = [n for n in cutting if boundaries[n].producer != INPUT]
     unused = (*unknown, *(n for n in names if n not in cutting))
     ranges = RULES[rule](unique_boundaries(program, [boundaries[n] for n in cutting]))
-    skipped = checked_numbers(request.no_recompute_segments, len(ranges.segments), who)
+    skipped = checked_numbers(request.no_recompute_segments, len(ranges.segments))
     ruled = policy.values_to_save(program, range(len(program.eqns)))
     sections, number = [], 0
     for positions, is_segment in _ranges(program, ranges.segments, work, live):

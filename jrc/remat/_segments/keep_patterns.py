@@ -60,27 +60,25 @@ def operator_names(program: Program, p: int) -> set[str]:
     return {name for name in (primitive_name(eqn), call_name(eqn)) if name}
 
 
-def checked_patterns(patterns: object, who: str) -> tuple[Pattern, ...]:
+def checked_patterns(patterns: object) -> tuple[Pattern, ...]:
     """Return the patterns that a user wrote as dicts, or raise."""
     if isinstance(patterns, Mapping | str) or not isinstance(patterns, Iterable):
         raise TypeError(
-            f"{who}: keep_patterns must be a list of dicts, got {patterns!r}. Write "
+            f"keep_patterns must be a list of dicts, got {patterns!r}. Write "
             "[{'main_ops': ['dot_general'], 'num': 1}]."
         )
-    return tuple(
-        _checked(pattern, f"keep_patterns[{i}]", who) for i, pattern in enumerate(patterns)
-    )
+    return tuple(_checked(pattern, f"keep_patterns[{i}]") for i, pattern in enumerate(patterns))
 
 
-def _checked(pattern: Any, name: str, who: str) -> Pattern:
+def _checked(pattern: Any, name: str) -> Pattern:
     if not isinstance(pattern, Mapping):
         raise TypeError(
-            f"{who}: {name} must be a dict, got {pattern!r}. Write {{'main_ops': ['dot_general']}}."
+            f"{name} must be a dict, got {pattern!r}. Write {{'main_ops': ['dot_general']}}."
         )
     for key in pattern:
         if key not in _KEYS:
             raise ValueError(
-                f"{who}: {name} must have keys from {listed(_KEYS)}, got {key!r}"
+                f"{name} must have keys from {listed(_KEYS)}, got {key!r}"
                 f"{close_to(str(key), _KEYS)}."
             )
     for key in _KEYS[:3]:
@@ -89,16 +87,16 @@ def _checked(pattern: Any, name: str, who: str) -> Pattern:
             isinstance(op, str) for op in ops
         ):  # fmt: skip
             raise TypeError(
-                f"{who}: {name}[{key!r}] must be a list of operator names, got {ops!r}. Write "
+                f"{name}[{key!r}] must be a list of operator names, got {ops!r}. Write "
                 f"{{{key!r}: ['dot_general']}}."
             )
     if not pattern.get("main_ops"):
         raise ValueError(
-            f"{who}: {name}['main_ops'] must name at least one operator, got {pattern!r}. Write "
+            f"{name}['main_ops'] must name at least one operator, got {pattern!r}. Write "
             "{'main_ops': ['dot_general']}."
         )
     num = whole_number(
-        pattern.get("num", -1), f"{name}['num']", who, least=-1,
+        pattern.get("num", -1), f"{name}['num']", least=-1,
         remedy="Leave it out, or write -1, for all matches.",
     )  # fmt: skip
     pre, main, suf = (tuple(pattern.get(key, ())) for key in ("pre_ops", "main_ops", "suf_ops"))

@@ -2,10 +2,12 @@
 
 import jax
 
+from jrc._errors import public
 from jrc._jaxpr import bind_mark
 from jrc._tree import is_traced
 
 
+@public("jrc.mark")
 def mark[T](x: T, name: str) -> T:
     """Name an intermediate value, so that a program can be cut there.
 
@@ -39,12 +41,12 @@ def mark[T](x: T, name: str) -> T:
     """
     if not isinstance(name, str):
         raise TypeError(
-            f"jrc.mark: name must be a string, got {type(name).__name__} {name!r}. "
+            f"name must be a string, got {type(name).__name__} {name!r}. "
             "Write jrc.mark(x, 'block_0')."
         )
     if not name or "#" in name:
         raise ValueError(
-            f"jrc.mark: name must not be empty nor contain '#', which numbers repeated names, "
+            "name must not be empty nor contain '#', which numbers repeated names, "
             f"got {name!r}. Choose another name."
         )
     leaves, treedef = jax.tree.flatten(x)

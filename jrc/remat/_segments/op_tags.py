@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from jrc._errors import public, running_name
 from jrc._jaxpr import evaluate, tagged, trace
 from jrc.remat._policy.resolution import KEEP_TAG, RECOMPUTE, Policy
 from jrc.remat._region.effects import must_run_once
@@ -11,6 +12,7 @@ from jrc.remat._region.interpreter import EquationRange, inner_function
 from jrc.remat._region.region import Run, recomputed_region, should_inline
 
 
+@public("jrc.keep_op")
 def keep_op[F: Callable[..., Any]](fn: F) -> F:
     """Save the results of an operator although the region around it is recomputed.
 
@@ -42,7 +44,7 @@ def keep_op[F: Callable[..., Any]](fn: F) -> F:
 
     Source: MindSpore `Primitive.recompute(False)`.
     """
-    _check_operator(fn, "jrc.keep_op")
+    _check_operator(fn)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -52,6 +54,7 @@ def keep_op[F: Callable[..., Any]](fn: F) -> F:
     return call  # type: ignore[return-value]
 
 
+@public("jrc.recompute_op")
 def recompute_op[F: Callable[..., Any]](fn: F) -> F:
     """Recompute an operator in the backward pass although the region around it is saved.
 
@@ -84,7 +87,7 @@ def recompute_op[F: Callable[..., Any]](fn: F) -> F:
 
     Source: MindSpore `Primitive.recompute()`.
     """
-    _check_operator(fn, "jrc.recompute_op")
+    _check_operator(fn)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -102,9 +105,9 @@ def _region(jaxpr: Any) -> Run:
     return lambda *inputs: recomputed_region(body, inputs)
 
 
-def _check_operator(fn: Any, who: str) -> None:
+def _check_operator(fn: Any) -> None:
     if not callable(fn):
         raise TypeError(
-            f"{who}: fn must be an operator, a function, got {type(fn).__name__}. "
-            f"Write {who}(jax.nn.relu)(x)."
+            f"fn must be an operator, a function, got {type(fn).__name__}. "
+            f"Write {running_name()}(jax.nn.relu)(x)."
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jrc._errors import name_of
+from jrc._errors import name_of, public
 from jrc._jaxpr import Program, evaluate
 from jrc._rng import other_key
 from jrc._tree import is_floating, is_typed_key
@@ -22,10 +22,10 @@ from jrc.remat._segments.cut import one_segment
 from jrc.remat._segments.run_sections import run_sections
 from jrc.remat._segments.trace_cache import trace_cached
 
-_WHO = "jrc.recompute"
 Run = Callable[..., Sequence[Any]]
 
 
+@public("jrc.recompute")
 def recompute(
     function: Callable[..., Any],
     *args: Any,
@@ -80,14 +80,14 @@ def recompute(
     """
     if not callable(function):
         raise TypeError(
-            f"{_WHO}: function must be the function to call, got {type(function).__name__}. "
-            f"Write {_WHO}(block, x)."
+            f"function must be the function to call, got {type(function).__name__}. "
+            "Write jrc.recompute(block, x)."
         )
-    check_flag(preserve_rng_state, "preserve_rng_state", _WHO)
-    check_flag(use_reentrant, "use_reentrant", _WHO)
+    check_flag(preserve_rng_state, "preserve_rng_state")
+    check_flag(use_reentrant, "use_reentrant")
     if not preserve_rng_state and not use_reentrant:
         raise ValueError(
-            f"{_WHO}: use_reentrant must be True with preserve_rng_state=False, got False: "
+            "use_reentrant must be True with preserve_rng_state=False, got False: "
             "jax.checkpoint recomputes with the keys it has. Leave one of the two at its default."
         )
     with _modules_named(function):
@@ -120,7 +120,7 @@ def _modules_named(function: Any) -> Iterator[None]:
         if flax is None or not isinstance(error, flax.TraceContextError):
             raise
         raise TypeError(
-            f"{_WHO}: function must not change a flax module in place, got {name_of(function)!r}, "
+            f"function must not change a flax module in place, got {name_of(function)!r}, "
             "which does (running statistics, random streams). Call "
             "jrc.recompute_module(module)(x) instead."
         ) from error
@@ -185,7 +185,7 @@ def _with_other_keys(run: Run, inputs: Sequence[Any]) -> Run:
     """`run` with other typed keys than it is given."""
     if not any(is_typed_key(x) for x in inputs):
         raise ValueError(
-            f"{_WHO}: args must contain a typed key with preserve_rng_state=False, which changes "
+            "args must contain a typed key with preserve_rng_state=False, which changes "
             "the keys, got none. Pass a jax.random.key(seed), not a raw PRNGKey."
         )
 
@@ -200,6 +200,6 @@ def _check_no_effects(program: Program, function: Any) -> None:
     for eqn in program.eqns:
         if must_run_once(eqn):
             raise ValueError(
-                f"{_WHO}: preserve_rng_state must be True for a function with effects, got False "
+                "preserve_rng_state must be True for a function with effects, got False "
                 f"and {name_of(function)!r}, which runs {eqn.primitive.name!r}. Leave it out."
             )

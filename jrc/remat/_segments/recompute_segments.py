@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jrc._errors import named_like
+from jrc._errors import named_like, public
 from jrc._jaxpr import trace
 from jrc.remat._policy.notices import emit_notice
 from jrc.remat._policy.rules import Rule
@@ -16,6 +16,7 @@ from jrc.remat._segments.run_sections import run_sections
 _logger = logging.getLogger("jrc")
 
 
+@public("jrc.recompute_segments")
 def recompute_segments[F: Callable[..., Any]](
     fn: F,
     checkpoints: Sequence[str],
@@ -82,23 +83,23 @@ def recompute_segments[F: Callable[..., Any]](
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174, sec. 4;
     Paddle's `RecomputeOptimizer`.
     """
-    who = "jrc.recompute_segments"
     request = checked_request(
-        who, fn, checkpoints, rule, keep, keep_patterns, no_recompute_segments,
+        fn, checkpoints, rule, keep, keep_patterns, no_recompute_segments,
         recompute_collectives,
     )  # fmt: skip
     logged: set[str] = set()
 
     @named_like(fn)
     def segmented(*args: Any, **kwargs: Any) -> Any:
-        traced = trace(fn, args, kwargs, request.opens)
-        sections = cut_program(traced.program, request, who=who, fn=fn)
-        for notice in requests_without_effect(traced.program, sections, request):
-            emit_notice(f"{who}: {notice.text}")
-        for notice in notices(traced.program, sections, request):
-            if notice.text not in logged:
-                logged.add(notice.text)
-                _logger.log(notice.level, "%s: %s", who, notice.text)
-        return traced.run(lambda *inputs: run_sections(traced.program, sections, inputs))
+        with public("jrc.recompute_segments"):
+            traced = trace(fn, args, kwargs, request.opens)
+            sections = cut_program(traced.program, request, fn)
+            for notice in requests_without_effect(traced.program, sections, request):
+                emit_notice(f"jrc.recompute_segments: {notice.text}")
+            for notice in notices(traced.program, sections, request):
+                if notice.text not in logged:
+                    logged.add(notice.text)
+                    _logger.log(notice.level, "jrc.recompute_segments: %s", notice.text)
+            return traced.run(lambda *inputs: run_sections(traced.program, sections, inputs))
 
     return segmented  # type: ignore[return-value]

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jrc._errors import speaking_as
+from jrc._errors import public, speaking_as
 from jrc._validate import check_flag, whole_number
 from jrc.remat._segments.recompute_call import recompute
 
 
+@public("jrc.recompute_sequential")
 def recompute_sequential(
     functions: Iterable[Callable[..., Any]],
     *args: Any,
@@ -48,9 +49,9 @@ def recompute_sequential(
     `torch/utils/checkpoint.py`, `checkpoint_sequential`; Chen et al., arXiv 1604.06174.
     """
     chain = _checked(functions)
-    check_flag(preserve_rng_state, "preserve_rng_state", "jrc.recompute_sequential")
+    check_flag(preserve_rng_state, "preserve_rng_state")
     segments = whole_number(
-        segments, "segments", "jrc.recompute_sequential", least=1, most=len(chain),
+        segments, "segments", least=1, most=len(chain),
         remedy=f"segments={len(chain)} makes each function a chunk.",
     )  # fmt: skip
     size = len(chain) // segments
@@ -75,7 +76,7 @@ def _composed(chunk: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 
 def _checked(functions: Any) -> list[Callable[..., Any]]:
     """The functions as a list, each of them callable."""
-    rule = "jrc.recompute_sequential: functions must be a list of functions"
+    rule = "functions must be a list of functions"
     if not isinstance(functions, Iterable):
         raise TypeError(f"{rule}, got {type(functions).__name__}. Write [first, second].")
     chain = list(functions)

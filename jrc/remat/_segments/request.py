@@ -39,7 +39,6 @@ class Request:
 
 
 def checked_request(
-    who: str,
     fn: Any,
     checkpoints: Sequence[str],
     rule: str,
@@ -49,64 +48,63 @@ def checked_request(
     recompute_collectives: bool,
 ) -> Request:
     """Return the request, or raise if it is wrong for any program."""
-    _check_names(who, fn, checkpoints, rule)
-    check_keep(keep, who)
-    check_flag(recompute_collectives, "recompute_collectives", who)
+    _check_names(fn, checkpoints, rule)
+    check_keep(keep)
+    check_flag(recompute_collectives, "recompute_collectives")
     if isinstance(no_recompute_segments, str) or not isinstance(no_recompute_segments, Iterable):
         raise TypeError(
-            f"{who}: no_recompute_segments must be a list of numbers, got "
+            "no_recompute_segments must be a list of numbers, got "
             f"{no_recompute_segments!r}. Write no_recompute_segments=[0]."
         )
     return Request(
         tuple(checkpoints),
         rule,
         Policy(keep, not recompute_collectives),
-        checked_patterns(keep_patterns, who),
+        checked_patterns(keep_patterns),
         tuple(no_recompute_segments),
     )
 
 
-def _check_names(who: str, fn: Any, checkpoints: Sequence[str], rule: str) -> None:
+def _check_names(fn: Any, checkpoints: Sequence[str], rule: str) -> None:
     if not callable(fn):
         raise TypeError(
-            f"{who}: fn must be the function to cut, got {fn!r}. Pass the loss function itself, "
+            f"fn must be the function to cut, got {fn!r}. Pass the loss function itself, "
             "and then the names of its marks."
         )
-    one_of(rule, "rule", RULES, who)
+    one_of(rule, "rule", RULES)
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Collection):
         raise TypeError(
-            f"{who}: checkpoints must be a list of mark names, got {type(checkpoints).__name__} "
+            f"checkpoints must be a list of mark names, got {type(checkpoints).__name__} "
             f"{checkpoints!r}. Write checkpoints=['block_0', 'block_1']."
         )
     for name in checkpoints:
         if not isinstance(name, str):
             raise TypeError(
-                f"{who}: checkpoints must contain names of marks, got {type(name).__name__}. "
+                f"checkpoints must contain names of marks, got {type(name).__name__}. "
                 "Mark the value with jrc.mark(x, 'name') and pass 'name'."
             )
 
 
-def checked_numbers(indices: Sequence[Any], count: int, who: str) -> frozenset[int]:
+def checked_numbers(indices: Sequence[Any], count: int) -> frozenset[int]:
     """Return the numbers of segments that are not recomputed, or raise if one is no segment.
 
     Args:
         indices: What the user passed.
         count: The number of segments.
-        who: The public function, for the error.
     """
     remedy = "See the segments with jrc.find_segments."
     if indices and not count:
         raise ValueError(
-            f"{who}: no_recompute_segments must be empty where there is no segment, got "
+            "no_recompute_segments must be empty where there is no segment, got "
             f"{list(indices)}. {remedy}"
         )
     numbers = [
-        whole_number(i, f"no_recompute_segments[{k}]", who, least=0, most=count - 1, remedy=remedy)
+        whole_number(i, f"no_recompute_segments[{k}]", least=0, most=count - 1, remedy=remedy)
         for k, i in enumerate(indices)
     ]
     if len(set(numbers)) < len(numbers):
         raise ValueError(
-            f"{who}: no_recompute_segments must name each segment once, got {numbers}. "
+            f"no_recompute_segments must name each segment once, got {numbers}. "
             "Remove the repeated number."
         )
     return frozenset(numbers)

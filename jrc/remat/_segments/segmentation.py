@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jrc._errors import public
 from jrc._jaxpr import Program, Traced, equation_flops, nbytes, trace
 from jrc._text import Grid, html_of, text_of
 from jrc.remat._policy.rules import Rule
@@ -98,6 +99,7 @@ class Segmentation:
         return [Grid(heads, rows), *lines]
 
 
+@public("jrc.find_segments")
 def find_segments(
     fn: Callable[..., Any],
     checkpoints: Sequence[str],
@@ -156,13 +158,12 @@ def find_segments(
     Source: Paddle `backward.py`, `ProgramStats.get_recompute_segments`, and
     `auto_parallel_recompute.py`, `RecomputeState.get_recompute_segments`.
     """
-    who = "jrc.find_segments"
     request = checked_request(
-        who, fn, checkpoints, rule, keep, keep_patterns, no_recompute_segments,
+        fn, checkpoints, rule, keep, keep_patterns, no_recompute_segments,
         recompute_collectives,
     )  # fmt: skip
     traced = trace(fn, args, kwargs, request.opens)
-    sections = cut_program(traced.program, request, who=who, fn=fn)
+    sections = cut_program(traced.program, request, fn)
     return segmentation_of(traced, sections)
 
 

@@ -8,15 +8,13 @@ from typing import Any
 import jax
 import optax
 
-from jrc._errors import close_to, listed, speaking_as
+from jrc._errors import close_to, listed, public, speaking_as
 from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import is_real, whole_number
-from jrc.compat._optimizer import Optimizer
-from jrc.compat._request import Name, checked_names
+from jrc.compat.paddle._names import Name, checked_names
+from jrc.compat.paddle._optimizer import Optimizer
 from jrc.dgc import dgc_momentum, l1_penalty, l2_penalty
 from jrc.persist import restore
-
-_WHO = "jrc.compat.DGCMomentumOptimizer"
 
 _ONLY_HERE = ("axis_name",)
 """Keyword-only arguments of `jrc.dgc_momentum` that the optimizer has by name."""
@@ -79,6 +77,7 @@ class DGCMomentumOptimizer(Optimizer):
     Source: Paddle `python/paddle/fluid/optimizer.py`, `DGCMomentumOptimizer`.
     """
 
+    @public("jrc.compat.DGCMomentumOptimizer")
     def __init__(
         self,
         learning_rate: optax.ScalarOrSchedule,
@@ -97,9 +96,9 @@ class DGCMomentumOptimizer(Optimizer):
         axis_name: str | None = None,
         **options: Any,
     ) -> None:
-        checked_names(_WHO, "parameter_list", parameter_list, ordered=True)
+        checked_names("parameter_list", parameter_list, ordered=True)
         _check_options(options)
-        with speaking_as(_WHO, "jrc.dgc_momentum"):
+        with speaking_as("jrc.compat.DGCMomentumOptimizer", "jrc.dgc_momentum"):
             tx = dgc_momentum(
                 learning_rate,
                 momentum,
@@ -139,7 +138,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in _OPTIONS:
             raise TypeError(
-                f"{_WHO}: an option besides Paddle's arguments must be one of {listed(_OPTIONS)}, "
+                f"an option besides Paddle's arguments must be one of {listed(_OPTIONS)}, "
                 f"got {name!r}{close_to(name, known)}. The bound of a gradient "
                 "is local_grad_clip_norm, or grad_clip."
             )
@@ -158,7 +157,7 @@ def _clip_norm(norm: Any, grad_clip: Any, num_trainers: Any) -> Any:
     """Return the bound of `jrc.dgc_momentum`, given by either of Paddle's two names."""
     if norm is not None and grad_clip is not None:
         raise ValueError(
-            f"{_WHO}: local_grad_clip_norm must be left out where there is a grad_clip, got "
+            "local_grad_clip_norm must be left out where there is a grad_clip, got "
             f"{norm!r} and {grad_clip!r}. Pass one of them: both bound each tensor's gradient."
         )
     name = "grad_clip" if norm is None else "local_grad_clip_norm"
@@ -168,7 +167,7 @@ def _clip_norm(norm: Any, grad_clip: Any, num_trainers: Any) -> Any:
     if not (is_real(bound) or isinstance(bound, jax.Array)):
         kind = type(norm if norm is not None else grad_clip).__name__
         raise TypeError(
-            f"{_WHO}: {name} must be the bound of each tensor's norm, a number or an object with a "
+            f"{name} must be the bound of each tensor's norm, a number or an object with a "
             f"clip_norm, got {kind}. Write {name}=1.0."
         )
     remedy = (
@@ -176,5 +175,5 @@ def _clip_norm(norm: Any, grad_clip: Any, num_trainers: Any) -> Any:
         "replicas, num_trainers=1 for one."
     )
     text = f"num_trainers, where there is a {name},"
-    whole_number(num_trainers, text, _WHO, least=1, remedy=remedy)
+    whole_number(num_trainers, text, least=1, remedy=remedy)
     return bound

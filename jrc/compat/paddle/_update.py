@@ -1,5 +1,6 @@
 """Updates of the parameters with a gradient; the others, and their state, are unchanged."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -10,46 +11,46 @@ import optax
 from jrc._errors import close_to, listed
 from jrc._tree import tree_difference
 from jrc._typing import Array, PyTree, Transform
-from jrc.compat._check import leaf_names
+from jrc.compat.paddle._check_loss import leaf_names
 
 
-def gradient_tree(who: str, params: PyTree, params_grads: Sequence[tuple[str, Array]]) -> PyTree:
+def gradient_tree(params: PyTree, params_grads: Sequence[tuple[str, Array]]) -> PyTree:
     """Return the gradients in the parameters' tree, `optax.MaskedNode()` where there is none."""
     flat, treedef = jax.tree.flatten(params)
-    leaves = dict(zip(leaf_names(who, params), flat, strict=True))
+    leaves = dict(zip(leaf_names(params), flat, strict=True))
     grads: dict[str, Any] = {}
-    for name, grad in _checked_pairs(who, params_grads):
+    for name, grad in _checked_pairs(params_grads):
         if name not in leaves:
             raise ValueError(
-                f"{who}: params_grads must name parameters, got {name!r}{close_to(name, leaves)}. "
+                f"params_grads must name parameters, got {name!r}{close_to(name, leaves)}. "
                 f"The parameters are {listed(leaves)}; leave out the pairs of marks."
             )
         if name in grads:
             raise ValueError(
-                f"{who}: params_grads must name each parameter once, got {name!r} twice. Add the "
+                f"params_grads must name each parameter once, got {name!r} twice. Add the "
                 "two gradients, in one pair."
             )
         if jnp.shape(grad) != jnp.shape(leaves[name]):
             raise ValueError(
-                f"{who}: a gradient must have its parameter's shape, {jnp.shape(leaves[name])}, "
+                f"a gradient must have its parameter's shape, {jnp.shape(leaves[name])}, "
                 f"got {jnp.shape(grad)} for {name!r}. Pair each gradient with its own name."
             )
         grads[name] = grad
     return treedef.unflatten(grads.get(name, optax.MaskedNode()) for name in leaves)
 
 
-def check_given(who: str, opt_state: Any) -> None:
+def check_given(opt_state: Any) -> None:
     """Raise without a state: Paddle's optimizers hold theirs, here it is an argument."""
     if opt_state is None:
         raise TypeError(
-            f"{who}: opt_state must be the optimizer's state, got None. Start with "
+            "opt_state must be the optimizer's state, got None. Start with "
             "opt_state = opt.init(params)."
         )
 
 
-def _checked_pairs(who: str, params_grads: Any) -> Sequence[tuple[str, Array]]:
+def _checked_pairs(params_grads: Any) -> Sequence[tuple[str, Array]]:
     """Return the pairs, or raise if one is not a name and an array."""
-    rule = f"{who}: params_grads must be a list of pairs of a parameter's name and its gradient"
+    rule = "params_grads must be a list of pairs of a parameter's name and its gradient"
     if not isinstance(params_grads, list | tuple):
         raise TypeError(
             f"{rule}, got {type(params_grads).__name__}. Pass the result of backward; for a dict, "
@@ -68,26 +69,38 @@ def _checked_pairs(who: str, params_grads: Any) -> Sequence[tuple[str, Array]]:
     return params_grads
 
 
-def clipped(who: str, grad_clip: Any, grads: PyTree, params: PyTree) -> PyTree:
+def clipped(grad_clip: Any, grads: PyTree, params: PyTree) -> PyTree:
     """Return the gradients after a transform without state."""
     if grad_clip is None:
         return grads
     if not isinstance(grad_clip, optax.GradientTransformation):
         raise TypeError(
-            f"{who}: grad_clip must be an optax transform, got {grad_clip!r}. Write "
+            f"grad_clip must be an optax transform, got {grad_clip!r}. Write "
             "grad_clip=optax.clip_by_global_norm(1.0)."
         )
     params = _masked(params, grads)
     if jax.tree.leaves(jax.eval_shape(grad_clip.init, params)):
         raise TypeError(
-            f"{who}: grad_clip must be a transform without state, got one with state. Chain it "
+            "grad_clip must be a transform without state, got one with state. Chain it "
             "before the optimizer: optax.chain(grad_clip, tx)."
         )
     return grad_clip.update(grads, grad_clip.init(params), params)[0]
 
 
+def offered(tx: Transform, extra_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some extra arguments that a transform takes, by the signature of `update`.
+
+    >>> offered(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), {"value": 1.0})
+    {}
+    """
+    if not isinstance(tx, optax.GradientTransformationExtraArgs):
+        return dict(extra_args)  # optax drops them
+    arguments = inspect.signature(tx.update).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
+    return {name: x for name, x in extra_args.items() if takes_all or name in arguments}
+
+
 def update(
-    who: str,
     tx: Transform,
     params: PyTree,
     opt_state: PyTree,
@@ -101,12 +114,12 @@ def update(
     single parameter, such as a count of steps, is updated.
     """
     tx = optax.with_extra_args_support(cast(optax.GradientTransformation, tx))
-    _check_state(who, tx, params, opt_state)
+    _check_state(tx, params, opt_state)
     if not any(map(_is_masked, jax.tree.leaves(grads, is_leaf=_is_masked))):
         updates, new_state = tx.update(grads, opt_state, params, **extra_args)
         return optax.apply_updates(params, updates), new_state
     masked = _masked(params, grads)
-    inner = _state_of(who, tx, masked, opt_state)
+    inner = _state_of(tx, masked, opt_state)
     updates, new_state = tx.update(grads, inner, masked, **extra_args)
     new = optax.apply_updates(masked, updates), new_state
     put_back = jax.tree.map(
@@ -118,16 +131,16 @@ def update(
     return cast(tuple[PyTree, PyTree], put_back)
 
 
-def _check_state(who: str, tx: Transform, params: PyTree, opt_state: PyTree) -> None:
+def _check_state(tx: Transform, params: PyTree, opt_state: PyTree) -> None:
     """Raise if the state is another transform's."""
     if difference := tree_difference(jax.eval_shape(tx.init, params), opt_state):
         raise TypeError(
-            f"{who}: opt_state must be the state that this optimizer's init makes for these "
+            "opt_state must be the state that this optimizer's init makes for these "
             f"parameters, got another: {difference}. Start with opt_state = opt.init(params)."
         )
 
 
-def _state_of(who: str, tx: Transform, masked: PyTree, opt_state: PyTree) -> PyTree:
+def _state_of(tx: Transform, masked: PyTree, opt_state: PyTree) -> PyTree:
     """Return the state without the part of masked parameters, found by `init` on masked ones."""
 
     def keep(expected: Any, state: Any) -> Any:
@@ -135,7 +148,7 @@ def _state_of(who: str, tx: Transform, masked: PyTree, opt_state: PyTree) -> PyT
             return expected
         if jnp.shape(state) != jnp.shape(expected):
             raise ValueError(
-                f"{who}: opt_state must have arrays for single parameters where some have no "
+                "opt_state must have arrays for single parameters where some have no "
                 f"gradient, got one of shape {jnp.shape(state)} for all, which would become "
                 f"{jnp.shape(expected)}. Give every parameter a gradient."
             )

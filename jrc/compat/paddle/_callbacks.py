@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, is_variable, mark_of, primitive_name
-from jrc.compat._request import mark_pairs
+from jrc.compat.paddle._names import mark_pairs
 
 GRAD = "@GRAD"
 
@@ -47,7 +47,7 @@ class Block:
         return "\n".join(map(str, self.ops))
 
 
-def checked_callbacks(who: str, callbacks: Any) -> tuple[Callback, ...]:
+def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     """Return the callbacks as a tuple, or raise if one is not a function."""
     if callbacks is None:
         return ()
@@ -55,7 +55,7 @@ def checked_callbacks(who: str, callbacks: Any) -> tuple[Callback, ...]:
     for callback in several:
         if not callable(callback):
             raise TypeError(
-                f"{who}: callbacks must be a function callback(block, context) or a list of them, "
+                "callbacks must be a function callback(block, context) or a list of them, "
                 f"got {callback!r}. Write callbacks=[callback]."
             )
     return tuple(several)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import speaking_as
+from jrc._errors import public, speaking_as
 from jrc._jaxpr import primitives_where
 from jrc._validate import check_flag
 from jrc.remat import SavePrimitives, keep_op, recompute_module, recompute_op
@@ -13,6 +13,7 @@ _GATHERS = ("all_gather", "all_gather_invariant", "all_gather_reduced")
 _OTHERS = tuple(sorted(primitives_where(lambda facts: facts.is_collective) - set(_GATHERS)))
 
 
+@public("jrc.compat.recompute_cell")
 def recompute_cell[M](
     cell: M,
     *,
@@ -53,19 +54,19 @@ def recompute_cell[M](
 
     Source: MindSpore `nn/cell.py`, `Cell.recompute`.
     """
-    who = "jrc.compat.recompute_cell"
-    check_flag(mp_comm_recompute, "mp_comm_recompute", who)
+    check_flag(mp_comm_recompute, "mp_comm_recompute")
     gathers = parallel_optimizer_comm_recompute
     if gathers is None:
         gathers = mp_comm_recompute
-    check_flag(gathers, "parallel_optimizer_comm_recompute", who)
+    check_flag(gathers, "parallel_optimizer_comm_recompute")
     options: dict[str, Any] = {"recompute_collectives": bool(mp_comm_recompute or gathers)}
     if bool(mp_comm_recompute) != bool(gathers):
         options["keep"] = SavePrimitives(*(_OTHERS if gathers else _GATHERS))
-    with speaking_as(who, "jrc.recompute_module", module="cell"):
+    with speaking_as("jrc.compat.recompute_cell", "jrc.recompute_module", module="cell"):
         return recompute_module(cell, **options)
 
 
+@public("jrc.compat.recompute_primitive")
 def recompute_primitive[F: Callable[..., Any]](primitive: F, mode: bool = True) -> F:
     """Recompute one operator, or keep its output: MindSpore's `primitive.recompute(mode)`.
 
@@ -88,8 +89,7 @@ def recompute_primitive[F: Callable[..., Any]](primitive: F, mode: bool = True) 
 
     Source: MindSpore `ops/primitive.py`, `Primitive.recompute`.
     """
-    who = "jrc.compat.recompute_primitive"
-    check_flag(mode, "mode", who)
+    check_flag(mode, "mode")
     tag = recompute_op if mode else keep_op
-    with speaking_as(who, f"jrc.{tag.__name__}", fn="primitive"):
+    with speaking_as("jrc.compat.recompute_primitive", f"jrc.{tag.__name__}", fn="primitive"):
         return tag(primitive)

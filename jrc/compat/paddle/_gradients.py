@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import close_to, listed, name_of, speaking_as
+from jrc._errors import close_to, listed, name_of, running_name, speaking_as
 from jrc._jaxpr import Program, Traced, inline_all, trace
 from jrc._tree import is_array, is_traced, named_leaves, split
 from jrc._typing import Array, PyTree
 from jrc._validate import check_flag
-from jrc.compat._block import call_back, checked_callbacks
-from jrc.compat._check import check_function, check_loss, leaf_names
-from jrc.compat._flow import gated, gates_of, is_reached, probes_of, receivers
-from jrc.compat._request import Names, Request, checked_names, resolve
+from jrc.compat.paddle._callbacks import call_back, checked_callbacks
+from jrc.compat.paddle._check_loss import check_function, check_loss, leaf_names
+from jrc.compat.paddle._names import Names, Request, checked_names, resolve
+from jrc.compat.paddle._receivers import gated, gates_of, is_reached, probes_of, receivers
 from jrc.remat import recompute_segments
 
 _logger = logging.getLogger("jrc")
@@ -78,25 +78,24 @@ class Arguments(NamedTuple):
 
 
 def gradients(
-    who: str,
     loss_fn: Callable[..., Any],
     params: PyTree,
     args: tuple[Any, ...],
     options: Arguments,
 ) -> Found:
-    """Return the gradients of a loss; `who` is named in errors."""
-    check_function(who, loss_fn)
-    check_flag(options.has_aux, "has_aux", who)
-    leaf_names(who, params)
-    callbacks = checked_callbacks(who, options.callbacks)
-    wanted_names = checked_names(who, "parameter_list", options.parameter_list, ordered=True)
-    stopped_names = checked_names(who, "no_grad_set", options.no_grad_set, ordered=False) or ()
+    """Return the gradients of a loss."""
+    check_function(loss_fn)
+    check_flag(options.has_aux, "has_aux")
+    leaf_names(params)
+    callbacks = checked_callbacks(options.callbacks)
+    wanted_names = checked_names("parameter_list", options.parameter_list, ordered=True)
+    stopped_names = checked_names("no_grad_set", options.no_grad_set, ordered=False) or ()
     params = _as_arrays(params)
     traced = trace(loss_fn, (params, *args), {})
-    check_loss(who, name_of(loss_fn), traced, options.has_aux)
+    check_loss(name_of(loss_fn), traced, options.has_aux)
 
     def request_of(program: Program) -> Request:
-        names = Names(who, loss_fn, program, _parameters(program, params, args))
+        names = Names(loss_fn, program, _parameters(program, params, args))
         return resolve(names, wanted_names, stopped_names)
 
     # Without nested `jit` calls, so that callbacks see every operator.
@@ -109,11 +108,10 @@ def gradients(
     request = request_of(traced.program)
     request = Request({k: v for k, v in request.wanted.items() if k in wanted}, request.stopped)
     named = _parameters(traced.program, params, args)
-    return _differentiate(who, loss_fn, traced, request, options, named)
+    return _differentiate(loss_fn, traced, request, options, named)
 
 
 def _differentiate(
-    who: str,
     loss_fn: Callable[..., Any],
     traced: Traced,
     request: Request,
@@ -131,8 +129,8 @@ def _differentiate(
     loss.__name__ = name_of(loss_fn)
     lean = loss
     if options.checkpoints is not None:
-        known = _known_boundaries(who, name_of(loss_fn), program, options)
-        with speaking_as(who, "jrc.recompute_segments"):
+        known = _known_boundaries(name_of(loss_fn), program, options)
+        with speaking_as(running_name(), "jrc.recompute_segments"):
             lean = recompute_segments(loss, known, rule="fluid")
 
     def scalar(inputs: Sequence[Any], probes: Sequence[Any]) -> tuple[Array, list[Array]]:
@@ -153,7 +151,7 @@ def _differentiate(
     return Found(rest[0].fill(arrays), pairs, value_of)
 
 
-def _known_boundaries(who: str, fn: str, program: Program, options: Arguments) -> Any:
+def _known_boundaries(fn: str, program: Program, options: Arguments) -> Any:
     """Return the boundaries that are marks; as in Paddle, others are dropped with a message."""
     warned = set() if options.warned is None else options.warned
     known = (*program.marks, *program.hidden_marks)
@@ -167,7 +165,7 @@ def _known_boundaries(who: str, fn: str, program: Program, options: Arguments) -
             warned.add(name)
             _logger.warning(
                 "%s: checkpoints must be marks of `%s`, got %r%s, which is ignored. It marks %s.",
-                who, fn, name, close_to(name, known), listed(known, "nothing"),
+                running_name(), fn, name, close_to(name, known), listed(known, "nothing"),
             )  # fmt: skip
     return found
 

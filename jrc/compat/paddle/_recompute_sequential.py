@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jrc._errors import close_to, listed, speaking_as
+from jrc._errors import close_to, listed, public, speaking_as
 from jrc.remat import recompute_sequential as sequential
 
-_WHO = "jrc.compat.recompute_sequential"
 _SETTINGS = ("segments", "preserve_rng_state")
 
 
+@public("jrc.compat.recompute_sequential")
 def recompute_sequential(
     ctx: Mapping[str, Any], functions: Iterable[Callable[..., Any]], *args: Any
 ) -> Any:
@@ -41,15 +41,15 @@ def recompute_sequential(
     """
     if not isinstance(ctx, Mapping):
         raise TypeError(
-            f"{_WHO}: ctx must be a dict, got {type(ctx).__name__}. Write {{'segments': 2}}, then "
+            f"ctx must be a dict, got {type(ctx).__name__}. Write {{'segments': 2}}, then "
             "the list of functions, or use jrc.recompute_sequential(functions, *args, segments=2)."
         )
     for key in ctx:
         if key not in _SETTINGS:
             raise ValueError(
-                f"{_WHO}: ctx must have no keys but {listed(_SETTINGS)}, got {key!r}"
+                f"ctx must have no keys but {listed(_SETTINGS)}, got {key!r}"
                 f"{close_to(str(key), _SETTINGS)}. Leave it out."
             )
     settings: dict[str, Any] = {"segments": 1, **ctx}
-    with speaking_as(_WHO, "jrc.recompute_sequential"):
+    with speaking_as("jrc.compat.recompute_sequential", "jrc.recompute_sequential"):
         return sequential(functions, *args, **settings)

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from jrc._errors import public
 from jrc._typing import PyTree
-from jrc.compat._block import Callback
-from jrc.compat._gradients import Arguments, gradients
-from jrc.compat._request import Name
+from jrc.compat.paddle._callbacks import Callback
+from jrc.compat.paddle._gradients import Arguments, gradients
+from jrc.compat.paddle._names import Name
 
 
+@public("jrc.compat.append_backward")
 def append_backward(
     loss_fn: Callable[..., Any],
     params: PyTree,
@@ -78,5 +80,5 @@ def append_backward(
     Source: Paddle `python/paddle/fluid/backward.py`, `append_backward`.
     """
     options = Arguments(parameter_list, no_grad_set, callbacks, checkpoints, has_aux)
-    found = gradients("jrc.compat.append_backward", loss_fn, params, args, options)
+    found = gradients(loss_fn, params, args, options)
     return (found.pairs, found.value[1]) if has_aux else found.pairs

@@ -2,21 +2,33 @@
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jrc._errors import public
 from jrc._tree import named_leaves
 from jrc._typing import Array, PyTree
-from jrc.compat._block import Callback
-from jrc.compat._check import check_function
-from jrc.compat._gradients import Arguments, Found, ParamGrad, gradients
-from jrc.compat._request import Name
-from jrc.compat._update import check_given, clipped, gradient_tree, update
+from jrc.compat.paddle._callbacks import Callback
+from jrc.compat.paddle._check_loss import check_function
+from jrc.compat.paddle._gradients import Arguments, Found, ParamGrad, gradients
+from jrc.compat.paddle._names import Name
+from jrc.compat.paddle._update import check_given, clipped, gradient_tree, offered, update
 from jrc.dgc._internal import as_local
+
+
+def method[F: Callable[..., Any]](fn: F) -> F:
+    """Give errors of a method the name of the class that was called, as `public` does."""
+
+    @functools.wraps(fn)
+    def call(self: object, *args: Any, **kwargs: Any) -> Any:
+        with public(f"jrc.compat.{type(self).__name__}.{fn.__name__}"):
+            return fn(self, *args, **kwargs)
+
+    return cast(F, call)
 
 
 class Optimizer:
@@ -47,6 +59,7 @@ class Optimizer:
         """
         return self.tx.init(params)
 
+    @method
     def update(
         self, updates: PyTree, state: PyTree, params: PyTree | None = None, **extra_args: Any
     ) -> tuple[PyTree, PyTree]:
@@ -64,9 +77,10 @@ class Optimizer:
         Raises:
             TypeError: If the state is `None`.
         """
-        check_given(self._who("update"), state)
+        check_given(state)
         return optax.with_extra_args_support(self.tx).update(updates, state, params, **extra_args)
 
+    @method
     def backward(
         self,
         loss_fn: Callable[..., Any],
@@ -103,9 +117,10 @@ class Optimizer:
                 there is a `startup_program`.
         """
         options = Arguments(parameter_list, no_grad_set, callbacks, checkpoints, has_aux)
-        found = self._gradients("backward", loss_fn, params, args, options, startup_program)
+        found = self._gradients(loss_fn, params, args, options, startup_program)
         return (found.pairs, found.value[1]) if has_aux else found.pairs
 
+    @method
     def apply_gradients(
         self,
         params: PyTree,
@@ -120,7 +135,7 @@ class Optimizer:
             opt_state: From `init` or the step before.
             params_grads: Pairs of a parameter's name and its gradient, in any order.
             **extra_args: Other arguments of the transform, such as `value`, the loss. `grad` is
-                always passed.
+                passed if the transform takes it.
 
         Returns:
             The new parameters and the new state. Parameters without a pair, and their part of the
@@ -132,8 +147,9 @@ class Optimizer:
                 list of pairs of a name and an array.
             ValueError: If a name is unknown or occurs twice, or a shape differs.
         """
-        return self._apply("apply_gradients", params, opt_state, params_grads, None, extra_args)
+        return self._apply(params, opt_state, params_grads, None, extra_args)
 
+    @method
     def apply_optimize(
         self,
         loss: Any,
@@ -161,10 +177,10 @@ class Optimizer:
             ValueError: As `apply_gradients`, or if there is a `startup_program`.
         """
         del loss
-        who = "apply_optimize"
-        self._check_no_program(who, startup_program)
-        return self._apply(who, params, opt_state, params_grads, None, extra_args)
+        _check_no_program(startup_program)
+        return self._apply(params, opt_state, params_grads, None, extra_args)
 
+    @method
     def minimize(
         self,
         loss_fn: Callable[..., Any],
@@ -180,8 +196,8 @@ class Optimizer:
     ) -> tuple[PyTree, PyTree, Any, list[ParamGrad]]:
         """Do one step: the gradients of a loss, and their update.
 
-        The transform is also given `value`, the loss, `grad`, the gradients before clipping, and
-        `value_fn`, the loss as a function of the parameters.
+        The transform is also given those that it takes of `value`, the loss, `grad`, the gradients
+        before clipping, and `value_fn`, the loss as a function of the parameters.
 
         Args:
             loss_fn: `loss_fn(params, *args)`, which returns one real number.
@@ -206,66 +222,52 @@ class Optimizer:
             ValueError: As `backward`.
         """
         options = Arguments(parameter_list, no_grad_set, callbacks, None, has_aux)
-        found = self._gradients("minimize", loss_fn, params, args, options, startup_program)
+        found = self._gradients(loss_fn, params, args, options, startup_program)
         named = {name for name, _ in named_leaves(params)}
         of_params = [pair for pair in found.pairs if pair.name in named]
         extra = {
             "value": jnp.reshape(found.value[0] if has_aux else found.value, ()),
             "value_fn": lambda params: found.value_of(dict(named_leaves(params))),
         }
-        params, opt_state = self._apply("minimize", params, opt_state, of_params, grad_clip, extra)
+        extra = offered(self.tx, extra)
+        params, opt_state = self._apply(params, opt_state, of_params, grad_clip, extra)
         return params, opt_state, found.value, found.pairs
 
-    def _boundaries(self, who: str) -> Sequence[str] | None:
+    def _boundaries(self) -> Sequence[str] | None:
         """Return the boundaries of the recomputed segments; `None` recomputes nothing."""
-        del who
         return None
-
-    def _who(self, method: str) -> str:
-        return f"jrc.compat.{type(self).__name__}.{method}"
-
-    def _check_no_program(self, method: str, startup_program: Any) -> None:
-        if startup_program is not None:
-            raise ValueError(
-                f"{self._who(method)}: startup_program must be None, because there are no programs "
-                f"here, got {type(startup_program).__name__}. Initialize with opt.init(params)."
-            )
 
     def _gradients(
         self,
-        method: str,
         loss_fn: Callable[..., Any],
         params: PyTree,
         args: tuple[Any, ...],
         options: Arguments,
         startup_program: Any,
     ) -> Found:
-        who = self._who(method)
-        check_function(who, loss_fn)
-        self._check_no_program(method, startup_program)
+        check_function(loss_fn)
+        _check_no_program(startup_program)
         options = options._replace(warned=self._warned)
         if options.parameter_list is None:
             options = options._replace(parameter_list=self.parameter_list)
         if options.checkpoints is None:
-            options = options._replace(checkpoints=self._boundaries(who))
+            options = options._replace(checkpoints=self._boundaries())
         params = jax.tree.map(functools.partial(_local, axis=self.axis_name), params)
-        return gradients(who, loss_fn, params, args, options)
+        return gradients(loss_fn, params, args, options)
 
     def _apply(
         self,
-        method: str,
         params: PyTree,
         opt_state: PyTree,
         params_grads: Sequence[tuple[str, Array]],
         grad_clip: Any,
         extra_args: dict[str, Any],
     ) -> tuple[PyTree, PyTree]:
-        who = self._who(method)
-        check_given(who, opt_state)
-        grads = gradient_tree(who, params, params_grads)
-        extra_args = {"grad": grads} | extra_args
-        grads = clipped(who, grad_clip, grads, params)
-        return update(who, self.tx, params, opt_state, grads, extra_args)
+        check_given(opt_state)
+        grads = gradient_tree(params, params_grads)
+        extra_args = offered(self.tx, {"grad": grads}) | extra_args
+        grads = clipped(grad_clip, grads, params)
+        return update(self.tx, params, opt_state, grads, extra_args)
 
 
 def _local(leaf: Any, axis: str | None) -> Any:
@@ -274,3 +276,11 @@ def _local(leaf: Any, axis: str | None) -> Any:
         return leaf
     floating = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
     return as_local(jnp.asarray(leaf), axis) if floating else leaf
+
+
+def _check_no_program(startup_program: Any) -> None:
+    if startup_program is not None:
+        raise ValueError(
+            "startup_program must be None, because there are no programs here, got "
+            f"{type(startup_program).__name__}. Initialize with opt.init(params)."
+        )

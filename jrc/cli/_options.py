@@ -5,8 +5,8 @@ import re
 from typing import Any
 
 from jrc import remat
-from jrc._cli_target import UsageError
 from jrc._targets import target as target_named
+from jrc.cli._load_target import UsageError
 
 
 def gradient_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -51,10 +51,12 @@ def budget_of(text: str | None) -> int | float | str | None:
 
 def check_paths(json: str | None, plot: str | None = None) -> None:
     """Raise if the results cannot be written, before anything is compiled."""
-    try:
-        if json is not None:
-            remat.check_writable(json, "--json")
-        if plot is not None:
-            remat.check_picture(plot, "--plot")
-    except (ImportError, OSError, ValueError) as error:
-        raise UsageError(str(error)) from None
+    for option, path, check in (
+        ("--json", json, remat.check_writable),
+        ("--plot", plot, remat.check_picture),
+    ):
+        try:
+            if path is not None:
+                check(path)
+        except (ImportError, OSError, ValueError) as error:
+            raise UsageError(f"{option}: {error}") from None

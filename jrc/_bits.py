@@ -1,6 +1,5 @@
-"""Small integers packed into 32-bit words.
+"""Bits of arrays, and small integers packed into 32-bit words.
 
->>> import numpy as np
 >>> words = packed(jnp.arange(16, dtype=jnp.uint32), 12)
 >>> words.size, unpacked(words, 12, 16).tolist() == list(range(16))
 (6, True)
@@ -8,32 +7,42 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jrc._typing import Array, UInt
 
-GROUP = 16
-"""Entries that are packed together: 16 of 12 bits fill six words, 16 of 2 bits one."""
+
+def as_bits(x: Array | np.ndarray, dtype: jax.typing.DTypeLike) -> Array:
+    """Return the same bits as another dtype."""
+    return lax.bitcast_convert_type(x, dtype)
 
 
 def words_for(count: int, bits: int) -> int:
-    """Return the words that `count` integers take, in whole groups of 16."""
-    return -(-count // GROUP) * GROUP * bits // 32
+    """Return the words that `count` integers take, in whole groups: 8 of 12 bits fill 3 words.
+
+    >>> words_for(9, 12), words_for(9, 2)
+    (6, 1)
+    """
+    together, words = _group(bits)
+    return -(-count // together) * words
 
 
 def packed(values: UInt[Array, " n"], bits: int) -> UInt[Array, " words"]:
     """Pack integers one after another, the first in the lowest bits of the first word.
 
     Args:
-        values: uint32, each below 2**bits.
-        bits: An even number up to 32.
+        values: Unsigned integers, each below 2**bits.
+        bits: From 1 to 32.
 
     Returns:
-        uint32 words; the last group of 16 is filled with zeros.
+        uint32 words, `words_for(n, bits)`; the last group is filled with zeros.
     """
     together, words = _group(bits)
-    padded = jnp.pad(values, (0, -values.size % GROUP))
-    columns = padded.reshape(-1, together).T
+    padded = jnp.pad(values, (0, -values.size % together))
+    columns = padded.astype(jnp.uint32).reshape(-1, together).T
     out = [jnp.zeros(columns.shape[1:], jnp.uint32) for _ in range(words)]
     for i, column in enumerate(columns):
         word, shift = divmod(i * bits, 32)
@@ -44,7 +53,7 @@ def packed(values: UInt[Array, " n"], bits: int) -> UInt[Array, " words"]:
 
 
 def unpacked(words: UInt[Array, " words"], bits: int, count: int) -> UInt[Array, " n"]:
-    """Return the first `count` integers of some words, as `packed` wrote them."""
+    """Return the first `count` integers of some words as uint32, as `packed` wrote them."""
     together, each = _group(bits)
     columns = words.reshape(-1, each).T
     mask = jnp.uint32(2**bits - 1)

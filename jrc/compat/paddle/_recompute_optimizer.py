@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jrc.compat._optimizer import Optimizer
+from jrc._errors import public
+from jrc.compat.paddle._optimizer import Optimizer, method
 
 
 class RecomputeOptimizer(Optimizer):
@@ -35,10 +36,11 @@ class RecomputeOptimizer(Optimizer):
     Source: Paddle `python/paddle/fluid/optimizer.py`, `RecomputeOptimizer`.
     """
 
+    @public("jrc.compat.RecomputeOptimizer")
     def __init__(self, optimizer: Any) -> None:
         if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
             raise TypeError(
-                "jrc.compat.RecomputeOptimizer: optimizer must be an optax transform or one of "
+                "optimizer must be an optax transform or one of "
                 f"jrc.compat, got {type(optimizer).__name__}. Write "
                 "RecomputeOptimizer(optax.adam(0.01))."
             )
@@ -47,6 +49,7 @@ class RecomputeOptimizer(Optimizer):
         super().__init__(tx, listed, getattr(optimizer, "axis_name", None))
         self._checkpoints: tuple[str, ...] | None = None
 
+    @public("jrc.compat.RecomputeOptimizer")
     def _set_checkpoints(self, checkpoints: Sequence[str]) -> None:
         """Set the boundaries.
 
@@ -58,7 +61,7 @@ class RecomputeOptimizer(Optimizer):
         Raises:
             TypeError: If `checkpoints` is not a list of strings.
         """
-        rule = "jrc.compat.RecomputeOptimizer: checkpoints must be a list of mark names"
+        rule = "checkpoints must be a list of mark names"
         remedy = "Mark values with jrc.mark(x, 'fc_1') and pass ['fc_1']."
         if not isinstance(checkpoints, list | tuple):
             raise TypeError(f"{rule}, got {type(checkpoints).__name__} {checkpoints!r}. {remedy}")
@@ -69,14 +72,15 @@ class RecomputeOptimizer(Optimizer):
 
     set_checkpoints = _set_checkpoints
 
-    def _boundaries(self, who: str) -> Sequence[str]:
+    def _boundaries(self) -> Sequence[str]:
         if self._checkpoints is None:
             raise ValueError(
-                f"{who}: checkpoints must be set before, to a list of mark names, got none. Write "
+                "checkpoints must be set before, to a list of mark names, got none. Write "
                 "opt._set_checkpoints(['fc_1', 'pred'])."
             )
         return self._checkpoints
 
+    @method
     def load(self, stat_dict: Any = None, *, state_dict: Any = None) -> NoReturn:
         """Raise, as in Paddle: there is no state in the object.
 
@@ -91,7 +95,7 @@ class RecomputeOptimizer(Optimizer):
         path = saved if isinstance(saved, str | os.PathLike) else "path"
         kind = type(saved).__name__
         raise NotImplementedError(
-            "jrc.compat.RecomputeOptimizer.load: load function is not supported by Recompute "
+            "load function is not supported by Recompute "
             f"Optimizer for now, got {repr(saved) if path is saved else kind}. The state is an "
             f"argument of minimize: write opt_state = jrc.restore({str(path)!r}, opt.init(params))."
         )

@@ -27,20 +27,18 @@ class Names(NamedTuple):
     """The names that a loss function has.
 
     Attributes:
-        who: The public function, for errors.
         fn: The loss function.
         program: Its program.
         params: The program's input for each parameter, by name; `None` for a leaf that is not a
             JAX array.
     """
 
-    who: str
     fn: Callable[..., Any]
     program: Program
     params: Mapping[str, Any]
 
 
-def checked_names(who: str, argument: str, names: Any, ordered: bool) -> tuple[str, ...] | None:
+def checked_names(argument: str, names: Any, ordered: bool) -> tuple[str, ...] | None:
     """Return the names as a tuple, each once; `None` if none were given.
 
     A pair of a name and a gradient, as `append_backward` returns it, counts as its name.
@@ -49,19 +47,19 @@ def checked_names(who: str, argument: str, names: Any, ordered: bool) -> tuple[s
         return None
     if ordered and isinstance(names, set | frozenset):
         raise TypeError(
-            f"{who}: {argument} must be a list of names, which gives the order of the pairs, got "
+            f"{argument} must be a list of names, which gives the order of the pairs, got "
             f"the set {names!r}. Write a list."
         )
     if not isinstance(names, list | tuple | Set):
         raise TypeError(
-            f"{who}: {argument} must be a list of names, got {type(names).__name__} {names!r}. "
+            f"{argument} must be a list of names, got {type(names).__name__} {names!r}. "
             f"Write {argument}=['layer_0/w']."
         )
     bare = [entry[0] if _is_pair(entry) else entry for entry in names]
     for name in bare:
         if not isinstance(name, str):
             raise TypeError(
-                f"{who}: {argument} must be a list of names, got one with {type(name).__name__}. "
+                f"{argument} must be a list of names, got one with {type(name).__name__}. "
                 "Name a parameter by its path ('layer_0/w'), an intermediate by its jrc.mark."
             )
     return tuple(dict.fromkeys(bare))
@@ -116,12 +114,12 @@ def _check_single(names: Names, pair: str, marks: int) -> None:
     fn = name_of(names.fn)
     if pair in names.params:
         raise ValueError(
-            f"{names.who}: a name must refer to one value, got {pair!r}, which is a parameter and "
+            f"a name must refer to one value, got {pair!r}, which is a parameter and "
             f"a mark of `{fn}`. Give the mark another name."
         )
     if marks > 1:
         raise ValueError(
-            f"{names.who}: a name must refer to one value, got {pair!r}, which is two marks of "
+            f"a name must refer to one value, got {pair!r}, which is two marks of "
             f"`{fn}`: an array of a marked tree is named by the mark and its number. Give one of "
             "the marks another name."
         )
@@ -132,13 +130,13 @@ def _unknown(names: Names, name: str) -> str:
     marks = (name.partition("#")[0], name.rpartition("/")[0])
     if bare := next((mark for mark in marks if mark in program.hidden_marks), None):
         return (
-            f"{names.who}: a mark must stand outside of loops and other constructs, got {name!r} "
+            f"a mark must stand outside of loops and other constructs, got {name!r} "
             f"of `{fn}`, which is inside {program.hidden_marks[bare]}. Mark an input or a result "
             "of that construct, under another name."
         )
     known = [*names.params, *program.marks]
     return (
-        f"{names.who}: a name must be that of a parameter or a mark, got {name!r}"
+        f"a name must be that of a parameter or a mark, got {name!r}"
         f"{close_to(name, known)}. The parameters are {listed(names.params)}, and `{fn}` marks "
         f"{listed(program.marks, 'nothing')}."
     )

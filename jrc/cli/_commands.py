@@ -1,0 +1,147 @@
+"""What each command does: read its options, call jrc, print and write the result."""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrc import remat
+from jrc._errors import name_of
+from jrc._targets import target as target_named
+from jrc._targets import targets as all_targets
+from jrc.cli._console import print_text
+from jrc.cli._load_target import UsageError, load
+from jrc.cli._options import budget_of, check_paths, gradient_options
+from jrc.cli._plans_table import path_for, plans_table
+
+
+def explain(options: argparse.Namespace) -> None:
+    """Print what one function's gradient saves, or of two functions and how they differ."""
+    asked = gradient_options(options)
+    targets = [options.target, *([options.compare] if options.compare else [])]
+    paths = _report_paths(options.json, targets)
+    for path in paths:
+        check_paths(path, options.plot)
+    reports = [_report(target, options, asked) for target in targets]
+    texts = [str(report) for report in reports]
+    if options.compare:
+        texts = [f"{name}: {text}" for name, text in zip(_names(targets), texts, strict=True)]
+        texts.append(reports[0].compare(reports[1], names=_names(targets)))
+    print_text("\n\n".join(texts))
+    for path, report in zip(paths, reports, strict=True):
+        if path:
+            _write(path, report.to_json())
+    if options.plot:
+        reports[0].plot(options.plot, *reports[1:], names=_names(targets))
+
+
+def _report_paths(path: str | None, targets: Sequence[str]) -> list[str | None]:
+    """Return the file of each report: with --compare, --json report.json is report-setup.json."""
+    if len(targets) == 1:
+        return [path]
+    short = [target.rpartition(":")[2] for target in targets]
+    same = len(set(short)) < len(short)
+    return [path_for(path, f"{i}" if same else name) for i, name in enumerate(short, 1)]
+
+
+def _report(name: str, options: argparse.Namespace, asked: dict[str, Any]) -> Any:
+    target = load(name, options.arg, options.failures)
+    return remat.explain(target.fn, *target.args, **asked)
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Print the plan for a budget, or one table for several budgets."""
+    asked = gradient_options(options) | {"verify": not options.no_verify}
+    asked |= {"respect_checkpoints": options.respect_checkpoints, "cache": options.cache}
+    asked |= {"offload": options.offload}
+    if options.compilations is not None:
+        asked["compilations"] = options.compilations
+    if options.budget and "," in options.budget:
+        _plans(options, [text.strip() for text in options.budget.split(",")], asked)
+        return
+    asked["budget"] = budget_of(options.budget)
+    check_paths(options.json)
+    target = load(options.target, options.arg, options.failures)
+    plan = remat.plan(target.fn, *target.args, **asked)
+    print_text(str(plan))
+    if options.json:
+        _write(options.json, plan.to_json())
+
+
+def _plans(options: argparse.Namespace, texts: Sequence[str], asked: dict[str, Any]) -> None:
+    """Print one table of the plans for several budgets, and write a file for each.
+
+    Raises:
+        BudgetError: Behind the table, for the first budget that no plan fits.
+    """
+    # Checked before anything is traced.
+    budgets = [remat.checked_budget(budget_of(text), "jrc.plan") for text in texts]
+    paths = [path_for(options.json, text) for text in texts]
+    for path in paths:
+        check_paths(path)
+    target = load(options.target, options.arg, options.failures)
+    plans = remat.plan_for_each(target.fn, *target.args, budgets=budgets, **asked)
+    print_text(plans_table(texts, plans))
+    for path, plan in zip(paths, plans, strict=True):
+        if path and isinstance(plan, remat.Plan):
+            _write(path, plan.to_json())
+    if errors := [plan for plan in plans if isinstance(plan, remat.BudgetError)]:
+        raise errors[0]
+
+
+def largest_batch(options: argparse.Namespace) -> None:
+    """Print the largest batch that fits; TARGET returns `(fn, args)` of each batch."""
+    asked = gradient_options(options) | {"budget": budget_of(options.budget)}
+    asked |= {"multiple_of": options.multiple_of, "most": options.most}
+    asked |= {"respect_checkpoints": options.respect_checkpoints, "offload": options.offload}
+    check_paths(options.json)
+
+    made: dict[Any, Callable[..., Any]] = {}
+
+    def make_args(batch: int) -> tuple[Any, ...]:
+        target = load(options.target, options.arg, options.failures, batch)
+        made[_shapes(target.args)] = target.fn
+        return target.args
+
+    def fn(*args: Any) -> Any:
+        """The function of the batch that the arguments are of: it may close over its size."""
+        return made[_shapes(args)](*args)
+
+    make_args(options.multiple_of)
+    (first,) = made.values()
+    fn.__name__ = name_of(first)
+    found = remat.largest_batch(make_args, fn, **asked)
+    print_text(str(found))
+    if options.json:
+        plan = None if found.plan is None else json.loads(found.plan.to_json())
+        _write(options.json, json.dumps(found._asdict() | {"plan": plan}))
+
+
+def _shapes(args: tuple[Any, ...]) -> Any:
+    """Return what tells the arguments of one batch from those of another."""
+    leaves, treedef = jax.tree.flatten(args)
+    return treedef, tuple(np.shape(leaf) for leaf in leaves)
+
+
+def targets(options: argparse.Namespace) -> None:
+    """Print all accelerators, or what is known of one."""
+    print_text(str(all_targets() if options.name is None else target_named(options.name)))
+
+
+def _names(targets: Sequence[str]) -> list[str]:
+    """Return the functions' names, or whole targets if two names are the same."""
+    short = [target.rpartition(":")[2] for target in targets]
+    return short if len(set(short)) == len(short) else list(targets)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        pathlib.Path(path).write_text(text + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"--json must be a path that can be written, got {path}: {error.strerror}."
+        ) from None
