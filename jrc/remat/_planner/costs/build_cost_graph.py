@@ -57,7 +57,7 @@ def build_cost_graph(
         passing_bytes=tuple(
             0 if is_late or is_fused else size for size, is_fused, is_late in facts
         ),
-        may_save=tuple(save_candidates(nodes, sizes, fused)),
+        may_save=tuple(save_candidates(nodes, sizes, fused, compiler)),
         names=tuple(_name(program, v, steps) for v in made),
         results=tuple(results),
     )

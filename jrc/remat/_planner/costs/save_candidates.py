@@ -2,39 +2,45 @@
 
 from collections.abc import Mapping, Sequence
 
+from jrc.remat._planner.costs.compilers import Compiler
 from jrc.remat._planner.costs.cost_graph import CostNode
 from jrc.remat._planner.settings import SETTINGS
 
 
 def save_candidates(
-    nodes: Sequence[CostNode], sizes: Sequence[int], fused: Sequence[bool]
+    nodes: Sequence[CostNode], sizes: Sequence[int], fused: Sequence[bool], compiler: Compiler
 ) -> list[bool]:
     """Return, for each value, whether a plan may save it.
 
-    In a small program every value may be saved. In a large one: of a value and the fused values
-    that are computed from it one after another, the last; a value that is smaller than all that
-    it is computed from; and what a construct outside of all regions reads.
+    In a small program every value may be saved, where the compiler writes what is elementwise. Else
+    these: of a value that a kernel makes and the fused values that are computed from it one after
+    another, the one that the kernel writes; a value that is smaller than all that it is computed
+    from; and what a construct outside of all regions reads.
 
     Args:
         nodes: The equations in order.
         sizes: Bytes of every value.
         fused: Whether XLA fuses each value into its readers.
+        compiler: The platform's compiler: whether what follows on a kernel is written with it.
     """
-    if len(sizes) <= SETTINGS.decide_every_value:
+    if len(sizes) <= SETTINGS.decide_every_value and not compiler.traces_gradients:
         return [True] * len(sizes)
     readers: dict[int, list[CostNode]] = {}
     for node in nodes:
         for v in node.reads:
             readers.setdefault(v, []).append(node)
 
-    def last_of_chain(v: int) -> int:
+    def written(v: int) -> int:
+        """The value that a kernel writes, of this one and what follows on it alone."""
+        least = v
         while len(readers.get(v, ())) == 1:
             (node,) = readers[v]
             is_light = len(node.makes) == 1 and fused[node.makes[0]]
             if not is_light or v in node.derivative_reads or sizes[node.makes[0]] > sizes[v]:
                 break
             (v,) = node.makes
-        return v
+            least = v if sizes[v] < sizes[least] else least
+        return v if compiler.continues_products or not compiler.traces_gradients else least
 
     may_save = [False] * len(sizes)
     sources: dict[int, frozenset[int]] = {}
@@ -42,10 +48,10 @@ def save_candidates(
         made_of = frozenset().union(*(sources[v] for v in node.reads))
         for v in node.makes:
             if not fused[v]:
-                may_save[last_of_chain(v)] = True
+                may_save[written(v)] = True
             elif not may_save[v] and made_of:
                 share = SETTINGS.smaller_than_sources * sum(sizes[each] for each in made_of)
-                may_save[v] = last_of_chain(v) == v and sizes[v] <= share
+                may_save[v] = written(v) == v and sizes[v] <= share
             sources[v] = frozenset({v}) if may_save[v] or not fused[v] else made_of
     for node in nodes:
         if node.inner_bytes is not None:

@@ -41,8 +41,8 @@ from jrc.remat._segments.run_sections import run_section
 
 Run = Callable[..., Sequence[Any]]
 
-# How a product is saved, in the place of `SAVED`.
-_PRODUCT = "product"
+# How the result of a product or a reduction is saved, in the place of `SAVED`.
+_OF_KERNEL = "of a kernel"
 
 
 def execute_decision(program: Program, decision: Stages, in_loop: bool = False) -> Run:
@@ -178,18 +178,18 @@ def _is_made(program: Program, var: Any) -> bool:
 
 def _how_saved(program: Program, var: Any) -> str:
     p = program.producer[var]
-    is_product = p != INPUT and facts_of(program.eqns[p]).is_contraction
-    return _PRODUCT if is_product else SAVED
+    facts = None if p == INPUT else facts_of(program.eqns[p])
+    return _OF_KERNEL if facts and (facts.is_contraction or facts.is_reduction) else SAVED
 
 
 def _name(x: Any, how: str, has_barrier: bool) -> Any:
-    """Name a saved value, and return it behind a barrier unless it is a product.
+    """Name a saved value, and return it behind a barrier unless it is a product or a reduction.
 
     Else XLA recomputes it in its readers, from all that it is the sum of, and keeps those. JAX
     rounds what it saves by `reduce_precision`, which XLA would fuse into the readers likewise. No
-    reader computes a product again; a barrier behind it would keep readers from being fused.
+    reader computes these two again; a barrier behind them would keep readers from being fused.
     """
-    if how == _PRODUCT:
+    if how == _OF_KERNEL:
         return name_value(x, SAVED)
     named = name_value(x, how)
     return barrier(named) if has_barrier else named

@@ -14,19 +14,22 @@ Constructs = Mapping[int, Any]
 def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs) -> Stages:
     """Return the decision that saves these values: a region ends where no recomputed one is live.
 
+    A region of which nothing is recomputed, but what XLA fuses into its readers, is left to JAX.
+
     Args:
         graph: The cost graph.
         values: The variables that are saved.
         constructs: The constructs outside of all regions.
     """
     last_reader, recomputed = recomputation(graph, values, constructs)
+    dear = [again and not _is_fused(graph, k) for k, again in enumerate(recomputed)]
     parts: list[tuple[list[int], bool]] = []
     start, reach = 0, -1
     for k, node in enumerate(graph.nodes):
         reach = max([reach, *(last_reader.get(v, -1) for v in node.makes)])
         is_construct = node.position in constructs
         if is_construct or reach <= k:
-            parts = _appended(parts, list(range(start, k + 1)), not is_construct, recomputed)
+            parts = _appended(parts, list(range(start, k + 1)), not is_construct, dear)
             start = k + 1
     stages: list[Stage] = []
     for part, is_region in parts:
@@ -36,7 +39,8 @@ def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs
         positions = _positions(graph, part)
         if positions:
             again = tuple(sorted(graph.nodes[k].position for k in part if recomputed[k]))
-            stages.append(Region(positions, _saved(graph, part, values), again))
+            region = Region(positions, _saved(graph, part, values), again)
+            stages.append(region if any(dear[k] for k in part) else LeftToJax(positions))
     return Stages(tuple(stages))
 
 
@@ -75,7 +79,7 @@ def decision_of_regions(
         # A node without a position is the carries of a loop.
         nodes = [k for k in part if graph.nodes[k].position >= 0]
         is_region = part in regions and any(
-            recomputed[k] and not all(map(graph.is_fused, graph.nodes[k].makes)) for k in nodes
+            recomputed[k] and not _is_fused(graph, k) for k in nodes
         )
         if part.start in alone:
             stages.append(constructs[graph.nodes[part.start].position])
@@ -99,6 +103,11 @@ def recomputed_cost(graph: CostGraph, decision: Stages) -> int:
     """Return the cost of all equations that the regions of a decision recompute."""
     cost = {node.position: node.cost for node in graph.nodes}
     return sum(cost[p] for region in decision.regions for p in region.recomputed)
+
+
+def _is_fused(graph: CostGraph, k: int) -> bool:
+    """Whether XLA computes all that an equation makes inside of whatever reads it."""
+    return all(map(graph.is_fused, graph.nodes[k].makes))
 
 
 def recomputation(
@@ -146,12 +155,12 @@ def _appended(
     parts: list[tuple[list[int], bool]],
     new: list[int],
     is_region: bool,
-    recomputed: Sequence[bool],
+    dear: Sequence[bool],
 ) -> list[tuple[list[int], bool]]:
-    """The parts with one more; one that recomputes nothing is merged with the one before it."""
+    """The parts with one more; one that recomputes nothing dear joins the one before it."""
     if parts and parts[-1][1] and is_region:
         before = parts[-1][0]
-        if not (any(recomputed[k] for k in before) and any(recomputed[k] for k in new)):
+        if not (any(dear[k] for k in before) and any(dear[k] for k in new)):
             return [*parts[:-1], (before + new, True)]
     return [*parts, (new, is_region)]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Fusion, Program, facts_of, nbytes
+from jrc._jaxpr import Fusion, Program, facts_of, nbytes, primitive_name
 
 
 class Compiler:
@@ -38,7 +38,7 @@ class Compiler:
         """
         facts = facts_of(eqn)
         is_pass = facts.fusion is Fusion.LOOP and not (facts.is_reduction or facts.is_cumulative)
-        return facts.fusion is Fusion.INSIDE or is_pass
+        return facts.fusion is Fusion.INSIDE or is_pass or primitive_name(eqn) == "split"
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of device memory that an array of this type occupies."""
