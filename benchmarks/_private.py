@@ -42,15 +42,11 @@ from jrc.remat import memory_needed as memory_needed
 from jrc.remat._compiled.collectives import Collective, collectives
 from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._gradient.activity import active_variables
-from jrc.remat._gradient.arguments import arguments_of
 from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
 from jrc.remat._gradient.compiled_memory import bytes_on_device as bytes_on_device
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
-from jrc.remat._planner.costs.compilers import compiler_on
-from jrc.remat._planner.costs.sharding import most_parts
-from jrc.remat._planner.costs.traced_peak import peak_of_temporaries
-from jrc.remat._planner.plan.decision import LeftToJax, Stages
+from jrc.remat._planner.plan.decision import AsWritten, LeftToJax, Stages
 from jrc.remat._planner.search.choose import bytes_of, fitting_option, plan_for
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.largest_within import largest_within as largest_within
@@ -80,16 +76,10 @@ def collectives_of(text: str, mesh: Any) -> tuple[Collective, ...]:
 def predicted_peak(
     fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, platform: str
 ) -> tuple[int, int]:
-    """Return predicted bytes of a gradient on one device: arguments and results; and its peak.
-
-    Temporaries are taken to be split into as many parts as the argument that is split most.
-    """
-    arguments = arguments_of(fn, args, 0, "predicted_peak", numbers=True)
-    given = sum(map(bytes_on_device, arguments.of(arguments.arrays)))
-    fixed = given + sum(map(bytes_on_device, arguments.of(arguments.perturbed)))
-    gradient = arguments.traced(fn, has_aux)
-    parts = most_parts(arguments.of(arguments.arrays))
-    return fixed, fixed + peak_of_temporaries(gradient, compiler_on(platform)) // parts
+    """Return predicted bytes of a gradient on one device: arguments and results; and its peak."""
+    problem = Problem.of(Request(fn, args, 0, has_aux, platform=platform))
+    written = (each for each in problem.manual if isinstance(each.decision, AsWritten))
+    return problem.own, Peaks(problem).predicted(next(written, problem.baseline))
 
 
 class PlanSearch:
@@ -138,7 +128,7 @@ class PlanSearch:
 
 
 class CandidateTable:
-    """Every candidate of a function, with its cost and its peaks: modelled, predicted, compiled."""
+    """Every candidate of a function, with its cost and its peaks: predicted and compiled."""
 
     def __init__(
         self, fn: Callable[..., Any], args: Any, argnums: Any, has_aux: bool, target: Any
@@ -165,7 +155,6 @@ class CandidateTable:
                         "name": option.name,
                         "family": option.family,
                         "cost": option.cost,
-                        "modelled": self.peaks.modelled(option),
                         "predicted": self.peaks.predicted(option),
                         "compiled": self.peaks.compiled(option).peak,
                     }
@@ -179,23 +168,15 @@ class KnownPeaks:
     is_inside = False
 
     def __init__(self, program: Any) -> None:
-        self.predicts_better = any(row["modelled"] != row["predicted"] for row in program["rows"])
         self.own, rows = program["own"], program["rows"]
         self.options = [
             Option(
-                row["modelled"] - self.own, 0, row["cost"],
+                row["predicted"] - self.own, 0, row["cost"],
                 Stages((LeftToJax((i,)),)), row["name"], family=row["family"],
             )
             for i, row in enumerate(rows)
         ]  # fmt: skip
         self._rows = dict(zip(self.options, rows, strict=True))
-
-    def modelled(self, option: Option) -> int:
-        """Return the solver's peak."""
-        return self._rows[option]["modelled"]
-
-    def predict(self, options: Any) -> None:
-        """Do nothing: all is known."""
 
     def predicted(self, option: Option) -> int:
         """Return the predicted peak."""

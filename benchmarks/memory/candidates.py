@@ -4,11 +4,11 @@
     python -m benchmarks.memory.candidates --target h100 --out candidates_h100.json --resume
     python -m benchmarks.memory.candidates --judge candidates.json
 
-For each program: the cost of each candidate of `jrc.plan`, the peak as the solver has it, as it is
-predicted, and as it is compiled. The tables say how the planner's own search does on them, for
-budgets at shares of the range of peaks, with so many compilations: its regret (FLOPs of the program
-that it chose over those of the cheapest that fits), how often it refuses a budget that a candidate
-fits, and how many programs it compiles. `--judge` compiles nothing.
+For each program: the cost of each candidate of `jrc.plan`, and its peak as it is predicted and as
+it is compiled. The tables say how the planner's own search does on them, for budgets at shares of
+the range of peaks, with so many compilations: its regret (FLOPs of the program that it chose over
+those of the cheapest that fits), how often it refuses a budget that a candidate fits, and how many
+programs it compiles. `--judge` compiles nothing.
 
 One or two minutes a program on two cores; with `--resume` programs that are there are left alone.
 """
@@ -127,18 +127,15 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _predictions(programs: Mapping[str, Any]) -> Table:
-    """The errors of both models of peaks, median and worst over the candidates of a program."""
+    """The errors of predicted peaks, median and worst over the candidates of a program."""
     rows = []
     for name, program in programs.items():
-        errors = [
-            sorted(abs(row[kind] / row["compiled"] - 1) for row in program["rows"])
-            for kind in ("modelled", "predicted")
-        ]
-        texts = (f"{quantile(each, q):.1%}" for each in errors for q in (0.5, 1.0))
+        errors = sorted(abs(row["predicted"] / row["compiled"] - 1) for row in program["rows"])
+        texts = (f"{quantile(errors, q):.1%}" for q in (0.5, 1.0))
         count = len(program["rows"])
         rows.append((name, str(count), *texts, f"{program['planning_seconds']:.1f}"))
-    heads = ("", "candidates", "solver, median", "worst", "predicted, median", "worst", "seconds")
-    return Table("Peaks against compiled ones", heads, rows)
+    heads = ("", "candidates", "error, median", "worst", "seconds")
+    return Table("Predicted peaks against compiled ones", heads, rows)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

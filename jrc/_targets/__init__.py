@@ -3,6 +3,7 @@
 from jrc._targets.abstract import abstract_on as abstract_on
 from jrc._targets.abstract import checked_target as checked_target
 from jrc._targets.accelerator import Target as Target
+from jrc._targets.accelerator import chip_named as chip_named
 from jrc._targets.accelerator import chip_of_device as chip_of_device
 from jrc._targets.accelerator import link_bandwidth_of as link_bandwidth_of
 from jrc._targets.accelerator import target as target

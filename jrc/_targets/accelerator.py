@@ -188,8 +188,14 @@ def target(name: str) -> Target:
 
 def link_bandwidth_of(name: str) -> float | None:
     """Return the link bandwidth of a target's name; `None` of any other name, or if unknown."""
+    chip = chip_named(name)
+    return chip.link_bandwidth.value if chip else None
+
+
+def chip_named(name: str) -> Chip | None:
+    """Return the chip of a target's name; `None` of any other name."""
     try:
-        return target(name).link_bandwidth
+        return target(name).chip
     except ValueError:
         return None
 

@@ -66,7 +66,6 @@ class PlannerSettings:
             cost of the dearest option.
         least_bytes_gain: The search for the leanest option ends where it expects to save less than
             this share of the temporaries of the leanest so far.
-        predicted_together: On an accelerator the gradients of so many options are traced together.
         least_shared: A temporary may lie in the memory of a later result if it has at least this
             share of the bytes of the largest one.
         attained_flops: The share of an accelerator's published FLOP/s that programs reach, where
@@ -122,7 +121,6 @@ class PlannerSettings:
     hopeless: float = 0.0005
     least_gain: float = 0.0005
     least_bytes_gain: float = 0.01
-    predicted_together: int = 4
     least_shared: float = 1 / 2000
     attained_flops: float = 0.5
     hidden_copy_price: float = 0.02

@@ -27,7 +27,7 @@ def applied(problem, option):
 
 def gradient_of(problem, option):
     """The jaxpr of value and gradients under an option."""
-    (gradient,) = problem.gradient.trace([option.whole])
+    gradient = problem.function.gradient(option.whole)
     return gradient
 
 

@@ -20,7 +20,7 @@ WIDTH, LAYERS = 64, 8
 def compiled(monkeypatch):
     """The programs that are compiled, with CPU devices in the place of compile-only ones."""
     monkeypatch.setattr(
-        accelerator, "compile_only_devices", lambda named, who: tuple(jax.devices()[-1:])
+        accelerator, "compile_only_devices", lambda named: tuple(jax.devices()[-1:])
     )
     found, real = [], compiled_memory.compiled_to_look_at
 

@@ -232,8 +232,8 @@ def test_a_loop_of_arithmetic_alone_has_plans_for_all_budgets():
 
     x = jax.random.normal(jax.random.key(0), (2, 32, 3))
     found = problem_of(loss, x)
-    modelled = Peaks(found).modelled
-    peaks = [modelled(each) for each in (*found.front, found.baseline)]
+    predicted = Peaks(found).predicted
+    peaks = [predicted(each) for each in (*found.front, found.baseline)]
     least, plain = min(peaks), peaks[-1]
     reached = {int(4 * (peak - least) / (plain - least)) for peak in peaks}
     # In the last quarter nothing is recomputed.

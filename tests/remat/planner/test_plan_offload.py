@@ -53,7 +53,7 @@ def net(params, x):
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch):
     monkeypatch.setattr(
-        accelerator, "compile_only_devices", lambda named, who: tuple(jax.devices()[-1:])
+        accelerator, "compile_only_devices", lambda named: tuple(jax.devices()[-1:])
     )
 
 

@@ -122,7 +122,7 @@ def compilations(monkeypatch):
 
     monkeypatch.setattr(peaks_module, "compiled_cost", compiled)
     monkeypatch.setattr(
-        accelerator, "compile_only_devices", lambda named, who: tuple(jax.devices()[-4:])
+        accelerator, "compile_only_devices", lambda named: tuple(jax.devices()[-4:])
     )
     return found
 
@@ -185,5 +185,5 @@ def test_a_constraint_inside_of_a_program_says_into_how_many_parts_too():
         problem = problem_of(functools.partial(loss, spec=split[name]), (x,))
         assert most_parts([x], program_of(problem)) == problem.parts == parts
         assert problem.parts == parts
-        modelled = Peaks(problem).modelled(problem.baseline)
-        assert modelled == problem.own + problem.baseline.peak // parts
+        predicted = Peaks(problem).predicted(problem.baseline)
+        assert predicted == problem.own + problem.baseline.peak // parts

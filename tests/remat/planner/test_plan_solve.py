@@ -357,18 +357,13 @@ def test_distance_to_re_running_anything_anywhere(count, skips, capsys):
 class Peaks:
     """Peaks of options that no prediction knows."""
 
-    own, is_inside, predicts_better = 0, False, False
+    own, is_inside = 0, False
 
     def __init__(self, peaks):
         self.peaks = peaks
 
-    def modelled(self, option):
+    def predicted(self, option):
         return option.peak
-
-    predicted = modelled
-
-    def predict(self, options):
-        pass
 
     def compiled(self, option):
         return CompiledCost(0, 0, self.peaks[option.cost], 0)

@@ -60,6 +60,7 @@ def build_cost_graph(
         may_save=tuple(save_candidates(nodes, sizes, fused, compiler)),
         names=tuple(_name(program, v, steps) for v in made),
         results=tuple(results),
+        fuses_passes=compiler.fuses_passes,
     )
 
 

@@ -53,6 +53,7 @@ class CostGraph:
         may_save: Whether a plan may save it.
         names: Where every variable comes from: its equation, and which result it is.
         results: Bytes of the results that are computed last; saved values may lie in their memory.
+        fuses_passes: Whether the compiler computes all that is elementwise inside of its readers.
     """
 
     nodes: tuple[CostNode, ...]
@@ -62,6 +63,7 @@ class CostGraph:
     may_save: tuple[bool, ...]
     names: tuple[tuple[int, int], ...]
     results: tuple[int, ...] = ()
+    fuses_passes: bool = False
 
     def is_fused(self, v: int) -> bool:
         """Return whether XLA computes a variable inside of its readers."""

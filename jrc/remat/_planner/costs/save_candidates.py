@@ -23,7 +23,7 @@ def save_candidates(
         fused: Whether XLA fuses each value into its readers.
         compiler: The platform's compiler: whether what follows on a kernel is written with it.
     """
-    if len(sizes) <= SETTINGS.decide_every_value and not compiler.traces_gradients:
+    if len(sizes) <= SETTINGS.decide_every_value and not compiler.fuses_passes:
         return [True] * len(sizes)
     readers: dict[int, list[CostNode]] = {}
     for node in nodes:
@@ -40,7 +40,7 @@ def save_candidates(
                 break
             (v,) = node.makes
             least = v if sizes[v] < sizes[least] else least
-        return v if compiler.continues_products or not compiler.traces_gradients else least
+        return v if compiler.continues_products or not compiler.fuses_passes else least
 
     may_save = [False] * len(sizes)
     sources: dict[int, frozenset[int]] = {}

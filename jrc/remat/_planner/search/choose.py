@@ -56,7 +56,7 @@ def bytes_of(budget: int | float, search: Search, baseline: Option) -> int:
     if isinstance(budget, int):
         return budget
     if not search.compilations:
-        ends = sorted((search.predicted(search.least()), search.predicted(baseline)))
+        ends = sorted((search.expected(search.least()), search.expected(baseline)))
     else:
         most = SETTINGS.leanest_compiled
         if budget == 0:

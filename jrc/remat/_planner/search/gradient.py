@@ -1,12 +1,11 @@
-"""The gradient program of a planned function under a decision: traced, and lowered.
+"""The gradient program of a planned function under a decision, lowered.
 
-There are two forms: the gradient alone, and inside of a larger program such as a train step.
-Tracing runs a decision on the program that is there already; the function is not called again. What
+There are two forms: the gradient alone, and inside of a larger program such as a train step. What
 is lowered is the user's own program to the letter.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -32,9 +31,6 @@ class Lowering(NamedTuple):
 @runtime_checkable
 class Gradient(Protocol):
     """The gradient program of a function, in the form in which it is to fit."""
-
-    def trace(self, decisions: Sequence[Decision]) -> list[Any]:
-        """Return the jaxprs of the function's value and gradients under these decisions."""
 
     def lower(self, decision: Decision) -> Lowering:
         """Return the user's program under a decision, lowered for compilation."""
@@ -82,10 +78,6 @@ class GradientAlone:
     arguments: Arguments
     has_aux: bool
 
-    def trace(self, decisions: Sequence[Decision]) -> list[Any]:
-        """Return the jaxprs of value and gradients under these decisions."""
-        return list(map(self.function.gradient, decisions))
-
     def lower(self, decision: Decision) -> Lowering:
         """Return the program under a decision, lowered."""
         staged = self.arguments.staged(self.function.applied(decision), self.has_aux)
@@ -103,21 +95,6 @@ class GradientInside:
 
     function: PlannedFunction
     program: Callable[[Callable[..., Any]], jax.stages.Lowered]
-
-    def trace(self, decisions: Sequence[Decision]) -> list[Any]:
-        """Return the jaxprs of value and gradients under these decisions."""
-        found: list[Any] = []
-
-        @named_like(self.function.fn)
-        def tracing(*args: Any) -> Any:
-            # Only while the larger program is traced do its mesh axes have names.
-            if not found:
-                found.extend(map(self.function.gradient, decisions))
-            return self.function.fn(*args)
-
-        if decisions:
-            self.program(tracing)
-        return found
 
     def lower(self, decision: Decision) -> Lowering:
         """Return the larger program under a decision, lowered."""

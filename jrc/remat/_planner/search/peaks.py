@@ -7,7 +7,7 @@ are compiled once.
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -26,13 +26,11 @@ class _Known:
     """What is known of an option.
 
     Attributes:
-        predicted: The peak in bytes that its own gradient program is predicted to have.
         program: The fingerprint of its program.
         cost: What its compiled program costs.
         flops: FLOPs of the function's value and gradients.
     """
 
-    predicted: int | None = None
     program: str = ""
     cost: CompiledCost | None = None
     flops: int = 0
@@ -59,27 +57,9 @@ class Peaks:
         """Whether the function is part of a larger program, of which no more is predicted."""
         return self.problem.request.program is not None
 
-    @property
-    def predicts_better(self) -> bool:
-        """Whether a prediction is better than the solver's model, and takes its time."""
-        return self.problem.compiler.traces_gradients
-
-    def modelled(self, option: Option) -> int:
+    def predicted(self, option: Option) -> int:
         """Return the peak of an option in bytes, as the solver's model has it."""
         return self.own + option.peak // self.problem.parts
-
-    def predict(self, options: Sequence[Option]) -> None:
-        """Predict the peaks of some options together: that is cheaper than one by one."""
-        new = [each for each in options if self._of(each).predicted is None]
-        for option, peak in zip(new, self.problem.predicted_peaks(new), strict=True):
-            self._of(option).predicted = self.modelled(option) if peak is None else peak
-
-    def predicted(self, option: Option) -> int:
-        """Return the best prediction of an option's peak that needs no compilation."""
-        self.predict([option])
-        peak = self._of(option).predicted
-        assert peak is not None
-        return peak
 
     def compiled(self, option: Option) -> CompiledCost:
         """Return what the compiled program of an option costs."""

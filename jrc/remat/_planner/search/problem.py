@@ -8,7 +8,7 @@ import jax
 
 from jrc._errors import name_of, named_like
 from jrc._jaxpr import Program, flops, inline_marked, is_variable, live_equations, nbytes
-from jrc._targets import Chip, chip_of_device, target
+from jrc._targets import Chip, chip_named, chip_of_device
 from jrc._tree import is_traced
 from jrc._validate import check_flag
 from jrc.remat._gradient.arguments import (
@@ -24,7 +24,6 @@ from jrc.remat._planner.costs.compilers import Compiler, compiler_on
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.costs.sharding import most_parts
-from jrc.remat._planner.costs.traced_peak import peak_of_temporaries
 from jrc.remat._planner.plan.decision import Baseline
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
 from jrc.remat._planner.program.signature import signature_of
@@ -211,18 +210,6 @@ class Problem:
             return option.name
         return f"plan {self.front.index(option) + 1} of {len(self.front)}, the leanest first"
 
-    def predicted_peaks(self, options: Sequence[Option]) -> list[int | None]:
-        """Return the peaks that the gradient programs of these options are predicted to have.
-
-        They are traced; the prediction is that of the lifetimes of what the platform's compiler
-        would write. `None` where the solver's own model is as good: on a CPU.
-        """
-        if not self.compiler.traces_gradients:
-            return [None] * len(options)
-        traced = self.gradient.trace([option.whole for option in options])
-        peaks = (peak_of_temporaries(jaxpr, self.compiler) for jaxpr in traced)
-        return [self.own + peak // self.parts for peak in peaks]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
@@ -264,9 +251,8 @@ def _options(
 
 
 def _chip(request: Request, arguments: Arguments) -> Chip | None:
-    if request.target:
-        return target(request.target).chip
-    return chip_of_device(device_of(arguments.of(arguments.arrays)))
+    device = device_of(arguments.of(arguments.arrays))
+    return chip_named(request.target) or chip_of_device(device)
 
 
 def _recomputed_flops(forward: Any, gradient: Any) -> int:

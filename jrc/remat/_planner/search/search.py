@@ -7,9 +7,8 @@ fits.
 
 >>> from jrc.remat._planner.solver.option import Option
 >>> class Exact:
-...     own, is_inside, predicts_better = 0, False, False
-...     modelled = predicted = lambda self, option: option.peak
-...     predict = lambda self, options: None
+...     own, is_inside = 0, False
+...     predicted = lambda self, option: option.peak
 ...     compiled = lambda self, option: CompiledCost(0, 0, option.peak, 0)
 >>> options = [Option(10, 0, 30), Option(50, 0, 7), Option(100, 0, 0, family="baseline")]
 >>> search = Search(options, Exact(), compilations=3)
@@ -44,18 +43,8 @@ class KnownPeaks(Protocol):
     def is_inside(self) -> bool:
         """Whether a larger program is compiled, and what else it needs is in no prediction."""
 
-    @property
-    def predicts_better(self) -> bool:
-        """Whether a prediction is better than the solver's model, and takes its time."""
-
-    def modelled(self, option: Option) -> int:
-        """Return the peak of an option in bytes, as the solver's model has it."""
-
-    def predict(self, options: Sequence[Option]) -> None:
-        """Predict the peaks of some options together."""
-
     def predicted(self, option: Option) -> int:
-        """Return the best prediction of a peak in bytes that needs no compilation."""
+        """Return the peak of an option in bytes, as the solver's model has it."""
 
     def compiled(self, option: Option) -> CompiledCost:
         """Return what the compiled program of an option costs."""
@@ -83,11 +72,9 @@ class Search:
         self.compiled: dict[Option, int] = {}
         self.before: dict[Option, int] = {}
         self._at = {each: i for i, each in enumerate(self.options)}
-        self._modelled = [float(self._beside(peaks.modelled(each))) for each in self.options]
-        self._predicted: dict[Option, int] = {}
-        self._of_model = PeakErrors(self.options, self._modelled, 0.0)
-        bias = 0.0 if peaks.predicts_better else SETTINGS.model_error
-        self._of_predictions = PeakErrors(self.options, self._modelled, bias)
+        temporaries = [self._beside(peaks.predicted(each)) for each in self.options]
+        self._predicted = np.log(temporaries)
+        self._errors = PeakErrors(self.options, temporaries, SETTINGS.model_error)
         self._else = 0  # bytes that the larger program needs besides
 
     def cheapest_fitting(self, budget: int) -> Option | None:
@@ -96,7 +83,8 @@ class Search:
         Without compilations it is the cheapest that is predicted to fit.
         """
         if not self.compilations:
-            return self._first(lambda option: self.expected(option) <= budget)
+            fitting = (each for each in self.options if self.expected(each) <= budget)
+            return next(fitting, None)
         while len(self.compiled) < self.compilations:
             chosen = self._most_gain(budget)
             if chosen is None:
@@ -112,7 +100,7 @@ class Search:
             most: How many options may be compiled.
         """
         if not self.compilations:
-            return min(self.options, key=self.predicted)
+            return min(self.options, key=self.expected)
         for _ in range(most):
             least = min(self.compiled.values(), default=math.inf)
             chosen = None if least <= enough else self._most_bytes_saved(least)
@@ -133,18 +121,13 @@ class Search:
     def compile(self, option: Option) -> int:
         """Compile an option and return its peak in bytes."""
         if option not in self.compiled:
-            self.before[option] = self.predicted(option)
+            self.before[option] = self.expected(option)
             self.compiled[option] = self.peaks.compiled(option).peak
             # The baseline and the first other option say what the larger program needs besides.
             others = [each for each in self.compiled if not each.is_baseline]
             if self.peaks.is_inside and others in ([], [option]):
                 self._else += self.compiled[option] - self.before[option]
         return self.compiled[option]
-
-    def predicted(self, option: Option) -> int:
-        """Return the best prediction of an option's peak in bytes that needs no compilation."""
-        self._predict([option])
-        return self.expected(option)
 
     def expected(self, option: Option) -> int:
         """Return the peak of an option in bytes, in the light of what this search knows."""
@@ -189,66 +172,34 @@ class Search:
     def _greatest(
         self, gain: Callable[[Option, float, float], float], least: float
     ) -> Option | None:
-        """The option of the greatest gain, by predictions of its own; `None` below the least.
+        """The option of the greatest gain; `None` where it is not above the least.
 
         Args:
             gain: Of an option, and of its temporaries the mean and the deviation of the logarithm.
-            least: What it must be at least.
+            least: What it must be above.
         """
-        while True:
-            means, deviations = self._log_temporaries()
-            gains = {
-                option: gain(option, float(means[i]), float(deviations[i]))
-                for option, i in self._at.items()
-                if option not in self.compiled
-            }
-            ordered = sorted(gains, key=lambda each: -gains[each])
-            if not ordered or gains[ordered[0]] <= least:
-                return None
-            if not self._predict(ordered):
-                return ordered[0]
-
-    def _first(self, is_right: Callable[[Option], bool]) -> Option | None:
-        """The cheapest option of which something holds, by a prediction of its own."""
-        while True:
-            right = list(filter(is_right, self.options))
-            if not right or not self._predict(right):
-                return right[0] if right else None
+        means, deviations = self._log_temporaries()
+        gains = {
+            option: gain(option, float(means[i]), float(deviations[i]))
+            for option, i in self._at.items()
+            if option not in self.compiled
+        }
+        best = max(gains, key=lambda each: gains[each], default=None)
+        return best if best is not None and gains[best] > least else None
 
     def _log_temporaries(self) -> tuple[np.ndarray, np.ndarray]:
         """The logarithms of the temporaries of all options: means and standard deviations."""
-        logs, variances = np.log(self._modelled), np.zeros(len(self.options))
-        if self.peaks.predicts_better:
-            errors, deviations = self._of_model.given(
-                {
-                    self._at[each]: math.log(self._beside(peak)) - logs[self._at[each]]
-                    for each, peak in self._predicted.items()
-                }
-            )
-            known = [self._at[each] for each in self._predicted]
-            logs, variances = logs + errors, deviations**2
-            variances[known] = 0.0
-        errors, deviations = self._of_predictions.given(
-            {
-                self._at[each]: math.log(self._beside(peak - self._else)) - logs[self._at[each]]
-                for each, peak in self.compiled.items()
-            }
-        )
-        return logs + errors, np.sqrt(variances + deviations**2)
+        known = {
+            i: math.log(self._beside(self.compiled[each] - self._else)) - self._predicted[i]
+            for each, i in self._at.items()
+            if each in self.compiled
+        }
+        errors, deviations = self._errors.given(known)
+        return self._predicted + errors, deviations
 
     def _beside(self, peak: float) -> float:
         """The temporaries of a peak."""
         return max(peak - self.peaks.own, 1.0)
-
-    def _predict(self, options: Sequence[Option]) -> bool:
-        """Predict the first of these, with some behind it, unless it is; return whether it was."""
-        if options[0] in self._predicted or not self.peaks.predicts_better:
-            return False
-        some = [each for each in options if each not in self._predicted]
-        some = some[: SETTINGS.predicted_together]
-        self.peaks.predict(some)
-        self._predicted |= {each: self.peaks.predicted(each) for each in some}
-        return True
 
 
 def _normal(z: float) -> float:

@@ -14,7 +14,8 @@ Constructs = Mapping[int, Any]
 def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs) -> Stages:
     """Return the decision that saves these values: a region ends where no recomputed one is live.
 
-    A region of which nothing is recomputed, but what XLA fuses into its readers, is left to JAX.
+    On accelerators a region of which nothing is recomputed, but what XLA fuses into its readers, is
+    left to JAX: a region would write the cotangent in front of it, and what it saves.
 
     Args:
         graph: The cost graph.
@@ -22,7 +23,10 @@ def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs
         constructs: The constructs outside of all regions.
     """
     last_reader, recomputed = recomputation(graph, values, constructs)
-    dear = [again and not _is_fused(graph, k) for k, again in enumerate(recomputed)]
+    dear = [
+        again and not (graph.fuses_passes and _is_fused(graph, k))
+        for k, again in enumerate(recomputed)
+    ]
     parts: list[tuple[list[int], bool]] = []
     start, reach = 0, -1
     for k, node in enumerate(graph.nodes):
@@ -40,7 +44,8 @@ def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs
         if positions:
             again = tuple(sorted(graph.nodes[k].position for k in part if recomputed[k]))
             region = Region(positions, _saved(graph, part, values), again)
-            stages.append(region if any(dear[k] for k in part) else LeftToJax(positions))
+            is_light = graph.fuses_passes and not any(dear[k] for k in part)
+            stages.append(LeftToJax(positions) if is_light else region)
     return Stages(tuple(stages))
 
 

@@ -263,7 +263,8 @@ class _Solver:
         if self.saved is not None:
             must = must or v in self.saved
             return must, must
-        must = must or self.graph.sizes[v] <= self.tiny and not self.graph.is_fused(v)
+        is_written = not (self.graph.fuses_passes and self.graph.is_fused(v))
+        must = must or (self.graph.sizes[v] <= self.tiny and is_written)
         return must, must or self.graph.may_save[v]
 
     @functools.cached_property

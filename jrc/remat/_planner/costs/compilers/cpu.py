@@ -3,19 +3,12 @@
 import math
 from typing import Any
 
-from jrc._jaxpr import Fusion, Program, facts_of
+from jrc._jaxpr import Program
 from jrc.remat._planner.costs.compilers.compiler import Compiler
 
 
 class _Cpu(Compiler):
-    traces_gradients = False
-
-    def fuses(self, eqn: Any) -> bool:
-        """Return whether what an equation makes is computed inside of whatever reads it.
-
-        A pass over data, such as `tanh`, is computed once and written.
-        """
-        return facts_of(eqn).fusion is Fusion.INSIDE
+    fuses_passes = False
 
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return the bytes of a fused value that are written for a kernel of its own.

@@ -2,9 +2,4 @@
 
 from jrc.remat._planner.costs.compilers.compiler import Compiler
 
-
-class _Gpu(Compiler):
-    slices_early = True
-
-
-GPU = _Gpu()
+GPU = Compiler()

@@ -13,9 +13,7 @@ _WORD = 4
 
 
 class _Tpu(Compiler):
-    computes_operands = True
     continues_products = True
-    rounds_operands = True
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of an array, padded to tiles of 8 x 128 words."""
