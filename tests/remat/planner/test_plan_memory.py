@@ -1,10 +1,13 @@
 """What the planner assumes of compilers: arrays in tiles, and what is written to memory."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jrc.remat._planner.costs.compilers import compiler_on
+from jrc.remat._planner.plan.read_decision import decision_from_data
 from jrc.remat._planner.search.peaks import Peaks
 from tests.remat.planner.problems import lean_of, problem_of
 
@@ -79,3 +82,19 @@ def test_on_accelerators_regions_recompute_something_dear(platform):
             assert not all(map(compiler.fuses, eqns))
             seen += 1
     assert seen
+
+
+@pytest.mark.parametrize(("platform", "without"), [("cpu", False), ("gpu", True), ("tpu", True)])
+def test_saved_products_stand_behind_a_barrier_on_cpus_alone(platform, without):
+    problem = problem_of(mixed_widths, MIXED, platform=platform)
+    saving = [each for each in problem.front if any(r.saved for r in each.stages.regions)]
+    decision = saving[-1].stages
+    assert decision.kernels_without_barrier is without
+    assert decision_from_data(decision.to_data()) == decision
+
+    def barriers(each):
+        return str(problem.function.gradient(each)).count("optimization_barrier")
+
+    with_all = dataclasses.replace(decision, kernels_without_barrier=False)
+    with_few = dataclasses.replace(decision, kernels_without_barrier=True)
+    assert barriers(with_few) < barriers(with_all)

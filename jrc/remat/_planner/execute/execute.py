@@ -71,7 +71,8 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
             match stage:
                 case Region():
                     with planned_scope():
-                        section = _section(program, stage, equations[n] + within[n], offloaded)
+                        positions = equations[n] + within[n]
+                        section = _section(program, decision, stage, positions, offloaded)
                         _run_region(program, section, region, name, values)
                 case LeftToJax():
                     _run_plainly(program, sorted(equations[n] + within[n]), values)
@@ -118,10 +119,16 @@ def _run_plainly(program: Program, positions: Sequence[int], values: dict[Any, A
 
 
 def _section(
-    program: Program, region: Region, positions: Sequence[int], offloaded: Collection[Any]
+    program: Program,
+    decision: Stages,
+    region: Region,
+    positions: Sequence[int],
+    offloaded: Collection[Any],
 ) -> Section:
     values = [variable_at(program, place) for place in region.saved]
-    saved = {v: _how_saved(program, v) for v in values if region.by_name}
+    saved = dict.fromkeys(values if region.by_name else (), SAVED)
+    if decision.kernels_without_barrier:
+        saved |= {v: _OF_KERNEL for v in saved if _is_of_kernel(program, v)}
     # What a region reads is saved with it: on the host if it is named inside.
     read = program.cut(positions).invars
     saved |= {v: PINNED_HOST for v in (*values, *read) if v in offloaded}
@@ -176,18 +183,19 @@ def _is_made(program: Program, var: Any) -> bool:
     return is_variable(source) and program.producer[source] != INPUT
 
 
-def _how_saved(program: Program, var: Any) -> str:
+def _is_of_kernel(program: Program, var: Any) -> bool:
+    """Whether a variable is made by a product or a reduction."""
     p = program.producer[var]
     facts = None if p == INPUT else facts_of(program.eqns[p])
-    return _OF_KERNEL if facts and (facts.is_contraction or facts.is_reduction) else SAVED
+    return facts is not None and (facts.is_contraction or facts.is_reduction)
 
 
 def _name(x: Any, how: str, has_barrier: bool) -> Any:
-    """Name a saved value, and return it behind a barrier unless it is a product or a reduction.
+    """Name a saved value, and return it behind a barrier unless it is saved without one.
 
     Else XLA recomputes it in its readers, from all that it is the sum of, and keeps those. JAX
     rounds what it saves by `reduce_precision`, which XLA would fuse into the readers likewise. No
-    reader computes these two again; a barrier behind them would keep readers from being fused.
+    reader computes a product or a reduction again.
     """
     if how == _OF_KERNEL:
         return name_value(x, SAVED)

@@ -37,9 +37,13 @@ def decision_from_data(data: Any) -> Decision:
 
 
 def _stages(data: Any) -> Stages:
-    found = _fields(data, "stages", "offloaded")
+    found = _fields(data, "stages", "offloaded", "kernels_without_barrier")
     stages = [_named(f"stage {k}", _stage, each) for k, each in enumerate(_list(data, "stages"))]
-    return Stages(tuple(stages), _named("offloaded", _places, found.get("offloaded", ())))
+    offloaded = _named("offloaded", _places, found.get("offloaded", ()))
+    without = found.get("kernels_without_barrier", False)
+    if not isinstance(without, bool):
+        raise ValueError(f"kernels_without_barrier must be true or false, got {without!r:.80}")
+    return Stages(tuple(stages), offloaded, without)
 
 
 def _list(data: Any, name: str) -> list[Any]:
