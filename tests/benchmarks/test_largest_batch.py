@@ -58,7 +58,7 @@ def test_ways_have_one_value_on_one_and_two_devices(name):
 @pytest.mark.slow
 def test_a_toy_run(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        accelerator, "compile_only_devices", lambda named, who: tuple(jax.devices()[-1:])
+        accelerator, "compile_only_devices", lambda named: tuple(jax.devices()[-1:])
     )
     out = str(tmp_path / "targets.json")
     options = ["--toy", "--targets", "h100", "--out", out, "--plot", str(tmp_path)]

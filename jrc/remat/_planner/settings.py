@@ -64,6 +64,8 @@ class PlannerSettings:
             what could be saved.
         least_gain: Where one fits, it ends where it expects to save less than this share of the
             cost of the dearest option.
+        lean_margin: An option of another family than all that are compiled is compiled all the same
+            if it is predicted to need less than so many times the leanest.
         least_bytes_gain: The search for the leanest option ends where it expects to save less than
             this share of the temporaries of the leanest so far.
         least_shared: A temporary may lie in the memory of a later result if it has at least this
@@ -120,6 +122,7 @@ class PlannerSettings:
     dearest_counts: float = 1.25
     hopeless: float = 0.0005
     least_gain: float = 0.0005
+    lean_margin: float = 1.5
     least_bytes_gain: float = 0.01
     least_shared: float = 1 / 2000
     attained_flops: float = 0.5

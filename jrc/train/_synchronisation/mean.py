@@ -109,6 +109,6 @@ def bytes_of_mean(grads: PyTree, over: Replicas, layout: Layout) -> float:
     leaves = jax.tree.leaves(grads, is_leaf=is_none)
     if layout.params is None:
         return over.bytes_of_mean([x for x in leaves if x is not None])
-    specs = jax.tree.leaves(differentiated(layout.params))
+    specs = jax.tree.leaves(differentiated(layout.params), is_leaf=is_none)
     pairs = [(x, spec) for x, spec in zip(leaves, specs, strict=True) if x is not None]
     return layout.bytes_to_reduce(*zip(*pairs, strict=True)) if pairs else 0.0

@@ -167,7 +167,21 @@ class Search:
             rest = math.exp(mean + deviation**2 / 2) * _normal(z - deviation)
             return temporaries * _normal(z) - rest
 
-        return self._greatest(gain, SETTINGS.least_bytes_gain * temporaries)
+        found = self._greatest(gain, SETTINGS.least_bytes_gain * temporaries)
+        return self._of_new_family(least) if found is None else found
+
+    def _of_new_family(self, least: float) -> Option | None:
+        """The leanest option of a family of which none is compiled, if it may be the leanest.
+
+        What other families need beyond their predictions says little of it, least where temporaries
+        are few beside arguments and results.
+        """
+        known = {each.family for each in self.compiled}
+        new = [each for each in self.options if each.family not in known]
+        predicted = self.peaks.predicted
+        leanest = min(new, key=predicted, default=None)
+        margin = SETTINGS.lean_margin * (least - self._else)
+        return leanest if leanest is not None and predicted(leanest) < margin else None
 
     def _greatest(
         self, gain: Callable[[Option, float, float], float], least: float
