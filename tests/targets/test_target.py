@@ -347,7 +347,7 @@ def test_values_of_a_loop_are_moved_to_the_host(name):
     args = params, SHAPE((32768, 512), jnp.float32)  # 64 MiB for each step
     ask = functools.partial(jrc.plan, scanned, *args, target=name, verify=False)
     kept, moved = (ask(budget="1000MiB", offload=rate) for rate in (False, 1e18))
-    assert moved.predicted.host_bytes >= 6 * 64 * 2**20
+    assert moved.predicted.host_bytes >= 4 * 64 * 2**20
     reports = [jrc.explain(plan.apply(scanned), *args, target=name) for plan in (kept, moved)]
     before, after = (report.memory for report in reports)
     assert after.host == moved.predicted.host_bytes and before.host == 0
