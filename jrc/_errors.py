@@ -86,6 +86,8 @@ def _add_name(error: Exception, name: str) -> None:
     text = error.args[0] if error.args else None
     if isinstance(text, str) and not _NAMED.match(text) and _is_raised_here(error.__traceback__):
         error.args = (f"{name}: {text}", *error.args[1:])
+        if isinstance(error, ImportError):  # it prints its `msg`, and no argument
+            error.msg = error.args[0]
 
 
 def _is_raised_here(traceback: TracebackType | None) -> bool:

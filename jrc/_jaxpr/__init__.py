@@ -2,7 +2,6 @@
 
 from jrc._jaxpr.atoms import is_atom as is_atom
 from jrc._jaxpr.atoms import is_variable as is_variable
-from jrc._jaxpr.axes import OperandAxes as OperandAxes
 from jrc._jaxpr.axes import dimension_numbers as dimension_numbers
 from jrc._jaxpr.axes import has_batch_axes as has_batch_axes
 from jrc._jaxpr.axes import operand_axes as operand_axes
@@ -23,7 +22,6 @@ from jrc._jaxpr.cost import nbytes as nbytes
 from jrc._jaxpr.dce import LiveEquation as LiveEquation
 from jrc._jaxpr.dce import live_equations as live_equations
 from jrc._jaxpr.equations import call_name as call_name
-from jrc._jaxpr.equations import construct_name as construct_name
 from jrc._jaxpr.equations import exponent_of as exponent_of
 from jrc._jaxpr.equations import has_barrier as has_barrier
 from jrc._jaxpr.equations import has_effects as has_effects
@@ -33,7 +31,6 @@ from jrc._jaxpr.equations import is_differentiated_region as is_differentiated_r
 from jrc._jaxpr.equations import parameters_of as parameters_of
 from jrc._jaxpr.equations import policy_answer as policy_answer
 from jrc._jaxpr.equations import policy_in as policy_in
-from jrc._jaxpr.equations import precisions_of as precisions_of
 from jrc._jaxpr.equations import repeats as repeats
 from jrc._jaxpr.equations import sharding_of as sharding_of
 from jrc._jaxpr.equations import walk as walk

@@ -105,15 +105,6 @@ def exponent_of(eqn: JaxprEqn) -> int | None:
     return eqn.params["y"] if eqn.primitive.name == "integer_pow" else None
 
 
-def precisions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """Return the precisions that a product or a convolution asks for; `None` is the default.
-
-    It is one for all operands, or one for each of them.
-    """
-    precision = eqn.params.get("precision")
-    return precision if isinstance(precision, tuple) else (precision,)
-
-
 def parameters_of(eqn: JaxprEqn) -> tuple[tuple[str, Any], ...]:
     """Return all parameters of an equation, sorted by name, as (name, value).
 

@@ -77,8 +77,6 @@ class Facts:
         is_contraction: Whether it is a product of matrices or a convolution.
         is_reduction: Whether it makes one entry of all along some axes.
         is_cumulative: Whether it makes each entry of all before it along an axis.
-        is_gathering: Whether XLA reads its operand in another order inside of whatever reads the
-            result.
         is_cast: Whether it changes nothing but the mesh axes that a type varies over.
         is_region: Whether it is a `jax.checkpoint` region.
         hides_residuals: Whether its derivative saves values of a program inside, which have no
@@ -96,7 +94,6 @@ class Facts:
     is_contraction: bool = False
     is_reduction: bool = False
     is_cumulative: bool = False
-    is_gathering: bool = False
     is_cast: bool = False
     is_region: bool = False
     hides_residuals: bool = False
@@ -170,12 +167,13 @@ _row("reshape squeeze", **_free, **_no_reads, **_inside, view=View.RESHAPE)
 _row("copy", **_free, **_no_reads, **_inside, view=View.COPY)
 _row("broadcast_in_dim broadcast_to convert_element_type", **_free, **_no_reads,
      **_inside, view=View.REORDER)  # fmt: skip
-_row("transpose rev", **_free, **_no_reads, **_inside, view=View.REORDER, is_gathering=True)
+_row("transpose rev", **_free, **_no_reads, **_inside, view=View.REORDER)
 _row("slice real imag stop_gradient", **_free, **_no_reads, **_inside)
-_row("pad", **_free, **_no_reads, **_inside, is_gathering=True)
-_row("split complex stack unstack tile dynamic_update_slice", **_free, **_no_reads)
-_row("concatenate dynamic_slice", **_free, **_no_reads, is_gathering=True)
-_row("gather", **_free, **_operands, is_gathering=True)
+_row("pad", **_free, **_no_reads, **_inside)
+_row("split", **_free, **_no_reads, **_loop)
+_row("complex stack unstack tile dynamic_update_slice", **_free, **_no_reads)
+_row("concatenate dynamic_slice", **_free, **_no_reads)
+_row("gather", **_free, **_operands)
 _row("bitcast_convert_type", **_free, **_inside)
 _row("scatter get swap masked_load masked_swap reshard", **_free)
 

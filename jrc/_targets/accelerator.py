@@ -49,6 +49,7 @@ class Target:
         return math.prod(self.dims) * self.chip.devices_per_chip
 
     @property
+    @public("jrc.Target.devices")
     def devices(self) -> tuple[Any, ...]:
         """The devices, for `jax.make_mesh(shape, axes, devices=target.devices)`.
 

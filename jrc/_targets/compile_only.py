@@ -58,7 +58,7 @@ def compile_only_devices(target: ParsedName) -> tuple[Any, ...]:
     if package is None:
         extra = "cuda13" if target.chip.platform == "gpu" else "tpu"
         raise ImportError(
-            f"jrc.Target.devices: {target.name!r} must have its compiler installed, got none: "
+            f"{target.name!r} must have its compiler installed, got none: "
             f"pip install 'jrc[{extra}]'"
         )
     try:

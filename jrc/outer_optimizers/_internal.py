@@ -15,7 +15,6 @@ from jrc.outer_optimizers._packets import Header as Header
 from jrc.outer_optimizers._packets import Packet as Packet
 from jrc.outer_optimizers._packets import bytes_of_exchange as bytes_of_exchange
 from jrc.outer_optimizers._packets import cut_to as cut_to
-from jrc.outer_optimizers._packets import empty_packet as empty_packet
 from jrc.outer_optimizers._packets import header_like as header_like
 from jrc.outer_optimizers._packets import header_words as header_words
 from jrc.outer_optimizers._packets import padded as padded

@@ -22,7 +22,6 @@ from jrc._jaxpr import (
     operand_axes,
     parameters_of,
     policy_answer,
-    precisions_of,
     primitive_name,
     reduced_axes,
     stops_gradient,
@@ -69,15 +68,6 @@ def test_axes_of_products():
     )
     assert dimension_numbers(convolution).lhs_spec == (0, 1, 2)
     assert not has_batch_axes(convolution)
-
-
-def test_precisions():
-    high, default = lax.Precision.HIGH, lax.Precision.DEFAULT
-    of = lambda precision: precisions_of(  # noqa: E731
-        equation("dot_general", lambda x: jnp.dot(x, x.T, precision=precision), X)
-    )
-    assert of((high, default)) == (high, default)
-    assert set(of(high)) == {high} and set(of(None)) == {None}
 
 
 def test_axes_that_are_reduced():

@@ -68,8 +68,6 @@ class PlannerSettings:
             if it is predicted to need less than so many times the leanest.
         least_bytes_gain: The search for the leanest option ends where it expects to save less than
             this share of the temporaries of the leanest so far.
-        least_shared: A temporary may lie in the memory of a later result if it has at least this
-            share of the bytes of the largest one.
         attained_flops: The share of an accelerator's published FLOP/s that programs reach, where
             copies to the host are weighed against recomputation.
         hidden_copy_price: The share of a copy's time that it costs although it is hidden.
@@ -124,7 +122,6 @@ class PlannerSettings:
     least_gain: float = 0.0005
     lean_margin: float = 1.5
     least_bytes_gain: float = 0.01
-    least_shared: float = 1 / 2000
     attained_flops: float = 0.5
     hidden_copy_price: float = 0.02
     offloaded_points: int = 8

@@ -95,7 +95,6 @@ class Problem:
         widest: The equation whose differentiation needs most bytes, as a label.
         opaque: The equations that the planner cannot look into, each with its path.
         graphs: The cost graphs of the program and of those inside, by their jaxprs.
-        compiler: What is assumed of the platform's compiler.
         platform: The platform.
         chip: The accelerator that programs are compiled for, if it is a known one.
     """
@@ -114,7 +113,6 @@ class Problem:
     widest: str
     opaque: tuple[tuple[Path, Opaque], ...]
     graphs: Mapping[Any, CostGraph]
-    compiler: Compiler
     platform: str
     chip: Chip | None
 
@@ -179,7 +177,6 @@ class Problem:
             widest=_widest(program, found.graph),
             opaque=opaque,
             graphs=found.graphs,
-            compiler=compiler,
             platform=platform,
             chip=_chip(request, arguments),
         )

@@ -137,21 +137,20 @@ class Search:
         return int(self.peaks.own + self._else + math.exp(means[self._at[option]]))
 
     def _most_gain(self, budget: int) -> Option | None:
-        """The option to compile next: the one that promises most FLOPs less than the best.
+        """The option to compile next: the one that promises the greatest saving.
 
         `None` where no other is likely enough to fit, or saves enough.
         """
         best, dearest = self.best(budget), float(self.options[-1].cost)
         # The dearest option may be the only one that fits.
         limit = SETTINGS.dearest_counts * dearest + 1 if best is None else best.cost
-        room = math.log(self._beside(budget))
+        available = math.log(self._beside(budget))
+        prefers_baseline = best is None or not best.is_baseline
 
         def gain(option: Option, mean: float, deviation: float) -> float:
             # Of equal cost the baseline is better: nothing is recomputed.
-            saved = (
-                limit - option.cost + option.is_baseline * (best is None or not best.is_baseline)
-            )
-            return max(saved, 0) * _normal((room - mean) / deviation)
+            saved = limit - option.cost + (option.is_baseline and prefers_baseline)
+            return max(saved, 0) * _normal((available - mean) / deviation)
 
         least = SETTINGS.hopeless * limit if best is None else SETTINGS.least_gain * dearest
         return self._greatest(gain, least)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Fusion, Program, facts_of, nbytes, primitive_name
+from jrc._jaxpr import Fusion, Program, facts_of, nbytes
 
 
 class Compiler:
@@ -28,8 +28,7 @@ class Compiler:
         facts = facts_of(eqn)
         if facts.fusion is Fusion.INSIDE or not self.fuses_passes:
             return facts.fusion is Fusion.INSIDE
-        is_pass = facts.fusion is Fusion.LOOP and not (facts.is_reduction or facts.is_cumulative)
-        return is_pass or primitive_name(eqn) == "split"
+        return facts.fusion is Fusion.LOOP and not (facts.is_reduction or facts.is_cumulative)
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of device memory that an array of this type occupies."""
