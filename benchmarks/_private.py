@@ -140,9 +140,10 @@ class CandidateTable:
             self.problem = Problem.of(Request(fn, args, argnums, has_aux, target=name))
         self.peaks = Peaks(self.problem)
 
-    def facts(self) -> dict[str, int]:
-        """Return FLOPs of the baseline, and bytes of arguments and results."""
-        return {"flops": self.problem.flops, "own": self.problem.own}
+    def facts(self) -> dict[str, float]:
+        """Return FLOPs of the baseline, bytes of arguments and results, the model's mean error."""
+        own, error = self.problem.own, self.peaks.model_error
+        return {"flops": self.problem.flops, "own": own, "model_error": error}
 
     def rows(self, status: Callable[[str], None]) -> list[dict[str, Any]]:
         """Return a row for each candidate; all are compiled."""
@@ -169,6 +170,7 @@ class KnownPeaks:
 
     def __init__(self, program: Any) -> None:
         self.own, rows = program["own"], program["rows"]
+        self.model_error = program["model_error"]
         self.options = [
             Option(
                 row["predicted"] - self.own, 0, row["cost"],

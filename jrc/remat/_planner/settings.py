@@ -49,9 +49,8 @@ class PlannerSettings:
         compiled_between: So many at least are then compiled between both ends.
         compiled_before_refusal: So many more that may be the leanest are compiled before a budget
             is refused.
-        model_error: How much larger a compiled peak is than in the solver's model, before any is
-            known: the logarithm of the factor, as all errors below.
-        error_of_all: What errors of all options have in common, as a standard deviation.
+        error_of_all: What the logarithms of errors of all options have in common, as a standard
+            deviation.
         error_of_family: What those of a family have in common beside that.
         error_of_option: What they have in common the less, the farther they are from each other.
         error_of_baseline: The standard deviation of the error of the baseline.
@@ -109,7 +108,6 @@ class PlannerSettings:
     leanest_compiled: int = 3
     compiled_between: int = 2
     compiled_before_refusal: int = 3
-    model_error: float = 0.1
     error_of_all: float = 0.2
     error_of_family: float = 0.15
     error_of_option: float = 0.3

@@ -357,7 +357,7 @@ def test_distance_to_re_running_anything_anywhere(count, skips, capsys):
 class Peaks:
     """Peaks of options that no prediction knows."""
 
-    own, is_inside = 0, False
+    own, is_inside, model_error = 0, False, 0.1
 
     def __init__(self, peaks):
         self.peaks = peaks

@@ -20,7 +20,7 @@ class Fakes:
     `asked` has the options that were compiled, in order.
     """
 
-    own = OWN
+    own, model_error = OWN, 0.1
 
     def __init__(self, rows, is_inside=False):
         self.options = [option for option, _, _ in rows]

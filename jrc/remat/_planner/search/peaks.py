@@ -14,6 +14,7 @@ import jax
 
 from jrc._jaxpr import flops
 from jrc._text import memory_text
+from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.search.problem import Problem
 from jrc.remat._planner.solver.option import Option
@@ -56,6 +57,11 @@ class Peaks:
     def is_inside(self) -> bool:
         """Whether the function is part of a larger program, of which no more is predicted."""
         return self.problem.request.program is not None
+
+    @property
+    def model_error(self) -> float:
+        """The logarithm of the factor by which the solver's model is too low, in the mean."""
+        return compiler_on(self.problem.platform).model_error
 
     def predicted(self, option: Option) -> int:
         """Return the peak of an option in bytes, as the solver's model has it."""

@@ -7,7 +7,7 @@ fits.
 
 >>> from jrc.remat._planner.solver.option import Option
 >>> class Exact:
-...     own, is_inside = 0, False
+...     own, is_inside, model_error = 0, False, 0.0
 ...     predicted = lambda self, option: option.peak
 ...     compiled = lambda self, option: CompiledCost(0, 0, option.peak, 0)
 >>> options = [Option(10, 0, 30), Option(50, 0, 7), Option(100, 0, 0, family="baseline")]
@@ -43,6 +43,10 @@ class KnownPeaks(Protocol):
     def is_inside(self) -> bool:
         """Whether a larger program is compiled, and what else it needs is in no prediction."""
 
+    @property
+    def model_error(self) -> float:
+        """The logarithm of the factor by which the solver's model is too low, in the mean."""
+
     def predicted(self, option: Option) -> int:
         """Return the peak of an option in bytes, as the solver's model has it."""
 
@@ -74,7 +78,7 @@ class Search:
         self._at = {each: i for i, each in enumerate(self.options)}
         temporaries = [self._beside(peaks.predicted(each)) for each in self.options]
         self._predicted = np.log(temporaries)
-        self._errors = PeakErrors(self.options, temporaries, SETTINGS.model_error)
+        self._errors = PeakErrors(self.options, temporaries, peaks.model_error)
         self._else = 0  # bytes that the larger program needs besides
 
     def cheapest_fitting(self, budget: int) -> Option | None:
