@@ -1,5 +1,6 @@
 """Building the cost graph of a program."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,8 @@ def build_cost_graph(
         [node.makes for node in nodes],
         fused,
     )
+    written = {v: size for node in nodes for v, size in node.operands if size}
+    nodes = [_with_written(node, written, unit) for node in nodes]
     facts = list(zip(sizes, fused, late, strict=True))
     return CostGraph(
         nodes=tuple(nodes),
@@ -64,6 +67,10 @@ def build_cost_graph(
             0 if is_late or is_fused else size for size, is_fused, is_late in facts
         ),
         may_save=tuple(save_candidates(nodes, sizes, fused, compiler)),
+        saving_costs=tuple(
+            unit.of_written(size) if compiler.fuses_passes and is_fused and v not in written else 0
+            for v, (size, is_fused, _) in enumerate(facts)
+        ),
         names=tuple(_name(program, v, steps) for v in made),
         results=tuple(results),
         fuses_passes=compiler.fuses_passes,
@@ -107,6 +114,15 @@ def _node(
             if fused[v] and own_kernel
         ),
     )
+
+
+def _with_written(node: CostNode, written: Mapping[int, int], unit: CostUnit) -> CostNode:
+    """The node, whose cost includes that its fused results are written for kernels that read them.
+
+    Where a product reads them, they are computed in front of it.
+    """
+    more = sum(unit.of_written(written[v]) for v in node.makes if v in written)
+    return dataclasses.replace(node, cost=node.cost + more) if more else node
 
 
 def _carry_node(number: Mapping[Any, int], carried: Sequence[Any]) -> CostNode:

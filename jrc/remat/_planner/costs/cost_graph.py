@@ -55,7 +55,8 @@ class CostGraph:
         may_save: Whether a plan may save it.
         names: Where every variable comes from: its equation, and which result it is.
         results: Bytes of the results that are computed last; saved values may lie in their memory.
-        fuses_passes: Whether the compiler computes all that is elementwise inside of its readers.
+        saving_costs: What it costs to save a variable: nothing, unless it is written for that alone.
+        fuses_passes: Whether the compiler computes what is elementwise inside of its readers.
         unit: What costs are counted in.
     """
 
@@ -66,6 +67,7 @@ class CostGraph:
     may_save: tuple[bool, ...]
     names: tuple[tuple[int, int], ...]
     results: tuple[int, ...] = ()
+    saving_costs: tuple[int, ...] = ()
     fuses_passes: bool = False
     unit: CostUnit = FLOPS
 

@@ -52,6 +52,9 @@ class CostUnit(Protocol):
     def total(self, jaxpr: Jaxpr) -> int:
         """Return the cost of all equations of a program that are not dead."""
 
+    def of_written(self, size: int) -> int:
+        """Return what it costs that so many bytes are written by a kernel of their own."""
+
     def of_sums(self, entries: int, size: int) -> int:
         """Return what it costs to add up so many entries of gradients, of so many bytes."""
 
@@ -82,6 +85,10 @@ class FlopUnit:
     def total(self, jaxpr: Jaxpr) -> int:
         """Return the FLOPs of a program."""
         return live_cost(live_equations(jaxpr), own_flops)
+
+    def of_written(self, size: int) -> int:
+        """Return 0."""
+        return 0
 
     def of_sums(self, entries: int, size: int) -> int:
         """Return one operation an entry."""
@@ -125,6 +132,10 @@ class TimeUnit:
         """Return the picoseconds of a program."""
         return live_cost(live_equations(jaxpr), self._own)
 
+    def of_written(self, size: int) -> int:
+        """Return the time in which so many bytes are written, and a kernel is launched."""
+        return self.of_seconds(size / self.rates.bandwidth + self.rates.launch)
+
     def of_sums(self, entries: int, size: int) -> int:
         """Return the time in which two summands are read and a sum is written."""
         return self.of_seconds(3 * size / self.rates.bandwidth)
@@ -147,9 +158,9 @@ class TimeUnit:
         if stated is not None:
             moved = stated.bytes_accessed or written + _bytes(eqn.invars)
             computed = rates.seconds_of_products("bf16", flops)
-        elif facts.fusion is not Fusion.NONE and not facts.is_reduction:
-            functions = flops if facts.fusion is Fusion.LOOP else flops / _ARITHMETIC
-            seconds = functions / rates.functions
+        elif self.compiler.fuses(eqn) or (facts.fusion is Fusion.LOOP and not facts.is_reduction):
+            is_function = facts.fusion is Fusion.LOOP and not facts.is_reduction
+            seconds = flops / rates.functions / (1 if is_function else _ARITHMETIC)
             if not self.compiler.fuses(eqn):
                 seconds = max(seconds, written / rates.bandwidth)
             return self.of_seconds(seconds)

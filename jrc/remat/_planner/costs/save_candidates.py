@@ -42,6 +42,7 @@ def save_candidates(
             least = v if sizes[v] < sizes[least] else least
         return v if compiler.continues_products or not compiler.fuses_passes else least
 
+    written_for_kernels = {v for node in nodes for v, size in node.operands if size}
     may_save = [False] * len(sizes)
     sources: dict[int, frozenset[int]] = {}
     for node in nodes:
@@ -49,6 +50,8 @@ def save_candidates(
         for v in node.makes:
             if not fused[v]:
                 may_save[written(v)] = True
+            elif v in written_for_kernels:
+                may_save[v] = True
             elif not may_save[v] and made_of:
                 share = SETTINGS.smaller_than_sources * sum(sizes[each] for each in made_of)
                 may_save[v] = written(v) == v and sizes[v] <= share

@@ -242,6 +242,8 @@ class _Solver:
         """These values decided: some are saved, the others recomputed."""
         for v in saves:
             labels = dataclasses.replace(labels, step=self.tree.add(labels.step, v))
+        if self.graph.saving_costs and (cost := sum(self.graph.saving_costs[v] for v in saves)):
+            labels = dataclasses.replace(labels, cost=labels.cost + cost)
         return key | {2 * v + (v in saves) for v in group}, labels
 
     def _decided_alike(self, values: Sequence[int]) -> Sequence[Sequence[int]]:
