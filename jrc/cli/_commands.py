@@ -57,7 +57,8 @@ def plan(options: argparse.Namespace) -> None:
     """Print the plan for a budget, or one table for several budgets."""
     asked = gradient_options(options) | {"verify": not options.no_verify}
     asked |= {"respect_checkpoints": options.respect_checkpoints, "cache": options.cache}
-    asked |= {"offload": options.offload}
+    asked |= {"offload": options.offload, "minimize": options.minimize}
+    asked |= {"measure": options.measure}
     if options.compilations is not None:
         asked["compilations"] = options.compilations
     if options.budget and "," in options.budget:
@@ -98,6 +99,7 @@ def largest_batch(options: argparse.Namespace) -> None:
     asked = gradient_options(options) | {"budget": budget_of(options.budget)}
     asked |= {"multiple_of": options.multiple_of, "most": options.most}
     asked |= {"respect_checkpoints": options.respect_checkpoints, "offload": options.offload}
+    asked |= {"minimize": options.minimize}
     check_paths(options.json)
 
     made: dict[Any, Callable[..., Any]] = {}
@@ -118,7 +120,8 @@ def largest_batch(options: argparse.Namespace) -> None:
     print_text(str(found))
     if options.json:
         plan = None if found.plan is None else json.loads(found.plan.to_json())
-        _write(options.json, json.dumps(found._asdict() | {"plan": plan}))
+        fastest = found.fastest and found.fastest._asdict()
+        _write(options.json, json.dumps(found._asdict() | {"plan": plan, "fastest": fastest}))
 
 
 def _shapes(args: tuple[Any, ...]) -> Any:

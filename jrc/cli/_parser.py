@@ -93,6 +93,11 @@ def parser() -> argparse.ArgumentParser:
         "--no-verify", action="store_true", help="compile nothing: a guess, which may not fit"
     )
     plan.add_argument(
+        "--measure",
+        action="store_true",
+        help="run the fastest programs that fit, and take the one of the least median",
+    )
+    plan.add_argument(
         "--cache", metavar="FOLDER", help="read the plan from there, or store it there"
     )
     about = "the largest batch that fits a budget"
@@ -114,6 +119,12 @@ def parser() -> argparse.ArgumentParser:
             metavar="RATE",
             help="values that loops save may be moved to the host's memory; RATE is what copies "
             "reach in bytes per second, 28e9, else what is known of --target",
+        )
+        command.add_argument(
+            "--minimize",
+            choices=("time", "flops"),
+            default="time",
+            help="what a plan has the least of: seconds, or FLOPs",
         )
         command.add_argument(
             "--respect-checkpoints",

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from jrc._text import memory_text, table_text
+from jrc._text import memory_text, seconds_text, table_text
 from jrc.remat import BudgetError, Plan
 
 
@@ -14,7 +14,7 @@ def plans_table(texts: Sequence[str], plans: Sequence[Plan | BudgetError]) -> st
         texts: The budgets as they were written.
         plans: For each its plan, or the error of one that no plan fits.
     """
-    heads = ("budget", "plan", "peak", "FLOPs", "compilations")
+    heads = ("budget", "plan", "peak", "time", "FLOPs", "compilations")
     return table_text(heads, [_row(*pair) for pair in zip(texts, plans, strict=True)])
 
 
@@ -33,13 +33,14 @@ def path_for(path: str | None, text: str) -> str | None:
 def _row(text: str, plan: Plan | BudgetError) -> tuple[str, ...]:
     """Return the row of a budget: which candidate is its plan, and what that costs."""
     if isinstance(plan, BudgetError):
-        return text, "none fits", f"at least {memory_text(plan.least_bytes)}", "", ""
+        return text, "none fits", f"at least {memory_text(plan.least_bytes)}", "", "", ""
     cost = plan.verified or plan.predicted
     source = "" if plan.verified else " (predicted)"
     return (
         f"{text} = {memory_text(plan.budget)}" if text[-1].isdigit() else text,
         _name(plan),
         f"{memory_text(cost.peak_bytes)}{source}",
+        "" if cost.seconds is None else seconds_text(cost.seconds),
         f"{cost.flops_ratio:.3f} x",
         f"{plan.compilations}",
     )

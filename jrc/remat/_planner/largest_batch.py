@@ -22,6 +22,20 @@ from jrc.remat._planner.search.batches import Batches
 from jrc.remat._planner.search.problem import Problem, Request
 
 
+class FastestBatch(NamedTuple):
+    """The batch of most examples a second, of those that were compiled and fit.
+
+    Attributes:
+        batch: The batch.
+        per_second: Examples a second, by the seconds of the compiled program.
+        recomputes: Whether its program recomputes anything.
+    """
+
+    batch: int
+    per_second: float
+    recomputes: bool
+
+
 class LargestBatch(NamedTuple):
     """How many examples fit.
 
@@ -31,12 +45,16 @@ class LargestBatch(NamedTuple):
         plan: The cheapest plan for `recomputed` examples; `None` if none fits.
         most: The bound of the search, a multiple of `multiple_of`: where a size is this, more may
             fit.
+        fastest: The batch of most examples a second, of those that were compiled on the way;
+            `None` where nothing is known of the device's rates. A larger batch that is no faster
+            helps where the optimization gains by it.
     """
 
     plain: int
     recomputed: int
     plan: Plan | None
     most: int
+    fastest: FastestBatch | None = None
 
     def __str__(self) -> str:
         """Both sizes, and the plan."""
@@ -50,7 +68,17 @@ class LargestBatch(NamedTuple):
         if self.plan is None:
             return "None fits, not even with the leanest plan: raise the budget."
         more = " (more may: `most` ends there)" if self.recomputed == self.most else ""
-        return f"{self.plain:,} fit without a plan, {self.recomputed:,} with this one{more}:"
+        head = f"{self.plain:,} fit without a plan, {self.recomputed:,} with this one{more}"
+        cost = self.plan.verified
+        if cost and cost.seconds:
+            head += f", {self.recomputed / cost.seconds:,.4g} examples a second"
+        if self.fastest and self.fastest.batch != self.recomputed:
+            how = "with" if self.fastest.recomputes else "without"
+            head += (
+                f"; most a second are {self.fastest.per_second:,.4g}, {how} recomputation of a "
+                f"batch of {self.fastest.batch:,}"
+            )
+        return f"{head}:"
 
 
 def largest_batch(
@@ -182,7 +210,8 @@ def largest_batch(
         if recomputed == end and recomputed > step:
             _check_growth(arguments(step), arguments(end), step, end, name_of(make_args))
         found = plan_of_process_0(lambda: batches.plan(recomputed, without), who)
-    return LargestBatch(without, recomputed, found, end)
+        fastest = batches.fastest()
+    return LargestBatch(without, recomputed, found, end, fastest and FastestBatch(*fastest))
 
 
 def _takes_one(fn: Callable[..., Any]) -> bool | None:

@@ -8,7 +8,13 @@ import jax
 from jrc._errors import public
 from jrc._jaxpr import Program, flops, inline_marked, live_equations
 from jrc._progress import shown_meanwhile
-from jrc._targets import Target, abstract_on, checked_target, target_device_context
+from jrc._targets import (
+    Target,
+    abstract_on,
+    checked_target,
+    chip_of_device,
+    target_device_context,
+)
 from jrc._text import memory_text
 from jrc._validate import check_flag
 from jrc.remat._compiled.collectives import collectives, mesh_of
@@ -28,6 +34,7 @@ from jrc.remat._report.compiled_schedule import live_points
 from jrc.remat._report.diagnostics import warnings_of
 from jrc.remat._report.recompute_count import reruns
 from jrc.remat._report.report import Report
+from jrc.remat._time.seconds import known_device, seconds_on
 
 
 @public("jrc.explain")
@@ -100,6 +107,8 @@ def _explained(
     gradient = inline_marked(traced, lambda _: True)
     program = live_equations(gradient)
     memory, module, refused = _compiled(loss)
+    chip = there.chip if there else chip_of_device(loss.device)
+    device = known_device(loss.device.platform, chip)
     return Report(
         name=loss.name,
         saved=saved_values(loss),
@@ -111,6 +120,7 @@ def _explained(
         warnings=(*refused, *notices, *warnings_of(forward, gradient, program, loss.name)),
         opaque=_opaque(loss),
         device=there.name if there else loss.device.device_kind,
+        time=seconds_on(module, device, memory.temporaries) if module and device else None,
     )
 
 

@@ -18,8 +18,9 @@ from jrc.remat._report.plot import picture_html, plot_reports
 from jrc.remat._report.recompute_count import Rerun
 from jrc.remat._report.report_data import ReportData
 from jrc.remat._report.text import compare_text, report_parts, report_text
+from jrc.remat._time.seconds import Seconds
 
-_FORMAT = "jrc.Report/1"
+_FORMAT = "jrc.Report/2"
 
 _PARTS = {
     "saved": SavedValue,
@@ -56,6 +57,8 @@ class Report(ReportData):
         device: The kind of device that the program was compiled for.
         opaque: What `jrc.plan` cannot look into (functions with a `custom_vjp`), the most bytes
             first: `name`, `place`, `times`, and the `bytes` that it saves besides its operands.
+        time: Seconds of the compiled value and gradient on one device: `value`, and the `source`,
+            as for `jrc.plan`; `None` where nothing is known of the device's rates.
     """
 
     def __str__(self) -> str:
@@ -107,7 +110,9 @@ class Report(ReportData):
             for name, kind in _PARTS.items():
                 fields[name] = tuple(kind(**_with_tuples(each)) for each in fields[name])
             del fields["format"]
-            return cls(**_with_tuples(fields | {"memory": Memory(**fields["memory"])}))
+            time = fields["time"] and Seconds(**fields["time"])
+            memory = Memory(**fields["memory"])
+            return cls(**_with_tuples(fields | {"memory": memory, "time": time}))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"text must be a report in the format {_FORMAT!r}, as "

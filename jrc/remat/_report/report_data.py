@@ -13,6 +13,7 @@ from jrc.remat._gradient.opaque import Opaque
 from jrc.remat._gradient.saved_values import SavedValue, total_bytes
 from jrc.remat._report.compiled_schedule import LivePoint
 from jrc.remat._report.recompute_count import Rerun
+from jrc.remat._time.seconds import Seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class ReportData:
     warnings: tuple[str, ...]
     device: str
     opaque: tuple[Opaque, ...] = ()
+    time: Seconds | None = None
 
     @property
     def saved_bytes(self) -> int:

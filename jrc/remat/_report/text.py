@@ -5,11 +5,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jrc._targets import link_bandwidth_of
-from jrc._text import Grid, exchange_text, flops_text, memory_text, text_of
+from jrc._text import Grid, exchange_text, flops_text, memory_text, seconds_text, text_of
 from jrc.remat._compiled.collectives import Collective
 from jrc.remat._gradient.opaque import opaque_lines
 from jrc.remat._gradient.saved_values import SavedValue
 from jrc.remat._report.report_data import ReportData, check_names, check_reports
+from jrc.remat._time.seconds import Seconds
 
 _WIDTH = 108
 # The most rows of saved values, and the smallest share of all bytes that has a row of its own.
@@ -47,6 +48,7 @@ def report_parts(report: ReportData) -> list[str | Grid]:
         f"saved for the backward pass {memory_text(report.saved_bytes)}{_offloaded(report)}, "
         f"run again {flops_text(report.rerun_flops)} of {flops_text(report.flops)}"
         f" ({_share(report.rerun_flops, report.flops)})",
+        *_time_line(report.time),
         *_saved_table(report),
         *_mark_lines(report),
         *opaque_lines(report.opaque),
@@ -54,6 +56,10 @@ def report_parts(report: ReportData) -> list[str | Grid]:
         *_collective_table(report),
         *(f"{_WARNING}{warning}" for warning in report.warnings),
     ]
+
+
+def _time_line(time: Seconds | None) -> list[str]:
+    return [f"time {seconds_text(time.value)} ({time.source})"] if time else []
 
 
 def compare_text(report: ReportData, other: ReportData, names: Sequence[str]) -> str:
@@ -79,6 +85,8 @@ def compare_text(report: ReportData, other: ReportData, names: Sequence[str]) ->
         _pair("run again", [r.rerun_flops for r in both], flops_text),
         _pair("FLOPs", [r.flops for r in both], flops_text),
     ]
+    if all(r.time for r in both):
+        rows.append(_pair("time", [r.time.value for r in both if r.time], seconds_text))
     heads = ("", "", *map(str, names), "change", "ratio")
     parts = [Grid(heads, rows)]
     changed = _changed_lines(report.by_line, other.by_line)
@@ -99,7 +107,7 @@ def _changed_lines(one: Mapping[str, int], other: Mapping[str, int]) -> list[tup
     return rows
 
 
-def _pair(name: str, values: Sequence[int], text: Callable[[float], str]) -> tuple[str, ...]:
+def _pair(name: str, values: Sequence[float], text: Callable[[float], str]) -> tuple[str, ...]:
     """Return a row: two values, their difference and their ratio."""
     before, after = values
     change = after - before

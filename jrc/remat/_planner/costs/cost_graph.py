@@ -55,7 +55,7 @@ class CostGraph:
         may_save: Whether a plan may save it.
         names: Where every variable comes from: its equation, and which result it is.
         results: Bytes of the results that are computed last; saved values may lie in their memory.
-        saving_costs: What it costs to save a variable: nothing, unless it is written for that alone.
+        saving_costs: What it costs to save a variable that would not be written else; 0 of others.
         fuses_passes: Whether the compiler computes what is elementwise inside of its readers.
         unit: What costs are counted in.
     """

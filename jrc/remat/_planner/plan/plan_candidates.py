@@ -24,7 +24,8 @@ class Estimate:
             all devices together, where XLA shards them by itself.
         seconds: Seconds of one run on one device, for comparing programs; `None` if unknown.
         seconds_from: Where they come from: stated by the compiler (TPUs), or modelled (a roofline
-            over the kernels of a GPU program).
+            over the kernels of a GPU's or CPU's program, or over equations before it is compiled),
+            or measured.
     """
 
     peak_bytes: int
@@ -64,6 +65,12 @@ class PlanCandidate:
     rerun_sent_bytes: int | None = None
     compiled_host_bytes: int | None = None
     compiled_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of the compiled program, or the predicted ones; `None` if none are known."""
+        compiled = self.compiled_seconds
+        return self.predicted.seconds if compiled is None else compiled
 
     @property
     def peak_bytes(self) -> int:
@@ -108,7 +115,7 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
     counts_sent = any(each.sent_bytes for each in candidates)
     offloads = any(each.host_bytes for each in candidates)
-    is_timed = any(each.compiled_seconds is not None for each in candidates)
+    is_timed = any(each.seconds is not None for each in candidates)
     rows = []
     for i in shown:
         each = candidates[i]
@@ -133,7 +140,7 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
 
 
 def _seconds_text(each: PlanCandidate) -> str:
-    return "" if each.compiled_seconds is None else seconds_text(each.compiled_seconds)
+    return "" if each.seconds is None else seconds_text(each.seconds)
 
 
 def _host_text(each: PlanCandidate) -> str:

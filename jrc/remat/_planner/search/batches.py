@@ -6,7 +6,6 @@ is followed to larger or smaller batches. Nothing is compiled if arguments, resu
 the smallest batch alone exceed the budget.
 """
 
-import functools
 import logging
 from collections.abc import Callable
 
@@ -42,10 +41,35 @@ class Batches:
         end: int,
         compilations: int,
     ) -> None:
-        self.peaks = functools.cache(lambda batch: Peaks(problem_of(batch)))
+        self._problem_of = problem_of
+        self._peaks: dict[int, Peaks] = {}
         self.limit, self.step, self.end = limit, step, end
         self.compilations = compilations
         self._leanest: str | int | None = None
+
+    def peaks(self, batch: int) -> Peaks:
+        """Return what is known of the options of a batch."""
+        if batch not in self._peaks:
+            self._peaks[batch] = Peaks(self._problem_of(batch))
+        return self._peaks[batch]
+
+    def fastest(self) -> tuple[int, float, bool] | None:
+        """Return the batch of most examples a second, of the programs that were compiled and fit.
+
+        Returns:
+            The batch, how many a second, and whether its program recomputes anything; `None` where
+            no seconds are known.
+        """
+        rates = [
+            (batch / cost.time.value, batch, not option.is_baseline)
+            for batch, peaks in self._peaks.items()
+            for option, cost in peaks.known()
+            if cost.time and cost.time.value and cost.peak <= self.limit
+        ]
+        if not rates:
+            return None
+        rate, batch, recomputes = max(rates)
+        return batch, rate, recomputes
 
     def without(self) -> int:
         """Return the largest batch of the baseline; 0 if none fits."""

@@ -101,6 +101,10 @@ class Peaks:
             _logger.info("%s: %s: %s", self.problem.who, self.problem.title(option), peak)
         return known.cost
 
+    def known(self) -> list[tuple[Option, CompiledCost]]:
+        """Return the options that were compiled, and what each costs."""
+        return [(option, each.cost) for option, each in self._known.items() if each.cost]
+
     def measure(self, options: Sequence[Option]) -> None:
         """Run the programs of compiled options, in turns; from now on their costs are measured."""
         runs = [self.problem.gradient.runnable(each.whole) for each in options]
