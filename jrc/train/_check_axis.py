@@ -14,8 +14,6 @@ from jrc.dgc import DGCState
 from jrc.dgc._internal import AxisName, dgc_states, served
 from jrc.train._optax import differentiated, update
 
-_WHO = "jrc.make_train_step"
-
 # States of wrappers that decide by the gradients of their own replica, equally on all of them.
 _GUARDS = (optax.MultiStepsState, optax.ApplyIfFiniteState)
 
@@ -37,7 +35,7 @@ def check_axis(tx: Transform, params: PyTree, axis: AxisName, mesh: Mesh) -> Non
     found = [state.axis.name for state in compressions]
     if not any(found):
         raise ValueError(
-            f"{_WHO}: tx must exchange over the axis {axis!r} of the step with its "
+            f"tx must exchange over the axis {axis!r} of the step with its "
             f"{mesh.shape[_names_of(axis)[0]]} replicas, got a compression with axis_name=None, "
             f"which is one replica. Pass axis_name={axis!r} to it."
         )
@@ -46,7 +44,7 @@ def check_axis(tx: Transform, params: PyTree, axis: AxisName, mesh: Mesh) -> Non
             continue
         known = [] if name is None else [x for x in _names_of(name) if x in mesh.axis_names]
         raise ValueError(
-            f"{_WHO}: every compression in tx must have the axis_name={axis!r} of the step, got "
+            f"every compression in tx must have the axis_name={axis!r} of the step, got "
             f"one that exchanges over {listed(known, 'no axis of the mesh')}, so that the "
             f"parameters of the replicas would differ. Pass axis_name={axis!r} to it."
         )
@@ -87,7 +85,7 @@ def _check_mixing(
         return  # what JAX cannot type with replication types is not judged
     if differing:
         raise ValueError(
-            f"{_WHO}: tx must give every replica the same update, got different ones of "
+            "tx must give every replica the same update, got different ones of "
             f"{listed(differing[:3])}: something before the compression mixes local gradients with "
             "those that are averaged, as a norm of all leaves does. Put it inside of the mask: "
             "optax.masked(optax.chain(clip, compression), mask)."
