@@ -28,7 +28,7 @@ from jrc._tree import (
     tree_difference,
 )
 from jrc._typing import PyTree, Transform
-from jrc.dgc._internal import AxisName, dgc_states, without_axes
+from jrc.dgc._internal import dgc_states, without_axes
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._arguments import check_arrays
 from jrc.train._check_axis import check_axis
@@ -52,7 +52,6 @@ class Preflight:
         tx: The optimizer.
         outer: The outer optimizer, if there is one.
         layout: The layout of the run.
-        axis: The name of the axis, or the pair, that a compression must have.
         via: How the step runs.
         accumulate: Parts of a replica's batch.
         lower: Returns the program of the step before it is planned, from a way, state and batch.
@@ -63,12 +62,11 @@ class Preflight:
         tx: Transform,
         outer: OuterOptimizer | None,
         layout: Layout,
-        axis: AxisName,
         via: str,
         accumulate: int,
         lower: Callable[[Synchronisation, TrainState, PyTree], jax.stages.Lowered],
     ) -> None:
-        self._tx, self._outer, self._layout, self._axis = tx, outer, layout, axis
+        self._tx, self._outer, self._layout = tx, outer, layout
         self._via, self._accumulate, self._lower = via, accumulate, lower
         self._known: dict[Any, Synchronisation] = {}
         self._batches, self._agreed = SameBatch(), False
@@ -137,7 +135,7 @@ class Preflight:
             )
         check_rows(way, state._replace(opt_state=expected), state, layout)
         if dgc_states(inner) and layout.parts > 1:
-            check_axis(self._tx, params, self._axis, layout.mesh)
+            check_axis(self._tx, params, inner, layout)
 
     def _check_program(self, way: Synchronisation, state: TrainState, batch: PyTree) -> None:
         """Look into the program, which is lowered once, for what arrays do not tell."""

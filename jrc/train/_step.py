@@ -305,7 +305,7 @@ def make_train_step(
         given = loss_fn, memory_budget, respect_checkpoints, offload, compilations
         planned = Budgeted(build, *given)
     lower = lambda way, *given: programs.lower(way, way.lowered(), *given)  # noqa: E731
-    preflight = Preflight(tx, outer, layout, axis_name, via, accumulate, lower)
+    preflight = Preflight(tx, outer, layout, via, accumulate, lower)
     placed = needs_placement(layout, via)
     return TrainStep(
         layout.parts,
