@@ -86,7 +86,7 @@ def apply(
     """
     trees, leaves = flatten(gradients, state, params, "apply")
     remedy = "Pass -0.1 to descend with a learning rate of 0.1."
-    scalar(scale, "scale", "jrc.scale_by_dgc", remedy=remedy)
+    scalar(scale, "scale", remedy=remedy)
     new = [x if is_placeholder(x) else jnp.asarray(x) for x in trees.params or ()]
     # Sums of several replicas' entries are not rounded one by one to half precision.
     direct = {

@@ -60,13 +60,13 @@ def check_options(
             "respect_checkpoints must go with memory_budget, got none. Pass "
             "memory_budget='16GiB', or a plan that was made with respect_checkpoints=True."
         )
-    check_offload(offload, "jrc.make_train_step")
+    check_offload(offload)
     if offload is not False and budget is None:
         raise ValueError(
             "offload must go with memory_budget, got none. Pass memory_budget='16GiB', or "
             "a plan that was made with offload=True."
         )
-    checked_compilations(compilations, "jrc.make_train_step")
+    checked_compilations(compilations)
     if compilations is not None and budget is None:
         raise ValueError(
             "compilations must go with memory_budget, got none. Pass "
@@ -74,7 +74,7 @@ def check_options(
         )
     if budget is None:
         return
-    checked_budget(budget, "jrc.make_train_step")
+    checked_budget(budget)
     if via == "pmap":
         raise ValueError(
             "memory_budget must be used with a single program, got via='pmap', which makes "

@@ -51,11 +51,10 @@ class Budgeted:
                 self._loss_fn,
                 lambda loss_fn: self._build(loss_fn).lower(way, way.lowered(), state, batch),
                 self._budget,
-                "jrc.make_train_step",
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
                 platform=device.platform,
                 respect_checkpoints=self._respects,
-                link=host_link(self._offload, None, leaves, "jrc.make_train_step"),
+                link=host_link(self._offload, None, leaves),
                 parts=max(
                     (shards_of(leaf, 0) for leaf in jax.tree.leaves(state.params)), default=1
                 ),

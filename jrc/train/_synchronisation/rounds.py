@@ -150,7 +150,7 @@ class Rounds:
         """
         if number is not None:
             remedy = "The first step is 1."
-            least = whole_number(number, "number", "jrc.TrainStep.lower", least=1, remedy=remedy)
+            least = whole_number(number, "number", least=1, remedy=remedy)
             return turn_at(self.outer, least)
         last = int(self.outer.sync_every) + overlap_of(self.outer)
         return turn_at(self.outer, last) if closing else INNER
