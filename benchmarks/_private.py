@@ -166,7 +166,7 @@ class CandidateTable:
 class KnownPeaks:
     """The peaks of a table of candidates, in the place of a compiler."""
 
-    is_inside = False
+    is_inside, are_costs_exact = False, True
 
     def __init__(self, program: Any) -> None:
         self.own, rows = program["own"], program["rows"]
@@ -183,6 +183,12 @@ class KnownPeaks:
     def predicted(self, option: Option) -> int:
         """Return the predicted peak."""
         return self._rows[option]["predicted"]
+
+    def predicted_cost(self, option: Option) -> int:
+        """Return the cost, which is exact."""
+        return option.cost
+
+    compiled_cost = predicted_cost
 
     def compiled(self, option: Option) -> CompiledCost:
         """Return the compiled peak."""

@@ -16,6 +16,7 @@ other cases of the same, and are run without these checks, which take a fifth of
 """
 
 import collections
+import json
 import os
 import tempfile
 
@@ -28,6 +29,14 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     compiled = tempfile.TemporaryDirectory(prefix="jrc-tests-", ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+if "JRC_HOST_RATES" not in os.environ:
+    # Plans of the suite are those of one machine, wherever it runs.
+    rates = tempfile.NamedTemporaryFile("w", prefix="jrc-rates-", suffix=".json")  # noqa: SIM115
+    of_a_machine = {"products": 1e11, "convolutions": 5e10, "functions": 3e9, "bandwidth": 2e10}
+    json.dump(of_a_machine | {"launch": 1e-6, "new_memory": 5e9}, rates)
+    rates.flush()
+    os.environ["JRC_HOST_RATES"] = rates.name
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

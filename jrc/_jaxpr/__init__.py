@@ -15,10 +15,14 @@ from jrc._jaxpr.control_flow import loop_parts as loop_parts
 from jrc._jaxpr.control_flow import mesh_of_shard_map as mesh_of_shard_map
 from jrc._jaxpr.control_flow import rebuild as rebuild
 from jrc._jaxpr.copy_for_readers import copy_for_readers as copy_for_readers
+from jrc._jaxpr.cost import equation_cost as equation_cost
 from jrc._jaxpr.cost import equation_flops as equation_flops
 from jrc._jaxpr.cost import flops as flops
+from jrc._jaxpr.cost import live_cost as live_cost
 from jrc._jaxpr.cost import live_flops as live_flops
 from jrc._jaxpr.cost import nbytes as nbytes
+from jrc._jaxpr.cost import own_flops as own_flops
+from jrc._jaxpr.cost import stated_cost as stated_cost
 from jrc._jaxpr.dce import LiveEquation as LiveEquation
 from jrc._jaxpr.dce import live_equations as live_equations
 from jrc._jaxpr.equations import call_name as call_name

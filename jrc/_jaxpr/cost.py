@@ -1,4 +1,4 @@
-"""Bytes and floating-point operations, counted in the program itself.
+"""Bytes and floating-point operations, counted in the program itself, and sums of any other cost.
 
 XLA counts the body of a loop once; this count multiplies it by the length of the loop. A `while`
 loop of unknown length counts once, a `cond` counts its most expensive branch, and dead code is not
@@ -7,7 +7,7 @@ grid. The rule of each primitive is in `primitives`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn
@@ -23,6 +23,10 @@ def nbytes(aval: Any) -> int:
     return math.prod(getattr(aval, "shape", ())) * itemsize
 
 
+Rule = Callable[[JaxprEqn], int]
+"""The cost of an equation without programs inside."""
+
+
 def flops(jaxpr: Jaxpr) -> int:
     """Return the floating-point operations of one run of a program, without dead code."""
     return live_flops(live_equations(jaxpr))
@@ -30,22 +34,44 @@ def flops(jaxpr: Jaxpr) -> int:
 
 def live_flops(program: Sequence[LiveEquation]) -> int:
     """Return the floating-point operations of live equations."""
-    return sum(_flops(node.eqn, list(map(live_flops, node.inside))) for node in program)
+    return live_cost(program, own_flops)
 
 
 def equation_flops(eqn: JaxprEqn) -> int:
     """Return the floating-point operations of one equation, its inner programs included."""
-    return _flops(eqn, list(map(flops, inner_programs(eqn))))
+    return equation_cost(eqn, own_flops)
 
 
-def _flops(eqn: JaxprEqn, inner: Sequence[int]) -> int:
-    name = primitive_name(eqn)
-    stated = eqn.params.get("cost_estimate") if name == "pallas_call" else None
+def live_cost(program: Sequence[LiveEquation], rule: Rule) -> int:
+    """Return the sum of a cost over live equations."""
+    return sum(
+        _cost(node.eqn, [live_cost(each, rule) for each in node.inside], rule) for node in program
+    )
+
+
+def equation_cost(eqn: JaxprEqn, rule: Rule) -> int:
+    """Return the cost of one equation, its inner programs included."""
+    inner = (live_equations(each) for each in inner_programs(eqn))
+    return _cost(eqn, [live_cost(each, rule) for each in inner], rule)
+
+
+def own_flops(eqn: JaxprEqn) -> int:
+    """Return the floating-point operations of an equation: the rule of `flops`."""
+    stated = stated_cost(eqn)
     if stated is not None:
         return int(stated.flops + stated.transcendentals)
-    if inner:
-        branch = branch_outside_kernels(eqn)
-        if name == "cond":
-            return max(inner) if branch is None else inner[branch]
-        return sum(inner) * repeats(eqn)
     return facts_of(eqn).flops(eqn)
+
+
+def stated_cost(eqn: JaxprEqn) -> Any:
+    """Return what the author of a Pallas kernel states that it costs; `None` if nothing is."""
+    return eqn.params.get("cost_estimate") if primitive_name(eqn) == "pallas_call" else None
+
+
+def _cost(eqn: JaxprEqn, inner: Sequence[int], rule: Rule) -> int:
+    if stated_cost(eqn) is not None or not inner:
+        return rule(eqn)
+    if primitive_name(eqn) == "cond":
+        branch = branch_outside_kernels(eqn)
+        return max(inner) if branch is None else inner[branch]
+    return sum(inner) * repeats(eqn)

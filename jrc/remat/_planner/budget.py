@@ -1,6 +1,7 @@
 """Budgets: bytes as a number, as text, or as a fraction of what can be gained."""
 
 import operator
+import os
 import re
 from fractions import Fraction
 from typing import Any
@@ -17,9 +18,10 @@ _NUMBER = r"((?:[0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})(?:e\+?[0-9]{1,2})?)"
 
 
 _NO_LIMIT = (
-    " A CPU states no limit of its own: device.memory_stats() is None there. For a device that is "
-    "not there pass target='h100' or the like."
+    " The device states no limit of its own: device.memory_stats() is None there. For a device "
+    "that is not there pass target='h100' or the like."
 )
+_BUDGET_SHARE = 0.9
 
 
 class BudgetError(ValueError):
@@ -80,6 +82,15 @@ def checked_budget(budget: object) -> int | float:
             "as a float: 0.5."
         )
     return size
+
+
+def memory_budget_of(device: Any) -> int | None:
+    """Return nine tenths of the memory of a device, of a CPU the machine's; `None` if unknown."""
+    stats = device.memory_stats() or {}
+    size = stats.get("bytes_limit")
+    if size is None and device.platform == "cpu" and hasattr(os, "sysconf"):
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(_BUDGET_SHARE * size) if size and size > 0 else None
 
 
 def checked_compilations(compilations: int | None, on_target: bool = False) -> int:

@@ -11,9 +11,10 @@ from jrc._errors import name_of, public
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._text import html_of
-from jrc._validate import check_flag, whole_number
+from jrc._validate import check_flag, one_of, whole_number
 from jrc.remat._gradient.arguments import refuse_tracers
 from jrc.remat._planner.budget import checked_budget, checked_compilations
+from jrc.remat._planner.costs.cost_unit import Minimize
 from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.make_plan import plan_of_process_0
 from jrc.remat._planner.plan.plan import Plan
@@ -65,6 +66,7 @@ def largest_batch(
     respect_checkpoints: bool = False,
     target: Target | str | None = None,
     offload: bool | float = False,
+    minimize: Minimize = "time",
 ) -> LargestBatch:
     """Return the largest batch whose gradient fits a budget, with and without recomputation.
 
@@ -86,6 +88,7 @@ def largest_batch(
         target: As for `jrc.plan`.
         offload: As for `jrc.plan`: saved values of loops may lie in the host's memory. How much
             the host has is not looked at: `plan.verified.host_bytes` is what it needs.
+        minimize: As for `jrc.plan`.
 
     Returns:
         Both sizes and the plan for the larger one.
@@ -126,6 +129,7 @@ def largest_batch(
         )
     check_flag(has_aux, "has_aux")
     check_flag(respect_checkpoints, "respect_checkpoints")
+    one_of(minimize, "minimize", ("time", "flops"))
     there = checked_target(target)
     limit = checked_budget(there.budget if there and budget is None else budget)
     if isinstance(limit, float):
@@ -165,7 +169,7 @@ def largest_batch(
         return Problem.of(
             Request(
                 fn, arguments(batch), argnums, has_aux, respect_checkpoints,
-                target=there.name if there else "", link=link,
+                target=there.name if there else "", link=link, minimize=minimize,
             )
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`jrc.plan`: the cheapest recomputation that fits a budget."""
+"""`jrc.plan`: the fastest recomputation that fits a budget."""
 
 import dataclasses
 import functools
@@ -13,9 +13,16 @@ from jrc._errors import name_error, name_of, public
 from jrc._multihost import all_or_none
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
-from jrc._validate import check_flag
+from jrc._validate import check_flag, one_of
 from jrc.remat._gradient.arguments import arguments_of, refuse_tracers
-from jrc.remat._planner.budget import BudgetError, checked_budget, checked_compilations
+from jrc.remat._gradient.compiled_memory import device_of
+from jrc.remat._planner.budget import (
+    BudgetError,
+    checked_budget,
+    checked_compilations,
+    memory_budget_of,
+)
+from jrc.remat._planner.costs.cost_unit import Minimize
 from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_cache import check_cache, plan_in
@@ -39,10 +46,12 @@ def plan(
     cache: str | os.PathLike[str] | None = None,
     target: Target | str | None = None,
     offload: bool | float = False,
+    minimize: Minimize = "time",
+    measure: bool = False,
 ) -> Plan:
-    """Return the cheapest recomputation whose compiled gradient program fits a budget.
+    """Return the fastest recomputation whose compiled gradient program fits a budget.
 
-    For every intermediate value the planner weighs saving it against recomputing it, in FLOPs and
+    For every intermediate value the planner weighs saving it against recomputing it, in seconds and
     in bytes at each position of the backward pass: what is saved so far, what is recomputed there,
     cotangents. It plans inside of `lax.scan`, `lax.cond` and `shard_map` too, cuts loops into
     chunks where that pays, and gives the first steps of a loop a leaner plan than the last. The
@@ -92,8 +101,9 @@ def plan(
             planned function in the same way. Others are bound before:
             `functools.partial(fn, train=True)` is what is planned and applied to.
         budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), or a fraction (`float` in [0, 1])
-            between the least peak that is reached (0) and that of the baseline (1). It may be left
-            out with a target, and is then nine tenths of the memory of one of its devices.
+            between the least peak that is reached (0) and that of the baseline (1). If it is left
+            out it is nine tenths of the memory of one device, of the target's or of what is there;
+            on a CPU of the machine's.
         argnums: The arguments that are differentiated.
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which does
@@ -111,9 +121,18 @@ def plan(
         offload: Whether values that loops (`lax.scan`) save may lie in pinned host memory between
             the forward and the backward pass; or the bytes per second that copies reach. Of
             keeping, recomputing and moving a value the plan takes what costs the least time at
-            its peak: recomputation at half of the device's published FLOP/s, copies at its
-            `Target.copy_bandwidth`, as far as the step of the loop does not hide them. For
-            accelerators: on a CPU nothing would move.
+            its peak; copies run at the device's `Target.copy_bandwidth`, and cost what the step of
+            the loop does not hide of them. With `minimize="flops"` a second is what half of the
+            published FLOP/s compute. For accelerators: on a CPU nothing would move.
+        minimize: `"time"`: seconds of the gradient program, with `"flops"` its FLOPs. Before a
+            program is compiled its seconds come from the device's rates, published ones of an
+            accelerator, measured ones of a CPU (once a machine, some seconds); of a compiled one
+            from its compiler (TPUs) or a roofline over its kernels. They are made to compare
+            programs: docs/limits.md has their errors. Of a device of unknown rates the FLOPs are
+            minimised; `Plan.minimize` says which.
+        measure: Whether the fastest of the programs that were compiled and fit are run, in turns,
+            and the one of the least median is taken. The device must be there. Shapes among the
+            arguments are filled with zeros.
 
     Returns:
         The plan. The same inputs give the same plan on every host, whatever was planned before.
@@ -124,9 +143,9 @@ def plan(
         TypeError: If `fn` is no function, does not take the arguments, does not return a scalar
             loss as `has_aux` says, or the budget is neither a number nor text. If an array is
             traced, as under `jax.jit`: an argument, or one that `fn` closes over.
-        ValueError: If the budget is no size, `compilations` not from 1 to 10, there is nothing
-            floating to be differentiated, or `offload` is asked for on a CPU, or where no rate is
-            known.
+        ValueError: If the budget is no size, `compilations` not from 1 to 10, `minimize` another
+            word, `measure` asked for with a target or without `verify`, there is nothing floating
+            to be differentiated, or `offload` is asked for on a CPU, or where no rate is known.
         BudgetError: If no plan fits; it carries the least peak and the plan that reaches it.
         ImportError: If the compiler of the target is not installed.
 
@@ -139,8 +158,8 @@ def plan(
         >>> w, x = jnp.ones((16, 16)), jnp.ones((64, 16))
         >>> lean = jrc.plan(loss, w, x, budget=0.0)
         >>> free = jrc.plan(loss, w, x, budget=1.0)
-        >>> lean.verified.peak_bytes < free.verified.peak_bytes, free.reruns
-        (True, False)
+        >>> lean.reruns, lean.verified.peak_bytes < free.verified.peak_bytes
+        (True, True)
         >>> grads = jax.jit(jax.grad(lean.apply(loss)))(w, x)
 
     Source: the solver follows Kusumoto et al., "A Graph Theoretic Framework of Recomputation
@@ -157,6 +176,8 @@ def plan(
         cache,
         target,
         offload,
+        minimize,
+        measure,
     )
     with shown_meanwhile("jrc.plan: tracing and solving"):
         return planner.plan(budget)
@@ -206,8 +227,13 @@ class _Planner:
         cache: str | os.PathLike[str] | None = None,
         target: Target | str | None = None,
         offload: bool | float = False,
+        minimize: Minimize = "time",
+        measure: bool = False,
     ) -> None:
         check_flag(verify, "verify")
+        one_of(minimize, "minimize", ("time", "flops"))
+        _check_measure(measure, target, verify)
+        self.measures = measure
         self.target = there = checked_target(target)
         most = checked_compilations(compilations, there is not None)
         self.compilations = most if verify else 0
@@ -224,18 +250,22 @@ class _Planner:
             respect_checkpoints,
             target=there.name if there else "",
             link=link,
+            minimize=minimize,
         )
 
     def plan(self, budget: int | str | float | None) -> Plan:
         """Return the plan for a budget."""
-        default = self.target.budget if self.target and budget is None else budget
-        limit = checked_budget(default)
+        if budget is None:
+            there, arrays = self.target, jax.tree.leaves(self.request.args)
+            budget = there.budget if there else memory_budget_of(device_of(arrays))
+        limit = checked_budget(budget)
         with target_device_context(self.target):
             return plan_of_process_0(lambda: self._stored(limit))
 
     def _stored(self, limit: int | float) -> Plan:
+        find = lambda: plan_for(self._peaks, limit, self.compilations, self.measures)  # noqa: E731
         if self.cache is None:
-            return plan_for(self._peaks, limit, self.compilations)
+            return find()
         signature, gradient = self._fingerprints
         asked = {
             "gradient": gradient,
@@ -245,8 +275,9 @@ class _Planner:
             "compilations": self.compilations,
             "target": self.request.target,
             "offload": self.request.link and dataclasses.astuple(self.request.link),
+            "minimize": self.request.minimize,
+            "measure": self.measures,
         }
-        find = lambda: plan_for(self._peaks, limit, self.compilations)  # noqa: E731
         return plan_in(self.cache, signature, self.request.args, asked, find)
 
     @functools.cached_property
@@ -266,6 +297,16 @@ class _Planner:
         arguments = arguments_of(request.fn, request.args, request.argnums, numbers=True)
         gradient = fingerprint_of(arguments.lowered(request.fn, request.has_aux))
         return signature_of(traced, respects), gradient
+
+
+def _check_measure(measure: object, target: object, verify: bool) -> None:
+    check_flag(measure, "measure")
+    if measure and (target is not None or not verify):
+        got = f"target={target!r}" if target is not None else "verify=False"
+        raise ValueError(
+            "measure=True must be used with programs that are compiled for a device that "
+            f"is there, got {got}. Leave one of the two out."
+        )
 
 
 def plan_of_process_0(find: Callable[[], Plan]) -> Plan:

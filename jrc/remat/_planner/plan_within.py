@@ -9,6 +9,7 @@ from jrc._errors import named_like, running_name
 from jrc._progress import shown_meanwhile
 from jrc._tree import aval_of
 from jrc.remat._planner.budget import checked_budget, checked_compilations
+from jrc.remat._planner.costs.cost_unit import Minimize
 from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.make_plan import plan_of_process_0
 from jrc.remat._planner.plan.plan import Plan
@@ -28,6 +29,7 @@ def plan_within(
     link: HostLink | None = None,
     target: str = "",
     compilations: int | None = None,
+    minimize: Minimize = "time",
 ) -> Plan:
     """Return the plan for a function inside of a larger program, whose whole peak is to fit.
 
@@ -42,6 +44,7 @@ def plan_within(
         link: What copies to the host cost, where saved values may be moved there.
         target: The accelerator that the program is lowered for, where it is not there.
         compilations: As for `plan`.
+        minimize: As for `plan`.
 
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
@@ -64,6 +67,7 @@ def plan_within(
                 link=link,
                 parts=parts,
                 program=lower,
+                minimize=minimize,
             )
             found.append(Problem.of(request))
         return out

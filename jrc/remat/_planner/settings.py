@@ -7,6 +7,27 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
+class ErrorSizes:
+    """How large errors of a model are: standard deviations of their logarithms.
+
+    Attributes:
+        of_all: What errors of all options have in common.
+        of_family: What those of a family have in common beside that.
+        of_option: What they have in common the less, the farther they are from each other.
+        of_baseline: The error of the baseline.
+        noise: What of an error says nothing of others.
+        baseline_is_alike: Whether the baseline has a part in what all have in common.
+    """
+
+    of_all: float
+    of_family: float
+    of_option: float
+    of_baseline: float
+    noise: float
+    baseline_is_alike: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class PlannerSettings:
     """The thresholds, in the order in which a program meets them.
 
@@ -44,17 +65,14 @@ class PlannerSettings:
             of bytes when points are spread along the Pareto front.
         compilations: How many programs a search may compile.
         compilations_on_target: The same where each may take a minute.
+        measured: How many of them are run with `measure=True`.
         leanest_compiled: For a fraction of the range so many options that may be the leanest are
             compiled; for a fraction of 0 as many as a search may.
         compiled_between: So many at least are then compiled between both ends.
         compiled_before_refusal: So many more that may be the leanest are compiled before a budget
             is refused.
-        error_of_all: What the logarithms of errors of all options have in common, as a standard
-            deviation.
-        error_of_family: What those of a family have in common beside that.
-        error_of_option: What they have in common the less, the farther they are from each other.
-        error_of_baseline: The standard deviation of the error of the baseline.
-        error_noise: What of an error says nothing of others.
+        peak_errors: How large errors of predicted temporaries are.
+        time_errors: The same of predicted seconds.
         near_peaks: Options are near if their peaks differ by this, as a logarithm.
         near_costs: The same of their costs, as a share of the cost of the dearest option.
         dearest_counts: What an option saves is its cost below so many times that of the dearest
@@ -63,6 +81,8 @@ class PlannerSettings:
             what could be saved.
         least_gain: Where one fits, it ends where it expects to save less than this share of the
             cost of the dearest option.
+        least_time_gain: The same as a share of all seconds, where they are known inexactly; so much
+            another option must save for the baseline not to be taken.
         lean_margin: An option of another family than all that are compiled is compiled all the same
             if it is predicted to need less than so many times the leanest.
         least_bytes_gain: The search for the leanest option ends where it expects to save less than
@@ -105,19 +125,19 @@ class PlannerSettings:
     cost_weight: float = 10.0
     compilations: int = 5
     compilations_on_target: int = 3
+    measured: int = 3
     leanest_compiled: int = 3
     compiled_between: int = 2
     compiled_before_refusal: int = 3
-    error_of_all: float = 0.2
-    error_of_family: float = 0.15
-    error_of_option: float = 0.3
-    error_of_baseline: float = 0.3
-    error_noise: float = 0.02
+    # XLA recomputes of its own accord in the baseline, so that its peak says nothing of others.
+    peak_errors: ErrorSizes = ErrorSizes(0.2, 0.15, 0.3, 0.3, 0.02, baseline_is_alike=False)
+    time_errors: ErrorSizes = ErrorSizes(0.5, 0.03, 0.06, 0.51, 0.005)
     near_peaks: float = 0.5
     near_costs: float = 0.2
     dearest_counts: float = 1.25
     hopeless: float = 0.0005
     least_gain: float = 0.0005
+    least_time_gain: float = 0.005
     lean_margin: float = 1.5
     least_bytes_gain: float = 0.01
     attained_flops: float = 0.5

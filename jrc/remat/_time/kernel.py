@@ -9,7 +9,7 @@
 ... }
 ... ''')
 >>> kernel_of(module, module.entry, module.entry.root)
-Kernel(bytes=896, products={'f32': 1024})
+Kernel(bytes=896, products={'f32': 1024}, convolves=False)
 """
 
 import math
@@ -30,10 +30,12 @@ class Kernel(NamedTuple):
     Attributes:
         bytes: Bytes that it reads and writes.
         products: FLOPs of matrix products and convolutions, by the dtype of their operands.
+        convolves: Whether a convolution is among them.
     """
 
     bytes: int
     products: Mapping[str, int]
+    convolves: bool = False
 
 
 def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel | None:
@@ -49,11 +51,13 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
         return None
     (fused,) = module.called(each) if each.opcode == "fusion" else (None,)
     products: dict[str, int] = {}
+    convolves = False
     for computation, inner in _products(module, around, each):
         dtype, flops = _product(computation, inner)
         products[dtype] = products.get(dtype, 0) + flops
+        convolves |= "dim_labels=" in inner.attributes
     read = sum(_read(around, each, name, fused) for name in dict.fromkeys(each.operands))
-    return Kernel(read + _written(around, each, fused), products)
+    return Kernel(read + _written(around, each, fused), products, convolves)
 
 
 def _read(around: Computation, each: Instruction, name: str, fused: Computation | None) -> int:

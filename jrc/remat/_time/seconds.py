@@ -7,6 +7,8 @@ from jrc._targets import Chip
 from jrc.remat._compiled.hlo import Module
 from jrc.remat._time.cycles import cycles
 from jrc.remat._time.exchange import exchange_seconds
+from jrc.remat._time.host_rates import host_rates
+from jrc.remat._time.rates import Rates, rates_of_chip
 from jrc.remat._time.roofline import roofline_seconds
 
 Source = Literal["stated by the compiler", "modelled", "measured"]
@@ -26,20 +28,46 @@ class Seconds:
     source: Source
 
 
-def seconds_on(module: Module, chip: Chip) -> Seconds | None:
-    """Return the seconds of a program on a chip; `None` if nothing is known of the chip's rates.
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A device whose rates are known.
 
-    On a TPU they are the cycles that its compiler states for each kernel, on a GPU a roofline over
-    the kernels. What devices send to each other, and what goes to the host's memory, is added as
-    if nothing ran beside it.
+    Attributes:
+        rates: Its rates: published ones of a chip, measured ones of this machine's CPU.
+        chip: The chip; `None` is this machine's CPU.
+    """
+
+    rates: Rates
+    chip: Chip | None = None
+
+
+def known_device(platform: str, chip: Chip | None) -> Device | None:
+    """Return the device that programs are compiled for; `None` if nothing is known of its rates.
+
+    Args:
+        platform: The platform.
+        chip: The accelerator, if it is a known one.
+    """
+    if chip is None:
+        return Device(host_rates()) if platform == "cpu" else None
+    rates = rates_of_chip(chip)
+    return None if rates is None else Device(rates, chip)
+
+
+def seconds_on(module: Module, device: Device, temporaries: int = 0) -> Seconds:
+    """Return the seconds of a program on a device.
+
+    On a TPU they are the cycles that its compiler states for each kernel, elsewhere a roofline over
+    the kernels; on a CPU with the time in which the system hands temporaries over. What devices
+    send to each other, and what goes to the host's memory, is added as if nothing ran beside it.
 
     Args:
         module: The compiled program.
-        chip: What it is compiled for.
+        device: What it is compiled for.
+        temporaries: Bytes of memory that each run is given anew.
     """
-    beside = exchange_seconds(module, chip)
-    if chip.platform == "tpu":
-        if chip.clock.value is None:
-            return None
+    chip = device.chip
+    beside = exchange_seconds(module, chip) if chip else temporaries / device.rates.new_memory
+    if chip and chip.clock.value:
         return Seconds(cycles(module) / chip.clock.value + beside, "stated by the compiler")
-    return Seconds(roofline_seconds(module, chip) + beside, "modelled")
+    return Seconds(roofline_seconds(module, device.rates) + beside, "modelled")

@@ -63,4 +63,6 @@ def plan_as(problem, option, budget=1, compiled=False):
 
 def lean_of(problem):
     """The leanest option of the solver that recomputes something, or of manual plans."""
-    return next(each for each in (*problem.front, *problem.manual) if each.recomputed)
+    return next(
+        each for each in (*problem.front, *problem.manual) if problem.flops_of(each) > problem.flops
+    )

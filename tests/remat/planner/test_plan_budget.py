@@ -56,13 +56,13 @@ def test_every_budget_is_kept():
 
 
 def test_a_plan_s_peak_is_that_of_the_compiled_program():
-    plan = jrc.plan(layers, *NET, budget=sum(ends()) // 2)
+    plan = jrc.plan(layers, *NET, budget=sum(ends()) // 2, minimize="flops")
     program = jax.jit(jax.value_and_grad(plan.apply(layers))).lower(*NET).compile()
     assert plan.verified.peak_bytes == memory_of(program).peak <= plan.budget
     again = planned(plan.budget)
     assert plan.reruns and (plan.decision, plan.verified) == (again.decision, again.verified)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), NET)
-    assert jrc.plan(layers, *shapes, budget=plan.budget) == plan
+    assert jrc.plan(layers, *shapes, budget=plan.budget, minimize="flops") == plan
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_room_enough_takes_one_compilation():
     baseline = net().problem.baseline
     enough = max(compiled(baseline).peak, net().predicted(baseline))
     for budget in (2 * enough, 100 * enough):
-        plan = jrc.plan(layers, *NET, budget=budget)
+        plan = jrc.plan(layers, *NET, budget=budget, minimize="flops")
         assert not plan.reruns and plan.compilations == 1
 
 
@@ -177,7 +177,6 @@ def test_budgets_in_words(text, size):
     "budget, kind, text",
     [
         (True, TypeError, "budget must be bytes (an int), text ('1.5GiB') or a fraction"),
-        (None, TypeError, "got NoneType None"),
         ([1], TypeError, "got list [1]"),
         (float("nan"), ValueError, "a fraction in [0, 1] between the least peak (0)"),
         (1.5, ValueError, "got 1.5. Write bytes as an int or as text"),

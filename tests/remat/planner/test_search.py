@@ -20,7 +20,7 @@ class Fakes:
     `asked` has the options that were compiled, in order.
     """
 
-    own, model_error = OWN, 0.1
+    own, model_error, are_costs_exact = OWN, 0.1, True
 
     def __init__(self, rows, is_inside=False):
         self.options = [option for option, _, _ in rows]
@@ -31,6 +31,11 @@ class Fakes:
     @property
     def baseline(self):
         return next(each for each in self.options if each.is_baseline)
+
+    def predicted_cost(self, option):
+        return option.cost
+
+    compiled_cost = predicted_cost
 
     def predicted(self, option):
         return self._predicted[option]

@@ -14,14 +14,17 @@ from jrc.remat._time.cycles import cycles
 from jrc.remat._time.exchange import exchange_seconds
 from jrc.remat._time.executed import sum_over_executed
 from jrc.remat._time.kernel import kernel_of
-from jrc.remat._time.roofline import LAUNCH_SECONDS, roofline_seconds
-from jrc.remat._time.seconds import seconds_on
+from jrc.remat._time.rates import rates_of_chip
+from jrc.remat._time.roofline import roofline_seconds
+from jrc.remat._time.seconds import Device, known_device, seconds_on
 
 SOURCE = "a test"
 CHIP = Chip(
     "toy", "a toy", "gpu", Figure(1e9, SOURCE), Figure(1e12, SOURCE), Figure(1e9, SOURCE),
-    Figure(1e6, SOURCE), Figure(1e6, SOURCE), Figure(1e7, SOURCE), clock=Figure(1e6, SOURCE),
+    Figure(1e6, SOURCE), Figure(1e6, SOURCE), Figure(1e7, SOURCE),
 )  # fmt: skip
+CLOCK = Figure(1e6, SOURCE)
+RATES = rates_of_chip(CHIP)
 
 LOOP = """
 %slice (p0: f32[10,1000], p1: s32[]) -> f32[1000] {
@@ -80,18 +83,27 @@ def test_cycles_of_a_loop_count_as_often_as_it_iterates():
 
 
 def test_cycles_become_seconds_by_the_clock():
-    found = seconds_on(parse_hlo(LOOP), dataclasses.replace(CHIP, platform="tpu"))
+    found = seconds_on(parse_hlo(LOOP), known_device("tpu", dataclasses.replace(CHIP, clock=CLOCK)))
     assert found.value == pytest.approx(420e-6) and found.source == "stated by the compiler"
-    unknown = dataclasses.replace(CHIP, platform="tpu", clock=Figure(None, SOURCE))
-    assert seconds_on(parse_hlo(LOOP), unknown) is None
+
+
+def test_of_a_device_without_known_rates_there_are_no_seconds():
+    unknown = dataclasses.replace(CHIP, memory_bandwidth=Figure(None, SOURCE))
+    assert known_device("gpu", unknown) is None and known_device("gpu", None) is None
+
+
+def test_memory_that_is_new_in_each_run_takes_time():
+    rates = dataclasses.replace(RATES, new_memory=1e6)
+    there, new = (seconds_on(parse_hlo(LOOP), Device(rates), n).value for n in (0, 3000))
+    assert new == pytest.approx(there + 3e-3)
 
 
 def test_what_a_kernel_slices_or_updates_counts_and_not_the_whole():
     """Of 40,000 bytes a step reads 4,000 and the index, and writes 4,000; twice."""
     step = 2 * (4000 + 4 + 4000)
-    found = seconds_on(parse_hlo(LOOP), CHIP)
+    found = seconds_on(parse_hlo(LOOP), Device(RATES, CHIP))
     assert found.source == "modelled"
-    assert found.value == pytest.approx(10 * (step / 1e9 + 2 * LAUNCH_SECONDS))
+    assert found.value == pytest.approx(10 * (step / 1e9 + 2 * RATES.launch))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +117,7 @@ def test_a_kernel_takes_as_long_as_its_bytes_or_its_products(m, k, n, seconds):
         f"ROOT %c = bf16[{m},{n}]{{1,0}} dot(%a, %b), lhs_contracting_dims={{1}}, "
         "rhs_contracting_dims={0}",
     )
-    assert roofline_seconds(module, CHIP) == pytest.approx(seconds + LAUNCH_SECONDS)
+    assert roofline_seconds(module, RATES) == pytest.approx(seconds + RATES.launch)
 
 
 def test_products_of_float32_take_twice_as_long():
@@ -115,7 +127,7 @@ def test_products_of_float32_take_twice_as_long():
         "rhs_contracting_dims={{0}}",
     )
     low, high = (
-        roofline_seconds(entry(*(line.format(d=d) for line in text)), CHIP) - LAUNCH_SECONDS
+        roofline_seconds(entry(*(line.format(d=d) for line in text)), RATES) - RATES.launch
         for d in ("bf16", "f32")
     )
     assert high == pytest.approx(2 * low)
@@ -128,7 +140,7 @@ def test_views_and_constants_take_no_time():
         "%g = f32[1000]{0} get-tuple-element(%t), index=0",
         "ROOT %b = f32[10,100]{1,0} bitcast(%g)",
     )
-    assert roofline_seconds(module, CHIP) == 0
+    assert roofline_seconds(module, RATES) == 0
 
 
 def test_of_a_conditional_the_dearest_branch_counts():

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, equation_flops, has_effects, is_variable
+from jrc._jaxpr import INPUT, Program, has_effects, is_variable
 from jrc.remat._planner.costs import memory_model
 from jrc.remat._planner.costs.compilers import CPU, Compiler
 from jrc.remat._planner.costs.constraints import must_run_once
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.costs.cost_unit import FLOPS, CostUnit
 from jrc.remat._planner.costs.derivative_reads import DerivativeReads
 from jrc.remat._planner.costs.save_candidates import save_candidates
 from jrc.remat._planner.program.schedule import schedule
@@ -19,6 +20,7 @@ def build_cost_graph(
     carried: Sequence[Any] = (),
     compiler: Compiler = CPU,
     results: Sequence[int] = (),
+    unit: CostUnit = FLOPS,
 ) -> CostGraph:
     """Return the cost graph of a program.
 
@@ -29,6 +31,7 @@ def build_cost_graph(
             of a loop.
         compiler: What is assumed of the platform's compiler.
         results: Bytes of each result in whose memory saved values may lie.
+        unit: What costs are counted in.
     """
     eqns, steps = program.eqns, {p: k for k, p in enumerate(program.steps)}
     order = [p for p in schedule(program, compiler) if p in steps]
@@ -39,7 +42,10 @@ def build_cost_graph(
     nodes = [_carry_node(number, carried)] if carried else []
     cotangents = memory_model.cotangent_bytes(program, order, active, compiler)
     for p, size in zip(order, cotangents, strict=True):
-        nodes.append(_node(program, p, active, steps, number, made, fused, reads, size, compiler))
+        cost = unit.of(eqns[p])
+        nodes.append(
+            _node(program, p, active, steps, number, made, fused, reads, size, compiler, cost)
+        )
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(
         [tuple(node.derivative_reads) for node in nodes],
@@ -61,6 +67,7 @@ def build_cost_graph(
         names=tuple(_name(program, v, steps) for v in made),
         results=tuple(results),
         fuses_passes=compiler.fuses_passes,
+        unit=unit,
     )
 
 
@@ -75,6 +82,7 @@ def _node(
     reads: DerivativeReads,
     cotangents: int,
     compiler: Compiler,
+    cost: int,
 ) -> CostNode:
     eqn = program.eqns[p]
     is_active = not active.isdisjoint(eqn.outvars)
@@ -87,7 +95,7 @@ def _node(
         reads=tuple(number[v] for v in program.sources(p) if v in number),
         makes=tuple(number[v] for v in eqn.outvars),
         derivative_reads=frozenset(needs),
-        cost=equation_flops(eqn),
+        cost=cost,
         inner_bytes=inner_bytes,
         active=is_active,
         runs_once=must_run_once(eqn),

@@ -6,6 +6,8 @@ The solver sees this graph and nothing else of the program; `build_cost_graph` m
 import dataclasses
 import functools
 
+from jrc.remat._planner.costs.cost_unit import FLOPS, CostUnit
+
 
 @dataclasses.dataclass(frozen=True)
 class CostNode:
@@ -16,7 +18,7 @@ class CostNode:
         reads: Its operands, but for inputs of the program.
         makes: Its results.
         derivative_reads: Those of both that its derivative reads.
-        cost: What one run costs, in the planner's unit: FLOPs.
+        cost: What one run costs, in the graph's unit.
         inner_bytes: Bytes of residuals of programs inside, which have no name outside; 0 if there
             are none, `None` if it carries no program.
         active: Whether it is differentiated.
@@ -54,6 +56,7 @@ class CostGraph:
         names: Where every variable comes from: its equation, and which result it is.
         results: Bytes of the results that are computed last; saved values may lie in their memory.
         fuses_passes: Whether the compiler computes all that is elementwise inside of its readers.
+        unit: What costs are counted in.
     """
 
     nodes: tuple[CostNode, ...]
@@ -64,6 +67,7 @@ class CostGraph:
     names: tuple[tuple[int, int], ...]
     results: tuple[int, ...] = ()
     fuses_passes: bool = False
+    unit: CostUnit = FLOPS
 
     def is_fused(self, v: int) -> bool:
         """Return whether XLA computes a variable inside of its readers."""

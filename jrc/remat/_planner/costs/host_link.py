@@ -1,8 +1,7 @@
-"""The link between a device and its host's memory: what a copy costs, in the planner's terms.
+"""The link between a device and its host's memory: how long a copy takes.
 
->>> link = HostLink(flops=1e12, bandwidth=1e9)
->>> link.seconds(2_000_000_000), link.as_flops(0.5)
-(2.0, 500000000000)
+>>> HostLink(bandwidth=1e9).seconds(2_000_000_000)
+2.0
 """
 
 import dataclasses
@@ -12,28 +11,21 @@ from typing import Any
 from jrc._targets import Target, chip_of_device
 from jrc._validate import is_real
 from jrc.remat._gradient.compiled_memory import device_of
-from jrc.remat._planner.settings import SETTINGS
 
 
 @dataclasses.dataclass(frozen=True)
 class HostLink:
-    """What a device computes and copies in a second.
+    """What a device copies in a second.
 
     Attributes:
-        flops: Floating-point operations per second that a program reaches.
         bandwidth: Bytes per second of copies to the host; copies back run at the same rate beside.
     """
 
-    flops: float
     bandwidth: float
 
     def seconds(self, size: float) -> float:
         """Return how long a copy of so many bytes takes."""
         return size / self.bandwidth
-
-    def as_flops(self, seconds: float) -> int:
-        """Return how much the device computes in this time."""
-        return round(seconds * self.flops)
 
 
 def host_link(
@@ -74,7 +66,7 @@ def host_link(
             "offload must be used with an accelerator whose rates are known, got "
             f"{what!r}. {remedy}"
         )
-    return HostLink(SETTINGS.attained_flops * flops, float(rate))
+    return HostLink(float(rate))
 
 
 def check_offload(offload: Any) -> None:

@@ -37,7 +37,7 @@ from jrc.remat._planner.plan.saved_by_plan import Kept
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 
-_FORMAT = 7
+_FORMAT = 8
 
 _MADE_BY = f"jrc {importlib.metadata.version('jrc')}"
 """Equations are numbered after shared ones are copied, which another version does otherwise."""
@@ -55,6 +55,7 @@ _FIELDS = {
     "candidates": tuple[PlanCandidate, ...],
     "by_name": {each.name: each.type for each in dataclasses.fields(ByName)},  # none left out
     "target": str,
+    "minimize": str,
     "opaque": tuple[Opaque, ...],
     "equations": tuple[str, ...],
     "inputs": tuple[str, ...],
@@ -81,9 +82,7 @@ class Plan:
         compilations: How many programs were compiled to find it.
         kept: What is saved, the largest first; empty if nothing is recomputed.
         candidates: Every candidate, the leanest first, with its cost and what changes from one to
-            the next: the plan is the one of fewest FLOPs that fits, with `offload=True` the one of
-            least time. Behind the
-            baseline stand manual plans, by name.
+            the next. Behind the baseline stand manual plans, by name.
         decision: What is saved and recomputed, equation by equation.
         signature: The program that the plan is for.
         opaque: What the planner could not look into, the most bytes first: functions with a
@@ -92,6 +91,7 @@ class Plan:
         target: The name of the target that it was made for; empty for the devices of the process.
         baseline_recomputed: FLOPs of the baseline that run the forward pass again, inside of
             functions such as `jrc.recompute_scan`, as `jrc.explain` counts them.
+        minimize: What it has the least of, among the candidates that fit: `"time"` or `"flops"`.
     """
 
     budget: int
@@ -108,6 +108,7 @@ class Plan:
     by_name: ByName = dataclasses.field(default=ByName(), repr=False)
     target: str = ""
     baseline_recomputed: int = 0
+    minimize: str = "flops"
 
     @property
     def reruns(self) -> bool:
@@ -222,6 +223,7 @@ class Plan:
             "by_name": dataclasses.asdict(self.by_name),
             "opaque": [dataclasses.asdict(each) for each in self.opaque],
             "target": self.target,
+            "minimize": self.minimize,
             "decision": self.decision.to_data(),
             "left_out": left_out(self.decision, len(self.signature.equations)),
             "equations": list(self.signature.equations),
@@ -273,6 +275,7 @@ class Plan:
                     tuple(data["names"]),
                 ),
                 target=data["target"],
+                minimize=data["minimize"],
                 baseline_recomputed=data["baseline_recomputed"],
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

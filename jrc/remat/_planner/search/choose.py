@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jrc._text import exact_memory_text, memory_text
 from jrc.remat._planner.budget import BudgetError
+from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._planner.plan.decision import AsWritten, Stages
 from jrc.remat._planner.plan.opaque_in_plan import opaque_under
 from jrc.remat._planner.plan.plan import Plan
@@ -20,13 +21,14 @@ from jrc.remat._planner.solver.option import Option
 from jrc.remat._time.seconds import Seconds
 
 
-def plan_for(peaks: Peaks, budget: int | float, compilations: int) -> Plan:
+def plan_for(peaks: Peaks, budget: int | float, compilations: int, measures: bool = False) -> Plan:
     """Return the plan of the cheapest option that fits, of those that the search looks at.
 
     Args:
         peaks: What is known of the options of a problem.
         budget: Bytes, or a fraction between the least peak and that of the baseline.
         compilations: How many programs may be compiled; with 0 predictions decide.
+        measures: Whether the fastest that fit are run.
 
     Raises:
         BudgetError: If none fits.
@@ -40,6 +42,9 @@ def plan_for(peaks: Peaks, budget: int | float, compilations: int) -> Plan:
         plan = plan_of(search, peaks, least, limit)
         cost = peaks.compiled(least) if search.compiled else None
         raise BudgetError(_refusal(problem, plan, cost), search.expected(least), plan)
+    if measures:
+        peaks.measure(search.fitting(limit)[: SETTINGS.measured])
+        found = search.best(limit) or found
     return plan_of(search, peaks, found, limit)
 
 
@@ -112,6 +117,7 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
         opaque=opaque,
         by_name=by_name(program, decision, function.traced.opened, opaque, problem.graphs),
         target=problem.request.target,
+        minimize="time" if isinstance(problem.unit, TimeUnit) else "flops",
     )
 
 
@@ -150,7 +156,11 @@ def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandi
 def _predicted(problem: Problem, search: Search, option: Option) -> Estimate:
     """The cost of an option as it was expected before it was compiled."""
     peak = search.before.get(option) or search.expected(option)
-    return _estimate(problem, peak, problem.flops + option.recomputed, option.host)
+    time = None
+    if isinstance(problem.unit, TimeUnit):
+        cost = search.peaks.predicted_cost(option) / problem.parts
+        time = Seconds(problem.unit.seconds(cost), "modelled")
+    return _estimate(problem, peak, problem.flops_of(option), option.host, time)
 
 
 def _estimate(

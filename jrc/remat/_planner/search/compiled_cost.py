@@ -3,11 +3,10 @@
 import dataclasses
 from typing import Any
 
-from jrc._targets import Chip
 from jrc.remat._compiled.collectives import collectives
 from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
-from jrc.remat._time.seconds import Seconds, seconds_on
+from jrc.remat._time.seconds import Device, Seconds, seconds_on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +29,7 @@ def compiled_cost(
     platform: str | None,
     arguments: int = 0,
     counts_sent: bool = False,
-    chip: Chip | None = None,
+    device: Device | None = None,
 ) -> CompiledCost:
     """Compile a lowered program and return what it costs; the program is not meant to be run.
 
@@ -39,14 +38,14 @@ def compiled_cost(
         platform: What it is lowered for.
         arguments: Bytes of its arguments on one device, where the compiler may refuse it.
         counts_sent: Whether its text is read for what a device sends to others.
-        chip: The accelerator that it is compiled for, if it is a known one.
+        device: The device that it is compiled for, if seconds are to be stated.
 
     Raises:
         RuntimeError: As `memory_needed`.
     """
     found, compiled = compiled_with_memory(lowered, platform, arguments)
     memory = dataclasses.asdict(found)
-    if compiled is None or not (counts_sent or chip):
+    if compiled is None or not (counts_sent or device):
         return CompiledCost(**memory)
     module = parse_hlo(compiled.as_text())
     sent = collectives(module, {}) if counts_sent else ()
@@ -54,5 +53,5 @@ def compiled_cost(
         **memory,
         sent=sum(each.sent for each in sent) if counts_sent else None,
         rerun_sent=sum(each.rerun_sent for each in sent) if counts_sent else None,
-        time=seconds_on(module, chip) if chip else None,
+        time=seconds_on(module, device, found.temporaries) if device else None,
     )

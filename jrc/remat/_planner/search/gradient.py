@@ -5,6 +5,7 @@ is lowered is the user's own program to the letter.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -34,6 +35,9 @@ class Gradient(Protocol):
 
     def lower(self, decision: Decision) -> Lowering:
         """Return the user's program under a decision, lowered for compilation."""
+
+    def runnable(self, decision: Decision) -> Callable[[], Any]:
+        """Return a function that runs the program once; the first call compiles it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,6 +87,13 @@ class GradientAlone:
         staged = self.arguments.staged(self.function.applied(decision), self.has_aux)
         return Lowering(staged.lower(), staged.jaxpr)
 
+    def runnable(self, decision: Decision) -> Callable[[], Any]:
+        """Return a function that runs the program once; the first call compiles it."""
+        program = self.arguments.staged(self.function.applied(decision), self.has_aux)
+        compiled = functools.cache(lambda: program.lower().compile())
+        args = self.arguments.concrete()
+        return lambda: compiled()(*args)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GradientInside:
@@ -109,3 +120,7 @@ class GradientInside:
 
         lowered = self.program(tracing)
         return Lowering(lowered, found[0])
+
+    def runnable(self, decision: Decision) -> Callable[[], Any]:
+        """Refuse: a larger program has arguments that are not known here."""
+        raise NotImplementedError

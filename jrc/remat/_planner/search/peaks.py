@@ -1,4 +1,4 @@
-"""What is known of the peaks of a problem's options: predicted, and compiled once.
+"""What is known of a problem's options, peaks and costs: predicted, and compiled once.
 
 All that is known lies in one dictionary, which the searches for all budgets share. Equal programs
 are compiled once.
@@ -7,7 +7,7 @@ are compiled once.
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +16,12 @@ from jrc._errors import running_name
 from jrc._jaxpr import flops
 from jrc._text import memory_text
 from jrc.remat._planner.costs.compilers import compiler_on
+from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.search.problem import Problem
 from jrc.remat._planner.solver.option import Option
+from jrc.remat._time.measured import median_seconds
+from jrc.remat._time.seconds import Seconds
 
 _logger = logging.getLogger("jrc")
 
@@ -68,6 +71,23 @@ class Peaks:
         """Return the peak of an option in bytes, as the solver's model has it."""
         return self.own + option.peak // self.problem.parts
 
+    @property
+    def are_costs_exact(self) -> bool:
+        """Whether the predicted cost is the true one: FLOPs are counted, seconds are modelled."""
+        return not isinstance(self.problem.unit, TimeUnit)
+
+    def predicted_cost(self, option: Option) -> int:
+        """Return the cost of the whole gradient program of an option, as the model has it."""
+        problem, unit = self.problem, self.problem.unit
+        return max(1, problem.cost + option.cost + unit.of_memory(option.peak / problem.parts))
+
+    def compiled_cost(self, option: Option) -> int:
+        """Return the cost of a compiled option: seconds of its program, where they count."""
+        time = self.compiled(option).time
+        if self.are_costs_exact or time is None:
+            return self.predicted_cost(option)
+        return max(1, self.problem.unit.of_seconds(time.value))
+
     def compiled(self, option: Option) -> CompiledCost:
         """Return what the compiled program of an option costs."""
         known = self._of(option)
@@ -81,6 +101,14 @@ class Peaks:
             peak = memory_text(known.cost.peak)
             _logger.info("%s: %s: %s", running_name(), self.problem.title(option), peak)
         return known.cost
+
+    def measure(self, options: Sequence[Option]) -> None:
+        """Run the programs of compiled options, in turns; from now on their costs are measured."""
+        runs = [self.problem.gradient.runnable(each.whole) for each in options]
+        for option, seconds in zip(options, median_seconds(runs), strict=True):
+            known = self._of(option)
+            assert known.cost is not None
+            known.cost = dataclasses.replace(known.cost, time=Seconds(seconds, "measured"))
 
     def flops(self, option: Option) -> int:
         """Return the FLOPs of the gradient program of an option that was compiled."""
@@ -97,7 +125,9 @@ class Peaks:
         problem = self.problem
         try:
             given = 0 if self.is_inside else problem.given
-            return compiled_cost(lowered, problem.platform, given, problem.parts > 1, problem.chip)
+            return compiled_cost(
+                lowered, problem.platform, given, problem.parts > 1, problem.device
+            )
         except jax.errors.JaxRuntimeError as error:
             error.add_note(
                 f"jrc: the compiler raised this for `{problem.name}`, candidate "

@@ -22,9 +22,11 @@ from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
 from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.costs.compilers import Compiler, compiler_on
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.costs.cost_unit import CostUnit, FlopUnit, Minimize, TimeUnit
 from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.costs.sharding import most_parts
-from jrc.remat._planner.plan.decision import Baseline
+from jrc.remat._planner.plan.decision import AsWritten, Baseline, Stages
+from jrc.remat._planner.plan.recomputed_flops import recomputed_flops
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
 from jrc.remat._planner.program.signature import signature_of
 from jrc.remat._planner.program.trace import TracedForPlan, inlined_program, traced_for_plan
@@ -41,6 +43,7 @@ from jrc.remat._planner.solver.constructs import Options, front_of, pareto_front
 from jrc.remat._planner.solver.manual import manual_options
 from jrc.remat._planner.solver.option import Option, spread_options
 from jrc.remat._report.recompute_count import reruns
+from jrc.remat._time.seconds import Device, known_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +58,11 @@ class Request:
         respect_checkpoints: Whether `jax.checkpoint` regions of the function stay regions.
         target: The name of the target that programs are compiled for; empty without one.
         platform: What programs are compiled for, if the arguments do not say it.
-        link: What copies to the host cost, where saved values may lie there.
+        link: How long copies to the host take, where saved values may lie there.
         parts: Into how many parts XLA splits arrays over devices, though no argument says so.
         program: The larger program that the function is part of, lowered, with another function in
             the place of this one; `None` if the gradient alone is to fit.
+        minimize: What a plan minimises; FLOPs, where nothing is known of the device's rates.
     """
 
     fn: Callable[..., Any]
@@ -71,6 +75,7 @@ class Request:
     link: HostLink | None = None
     parts: int = 1
     program: Callable[[Callable[..., Any]], jax.stages.Lowered] | None = None
+    minimize: Minimize = "flops"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,6 +92,7 @@ class Problem:
         given: Bytes of arguments on one device.
         returned: Bytes of results: the function's and the gradients, which lie as arguments do.
         flops: FLOPs of the baseline's gradient program.
+        cost: Its cost.
         recomputed: FLOPs of it that run the forward pass again, as `jrc.explain` counts them:
             inside of opaque functions such as `jrc.recompute_scan`.
         parts: Into how many parts XLA splits temporaries over devices, about; 1 on one device.
@@ -94,7 +100,8 @@ class Problem:
         opaque: The equations that the planner cannot look into, each with its path.
         graphs: The cost graphs of the program and of those inside, by their jaxprs.
         platform: The platform.
-        chip: The accelerator that programs are compiled for, if it is a known one.
+        device: The device that programs are compiled for, if its rates are known and seconds count.
+        unit: What costs are counted in.
     """
 
     request: Request
@@ -106,13 +113,15 @@ class Problem:
     given: int
     returned: int
     flops: int
+    cost: int
     recomputed: int
     parts: int
     widest: str
     opaque: tuple[tuple[Path, Opaque], ...]
     graphs: Mapping[Any, CostGraph]
     platform: str
-    chip: Chip | None
+    device: Device | None
+    unit: CostUnit
 
     @classmethod
     def of(cls, request: Request) -> "Problem":
@@ -139,17 +148,20 @@ class Problem:
         )
         platform = request.platform or arguments.platform
         compiler = compiler_on(platform)
+        chip = _chip(request, arguments)
+        device = known_device(platform, chip) if chip or request.minimize == "time" else None
+        unit = _unit(request, device, compiler)
         perturbed = [program.jaxpr.invars[i] for i in at]
         sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
         parts = max(request.parts, most_parts(arguments.of(arguments.arrays), program))
         given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         returned = results + sum(sizes[v] for v in perturbed)
-        found = _options(traced, perturbed, compiler, request.link)
-        baseline_flops = flops(gradient)
+        found = _options(traced, perturbed, compiler, unit, request.link)
+        baseline_cost = unit.total(gradient)
         manual = list(found.manual)
         if traced.regions:
-            manual.append(as_written_option(traced.written, at, baseline_flops))
+            manual.append(as_written_option(traced.written, at, unit, baseline_cost))
         left_to_jax = baseline_bytes(found.graph, found.options, residuals.bytes)
         # An option that recomputes nothing is the baseline, and shows what it needs at most.
         whole = min([left_to_jax, *(each.peak for each in found.front if not _recomputes(each))])
@@ -168,14 +180,16 @@ class Problem:
             # XLA counts closed-over arrays as constants of the program, and not as its arguments.
             given=given // request.parts,
             returned=returned // request.parts,
-            flops=baseline_flops,
+            flops=flops(gradient),
+            cost=baseline_cost,
             recomputed=_recomputed_flops(traced.opened.jaxpr, gradient) if opaque else 0,
             parts=parts,
             widest=_widest(program, found.graph),
             opaque=opaque,
             graphs=found.graphs,
             platform=platform,
-            chip=_chip(request, arguments),
+            device=device,
+            unit=unit,
         )
 
     @property
@@ -187,6 +201,17 @@ class Problem:
     def own(self) -> int:
         """Bytes of arguments and results on one device, which every peak has."""
         return self.given + self.returned
+
+    def flops_of(self, option: Option) -> int:
+        """Return the FLOPs of the gradient program under an option, as they are predicted."""
+        match option.decision:
+            case Stages():
+                program = self.function.traced.program
+                return self.flops + recomputed_flops(program, option.decision)
+            case AsWritten():
+                return flops(self.function.gradient(option.decision))
+            case _:
+                return self.flops
 
     @property
     def name(self) -> str:
@@ -215,7 +240,11 @@ class _Found:
 
 
 def _options(
-    traced: TracedForPlan, perturbed: Sequence[Any], compiler: Compiler, link: HostLink | None
+    traced: TracedForPlan,
+    perturbed: Sequence[Any],
+    compiler: Compiler,
+    unit: CostUnit,
+    link: HostLink | None,
 ) -> _Found:
     program = traced.program
     results = [nbytes(v.aval) for v in perturbed]
@@ -225,6 +254,7 @@ def _options(
         perturbed,
         program.jaxpr.outvars[:1],
         compiler=compiler,
+        unit=unit,
         link=link,
         results=results,
         graphs=graphs,
@@ -237,6 +267,13 @@ def _options(
         lean = front_of(graph, on_device, most=1)
         manual += [dataclasses.replace(each, name="leanest with nothing moved") for each in lean]
     return _Found(graph, graphs, options, front, manual)
+
+
+def _unit(request: Request, device: Device | None, compiler: Compiler) -> CostUnit:
+    """What costs are counted in: seconds, if they are asked for and the device is known."""
+    if device is not None and request.minimize == "time":
+        return TimeUnit(device.rates, compiler)
+    return FlopUnit(SETTINGS.attained_flops * device.rates.products if device else 0.0)
 
 
 def _chip(request: Request, arguments: Arguments) -> Chip | None:

@@ -1,15 +1,17 @@
 """The search: which option fits a budget, found by compiling a few of them.
 
 What is predicted of a peak has an error, and a compiled peak shows that of its own option, and
-something of those like it (`peak_errors`). Of the options that would be better than the best so far
-the search compiles the one of which it expects most: how much cheaper it is, times how likely it
-fits.
+something of those like it (`model_errors`); so it is with seconds. Of the options that would be
+better than the best so far the search compiles the one of which it expects most: how much cheaper
+it is, times how likely it fits.
 
 >>> from jrc.remat._planner.solver.option import Option
 >>> class Exact:
 ...     own, is_inside, model_error = 0, False, 0.0
 ...     predicted = lambda self, option: option.peak
 ...     compiled = lambda self, option: CompiledCost(0, 0, option.peak, 0)
+...     are_costs_exact = True
+...     predicted_cost = compiled_cost = lambda self, option: option.cost
 >>> options = [Option(10, 0, 30), Option(50, 0, 7), Option(100, 0, 0, family="baseline")]
 >>> search = Search(options, Exact(), compilations=3)
 >>> search.cheapest_fitting(60).cost, len(search.compiled)
@@ -26,7 +28,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from jrc.remat._planner.search.compiled_cost import CompiledCost
-from jrc.remat._planner.search.peak_errors import PeakErrors
+from jrc.remat._planner.search.model_errors import ModelErrors
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 
@@ -47,8 +49,18 @@ class KnownPeaks(Protocol):
     def model_error(self) -> float:
         """The logarithm of the factor by which the solver's model is too low, in the mean."""
 
+    @property
+    def are_costs_exact(self) -> bool:
+        """Whether the predicted cost is the true one."""
+
     def predicted(self, option: Option) -> int:
         """Return the peak of an option in bytes, as the solver's model has it."""
+
+    def predicted_cost(self, option: Option) -> int:
+        """Return the cost of the program under an option, as the model has it; positive."""
+
+    def compiled_cost(self, option: Option) -> int:
+        """Return the same of an option that was compiled."""
 
     def compiled(self, option: Option) -> CompiledCost:
         """Return what the compiled program of an option costs."""
@@ -69,16 +81,21 @@ class Search:
 
     def __init__(self, options: Sequence[Option], peaks: KnownPeaks, compilations: int) -> None:
         self.peaks, self.compilations = peaks, compilations
+        predicted = {each: peaks.predicted_cost(each) for each in options}
         # Of equal cost the baseline comes first: then nothing need be recomputed.
         self.options = sorted(
-            options, key=lambda each: (each.cost, not each.is_baseline, each.peak)
+            options, key=lambda each: (predicted[each], not each.is_baseline, each.peak)
         )
+        self._costs = np.array([float(predicted[each]) for each in self.options])
         self.compiled: dict[Option, int] = {}
         self.before: dict[Option, int] = {}
         self._at = {each: i for i, each in enumerate(self.options)}
         temporaries = [self._beside(peaks.predicted(each)) for each in self.options]
         self._predicted = np.log(temporaries)
-        self._errors = PeakErrors(self.options, temporaries, peaks.model_error)
+        self._errors = ModelErrors(
+            self.options, temporaries, SETTINGS.peak_errors, peaks.model_error
+        )
+        self._time_errors = ModelErrors(self.options, temporaries, SETTINGS.time_errors)
         self._else = 0  # bytes that the larger program needs besides
 
     def cheapest_fitting(self, budget: int) -> Option | None:
@@ -119,8 +136,18 @@ class Search:
 
     def best(self, budget: int) -> Option | None:
         """Return the cheapest compiled option that fits."""
+        return next(iter(self.fitting(budget)), None)
+
+    def fitting(self, budget: int) -> list[Option]:
+        """Return the compiled options that fit, the cheapest first."""
         fitting = (each for each in self.options if self.compiled.get(each, math.inf) <= budget)
-        return next(fitting, None)
+        return sorted(fitting, key=self._compiled_cost)
+
+    def _compiled_cost(self, option: Option) -> float:
+        """The cost of a compiled option; the baseline is taken where others gain too little."""
+        cost = self.peaks.compiled_cost(option)
+        is_favoured = option.is_baseline and not self.peaks.are_costs_exact
+        return cost * (1 - SETTINGS.least_time_gain * is_favoured)
 
     def compile(self, option: Option) -> int:
         """Compile an option and return its peak in bytes."""
@@ -145,19 +172,45 @@ class Search:
 
         `None` where no other is likely enough to fit, or saves enough.
         """
-        best, dearest = self.best(budget), float(self.options[-1].cost)
+        best = self.best(budget)
+        costs, uncertain = self._expected_costs()
+        cheapest = costs.min()
+        dearest = costs.max() - cheapest
         # The dearest option may be the only one that fits.
-        limit = SETTINGS.dearest_counts * dearest + 1 if best is None else best.cost
+        limit = SETTINGS.dearest_counts * dearest + 1
+        if best is not None:
+            limit = costs[self._at[best]] - cheapest
         available = math.log(self._beside(budget))
         prefers_baseline = best is None or not best.is_baseline
 
         def gain(option: Option, mean: float, deviation: float) -> float:
+            i = self._at[option]
             # Of equal cost the baseline is better: nothing is recomputed.
-            saved = limit - option.cost + (option.is_baseline and prefers_baseline)
-            return max(saved, 0) * _normal((available - mean) / deviation)
+            saved = limit - (costs[i] - cheapest) + (option.is_baseline and prefers_baseline)
+            return _mean_above_zero(saved, uncertain[i]) * _normal((available - mean) / deviation)
 
-        least = SETTINGS.hopeless * limit if best is None else SETTINGS.least_gain * dearest
+        if best is None:
+            return self._greatest(gain, SETTINGS.hopeless * limit)
+        least = SETTINGS.least_gain * dearest
+        if not self.peaks.are_costs_exact:
+            least = max(least, SETTINGS.least_time_gain * cheapest)
         return self._greatest(gain, least)
+
+    def _expected_costs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The costs of all options, in the light of those compiled: means, and deviations."""
+        if self.peaks.are_costs_exact:
+            return self._costs, np.zeros_like(self._costs)
+        known = {
+            self._at[each]: math.log(self.peaks.compiled_cost(each) / self._costs[self._at[each]])
+            for each in self.compiled
+        }
+        errors, deviations = self._time_errors.given(known)
+        means = self._costs * np.exp(errors)
+        if not known:
+            # What all have in common makes none of them cheaper than another.
+            return means, means * SETTINGS.time_errors.of_option
+        deviations[list(known)] = 0.0
+        return means, means * deviations
 
     def _most_bytes_saved(self, least: float) -> Option | None:
         """The option that promises most bytes less than the least peak, if it promises enough."""
@@ -217,6 +270,14 @@ class Search:
     def _beside(self, peak: float) -> float:
         """The temporaries of a peak."""
         return max(peak - self.peaks.own, 1.0)
+
+
+def _mean_above_zero(mean: float, deviation: float) -> float:
+    """The mean of the positive part of a normal variable."""
+    if deviation <= 0:
+        return max(mean, 0.0)
+    z = mean / deviation
+    return mean * _normal(z) + deviation * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
 
 def _normal(z: float) -> float:

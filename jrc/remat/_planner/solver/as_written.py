@@ -7,20 +7,22 @@ from jrc._jaxpr import (
     can_rebuild,
     evaluate,
     facts_of,
-    flops,
     inner_programs,
     primitive_name,
     program_key,
 )
 from jrc._tree import is_floating
 from jrc.remat._gradient.residuals import gradient_program, residuals_of
+from jrc.remat._planner.costs.cost_unit import CostUnit
 from jrc.remat._planner.plan.decision import AsWritten
 from jrc.remat._planner.solver.option import Option
 
 NAME = "your jax.checkpoint as written"
 
 
-def as_written_option(written: Any, perturbed: Sequence[int], baseline_flops: int) -> Option:
+def as_written_option(
+    written: Any, perturbed: Sequence[int], unit: CostUnit, baseline: int
+) -> Option:
     """Return the option that leaves every region where its user put it.
 
     Its cost is counted in its gradient program. Its peak is what JAX saves and, beside that, the
@@ -29,13 +31,14 @@ def as_written_option(written: Any, perturbed: Sequence[int], baseline_flops: in
     Args:
         written: The program with its regions; its first result is the loss.
         perturbed: Positions of the inputs that it is differentiated by.
-        baseline_flops: FLOPs of the gradient program of the baseline.
+        unit: What costs are counted in.
+        baseline: The cost of the gradient program of the baseline.
     """
     avals = [v.aval for v in written.invars]
     loss = evaluate(written.replace(outvars=written.outvars[:1]))
     saved = residuals_of(loss, avals, perturbed).bytes
-    total = flops(gradient_program(evaluate(written), avals, perturbed))
-    cost = max(total - baseline_flops, 0)
+    total = unit.total(gradient_program(evaluate(written), avals, perturbed))
+    cost = max(total - baseline, 0)
     return Option(saved + _most_inside(written), saved, cost, AsWritten(), NAME, family="policy")
 
 

@@ -15,6 +15,7 @@ from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
 from jrc.remat._planner.costs.compilers import CPU, Compiler
 from jrc.remat._planner.costs.cost_graph import CostGraph
+from jrc.remat._planner.costs.cost_unit import FLOPS, CostUnit
 from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import Mapped, variable_at
@@ -39,6 +40,7 @@ def pareto_front(
     times: int = 1,
     carried: Sequence[Any] = (),
     compiler: Compiler = CPU,
+    unit: CostUnit = FLOPS,
     link: HostLink | None = None,
     most: int | None = None,
     results: Sequence[int] = (),
@@ -53,17 +55,18 @@ def pareto_front(
         times: How often the program runs (the body of a loop).
         carried: Inputs that are carries of a loop.
         compiler: What is assumed of the platform's compiler.
-        link: What copies to the host cost, where values inside of loops may be moved there.
+        unit: What costs are counted in.
+        link: How long copies to the host take, where values inside of loops may be moved there.
         most: About how many options of the front.
         results: Bytes of each result in whose memory saved values may lie.
         graphs: Where the cost graph is put, and those of the programs inside, by their jaxprs.
     """
     active = active_variables(program, perturbed, wanted)
-    graph = build_cost_graph(program, active, carried, compiler, results)
+    graph = build_cost_graph(program, active, carried, compiler, results, unit)
     # Copies inside of a loop in a loop are left alone.
     graphs = {} if graphs is None else graphs
     graphs[program.jaxpr] = graph
-    options = _inner_options(program, active, compiler, link if times == 1 else None, graphs)
+    options = _inner_options(program, active, compiler, unit, link if times == 1 else None, graphs)
     front = front_of(graph, options, times, most)
     if link and times > 1:
         may_move = [_may_move(program, place) for place in graph.names]
@@ -113,11 +116,12 @@ def _inner_options(
     program: Program,
     active: set[Any],
     compiler: Compiler,
+    unit: CostUnit,
     link: HostLink | None,
     graphs: dict[Any, CostGraph],
 ) -> Options:
     """The options of each construct that can be planned inside, the leanest first."""
-    front = functools.partial(pareto_front, compiler=compiler, link=link, graphs=graphs)
+    front = functools.partial(pareto_front, compiler=compiler, unit=unit, link=link, graphs=graphs)
     found = {}
     for k, p in enumerate(program.steps):
         eqn = program.eqns[p]

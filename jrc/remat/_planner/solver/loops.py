@@ -3,13 +3,14 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, inner_program, is_variable, loop_parts, nbytes, repeats
 from jrc._tree import is_floating
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.costs.cost_graph import CostGraph
+from jrc.remat._planner.costs.cost_unit import CostUnit
 from jrc.remat._planner.plan.decision import Loop, LoopPart
 from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.settings import SETTINGS
@@ -43,8 +44,10 @@ def loop_options(front: Front, program: Program, k: int, active: set[Any]) -> li
         graph.cost,
         carry=sum(nbytes(v.aval) for v in carried),
         copied=_copied_bytes(eqn, end, active),
-        added=sum(x.aval.size for x in _gradients(eqn, end, active)),
-        constants=sum(v.aval.size for v in perturbed.intersection(body.jaxpr.invars[:start])),
+        added=_sums(graph.unit, (x.aval for x in _gradients(eqn, end, active))),
+        constants=_sums(
+            graph.unit, (v.aval for v in perturbed.intersection(body.jaxpr.invars[:start]))
+        ),
     )
     options = [loop.whole(each) for each in found]
     named: list[Option] = []
@@ -99,8 +102,8 @@ class _Loop:
         cost: What one step costs.
         carry: Bytes of its carries.
         copied: Bytes of the copies of its inputs and results if it runs in parts.
-        added: Entries of the inputs' gradients that are added up if it runs in parts.
-        constants: Entries of what all steps read, whose gradients are added up.
+        added: What it costs to add up the inputs' gradients if it runs in parts.
+        constants: What it costs to add up the gradients of what all steps read.
     """
 
     equation: int
@@ -115,6 +118,11 @@ class _Loop:
         """Return an option of the body, for all steps, as an option of the loop."""
         part = LoopPart(self.length, body.stages)
         return dataclasses.replace(body, decision=Loop(self.equation, (part,)))
+
+
+def _sums(unit: CostUnit, avals: Iterable[Any]) -> int:
+    """The cost of adding up gradients of these types."""
+    return sum(unit.of_sums(aval.size, nbytes(aval)) for aval in avals)
 
 
 def _part(option: Option) -> LoopPart:
@@ -193,7 +201,6 @@ def _split(lean: Option, rich: Option, loop: _Loop, steps: int) -> Option:
         cost=first.cost + last.cost + loop.constants + loop.added,
         decision=Loop(loop.equation, (_part(first), _part(last))),
         host=first.host + last.host,
-        waits=first.waits + last.waits,
     )
 
 
@@ -203,9 +210,9 @@ def _for_steps(option: Option, loop: _Loop, steps: int) -> Option:
     share, work = steps / loop.length, option.peak - option.saved
     if not part.chunks:
         saved = int(option.saved * share)
-        cost, host, waits = (int(n * share) for n in (option.cost, option.host, option.waits))
+        cost, host = (int(n * share) for n in (option.cost, option.host))
         decision = Loop(loop.equation, (part,))
-        return Option(saved + work, saved, cost, decision, host=host, waits=waits)
+        return Option(saved + work, saved, cost, decision, host=host)
     size = loop.length // part.chunks
     chunks = max(steps // size, 1)
     saved = chunks * loop.carry

@@ -2,7 +2,7 @@
 
 Plans of the body are solved first. Of some of them, sets of saved values are moved: those that are
 made first, which have the longest way back. What that costs is the time that the device waits for
-copies, as FLOPs that it could compute meanwhile:
+copies, in the unit of costs:
 
     forward    a copy starts when its value is made, and the step ends with the last copy
     backward   copies start with the step, in the order in which regions read them
@@ -159,7 +159,8 @@ def _moved(
     there = dataclasses.replace(graph, nodes=nodes, sizes=sizes)
     copied = sum(graph.sizes[v] * len(regions) for v, regions in reads.items())
     waited = waiting_seconds(graph, body.recomputed, reads, link)
-    waits = link.as_flops(waited + SETTINGS.hidden_copy_price * link.seconds(2 * copied)) * times
+    copies = SETTINGS.hidden_copy_price * link.seconds(2 * copied)
+    waits = graph.unit.of_seconds(waited + copies) * times
     # A copy on its way has a buffer beside the value.
     buffer = max(graph.sizes[v] for v in reads)
     offloaded = tuple(sorted(graph.names[v] for v in reads))
@@ -171,7 +172,6 @@ def _moved(
             cost=option.cost + waits,
             decision=dataclasses.replace(option.stages, offloaded=offloaded),
             host=option.host + copied * times,
-            waits=option.waits + waits,
         )
         for each in solve(there, chosen, times, saved=body.saved)[:1]
     ]
@@ -198,7 +198,7 @@ def waiting_seconds(
         reads: The values that are moved, with the regions that read them.
         link: What copies cost.
     """
-    forward = [node.cost / link.flops for node in graph.nodes]
+    forward = [graph.unit.seconds(node.cost) for node in graph.nodes]
     clock = out = 0.0
     for node, duration in zip(graph.nodes, forward, strict=True):
         clock += duration

@@ -34,7 +34,6 @@ class Option:
         decision: What is saved and recomputed: of a program, or of a construct as a stage of one.
         name: What a manual plan is called; of a construct's, what it saves.
         host: Bytes that are saved in the host's memory.
-        waits: How much of the cost is waiting for copies to and from there.
         family: How it came about.
     """
 
@@ -44,18 +43,12 @@ class Option:
     decision: Decision | Stage = Baseline()
     name: str = ""
     host: int = 0
-    waits: int = 0
     family: Family = "solver"
 
     @property
     def is_baseline(self) -> bool:
         """Whether it is the program without recomputation."""
         return self.family == "baseline"
-
-    @property
-    def recomputed(self) -> int:
-        """The cost without waiting for copies."""
-        return self.cost - self.waits
 
     @property
     def whole(self) -> Decision:

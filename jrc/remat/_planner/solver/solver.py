@@ -144,7 +144,6 @@ class _Solver:
             cost=int(labels.cost[i]) * self.times,
             decision=decision_of(self.graph, frozenset(values), constructs),
             host=sum(option.host for option in chosen.values()) * self.times,
-            waits=sum(option.waits for option in chosen.values()) * self.times,
         )
 
     def _before(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:

@@ -1,11 +1,11 @@
-"""How far a model of peaks is off: a Gaussian process over the options of a program.
+"""How far a model is off, of bytes or of seconds: a Gaussian process over a program's options.
 
-What is modelled is the logarithm of the factor from a model's temporaries to the true ones. Errors
-of two options are alike if the options are of one family, and more so if they are close in peak and
-in cost: each known one says something of all others, and how sure that is.
+What is modelled is the logarithm of the factor from what a model predicts to the truth. Errors of
+two options are alike if the options are of one family, and more so if they are close in peak and in
+cost: each known one says something of all others, and how sure that is.
 
 >>> options = [Option(100, 0, 3), Option(200, 0, 2), Option(1000, 0, 0)]
->>> errors = PeakErrors(options, [100.0, 200.0, 1000.0], mean=0.0)
+>>> errors = ModelErrors(options, [100.0, 200.0, 1000.0], SETTINGS.peak_errors, mean=0.0)
 >>> means, deviations = errors.given({0: 0.5})
 >>> [round(float(mean), 2) for mean in means], bool(deviations[1] < deviations[2])
 ([0.5, 0.24, 0.2], True)
@@ -17,38 +17,41 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.settings import SETTINGS, ErrorSizes
 from jrc.remat._planner.solver.option import Family, Option
 
 
-class PeakErrors:
-    """The errors of one model of peaks.
+class ModelErrors:
+    """The errors of one model.
 
     Args:
         options: The options.
         temporaries: Bytes of temporaries of each, positive, by any model: who is near to whom.
+        sizes: How large errors are, and what they have in common.
         mean: What is expected of an error before any is known.
     """
 
     def __init__(
-        self, options: Sequence[Option], temporaries: Sequence[float], mean: float
+        self,
+        options: Sequence[Option],
+        temporaries: Sequence[float],
+        sizes: ErrorSizes,
+        mean: float = 0.0,
     ) -> None:
-        settings = SETTINGS
         baseline = np.array([each.is_baseline for each in options])
         costs = np.array([float(each.cost) for each in options])
-        sizes = np.log(temporaries)
+        logs = np.log(temporaries)
         # Distances, each in what is near.
-        by_size = np.subtract.outer(sizes, sizes) / settings.near_peaks
-        by_cost = np.subtract.outer(costs, costs) / (settings.near_costs * max(costs.max(), 1.0))
+        by_size = np.subtract.outer(logs, logs) / SETTINGS.near_peaks
+        by_cost = np.subtract.outer(costs, costs) / (SETTINGS.near_costs * max(costs.max(), 1.0))
         alike = np.array([[_alike(a.family, b.family) for b in options] for a in options])
         near = np.exp(-np.hypot(by_size, by_cost))
-        covariance = settings.error_of_all**2 + alike * (
-            settings.error_of_family**2 + settings.error_of_option**2 * near
-        )
-        # XLA recomputes of its own accord in the baseline: its error says nothing of others.
-        covariance[baseline, :] = covariance[:, baseline] = 0.0
-        covariance[np.ix_(baseline, baseline)] = settings.error_of_baseline**2
-        self._covariance = covariance
+        covariance = sizes.of_all**2 + alike * (sizes.of_family**2 + sizes.of_option**2 * near)
+        # Where the baseline is not like the others, its error says nothing of theirs.
+        covariance[baseline, :] *= sizes.baseline_is_alike
+        covariance[:, baseline] *= sizes.baseline_is_alike
+        covariance[np.ix_(baseline, baseline)] = sizes.of_baseline**2
+        self._covariance, self._noise = covariance, sizes.noise
         self._mean = np.full(len(options), mean)
 
     def given(self, known: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
@@ -61,13 +64,13 @@ class PeakErrors:
         mean, variance = self._mean.copy(), np.diag(self._covariance).copy()
         if at:
             errors = np.array([known[i] for i in at])
-            noise = SETTINGS.error_noise**2 * np.eye(len(at))
+            noise = self._noise**2 * np.eye(len(at))
             across = self._covariance[:, at]
             weights = np.linalg.solve(self._covariance[np.ix_(at, at)] + noise, across.T)
             mean += weights.T @ (errors - self._mean[at])
             variance -= np.einsum("ij,ji->i", across, weights)
             mean[at], variance[at] = errors, 0.0
-        return mean, np.sqrt(np.maximum(variance, 0.0) + SETTINGS.error_noise**2)
+        return mean, np.sqrt(np.maximum(variance, 0.0) + self._noise**2)
 
 
 def _alike(one: Family, other: Family) -> float:

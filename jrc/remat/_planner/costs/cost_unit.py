@@ -1,0 +1,178 @@
+"""What a plan minimises: FLOPs, or seconds. The solver sees whole numbers of one unit.
+
+>>> FlopUnit(rate=1e12).of_seconds(2e-6), FlopUnit(rate=1e12).seconds(500)
+(2000000, 5e-10)
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from jrc._jaxpr import (
+    Fusion,
+    equation_cost,
+    facts_of,
+    live_cost,
+    live_equations,
+    nbytes,
+    own_flops,
+    primitive_name,
+    stated_cost,
+)
+from jrc.remat._planner.costs.compilers import Compiler
+from jrc.remat._time.rates import Rates
+
+Minimize = Literal["time", "flops"]
+"""What a plan minimises."""
+
+_PER_SECOND = 10**12
+# How many times faster arithmetic is than a function such as tanh: assumed.
+_ARITHMETIC = 8
+# The dtypes of which products have a rate of their own, as HLO calls them.
+_HLO_NAMES = {
+    "float64": "f64",
+    "float32": "f32",
+    "int8": "s8",
+    "uint8": "u8",
+    "float8_e4m3fn": "f8e4m3fn",
+    "float8_e5m2": "f8e5m2",
+}
+
+
+@runtime_checkable
+class CostUnit(Protocol):
+    """How the cost of what a program does is counted, as a whole number."""
+
+    def of(self, eqn: JaxprEqn) -> int:
+        """Return the cost of one equation, programs inside of it included."""
+
+    def total(self, jaxpr: Jaxpr) -> int:
+        """Return the cost of all equations of a program that are not dead."""
+
+    def of_sums(self, entries: int, size: int) -> int:
+        """Return what it costs to add up so many entries of gradients, of so many bytes."""
+
+    def of_memory(self, size: float) -> int:
+        """Return what it costs that a program has temporaries of so many bytes."""
+
+    def of_seconds(self, seconds: float) -> int:
+        """Return the cost of so many seconds."""
+
+    def seconds(self, cost: float) -> float:
+        """Return how many seconds a cost is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FlopUnit:
+    """Floating-point operations.
+
+    Attributes:
+        rate: How many of them a program reaches in a second; 0 if that is not known.
+    """
+
+    rate: float = 0.0
+
+    def of(self, eqn: JaxprEqn) -> int:
+        """Return the FLOPs of one equation."""
+        return equation_cost(eqn, own_flops)
+
+    def total(self, jaxpr: Jaxpr) -> int:
+        """Return the FLOPs of a program."""
+        return live_cost(live_equations(jaxpr), own_flops)
+
+    def of_sums(self, entries: int, size: int) -> int:
+        """Return one operation an entry."""
+        return entries
+
+    def of_memory(self, size: float) -> int:
+        """Return 0."""
+        return 0
+
+    def of_seconds(self, seconds: float) -> int:
+        """Return the FLOPs that the device computes in this time."""
+        return round(seconds * self.rate)
+
+    def seconds(self, cost: float) -> float:
+        """Return the seconds in which it computes so many."""
+        return cost / self.rate if self.rate else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeUnit:
+    """Picoseconds of a device, by a roofline over equations.
+
+    A kernel takes as long as its products, or as its operands and results take to be read and
+    written, whichever is longer, and the time to launch it. What a compiler fuses into its readers
+    takes the time of its operations alone; a pass that it may fuse with others, on a CPU, writes
+    its result.
+
+    Attributes:
+        rates: The rates of the device.
+        compiler: What is assumed of its compiler.
+    """
+
+    rates: Rates
+    compiler: Compiler
+
+    def of(self, eqn: JaxprEqn) -> int:
+        """Return the picoseconds of one equation."""
+        return equation_cost(eqn, self._own)
+
+    def total(self, jaxpr: Jaxpr) -> int:
+        """Return the picoseconds of a program."""
+        return live_cost(live_equations(jaxpr), self._own)
+
+    def of_sums(self, entries: int, size: int) -> int:
+        """Return the time in which two summands are read and a sum is written."""
+        return self.of_seconds(3 * size / self.rates.bandwidth)
+
+    def of_memory(self, size: float) -> int:
+        """Return the time in which a program is given memory that is new in each run."""
+        return self.of_seconds(size / self.rates.new_memory)
+
+    def of_seconds(self, seconds: float) -> int:
+        """Return seconds as picoseconds."""
+        return round(seconds * _PER_SECOND)
+
+    def seconds(self, cost: float) -> float:
+        """Return picoseconds as seconds."""
+        return cost / _PER_SECOND
+
+    def _own(self, eqn: JaxprEqn) -> int:
+        rates, facts, stated = self.rates, facts_of(eqn), stated_cost(eqn)
+        written, flops = _bytes(eqn.outvars), own_flops(eqn)
+        if stated is not None:
+            moved = stated.bytes_accessed or written + _bytes(eqn.invars)
+            computed = rates.seconds_of_products("bf16", flops)
+        elif facts.fusion is not Fusion.NONE and not facts.is_reduction:
+            functions = flops if facts.fusion is Fusion.LOOP else flops / _ARITHMETIC
+            seconds = functions / rates.functions
+            if not self.compiler.fuses(eqn):
+                seconds = max(seconds, written / rates.bandwidth)
+            return self.of_seconds(seconds)
+        else:
+            # What only moves data reads as much of an operand as it writes.
+            most = written if facts.moves_data else math.inf
+            moved = written + sum(min(_bytes([x]), most) for x in eqn.invars)
+            computed = self._computed(eqn, flops)
+        return self.of_seconds(max(computed, moved / rates.bandwidth) + rates.launch)
+
+    def _computed(self, eqn: JaxprEqn, flops: int) -> float:
+        if not facts_of(eqn).is_contraction:
+            return flops / (self.rates.functions * _ARITHMETIC)
+        operand: Any = eqn.invars[0].aval
+        dtype = _HLO_NAMES.get(operand.dtype.name, "")
+        return self.rates.seconds_of_products(
+            dtype, flops, primitive_name(eqn) == "conv_general_dilated"
+        )
+
+
+def _bytes(atoms: Iterable[Any]) -> int:
+    """Bytes of the arrays among some atoms."""
+    return sum(nbytes(x.aval) for x in atoms)
+
+
+FLOPS = FlopUnit()

@@ -1,0 +1,64 @@
+"""What a device computes, reads and writes in a second.
+
+>>> from jrc._targets import CHIPS
+>>> rates = rates_of_chip(CHIPS["h100"])
+>>> rates.seconds_of_products("f32", 989.4e12), rates.seconds_of_products("bf16", 989.4e12)
+(2.0, 1.0)
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from jrc._targets import Chip
+
+# The published rate is that of bfloat16. Tensor cores multiply float32 as TF32, at half of it.
+_BY_DTYPE = {"f64": 1 / 16, "f32": 1 / 2, "s8": 2.0, "u8": 2.0, "f8e4m3fn": 2.0, "f8e5m2": 2.0}
+# How many times faster products are than elementwise functions: assumed, of every accelerator.
+_PRODUCTS_OVER_FUNCTIONS = 64
+_LAUNCH_SECONDS = 2e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """The rates of one device.
+
+    Attributes:
+        products: Floating-point operations per second of matrix products.
+        convolutions: The same of convolutions.
+        functions: Values per second of an elementwise function such as tanh.
+        bandwidth: Bytes per second of its memory.
+        launch: Seconds from one kernel to the next.
+        new_memory: Bytes per second at which a program gets memory that is new in each run: on a
+            CPU the system hands it over page by page, an accelerator keeps it from run to run.
+        by_dtype: By HLO's name of a dtype, its rate of products over `products`; 1 of others.
+    """
+
+    products: float
+    convolutions: float
+    functions: float
+    bandwidth: float
+    launch: float
+    new_memory: float = math.inf
+    by_dtype: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def seconds_of_products(self, dtype: str, flops: float, convolves: bool = False) -> float:
+        """Return the seconds of so many operations of products, or of convolutions."""
+        rate = self.convolutions if convolves else self.products
+        return flops / (rate * self.by_dtype.get(dtype, 1.0))
+
+
+def rates_of_chip(chip: Chip) -> Rates | None:
+    """Return the published rates of a chip; `None` where they are not all known."""
+    products, bandwidth = chip.peak_flops.value, chip.memory_bandwidth.value
+    if products is None or bandwidth is None:
+        return None
+    return Rates(
+        products=products,
+        convolutions=products,
+        functions=products / _PRODUCTS_OVER_FUNCTIONS,
+        bandwidth=bandwidth,
+        launch=_LAUNCH_SECONDS,
+        # A TPU multiplies float32 as bfloat16, unless a precision is asked for.
+        by_dtype={} if chip.platform == "tpu" else _BY_DTYPE,
+    )
