@@ -94,7 +94,7 @@ class PlanSearch:
     def plan(self, budget: int | float | str, verify: bool = True) -> Any:
         """Return what `jrc.plan` returns."""
         compilations = self._compilations if verify else 0
-        return plan_for(self._peaks, checked_budget(budget, "plan"), compilations)
+        return plan_for(self._peaks, checked_budget(budget), compilations)
 
     def saved_bytes_front(self) -> list["FrontPoint"]:
         """Return the Pareto front by saved bytes and FLOPs of matrix products alone.
@@ -133,7 +133,7 @@ class CandidateTable:
     def __init__(
         self, fn: Callable[..., Any], args: Any, argnums: Any, has_aux: bool, target: Any
     ) -> None:
-        args = abstract_on(target, tuple(args), "candidates") if target else tuple(args)
+        args = abstract_on(target, tuple(args)) if target else tuple(args)
         self.target = target
         with target_device_context(target):
             name = target.name if target else ""
@@ -211,7 +211,7 @@ class CandidatePeaks:
     """Predicted and compiled peaks of a few candidates of a model, on a target or here."""
 
     def __init__(self, model: Any, target: Any, cache: Any) -> None:
-        args = abstract_on(target, model.args, "prediction") if target else model.args
+        args = abstract_on(target, model.args) if target else model.args
         self.fn, self.cache, self.name = model.fn, cache, target.name if target else "cpu"
         name = target.name if target else ""
         self.problem = Problem.of(Request(model.fn, args, 0, model.has_aux, target=name))

@@ -32,16 +32,10 @@ class public:
     public functions that call each other the innermost one is named; an error that has a name keeps
     it. Signature, docstring, static types and tracebacks are those of the function.
 
-    So a check needs no `who`. To convert a module whose checks still take one, check by check:
-
-    1. Decorate the public function with `@public("jrc.name")`. In a function that it returns, and
-       that users call, write `with public("jrc.name"):` around the body.
-    2. Delete `who`, `_WHO` and `f"{who}: "` from its checks. Validators that several packages share
-       (`jrc._validate`) take `who` for modules that are not converted: do not pass it. With the
-       last such module it goes, and `said_by` with it.
-    3. Where a warning, a log line or a way out has the name in it, write the name, or in code that
-       several public functions share `running_name()`.
-    4. An alias, which calls another public function, does so inside `speaking_as`.
+    So a check takes no name. A function that a public one returns, and that users call, is
+    decorated too, or has the context around its body. Where a warning, a log line or a way out has
+    the name in it, write the name, or in code that several public functions share `running_name()`.
+    An alias, which calls another public function, does so inside `speaking_as`.
 
     Args:
         name: What the user typed, `jrc.plan` or `jrc.Report.plot`.
@@ -111,11 +105,6 @@ def name_error(error: Exception) -> None:
     """Name an error at once, and not where it leaves the public function: to send its text."""
     if name := _RUNNING.get():
         _add_name(error, name)
-
-
-def said_by(who: str) -> str:
-    """Return `who: `, or nothing: for checks that serve callers with `public` and without."""
-    return f"{who}: " if who else ""
 
 
 def listed(names: Iterable[str], none: str = "none") -> str:

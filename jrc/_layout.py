@@ -2,7 +2,7 @@
 
 >>> import jax
 >>> mesh = jax.make_mesh((2, 4), ("replica", "fsdp"))
->>> layout = Layout.of(mesh, "replica", "jrc.init_state")
+>>> layout = Layout.of(mesh, "replica")
 >>> layout.replicas, layout.means, layout.inside
 ('replica', None, ('fsdp',))
 """
@@ -34,7 +34,6 @@ class Layout:
         means: The axis over which gradients are averaged first, inside of a host; `None` without.
         inside: The axes inside of a replica (FSDP, tensor parallelism), those of size 1 too.
         params: A `PartitionSpec` for each parameter; `None` where there are no parameters yet.
-        who: The public function, for errors.
         state: A `PartitionSpec` for each leaf of the train state, where a step needs it.
     """
 
@@ -43,18 +42,16 @@ class Layout:
     means: str | None
     inside: tuple[str, ...]
     params: PyTree
-    who: str
     state: PyTree = None
 
     @classmethod
-    def of(cls, mesh: Mesh | None, axis_name: Any, who: str, params: PyTree = None) -> "Layout":
+    def of(cls, mesh: Mesh | None, axis_name: Any, params: PyTree = None) -> "Layout":
         """Return the layout of a run.
 
         Args:
             mesh: The mesh; `None` is one axis over all devices of all processes.
             axis_name: The axis of the replicas, or the pair `(inner, outer)` of which gradients are
                 averaged over the inner one first.
-            who: The public function, for errors.
             params: The parameters, or their shapes with shardings.
 
         Returns:
@@ -65,11 +62,11 @@ class Layout:
             ValueError: If the mesh has no such axis or no device of this process, or if a parameter
                 is split over another mesh, or in a way that is no `NamedSharding`.
         """
-        names = _checked_names(axis_name, who)
-        mesh = _mesh_over_all(axis_name, who) if mesh is None else mesh
-        _check_mesh(mesh, names, who)
+        names = _checked_names(axis_name)
+        mesh = _mesh_over_all(axis_name) if mesh is None else mesh
+        _check_mesh(mesh, names)
         inside = tuple(name for name in mesh.axis_names if name not in names)
-        layout = cls(mesh, names[0], names[1] if len(names) > 1 else None, inside, None, who)
+        layout = cls(mesh, names[0], names[1] if len(names) > 1 else None, inside, None)
         return layout if params is None else layout.with_params(params)
 
     def with_params(self, params: PyTree) -> "Layout":
@@ -127,12 +124,12 @@ class Layout:
             return PartitionSpec()
         if not isinstance(sharding, NamedSharding):
             raise ValueError(
-                f"{self.who}: arrays must be split by a NamedSharding, got {sharding} at {name!r}. "
+                f"arrays must be split by a NamedSharding, got {sharding} at {name!r}. "
                 "Place it with jax.device_put(x, NamedSharding(mesh, PartitionSpec(...)))."
             )
         if not _same_devices(sharding.mesh, self.mesh):
             raise ValueError(
-                f"{self.who}: arrays must be split over the mesh of the run, {_sizes(self.mesh)}, "
+                f"arrays must be split over the mesh of the run, {_sizes(self.mesh)}, "
                 f"got one over {_sizes(sharding.mesh)} at {name!r}. Pass the mesh of the "
                 "parameters to jrc.init_state and jrc.make_train_step, or place them on this one."
             )
@@ -151,7 +148,7 @@ class Layout:
             if names := sorted(set(axes_of(spec)) & set(self.names)):
                 over = listed(names)
                 raise ValueError(
-                    f"{self.who}: {what} must be whole on every replica {rule}, got "
+                    f"{what} must be whole on every replica {rule}, got "
                     f"{name or 'a leaf'!r} split over {over} by {spec}. {remedy.format(over=over)}"
                 )
 
@@ -244,46 +241,46 @@ class Layout:
         return own * (scattered - 1) + 2 * own * (reduced - 1) / reduced
 
 
-def _checked_names(axis_name: Any, who: str) -> tuple[str, ...]:
+def _checked_names(axis_name: Any) -> tuple[str, ...]:
     """Return the axes of a step, that of the replicas first."""
     pair = isinstance(axis_name, tuple) and len(axis_name) == 2 and len(set(axis_name)) == 2
     if not all(isinstance(name, str) for name in (axis_name if pair else (axis_name,))):
         raise TypeError(
-            f"{who}: axis_name must be the name of a mesh axis, or a pair (inner, outer) of two, "
+            "axis_name must be the name of a mesh axis, or a pair (inner, outer) of two, "
             f"got {axis_name!r}. Write axis_name='data'."
         )
     return axis_name[::-1] if pair else (axis_name,)
 
 
-def _check_mesh(mesh: Any, names: tuple[str, ...], who: str) -> None:
+def _check_mesh(mesh: Any, names: tuple[str, ...]) -> None:
     """Raise unless the mesh has these axes, and devices of this process."""
     if not isinstance(mesh, Mesh):
         raise TypeError(
-            f"{who}: mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}. "
+            f"mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}. "
             f"Write jax.sharding.Mesh(devices, ({names[0]!r},))."
         )
     for name in names:
         if name not in mesh.axis_names:
             raise ValueError(
-                f"{who}: axis_name must be an axis of the mesh, got {name!r}. The axes are "
+                f"axis_name must be an axis of the mesh, got {name!r}. The axes are "
                 f"{listed(mesh.axis_names)}: pass one of them."
             )
     if not mesh.local_devices:
         raise ValueError(
-            f"{who}: mesh must have devices of every process, got "
+            "mesh must have devices of every process, got "
             f"{listed(map(str, mesh.devices.flat))}, of which process {jax.process_index()} has "
             "none. Build the mesh of jax.devices(), or leave it out."
         )
 
 
-def _mesh_over_all(axis_name: Any, who: str) -> Mesh:
+def _mesh_over_all(axis_name: Any) -> Mesh:
     """Return one automatic axis over all devices of all processes, neighbours beside each other.
 
     With several slices, whose network is slow, the devices of a slice lie one after another.
     """
     if not isinstance(axis_name, str):
         raise ValueError(
-            f"{who}: mesh must be given with a pair of axes, which depend on the hosts, got "
+            "mesh must be given with a pair of axes, which depend on the hosts, got "
             f"axis_name={axis_name!r} alone. Pass "
             f"mesh=jax.make_mesh((hosts, devices), {axis_name[::-1]!r})."
         )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jrc._errors import name_error, said_by
+from jrc._errors import name_error
 
 # Bytes of an error's text that the other processes get.
 _TEXT_BYTES = 1000
@@ -23,14 +23,13 @@ class FailedElsewhere(RuntimeError):
     """Another process of the run has failed."""
 
 
-def all_or_none[T](do: Callable[[], T], who: str = "") -> T:
+def all_or_none[T](do: Callable[[], T]) -> T:
     """Call a function on every process, and raise on all of them if it fails on one.
 
     Without this, the other processes would wait in the next collective for the one that failed.
 
     Args:
         do: A function without collectives.
-        who: The public function, of callers without `public`.
 
     Returns:
         The result of `do` on this process.
@@ -52,7 +51,7 @@ def all_or_none[T](do: Callable[[], T], who: str = "") -> T:
         texts = multihost_utils.process_allgather(_as_bytes(None))
         first = int(np.argmax(failed))
         text = bytes(texts[first]).rstrip(b"\0").decode(errors="replace")
-        raise FailedElsewhere(f"{said_by(who)}process {first} failed, and so all stop. {text}")
+        raise FailedElsewhere(f"process {first} failed, and so all stop. {text}")
     return out
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import said_by
 from jrc._tree import is_typed_key
 
 # Any constant that is not folded into the same key elsewhere.
@@ -22,15 +21,13 @@ def other_key(leaf: Any) -> Any:
     return fold(leaf)
 
 
-def check_key(key: Any, who: str = "") -> None:
+def check_key(key: Any) -> None:
     """Raise unless this is one random key, typed or raw."""
     raw = getattr(key, "dtype", None) == jnp.uint32 and key.ndim == 1
     if not raw and not (is_typed_key(key) and key.shape == ()):
         array = hasattr(key, "dtype")
         arrived = f"{key.dtype}{list(key.shape)}" if array else f"{type(key).__name__} {key!r}"
-        raise TypeError(
-            f"{said_by(who)}key must be one random key, got {arrived}. Write jax.random.key(0)."
-        )
+        raise TypeError(f"key must be one random key, got {arrived}. Write jax.random.key(0).")
 
 
 def fold_all(key: Any, *numbers: Any) -> Any:

@@ -1,7 +1,7 @@
 """Checks of arguments: one function for each kind of value, one grammar for what it raises.
 
 An error has the rule, what arrived, and the way out; `jrc._errors.public` puts the name of the
-public function in front. Where a caller does not have that yet, it gives the name as `who`.
+public function in front.
 
 >>> whole_number(0, "accumulate", least=1, remedy="Leave it out for 1.")
 Traceback (most recent call last):
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrc._errors import listed, said_by
+from jrc._errors import listed
 
 _JSON_KINDS = {
     int: "a whole number from 0",
@@ -40,18 +40,15 @@ def is_real(value: object) -> bool:
     return is_whole(value) or isinstance(value, float | np.floating)
 
 
-def check_flag(value: object, name: str, who: str = "") -> None:
+def check_flag(value: object, name: str) -> None:
     """Raise if `value` is not a bool: a word such as `"no"` would count as true."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(
-            f"{said_by(who)}{name} must be True or False, got {value!r}. Write {name}=True."
-        )
+        raise TypeError(f"{name} must be True or False, got {value!r}. Write {name}=True.")
 
 
 def whole_number(
     value: Any,
     name: str,
-    who: str = "",
     *,
     least: int | None = None,
     most: int | None = None,
@@ -62,7 +59,6 @@ def whole_number(
     Args:
         value: What a user passed: an `int`, a NumPy integer or another object with `__index__`.
         name: The argument, for the error.
-        who: The public function, of callers without `public`.
         least: The smallest number allowed.
         most: The largest number allowed.
         remedy: The way out, a sentence.
@@ -74,7 +70,7 @@ def whole_number(
         TypeError: If it is no whole number, a `bool` included.
         ValueError: If it is out of range.
     """
-    rule = f"{said_by(who)}{name} must be a whole number{_range_text(least, most)}"
+    rule = f"{name} must be a whole number{_range_text(least, most)}"
     is_bool = isinstance(value, bool | np.bool_)
     try:
         number = None if is_bool else operator.index(value)
@@ -87,15 +83,12 @@ def whole_number(
     return number
 
 
-def finite_number(
-    value: Any, name: str, who: str = "", *, positive: bool = False, remedy: str = ""
-) -> float:
+def finite_number(value: Any, name: str, *, positive: bool = False, remedy: str = "") -> float:
     """Return `value` as a `float` that is finite and not negative, or positive.
 
     Args:
         value: What a user passed: a real number of Python's or NumPy's.
         name: The argument, for the error.
-        who: The public function, of callers without `public`.
         positive: Whether zero is refused.
         remedy: The way out, a sentence.
 
@@ -106,7 +99,7 @@ def finite_number(
         TypeError: If it is no real number.
         ValueError: If it is negative, infinite, not a number, or zero where it must be positive.
     """
-    rule = f"{said_by(who)}{name} must be a finite number {'> 0' if positive else '>= 0'}"
+    rule = f"{name} must be a finite number {'> 0' if positive else '>= 0'}"
     if not is_real(value):
         raise TypeError(_sentence(f"{rule}, got {value!r}", remedy))
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
@@ -117,7 +110,6 @@ def finite_number(
 def scalar(
     value: Any,
     name: str,
-    who: str = "",
     *,
     rule: str = "",
     holds: Callable[[Any], bool] = lambda number: True,
@@ -129,7 +121,6 @@ def scalar(
         value: What a user passed: a real number, or a scalar array such as a hyperparameter that a
             schedule injects.
         name: The argument, for the error.
-        who: The public function, of callers without `public`.
         rule: The range, for the error: `in [0, 1)`.
         holds: Whether a number is in the range.
         remedy: The way out, a sentence.
@@ -144,7 +135,7 @@ def scalar(
     if isinstance(value, jax.core.Tracer):
         return value
     rule = f"a finite number {rule}".rstrip()
-    text = _sentence(f"{said_by(who)}{name} must be {rule}, got {value!r}", remedy)
+    text = _sentence(f"{name} must be {rule}, got {value!r}", remedy)
     if not (is_real(value) or isinstance(value, jax.Array | np.ndarray)) or jnp.ndim(value):
         raise TypeError(text)
     if not (math.isfinite(value) and holds(value)):
@@ -152,7 +143,7 @@ def scalar(
     return value
 
 
-def one_of(value: Any, name: str, choices: Iterable[str], who: str = "") -> str:
+def one_of(value: Any, name: str, choices: Iterable[str]) -> str:
     """Return `value` if it is one of the names in `choices`.
 
     Raises:
@@ -167,7 +158,7 @@ def one_of(value: Any, name: str, choices: Iterable[str], who: str = "") -> str:
         return value
     close = difflib.get_close_matches(value.lower(), known, n=1) if isinstance(value, str) else []
     raise ValueError(
-        f"{said_by(who)}{name} must be one of {listed(known)}, got {value!r}. "
+        f"{name} must be one of {listed(known)}, got {value!r}. "
         f"Write {name}={(*close, *known)[0]!r}."
     )
 

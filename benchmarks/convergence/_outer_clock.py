@@ -25,7 +25,7 @@ def seconds_at(method: str, run: Mapping[str, Any], link: str) -> np.ndarray:
     """Return the modelled seconds at each point of a run's curve; exchanges have equal bytes."""
     outer = METHODS[method].outer
     hidden = STEP_TIME * overlap_of(outer) if outer is not None else 0.0
-    bandwidth = bytes_per_second(link, "link", "convergence.outer")
+    bandwidth = bytes_per_second(link, "link")
     found = []
     for point in run["curve"]:
         count = point["rounds"]

@@ -151,7 +151,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _bytes(text: str) -> int:
     try:
-        return int(checked_budget(text, "--memory"))
+        return int(checked_budget(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

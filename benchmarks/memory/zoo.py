@@ -90,7 +90,7 @@ class Compiler:
         """Return peak bytes and FLOPs of the gradient program of a loss."""
         run, arrays = gradient(program, fn)
         if self.target:
-            arrays = abstract_on(self.target, tuple(arrays), NAME)
+            arrays = abstract_on(self.target, tuple(arrays))
         lowered = jax.jit(run).lower(*arrays)
         counted = flops(jax.make_jaxpr(run)(*arrays))
         text = f"{self.target.name} {lowered.as_text()}" if self.target else lowered.as_text()

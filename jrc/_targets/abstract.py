@@ -7,12 +7,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from jrc._errors import said_by
 from jrc._targets.accelerator import Target, target
 from jrc._tree import aval_of, is_number, is_traced, path_name
 
 
-def checked_target(given: Any, who: str = "") -> Target | None:
+def checked_target(given: Any) -> Target | None:
     """Return a target from itself or its name, or `None`.
 
     Raises:
@@ -24,12 +23,12 @@ def checked_target(given: Any, who: str = "") -> Target | None:
     if isinstance(given, str):
         return target(given)
     raise TypeError(
-        f"{said_by(who)}target must be a jrc.Target, its name or None, got "
+        "target must be a jrc.Target, its name or None, got "
         f"{type(given).__name__}. Write target='v5e:2x2'."
     )
 
 
-def abstract_on(to: Target, args: tuple[Any, ...], who: str = "") -> tuple[Any, ...]:
+def abstract_on(to: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return arguments with a shape on the target for each array.
 
     What is sharded over devices of the target keeps its sharding. Everything else is replicated
@@ -38,7 +37,6 @@ def abstract_on(to: Target, args: tuple[Any, ...], who: str = "") -> tuple[Any, 
     Args:
         to: The target.
         args: A pytree: arrays and `jax.ShapeDtypeStruct`s are replaced, other leaves stay.
-        who: The public function, of callers without `public`.
 
     Raises:
         ValueError: If an argument is sharded over several devices that are not the target's, or
@@ -48,9 +46,9 @@ def abstract_on(to: Target, args: tuple[Any, ...], who: str = "") -> tuple[Any, 
     paths, treedef = jax.tree_util.tree_flatten_with_path(args)
     shardings = [_sharding(leaf) for _, leaf in paths]
     for (path, _), sharding in zip(paths, shardings, strict=True):
-        _check(to, there, path, sharding, who)
+        _check(to, there, path, sharding)
     kept = [s for s in shardings if s is not None and s.device_set <= there]
-    rest = _replicated(to, kept, who)
+    rest = _replicated(to, kept)
     leaves = [
         _shape(leaf, sharding if sharding in kept else rest)
         for (_, leaf), sharding in zip(paths, shardings, strict=True)
@@ -68,23 +66,23 @@ def _has_devices(sharding: Sharding) -> bool:
     return not isinstance(sharding, NamedSharding) or isinstance(sharding.mesh, Mesh)
 
 
-def _check(to: Target, there: set[Any], path: Any, sharding: Sharding | None, who: str) -> None:
+def _check(to: Target, there: set[Any], path: Any, sharding: Sharding | None) -> None:
     if sharding is None or sharding.device_set <= there or len(sharding.device_set) == 1:
         return
     kinds = sorted({device.device_kind for device in sharding.device_set})
     raise ValueError(
-        f"{said_by(who)}arguments must be sharded over devices of the target {to.name!r}, got "
+        f"arguments must be sharded over devices of the target {to.name!r}, got "
         f"{path_name(path)!r} over {len(sharding.device_set)} of {', '.join(kinds)}. Build the "
         f"mesh of them: jax.make_mesh(shape, axes, devices=jrc.target({to.name!r}).devices)."
     )
 
 
-def _replicated(to: Target, kept: Sequence[Sharding], who: str) -> Sharding:
+def _replicated(to: Target, kept: Sequence[Sharding]) -> Sharding:
     """Return a replicated sharding over the devices of what is sharded, or on the first device."""
     sets = {frozenset(sharding.device_set) for sharding in kept}
     if len(sets) > 1:
         raise ValueError(
-            f"{said_by(who)}arguments must be sharded over the same devices, got some over "
+            "arguments must be sharded over the same devices, got some over "
             f"{' and some over '.join(str(len(each)) for each in sets)} of {to.name!r}. Use one "
             "mesh for all."
         )

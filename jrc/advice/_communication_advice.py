@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from jrc._errors import speaking_as
+from jrc._errors import public, speaking_as
 from jrc._text import bandwidth_text, network_text, seconds_text, table_text
 from jrc._tree import aval_of
 from jrc._typing import PyTree, Real, Whole
@@ -20,8 +20,6 @@ from jrc.outer_optimizers._internal import (
     overlap_of,
     shapes_of_fragments,
 )
-
-_WHO = "jrc.communication_advice"
 
 OUTERS = (DiLoCo(), DiLoCo(wire="4bit"), SparseLoCo())
 STREAMED = DiLoCo(wire="4bit", fragments=4, overlap=1)
@@ -88,6 +86,7 @@ class CommunicationAdvice(NamedTuple):
         return "\n".join([head, table_text(heads, rows)])
 
 
+@public("jrc.communication_advice")
 def communication_advice(
     params: PyTree,
     replicas: Whole,
@@ -154,28 +153,28 @@ def communication_advice(
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv:2501.18512,
     section 3.1 (compute utilisation).
     """
-    replicas = whole_number(replicas, "replicas", _WHO, least=1, remedy="Pass mesh.shape['data'].")
-    steps = whole_number(steps, "steps", _WHO, least=1, remedy="Pass those of the whole run.")
-    latency = finite_number(latency, "latency", _WHO, remedy="Pass seconds, such as 50e-6.")
+    replicas = whole_number(replicas, "replicas", least=1, remedy="Pass mesh.shape['data'].")
+    steps = whole_number(steps, "steps", least=1, remedy="Pass those of the whole run.")
+    latency = finite_number(latency, "latency", remedy="Pass seconds, such as 50e-6.")
     shapes = jax.tree.map(aval_of, params)
     outers = _usual(shapes) if outers is None else outers
     for each in outers:
         if not isinstance(each, OuterOptimizer) or isinstance(each, type):
             raise TypeError(
-                f"{_WHO}: outers must be outer optimizers, got {each!r}. Pass "
+                f"outers must be outer optimizers, got {each!r}. Pass "
                 "[jrc.SparseLoCo(sync_every=30)]."
             )
     rule = "Pass a share, such as 0.9."
-    utilisation = finite_number(utilisation, "utilisation", _WHO, positive=True, remedy=rule)
+    utilisation = finite_number(utilisation, "utilisation", positive=True, remedy=rule)
     if utilisation >= 1:
-        raise ValueError(f"{_WHO}: utilisation must be below 1, got {utilisation!r}. {rule}")
+        raise ValueError(f"utilisation must be below 1, got {utilisation!r}. {rule}")
     remedy = "Pass that of jrc.scale_by_ef21, such as 0.99."
-    ef21_sparsity = finite_number(ef21_sparsity, "ef21_sparsity", _WHO, remedy=remedy)
+    ef21_sparsity = finite_number(ef21_sparsity, "ef21_sparsity", remedy=remedy)
     if ef21_sparsity >= 1:
         raise ValueError(
-            f"{_WHO}: ef21_sparsity must be a share in [0, 1), got {ef21_sparsity!r}. {remedy}"
+            f"ef21_sparsity must be a share in [0, 1), got {ef21_sparsity!r}. {remedy}"
         )
-    with speaking_as(_WHO, "jrc.dgc_advice"):
+    with speaking_as("jrc.communication_advice", "jrc.dgc_advice"):
         link = params, replicas, bandwidth, step_time
         dgc = dgc_advice(*link, sparsity=sparsity, latency=latency)
         ef21 = dgc_advice(*link, sparsity=ef21_sparsity, latency=latency)
@@ -184,7 +183,7 @@ def communication_advice(
         for name, each in {"dgc": dgc, "ef21": ef21}.items():
             found.append(_Way(name, 1, [getattr(each, each.best).bytes], each.overhead))
     for outer in sorted(outers, key=lambda outer: outer.sync_every):
-        parts = shapes_of_fragments(outer, shapes, _WHO)
+        parts = shapes_of_fragments(outer, shapes)
         header = header_words(outer, 0, None)
         sent = [bytes_of_exchange(outer, part, header, replicas) for part in parts]
         hidden, least = float(step_time) * overlap_of(outer), len(parts) * (1 + overlap_of(outer))
@@ -253,7 +252,7 @@ class _Way(NamedTuple):
 def _usual(shapes: PyTree) -> tuple[OuterOptimizer, ...]:
     """Return the outer optimizers that are weighed by default."""
     try:
-        shapes_of_fragments(STREAMED, shapes, _WHO)
+        shapes_of_fragments(STREAMED, shapes)
     except ValueError:  # parameters too small to be cut into so many fragments
         return OUTERS
     return (*OUTERS, STREAMED)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jrc._errors import speaking_as
+from jrc._errors import public, speaking_as
 from jrc._ring import ring_all_reduce_bytes
 from jrc._tree import aval_of
 from jrc._typing import PyTree, Real, Whole
@@ -15,8 +15,6 @@ from jrc.advice._bandwidth import bytes_per_second
 from jrc.advice._dgc_advice_table import DGCAdvice, ExchangeCost
 from jrc.dgc import EntryExchange, TensorExchange, Wire, scale_by_dgc
 from jrc.dgc._internal import DGCConfig, checked_sparsity, fits, is_floating, plan_phases
-
-_WHO = "jrc.dgc_advice"
 
 EXTRA_PASSES = 4
 """Passes over the compressed entries, in float32, that compression adds to a step of momentum.
@@ -35,6 +33,7 @@ class _Way(NamedTuple):
     collectives: int
 
 
+@public("jrc.dgc_advice")
 def dgc_advice(
     params: PyTree,
     replicas: Whole,
@@ -116,23 +115,23 @@ def dgc_advice(
     Compression in Distributed Training Systems", MLSys 2022, arXiv:2103.00543: in the data centre
     few of some two hundred set-ups gained, and a model like this one predicts which.
     """
-    replicas = whole_number(replicas, "replicas", _WHO, least=1, remedy="Pass mesh.shape['data'].")
-    rate = bytes_per_second(bandwidth, "bandwidth", _WHO)
-    step_time = finite_number(step_time, "step_time", _WHO, remedy="Pass seconds, such as 0.1.")
-    latency = finite_number(latency, "latency", _WHO, remedy="Pass seconds, such as 50e-6.")
-    overlap = finite_number(overlap, "overlap", _WHO, remedy="Pass a share, such as 0.5.")
+    replicas = whole_number(replicas, "replicas", least=1, remedy="Pass mesh.shape['data'].")
+    rate = bytes_per_second(bandwidth, "bandwidth")
+    step_time = finite_number(step_time, "step_time", remedy="Pass seconds, such as 0.1.")
+    latency = finite_number(latency, "latency", remedy="Pass seconds, such as 50e-6.")
+    overlap = finite_number(overlap, "overlap", remedy="Pass a share, such as 0.5.")
     if overlap > 1:
         raise ValueError(
-            f"{_WHO}: overlap must be a share in [0, 1], got {overlap!r}. Pass 0.5 for a half."
+            f"overlap must be a share in [0, 1], got {overlap!r}. Pass 0.5 for a half."
         )
-    with speaking_as(_WHO, "jrc.scale_by_dgc"):
+    with speaking_as("jrc.dgc_advice", "jrc.scale_by_dgc"):
         counts = _counts(params, min_size)
         level = checked_sparsity(sparsity)[-1]
         ways, sent = _ways(counts, level, wire, exchange, replicas)
     if overhead is None:
-        memory = bytes_per_second(memory_bandwidth, "memory_bandwidth", _WHO)
+        memory = bytes_per_second(memory_bandwidth, "memory_bandwidth")
         overhead = EXTRA_PASSES * 4 * counts.entries / memory
-    overhead = finite_number(overhead, "overhead", _WHO, remedy="Pass seconds, such as 0.01.")
+    overhead = finite_number(overhead, "overhead", remedy="Pass seconds, such as 0.01.")
 
     plain = ways.pop("uncompressed")
     seconds = {
@@ -182,7 +181,7 @@ def _counts(params: PyTree, min_size: Whole) -> _Counts:
     floating = [leaf for leaf in jax.tree.leaves(params) if is_floating(leaf)]
     if not floating:
         raise ValueError(
-            f"{_WHO}: params must have a floating array in it, got none in "
+            "params must have a floating array in it, got none in "
             f"{type(params).__name__}. Pass the parameters, or their shapes from jax.eval_shape."
         )
     state = jax.eval_shape(scale_by_dgc(min_size=min_size).init, params)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jrc import remat
-from jrc._errors import name_of
+from jrc._errors import name_of, public
 from jrc._targets import target as target_named
 from jrc._targets import targets as all_targets
 from jrc.cli._console import print_text
@@ -80,7 +80,8 @@ def _plans(options: argparse.Namespace, texts: Sequence[str], asked: dict[str, A
         BudgetError: Behind the table, for the first budget that no plan fits.
     """
     # Checked before anything is traced.
-    budgets = [remat.checked_budget(budget_of(text), "jrc.plan") for text in texts]
+    with public("jrc.plan"):
+        budgets = [remat.checked_budget(budget_of(text)) for text in texts]
     paths = [path_for(options.json, text) for text in texts]
     for path in paths:
         check_paths(path)

@@ -8,8 +8,6 @@ import numpy as np
 
 from jrc.dgc._entries import Entries
 
-WHO = "jrc.scale_by_dgc"
-
 
 def check_kind(value: Any, kind: type, what: str, maker: object, remedy: str) -> None:
     """Raise a `TypeError` unless `value` is of a class of `jrc.dgc`.
@@ -23,8 +21,7 @@ def check_kind(value: Any, kind: type, what: str, maker: object, remedy: str) ->
     """
     if not isinstance(value, kind):
         raise TypeError(
-            f"{WHO}: {what} must be a jrc.dgc.{kind.__name__}, got {_kind(value)} from {maker!r}. "
-            f"{remedy}"
+            f"{what} must be a jrc.dgc.{kind.__name__}, got {_kind(value)} from {maker!r}. {remedy}"
         )
 
 
@@ -35,8 +32,7 @@ def check_array(
     is_array = isinstance(array, jax.Array | np.ndarray)
     if not is_array or array.shape != shape or array.dtype != dtype:
         raise ValueError(
-            f"{WHO}: {what} must be {dtype}{list(shape)}, got {_kind(array)} from {maker!r}. "
-            f"{remedy}"
+            f"{what} must be {dtype}{list(shape)}, got {_kind(array)} from {maker!r}. {remedy}"
         )
 
 
@@ -68,7 +64,7 @@ def check_counts(
         return
     if not isinstance(counts, Sequence) or len(counts) != leaves or sum(counts) != total:
         raise ValueError(
-            f"{WHO}: {what} must be None or {leaves} numbers, one for each leaf, with the sum "
+            f"{what} must be None or {leaves} numbers, one for each leaf, with the sum "
             f"{total}, got {counts!r} from {maker!r}. {remedy}"
         )
 
@@ -82,7 +78,7 @@ def check_unique(positions: Any, end: int, what: str, maker: object, remedy: str
     found, times = np.unique(known[known < end], return_counts=True)
     if (times > 1).any():
         raise ValueError(
-            f"{WHO}: {what}.positions must be unique, got {found[times.argmax()]} "
+            f"{what}.positions must be unique, got {found[times.argmax()]} "
             f"{times.max()} times from {maker!r}. {remedy}"
         )
 

@@ -20,12 +20,11 @@ def is_pair(axis_name: object) -> bool:
     return pair and all(isinstance(name, str) for name in axis_name) and len(set(axis_name)) == 2
 
 
-def replica_axis(axis_name: AxisName, who: str = "jrc.dgc_specs") -> str:
+def replica_axis(axis_name: AxisName) -> str:
     """Return the axis along which u and v differ: of a pair the outer one.
 
     Args:
         axis_name: One axis name, or a pair `(inner, outer)`.
-        who: The public function, for the error.
 
     Returns:
         The axis name.
@@ -38,7 +37,7 @@ def replica_axis(axis_name: AxisName, who: str = "jrc.dgc_specs") -> str:
     if is_pair(axis_name):
         return axis_name[1]
     raise ValueError(
-        f"{who}: axis_name must be the name of one axis or a pair (inner, outer), got "
+        "axis_name must be the name of one axis or a pair (inner, outer), got "
         f"{axis_name!r}. Pass the axis_name of the compression."
     )
 
@@ -71,7 +70,7 @@ def num_replicas(axis: str | None) -> int:
     """
     if not is_bound(axis):
         raise ValueError(
-            f"jrc.scale_by_dgc: axis_name must be an axis that is bound where update runs, got "
+            "axis_name must be an axis that is bound where update runs, got "
             f"axis_name={axis!r}. Call update inside jax.shard_map over a mesh with axis {axis!r} "
             f"or inside jax.pmap(..., axis_name={axis!r}), or pass axis_name=None for one replica."
         )

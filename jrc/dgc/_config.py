@@ -29,8 +29,6 @@ from jrc.dgc._schedule import COUNT_DTYPES
 from jrc.dgc._selectors import SELECTORS, Blocked, Selector
 from jrc.dgc._wires import WIRES, Wire
 
-_WHO = "jrc.scale_by_dgc"
-
 # An entry takes the bytes of two, its position being one of them.
 _LEAST_LAST_SPARSITY = 0.5
 
@@ -70,9 +68,9 @@ class DGCConfig:
         """Check every field and bring it into its form."""
         _check_axis(self.axis_name)
         for name in ("factor_masking", "clip_before_rampup"):
-            check_flag(getattr(self, name), name, _WHO)
-        one_of(self.clip_scaling, "clip_scaling", CLIP_SCALINGS, _WHO)
-        one_of(self.count_dtype, "count_dtype", COUNT_DTYPES, _WHO)
+            check_flag(getattr(self, name), name)
+        one_of(self.clip_scaling, "clip_scaling", CLIP_SCALINGS)
+        one_of(self.count_dtype, "count_dtype", COUNT_DTYPES)
         exchange = self.exchange
         if not isinstance(exchange, Auto):
             exchange = _named(exchange, "exchange", EXCHANGES, (EntryExchange, TensorExchange))
@@ -116,24 +114,24 @@ def checked_sparsity(sparsity: Any) -> tuple[float, ...]:
     single = is_real(sparsity)
     if not single and (not isinstance(sparsity, Sequence) or isinstance(sparsity, str)):
         raise TypeError(
-            f"{_WHO}: sparsity must be a number or a sequence of numbers, got {sparsity!r}. "
-            f"{remedy}"
+            f"sparsity must be a number or a sequence of numbers, got {sparsity!r}. {remedy}"
         )
     levels: tuple[Any, ...] = (sparsity,) if single else tuple(sparsity)
     if not levels:
-        raise ValueError(f"{_WHO}: sparsity must have at least one level, got none. {remedy}")
+        raise ValueError(f"sparsity must have at least one level, got none. {remedy}")
     for level in levels:
         if not is_real(level) or not 0 <= level < 1:
             raise ValueError(
-                f"{_WHO}: every sparsity must be a number in [0, 1), got {level!r} in {levels!r}. "
+                f"every sparsity must be a number in [0, 1), got {level!r} in {levels!r}. "
                 "It is the share that is kept back: 0.999 sends one entry in a thousand."
             )
     found = tuple(float(level) for level in levels)
     if 0 < found[-1] < _LEAST_LAST_SPARSITY:
         _logger.warning(
-            "%s: sparsity=%s keeps back the share %g and sends %g of the entries, which are more "
-            "bytes than an exchange of all. If %g is the density, write sparsity=(%g,).",
-            _WHO, found, found[-1], 1 - found[-1], found[-1], 1 - found[-1],
+            "jrc.scale_by_dgc: sparsity=%s keeps back the share %g and sends %g of the entries, "
+            "which are more bytes than an exchange of all. If %g is the density, write "
+            "sparsity=(%g,).",
+            found, found[-1], 1 - found[-1], found[-1], 1 - found[-1],
         )  # fmt: skip
     return found
 
@@ -149,16 +147,15 @@ _REMEDIES = {
 def _static(name: str, value: Any, least: int) -> int:
     """Return an integer that is known while tracing."""
     remedy = f"{_REMEDIES[name]}; under optax.inject_hyperparams name {name!r} in static_args."
-    return whole_number(value, name, _WHO, least=least, remedy=remedy)
+    return whole_number(value, name, least=least, remedy=remedy)
 
 
 def checked_momentum(momentum: Number, use_nesterov: bool) -> Momentum:
     """Return the momentum that `jrc.scale_by_dgc` is given."""
-    check_flag(use_nesterov, "use_nesterov", _WHO)
+    check_flag(use_nesterov, "use_nesterov")
     momentum = scalar(
         momentum,
         "momentum",
-        _WHO,
         rule="in [0, 1)",
         holds=lambda m: 0 <= m < 1,
         remedy="Pass 0.9.",
@@ -172,16 +169,14 @@ def _clip_norm(norm: Number | None) -> Number | None:
     if norm is None:
         return None
     remedy = "Pass None for no clipping."
-    return scalar(
-        norm, "local_grad_clip_norm", _WHO, rule="> 0", holds=lambda c: c > 0, remedy=remedy
-    )
+    return scalar(norm, "local_grad_clip_norm", rule="> 0", holds=lambda c: c > 0, remedy=remedy)
 
 
 def _check_axis(axis_name: Any) -> None:
     if axis_name is None or isinstance(axis_name, str) or is_pair(axis_name):
         return
     raise ValueError(
-        f"{_WHO}: axis_name must be the name of one axis, a pair (inner, outer), or None, got "
+        "axis_name must be the name of one axis, a pair (inner, outer), or None, got "
         f"{axis_name!r}. Name the mesh axis over which the replicas differ."
     )
 
@@ -192,7 +187,7 @@ def _trainers(num_trainers: Whole | None, axis_name: AxisName | None) -> int | N
     number = _static("num_trainers", num_trainers, 1)
     if axis_name is None and number != 1:
         raise ValueError(
-            f"{_WHO}: num_trainers must be 1 or left out where axis_name is None, which means one "
+            "num_trainers must be 1 or left out where axis_name is None, which means one "
             f"replica, got num_trainers={number}. Pass axis_name='data', the mesh axis with the "
             f"{number} replicas, and run the step under jax.shard_map over that mesh."
         )
@@ -206,11 +201,9 @@ def _regularization(value: Any) -> optax.GradientTransformation | None:
     if is_real(value) or isinstance(value, jax.Array):
         remedy = "Pass 1e-4, or None."
         holds = lambda factor: factor >= 0  # noqa: E731
-        return l2_penalty(
-            scalar(value, "regularization", _WHO, rule=">= 0", holds=holds, remedy=remedy)
-        )
+        return l2_penalty(scalar(value, "regularization", rule=">= 0", holds=holds, remedy=remedy))
     raise TypeError(
-        f"{_WHO}: regularization must be a number (the L2 factor), an optax transform or None, got "
+        "regularization must be a number (the L2 factor), an optax transform or None, got "
         f"{value!r}. Pass 1e-4, or jrc.l1_penalty(1e-4)."
     )
 
@@ -221,7 +214,7 @@ def _selector(value: Any, exchange: Exchange | Auto) -> Selector | str:
     found = _named(value, "selector", SELECTORS, (Selector,), ("auto",))
     if isinstance(exchange, Sharded) and not isinstance(found, Blocked):
         raise ValueError(
-            f"{_WHO}: selector must be 'blocked' for exchange='sharded', which needs as many "
+            "selector must be 'blocked' for exchange='sharded', which needs as many "
             f"entries of each block on every replica, got {value!r}. Leave selector out, or pass "
             "exchange='allgather'."
         )
@@ -242,6 +235,6 @@ def _named(
         return value
     kinds = " or ".join(f"jrc.dgc.{protocol.__name__}" for protocol in protocols)
     raise ValueError(
-        f"{_WHO}: {name} must be one of {listed([*known, *more])} or an object with the methods of "
+        f"{name} must be one of {listed([*known, *more])} or an object with the methods of "
         f"{kinds}, got {value!r}. Leave {name} out for the default."
     )

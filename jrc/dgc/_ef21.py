@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrc._errors import speaking_as
+from jrc._errors import public
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import scalar
 from jrc.dgc._config import DGCConfig, Number
@@ -15,10 +15,9 @@ from jrc.dgc._options import EF21Options, with_options
 from jrc.dgc._state import EF21State, initial_estimates, initial_state
 from jrc.dgc._update import update_estimates
 
-_WHO, _INNER = "jrc.scale_by_ef21", "jrc.scale_by_dgc"
-
 
 @with_options(EF21Options, sparsity=0.99, rampup_begin_step=1)
+@public("jrc.scale_by_ef21")
 def scale_by_ef21(
     momentum_rate: Real | Array = 0.1, **options: Unpack[EF21Options]
 ) -> optax.GradientTransformationExtraArgs:
@@ -87,15 +86,15 @@ def scale_by_ef21(
     arXiv:2305.15155, algorithm 1 (EF21-SGDM). v is kept in the place of g_i = M_i - v_i.
     """
     rate = _checked_rate(momentum_rate)
-    with speaking_as(_WHO, _INNER):
-        config = DGCConfig(momentum=Average(rate), factor_masking=False, **options)
+    config = DGCConfig(momentum=Average(rate), factor_masking=False, **options)
 
+    @public("jrc.scale_by_ef21")
     def init(params: PyTree) -> Any:
-        with speaking_as(_WHO, _INNER):
-            state = initial_state(params, int(config.min_size), config.axis_name)
-            estimates = initial_estimates(params, config.axis_name)
-            return EF21State(*state._replace(velocity=estimates))
+        state = initial_state(params, int(config.min_size), config.axis_name)
+        estimates = initial_estimates(params, config.axis_name)
+        return EF21State(*state._replace(velocity=estimates))
 
+    @public("jrc.scale_by_ef21")
     def update(
         updates: optax.Updates,
         state: Any,
@@ -105,8 +104,7 @@ def scale_by_ef21(
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
         del extra_args
-        with speaking_as(_WHO, _INNER):
-            return update_estimates(updates, state, params, config, param_specs)
+        return update_estimates(updates, state, params, config, param_specs)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -115,7 +113,6 @@ def _checked_rate(rate: Any) -> Number:
     rate = scalar(
         rate,
         "momentum_rate",
-        _WHO,
         rule="in (0, 1]",
         holds=lambda r: 0 < r <= 1,
         remedy="Pass 0.1, one minus Adam's b1.",

@@ -151,7 +151,7 @@ def buckets_of(sizes: Sequence[int]) -> tuple[slice, ...]:
     for place, size in enumerate(sizes):
         if not fits(size):
             raise ValueError(
-                f"jrc.scale_by_dgc: a leaf that is sent with positions must have at most "
+                "a leaf that is sent with positions must have at most "
                 f"{MOST_ENTRIES:,} entries, got {size:,}. Split the leaf, or pass exchange='dense'."
             )
         own = -(-size // BLOCK)

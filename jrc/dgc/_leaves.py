@@ -96,7 +96,7 @@ def flatten(
     if type(state) is not kind:
         name = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(
-            f"jrc.scale_by_dgc: state must be {name}, got {type(state).__name__}. Start "
+            f"state must be {name}, got {type(state).__name__}. Start "
             "with state = tx.init(params), and give the state of a chain to the chain."
         )
     paths, treedef = jax.tree.flatten_with_path(gradients, is_leaf=is_placeholder)
@@ -104,7 +104,7 @@ def flatten(
     u, expected = jax.tree.flatten(state.u, is_leaf=is_placeholder)
     if treedef != expected:
         raise ValueError(
-            "jrc.scale_by_dgc: gradients must have the structure of the parameters that init got, "
+            "gradients must have the structure of the parameters that init got, "
             f"got others: {tree_difference(state.u, gradients, is_placeholder)}. Build the state "
             "with tx.init for these parameters."
         )
@@ -187,7 +187,7 @@ def _params_error(params: PyTree, gradients: PyTree, method: str) -> ValueError:
         )
     call = "update(" if method == "update" else "jrc.dgc.apply_gradients(tx, "
     return ValueError(
-        "jrc.scale_by_dgc: params must have the structure and shapes of the gradients, got "
+        "params must have the structure and shapes of the gradients, got "
         f"{arrived}. Call {call}gradients, state, params)."
     )
 
@@ -214,12 +214,12 @@ def _check(
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
         arrived = gradient if is_placeholder(gradient) else dtype or type(gradient).__name__
         raise ValueError(
-            f"jrc.scale_by_dgc: {name} must be a floating array like its parameter, got {arrived}. "
+            f"{name} must be a floating array like its parameter, got {arrived}. "
             "Freeze a parameter with optax.masked, from init on."
         )
     if shape_of(gradient) != kept:
         raise ValueError(
-            f"jrc.scale_by_dgc: {name} must fit its state of shape {kept}, got "
+            f"{name} must fit its state of shape {kept}, got "
             f"{shape_of(gradient)}. Build the state for these parameters, and under jax.shard_map "
             "pass it with the specs of jrc.dgc_specs(state, axis_name)."
         )

@@ -7,17 +7,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrc._errors import speaking_as
+from jrc._errors import public, speaking_as
 from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import scalar
 from jrc.dgc._options import MomentumOptions, call_text, with_options
 from jrc.dgc._state import DGCState
 from jrc.dgc._transform import InPlaceUpdate, scale_by_dgc
 
-_WHO = "jrc.dgc_momentum"
-
 
 @with_options(MomentumOptions)
+@public("jrc.dgc_momentum")
 def dgc_momentum(
     learning_rate: optax.ScalarOrSchedule,
     momentum: Real | Array,
@@ -89,7 +88,7 @@ def dgc_momentum(
     }
     text = call_text(dgc_momentum, {"learning_rate": learning_rate, **given})
     _check_rate(learning_rate)
-    with speaking_as(_WHO, "jrc.scale_by_dgc"):
+    with speaking_as("jrc.dgc_momentum", "jrc.scale_by_dgc"):
         direction = scale_by_dgc(**given)
     in_place = cast(InPlaceUpdate, direction.update)
     rate = optax.scale_by_learning_rate(learning_rate)
@@ -97,6 +96,7 @@ def dgc_momentum(
     def init(params: PyTree) -> Any:
         return direction.init(params), rate.init(params)
 
+    @public("jrc.dgc_momentum")
     def update(
         gradients: PyTree, state: Any, params: PyTree, *, param_specs: PyTree
     ) -> tuple[PyTree, Any]:
@@ -105,6 +105,7 @@ def dgc_momentum(
         updates, after = rate.update(updates, schedule, params)
         return updates, (new, _unless_skipped(compression, new, schedule, after))
 
+    @public("jrc.dgc_momentum")
     def apply(
         gradients: PyTree, state: Any, params: PyTree, *, param_specs: PyTree = None
     ) -> tuple[PyTree, Any]:
@@ -127,7 +128,7 @@ def _unless_skipped(before: DGCState, after: Any, old: PyTree, new: PyTree) -> P
 def _check_rate(rate: Any) -> None:
     """Raise if a learning rate is neither a number nor a schedule; optax finds that late."""
     if not callable(rate):
-        scalar(rate, "learning_rate", _WHO, remedy="Pass 0.1, or an optax schedule.")
+        scalar(rate, "learning_rate", remedy="Pass 0.1, or an optax schedule.")
 
 
 def _parts(state: object) -> tuple[Any, optax.OptState]:
@@ -135,6 +136,6 @@ def _parts(state: object) -> tuple[Any, optax.OptState]:
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], DGCState):
         return cast(tuple[Any, optax.OptState], state)
     raise TypeError(
-        f"{_WHO}: state must be the one that init(params) returns, got {type(state).__name__}. "
+        f"state must be the one that init(params) returns, got {type(state).__name__}. "
         "Start with state = tx.init(params)."
     )

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jrc._errors import public
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import scalar
 
 
+@public("jrc.l2_penalty")
 def l2_penalty(factor: Real | Array) -> optax.GradientTransformation:
     r"""Return a transform that adds the gradient of an L2 penalty to local gradients.
 
@@ -35,9 +37,10 @@ def l2_penalty(factor: Real | Array) -> optax.GradientTransformation:
     Source: Lin et al., "Deep Gradient Compression", arXiv:1712.01887, section 3; Paddle's
     `L2Decay`.
     """
-    return _penalty(_checked("jrc.l2_penalty", factor), lambda w: w)
+    return _penalty(_checked(factor), lambda w: w)
 
 
+@public("jrc.l1_penalty")
 def l1_penalty(factor: Real | Array) -> optax.GradientTransformation:
     r"""Return a transform that adds the gradient of an L1 penalty to local gradients.
 
@@ -62,18 +65,19 @@ def l1_penalty(factor: Real | Array) -> optax.GradientTransformation:
 
     Source: Paddle's `L1Decay`.
     """
-    return _penalty(_checked("jrc.l1_penalty", factor), jnp.sign)
+    return _penalty(_checked(factor), jnp.sign)
 
 
 def _penalty(factor: Real | Array, slope: Callable[[Array], Array]) -> optax.GradientTransformation:
     """Return the transform `G = g + factor * slope(w)`."""
 
+    @public("jrc.scale_by_dgc")
     def update_fn(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
         if params is None:
             raise ValueError(
-                "jrc.scale_by_dgc: params must be given where there is a regularization, got None. "
+                "params must be given where there is a regularization, got None. "
                 "Call update(gradients, state, params)."
             )
         added = jax.tree.map(lambda g, w: g + factor * slope(w.astype(g.dtype)), updates, params)
@@ -82,8 +86,8 @@ def _penalty(factor: Real | Array, slope: Callable[[Array], Array]) -> optax.Gra
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
 
 
-def _checked(who: str, factor: Real | Array) -> Real | Array:
-    return scalar(factor, "factor", who, rule=">= 0", holds=lambda x: x >= 0, remedy="Pass 1e-4.")
+def _checked(factor: Real | Array) -> Real | Array:
+    return scalar(factor, "factor", rule=">= 0", holds=lambda x: x >= 0, remedy="Pass 1e-4.")
 
 
 def check_stateless(regularization: optax.GradientTransformation, params: PyTree) -> None:
@@ -99,7 +103,7 @@ def check_stateless(regularization: optax.GradientTransformation, params: PyTree
     kept = jax.eval_shape(regularization.init, params)
     if jax.tree.leaves(kept):
         raise TypeError(
-            "jrc.scale_by_dgc: regularization must be a transform without state, got one with the "
+            "regularization must be a transform without state, got one with the "
             f"state {type(kept).__name__}. Chain it in front: "
             "optax.chain(regularization, jrc.scale_by_dgc(...))."
         )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrc._errors import listed
+from jrc._errors import listed, public
 from jrc._specs import axes_of, padded, spec_inside, trimmed
 from jrc._tree import named_leaves, put
 from jrc._typing import Array, PyTree, Whole
@@ -21,9 +21,8 @@ from jrc.dgc._state_specs import dgc_specs
 Shares = tuple[tuple[tuple[int, float], ...], ...]
 """For each new row the old rows that it is a weighted sum of, as pairs of rank and weight."""
 
-_WHO = "jrc.reshard_dgc"
 
-
+@public("jrc.reshard_dgc")
 def reshard_dgc(
     state: PyTree,
     num_replicas: Whole,
@@ -83,10 +82,10 @@ def reshard_dgc(
         [[1.0, 8.0], [2.0, 4.0], [3.0, 0.0]]
     """
     remedy = "Pass mesh.shape['data']."
-    replicas = whole_number(num_replicas, "num_replicas", _WHO, least=1, remedy=remedy)
-    axis = replica_axis(axis_name, _WHO)
+    replicas = whole_number(num_replicas, "num_replicas", least=1, remedy=remedy)
+    axis = replica_axis(axis_name)
     _check_mesh(mesh, axis)
-    check_shardings_known(state, mesh, axis_name, _WHO)
+    check_shardings_known(state, mesh, axis_name)
     old = _rows_of(state)
     specs = dgc_specs(state, axis)
     whole = shares_of(old or replicas, replicas)
@@ -201,14 +200,14 @@ def _rows_of(state: PyTree) -> int:
     found = dgc_states(state)
     if not found:
         raise ValueError(
-            f"{_WHO}: state must have a DGCState in it, got none in {type(state).__name__}. Pass "
+            f"state must have a DGCState in it, got none in {type(state).__name__}. Pass "
             "the state of an optimizer made with jrc.scale_by_dgc, or a train state with one."
         )
     leaves = jax.tree.leaves([(each.u, each.v) for each in found])
     rows = sorted({leaf.shape[0] for leaf in leaves})
     if len(rows) > 1:
         raise ValueError(
-            f"{_WHO}: u and v of all leaves must have one row for each replica, got "
+            "u and v of all leaves must have one row for each replica, got "
             f"{' and '.join(map(str, rows))} rows. Pass a state whose parts belong to one run."
         )
     return rows[0] if rows else 0
@@ -219,13 +218,13 @@ def _check_leaf(path: Any, leaf: Any, old: int) -> None:
     name = jax.tree_util.keystr(path)
     if not old:
         raise ValueError(
-            f"{_WHO}: state must have a compressed leaf, whose rows give the number of replicas, "
+            "state must have a compressed leaf, whose rows give the number of replicas, "
             f"got none, while {name} differs between replicas. Build the state with tx.init, or "
             "compress a leaf with a lower min_size."
         )
     if leaf.shape[0] % old:
         raise ValueError(
-            f"{_WHO}: the first axis of {name} must be a multiple of {old}, the rows of u and v, "
+            f"the first axis of {name} must be a multiple of {old}, the rows of u and v, "
             f"got shape {leaf.shape}. Pass the state of all replicas, not that of one."
         )
 
@@ -236,24 +235,23 @@ def _check_mesh(mesh: Mesh | None, axis_name: str) -> None:
         return
     if not isinstance(mesh, Mesh):
         raise TypeError(
-            f"{_WHO}: mesh must be a jax.sharding.Mesh or None, got {mesh!r}. Pass "
+            f"mesh must be a jax.sharding.Mesh or None, got {mesh!r}. Pass "
             f"jax.sharding.Mesh(devices, ({axis_name!r},))."
         )
     if axis_name not in mesh.axis_names:
         raise ValueError(
-            f"{_WHO}: axis_name must be an axis of the mesh, one of {listed(mesh.axis_names)}, got "
+            f"axis_name must be an axis of the mesh, one of {listed(mesh.axis_names)}, got "
             f"{axis_name!r}. Pass one of them."
         )
 
 
-def check_shardings_known(state: PyTree, mesh: Mesh | None, axis_name: AxisName, who: str) -> None:
+def check_shardings_known(state: PyTree, mesh: Mesh | None, axis_name: AxisName) -> None:
     """Raise if an array has no `NamedSharding`, and could be split inside of a replica.
 
     Args:
         state: Arrays or shapes.
         mesh: The mesh on which they are to lie.
         axis_name: The axis of the replicas, or the pair `(inner, outer)`.
-        who: The public function, for the error.
     """
     if mesh is None:
         return
@@ -263,7 +261,7 @@ def check_shardings_known(state: PyTree, mesh: Mesh | None, axis_name: AxisName,
         if says or not names or isinstance(leaf, jax.core.Tracer) or not np.ndim(leaf):
             continue
         raise ValueError(
-            f"{who}: state must say how its arrays are split over {listed(names)} inside of a "
+            f"state must say how its arrays are split over {listed(names)} inside of a "
             f"replica, got {type(leaf).__name__} without a NamedSharding at {name!r}. Leave mesh "
             "out, and place the result: jax.device_put(new, jax.tree.map(lambda x: x.sharding, "
             "like)) with the state of jrc.init_state as like; give shapes a sharding."

@@ -23,8 +23,6 @@ from jrc.dgc._leaves import Leaf, Trees
 from jrc.dgc._state import is_placeholder
 from jrc.dgc._state_specs import check_whole
 
-_WHO = "jrc.scale_by_dgc"
-
 
 class Shards(NamedTuple):
     """The mesh axes over which a replica itself is split.
@@ -69,12 +67,12 @@ def shards_of(
     given = _given(trees, param_specs)
     if given is None and config.axis is not None and free & set(mesh.auto_axes) and leaves:
         raise ValueError(
-            f"{_WHO}: param_specs must be given where mesh axes besides axis_name are automatic, "
+            "param_specs must be given where mesh axes besides axis_name are automatic, "
             f"got None and {listed(sorted(free & set(mesh.auto_axes)))}. Pass the PartitionSpecs "
             "of the parameters, or PartitionSpec() if they are whole on each device."
         )
     if param_specs is not None and config.axis is not None:
-        check_whole(param_specs, config.axis, _WHO)
+        check_whole(param_specs, config.axis)
     placed = []
     for leaf in leaves:
         whole = _typed(leaf) if given is None else given[leaf.place]
@@ -142,7 +140,7 @@ def _check_choice(unknown: tuple[str, ...], config: DGCConfig) -> None:
     for what, together in choices.items():
         if unknown and together:
             raise ValueError(
-                f"{_WHO}: param_specs must be given for {what} where other mesh axes are manual, "
+                f"param_specs must be given for {what} where other mesh axes are manual, "
                 f"got None and {listed(unknown)}. Pass the PartitionSpecs of the parameters, or "
                 "check_vma=True to jax.shard_map."
             )
@@ -175,7 +173,7 @@ def _given(trees: Trees, param_specs: PyTree) -> list[PartitionSpec] | None:
         whole = trees.treedef.unflatten(trees.gradients)
         difference = tree_difference(whole, param_specs, lambda x: is_spec(x) or is_placeholder(x))
         raise ValueError(
-            f"{_WHO}: param_specs must have the structure of the parameters, got another: "
+            "param_specs must have the structure of the parameters, got another: "
             f"{difference}. Pass a PartitionSpec for each parameter, or one for all."
         ) from error
     # Where whole subtrees are masked out there is a tree of specs, which is not used.

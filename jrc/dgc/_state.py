@@ -165,13 +165,13 @@ def is_floating(leaf: Any) -> bool:
     """Whether a leaf has momentum: real floating arrays do."""
     if not (is_number(leaf) or is_traced(leaf)):
         raise TypeError(
-            f"jrc.scale_by_dgc: parameters must be arrays, got {type(leaf).__name__} {leaf!r}. "
+            f"parameters must be arrays, got {type(leaf).__name__} {leaf!r}. "
             "Take other values out of the tree."
         )
     dtype = jnp.result_type(leaf)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(
-            f"jrc.scale_by_dgc: parameters must be real, got {dtype} of shape {jnp.shape(leaf)}. "
+            f"parameters must be real, got {dtype} of shape {jnp.shape(leaf)}. "
             "Make the real and the imaginary part two leaves."
         )
     return jnp.issubdtype(dtype, jnp.floating)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from jrc._errors import public
 from jrc._specs import Mirror, axes_of, is_spec, mirrored, trimmed
 from jrc._tree import path_name
 from jrc._typing import PyTree
@@ -14,6 +15,7 @@ from jrc.dgc._collectives import AxisName, replica_axis
 from jrc.dgc._state import DGCState, dgc_states
 
 
+@public("jrc.dgc_specs")
 def dgc_specs(state: PyTree, axis_name: AxisName, param_specs: PyTree = None) -> PyTree:
     """Return the `PartitionSpec`s of a state, for `in_specs` and `out_specs` of `jax.shard_map`.
 
@@ -49,9 +51,9 @@ def dgc_specs(state: PyTree, axis_name: AxisName, param_specs: PyTree = None) ->
         >>> specs[0].u["w"] == PartitionSpec("data", "model")
         True
     """
-    own = replica_axis(axis_name, "jrc.dgc_specs")
+    own = replica_axis(axis_name)
     if param_specs is not None:
-        check_whole(param_specs, own, "jrc.dgc_specs")
+        check_whole(param_specs, own)
     return state_specs(state, own, None, param_specs)
 
 
@@ -75,12 +77,12 @@ def state_specs(state: PyTree, axis: str, params: PyTree, specs: PyTree) -> PyTr
     return treedef.unflatten([_spec(layout, mirror, axis) for layout, mirror in pairs])
 
 
-def check_whole(param_specs: PyTree, axis: str, who: str) -> None:
+def check_whole(param_specs: PyTree, axis: str) -> None:
     """Raise if a parameter is split over the replica axis: each replica needs whole ones."""
     for path, spec in jax.tree.flatten_with_path(param_specs, is_leaf=is_spec)[0]:
         if spec is not None and axis in axes_of(spec):
             raise ValueError(
-                f"{who}: params must be whole on every replica of the compressed axis {axis!r}, "
+                f"params must be whole on every replica of the compressed axis {axis!r}, "
                 f"got {path_name(path) or 'a leaf'!r} split by {spec}. Split parameters inside of "
                 f"a replica, over another axis: jax.make_mesh((2, 4), ({axis!r}, 'fsdp')) and "
                 "PartitionSpec('fsdp') (hybrid sharding)."

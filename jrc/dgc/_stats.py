@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import public
 from jrc._text import brief
 from jrc._typing import Count, PyTree, Scalar
 from jrc.dgc._state import dgc_states
@@ -35,6 +36,7 @@ class DGCStats(NamedTuple):
         return brief(self)
 
 
+@public("jrc.dgc_stats")
 def dgc_stats(state: PyTree) -> DGCStats:
     """Return density, bytes and the norm of what was not sent, of the last step.
 
@@ -65,7 +67,7 @@ def dgc_stats(state: PyTree) -> DGCStats:
     found = dgc_states(state)
     if len(found) != 1:
         raise ValueError(
-            f"jrc.dgc_stats: state must have exactly one DGCState in it, got {len(found)} in "
+            f"state must have exactly one DGCState in it, got {len(found)} in "
             f"{type(state).__name__}. Pass the state of one optimizer made with jrc.scale_by_dgc."
         )
     (only,) = found

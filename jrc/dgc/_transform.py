@@ -6,6 +6,7 @@ from typing import Any, Unpack, cast
 
 import optax
 
+from jrc._errors import public
 from jrc._typing import Array, PyTree, Real, Transform
 from jrc.dgc import _update
 from jrc.dgc._config import DGCConfig, checked_momentum
@@ -91,6 +92,7 @@ def apply_gradients(
 
 
 @with_options(DGCOptions, use_nesterov=False)
+@public("jrc.scale_by_dgc")
 def scale_by_dgc(
     momentum: Real | Array = 0.9, **options: Unpack[DGCOptions]
 ) -> optax.GradientTransformationExtraArgs:
@@ -189,16 +191,19 @@ def scale_by_dgc(
     value = checked_momentum(momentum, given.pop("use_nesterov"))
     config = DGCConfig(momentum=value, **given)
 
+    @public("jrc.scale_by_dgc")
     def init(params: PyTree) -> Any:
         if config.regularization is not None:
             check_stateless(config.regularization, params)
         return initial_state(params, int(config.min_size), config.axis_name)
 
+    @public("jrc.scale_by_dgc")
     def update(
         gradients: PyTree, state: Any, params: PyTree, *, param_specs: PyTree
     ) -> tuple[PyTree, DGCState]:
         return _update.update(gradients, cast(DGCState, state), params, config, param_specs)
 
+    @public("jrc.scale_by_dgc")
     def apply(
         gradients: PyTree,
         state: DGCState,

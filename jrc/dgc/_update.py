@@ -86,7 +86,7 @@ def apply(
     """
     trees, leaves = flatten(gradients, state, params, "apply")
     remedy = "Pass -0.1 to descend with a learning rate of 0.1."
-    scalar(scale, "scale", "jrc.scale_by_dgc", remedy=remedy)
+    scalar(scale, "scale", remedy=remedy)
     new = [x if is_placeholder(x) else jnp.asarray(x) for x in trees.params or ()]
     # Sums of several replicas' entries are not rounded one by one to half precision.
     direct = {
@@ -316,7 +316,7 @@ def _checked_replicas(config: DGCConfig) -> int:
     replicas = num_replicas(config.axis)
     if config.num_trainers not in (None, replicas):
         raise ValueError(
-            f"jrc.scale_by_dgc: num_trainers must be the size of axis {config.axis!r}, which is "
+            f"num_trainers must be the size of axis {config.axis!r}, which is "
             f"{replicas}, got {config.num_trainers}. Leave num_trainers out to take that size."
         )
     return replicas
@@ -327,7 +327,7 @@ def _check_local(gradients: list[jax.Array], config: DGCConfig) -> None:
     for axis in (config.axis, config.inner_axis):
         if any(is_already_reduced(gradient, axis) for gradient in gradients):
             raise ValueError(
-                "jrc.scale_by_dgc: gradients must be local to each replica, got ones that are "
+                "gradients must be local to each replica, got ones that are "
                 f"equal along axis {axis!r}: jax.grad with respect to replicated parameters sums "
                 "them, and compression would save nothing. "
                 f'Call jax.lax.pcast(params, {axis!r}, to="varying") before jax.grad.'

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import public
 from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import check_flag, finite_number, one_of, whole_number
 from jrc.outer_optimizers._chunks import Chunks
@@ -28,8 +29,6 @@ from jrc.outer_optimizers._message import (
 )
 from jrc.outer_optimizers._protocol import Encoded
 from jrc.outer_optimizers._quantizers import DENSE, Quantizer
-
-_WHO = "jrc.DiLoCo"
 
 _CHUNK = 4096
 
@@ -89,20 +88,21 @@ class DiLoCo:
     overlap: Whole = 0
     blend: Real = 0.0
 
+    @public("jrc.DiLoCo")
     def __post_init__(self) -> None:
         """Check every argument."""
-        whole_number(self.sync_every, "sync_every", _WHO, least=1, remedy="Write sync_every=100.")
+        whole_number(self.sync_every, "sync_every", least=1, remedy="Write sync_every=100.")
         remedy = "Write outer_lr=0.7."
-        finite_number(self.outer_lr, "outer_lr", _WHO, positive=True, remedy=remedy)
+        finite_number(self.outer_lr, "outer_lr", positive=True, remedy=remedy)
         remedy = "Write outer_momentum=0.9."
-        momentum = finite_number(self.outer_momentum, "outer_momentum", _WHO, remedy=remedy)
+        momentum = finite_number(self.outer_momentum, "outer_momentum", remedy=remedy)
         if momentum >= 1:
             raise ValueError(
-                f"{_WHO}: outer_momentum must be a number in [0, 1), got {momentum!r}. {remedy}"
+                f"outer_momentum must be a number in [0, 1), got {momentum!r}. {remedy}"
             )
-        check_flag(self.nesterov, "nesterov", _WHO)
-        one_of(self.wire, "wire", DENSE, _WHO)
-        check_fragments(self, _WHO)
+        check_flag(self.nesterov, "nesterov")
+        one_of(self.wire, "wire", DENSE)
+        check_fragments(self)
 
     @property
     def collective(self) -> str:

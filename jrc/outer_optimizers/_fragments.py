@@ -114,26 +114,26 @@ def blend_of(outer: Any) -> float:
     return float(getattr(outer, "blend", 0.0))
 
 
-def check_fragments(outer: Any, who: str) -> None:
+def check_fragments(outer: Any) -> None:
     """Raise unless fragments, overlap and blend are numbers in their ranges."""
     remedy = "Write fragments=4."
-    count = whole_number(outer.fragments, "fragments", who, least=1, remedy=remedy)
+    count = whole_number(outer.fragments, "fragments", least=1, remedy=remedy)
     if count > outer.sync_every:
         raise ValueError(
-            f"{who}: fragments must be at most sync_every, because one is exchanged in a step, got "
+            "fragments must be at most sync_every, because one is exchanged in a step, got "
             f"{count} for sync_every={outer.sync_every}. {remedy}"
         )
     remedy = "1 hides an exchange behind the next step."
-    overlap = whole_number(outer.overlap, "overlap", who, least=0, most=1, remedy=remedy)
+    overlap = whole_number(outer.overlap, "overlap", least=0, most=1, remedy=remedy)
     if overlap and 2 * count > outer.sync_every:
         raise ValueError(
-            f"{who}: sync_every must be at least 2 * fragments with overlap=1, so that there are "
+            "sync_every must be at least 2 * fragments with overlap=1, so that there are "
             f"steps with no exchange under way, got {outer.sync_every!r} for fragments={count}. "
             f"Write sync_every={2 * count}."
         )
     remedy = "Write blend=0.0."
-    if finite_number(blend_of(outer), "blend", who, remedy=remedy) >= 1:
-        raise ValueError(f"{who}: blend must be a share in [0, 1), got {outer.blend!r}. {remedy}")
+    if finite_number(blend_of(outer), "blend", remedy=remedy) >= 1:
+        raise ValueError(f"blend must be a share in [0, 1), got {outer.blend!r}. {remedy}")
 
 
 def turn_at(outer: Any, number: int) -> Turn:
@@ -164,9 +164,7 @@ def _sent_at(outer: Any, number: int) -> int | None:
     return ends.index(number % every) if number % every in ends else None
 
 
-def fragments_of(
-    params: Any, count: int, who: str = "jrc.init_state", uncut: Collection[int] = ()
-) -> tuple[Fragment, ...]:
+def fragments_of(params: Any, count: int, uncut: Collection[int] = ()) -> tuple[Fragment, ...]:
     """Return parts of about equally many entries, in the order of the tree.
 
     A leaf is cut along its leading axis, but not close to its ends.
@@ -174,7 +172,6 @@ def fragments_of(
     Args:
         params: Arrays or shapes.
         count: Number of fragments.
-        who: The public function, for an error.
         uncut: Numbers of leaves that are not cut.
 
     Returns:
@@ -194,7 +191,7 @@ def fragments_of(
     if count > cuts.runs:
         split = f", {len(uncut)} of them split there and so not cut" if uncut else ""
         raise ValueError(
-            f"{who}: outer must have no more fragments than the parameters can be cut into along "
+            "outer must have no more fragments than the parameters can be cut into along "
             f"their leading axes, got {count} for {len(shapes)} leaves of {cuts.total:,} entries"
             f"{split}. Use fewer fragments."
         )
@@ -224,9 +221,9 @@ def _dtype(x: Any) -> Any:
     return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
 
 
-def shapes_of_fragments(outer: Any, params: Any, who: str = "jrc.init_state") -> list[PyTree]:
+def shapes_of_fragments(outer: Any, params: Any) -> list[PyTree]:
     """Return the shapes of each fragment's arrays."""
-    fragments = fragments_of(params, fragment_count(outer), who)
+    fragments = fragments_of(params, fragment_count(outer))
     return [fragment.shapes(params) for fragment in fragments]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._errors import public
 from jrc._typing import Array, PyTree, Real, Whole
 from jrc._validate import finite_number, one_of, whole_number
 from jrc.outer_optimizers._chunks import chunks_of
@@ -30,7 +31,6 @@ from jrc.outer_optimizers._message import (
 from jrc.outer_optimizers._protocol import Encoded
 from jrc.outer_optimizers._quantizers import SPARSE
 
-_WHO = "jrc.SparseLoCo"
 LEVELS = ("leaf", "chunk")
 MEANS = ("all", "senders")
 
@@ -100,19 +100,20 @@ class SparseLoCo:
 
     collective = "all_gather"
 
+    @public("jrc.SparseLoCo")
     def __post_init__(self) -> None:
         """Check every argument."""
-        whole_number(self.sync_every, "sync_every", _WHO, least=1, remedy="Write sync_every=30.")
+        whole_number(self.sync_every, "sync_every", least=1, remedy="Write sync_every=30.")
         _share(self.density, "density", "(0, 1]", self.density != 0, "Write density=1/64.")
         remedy = "Write chunk=4096."
-        whole_number(self.chunk, "chunk", _WHO, least=16, most=2**INDEX_BITS, remedy=remedy)
+        whole_number(self.chunk, "chunk", least=16, most=2**INDEX_BITS, remedy=remedy)
         _share(self.error_decay, "error_decay", "[0, 1]", True, "Write error_decay=0.95.")
-        one_of(self.wire, "wire", SPARSE, _WHO)
+        one_of(self.wire, "wire", SPARSE)
         remedy = "Write outer_lr=1.0."
-        finite_number(self.outer_lr, "outer_lr", _WHO, positive=True, remedy=remedy)
-        one_of(self.levels, "levels", LEVELS, _WHO)
-        one_of(self.mean, "mean", MEANS, _WHO)
-        check_fragments(self, _WHO)
+        finite_number(self.outer_lr, "outer_lr", positive=True, remedy=remedy)
+        one_of(self.levels, "levels", LEVELS)
+        one_of(self.mean, "mean", MEANS)
+        check_fragments(self)
 
     def formats(self, params: Any) -> tuple[LeafFormat, ...]:
         """Return how each leaf with entries is sent."""
@@ -184,9 +185,9 @@ class SparseLoCo:
 
 def _share(value: Any, name: str, interval: str, holds: bool, remedy: str) -> None:
     """Raise unless a value lies in an interval from 0 to 1."""
-    rule = f"{_WHO}: {name} must be a share in {interval}, got {value!r}. {remedy}"
+    rule = f"{name} must be a share in {interval}, got {value!r}. {remedy}"
     try:
-        number = finite_number(value, name, _WHO)
+        number = finite_number(value, name)
     except TypeError:
         raise TypeError(rule) from None
     except ValueError:

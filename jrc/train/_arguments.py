@@ -16,14 +16,12 @@ from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Plan, check_offload, checked_budget, checked_compilations
 from jrc.train._runners import VIAS
 
-WHO = "jrc.make_train_step"
-
 
 def check_order(loss_fn: Any, tx: Any) -> None:
     """Raise if the loss function and the transform are swapped."""
     if is_transform(loss_fn) and callable(tx) and not is_transform(tx):
         raise TypeError(
-            f"{WHO}: loss_fn must come before tx, got a transform and `{name_of(tx)}`. Write "
+            f"loss_fn must come before tx, got a transform and `{name_of(tx)}`. Write "
             "jrc.make_train_step(loss_fn, tx)."
         )
 
@@ -41,45 +39,45 @@ def check_options(
     """Raise if an argument has a wrong type or value, or two do not go together."""
     if not callable(loss_fn):
         raise TypeError(
-            f"{WHO}: loss_fn must be a function loss_fn(params, batch, key), got "
+            "loss_fn must be a function loss_fn(params, batch, key), got "
             f"{type(loss_fn).__name__}. Pass the function itself."
         )
-    one_of(via, "via", VIAS, WHO)
-    check_flag(donate, "donate", WHO)
+    one_of(via, "via", VIAS)
+    check_flag(donate, "donate")
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(
-            f"{WHO}: plan must be a jrc.Plan, got {type(plan).__name__}. Read a stored one with "
+            f"plan must be a jrc.Plan, got {type(plan).__name__}. Read a stored one with "
             "jrc.Plan.from_json(text)."
         )
     if plan is not None and budget is not None:
         raise ValueError(
-            f"{WHO}: plan and memory_budget must not both be given, got a plan and {budget!r}. "
+            f"plan and memory_budget must not both be given, got a plan and {budget!r}. "
             "Leave one of them out."
         )
-    check_flag(respect_checkpoints, "respect_checkpoints", WHO)
+    check_flag(respect_checkpoints, "respect_checkpoints")
     if respect_checkpoints and budget is None:
         raise ValueError(
-            f"{WHO}: respect_checkpoints must go with memory_budget, got none. Pass "
+            "respect_checkpoints must go with memory_budget, got none. Pass "
             "memory_budget='16GiB', or a plan that was made with respect_checkpoints=True."
         )
-    check_offload(offload, WHO)
+    check_offload(offload)
     if offload is not False and budget is None:
         raise ValueError(
-            f"{WHO}: offload must go with memory_budget, got none. Pass memory_budget='16GiB', or "
+            "offload must go with memory_budget, got none. Pass memory_budget='16GiB', or "
             "a plan that was made with offload=True."
         )
-    checked_compilations(compilations, WHO)
+    checked_compilations(compilations)
     if compilations is not None and budget is None:
         raise ValueError(
-            f"{WHO}: compilations must go with memory_budget, got none. Pass "
+            "compilations must go with memory_budget, got none. Pass "
             "memory_budget='16GiB', or a plan that was made with compilations=5."
         )
     if budget is None:
         return
-    checked_budget(budget, WHO)
+    checked_budget(budget)
     if via == "pmap":
         raise ValueError(
-            f"{WHO}: memory_budget must be used with a single program, got via='pmap', which makes "
+            "memory_budget must be used with a single program, got via='pmap', which makes "
             "several. Use via='shard_map', or pass plan=jrc.plan(loss_fn, ...)."
         )
 
@@ -87,15 +85,15 @@ def check_options(
 def layout_of_step(mesh: Mesh | None, axis_name: AxisName, via: str) -> Layout:
     """Return the layout of the step, or raise if `via` cannot run on it."""
     one = via == "jit" and mesh is None
-    layout = _on_one_device(axis_name) if one else Layout.of(mesh, axis_name, WHO)
+    layout = _on_one_device(axis_name) if one else Layout.of(mesh, axis_name)
     if via == "pmap" and layout.mesh.is_multi_process:
         raise ValueError(
-            f"{WHO}: mesh must be of one process with via='pmap', got devices of "
+            "mesh must be of one process with via='pmap', got devices of "
             f"{jax.process_count()}. Use via='shard_map'."
         )
     if via == "pmap" and (layout.mesh.size > layout.parts or layout.means is not None):
         raise ValueError(
-            f"{WHO}: mesh must have one axis with via='pmap', got "
+            "mesh must have one axis with via='pmap', got "
             f"{listed(layout.mesh.axis_names)}. Use via='shard_map'."
         )
     return layout
@@ -105,14 +103,14 @@ def _on_one_device(axis_name: AxisName) -> Layout:
     """Return a layout on the first device; of one of several processes it would be a guess."""
     if jax.process_count() > 1:
         raise ValueError(
-            f"{WHO}: mesh must be given with via='jit' in a run of {jax.process_count()} "
+            f"mesh must be given with via='jit' in a run of {jax.process_count()} "
             "processes, got None. Use via='shard_map', or give each process a mesh of its own: "
             f"Mesh(jax.local_devices()[:1], ({axis_name!r},))."
         )
     names = axis_name[::-1] if isinstance(axis_name, tuple) else (axis_name,)
     device = np.asarray(jax.devices()[:1]).reshape([1] * len(names))
     known = all(isinstance(name, str) for name in names)
-    return Layout.of(Mesh(device, names) if known else None, axis_name, WHO)
+    return Layout.of(Mesh(device, names) if known else None, axis_name)
 
 
 def is_transform(tx: Any) -> bool:
@@ -120,32 +118,32 @@ def is_transform(tx: Any) -> bool:
     return callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))
 
 
-def check_transform(tx: Any, who: str) -> None:
+def check_transform(tx: Any) -> None:
     """Raise unless this is an optax transform."""
     if not is_transform(tx):
         raise TypeError(
-            f"{who}: tx must be an optax transform, got {type(tx).__name__} {tx!r}. Write "
+            f"tx must be an optax transform, got {type(tx).__name__} {tx!r}. Write "
             "tx=optax.adam(0.01)."
         )
 
 
-def check_arrays(tree: PyTree, who: str) -> None:
+def check_arrays(tree: PyTree) -> None:
     """Raise unless all leaves are arrays."""
     for name, leaf in named_leaves(tree):
         if not (is_number(leaf) or is_traced(leaf)):
             raise TypeError(
-                f"{who}: every leaf of params and model_state must be an array, got "
+                "every leaf of params and model_state must be an array, got "
                 f"{type(leaf).__name__} {leaf!r} at {name!r}. Bind other values to the loss "
                 "function."
             )
 
 
-def check_outer(outer: Any, who: str) -> None:
+def check_outer(outer: Any) -> None:
     """Raise unless this is `None` or an outer optimizer."""
     if outer is None or (isinstance(outer, OuterOptimizer) and not isinstance(outer, type)):
         return
     raise TypeError(
-        f"{who}: outer must be None or an outer optimizer, got {outer!r}. Write "
+        f"outer must be None or an outer optimizer, got {outer!r}. Write "
         "outer=jrc.SparseLoCo(sync_every=30)."
     )
 
@@ -154,6 +152,6 @@ def check_via(outer: OuterOptimizer | None, via: str, mesh: Mesh) -> None:
     """Raise for a `jit` over several devices, in which there are no replicas for `outer`."""
     if outer is not None and via == "jit" and mesh.size > 1:
         raise ValueError(
-            f"{WHO}: via must be 'shard_map' or 'pmap' with outer= on several devices, got 'jit' "
+            "via must be 'shard_map' or 'pmap' with outer= on several devices, got 'jit' "
             f"on {mesh.size}. Leave via= out."
         )

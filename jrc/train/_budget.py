@@ -31,12 +31,11 @@ class Budgeted:
         loss_fn: Callable[..., Any],
         budget: int | str | float,
         respect_checkpoints: bool,
-        who: str,
         offload: bool | float = False,
         compilations: int | None = None,
     ) -> None:
         self.plan: Plan | None = None
-        self._build, self._loss_fn, self._budget, self._who = build, loss_fn, budget, who
+        self._build, self._loss_fn, self._budget = build, loss_fn, budget
         self._respects, self._offload = respect_checkpoints, offload
         self._compilations = compilations
         self._known: dict[Any, tuple[Plan, Programs]] = {}
@@ -52,11 +51,10 @@ class Budgeted:
                 self._loss_fn,
                 lambda loss_fn: self._build(loss_fn).lower(way, way.lowered(), state, batch),
                 self._budget,
-                self._who,
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
                 platform=device.platform,
                 respect_checkpoints=self._respects,
-                link=host_link(self._offload, None, leaves, self._who),
+                link=host_link(self._offload, None, leaves),
                 parts=max(
                     (shards_of(leaf, 0) for leaf in jax.tree.leaves(state.params)), default=1
                 ),

@@ -20,7 +20,6 @@ from jrc._tree import named_leaves
 from jrc._typing import PyTree
 from jrc.train._state import TrainState
 
-_WHO = "jrc.make_train_step"
 _LOOKUP = re.compile(r'stablehlo\.(?:dynamic_)?gather"?\(.*?: \(tensor<([0-9x]+)x[a-z]\w*>')
 
 
@@ -47,10 +46,10 @@ def warn_of_lookups(
             continue
         name, spec = tables[shape]
         warnings.warn(
-            f"{_WHO}: XLA's partitioner is known to abort the process at a lookup in an array that "
-            f"is split inside of a replica as params {name!r} is, {spec}, by indices that are "
-            f"split over {listed(sorted(rows), 'none')} of {listed(inside)}. Split it along its "
-            f"width over all of them, {PartitionSpec(None, inside)}, or use via='jit'.",
+            "jrc.make_train_step: XLA's partitioner is known to abort the process at a lookup in "
+            f"an array that is split inside of a replica as params {name!r} is, {spec}, by indices "
+            f"that are split over {listed(sorted(rows), 'none')} of {listed(inside)}. Split it "
+            f"along its width over all of them, {PartitionSpec(None, inside)}, or use via='jit'.",
             stacklevel=2,
         )
 

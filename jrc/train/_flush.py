@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jrc._errors import public
 from jrc._tree import aval_of
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import check_flag, scalar
@@ -15,9 +16,8 @@ from jrc.dgc._internal import apply_residuals, dgc_states
 from jrc.train._optax import differentiated
 from jrc.train._state import TrainState
 
-_WHO = "jrc.flush"
 
-
+@public("jrc.flush")
 def flush(state: TrainState, learning_rate: Real | Array, *, donate: bool = False) -> TrainState:
     r"""Apply what the replicas have not sent to the parameters, in one dense step.
 
@@ -70,9 +70,9 @@ def flush(state: TrainState, learning_rate: Real | Array, *, donate: bool = Fals
     Source: the residual of Lin et al., "Deep Gradient Compression", arXiv:1712.01887, section 3.
     """
     found = _checked(state)
-    check_flag(donate, "donate", _WHO)
+    check_flag(donate, "donate")
     remedy = "Pass 0.1, or schedule(int(state.step)) for a schedule."
-    rate = jnp.asarray(scalar(learning_rate, "learning_rate", _WHO, remedy=remedy), jnp.float32)
+    rate = jnp.asarray(scalar(learning_rate, "learning_rate", remedy=remedy), jnp.float32)
     arrays = differentiated(state.params), [(each.u, each.v) for each in found]
     params, rows = _program(arrays, bool(donate))(*arrays, rate)
     if isinstance(state.params, optax.LookaheadParams):
@@ -90,7 +90,7 @@ def _checked(state: Any) -> list[DGCState]:
     """Return the states of all compressions, at least one."""
     if not isinstance(state, TrainState):
         raise TypeError(
-            f"{_WHO}: state must be a TrainState, got {type(state).__name__}. Pass the state that "
+            f"state must be a TrainState, got {type(state).__name__}. Pass the state that "
             "jrc.init_state or a train step returned."
         )
     found = dgc_states(state.opt_state)
@@ -98,7 +98,7 @@ def _checked(state: Any) -> list[DGCState]:
     if not found or averages:
         arrived = "an EF21State" if averages else f"none in {type(state.opt_state).__name__}"
         raise ValueError(
-            f"{_WHO}: state must have a DGCState in its opt_state, got {arrived}. Without "
+            f"state must have a DGCState in its opt_state, got {arrived}. Without "
             "jrc.scale_by_dgc no step is kept back: leave jrc.flush out."
         )
     return found

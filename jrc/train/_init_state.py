@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrc._errors import listed
+from jrc._errors import listed, public
 from jrc._layout import Layout, copied
 from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
@@ -22,9 +22,8 @@ from jrc.train._optax import check_structure, wrapped
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import Synchronisation, row_specs, synchronisation_of
 
-_WHO = "jrc.init_state"
 
-
+@public("jrc.init_state")
 def init_state(
     params: PyTree,
     tx: Transform,
@@ -80,21 +79,21 @@ def init_state(
     params = with_static(params)
 
     def here() -> tuple[Synchronisation, Layout, PyTree, PyTree]:
-        layout = Layout.of(mesh, axis_name, _WHO)
-        check_transform(tx, _WHO)
-        check_key(key, _WHO)
-        check_arrays({"params": params, "model_state": model_state}, _WHO)
-        check_outer(outer, _WHO)
+        layout = Layout.of(mesh, axis_name)
+        check_transform(tx)
+        check_key(key)
+        check_arrays({"params": params, "model_state": model_state})
+        check_outer(outer)
         shapes = _is_abstract((params, model_state, key), layout.mesh)
         opt_state = jax.eval_shape(tx.init, params) if shapes else tx.init(params)
         _check_first(opt_state)
         stepped = wrapped(params, opt_state)
-        check_structure(stepped, opt_state, _WHO)
+        check_structure(stepped, opt_state)
         layout, way = layout.with_params(stepped), synchronisation_of(tx, outer, opt_state)
         way.check(stepped, model_state, opt_state, layout)
         return way, layout, stepped, opt_state
 
-    way, layout, params, opt_state = all_or_none(here, _WHO) if _spans_processes(mesh) else here()
+    way, layout, params, opt_state = all_or_none(here) if _spans_processes(mesh) else here()
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state, key)
     abstract = _is_abstract(state, layout.mesh)
     if layout.mesh.is_multi_process and not abstract:
@@ -144,7 +143,7 @@ def _check_same(state: TrainState) -> None:
     given = {"params": state.params, "model_state": state.model_state, "key": state.key}
     if names := differing(named_leaves(given)):
         raise ValueError(
-            f"{_WHO}: params, model_state and key must be equal on all {jax.process_count()} "
+            f"params, model_state and key must be equal on all {jax.process_count()} "
             f"processes, got different {listed(names)}. Draw them from the same key on every "
             "process."
         )
@@ -158,7 +157,7 @@ def _check_first(opt_state: PyTree) -> None:
         for part in chain[:at]:
             if _has_floats(part):
                 raise ValueError(
-                    f"{_WHO}: a transform before the compression must have no state of its own, "
+                    "a transform before the compression must have no state of its own, "
                     f"which would differ between replicas, got {type(part).__name__}. Chain it "
                     "behind jrc.scale_by_dgc."
                 )

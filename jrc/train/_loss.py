@@ -12,8 +12,6 @@ from jrc._rng import fold_all
 from jrc._tree import is_array, is_number, is_typed_key, kind_of, named_leaves, sum_dtype
 from jrc._typing import Array, PyTree, RandomKey, Scalar
 
-_WHO = "jrc.make_train_step"
-
 
 class Gradient(NamedTuple):
     """The gradient of one replica's batch.
@@ -184,8 +182,7 @@ def _pair_of(out: Any, name: str, stateful: bool = False) -> tuple[Any, Any]:
     is_sequence = isinstance(out, tuple | list)
     kind = f"a {type(out).__name__} of {len(out)}" if is_sequence else kind_of(out)
     raise ValueError(
-        f"{_WHO}: loss_fn must return {form}, got {kind} from `{name}`. Return that pair as a "
-        "tuple."
+        f"loss_fn must return {form}, got {kind} from `{name}`. Return that pair as a tuple."
     )
 
 
@@ -200,7 +197,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], name: str) -> None:
     except TypeError as error:
         given = "params, batch, key" if len(args) == 3 else "params, model_state, batch, key"
         raise TypeError(
-            f"{_WHO}: loss_fn must take ({given}), got `{name}`, which does not: {error}. There "
+            f"loss_fn must take ({given}), got `{name}`, which does not: {error}. There "
             "are four arguments with a model state in jrc.init_state, else three; bind others with "
             "functools.partial."
         ) from error
@@ -221,7 +218,7 @@ def _check_model_state(old: PyTree, new: PyTree, name: str) -> None:
             now = kind_now if name_now == leaf else f"leaf {name_now!r}"
             change = f"{now} for leaf {leaf!r}, {kind},"
         raise ValueError(
-            f"{_WHO}: the new model state must have the leaves, shapes and dtypes of the old one, "
+            "the new model state must have the leaves, shapes and dtypes of the old one, "
             f"got {change} from `{name}`. Return it like the argument."
         )
 
@@ -232,7 +229,7 @@ def _check_aux(aux: PyTree, name: str) -> None:
         if not (is_array(leaf) or isinstance(leaf, int | float)) or is_typed_key(leaf):
             where = leaf_name or "(aux itself)"
             raise ValueError(
-                f"{_WHO}: aux must hold numbers, which are averaged or added over replicas, got "
+                "aux must hold numbers, which are averaged or added over replicas, got "
                 f"{kind_of(leaf)} at {where!r} from `{name}`. Take it out of aux."
             )
 
@@ -245,7 +242,7 @@ def _checked_loss(loss: Any, name: str) -> Scalar:
         or not jnp.issubdtype(jnp.result_type(loss), jnp.floating)
     ):
         raise ValueError(
-            f"{_WHO}: loss_fn must return a floating scalar, the mean over the batch, got "
+            "loss_fn must return a floating scalar, the mean over the batch, got "
             f"{kind_of(loss)} from `{name}`. Take its mean, and return other values as (loss, aux)."
         )
     return loss

@@ -17,7 +17,6 @@ from jrc._errors import listed
 from jrc._tree import tree_difference
 from jrc._typing import PyTree, Scalar, Transform
 
-_WHO = "jrc.make_train_step"
 # What optax calls: an error that is raised there comes from its caller.
 _LIBRARIES = ("jax", "jaxlib", "numpy", "chex", "functools", "contextlib")
 _LINE_SEARCHES = (optax.ScaleByBacktrackingLinesearchState, optax.ScaleByZoomLinesearchState)
@@ -205,7 +204,7 @@ def _text_of(missing: Sequence[str], is_reached: bool, extra: Collection[str]) -
     names = names.replace(", ", " and ") if len(missing) == 2 else names
     if set(missing) <= set(_OFFERED) and not is_reached:
         return (
-            f"{_WHO}: tx must hand its extra arguments on to the transform that needs {names}, "
+            f"tx must hand its extra arguments on to the transform that needs {names}, "
             "got a wrapper that drops them, as optax.lookahead, optax.contrib.sam and "
             "optax.contrib.split_real_and_imaginary do. Leave one of the two out, or chain the "
             "transform behind the wrapper."
@@ -217,7 +216,7 @@ def _text_of(missing: Sequence[str], is_reached: bool, extra: Collection[str]) -
             "loss as a function of the parameters: leave one of the two out."
         )
     return (
-        f"{_WHO}: tx must need no extra arguments but 'value', and without compression 'grad' and "
+        "tx must need no extra arguments but 'value', and without compression 'grad' and "
         f"'value_fn', got a transform that needs {names}. {remedy}"
     )
 
@@ -234,7 +233,7 @@ def _is_raised_by_optax(error: Exception) -> bool:
 def _search_text(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     return (
-        f"{_WHO}: tx must give its line search the parameters of the step, as 'grad' and "
+        "tx must give its line search the parameters of the step, as 'grad' and "
         f"'value_fn' have them, got {type(error).__name__}: {first}. Pass "
         "mask_compatible_extra_args=True to optax.masked and optax.partition; inside of "
         "optax.flatten a line search cannot run: leave one of the two out."
@@ -245,21 +244,21 @@ def check_same_state(old: PyTree, new: PyTree) -> None:
     """Raise if a transform returns a state of another structure than it was given."""
     if difference := tree_difference(old, new):
         raise TypeError(
-            f"{_WHO}: tx must return a state of the structure that it gets, got another one: "
+            "tx must return a state of the structure that it gets, got another one: "
             f"{difference}. Give the train state the state of tx after one update: optax.monitor "
             "and the like begin with an empty one."
         )
 
 
-def check_structure(params: PyTree, opt_state: PyTree, who: str) -> None:
+def check_structure(params: PyTree, opt_state: PyTree) -> None:
     """Raise if the parameters lack the structure that the transform steps with."""
     if isinstance(params, optax.LookaheadParams) and not _has_lookahead(opt_state):
         raise ValueError(
-            f"{who}: params must be the model's own where tx has no optax.lookahead, got "
+            "params must be the model's own where tx has no optax.lookahead, got "
             "optax.LookaheadParams. Pass params.slow."
         )
     if wrapped(params, opt_state) is not params:
         raise ValueError(
-            f"{who}: state must have optax.LookaheadParams as params for the optax.lookahead in "
+            "state must have optax.LookaheadParams as params for the optax.lookahead in "
             f"tx, got {type(params).__name__}. Build it with jrc.init_state(params, tx, key)."
         )

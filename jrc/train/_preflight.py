@@ -28,9 +28,9 @@ from jrc._tree import (
     tree_difference,
 )
 from jrc._typing import PyTree, Transform
-from jrc.dgc._internal import AxisName, dgc_states, without_axes
+from jrc.dgc._internal import dgc_states, without_axes
 from jrc.outer_optimizers import OuterOptimizer
-from jrc.train._arguments import WHO, check_arrays
+from jrc.train._arguments import check_arrays
 from jrc.train._check_axis import check_axis
 from jrc.train._check_lookups import warn_of_lookups
 from jrc.train._optax import check_structure
@@ -52,7 +52,6 @@ class Preflight:
         tx: The optimizer.
         outer: The outer optimizer, if there is one.
         layout: The layout of the run.
-        axis: The name of the axis, or the pair, that a compression must have.
         via: How the step runs.
         accumulate: Parts of a replica's batch.
         lower: Returns the program of the step before it is planned, from a way, state and batch.
@@ -63,12 +62,11 @@ class Preflight:
         tx: Transform,
         outer: OuterOptimizer | None,
         layout: Layout,
-        axis: AxisName,
         via: str,
         accumulate: int,
         lower: Callable[[Synchronisation, TrainState, PyTree], jax.stages.Lowered],
     ) -> None:
-        self._tx, self._outer, self._layout, self._axis = tx, outer, layout, axis
+        self._tx, self._outer, self._layout = tx, outer, layout
         self._via, self._accumulate, self._lower = via, accumulate, lower
         self._known: dict[Any, Synchronisation] = {}
         self._batches, self._agreed = SameBatch(), False
@@ -90,7 +88,7 @@ class Preflight:
         if self._agreed:
             self._batches.check(batch)
             return here()
-        way = all_or_none(here, WHO)
+        way = all_or_none(here)
         check_batch_of_processes(batch, self._layout.names)
         check_copies_of_batch(batch, self._layout.names)
         self._batches.check(batch)
@@ -127,17 +125,17 @@ class Preflight:
         params = jax.tree.map(_without_sharding, state.params)
         inner = jax.eval_shape(self._tx.init, params)
         way.check(state.params, state.model_state, inner, layout)
-        check_structure(params, inner, WHO)
+        check_structure(params, inner)
         expected = way.init(state.params, state.model_state, inner, layout, shapes=True)
         if difference := tree_difference(without_axes(expected), without_axes(state.opt_state)):
             argument = "" if self._outer is None else ", outer=outer"
             raise ValueError(
-                f"{WHO}: state must be built for {way.made_for}, got one with another opt_state: "
+                f"state must be built for {way.made_for}, got one with another opt_state: "
                 f"{difference}. Build it with jrc.init_state(params, tx, key{argument})."
             )
         check_rows(way, state._replace(opt_state=expected), state, layout)
         if dgc_states(inner) and layout.parts > 1:
-            check_axis(self._tx, params, self._axis, layout.mesh)
+            check_axis(self._tx, params, inner, layout)
 
     def _check_program(self, way: Synchronisation, state: TrainState, batch: PyTree) -> None:
         """Look into the program, which is lowered once, for what arrays do not tell."""
@@ -158,12 +156,12 @@ def check_form(state: Any) -> None:
     """Raise unless this is a `TrainState` whose arrays were not donated."""
     if not isinstance(state, TrainState):
         raise TypeError(
-            f"{WHO}: state must be a TrainState of jrc.init_state, got {type(state).__name__}. "
+            f"state must be a TrainState of jrc.init_state, got {type(state).__name__}. "
             "Write state = jrc.init_state(params, tx, key)."
         )
     if _is_placed(state.step) and state.step.is_deleted():
         raise ValueError(
-            f"{WHO}: state must not be donated, got one whose arrays an earlier step has "
+            "state must not be donated, got one whose arrays an earlier step has "
             "deleted. Use the state that it returned, or pass donate=False."
         )
 
@@ -174,14 +172,14 @@ def check_devices(state: TrainState, mesh: Mesh) -> None:
     placed = _is_placed(step) and step.committed
     if placed and step.sharding.device_set != set(mesh.devices.flat):
         raise ValueError(
-            f"{WHO}: state must lie on the {mesh.size} devices of the step, got one on "
+            f"state must lie on the {mesh.size} devices of the step, got one on "
             f"{len(step.sharding.device_set)}, not the same ones. Give jrc.init_state and "
             "jrc.make_train_step the same mesh."
         )
     shared = NamedSharding(mesh, PartitionSpec())
     if placed and mesh.size > 1 and not same_types(step.sharding, shared):
         raise ValueError(
-            f"{WHO}: state must lie on the mesh of the step, whose axis_types are "
+            "state must lie on the mesh of the step, whose axis_types are "
             f"{mesh.axis_types}, got one on {step.sharding}. Give jrc.init_state and "
             "jrc.make_train_step the same mesh."
         )
@@ -193,12 +191,12 @@ def _is_placed(leaf: Any) -> bool:
 
 def check_leaves(state: TrainState) -> None:
     """Raise unless parameters are floating arrays, and the key is one."""
-    check_arrays({"params": state.params, "model_state": state.model_state}, WHO)
-    check_key(state.key, WHO)
+    check_arrays({"params": state.params, "model_state": state.model_state})
+    check_key(state.key)
     for name, leaf in named_leaves(state.params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise ValueError(
-                f"{WHO}: every leaf of params must be floating, because it is differentiated, got "
+                "every leaf of params must be floating, because it is differentiated, got "
                 f"{kind_of(leaf)} at {name!r}. Keep it in the model state."
             )
 
@@ -214,12 +212,12 @@ def check_rows(
         if spec and got.size != want.size * layout.rows:
             if got.shape[:1] == (layout.rows,):
                 raise ValueError(
-                    f"{WHO}: state must fit the split of replicas on this mesh, got rows of "
+                    "state must fit the split of replicas on this mesh, got rows of "
                     f"{list(got.shape[1:])} for {want.size} entries. Build it with jrc.init_state "
                     "on this mesh, or take it over by jrc.reshard(..., mesh=mesh, outer=outer)."
                 )
             raise ValueError(
-                f"{WHO}: state must be built for the {layout.rows} replicas of the step, got one "
+                f"state must be built for the {layout.rows} replicas of the step, got one "
                 f"with {what} for {got.size / want.size:g}. Give jrc.init_state and "
                 "jrc.make_train_step the same mesh; without one, via='jit' takes one device, and "
                 "jrc.init_state all of them."
@@ -236,7 +234,7 @@ def check_split_state(state: TrainState, layout: Layout, via: str) -> None:
     if via == "jit":
         if layout.mesh.size > 1 and dgc_states(state.opt_state):
             raise ValueError(
-                f"{WHO}: tx must not compress with via='jit' on several devices, where XLA "
+                "tx must not compress with via='jit' on several devices, where XLA "
                 f"reduces the gradients, got a compression and {layout.mesh.size} devices. Use "
                 "via='shard_map'."
             )
@@ -277,7 +275,7 @@ def check_every_axis(
     missing = [name for name in missing if f'"{name}"' not in dimensions]
     if missing:
         raise ValueError(
-            f"{WHO}: every axis of the mesh must split something, got {listed(missing)}, over "
+            f"every axis of the mesh must split something, got {listed(missing)}, over "
             "which neither params, batch nor the loss function is split, so that its devices "
             "would repeat the same work. Split the batch over it, "
             f"PartitionSpec({(*layout.names, *missing)!r}), or the parameters, or leave it out of "
@@ -297,7 +295,7 @@ def check_batch(batch: PyTree, layout: Layout, accumulate: int, is_placed: bool)
     for name, leaf in named_leaves(batch):
         if not (is_array(leaf) or is_traced(leaf)):
             raise ValueError(
-                f"{WHO}: every leaf of batch must be an array with the examples along its leading "
+                "every leaf of batch must be an array with the examples along its leading "
                 f"axis, got {type(leaf).__name__} {leaf!r} at {name or _WHOLE_BATCH!r}. Convert it "
                 "with jnp.asarray."
             )
@@ -311,7 +309,7 @@ def check_batch(batch: PyTree, layout: Layout, accumulate: int, is_placed: bool)
             words = f"replicas * accumulate = {layout.parts} * {accumulate}"
         if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] % parts or jnp.shape(leaf)[0] == 0:
             raise ValueError(
-                f"{WHO}: the leading axis of every leaf of batch must be a multiple of {words} = "
+                f"the leading axis of every leaf of batch must be a multiple of {words} = "
                 f"{parts}, got shape {list(jnp.shape(leaf))} at {name or _WHOLE_BATCH!r}. Drop the "
                 "rest of the batch, or use fewer parts."
             )
@@ -321,7 +319,7 @@ def check_batch_of_processes(batch: PyTree, axes: tuple[str, ...]) -> None:
     """Raise if an array that lies on one process differs: JAX takes it for the whole batch."""
     if names := differing(named_leaves(batch)):
         raise ValueError(
-            f"{WHO}: arrays of batch on one process must be the whole batch, equal on every "
+            "arrays of batch on one process must be the whole batch, equal on every "
             f"process, got different {listed(names)}. Join the parts of the processes, of equal "
             "sizes: jax.make_array_from_process_local_data("
             f"NamedSharding(mesh, PartitionSpec({axes!r})), part)."
@@ -335,7 +333,7 @@ def check_copies_of_batch(batch: PyTree, axes: tuple[str, ...]) -> None:
     name, processes = found[0]
     together = ", ".join(map(str, processes))
     raise ValueError(
-        f"{WHO}: processes that hold the same examples of batch must hold equal ones, got "
+        "processes that hold the same examples of batch must hold equal ones, got "
         f"different {name or _WHOLE_BATCH!r} on processes {together}. The batch "
         f"is split over {listed(axes)}, which does not tell these processes apart: give each of "
         "them the same part, or split the batch over an axis that does."
@@ -368,7 +366,7 @@ class SameBatch:
             ((_, was), (name, now)), *_ = changes
             before = f", {was} before"
         raise ValueError(
-            f"{WHO}: batch must change its shapes on every process in the same step and alike, "
+            "batch must change its shapes on every process in the same step and alike, "
             f"got {now} at {name or _WHOLE_BATCH!r}{before}, on process "
             f"{jax.process_index()} and not on all. Drop the rest of the data where it runs out, "
             "so that every process has as many parts of equal size."

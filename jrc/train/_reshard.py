@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrc._errors import speaking_as
+from jrc._errors import public, speaking_as
 from jrc._layout import Layout
 from jrc._specs import shards_of, spec_inside, trimmed
 from jrc._tree import aval_of, put
@@ -25,9 +25,8 @@ from jrc.train._synchronisation.outer_state import (
     outer_states,
 )
 
-_WHO = "jrc.reshard"
 
-
+@public("jrc.reshard")
 def reshard(
     state: PyTree,
     num_replicas: Whole,
@@ -90,19 +89,19 @@ def reshard(
         (3, 3)
     """
     remedy = "Pass mesh.shape['data']."
-    replicas = whole_number(num_replicas, "num_replicas", _WHO, least=1, remedy=remedy)
+    replicas = whole_number(num_replicas, "num_replicas", least=1, remedy=remedy)
     found = outer_states(state)
-    with speaking_as(_WHO, "jrc.reshard_dgc"):
+    with speaking_as("jrc.reshard", "jrc.reshard_dgc"):
         if not found:
             return reshard_dgc(state, replicas, mesh=mesh, axis_name=axis_name)
         begun = _begin(state)
         for each in found:
             _check_finished(each)
-        axis = replica_axis(axis_name, _WHO)
-        layout = None if mesh is None else Layout.of(mesh, axis_name, _WHO)
+        axis = replica_axis(axis_name)
+        layout = None if mesh is None else Layout.of(mesh, axis_name)
         placed = _Placement(mesh, axis, replicas)
         if layout is not None:
-            check_shardings_known(state, layout.mesh, axis_name, _WHO)
+            check_shardings_known(state, layout.mesh, axis_name)
             for each in found:
                 _check_split(each, begun.params, placed, outer, layout)
         # The rows are mixed as those of a compression.
@@ -140,7 +139,7 @@ def _begin(state: Any) -> Any:
     if hasattr(state, "params") and hasattr(state, "model_state"):
         return state
     raise ValueError(
-        f"{_WHO}: state must be a whole train state with an outer optimizer, which has the shared "
+        "state must be a whole train state with an outer optimizer, which has the shared "
         f"parameters, got {type(state).__name__}. Pass the state of jrc.init_state."
     )
 
@@ -158,12 +157,12 @@ def _check_finished(state: OuterState) -> None:
     steps = int(np.max(_local_part(local.steps), initial=0))
     if _exchanges_all(state) and steps:
         raise ValueError(
-            f"{_WHO}: state must be one between two rounds, got one with {steps} inner steps since "
+            f"state must be one between two rounds, got one with {steps} inner steps since "
             "the last. Take the steps up to the end of the round first."
         )
     if local.in_flight is not None and _local_part(local.in_flight.header).any():
         raise ValueError(
-            f"{_WHO}: state must have no exchange under way, got one whose next step applies the "
+            "state must have no exchange under way, got one whose next step applies the "
             "last round. Take that step first."
         )
 
@@ -176,13 +175,13 @@ def _check_split(
     layout: Layout,
 ) -> None:
     """Raise if what replicas have does not fit replicas that are split as the mesh splits them."""
-    check_outer(outer, _WHO)
+    check_outer(outer)
     count, flight = state.report.kept.size, state.local.in_flight
     new = jax.tree.map(lambda x: placed.shared(aval_of(x)), params)
     # What was not sent has the shapes of the fragments.
     if fragments_where_they_lie(params, count) != fragments_where_they_lie(new, count):
         raise ValueError(
-            f"{_WHO}: mesh must split the leading axes of params as before with {count} fragments, "
+            f"mesh must split the leading axes of params as before with {count} fragments, "
             "which are not cut where a leading axis is split, got one on which they are cut "
             "elsewhere. Use a mesh with the same axes inside of a replica."
         )
@@ -192,7 +191,7 @@ def _check_split(
     devices = math.prod(layout.mesh.shape[name] for name in layout.inside)
     if before != devices or _parts(params) != _parts(new):
         raise ValueError(
-            f"{_WHO}: outer must be given with overlap=1 where replicas are split in another way, "
+            "outer must be given with overlap=1 where replicas are split in another way, "
             f"got None for {devices} devices and {before} before. Pass outer=outer."
         )
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jrc._errors import listed, named_like
+from jrc._errors import listed, named_like, public
 from jrc._tree import without_static
 from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
@@ -17,7 +17,6 @@ from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.remat import Memory, Plan, memory_needed
 from jrc.train._arguments import (
-    WHO,
     check_options,
     check_order,
     check_outer,
@@ -65,6 +64,7 @@ class TrainStep:
         """Return the plan of recomputation; with a budget it is made at the first call."""
         return self._programs.plan if isinstance(self._programs, Budgeted) else self._plan
 
+    @public("jrc.make_train_step")
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
         """Do one step.
 
@@ -107,7 +107,7 @@ class TrainStep:
         """
         if isinstance(step, jax.core.Tracer):
             raise TypeError(
-                f"{WHO}: a step with outer= must be called outside of jax.jit, because the number "
+                "a step with outer= must be called outside of jax.jit, because the number "
                 "of the step decides which program runs, got a traced state. Call it in a Python "
                 "loop."
             )
@@ -116,6 +116,7 @@ class TrainStep:
             self._number = int(np.asarray(step.addressable_data(0) if here else step))
         return self._number + 1
 
+    @public("jrc.TrainStep.memory")
     def memory(self, state: TrainState, batch: PyTree) -> Memory:
         """Compile the step and return its memory; nothing is run.
 
@@ -133,8 +134,9 @@ class TrainStep:
         Source: XLA's figures for the compiled program.
         """
         platform = self._mesh.devices.flat[0].platform
-        return memory_needed(self._lowered(state, batch, "memory"), platform)
+        return memory_needed(self._lowered(state, batch), platform)
 
+    @public("jrc.TrainStep.lower")
     def lower(self, state: TrainState, batch: PyTree, **options: Any) -> jax.stages.Lowered:
         """Return the lowered program, for its text and cost (arrays or shapes as arguments).
 
@@ -148,28 +150,26 @@ class TrainStep:
         Returns:
             The lowered program.
         """
-        return self._lowered(state, batch, "lower", **options)
+        return self._lowered(state, batch, **options)
 
-    def _lowered(
-        self, state: TrainState, batch: PyTree, called: str, **options: Any
-    ) -> jax.stages.Lowered:
+    def _lowered(self, state: TrainState, batch: PyTree, **options: Any) -> jax.stages.Lowered:
         if self.via == "pmap":
             raise ValueError(
-                f"jrc.TrainStep.{called}: via must be one that makes a single program, got "
-                "via='pmap'. Use via='shard_map'."
+                "via must be one that makes a single program, got via='pmap'. Use via='shard_map'."
             )
-        with _outside_of_meshes():
+        with public("jrc.make_train_step"), _outside_of_meshes():
             way = self._preflight.check(state, batch, runs=False)
         if unknown := sorted(options.keys() - set(way.options)):
             raise TypeError(
-                f"jrc.TrainStep.lower: options must be {listed(way.options, 'none without outer=')}"
+                f"options must be {listed(way.options, 'none without outer=')}"
                 f", got {listed(unknown)}. Leave it out."
             )
         program = way.lowered(**options)
-        with self._inside():
+        with public("jrc.make_train_step"), self._inside():
             return self._programs(way, state, batch).lower(way, program, state, batch)
 
 
+@public("jrc.make_train_step")
 def make_train_step(
     loss_fn: Callable[..., Any],
     tx: Transform,
@@ -283,13 +283,13 @@ def make_train_step(
         (1.0, 1)
     """
     check_order(loss_fn, tx)
-    check_transform(tx, WHO)
+    check_transform(tx)
     check_options(
         loss_fn, via, donate, plan, memory_budget, respect_checkpoints, offload, compilations
     )
-    check_outer(outer, WHO)
+    check_outer(outer)
     accumulate = whole_number(
-        accumulate, "accumulate", WHO, least=1, remedy="1 takes the batch as one part."
+        accumulate, "accumulate", least=1, remedy="1 takes the batch as one part."
     )
     layout = layout_of_step(mesh, axis_name, via)
     check_via(outer, via, layout.mesh)
@@ -302,10 +302,10 @@ def make_train_step(
     programs = build(with_op_tags(loss_fn) if plan is None else loss_fn)
     planned: Any = lambda *_: programs  # noqa: E731
     if memory_budget is not None:
-        given = loss_fn, memory_budget, respect_checkpoints, WHO, offload, compilations
+        given = loss_fn, memory_budget, respect_checkpoints, offload, compilations
         planned = Budgeted(build, *given)
     lower = lambda way, *given: programs.lower(way, way.lowered(), *given)  # noqa: E731
-    preflight = Preflight(tx, outer, layout, axis_name, via, accumulate, lower)
+    preflight = Preflight(tx, outer, layout, via, accumulate, lower)
     placed = needs_placement(layout, via)
     return TrainStep(
         layout.parts,

@@ -246,7 +246,7 @@ def test_text():
     ],
 )
 def test_bandwidths(text, rate):
-    assert bytes_per_second(text, "bandwidth", "jrc") == rate
+    assert bytes_per_second(text, "bandwidth") == rate
 
 
 @pytest.mark.parametrize("text", ["", "fast", "1", "1Gb/s", "1GB", "0Gbit/s", "-1GB/s", "1iB/s"])

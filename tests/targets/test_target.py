@@ -54,7 +54,7 @@ def test_arguments_lie_on_the_first_device(on_cpu):
     to = jrc.target("v5e:2x2")
     key = jax.random.key(0)
     args = ({"w": jnp.ones(3), "n": np.ones(2), "flag": True, "rate": 0.5}, "train", key, None)
-    placed = abstract_on(to, args, "here")
+    placed = abstract_on(to, args)
     leaves = [placed[0]["w"], placed[0]["n"], placed[2]]
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
     assert all(x.sharding.device_set == {to.devices[0]} for x in leaves)
@@ -65,7 +65,7 @@ def test_arguments_lie_on_the_first_device(on_cpu):
 def test_shardings_over_the_target_are_kept(on_cpu):
     to = jrc.target("v5e:2x2")
     rows = NamedSharding(jax.make_mesh((4,), ("data",), devices=to.devices), PartitionSpec("data"))
-    w, x = abstract_on(to, (jnp.ones((2, 2)), SHAPE((8, 2), jnp.float32, sharding=rows)), "here")
+    w, x = abstract_on(to, (jnp.ones((2, 2)), SHAPE((8, 2), jnp.float32, sharding=rows)))
     assert x.sharding == rows
     assert w.sharding.device_set == set(to.devices) and w.sharding.is_fully_replicated
 
@@ -73,7 +73,7 @@ def test_shardings_over_the_target_are_kept(on_cpu):
 def test_one_device_of_several_may_be_chosen(on_cpu):
     to = jrc.target("v5e:2x2")
     x = SHAPE((8,), jnp.float32, sharding=SingleDeviceSharding(to.devices[2]))
-    w, x = abstract_on(to, (jnp.ones(2), x), "here")
+    w, x = abstract_on(to, (jnp.ones(2), x))
     assert w.sharding.device_set == x.sharding.device_set == {to.devices[2]}
 
 
@@ -82,14 +82,14 @@ def test_shardings_over_other_devices_are_refused(on_cpu):
     x = SHAPE((8, 2), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data")))
     rule = r"arguments must be sharded over devices of the target 'v5e:2x2', got '0/x' over 4 of"
     with pytest.raises(ValueError, match=rule):
-        abstract_on(jrc.target("v5e:2x2"), ({"x": x},), "here")
+        abstract_on(jrc.target("v5e:2x2"), ({"x": x},))
     to = jrc.target("v5e:2x2")
     half, whole = (Mesh(np.array(to.devices[:n]), ("data",)) for n in (2, 4))
     both = [
         SHAPE((8,), jnp.float32, sharding=NamedSharding(m, PartitionSpec())) for m in (half, whole)
     ]
     with pytest.raises(ValueError, match="must be sharded over the same devices"):
-        abstract_on(to, tuple(both), "here")
+        abstract_on(to, tuple(both))
 
 
 def test_a_plan_for_a_target_needs_no_budget(on_cpu):

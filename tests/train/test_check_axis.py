@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jrc
+from jrc._layout import Layout
 from jrc.train._check_axis import check_axis
 
 PARAMS = {"w": jnp.ones((8, 8)), "b": jnp.ones(8)}
@@ -43,15 +44,19 @@ DIFFERENT = {
 }
 
 
+def check(tx, axis="data", mesh=MESH):
+    check_axis(tx, SHAPES, jax.eval_shape(tx.init, SHAPES), Layout.of(mesh, axis))
+
+
 @pytest.mark.parametrize("name", EQUAL)
 def test_transforms_with_equal_updates_are_accepted(name):
-    check_axis(EQUAL[name], SHAPES, "data", MESH)
+    check(EQUAL[name])
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_transforms_that_mix_local_and_mean_gradients_are_refused(name):
     with pytest.raises(ValueError, match="different ones of 'b': something before the comp"):
-        check_axis(DIFFERENT[name], SHAPES, "data", MESH)
+        check(DIFFERENT[name])
 
 
 def loss(params, batch, key):
@@ -98,9 +103,9 @@ def test_a_compression_over_another_axis_is_refused(axis, words):
 )
 def test_a_pair_of_axes_is_compared_in_its_order(step, own, words):
     mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("host", "chip"))
-    check_axis(dgc(axis_name=step), SHAPES, step, mesh)
+    check(dgc(axis_name=step), step, mesh)
     with pytest.raises(ValueError, match=re.escape(f"{words}, so that the parameters")):
-        check_axis(optax.chain(dgc(axis_name=own)), SHAPES, step, mesh)
+        check(optax.chain(dgc(axis_name=own)), step, mesh)
 
 
 @pytest.mark.parametrize("make", [jrc.scale_by_dgc, jrc.scale_by_ef21])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jrc._typing import Array, Float
 from jrc._validate import finite_number, whole_number
-from jrc.dgc._check_own_objects import WHO, check_array, check_counts, check_entries, check_kind
+from jrc.dgc._check_own_objects import check_array, check_counts, check_entries, check_kind
 from jrc.dgc._entries import Entries
 from jrc.dgc._exchanges.protocol import (
     Arrived,
@@ -27,7 +27,7 @@ def words_of(exchange: Exchange, transfer: Transfer) -> float:
         ValueError: If it is negative or not finite.
     """
     remedy = "Return the 32-bit words that one replica sends to each of the others."
-    return finite_number(exchange.words(transfer), "exchange.words(...)", WHO, remedy=remedy)
+    return finite_number(exchange.words(transfer), "exchange.words(...)", remedy=remedy)
 
 
 def exchanged_by(
@@ -42,7 +42,7 @@ def exchanged_by(
     out = exchange.exchange(entries, transfer)
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(
-            f"{WHO}: exchange.exchange(...) must be a pair (Arrived, Sent), got "
+            "exchange.exchange(...) must be a pair (Arrived, Sent), got "
             f"{type(out).__name__} from {exchange!r}. {_REMEDY}"
         )
     arrived, sent = out
@@ -54,11 +54,11 @@ def exchanged_by(
 
 
 def _check_arrived(arrived: Arrived, transfer: Transfer, exchange: EntryExchange) -> None:
-    count = whole_number(arrived.count, "Arrived.count", WHO, least=0, remedy=_REMEDY)
-    blocks = whole_number(arrived.blocks, "Arrived.blocks", WHO, least=0, remedy=_REMEDY)
+    count = whole_number(arrived.count, "Arrived.count", least=0, remedy=_REMEDY)
+    blocks = whole_number(arrived.blocks, "Arrived.blocks", least=0, remedy=_REMEDY)
     if not isinstance(arrived.starts, Sequence):
         raise TypeError(
-            f"{WHO}: Arrived.starts must be a sequence of positions, one for each row, got "
+            "Arrived.starts must be a sequence of positions, one for each row, got "
             f"{type(arrived.starts).__name__} from {exchange!r}. {_REMEDY}"
         )
     shape = (len(arrived.starts), words_by(transfer.wire, count, blocks))
@@ -90,7 +90,7 @@ def mean_by(
     if not is_list or len(means) != len(tensors):
         got = f"{type(means).__name__} of {len(means)}" if is_list else type(means).__name__
         raise TypeError(
-            f"{WHO}: exchange.mean(...) must be a list of {len(tensors)} tensors, got {got} from "
+            f"exchange.mean(...) must be a list of {len(tensors)} tensors, got {got} from "
             f"{exchange!r}. {remedy}"
         )
     for i, (mean, tensor) in enumerate(zip(means, tensors, strict=True)):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jrc._errors import public
 from jrc._typing import Array, Float, Int
 from jrc._validate import whole_number
 from jrc.dgc._entries import Entries, Space
@@ -29,9 +30,10 @@ class Blocked:
     size: int = 16384
     by_leaf = True
 
+    @public("jrc.dgc.Blocked")
     def __post_init__(self) -> None:
         """Check the size."""
-        whole_number(self.size, "size", "jrc.dgc.Blocked", least=1, remedy="Blocked() takes 16384.")
+        whole_number(self.size, "size", least=1, remedy="Blocked() takes 16384.")
 
     def choose(self, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
         """Return the entries to send, block by block, `counts[i]` of leaf i."""

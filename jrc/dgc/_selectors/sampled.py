@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import lax
 
+from jrc._errors import public
 from jrc._typing import Array, Float, Int
 from jrc._validate import is_real
 from jrc.dgc._entries import Entries, Space
@@ -31,11 +32,12 @@ class Sampled:
     share: float = 0.01
     by_leaf = True
 
+    @public("jrc.dgc.Sampled")
     def __post_init__(self) -> None:
         """Check the share."""
         if not is_real(self.share) or not 0 < self.share <= 1:
             raise ValueError(
-                f"jrc.dgc.Sampled: share must be a number in (0, 1], got {self.share!r}. "
+                f"share must be a number in (0, 1], got {self.share!r}. "
                 "Write 0.01 to sample one entry in a hundred."
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import lax
 
+from jrc._errors import public
 from jrc._typing import Array, Float, Int
 from jrc._validate import whole_number
 from jrc.dgc._entries import Entries, Space
@@ -34,11 +35,10 @@ class TwoStage:
     blocks: int = 8
     by_leaf = True
 
+    @public("jrc.dgc.TwoStage")
     def __post_init__(self) -> None:
         """Check the number of blocks."""
-        whole_number(
-            self.blocks, "blocks", "jrc.dgc.TwoStage", least=1, remedy="TwoStage() takes 8."
-        )
+        whole_number(self.blocks, "blocks", least=1, remedy="TwoStage() takes 8.")
 
     def choose(self, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
         """Return the entries to send, `counts[i]` of leaf i."""

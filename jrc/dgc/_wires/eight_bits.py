@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jrc._bits import as_bits, packed, unpacked, words_for
+from jrc._errors import public
 from jrc._validate import one_of
 from jrc.dgc._entries import Entries
 from jrc.dgc._wires.packing import (
@@ -30,9 +31,10 @@ class EightBits:
 
     kind: str
 
+    @public("jrc.dgc.EightBits")
     def __post_init__(self) -> None:
         """Check the kind."""
-        one_of(self.kind, "kind", KINDS, "jrc.dgc.EightBits")
+        one_of(self.kind, "kind", KINDS)
 
     @property
     def most(self) -> float:

@@ -3,7 +3,7 @@
 from typing import Protocol, runtime_checkable
 
 from jrc._validate import whole_number
-from jrc.dgc._check_own_objects import WHO, check_array, check_entries
+from jrc.dgc._check_own_objects import check_array, check_entries
 from jrc.dgc._entries import Entries
 from jrc.dgc._wires.packing import Words
 
@@ -45,7 +45,7 @@ def words_by(wire: Wire, entries: int, blocks: int) -> int:
         ValueError: If it is negative.
     """
     remedy = "Return the length of encode(entries, blocks)."
-    return whole_number(wire.words(entries, blocks), "wire.words(...)", WHO, least=0, remedy=remedy)
+    return whole_number(wire.words(entries, blocks), "wire.words(...)", least=0, remedy=remedy)
 
 
 def ordered_by(wire: Wire, entries: Entries) -> Entries:

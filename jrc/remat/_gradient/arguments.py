@@ -3,7 +3,7 @@
 >>> import jax.numpy as jnp
 >>> args = {"w": jnp.ones(3), "step": 4}, "train"
 >>> loss = lambda tree, mode: jnp.sum(tree["w"]) * tree["step"]
->>> arguments = arguments_of(loss, args, 0, "here", numbers=True)
+>>> arguments = arguments_of(loss, args, 0, numbers=True)
 >>> arguments.perturbed, arguments.arrays, arguments.filled(["the step", "the weights"])
 ((1,), (0, 1), ({'step': 'the step', 'w': 'the weights'}, 'train'))
 """
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrc._errors import name_of, named_like
+from jrc._errors import name_of, named_like, running_name
 from jrc._tree import aval_of, is_floating, is_number, is_traced
 from jrc._validate import is_whole
 from jrc.remat._gradient.compiled_memory import (
@@ -50,7 +50,6 @@ class Arguments:
             leaves are arrays, all of the differentiated ones floating.
         name: The function's name.
         is_wrapped: Whether it is a transform of another one, as those of JAX are.
-        who: The public function, for errors.
     """
 
     leaves: tuple[Any, ...]
@@ -61,7 +60,6 @@ class Arguments:
     are_plain: bool
     name: str
     is_wrapped: bool
-    who: str
 
     def of(self, indices: Sequence[int]) -> list[Any]:
         """Return the leaves with these indices."""
@@ -94,7 +92,7 @@ class Arguments:
 
             def loss(perturbed: Sequence[Any]) -> tuple[Any, list[Any]]:
                 new = values | dict(zip(self.perturbed, perturbed, strict=True))
-                out = call_checked(fn, self.filled(list(new.values()), list(new)), {}, self.who)
+                out = call_checked(fn, self.filled(list(new.values()), list(new)), {})
                 value, more = self.result(out, has_aux)
                 return value, [x for x in more if is_number(x)]
 
@@ -142,7 +140,7 @@ class Arguments:
     def _staged_by_value_and_grad(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Traced:
         @named_like(fn)
         def loss(*args: Any) -> Any:
-            out = call_checked(fn, args, {}, self.who)
+            out = call_checked(fn, args, {})
             self.result(out, has_aux)
             if not all(map(is_number, jax.tree.leaves(out))):
                 raise _NotAnArrayError
@@ -168,7 +166,6 @@ def arguments_of(
     fn: Any,
     args: tuple[Any, ...],
     argnums: int | Sequence[int],
-    who: str,
     *,
     numbers: bool = False,
 ) -> Arguments:
@@ -182,19 +179,18 @@ def arguments_of(
         fn: The function.
         args: Its positional arguments.
         argnums: The arguments that are differentiated: every floating leaf of them.
-        who: The public function, for errors.
         numbers: Whether Python numbers are inputs of the program too.
 
     Raises:
         TypeError: If `fn` is no function, or `argnums` is no position.
         ValueError: If there is no such argument, or it has no floating leaf.
     """
-    chosen = _checked(fn, args, argnums, who)
+    chosen = _checked(fn, args, argnums)
 
     def traceable(path: Sequence[Any], leaf: Any) -> bool:
         return numbers or (path[0].idx in chosen and _is_differentiable(leaf))
 
-    args, _ = settled(fn, args, {}, traceable, who)
+    args, _ = settled(fn, args, {}, traceable)
     paths, treedef = jax.tree_util.tree_flatten_with_path(args)
     leaves = [leaf for _, leaf in paths]
     floating = [(chosen.index(path[0].idx), i) for i, (path, leaf) in enumerate(paths)
@@ -203,7 +199,7 @@ def arguments_of(
     name = name_of(inspect.unwrap(fn))
     if not perturbed:
         raise ValueError(
-            f"{who}: argnums must name an argument with a floating array, got {argnums!r}, and "
+            f"argnums must name an argument with a floating array, got {argnums!r}, and "
             f"arguments {chosen} of `{name_of(fn)}` have none. Pass argnums=, the positions to "
             "differentiate."
         )
@@ -220,11 +216,10 @@ def arguments_of(
         are_plain=len(arrays) == len(leaves) and len(differentiated) == len(perturbed),
         name=name,
         is_wrapped=inspect.unwrap(fn) is not fn,
-        who=who,
     )
 
 
-def call_checked(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: str) -> Any:
+def call_checked(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
     """Call a function; raise in the user's words if it does not accept these arguments.
 
     Raises:
@@ -234,7 +229,7 @@ def call_checked(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: 
         return fn(*args, **kwargs)
     except _NEEDS_A_VALUE as error:
         raise TypeError(
-            f"{who}: `{name_of(fn)}` must not need the value of a traced argument, got a use of "
+            f"`{name_of(fn)}` must not need the value of a traced argument, got a use of "
             "one in an `if`, a Python loop or a shape. Arrays among the arguments are traced as "
             "under jax.jit. Pass a number of Python instead, or bind it with "
             "functools.partial(fn, n=...), and use that instead of fn from here on. "
@@ -245,18 +240,17 @@ def call_checked(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, who: 
         if not mismatch:
             raise
         raise TypeError(
-            f"{who}: `{name_of(fn)}` must accept the arguments by position, got the error: "
+            f"`{name_of(fn)}` must accept the arguments by position, got the error: "
             f"{mismatch}. Bind others with functools.partial(fn, key=...), and use that instead "
             "of fn from here on."
         ) from error
 
 
-def refuse_tracers(values: Any, who: str, closed_by: str = "") -> None:
+def refuse_tracers(values: Any, closed_by: str = "") -> None:
     """Raise if a value is traced: a gradient is looked at as a whole, outside of `jax.jit`.
 
     Args:
         values: A pytree.
-        who: The public function, for the error.
         closed_by: The name of the function that closes over the values; else they are arguments.
 
     Raises:
@@ -266,8 +260,8 @@ def refuse_tracers(values: Any, who: str, closed_by: str = "") -> None:
     for leaf in jax.tree.leaves(values):
         if isinstance(leaf, jax.core.Tracer):
             raise TypeError(
-                f"{who}: {what} must be arrays or shapes, got a traced {leaf.dtype}"
-                f"{list(leaf.shape)}. Call {who} outside of jax.jit and other transforms, with "
+                f"{what} must be arrays or shapes, got a traced {leaf.dtype}{list(leaf.shape)}. "
+                f"Call {running_name()} outside of jax.jit and other transforms, with "
                 "jax.ShapeDtypeStruct(...) as an argument in the place of each traced array; a "
                 "plan is used inside of them, as plan.apply(fn)."
             )
@@ -291,13 +285,11 @@ def _signature_mismatch(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any
     return None
 
 
-def _checked(
-    fn: Any, args: tuple[Any, ...], argnums: int | Sequence[int], who: str
-) -> tuple[int, ...]:
+def _checked(fn: Any, args: tuple[Any, ...], argnums: int | Sequence[int]) -> tuple[int, ...]:
     """Return `argnums` as a tuple of positions from 0, after checking the call."""
     if not callable(fn):
         raise TypeError(
-            f"{who}: fn must be a function, got {type(fn).__name__}. Pass the loss function "
+            f"fn must be a function, got {type(fn).__name__}. Pass the loss function "
             "itself, followed by its arguments."
         )
     chosen = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
@@ -305,29 +297,28 @@ def _checked(
     for n in chosen:
         if not is_whole(n):
             raise TypeError(
-                f"{who}: argnums must be a position or a tuple of them, got {argnums!r}. Write "
+                f"argnums must be a position or a tuple of them, got {argnums!r}. Write "
                 "argnums=0 or argnums=(0, 1)."
             )
         if not -len(args) <= n < len(args):
             raise ValueError(
-                f"{who}: argnums must be positions of the {len(args)} arguments given to "
+                f"argnums must be positions of the {len(args)} arguments given to "
                 f"`{name_of(fn)}`, got {argnums!r}. {way_out}"
             )
     chosen = tuple(int(n) % len(args) for n in chosen)
     if len(set(chosen)) < len(chosen):
         raise ValueError(
-            f"{who}: argnums must name each argument once, got {argnums!r}. Leave out the "
-            "repeated one."
+            f"argnums must name each argument once, got {argnums!r}. Leave out the repeated one."
         )
     return chosen
 
 
 def _result(out: Any, has_aux: bool, arguments: Arguments) -> tuple[Any, list[Any]]:
     """Return the loss and the auxiliary leaves of a function's result, after checking it."""
-    who, fn = arguments.who, arguments.name
+    fn = arguments.name
     if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
         raise TypeError(
-            f"{who}: `{fn}` must return a pair (loss, aux) with has_aux=True, got "
+            f"`{fn}` must return a pair (loss, aux) with has_aux=True, got "
             f"{_described(out)}. If it returns the loss alone, leave has_aux out."
         )
     value, more = out if has_aux else (out, None)
@@ -335,11 +326,11 @@ def _result(out: Any, has_aux: bool, arguments: Arguments) -> tuple[Any, list[An
         return jnp.asarray(value), jax.tree.leaves(more)
     if by := _gradient_of(value, arguments):
         raise TypeError(
-            f"{who}: fn must return a floating scalar, the loss, got {_described(value)} from "
-            f"what looks like {by}(`{fn}`). Pass `{fn}` itself: {who} differentiates it."
+            f"fn must return a floating scalar, the loss, got {_described(value)} from "
+            f"what looks like {by}(`{fn}`). Pass `{fn}` itself: {running_name()} differentiates it."
         )
     raise TypeError(
-        f"{who}: `{fn}` must return a floating scalar, the loss, got {_described(value)}. "
+        f"`{fn}` must return a floating scalar, the loss, got {_described(value)}. "
         f"{_way_out(value, has_aux, arguments.is_wrapped)}"
     )
 

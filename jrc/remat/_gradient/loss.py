@@ -1,7 +1,7 @@
 """A traced loss function of two flat lists of arrays: perturbed ones, and the others.
 
 >>> import jax.numpy as jnp
->>> loss = loss_of(lambda w, n: jnp.sum(w["a"]) * n, ({"a": jnp.ones(3)}, 2), 0, False, "here")
+>>> loss = loss_of(lambda w, n: jnp.sum(w["a"]) * n, ({"a": jnp.ones(3)}, 2), 0, False)
 >>> loss.perturbed, len(loss.rest), loss.value(loss.perturbed, loss.rest)[0].shape
 ([Array([1., 1., 1.], dtype=float32)], 0, ())
 """
@@ -145,7 +145,6 @@ def loss_of(
     args: tuple[Any, ...],
     argnums: int | Sequence[int],
     has_aux: bool,
-    who: str,
 ) -> Loss:
     """Trace a loss function; nothing is run, and Python calls `fn` once.
 
@@ -157,25 +156,24 @@ def loss_of(
         args: Its positional arguments.
         argnums: The arguments that are differentiated: every floating leaf of them.
         has_aux: Whether it returns a pair (loss, aux).
-        who: The public function, for errors.
 
     Raises:
         TypeError: If an array that the function closes over is traced.
     """
-    arguments = arguments_of(fn, args, argnums, who)
+    arguments = arguments_of(fn, args, argnums)
     perturbed = arguments.of(arguments.perturbed)
     others = [i for i in arguments.arrays if i not in arguments.perturbed]
     order = [*arguments.perturbed, *others]
 
     def flat(*arrays: Any) -> list[Any]:
-        out = call_checked(fn, arguments.filled(arrays, order), {}, who)
+        out = call_checked(fn, arguments.filled(arrays, order), {})
         value, more = arguments.result(out, has_aux)
         return [value, *more]
 
     rest = arguments.of(others)
     traced = trace_program(flat, (*perturbed, *rest), {})
     constants = traced.inputs[: len(traced.inputs) - len(order)]
-    refuse_tracers(constants, who, closed_by=arguments.name)
+    refuse_tracers(constants, closed_by=arguments.name)
     return Loss(traced.program, constants, perturbed, rest, arguments.name)
 
 

@@ -6,7 +6,7 @@ with tracers in their place gets the numbers themselves.
 
 >>> numbers = dict(length=3, scale=2.0)
 >>> fn = lambda x, n: n["scale"] * x.reshape(n["length"], -1).sum()
->>> settled(fn, (jax.numpy.ones(6), numbers), {}, lambda path, leaf: True, "here")[0][1]
+>>> settled(fn, (jax.numpy.ones(6), numbers), {}, lambda path, leaf: True)[0][1]
 {'length': 3, 'scale': Array(2., dtype=float32, weak_type=True)}
 """
 
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrc._errors import name_of
+from jrc._errors import name_of, running_name
 from jrc._tree import is_number, is_traced, path_name
 
 _logger = logging.getLogger("jrc")
@@ -33,7 +33,6 @@ def settled(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     traceable: Callable[[Sequence[Any], Any], bool],
-    who: str,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments in which NumPy arrays, and numbers that are traced, are JAX arrays.
 
@@ -48,7 +47,6 @@ def settled(
         kwargs: Its keyword arguments.
         traceable: Whether a number may be traced, from the path of its leaf, which begins with
             the position or the name of the argument, and the number.
-        who: The public function, for the log.
 
     Returns:
         `args` and `kwargs`.
@@ -63,7 +61,7 @@ def settled(
     traced = next((way for way in ways if _can_trace(fn, treedef, leaves, way)), ways[1])
     if static := sorted({*numbers} - {*traced}):
         text = ", ".join(f"{path_name(names[i])} = {leaves[i]!r}" for i in static)
-        _logger.info(_STATIC, who, name_of(fn), text)
+        _logger.info(_STATIC, running_name(), name_of(fn), text)
     return treedef.unflatten(_with_arrays(leaves, traced))
 
 

@@ -14,13 +14,12 @@ import jax
 Changes = Mapping[int, list[Any]]
 
 
-def with_changes(fn: Callable[..., Any], name: str, who: str) -> Callable[..., Any]:
+def with_changes(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a function that also returns the new leaves of every variable that `fn` changes.
 
     Args:
         fn: The function.
         name: Its name, for the error.
-        who: The public function, for the error.
 
     Raises:
         ValueError: When called, if `fn` adds or removes variables of its arguments.
@@ -32,7 +31,7 @@ def with_changes(fn: Callable[..., Any], name: str, who: str) -> Callable[..., A
         after = [jax.tree.leaves(each) for each in _variables((args, kwargs))]
         if [len(old) for old in before] != [len(new) for new in after]:
             raise ValueError(
-                f"{who}: `{name}` must not add or remove variables of a flax nnx module among its "
+                f"`{name}` must not add or remove variables of a flax nnx module among its "
                 f"arguments, got {len(before)} before the call and {len(after)} after it. Add them "
                 "before planning, or call nnx.split and return the new state."
             )
@@ -42,27 +41,26 @@ def with_changes(fn: Callable[..., Any], name: str, who: str) -> Callable[..., A
     return changing
 
 
-def write_changes(args: Any, changes: Changes, name: str, who: str) -> None:
+def write_changes(args: Any, changes: Changes, name: str) -> None:
     """Write new leaves of variables into the arguments' variables.
 
     Raises:
         ValueError: If a changed variable occurs twice in the arguments.
     """
-    refuse_shared(args, changes, name, who)
+    refuse_shared(args, changes, name)
     variables = _variables(args) if changes else []
     for i, leaves in changes.items():
         new = jax.tree.unflatten(jax.tree.structure(variables[i]), leaves)
         variables[i].set_value(new.get_value())
 
 
-def refuse_shared(args: Any, changed: Iterable[int], name: str, who: str) -> None:
+def refuse_shared(args: Any, changed: Iterable[int], name: str) -> None:
     """Raise a `ValueError` if a variable that changes occurs twice in the arguments.
 
     Args:
         args: The arguments.
         changed: The numbers of the variables that change.
         name: The function's name, for the error.
-        who: The public function, for the error.
     """
     changed = list(changed)
     variables = _variables(args) if changed else []
@@ -70,7 +68,7 @@ def refuse_shared(args: Any, changed: Iterable[int], name: str, who: str) -> Non
     for i in changed:
         if times[id(variables[i])] > 1:
             raise ValueError(
-                f"{who}: `{name}` must not change a variable that two modules share, got a "
+                f"`{name}` must not change a variable that two modules share, got a "
                 f"{type(variables[i]).__name__}, which a plan sees twice. Give each module its "
                 "own, or call nnx.split and return the new state."
             )

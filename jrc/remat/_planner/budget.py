@@ -42,7 +42,7 @@ class BudgetError(ValueError):
         return type(self), (str(self), self.least_bytes, self.plan)
 
 
-def checked_budget(budget: object, who: str) -> int | float:
+def checked_budget(budget: object) -> int | float:
     """Return a budget as bytes (`int`), or as a fraction (`float` in [0, 1]).
 
     Raises:
@@ -50,10 +50,10 @@ def checked_budget(budget: object, who: str) -> int | float:
         ValueError: If it is no size.
     """
     if isinstance(budget, str):
-        return _of_text(budget, who)
+        return _of_text(budget)
     if isinstance(budget, jax.core.Tracer):
         raise TypeError(
-            f"{who}: budget must be known before anything is traced, got {budget.aval}. Ask for "
+            f"budget must be known before anything is traced, got {budget.aval}. Ask for "
             "the plan outside of jax.jit."
         )
     if isinstance(budget, np.generic | np.ndarray | jax.Array) and np.ndim(budget) == 0:
@@ -62,7 +62,7 @@ def checked_budget(budget: object, who: str) -> int | float:
         if 0.0 <= budget <= 1.0:
             return budget
         raise ValueError(
-            f"{who}: budget as a float must be a fraction in [0, 1] between the least peak (0) and "
+            "budget as a float must be a fraction in [0, 1] between the least peak (0) and "
             f"that of the baseline (1), got {budget!r}. Write bytes as an int or as text: "
             "int(2e9), '2GiB'."
         )
@@ -72,13 +72,13 @@ def checked_budget(budget: object, who: str) -> int | float:
         size = None
     if size is None:
         raise TypeError(
-            f"{who}: budget must be bytes (an int), text ('1.5GiB') or a fraction (a float in "
+            "budget must be bytes (an int), text ('1.5GiB') or a fraction (a float in "
             f"[0, 1]), got {type(budget).__name__} {budget!r}. Write '1.5GiB' or 0.5."
             + (_NO_LIMIT if budget is None else "")
         )
     if size <= 0:
         raise ValueError(
-            f"{who}: budget in bytes must be positive, got {size}. Write '1.5GiB', or a fraction "
+            f"budget in bytes must be positive, got {size}. Write '1.5GiB', or a fraction "
             "as a float: 0.5."
         )
     return size
@@ -93,7 +93,7 @@ def memory_budget_of(device: Any) -> int | None:
     return int(_BUDGET_SHARE * size) if size and size > 0 else None
 
 
-def checked_compilations(compilations: int | None, who: str, on_target: bool = False) -> int:
+def checked_compilations(compilations: int | None, on_target: bool = False) -> int:
     """Return how many programs a search may compile: fewer where each may take a minute.
 
     Raises:
@@ -103,17 +103,17 @@ def checked_compilations(compilations: int | None, who: str, on_target: bool = F
     if compilations is None:
         return SETTINGS.compilations_on_target if on_target else SETTINGS.compilations
     remedy = "Leave it out, or write compilations=5."
-    return whole_number(compilations, "compilations", who, least=1, most=10, remedy=remedy)
+    return whole_number(compilations, "compilations", least=1, most=10, remedy=remedy)
 
 
-def _of_text(text: str, who: str) -> int:
+def _of_text(text: str) -> int:
     found = re.fullmatch(rf"\s*{_NUMBER}\s*([kmgt]?)(i?)(b?)\s*", text.lower())
     size = Fraction(0)
     if found and _is_size(*found.groups()):
         size = Fraction(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2]]
     if size < 1:
         raise ValueError(
-            f"{who}: budget as text must be a number and a unit, such as '1.5GiB', '800MB' or "
+            "budget as text must be a number and a unit, such as '1.5GiB', '800MB' or "
             f"'123456 B', got {text!r}. A fraction is no text: write 0.5."
         )
     return int(size)

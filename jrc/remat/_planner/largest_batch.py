@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrc._errors import name_of
+from jrc._errors import name_of, public
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._text import html_of
@@ -81,6 +81,7 @@ class LargestBatch(NamedTuple):
         return f"{head}:"
 
 
+@public("jrc.largest_batch")
 def largest_batch(
     make_args: Callable[[int], Sequence[Any]],
     fn: Callable[..., Any],
@@ -142,35 +143,34 @@ def largest_batch(
 
     Source: bytes are XLA's for the compiled program.
     """
-    who = "jrc.largest_batch"
     if not callable(make_args) or not callable(fn):
         which, given = ("make_args", make_args) if not callable(make_args) else ("fn", fn)
         raise TypeError(
-            f"{who}: {which} must be a function, got {type(given).__name__}. Write "
-            f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
+            f"{which} must be a function, got {type(given).__name__}. Write "
+            "jrc.largest_batch(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
         )
     if _takes_one(make_args) is False:
         raise TypeError(
-            f"{who}: make_args must be a function of the batch alone, got `{name_of(make_args)}"
+            f"make_args must be a function of the batch alone, got `{name_of(make_args)}"
             f"{inspect.signature(make_args)}`. It comes first, then the loss function: write "
-            f"{who}(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
+            "jrc.largest_batch(lambda batch: (params, shapes(batch)), loss_fn, '16GiB')."
         )
-    check_flag(has_aux, "has_aux", who)
-    check_flag(respect_checkpoints, "respect_checkpoints", who)
-    one_of(minimize, "minimize", ("time", "flops"), who)
-    there = checked_target(target, who)
-    limit = checked_budget(there.budget if there and budget is None else budget, who)
+    check_flag(has_aux, "has_aux")
+    check_flag(respect_checkpoints, "respect_checkpoints")
+    one_of(minimize, "minimize", ("time", "flops"))
+    there = checked_target(target)
+    limit = checked_budget(there.budget if there and budget is None else budget)
     if isinstance(limit, float):
         raise TypeError(
-            f"{who}: budget must be bytes (an int) or text ('16GiB'), got {budget!r}. A fraction "
+            f"budget must be bytes (an int) or text ('16GiB'), got {budget!r}. A fraction "
             "has no meaning before the batch is known. Write bytes: '16GiB'."
         )
     for name, number in (("multiple_of", multiple_of), ("most", most)):
         all_of_them = "every batch" if name == "multiple_of" else "all up to a million"
-        whole_number(number, name, who, least=1, remedy=f"Leave it out to try {all_of_them}.")
+        whole_number(number, name, least=1, remedy=f"Leave it out to try {all_of_them}.")
     if most < multiple_of:
         raise ValueError(
-            f"{who}: most must be >= multiple_of, the smallest batch that is tried, got "
+            "most must be >= multiple_of, the smallest batch that is tried, got "
             f"most={most}, multiple_of={multiple_of}. Raise most."
         )
 
@@ -178,38 +178,40 @@ def largest_batch(
         try:
             args = make_args(batch)
         except Exception as error:
-            error.add_note(f"{who}: raised by `{name_of(make_args)}` for a batch of {batch}.")
+            error.add_note(
+                f"jrc.largest_batch: raised by `{name_of(make_args)}` for a batch of {batch}."
+            )
             raise
         if not isinstance(args, tuple | list):
             raise TypeError(
-                f"{who}: `{name_of(make_args)}` must return the arguments of fn as a tuple, got "
+                f"`{name_of(make_args)}` must return the arguments of fn as a tuple, got "
                 f"{type(args).__name__}. For one argument write `return (x,)`."
             )
-        refuse_tracers(args, who)
-        return abstract_on(there, tuple(args), who) if there else tuple(args)
+        refuse_tracers(args)
+        return abstract_on(there, tuple(args)) if there else tuple(args)
 
     placed = arguments(int(multiple_of)) if offload is not False and there is None else ()
-    link = host_link(offload, there, jax.tree.leaves(placed), who)
+    link = host_link(offload, there, jax.tree.leaves(placed))
 
     def problem_of(batch: int) -> Problem:
         return Problem.of(
             Request(
-                fn, arguments(batch), argnums, has_aux, who, respect_checkpoints,
+                fn, arguments(batch), argnums, has_aux, respect_checkpoints,
                 target=there.name if there else "", link=link, minimize=minimize,
             )
         )  # fmt: skip
 
     step, end = int(multiple_of), int(most // multiple_of * multiple_of)
-    compilations = checked_compilations(None, who, there is not None)
+    compilations = checked_compilations(None, there is not None)
     batches = Batches(problem_of, limit, step, end, compilations)
-    with shown_meanwhile(f"{who}: tracing"), target_device_context(there):
+    with shown_meanwhile("jrc.largest_batch: tracing"), target_device_context(there):
         without = batches.without()
         recomputed = batches.recomputed(without)
         if not recomputed:
             return LargestBatch(0, 0, None, end)
         if recomputed == end and recomputed > step:
             _check_growth(arguments(step), arguments(end), step, end, name_of(make_args))
-        found = plan_of_process_0(lambda: batches.plan(recomputed, without), who)
+        found = plan_of_process_0(lambda: batches.plan(recomputed, without))
         fastest = batches.fastest()
     return LargestBatch(without, recomputed, found, end, fastest and FastestBatch(*fastest))
 
@@ -234,6 +236,6 @@ def _check_growth(
     shapes = [[np.shape(x) for x in jax.tree.leaves(args)] for args in (small, large)]
     if shapes[0] == shapes[1]:
         raise ValueError(
-            f"jrc.largest_batch: `{name}` must return arguments that grow with the batch, got the "
+            f"`{name}` must return arguments that grow with the batch, got the "
             f"same shapes for {least} and for {most}. Use the batch as a size of some of them."
         )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._errors import name_of
+from jrc._errors import name_error, name_of, public
 from jrc._multihost import all_or_none
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
@@ -32,9 +32,8 @@ from jrc.remat._planner.search.choose import plan_for
 from jrc.remat._planner.search.peaks import Peaks, fingerprint_of
 from jrc.remat._planner.search.problem import Problem, Request
 
-_WHO = "jrc.plan"
 
-
+@public("jrc.plan")
 def plan(
     fn: Callable[..., Any],
     *args: Any,
@@ -184,6 +183,7 @@ def plan(
         return planner.plan(budget)
 
 
+@public("jrc.plan")
 def plan_for_each(
     fn: Callable[..., Any],
     *args: Any,
@@ -207,6 +207,7 @@ def plan_for_each(
             try:
                 found.append(planner.plan(budget))
             except BudgetError as error:
+                name_error(error)
                 found.append(error)
     return found
 
@@ -229,24 +230,23 @@ class _Planner:
         minimize: Minimize = "time",
         measure: bool = False,
     ) -> None:
-        check_flag(verify, "verify", _WHO)
-        one_of(minimize, "minimize", ("time", "flops"), _WHO)
+        check_flag(verify, "verify")
+        one_of(minimize, "minimize", ("time", "flops"))
         _check_measure(measure, target, verify)
         self.measures = measure
-        self.target = there = checked_target(target, _WHO)
-        most = checked_compilations(compilations, _WHO, there is not None)
+        self.target = there = checked_target(target)
+        most = checked_compilations(compilations, there is not None)
         self.compilations = most if verify else 0
-        check_cache(cache, _WHO)
-        refuse_tracers(args, _WHO)
+        check_cache(cache)
+        refuse_tracers(args)
         self.cache = cache
-        args = abstract_on(there, args, _WHO) if there else args
-        link = host_link(offload, there, jax.tree.leaves(args), _WHO)
+        args = abstract_on(there, args) if there else args
+        link = host_link(offload, there, jax.tree.leaves(args))
         self.request = Request(
             fn,
             args,
             argnums,
             has_aux,
-            _WHO,
             respect_checkpoints,
             target=there.name if there else "",
             link=link,
@@ -258,9 +258,9 @@ class _Planner:
         if budget is None:
             there, arrays = self.target, jax.tree.leaves(self.request.args)
             budget = there.budget if there else memory_budget_of(device_of(arrays))
-        limit = checked_budget(budget, _WHO)
+        limit = checked_budget(budget)
         with target_device_context(self.target):
-            return plan_of_process_0(lambda: self._stored(limit), _WHO)
+            return plan_of_process_0(lambda: self._stored(limit))
 
     def _stored(self, limit: int | float) -> Plan:
         find = lambda: plan_for(self._peaks, limit, self.compilations, self.measures)  # noqa: E731
@@ -292,27 +292,27 @@ class _Planner:
         """
         request = self.request
         respects = request.respect_checkpoints
-        traced = traced_for_plan(request.fn, request.args, {}, _WHO, respects)
-        refuse_tracers(traced.inputs[: traced.closed], _WHO, closed_by=name_of(request.fn))
-        arguments = arguments_of(request.fn, request.args, request.argnums, _WHO, numbers=True)
+        traced = traced_for_plan(request.fn, request.args, {}, respects)
+        refuse_tracers(traced.inputs[: traced.closed], closed_by=name_of(request.fn))
+        arguments = arguments_of(request.fn, request.args, request.argnums, numbers=True)
         gradient = fingerprint_of(arguments.lowered(request.fn, request.has_aux))
         return signature_of(traced, respects), gradient
 
 
 def _check_measure(measure: object, target: object, verify: bool) -> None:
-    check_flag(measure, "measure", _WHO)
+    check_flag(measure, "measure")
     if measure and (target is not None or not verify):
         got = f"target={target!r}" if target is not None else "verify=False"
         raise ValueError(
-            f"{_WHO}: measure=True must be used with programs that are compiled for a device that "
+            "measure=True must be used with programs that are compiled for a device that "
             f"is there, got {got}. Leave one of the two out."
         )
 
 
-def plan_of_process_0(find: Callable[[], Plan], who: str) -> Plan:
+def plan_of_process_0(find: Callable[[], Plan]) -> Plan:
     """Return the plan that process 0 finds, in all processes; where one fails, all fail."""
     # A process that raised would never come to the broadcast, where the others wait.
-    found = all_or_none(find, who)
+    found = all_or_none(find)
     if jax.process_count() == 1:
         return found
     from jax.experimental import multihost_utils

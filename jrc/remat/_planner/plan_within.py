@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jrc._errors import named_like
+from jrc._errors import named_like, running_name
 from jrc._progress import shown_meanwhile
 from jrc._tree import aval_of
 from jrc.remat._planner.budget import checked_budget, checked_compilations
@@ -22,7 +22,6 @@ def plan_within(
     fn: Callable[..., Any],
     lower: Callable[[Callable[..., Any]], jax.stages.Lowered],
     budget: int | str | float,
-    who: str,
     has_aux: Callable[[Any], bool],
     platform: str | None = None,
     parts: int = 1,
@@ -38,7 +37,6 @@ def plan_within(
         fn: A function that the program calls by position and differentiates by its first argument.
         lower: The program, lowered, with another function in the place of this one.
         budget: As for `plan`.
-        who: The public function, for errors.
         has_aux: Of what `fn` returned, whether it is `(loss, aux)`.
         platform: What the program is lowered for; by default JAX's own.
         parts: Into how many parts XLA splits arrays over devices; 1 on one, or in `shard_map`.
@@ -51,8 +49,8 @@ def plan_within(
     Returns:
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
     """
-    limit = checked_budget(budget, who)
-    most = checked_compilations(compilations, who, bool(target))
+    limit = checked_budget(budget)
+    most = checked_compilations(compilations, bool(target))
     found: list[Problem] = []
 
     @named_like(fn)
@@ -63,7 +61,6 @@ def plan_within(
                 fn,
                 jax.tree.map(_aval_within, args),
                 has_aux=has_aux(out),
-                who=who,
                 respect_checkpoints=respect_checkpoints,
                 target=target,
                 platform=platform,
@@ -79,8 +76,8 @@ def plan_within(
         lower(recorded)
         return plan_for(Peaks(found[0]), limit, most)
 
-    with shown_meanwhile(f"{who}: tracing and solving"):
-        return plan_of_process_0(find, who)
+    with shown_meanwhile(f"{running_name()}: tracing and solving"):
+        return plan_of_process_0(find)
 
 
 def _aval_within(leaf: Any) -> jax.ShapeDtypeStruct:

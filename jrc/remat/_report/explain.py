@@ -98,10 +98,10 @@ def _explained(
     there: Target | None,
 ) -> Report:
     """Return the report of a function and checked options."""
-    refuse_tracers(args, "jrc.explain")
+    refuse_tracers(args)
     args = abstract_on(there, args) if there else args
     with collected_notices() as notices:
-        loss = loss_of(fn, args, argnums, has_aux, "jrc.explain")
+        loss = loss_of(fn, args, argnums, has_aux)
     forward = loss.program.jaxpr
     traced = loss.traced_gradient.jaxpr
     gradient = inline_marked(traced, lambda _: True)

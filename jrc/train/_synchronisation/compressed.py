@@ -42,7 +42,7 @@ class CompressedGradients(EachStep):
         remedy = _inside_of_a_replica(layout.replicas)
         layout.check_whole(layout.params, "params", rule, remedy)
         if layout.parts > 1:
-            _check_wrappers(opt_state, layout.who)
+            _check_wrappers(opt_state)
 
     def specs(self, state: TrainState, layout: Layout) -> TrainState:
         """Return how a state lies: u and v have a row for each replica."""
@@ -112,12 +112,12 @@ def _inside_of_a_replica(axis: str) -> str:
     )
 
 
-def _check_wrappers(opt_state: PyTree, who: str) -> None:
+def _check_wrappers(opt_state: PyTree) -> None:
     """Raise if a wrapper calls a compression in every step, and drops what it has sent in most."""
     picks = lambda node: isinstance(node, optax.contrib.SAMState)  # noqa: E731
     if any(picks(x) and dgc_states(x) for x in jax.tree.leaves(opt_state, is_leaf=picks)):
         raise ValueError(
-            f"{who}: optax.contrib.sam must not be around a compression, which it calls in every "
+            "optax.contrib.sam must not be around a compression, which it calls in every "
             "step and of which it drops all but one result in a period, got one. Leave one of "
             "the two out."
         )
@@ -125,13 +125,13 @@ def _check_wrappers(opt_state: PyTree, who: str) -> None:
     inside = () if is_one(opt_state) else jax.tree.leaves(opt_state, is_leaf=is_one)
     if any(is_one(node) and dgc_states(node) for node in inside):
         raise ValueError(
-            f"{who}: optax.MultiSteps must be outermost around a compression, which would be sent "
+            "optax.MultiSteps must be outermost around a compression, which would be sent "
             "in every mini-step, got one inside of another transform. Write "
             "optax.MultiSteps(optax.chain(...), k)."
         )
     if is_one(opt_state) and jax.tree.leaves(opt_state.skip_state):
         raise ValueError(
-            f"{who}: optax.MultiSteps must not skip by the gradient of one replica around a "
+            "optax.MultiSteps must not skip by the gradient of one replica around a "
             "compression, for which the others would wait, got a should_skip_update_fn. Leave "
             "should_skip_update_fn out: a step whose gradient is not finite is skipped by itself."
         )

@@ -55,7 +55,7 @@ def first_outer_state(
     count = fragment_count(outer)
     given = params, model_state
     if not layout.splits_replicas:
-        fragments = fragments_of(params, count, layout.who)
+        fragments = fragments_of(params, count)
         first = functools.partial(first_kept, outer, fragments)
     else:
         first, given = _on_shards(outer, given, layout, shapes)
@@ -173,7 +173,7 @@ def split_fragments(params: PyTree, count: int, layout: Layout) -> tuple[Fragmen
     leading = [PartitionSpec(*spec[:1]) for spec in jax.tree.leaves(layout.params)]
     sizes = layout.mesh.shape
     split = {at for at, spec in enumerate(leading) if number_of_shards(spec, sizes) > 1}
-    return fragments_of(params, count, layout.who, split)
+    return fragments_of(params, count, split)
 
 
 def fragments_where_they_lie(params: PyTree, count: int) -> tuple[Fragment, ...]:

@@ -98,14 +98,14 @@ class Rounds:
         """Raise if `tx` compresses, a parameter is complex, or an array split over the replicas."""
         if dgc_states(opt_state):
             raise ValueError(
-                f"{layout.who}: tx must not compress gradients beside outer=, whose inner steps "
+                "tx must not compress gradients beside outer=, whose inner steps "
                 "exchange nothing, got one with jrc.scale_by_dgc. Pass a plain optimizer, such as "
                 "optax.adamw(1e-3), or leave outer= out."
             )
         for name, leaf in named_leaves(params):
             if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
                 raise ValueError(
-                    f"{layout.who}: params must be real with outer=, which exchanges float32, got "
+                    "params must be real with outer=, which exchanges float32, got "
                     f"{jnp.result_type(leaf)} at {name!r}. Keep its real and its imaginary part as "
                     "two arrays, and join them in the loss function."
                 )
@@ -150,7 +150,7 @@ class Rounds:
         """
         if number is not None:
             remedy = "The first step is 1."
-            least = whole_number(number, "number", "jrc.TrainStep.lower", least=1, remedy=remedy)
+            least = whole_number(number, "number", least=1, remedy=remedy)
             return turn_at(self.outer, least)
         last = int(self.outer.sync_every) + overlap_of(self.outer)
         return turn_at(self.outer, last) if closing else INNER

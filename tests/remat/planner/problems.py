@@ -12,7 +12,7 @@ from jrc.remat._planner.search.search import Search
 
 def problem_of(fn, args, argnums=0, has_aux=False, **request):
     """The planning problem of a function."""
-    return Problem.of(Request(fn, tuple(args), argnums, has_aux, "test", **request))
+    return Problem.of(Request(fn, tuple(args), argnums, has_aux, **request))
 
 
 def program_of(problem):

@@ -193,10 +193,10 @@ def test_only_what_a_region_saves_can_be_on_the_host(fast):
     first = Region((0,), saved=((0, 0),))
     decision = Stages((first, Region((1,))), offloaded=((-1, 1), (0, 0)))
     program = inlined_program(jax.make_jaxpr(lambda x, y: jnp.sin(x) + y)(1.0, 1.0))
-    check_decision_fits(decision, program, "here")
+    check_decision_fits(decision, program)
     alone = dataclasses.replace(decision, stages=(first, LeftToJax((1,))))
     with pytest.raises(ValueError, match="input 1 is offloaded, but no region reads it"):
-        check_decision_fits(alone, program, "here")
+        check_decision_fits(alone, program)
     # What regions inside of a construct read is for the decision there.
     inside = Stages((Region((0,)),))
     for stage in (

@@ -49,7 +49,7 @@ COMPILATIONS, CANDIDATES = 5, 31
 
 def planned(fn, *args):
     """The graph of a function's program, differentiated by all of its inputs."""
-    program = traced_for_plan(fn, args, {}, "test").program
+    program = traced_for_plan(fn, args, {}).program
     jaxpr = program.jaxpr
     return build_cost_graph(program, active_variables(program, jaxpr.invars, jaxpr.outvars[:1]))
 

@@ -141,7 +141,7 @@ FUNCTIONS = {
 
 def report_parts(fn, *args, argnums=(0, 1)):
     """Return saved values and counts of recomputed operators, without compiling anything."""
-    loss = loss_of(fn, args, argnums, False, "here")
+    loss = loss_of(fn, args, argnums, False)
     gradient = inline_marked(
         jax.make_jaxpr(loss.gradient)(loss.perturbed, loss.rest), lambda _: True
     )

@@ -30,7 +30,7 @@ def deep(w, x, layers=4, wrap=lambda block: block, head=True):
 
 def warnings(fn, *args):
     """The report's warnings, without compiling anything."""
-    loss = loss_of(fn, args, 0, False, "here")
+    loss = loss_of(fn, args, 0, False)
     gradient = inline_marked(
         jax.make_jaxpr(loss.gradient)(loss.perturbed, loss.rest), lambda _: True
     )

@@ -29,7 +29,7 @@ class HostLink:
 
 
 def host_link(
-    offload: bool | int | float, target: Target | None, arrays: Iterable[Any], who: str
+    offload: bool | int | float, target: Target | None, arrays: Iterable[Any]
 ) -> HostLink | None:
     """Return the link that values may be moved over; `None` if they may not be.
 
@@ -37,19 +37,18 @@ def host_link(
         offload: Whether they may be; or the bytes per second that copies reach.
         target: The target.
         arrays: Without one, arrays on the device, or shapes with shardings.
-        who: The public function, for errors.
 
     Raises:
         TypeError: If `offload` is neither a bool nor a number.
         ValueError: If it is no rate, the device is a CPU, or nothing is known of it.
     """
-    check_offload(offload, who)
+    check_offload(offload)
     if offload is False:
         return None
     device = None if target else device_of(arrays)
     if device is not None and device.platform == "cpu":
         raise ValueError(
-            f"{who}: offload must be used with an accelerator, got a CPU, whose pinned host memory "
+            "offload must be used with an accelerator, got a CPU, whose pinned host memory "
             "is its own memory: nothing would move. Name the accelerator that the program is for: "
             "target='h100', or for a train step a mesh of jrc.target('h100').devices."
         )
@@ -64,13 +63,13 @@ def host_link(
             else "Name the accelerator: target='h100'."
         )
         raise ValueError(
-            f"{who}: offload must be used with an accelerator whose rates are known, got "
+            "offload must be used with an accelerator whose rates are known, got "
             f"{what!r}. {remedy}"
         )
     return HostLink(float(rate))
 
 
-def check_offload(offload: Any, who: str) -> None:
+def check_offload(offload: Any) -> None:
     """Raise unless this is a bool or a rate.
 
     Raises:
@@ -81,11 +80,11 @@ def check_offload(offload: Any, who: str) -> None:
         return
     if not is_real(offload):
         raise TypeError(
-            f"{who}: offload must be a bool, or the bytes per second of copies to the host, got "
+            "offload must be a bool, or the bytes per second of copies to the host, got "
             f"{type(offload).__name__}. Write offload=True."
         )
     if not 0 < offload < float("inf"):
         raise ValueError(
-            f"{who}: offload must be a positive number of bytes per second, got {offload!r}. Write "
+            f"offload must be a positive number of bytes per second, got {offload!r}. Write "
             "offload=25e9, or offload=True for what is known of the accelerator."
         )

@@ -75,14 +75,14 @@ def left_out(decision: Decision, count: int) -> str:
     return ranges_text([p for p in range(count) if p not in found])
 
 
-def check_decision_fits(decision: Decision, program: Program, who: str) -> None:
+def check_decision_fits(decision: Decision, program: Program) -> None:
     """Raise a `ValueError` if a decision does not fit a program."""
     try:
         if isinstance(decision, Stages):
             _check_inside(decision, program, "decision")
     except ValueError as error:
         raise ValueError(
-            f"{who}: the plan must fit its own program, got one that does not: {error}. It was "
+            f"the plan must fit its own program, got one that does not: {error}. It was "
             "edited; make it again with jrc.plan(fn, *args, budget=...)."
         ) from None
 

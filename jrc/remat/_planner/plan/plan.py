@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import name_of, named_like
+from jrc._errors import name_of, named_like, public
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, flops_text, html_of, memory_text, seconds_text, text_of
 from jrc._validate import check_flag, check_json, one_of
@@ -115,6 +115,7 @@ class Plan:
         """Whether anything is recomputed at all."""
         return not isinstance(self.decision, Baseline)
 
+    @public("jrc.Plan.apply")
     def apply[F: Callable[..., Any]](self, fn: F) -> F:
         """Return the function whose gradient saves what this plan decides.
 
@@ -136,6 +137,7 @@ class Plan:
         """
         return apply_decision(fn, self.decision, self.signature)
 
+    @public("jrc.Plan.names")
     def names(self, *, approximate: bool = False, memory: str = "device") -> tuple[str, ...]:
         """Return the tags of the values that this plan saves, for what takes a list of names.
 
@@ -156,10 +158,11 @@ class Plan:
         Raises:
             ValueError: If names do not say the plan; the message says what would be lost.
         """
-        one_of(memory, "memory", ("device", "pinned_host"), "jrc.Plan.names")
-        self._check_by_name("jrc.Plan.names", approximate, is_policy=False)
+        one_of(memory, "memory", ("device", "pinned_host"))
+        self._check_by_name(approximate, is_policy=False)
         return self.by_name.names if memory == "device" else self.by_name.offloaded
 
+    @public("jrc.Plan.policy")
     def policy(self, *, approximate: bool = False) -> Callable[..., Any]:
         """Return the plan as a policy of `jax.checkpoint`, for frameworks that take one.
 
@@ -190,15 +193,15 @@ class Plan:
             >>> plan = jrc.plan(loss, jnp.ones((8, 8)), jnp.ones((64, 8)), budget=0.0)
             >>> there = functools.partial(loss, policy=plan.policy(approximate=True))
         """
-        self._check_by_name("jrc.Plan.policy", approximate, is_policy=True)
+        self._check_by_name(approximate, is_policy=True)
         return policy_of(self.by_name, self.decision)
 
-    def _check_by_name(self, who: str, approximate: bool, is_policy: bool) -> None:
-        check_flag(approximate, "approximate", who)
+    def _check_by_name(self, approximate: bool, is_policy: bool) -> None:
+        check_flag(approximate, "approximate")
         lost = lost_text(self.by_name, self.decision, is_policy)
         if lost and not approximate:
             raise ValueError(
-                f"{who}: the plan must be one that names can say, got one of which they lose: "
+                "the plan must be one that names can say, got one of which they lose: "
                 f"{lost}. Name these values with jax.ad_checkpoint.checkpoint_name and plan again, "
                 "or pass approximate=True for the nearest names."
             )
@@ -234,6 +237,7 @@ class Plan:
         return json.dumps(data, indent=1)
 
     @classmethod
+    @public("jrc.Plan.from_json")
     def from_json(cls, text: str) -> "Plan":
         """Return the plan that `to_json` wrote.
 
@@ -276,7 +280,7 @@ class Plan:
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
-                f"jrc.Plan.from_json: text must be a plan of format {_FORMAT}, as Plan.to_json "
+                f"text must be a plan of format {_FORMAT}, as Plan.to_json "
                 f"writes it, got {type(error).__name__}: {error}. Plan again with jrc.plan."
             ) from error
 
@@ -322,17 +326,17 @@ class Plan:
 
 def apply_decision[F: Callable[..., Any]](fn: F, decision: Decision, signature: Signature) -> F:
     """Return a function whose gradient saves what is decided; see `Plan.apply`."""
-    who = "jrc.Plan.apply"
     if not callable(fn):
         raise TypeError(
-            f"{who}: the argument must be a function, got {type(fn).__name__}. Pass the function "
+            f"the argument must be a function, got {type(fn).__name__}. Pass the function "
             "that the plan was made for, and call what comes back."
         )
 
     @named_like(fn)
+    @public("jrc.Plan.apply")
     def planned(*args: Any, **kwargs: Any) -> Any:
         respected = signature.respect_checkpoints
-        traced = traced_for_plan(fn, args, kwargs, who, respected)
+        traced = traced_for_plan(fn, args, kwargs, respected)
         program = traced.program
         found = signature_of(traced, respected)
         difference = signature.difference(found)
@@ -344,7 +348,7 @@ def apply_decision[F: Callable[..., Any]](fn: F, decision: Decision, signature: 
             difference = "its jax.checkpoint regions, which the plan leaves as written, are others"
         if difference:
             raise ValueError(
-                f"{who}: this plan was made for another program than that of `{name_of(fn)}`: "
+                f"this plan was made for another program than that of `{name_of(fn)}`: "
                 f"{difference}. Shapes, types, operators and their order must be those that "
                 "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
             )
@@ -354,10 +358,10 @@ def apply_decision[F: Callable[..., Any]](fn: F, decision: Decision, signature: 
         if not isinstance(decision, Stages):
             run = traced.plain
         else:
-            check_decision_fits(decision, program, who)
+            check_decision_fits(decision, program)
             run = execute_decision(program, decision)
         out, changes = traced.run(run)
-        write_changes((args, kwargs), changes, name_of(fn), who)
+        write_changes((args, kwargs), changes, name_of(fn))
         return out
 
     return planned  # type: ignore[return-value]

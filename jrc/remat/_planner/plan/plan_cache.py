@@ -25,7 +25,7 @@ from jrc.remat._planner.settings import SETTINGS
 _logger = logging.getLogger("jrc")
 
 
-def check_cache(cache: Any, who: str) -> None:
+def check_cache(cache: Any) -> None:
     """Raise unless plans can be stored under this path.
 
     Raises:
@@ -36,14 +36,13 @@ def check_cache(cache: Any, who: str) -> None:
         return
     if not isinstance(cache, str | os.PathLike):
         raise TypeError(
-            f"{who}: cache must be the path of a folder, got {type(cache).__name__}. Write "
-            'cache="plans".'
+            f'cache must be the path of a folder, got {type(cache).__name__}. Write cache="plans".'
         )
     try:
         pathlib.Path(cache).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{who}: cache must be a folder that can be written, got {str(cache)!r} ({error}). "
+            f"cache must be a folder that can be written, got {str(cache)!r} ({error}). "
             "Name another folder, or leave cache out."
         ) from error
 

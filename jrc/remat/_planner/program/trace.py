@@ -48,7 +48,6 @@ def traced_for_plan(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    who: str,
     respect_checkpoints: bool = False,
 ) -> TracedForPlan:
     """Return a function's program without `jit` calls; numbers are inputs where they may be.
@@ -59,7 +58,6 @@ def traced_for_plan(
         fn: The function.
         args: Its arguments by position.
         kwargs: Its arguments by name.
-        who: The public function, for errors.
         respect_checkpoints: Whether `jax.checkpoint` regions stay as they are.
 
     Raises:
@@ -67,11 +65,9 @@ def traced_for_plan(
     """
     # Rebuilt arguments have as many copies of a variable as there are modules that share it.
     given = args, kwargs
-    args, kwargs = settled(fn, args, kwargs, lambda path, leaf: True, who)
+    args, kwargs = settled(fn, args, kwargs, lambda path, leaf: True)
     names = _names_of_arrays(fn, args, kwargs)
-    changing = with_changes(
-        lambda *args, **kwargs: call_checked(fn, args, kwargs, who), name_of(fn), who
-    )
+    changing = with_changes(lambda *args, **kwargs: call_checked(fn, args, kwargs), name_of(fn))
     changed: list[int] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +78,7 @@ def traced_for_plan(
     # With `jax.disable_jit`, JAX unrolls loops: another program.
     with jax.disable_jit(False):
         traced = trace(run, args, kwargs, lambda _: True)
-    refuse_shared(given, changed, name_of(fn), who)
+    refuse_shared(given, changed, name_of(fn))
     written = traced.program.jaxpr
     # What a region of this package saves under a name of its own is the planner's to decide too.
     opened = Opened(written, 0) if respect_checkpoints else open_regions(written, is_own_name)

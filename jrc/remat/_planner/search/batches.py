@@ -9,6 +9,7 @@ the smallest batch alone exceed the budget.
 import logging
 from collections.abc import Callable
 
+from jrc._errors import running_name
 from jrc._text import memory_text
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.search.choose import plan_of
@@ -140,6 +141,7 @@ class Batches:
         return named[0] if named else Search(problem.options, Peaks(problem), 0).least()
 
     def _logged(self, batch: int, what: str, peak: int) -> int:
-        who = self.peaks(batch).problem.who
-        _logger.info("%s: a batch of %d, %s: a peak of %s", who, batch, what, memory_text(peak))
+        _logger.info(
+            "%s: a batch of %d, %s: a peak of %s", running_name(), batch, what, memory_text(peak)
+        )
         return peak

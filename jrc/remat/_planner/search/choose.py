@@ -183,7 +183,7 @@ def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
         given, returned, temporaries = cost.arguments, cost.outputs, cost.temporaries
         less = f", less {memory_text(cost.aliased)} that results reuse" if cost.aliased else ""
     return (
-        f"{problem.who}: the peak of {what} `{problem.name}` {is_least} "
+        f"the peak of {what} `{problem.name}` {is_least} "
         f"{exact_memory_text(peak)}; the budget is {exact_memory_text(plan.budget)}. Of the least, "
         f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
         f"temporaries {memory_text(temporaries)}{less}, pinned most by {problem.widest}. Raise the "

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jrc._errors import running_name
 from jrc._jaxpr import flops
 from jrc._text import memory_text
 from jrc.remat._planner.costs.compilers import compiler_on
@@ -91,14 +92,14 @@ class Peaks:
         """Return what the compiled program of an option costs."""
         known = self._of(option)
         if known.cost is None:
-            _logger.info("%s: compiling %s", self.problem.who, self.problem.title(option))
+            _logger.info("%s: compiling %s", running_name(), self.problem.title(option))
             lowering = self.problem.gradient.lower(option.whole)
             known.program = fingerprint_of(lowering.lowered)
             known.flops = flops(lowering.gradient)
             same = (each.cost for each in self._known.values() if each.program == known.program)
             known.cost = next(filter(None, same), None) or self._compile(lowering.lowered, option)
             peak = memory_text(known.cost.peak)
-            _logger.info("%s: %s: %s", self.problem.who, self.problem.title(option), peak)
+            _logger.info("%s: %s: %s", running_name(), self.problem.title(option), peak)
         return known.cost
 
     def known(self) -> list[tuple[Option, CompiledCost]]:

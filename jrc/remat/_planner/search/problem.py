@@ -55,7 +55,6 @@ class Request:
         args: Its arguments, or their shapes.
         argnums: The arguments that it is differentiated by.
         has_aux: Whether it returns more than a loss.
-        who: The public function, for errors and log lines.
         respect_checkpoints: Whether `jax.checkpoint` regions of the function stay regions.
         target: The name of the target that programs are compiled for; empty without one.
         platform: What programs are compiled for, if the arguments do not say it.
@@ -70,7 +69,6 @@ class Request:
     args: tuple[Any, ...]
     argnums: int | Sequence[int] = 0
     has_aux: bool = False
-    who: str = "jrc.plan"
     respect_checkpoints: bool = False
     target: str = ""
     platform: str | None = None
@@ -133,14 +131,13 @@ class Problem:
             TypeError: If the function does not return a loss, or does not take the arguments.
             ValueError: If nothing of the arguments is differentiated.
         """
-        who = request.who
-        check_flag(request.has_aux, "has_aux", who)
-        check_flag(request.respect_checkpoints, "respect_checkpoints", who)
-        arguments = arguments_of(request.fn, request.args, request.argnums, who, numbers=True)
+        check_flag(request.has_aux, "has_aux")
+        check_flag(request.respect_checkpoints, "respect_checkpoints")
+        arguments = arguments_of(request.fn, request.args, request.argnums, numbers=True)
         checked = _checked(request.fn, arguments, request.has_aux)
-        traced = traced_for_plan(checked, request.args, {}, who, request.respect_checkpoints)
+        traced = traced_for_plan(checked, request.args, {}, request.respect_checkpoints)
         if request.program is None:
-            refuse_tracers(traced.inputs[: traced.closed], who, closed_by=arguments.name)
+            refuse_tracers(traced.inputs[: traced.closed], closed_by=arguments.name)
         program = traced.program
         # What a function closes over comes first among the inputs of its program.
         at = tuple(traced.closed + arguments.arrays.index(i) for i in arguments.perturbed)
@@ -215,11 +212,6 @@ class Problem:
                 return flops(self.function.gradient(option.decision))
             case _:
                 return self.flops
-
-    @property
-    def who(self) -> str:
-        """The public function."""
-        return self.request.who
 
     @property
     def name(self) -> str:
@@ -317,12 +309,12 @@ def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Cal
 
     @named_like(fn)
     def checked(*args: Any) -> Any:
-        out = call_checked(fn, args, {}, arguments.who)
+        out = call_checked(fn, args, {})
         arguments.result(out, has_aux)
         loss = out[0] if has_aux else out
         if not is_traced(loss):
             raise TypeError(
-                f"{arguments.who}: `{arguments.name}` must return its loss as a JAX array, got "
+                f"`{arguments.name}` must return its loss as a JAX array, got "
                 f"{type(loss).__name__}, which depends on nothing. Return jnp.asarray(loss)."
             )
         return out
