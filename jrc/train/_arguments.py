@@ -35,6 +35,7 @@ def check_options(
     respect_checkpoints: Any,
     offload: Any,
     compilations: Any,
+    minimize: Any,
 ) -> None:
     """Raise if an argument has a wrong type or value, or two do not go together."""
     if not callable(loss_fn):
@@ -71,6 +72,12 @@ def check_options(
         raise ValueError(
             "compilations must go with memory_budget, got none. Pass "
             "memory_budget='16GiB', or a plan that was made with compilations=5."
+        )
+    one_of(minimize, "minimize", ("time", "flops"))
+    if minimize != "time" and budget is None:
+        raise ValueError(
+            "minimize must go with memory_budget, got none. Pass memory_budget='16GiB', or a plan "
+            "that was made with minimize='flops'."
         )
     if budget is None:
         return

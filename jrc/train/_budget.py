@@ -11,7 +11,7 @@ from jrc._specs import shards_of, spec_of
 from jrc._targets import chip_of_device, is_compile_only
 from jrc._tree import aval_of
 from jrc._typing import PyTree
-from jrc.remat import Plan, device_of, host_link, plan_within
+from jrc.remat import Minimize, Plan, device_of, host_link, plan_within
 from jrc.train._loss import result_of
 from jrc.train._runners import Programs
 from jrc.train._state import TrainState
@@ -33,11 +33,12 @@ class Budgeted:
         respect_checkpoints: bool,
         offload: bool | float = False,
         compilations: int | None = None,
+        minimize: Minimize = "time",
     ) -> None:
         self.plan: Plan | None = None
         self._build, self._loss_fn, self._budget = build, loss_fn, budget
         self._respects, self._offload = respect_checkpoints, offload
-        self._compilations = compilations
+        self._compilations, self._minimize = compilations, minimize
         self._known: dict[Any, tuple[Plan, Programs]] = {}
 
     def __call__(self, way: Synchronisation, state: TrainState, batch: PyTree) -> Programs:
@@ -60,6 +61,7 @@ class Budgeted:
                 ),
                 target=_target(device),
                 compilations=self._compilations,
+                minimize=self._minimize,
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
         self.plan, programs = self._known[key]

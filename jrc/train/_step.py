@@ -15,7 +15,7 @@ from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
 from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
-from jrc.remat import Memory, Plan, memory_needed
+from jrc.remat import Memory, Minimize, Plan, memory_needed
 from jrc.train._arguments import (
     check_options,
     check_order,
@@ -182,6 +182,7 @@ def make_train_step(
     respect_checkpoints: bool = False,
     offload: bool | float = False,
     compilations: int | None = None,
+    minimize: Minimize = "time",
     accumulate: int = 1,
     donate: bool = True,
     outer: OuterOptimizer | None = None,
@@ -243,6 +244,8 @@ def make_train_step(
             the bytes per second that copies reach, as for `jrc.plan`.
         compilations: With a budget, how many steps a search may compile, 1 to 10, as for
             `jrc.plan`: 5 if not given, 3 on a mesh of `jrc.target(...).devices`.
+        minimize: With a budget, what its plan has the least of, `"time"` or `"flops"`, as for
+            `jrc.plan`.
         accumulate: Number of equal parts into which the batch of a replica is split; their
             gradients are averaged before the update.
         donate: Whether the step may reuse the memory of its argument `state`. With `via="pmap"`
@@ -261,13 +264,13 @@ def make_train_step(
             if `loss_fn` does not take its arguments, `tx` needs an extra argument that it does not
             get, or the state is not from `jrc.init_state`.
         ValueError: If `via` is unknown, `accumulate` below 1, an axis missing, `plan` and
-            `memory_budget` both given, `compilations` not from 1 to 10, or it, `offload` or
-            `respect_checkpoints` given without a budget; for more than one process or a budget with
-            `"pmap"`; at the first call, for a batch that does not split or differs between
-            processes, a state on other devices or another mesh, a loss that is not a scalar, a
-            compression over another axis or with `"jit"` on several devices, parameters that are
-            split over the axis of replicas, a mesh axis that nothing is split over, or a plan for
-            another program.
+            `memory_budget` both given, `compilations` not from 1 to 10, or it, `minimize`,
+            `offload` or `respect_checkpoints` given without a budget; for more than one process or
+            a budget with `"pmap"`; at the first call, for a batch that does not split or differs
+            between processes, a state on other devices or another mesh, a loss that is not a
+            scalar, a compression over another axis or with `"jit"` on several devices, parameters
+            that are split over the axis of replicas, a mesh axis that nothing is split over, or a
+            plan for another program.
         BudgetError: At the first call, if no plan fits; on one process it stops all of them.
 
     Example:
@@ -285,7 +288,15 @@ def make_train_step(
     check_order(loss_fn, tx)
     check_transform(tx)
     check_options(
-        loss_fn, via, donate, plan, memory_budget, respect_checkpoints, offload, compilations
+        loss_fn,
+        via,
+        donate,
+        plan,
+        memory_budget,
+        respect_checkpoints,
+        offload,
+        compilations,
+        minimize,
     )
     check_outer(outer)
     accumulate = whole_number(
@@ -302,7 +313,7 @@ def make_train_step(
     programs = build(with_op_tags(loss_fn) if plan is None else loss_fn)
     planned: Any = lambda *_: programs  # noqa: E731
     if memory_budget is not None:
-        given = loss_fn, memory_budget, respect_checkpoints, offload, compilations
+        given = loss_fn, memory_budget, respect_checkpoints, offload, compilations, minimize
         planned = Budgeted(build, *given)
     lower = lambda way, *given: programs.lower(way, way.lowered(), *given)  # noqa: E731
     preflight = Preflight(tx, outer, layout, via, accumulate, lower)

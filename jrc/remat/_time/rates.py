@@ -1,6 +1,6 @@
 """What a device computes, reads and writes in a second.
 
->>> from jrc._targets import CHIPS
+>>> from jrc._targets.chips import CHIPS
 >>> rates = rates_of_chip(CHIPS["h100"])
 >>> rates.seconds_of_products("f32", 989.4e12), rates.seconds_of_products("bf16", 989.4e12)
 (2.0, 1.0)

@@ -1,7 +1,6 @@
 """Seconds of a compiled program, and where they come from."""
 
 import dataclasses
-from typing import Literal
 
 from jrc._targets import Chip
 from jrc.remat._compiled.hlo import Module
@@ -11,8 +10,6 @@ from jrc.remat._time.host_rates import host_rates
 from jrc.remat._time.rates import Rates, rates_of_chip
 from jrc.remat._time.roofline import roofline_seconds
 
-Source = Literal["stated by the compiler", "modelled", "measured"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
@@ -20,12 +17,13 @@ class Seconds:
 
     Attributes:
         value: The seconds.
-        source: Where they come from. What is stated or modelled serves to compare programs on one
-            device; what a device takes differs.
+        source: Where they come from: "stated by the compiler", "modelled" or "measured". What is
+            stated or modelled serves to compare programs on one device; what a device takes
+            differs.
     """
 
     value: float
-    source: Source
+    source: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from jax.extend.core import Jaxpr, JaxprEqn
-
 from jrc._jaxpr import (
     Fusion,
     equation_cost,
@@ -46,10 +44,10 @@ _HLO_NAMES = {
 class CostUnit(Protocol):
     """How the cost of what a program does is counted, as a whole number."""
 
-    def of(self, eqn: JaxprEqn) -> int:
+    def of(self, eqn: Any) -> int:
         """Return the cost of one equation, programs inside of it included."""
 
-    def total(self, jaxpr: Jaxpr) -> int:
+    def total(self, jaxpr: Any) -> int:
         """Return the cost of all equations of a program that are not dead."""
 
     def of_written(self, size: int) -> int:
@@ -78,11 +76,11 @@ class FlopUnit:
 
     rate: float = 0.0
 
-    def of(self, eqn: JaxprEqn) -> int:
+    def of(self, eqn: Any) -> int:
         """Return the FLOPs of one equation."""
         return equation_cost(eqn, own_flops)
 
-    def total(self, jaxpr: Jaxpr) -> int:
+    def total(self, jaxpr: Any) -> int:
         """Return the FLOPs of a program."""
         return live_cost(live_equations(jaxpr), own_flops)
 
@@ -124,11 +122,11 @@ class TimeUnit:
     rates: Rates
     compiler: Compiler
 
-    def of(self, eqn: JaxprEqn) -> int:
+    def of(self, eqn: Any) -> int:
         """Return the picoseconds of one equation."""
         return equation_cost(eqn, self._own)
 
-    def total(self, jaxpr: Jaxpr) -> int:
+    def total(self, jaxpr: Any) -> int:
         """Return the picoseconds of a program."""
         return live_cost(live_equations(jaxpr), self._own)
 
@@ -152,7 +150,7 @@ class TimeUnit:
         """Return picoseconds as seconds."""
         return cost / _PER_SECOND
 
-    def _own(self, eqn: JaxprEqn) -> int:
+    def _own(self, eqn: Any) -> int:
         rates, facts, stated = self.rates, facts_of(eqn), stated_cost(eqn)
         written, flops = _bytes(eqn.outvars), own_flops(eqn)
         if stated is not None:
@@ -171,7 +169,7 @@ class TimeUnit:
             computed = self._computed(eqn, flops)
         return self.of_seconds(max(computed, moved / rates.bandwidth) + rates.launch)
 
-    def _computed(self, eqn: JaxprEqn, flops: int) -> float:
+    def _computed(self, eqn: Any, flops: int) -> float:
         if not facts_of(eqn).is_contraction:
             return flops / (self.rates.functions * _ARITHMETIC)
         operand: Any = eqn.invars[0].aval

@@ -43,8 +43,9 @@ def plan_for(peaks: Peaks, budget: int | float, compilations: int, measures: boo
         cost = peaks.compiled(least) if search.compiled else None
         raise BudgetError(_refusal(problem, plan, cost), search.expected(least), plan)
     if measures:
-        peaks.measure(search.fitting(limit)[: SETTINGS.measured])
-        found = search.best(limit) or found
+        run = search.fitting(limit)[: SETTINGS.measured]
+        peaks.measure(run)
+        found = min(run, key=peaks.compiled_cost)
     return plan_of(search, peaks, found, limit)
 
 

@@ -1,0 +1,245 @@
+"""`minimize=` and `measure=`: plans of the least seconds, predicted, compiled and measured."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+from jrc._jaxpr import inner_program
+from jrc._targets.chips import CHIPS
+from jrc.remat._planner.costs.compilers import CPU, GPU
+from jrc.remat._planner.costs.cost_unit import TimeUnit
+from jrc.remat._planner.search.compiled_cost import CompiledCost
+from jrc.remat._planner.search.search import Search
+from jrc.remat._planner.solver.option import Option
+from jrc.remat._time import host_rates as host_rates_file
+from jrc.remat._time.host_rates import host_rates, measured
+from jrc.remat._time.rates import Rates, rates_of_chip
+
+RATES = Rates(
+    products=1e9, convolutions=1e8, functions=1e6, bandwidth=1e6, launch=0.5, new_memory=1e5
+)
+ON_CPU, ON_GPU = TimeUnit(RATES, CPU), TimeUnit(RATES, GPU)
+X = jnp.ones((100, 1000))
+
+
+def seconds(unit, fn, *args):
+    return unit.seconds(unit.total(jax.make_jaxpr(fn)(*args).jaxpr))
+
+
+def test_a_product_takes_its_flops_or_its_bytes():
+    wide = jnp.ones((1000, 5000))
+    assert seconds(ON_GPU, jnp.dot, X, wide) == pytest.approx(
+        max(2 * 100 * 1000 * 5000 / 1e9, 4 * (100_000 + 5_000_000 + 500_000) / 1e6) + 0.5
+    )
+    fast = TimeUnit(dataclasses.replace(RATES, bandwidth=1e12), GPU)
+    assert seconds(fast, jnp.dot, X, wide) == pytest.approx(2 * 100 * 1000 * 5000 / 1e9 + 0.5)
+
+
+def test_a_convolution_has_a_rate_of_its_own():
+    image, kernel = jnp.ones((1, 4, 32, 32)), jnp.ones((8, 4, 3, 3))
+    fast = TimeUnit(dataclasses.replace(RATES, bandwidth=1e12), GPU)
+    conv = lambda x, k: jax.lax.conv(x, k, (1, 1), "SAME")  # noqa: E731
+    assert seconds(fast, conv, image, kernel) == pytest.approx(
+        2 * 8 * 32 * 32 * 4 * 9 / 1e8 + 0.5, rel=1e-4
+    )
+
+
+def test_what_is_fused_takes_its_operations_and_on_a_cpu_its_bytes():
+    assert seconds(ON_GPU, jnp.tanh, X) == pytest.approx(100_000 / 1e6)
+    assert seconds(ON_CPU, jnp.tanh, X) == pytest.approx(400_000 / 1e6)
+    # Arithmetic is eight times as fast, and is fused on CPUs too.
+    assert seconds(ON_CPU, jnp.add, X, X) == pytest.approx(100_000 / 8e6)
+
+
+def test_rows_are_reduced_in_the_kernel_that_reads_them_on_a_gpu():
+    total = lambda x: jnp.sum(x, -1)  # noqa: E731
+    assert seconds(ON_GPU, total, X) == pytest.approx(100_000 / 8e6)
+    columns = lambda x: jnp.sum(x, 0)  # noqa: E731
+    assert seconds(ON_GPU, columns, X) == pytest.approx((400_000 + 4_000) / 1e6 + 0.5)
+
+
+def test_what_moves_data_reads_what_it_writes():
+    row = lambda x: jax.lax.dynamic_slice(x, (3, 0), (1, 1000))  # noqa: E731
+    assert seconds(ON_GPU, row, X) == pytest.approx(2 * 4000 / 1e6 + 0.5, rel=1e-2)
+
+
+def test_a_loop_takes_the_time_of_all_its_steps():
+    def loop(x):
+        return jax.lax.scan(
+            lambda c, _: (jnp.sum(c, 0, keepdims=True) * c, None), x, None, length=7
+        )[0]
+
+    (eqn,) = (e for e in jax.make_jaxpr(loop)(X).jaxpr.eqns if e.primitive.name == "scan")
+    assert ON_GPU.of(eqn) == 7 * ON_GPU.total(inner_program(eqn))
+
+
+def test_published_rates_know_the_dtype():
+    rates = rates_of_chip(CHIPS["h100"])
+    unit = TimeUnit(dataclasses.replace(rates, bandwidth=math.inf), GPU)
+    low, high = (
+        seconds(unit, jnp.dot, *[jnp.ones((2048, 2048), dtype)] * 2) - rates.launch
+        for dtype in (jnp.bfloat16, jnp.float32)
+    )
+    assert high == pytest.approx(2 * low, rel=1e-3)
+
+
+class Timed:
+    """Peaks that are exact, and seconds that are predicted and compiled apart."""
+
+    own, is_inside, model_error, are_costs_exact = 0, False, 0.0, False
+
+    def __init__(self, rows):
+        self.options = [Option(peak, 0, cost, family=kind) for peak, cost, _, kind in rows]
+        self._compiled = dict(zip(self.options, (row[2] for row in rows), strict=True))
+
+    def predicted(self, option):
+        return option.peak
+
+    def predicted_cost(self, option):
+        return option.cost
+
+    def compiled_cost(self, option):
+        return self._compiled[option]
+
+    def compiled(self, option):
+        return CompiledCost(0, 0, option.peak, 0)
+
+
+def test_the_fastest_compiled_program_is_taken_and_not_the_fastest_predicted_one():
+    known = Timed(
+        [
+            (100, 1_000_000, 1_300_000, "baseline"),
+            (60, 1_010_000, 900_000, "solver"),
+            (20, 1_500_000, 1_400_000, "solver"),
+        ]
+    )
+    search = Search(known.options, known, 3)
+    assert search.cheapest_fitting(1000) is known.options[1]
+    assert search.fitting(1000)[0] is known.options[1] and search.fitting(50) == []
+
+
+def test_the_baseline_is_taken_where_others_gain_nearly_nothing():
+    rows = [(100, 1_000_000, 1_000_000, "baseline"), (60, 1_001_000, 999_000, "solver")]
+    known = Timed(rows)
+    search = Search(known.options, known, 2)
+    assert search.cheapest_fitting(1000).is_baseline
+
+
+def net(ws, x):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return jnp.mean(x**2)
+
+
+NET = ([jnp.ones((64, 64)) / 64] * 8, jnp.ones((2048, 64)))
+
+
+def test_seconds_count_and_are_stated():
+    by_time, by_flops = (jrc.plan(net, *NET, budget=1.0, minimize=m) for m in ("time", "flops"))
+    assert (by_time.minimize, by_flops.minimize) == ("time", "flops")
+    for cost in (by_time.predicted, by_time.verified):
+        assert cost.seconds > 0 and cost.seconds_from == "modelled"
+    assert by_flops.verified.seconds is None and not by_flops.reruns
+    compiled = [each for each in by_time.candidates if each.compiled_seconds is not None]
+    assert by_time.verified.seconds <= 1.01 * min(each.compiled_seconds for each in compiled)
+    assert "time " in str(by_time) and jrc.Plan.from_json(by_time.to_json()) == by_time
+
+
+def test_memory_that_is_new_in_each_run_makes_a_lean_program_the_faster_one(monkeypatch):
+    """Room is enough for the baseline, which needs several times the bytes."""
+    rates = dataclasses.replace(host_rates(), new_memory=1e7)
+    monkeypatch.setattr("jrc.remat._time.seconds.host_rates", lambda: rates)
+    plan = jrc.plan(net, *NET, budget=1.0)
+    free = jrc.plan(net, *NET, budget=1.0, minimize="flops")
+    assert plan.reruns and plan.verified.peak_bytes < 0.75 * free.verified.peak_bytes
+    kept = dataclasses.replace(rates, new_memory=math.inf)
+    monkeypatch.setattr("jrc.remat._time.seconds.host_rates", lambda: kept)
+    assert jrc.plan(net, *NET, budget=1.0).verified.flops_ratio < 1.01
+
+
+def test_without_a_budget_it_is_the_memory_of_the_machine():
+    plan = jrc.plan(net, *NET)
+    assert plan.budget > 2**28 and plan.verified.peak_bytes < plan.budget
+
+
+def test_measured_programs_are_run():
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), NET)
+    for args in (NET, shapes):
+        plan = jrc.plan(net, *args, budget=0.5, measure=True, compilations=2)
+        assert plan.verified.seconds_from == "measured" and plan.verified.seconds > 0
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"minimize": "bytes"}, "minimize must be"),
+        ({"measure": True, "target": "h100"}, "measure=True must be used with programs that are"),
+        ({"measure": True, "verify": False}, "got verify=False. Leave one of the two out"),
+    ],
+)
+def test_what_does_not_go_together(options, said):
+    with pytest.raises(ValueError, match=said):
+        jrc.plan(net, *NET, budget=0.5, **options)
+
+
+def test_the_batch_of_most_examples_a_second():
+    def make_args(batch):
+        return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in NET[0]], jax.ShapeDtypeStruct(
+            (batch, 64), jnp.float32
+        )
+
+    found = jrc.largest_batch(make_args, net, "4MB", multiple_of=64)
+    per_second = found.recomputed / found.plan.verified.seconds
+    assert found.fastest.per_second >= 0.999 * per_second
+    assert 0 < found.fastest.batch <= found.recomputed and "examples a second" in str(found)
+
+
+def test_a_report_has_the_seconds_of_its_program():
+    report = jrc.explain(net, *NET)
+    assert report.time.value > 0 and report.time.source == "modelled"
+    assert jrc.Report.from_json(report.to_json()) == report
+    assert "\ntime " in str(report) and "time" in report.compare(report)
+
+
+@pytest.fixture
+def no_rates(monkeypatch, tmp_path):
+    """No rates are known, and the folder for them is an empty one."""
+    monkeypatch.delenv("JRC_HOST_RATES")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(host_rates_file, "measured", lambda: RATES)
+    return tmp_path
+
+
+def test_rates_are_measured_once_and_kept(no_rates, monkeypatch):
+    assert host_rates.__wrapped__() == RATES
+    (path,) = no_rates.glob("jrc/*.json")
+    assert json.loads(path.read_text())["bandwidth"] == 1e6
+    monkeypatch.setattr(host_rates_file, "measured", lambda: pytest.fail("measured again"))
+    assert host_rates.__wrapped__() == RATES
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "not JSON"])
+def test_a_file_that_is_no_rates_is_written_anew(no_rates, text):
+    path = host_rates_file._path()
+    path.parent.mkdir()
+    path.write_text(text)
+    assert host_rates.__wrapped__() == RATES
+    assert json.loads(path.read_text())["launch"] == 0.5
+
+
+def test_a_folder_that_cannot_be_written_is_left_alone(no_rates):
+    (no_rates / "jrc").write_text("a file")
+    assert host_rates.__wrapped__() == RATES
+
+
+@pytest.mark.slow
+def test_the_rates_of_this_machine_are_those_of_a_machine():
+    found = measured()
+    assert 1e8 < found.products < 1e14 and 1e7 < found.convolutions < 1e14
+    assert 1e7 < found.functions < 1e13 and 1e8 < found.bandwidth < 1e13
+    assert 1e7 < found.new_memory < 1e14
