@@ -179,6 +179,7 @@ def test_plan_asks_for_the_budget(net, capsys, monkeypatch, text, budget):
     assert asked == {
         "budget": budget, "verify": False, "argnums": 0, "has_aux": False, "args": 2,
         "respect_checkpoints": False, "cache": None, "offload": False,
+        "minimize": "time", "measure": False,
     }  # fmt: skip
 
 
@@ -189,8 +190,8 @@ def test_several_budgets_make_one_table_and_a_file_each(net, capsys):
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert (code, err) == (0, "") and out.splitlines()[0].split()[:3] == ["budget", "plan", "peak"]
     assert [row[0].split(" = ")[0] for row in cells] == ["3kB", "1MiB", "0.5"]
-    assert cells[1][1:2] + cells[1][3:] == ["baseline", "1.000 x", "0"]
-    assert cells[1][2].endswith(" KiB (predicted)")
+    assert cells[1][1:2] + cells[1][4:] == ["baseline", "1.000 x", "0"]
+    assert cells[1][2].endswith(" KiB (predicted)") and cells[1][3].endswith("s")
     names = sorted(path.name for path in net.glob("*.json"))
     assert names == ["p-0.5.json", "p-1MiB.json", "p-3kB.json"]
     plans = {name: jrc.Plan.from_json((net / name).read_text()) for name in names}

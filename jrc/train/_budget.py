@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -11,7 +11,7 @@ from jrc._specs import shards_of, spec_of
 from jrc._targets import chip_of_device, is_compile_only
 from jrc._tree import aval_of
 from jrc._typing import PyTree
-from jrc.remat import Minimize, Plan, device_of, host_link, plan_within
+from jrc.remat import Plan, device_of, host_link, plan_within
 from jrc.train._loss import result_of
 from jrc.train._runners import Programs
 from jrc.train._state import TrainState
@@ -33,7 +33,7 @@ class Budgeted:
         respect_checkpoints: bool,
         offload: bool | float = False,
         compilations: int | None = None,
-        minimize: Minimize = "time",
+        minimize: Literal["time", "flops"] = "time",
     ) -> None:
         self.plan: Plan | None = None
         self._build, self._loss_fn, self._budget = build, loss_fn, budget

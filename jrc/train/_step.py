@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
 from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
-from jrc.remat import Memory, Minimize, Plan, memory_needed
+from jrc.remat import Memory, Plan, memory_needed
 from jrc.train._arguments import (
     check_options,
     check_order,
@@ -182,7 +182,7 @@ def make_train_step(
     respect_checkpoints: bool = False,
     offload: bool | float = False,
     compilations: int | None = None,
-    minimize: Minimize = "time",
+    minimize: Literal["time", "flops"] = "time",
     accumulate: int = 1,
     donate: bool = True,
     outer: OuterOptimizer | None = None,

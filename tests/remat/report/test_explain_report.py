@@ -39,7 +39,7 @@ def test_json_gives_the_same_report(rerun):
     text = report(rerun).to_json()
     assert jrc.Report.from_json(text) == report(rerun)
     assert str(jrc.Report.from_json(text)) == str(report(rerun))
-    assert json.loads(text)["format"] == "jrc.Report/1"
+    assert json.loads(text)["format"] == "jrc.Report/2"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
@@ -98,7 +98,8 @@ def test_the_table():
         f"{memory_text(memory.outputs)} + temporaries {memory_text(memory.temporaries)}"
     )
     assert lines[2].startswith("saved for the backward pass 736 KiB, run again 0 FLOP of ")
-    rows = [line.split() for line in lines[5:]]
+    assert lines[3].startswith("time ") and lines[3].endswith(" (modelled)")
+    rows = [line.split() for line in lines[6:]]
     # Equal values of the layers are one row, the largest first.
     line = f"test_explain_report.py:{loss.__code__.co_firstlineno + 2}"
     assert rows[0] == f"12 x cos f32[128,64] {line} 32 KiB 384 KiB 52.2 %".split()

@@ -50,7 +50,7 @@ def save_candidates(
         for v in node.makes:
             if not fused[v]:
                 may_save[written(v)] = True
-            elif v in written_for_kernels:
+            elif compiler.fuses_passes and v in written_for_kernels:
                 may_save[v] = True
             elif not may_save[v] and made_of:
                 share = SETTINGS.smaller_than_sources * sum(sizes[each] for each in made_of)
