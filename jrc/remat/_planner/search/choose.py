@@ -44,8 +44,7 @@ def plan_for(peaks: Peaks, budget: int | float, compilations: int, measures: boo
         raise BudgetError(_refusal(problem, plan, cost), search.expected(least), plan)
     if measures:
         run = search.fitting(limit)[: SETTINGS.measured]
-        peaks.measure(run)
-        found = min(run, key=peaks.compiled_cost)
+        found = min(run, key=peaks.measured(run).__getitem__)
     return plan_of(search, peaks, found, limit)
 
 
@@ -102,7 +101,7 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
     verified = None
     if option in search.compiled:
         cost = peaks.compiled(option)
-        verified = _estimate(problem, cost.peak, peaks.flops(option), cost.host, cost.time)
+        verified = _estimate(problem, cost.peak, peaks.flops(option), cost.host, peaks.time(option))
     return Plan(
         budget=budget,
         predicted=_predicted(problem, search, option),
@@ -134,12 +133,13 @@ def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandi
         if option in problem.manual:
             before = None
         cost = peaks.compiled(option) if option in search.compiled else None
+        time = peaks.time(option) if option in search.compiled else None
         found.append(
             PlanCandidate(
                 predicted=_predicted(problem, search, option),
                 compiled_peak_bytes=None if cost is None else cost.peak,
                 compiled_host_bytes=None if cost is None else cost.host,
-                compiled_seconds=None if cost is None or cost.time is None else cost.time.value,
+                compiled_seconds=None if time is None else time.value,
                 sent_bytes=None if cost is None else cost.sent,
                 rerun_sent_bytes=None if cost is None else cost.rerun_sent,
                 saved_bytes=option.saved,

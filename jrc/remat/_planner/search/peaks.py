@@ -34,11 +34,13 @@ class _Known:
         program: The fingerprint of its program.
         cost: What its compiled program costs.
         flops: FLOPs of the function's value and gradients.
+        measured: Seconds of its program, if it was run.
     """
 
     program: str = ""
     cost: CompiledCost | None = None
     flops: int = 0
+    measured: float | None = None
 
 
 class Peaks:
@@ -81,12 +83,20 @@ class Peaks:
         problem, unit = self.problem, self.problem.unit
         return max(1, problem.cost + option.cost + unit.of_memory(option.peak / problem.parts))
 
-    def compiled_cost(self, option: Option) -> int:
-        """Return the cost of a compiled option: seconds of its program, where they count."""
-        time = self.compiled(option).time
-        if self.are_costs_exact or time is None:
+    def compiled_cost(self, option: Option) -> int | None:
+        """Return the cost of a compiled option: seconds of its program, where they count.
+
+        `None` where the compiler refused the program, so that nothing is known of them.
+        """
+        if self.are_costs_exact:
             return self.predicted_cost(option)
-        return max(1, self.problem.unit.of_seconds(time.value))
+        time = self.compiled(option).time
+        return None if time is None else max(1, self.problem.unit.of_seconds(time.value))
+
+    def time(self, option: Option) -> Seconds | None:
+        """Return the seconds of a compiled option: measured ones, if it was run."""
+        measured = self._of(option).measured
+        return self.compiled(option).time if measured is None else Seconds(measured, "measured")
 
     def compiled(self, option: Option) -> CompiledCost:
         """Return what the compiled program of an option costs."""
@@ -106,13 +116,13 @@ class Peaks:
         """Return the options that were compiled, and what each costs."""
         return [(option, each.cost) for option, each in self._known.items() if each.cost]
 
-    def measure(self, options: Sequence[Option]) -> None:
-        """Run the programs of compiled options, in turns; from now on their costs are measured."""
+    def measured(self, options: Sequence[Option]) -> dict[Option, float]:
+        """Run the programs of compiled options, in turns, and return the seconds of each."""
         runs = [self.problem.gradient.runnable(each.whole) for each in options]
-        for option, seconds in zip(options, median_seconds(runs), strict=True):
-            known = self._of(option)
-            assert known.cost is not None
-            known.cost = dataclasses.replace(known.cost, time=Seconds(seconds, "measured"))
+        seconds = dict(zip(options, median_seconds(runs), strict=True))
+        for option, each in seconds.items():
+            self._of(option).measured = each
+        return seconds
 
     def flops(self, option: Option) -> int:
         """Return the FLOPs of the gradient program of an option that was compiled."""

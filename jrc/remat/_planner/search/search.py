@@ -59,8 +59,8 @@ class KnownPeaks(Protocol):
     def predicted_cost(self, option: Option) -> int:
         """Return the cost of the program under an option, as the model has it; positive."""
 
-    def compiled_cost(self, option: Option) -> int:
-        """Return the same of an option that was compiled."""
+    def compiled_cost(self, option: Option) -> int | None:
+        """Return the same of an option that was compiled; `None` where it is not known."""
 
     def compiled(self, option: Option) -> CompiledCost:
         """Return what the compiled program of an option costs."""
@@ -146,6 +146,8 @@ class Search:
     def _compiled_cost(self, option: Option) -> float:
         """The cost of a compiled option; the baseline is taken where others gain too little."""
         cost = self.peaks.compiled_cost(option)
+        if cost is None:
+            return math.inf
         is_favoured = option.is_baseline and not self.peaks.are_costs_exact
         return cost * (1 - SETTINGS.least_time_gain * is_favoured)
 
@@ -200,10 +202,8 @@ class Search:
         """The costs of all options, in the light of those compiled: means, and deviations."""
         if self.peaks.are_costs_exact:
             return self._costs, np.zeros_like(self._costs)
-        known = {
-            self._at[each]: math.log(self.peaks.compiled_cost(each) / self._costs[self._at[each]])
-            for each in self.compiled
-        }
+        costs = {self._at[each]: self.peaks.compiled_cost(each) for each in self.compiled}
+        known = {i: math.log(cost / self._costs[i]) for i, cost in costs.items() if cost}
         errors, deviations = self._time_errors.given(known)
         means = self._costs * np.exp(errors)
         if not known:
