@@ -57,6 +57,7 @@ from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 from jrc.remat._planner.solver.solver import solve
+from jrc.remat._time.seconds import known_device, seconds_on
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 """The primitives that are matrix products."""
@@ -193,6 +194,14 @@ class KnownPeaks:
     def compiled(self, option: Option) -> CompiledCost:
         """Return the compiled peak."""
         return CompiledCost(0, 0, self._rows[option]["compiled"], 0)
+
+
+def stated_seconds(compiled: Any) -> float:
+    """Return the seconds that jrc states for a program that is compiled for this machine's CPU."""
+    device = known_device("cpu", None)
+    assert device is not None
+    temporaries = memory_of(compiled).temporaries
+    return seconds_on(parse_hlo(compiled.as_text()), device, temporaries).value
 
 
 def plan_from_table(
