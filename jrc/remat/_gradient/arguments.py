@@ -105,8 +105,8 @@ class Arguments:
         return jax.make_jaxpr(self.gradient(fn, has_aux))(*self.of(self.arrays))
 
     def concrete(self) -> list[Any]:
-        """Return arguments for what `staged` compiles; shapes are filled with zeros."""
-        arrays = [_filled(x) for x in self.of(self.arrays)]
+        """Return arguments for what `staged` compiles."""
+        arrays = self.of(self.arrays)
         return list(self.filled(arrays)) if self.are_plain else arrays
 
     @property
@@ -148,14 +148,6 @@ class Arguments:
 
         gradient = jax.value_and_grad(loss, self.argnums, has_aux)
         return jax.jit(gradient).trace(*self.filled(self.of(self.arrays)))
-
-
-def _filled(array: Any) -> Any:
-    """An array of zeros in the place of a shape."""
-    if not isinstance(array, jax.ShapeDtypeStruct):
-        return array
-    zeros = jnp.zeros(array.shape, array.dtype)
-    return zeros if array.sharding is None else jax.device_put(zeros, array.sharding)
 
 
 class _NotAnArrayError(Exception):

@@ -31,6 +31,7 @@ from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.choose import plan_for
 from jrc.remat._planner.search.peaks import Peaks, fingerprint_of
 from jrc.remat._planner.search.problem import Problem, Request
+from jrc.remat._time.host_rates import host_rates
 
 
 @public("jrc.plan")
@@ -131,8 +132,8 @@ def plan(
             programs: docs/limits.md has their errors. Of a device of unknown rates the FLOPs are
             minimised; `Plan.minimize` says which.
         measure: Whether the fastest of the programs that were compiled and fit are run, in turns,
-            and the one of the least median is taken. The device must be there. Shapes among the
-            arguments are filled with zeros.
+            and the one of the least median is taken. The device must be there, and the arguments
+            arrays.
 
     Returns:
         The plan. The same inputs give the same plan on every host, whatever was planned before.
@@ -144,8 +145,9 @@ def plan(
             loss as `has_aux` says, or the budget is neither a number nor text. If an array is
             traced, as under `jax.jit`: an argument, or one that `fn` closes over.
         ValueError: If the budget is no size, `compilations` not from 1 to 10, `minimize` another
-            word, `measure` asked for with a target or without `verify`, there is nothing floating
-            to be differentiated, or `offload` is asked for on a CPU, or where no rate is known.
+            word, there is nothing floating to be differentiated, `offload` is asked for on a CPU,
+            or where no rate is known, or `measure` with a target, with shapes in place of arrays,
+            with `minimize="flops"` or without `verify`.
         BudgetError: If no plan fits; it carries the least peak and the plan that reaches it.
         ImportError: If the compiler of the target is not installed.
 
@@ -232,7 +234,7 @@ class _Planner:
     ) -> None:
         check_flag(verify, "verify")
         one_of(minimize, "minimize", ("time", "flops"))
-        _check_measure(measure, target, verify)
+        _check_measure(measure, target, verify, minimize, args)
         self.measures = measure
         self.target = there = checked_target(target)
         most = checked_compilations(compilations, there is not None)
@@ -277,8 +279,17 @@ class _Planner:
             "offload": self.request.link and dataclasses.astuple(self.request.link),
             "minimize": self.request.minimize,
             "measure": self.measures,
+            "rates": self._rates,
         }
         return plan_in(self.cache, signature, self.request.args, asked, find)
+
+    @property
+    def _rates(self) -> dict[str, Any] | None:
+        """The rates of this machine's CPU, where a plan depends on them."""
+        device = None if self.target else device_of(jax.tree.leaves(self.request.args))
+        if device is None or device.platform != "cpu" or self.request.minimize == "flops":
+            return None
+        return dataclasses.asdict(host_rates())
 
     @functools.cached_property
     def _peaks(self) -> Peaks:
@@ -299,13 +310,24 @@ class _Planner:
         return signature_of(traced, respects), gradient
 
 
-def _check_measure(measure: object, target: object, verify: bool) -> None:
+def _check_measure(
+    measure: object, target: object, verify: bool, minimize: str, args: tuple[Any, ...]
+) -> None:
     check_flag(measure, "measure")
-    if measure and (target is not None or not verify):
-        got = f"target={target!r}" if target is not None else "verify=False"
+    if not measure:
+        return
+    leaves = jax.tree.leaves(args)
+    given = {
+        f"target={target!r}": target is not None,
+        "verify=False": not verify,
+        "minimize='flops'": minimize == "flops",
+        "a jax.ShapeDtypeStruct": any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves),
+        "a deleted array": any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves),
+    }
+    for what in (each for each, is_given in given.items() if is_given):
         raise ValueError(
-            "measure=True must be used with programs that are compiled for a device that "
-            f"is there, got {got}. Leave one of the two out."
+            "measure=True must be used with programs that can run here, and with arrays as "
+            f"arguments, to have the least seconds, got {what}. Leave one of the two out."
         )
 
 

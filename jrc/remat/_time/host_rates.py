@@ -2,13 +2,15 @@
 
 The file is in the folder for caches of the user (`XDG_CACHE_HOME`, else `~/.cache`), in `jrc`, or
 it is the one that `JRC_HOST_RATES` names. All processes that read it find the same rates, and so
-the same plans; delete it to measure anew.
+the same plans; delete it to measure anew. Several processes of `jax.distributed` may be on several
+machines: they assume rates, but for those of a file that `JRC_HOST_RATES` names.
 """
 
-import dataclasses
+import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import platform
@@ -19,36 +21,55 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jaxlib
+import numpy as np
 
-from jrc.remat._time.measured import median_seconds
+from jrc._validate import is_real
+from jrc.remat._time.measured import median_seconds, outside_of_traces
 from jrc.remat._time.rates import Rates
 
-# What is taken where nothing can be measured: about a core of a server.
-_ASSUMED = Rates(1e11, 5e10, 3e9, 2e10, 1e-6, new_memory=5e9)
+# What is taken where nothing can be measured: about two cores of a server.
+ASSUMED = Rates(1e11, 5e10, 3e9, 2e10, 1e-6, new_memory=5e9)
 _SIDE, _LARGE, _PASSES = 1024, 2**24, 8
+_NUMBERS = ("products", "convolutions", "functions", "bandwidth", "launch", "new_memory")
 
 
 @functools.cache
 def host_rates() -> Rates:
-    """Return the rates of this machine's CPU; the first call on a machine takes some seconds."""
-    if jax.process_index() > 0:
-        # Process 0 measures, and its plan is the one that all take.
-        return _ASSUMED
-    path = _path()
-    try:
-        return Rates(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        found = measured()
+    """Return the rates of this machine's CPU; the first call on a machine takes some seconds.
+
+    Raises:
+        ValueError: If `JRC_HOST_RATES` names a file that has no rates.
+    """
+    named = os.environ.get("JRC_HOST_RATES")
+    if jax.process_count() > 1 and not named:
+        return ASSUMED
+    path = pathlib.Path(named) if named else _path()
+    if path is None:
+        return measured()
+    if found := _read(path):
+        return found
+    if named and path.exists():
+        raise ValueError(
+            f"JRC_HOST_RATES must name a file of rates, JSON with a positive number for each of "
+            f"{', '.join(_NUMBERS)}, or one that is not there yet, got {named!r}. Delete the file "
+            "to have them measured."
+        )
+    found = measured()
     _write(path, found)
-    return found
+    return _read(path) or found
 
 
 def measured() -> Rates:
     """Measure the rates of this machine's CPU, each as the median of a few runs."""
+    return outside_of_traces(_measured)
+
+
+def _measured() -> Rates:
     device = jax.local_devices(backend="cpu")[0]
-    with jax.default_device(device), jax.enable_x64(False):
-        side, large = jnp.ones((_SIDE, _SIDE)), jnp.ones(_LARGE)
-        image, kernel = jnp.ones((16, 64, 32, 32)), jnp.ones((64, 64, 3, 3))
+    put = lambda *shape: jax.device_put(np.ones(shape, np.float32), device)  # noqa: E731
+    with jax.default_device(device), jax.disable_jit(False), jax.transfer_guard("allow"):
+        side, large = put(_SIDE, _SIDE), put(_LARGE)
+        small, image, kernel = put(_LARGE // 64), put(16, 64, 32, 32), put(64, 64, 3, 3)
 
         def passes(once: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return lambda x: jax.lax.fori_loop(0, _PASSES, lambda _, y: once(y), x)
@@ -56,7 +77,6 @@ def measured() -> Rates:
         product = _seconds(lambda x: x @ x, side)
         convolved = _seconds(lambda x, k: jax.lax.conv(x, k, (1, 1), "SAME"), image, kernel)
         written = _seconds(passes(lambda x: x * 1.5 + 0.5), large) / _PASSES
-        small = large[: _LARGE // 64]
         computed = _seconds(passes(jnp.tanh), small) / _PASSES
         new = _seconds(lambda x: x * 1.5, large)
     size = large.size * large.dtype.itemsize
@@ -77,11 +97,15 @@ def _seconds(fn: Callable[..., Any], *args: Any) -> float:
     return seconds
 
 
-def _path() -> pathlib.Path:
-    """The file of this machine's rates; another one for other options of the compiler."""
-    if named := os.environ.get("JRC_HOST_RATES"):
-        return pathlib.Path(named)
-    folder = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+def _path() -> pathlib.Path | None:
+    """The file of this machine's rates, another one for other options of the compiler.
+
+    `None` where the user has no home directory.
+    """
+    try:
+        folder = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    except RuntimeError:
+        return None
     machine = (
         platform.machine(),
         _processor(),
@@ -102,12 +126,28 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("model name")), "")
 
 
+def _read(path: pathlib.Path) -> Rates | None:
+    """Return the rates of a file; `None` if it is not there, or has none."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict) or set(data) != set(_NUMBERS):
+        return None
+    # Rates span many magnitudes, but none of them leads to a time of nothing, or of for ever.
+    numbers = [data[name] for name in _NUMBERS]
+    if not all(is_real(n) and math.isfinite(n) and 1e-12 < n < 1e21 for n in numbers):
+        return None
+    products, convolutions, functions, bandwidth, launch, new_memory = map(float, numbers)
+    return Rates(products, convolutions, functions, bandwidth, launch, new_memory)
+
+
 def _write(path: pathlib.Path, rates: Rates) -> None:
     """Write the file, whole or not at all; a folder that cannot be written to is left alone."""
-    try:
+    numbers = {name: getattr(rates, name) for name in _NUMBERS}
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(dataclasses.asdict(rates), file)
-        os.replace(file.name, path)
-    except OSError:
-        return
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            new = pathlib.Path(folder) / path.name
+            new.write_text(json.dumps(numbers))
+            os.replace(new, path)

@@ -1,5 +1,6 @@
 """Seconds of programs that run here, measured in turns."""
 
+import concurrent.futures
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,3 +29,13 @@ def median_seconds(runs: Sequence[Callable[[], Any]]) -> list[float]:
             jax.block_until_ready(run())
             found.append(time.perf_counter() - began)
     return [statistics.median(each) for each in times]
+
+
+def outside_of_traces[T](run: Callable[[], T]) -> T:
+    """Return what a function returns in a thread of its own, where nothing is traced.
+
+    What is traced, the mesh and the like belong to a thread: in the caller's a program may be part
+    of another one, and would not run.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(run).result()

@@ -168,23 +168,50 @@ def test_without_a_budget_it_is_the_memory_of_the_machine():
 
 
 def test_measured_programs_are_run():
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), NET)
-    for args in (NET, shapes):
-        plan = jrc.plan(net, *args, budget=0.5, measure=True, compilations=2)
-        assert plan.verified.seconds_from == "measured" and plan.verified.seconds > 0
+    plan = jrc.plan(net, *NET, budget=0.5, measure=True, compilations=2)
+    assert plan.verified.seconds_from == "measured" and plan.verified.seconds > 0
+    sources = {each.compiled_seconds_from for each in plan.candidates if each.is_chosen}
+    assert sources == {"measured"} and "(measured)" in str(plan) and "(predicted)" in str(plan)
 
 
 @pytest.mark.parametrize(
     "options, said",
     [
         ({"minimize": "bytes"}, "minimize must be"),
-        ({"measure": True, "target": "h100"}, "measure=True must be used with programs that are"),
+        ({"measure": True, "target": "h100"}, "measure=True must be used with programs that can"),
         ({"measure": True, "verify": False}, "got verify=False. Leave one of the two out"),
+        ({"measure": True, "minimize": "flops"}, "got minimize='flops'"),
     ],
 )
 def test_what_does_not_go_together(options, said):
     with pytest.raises(ValueError, match=said):
         jrc.plan(net, *NET, budget=0.5, **options)
+
+
+def test_programs_of_shapes_or_of_deleted_arrays_are_not_run():
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), NET)
+    with pytest.raises(ValueError, match="got a jax.ShapeDtypeStruct"):
+        jrc.plan(net, *shapes, budget=0.5, measure=True)
+    gone = jnp.ones((64, 64))
+    gone.delete()
+    with pytest.raises(ValueError, match="got a deleted array"):
+        jrc.plan(net, [gone], NET[1], budget=0.5, measure=True)
+
+
+def test_a_plan_of_other_rates_is_another_one_in_the_cache(monkeypatch, tmp_path):
+    first = jrc.plan(net, *NET, budget=0.5, cache=tmp_path)
+    slow = dataclasses.replace(host_rates(), products=1e6, bandwidth=1e6)
+    for place in ("seconds", "host_rates"):
+        monkeypatch.setattr(f"jrc.remat._time.{place}.host_rates", lambda: slow)
+    monkeypatch.setattr("jrc.remat._planner.make_plan.host_rates", lambda: slow)
+    again = jrc.plan(net, *NET, budget=0.5, cache=tmp_path)
+    assert again.verified.seconds > 10 * first.verified.seconds
+
+
+def test_an_edited_aim_is_refused():
+    text = jrc.plan(net, *NET, budget=1.0, verify=False).to_json()
+    with pytest.raises(ValueError, match="minimize is 'speed'"):
+        jrc.Plan.from_json(text.replace('"minimize": "time"', '"minimize": "speed"'))
 
 
 def test_the_batch_of_most_examples_a_second():
@@ -235,6 +262,40 @@ def test_a_file_that_is_no_rates_is_written_anew(no_rates, text):
 def test_a_folder_that_cannot_be_written_is_left_alone(no_rates):
     (no_rates / "jrc").write_text("a file")
     assert host_rates.__wrapped__() == RATES
+
+
+def test_without_a_home_they_are_measured_alone(no_rates, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert host_rates.__wrapped__() == RATES
+
+
+@pytest.mark.parametrize("field, value", [("products", 0), ("bandwidth", -1.0), ("launch", "x")])
+@pytest.mark.parametrize("constant", [None, float("inf"), float("nan")])
+def test_a_named_file_without_rates_is_refused(monkeypatch, tmp_path, field, value, constant):
+    data = dataclasses.asdict(RATES)
+    del data["by_dtype"]
+    path = tmp_path / "rates.json"
+    monkeypatch.setenv("JRC_HOST_RATES", str(path))
+    path.write_text(json.dumps(data))
+    assert host_rates.__wrapped__() == RATES
+    path.write_text(json.dumps(data | {field: value if constant is None else constant}))
+    with pytest.raises(ValueError, match="JRC_HOST_RATES must name a file of rates"):
+        host_rates.__wrapped__()
+
+
+def test_nothing_of_the_caller_is_in_the_measurement(monkeypatch):
+    """Neither a trace, nor a mesh of eight devices, nor a guard of transfers."""
+    monkeypatch.setattr(host_rates_file, "_LARGE", 2**12)
+    monkeypatch.setattr(host_rates_file, "_SIDE", 32)
+    seen = []
+    jax.make_jaxpr(lambda x: seen.append(measured()) or x)(1.0)
+    with jax.set_mesh(jax.make_mesh((8,), ("d",))), jax.transfer_guard("disallow"):
+        seen.append(measured())
+    assert all(0 < each.products < 1e12 for each in seen)
+    with jax.transfer_guard("disallow"):
+        jaxpr = jax.make_jaxpr(lambda x: (seen.append(measured()), x)[1])(1.0)
+    assert not jaxpr.eqns
 
 
 @pytest.mark.slow

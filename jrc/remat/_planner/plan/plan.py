@@ -379,6 +379,8 @@ def _check_json(data: Any) -> None:
             f"it was made by {data['made_by']}, and this is {_MADE_BY}, which may number the "
             "equations of a program otherwise"
         )
+    if data["minimize"] not in ("time", "flops"):
+        raise ValueError(f"minimize is {data['minimize']!r}, neither 'time' nor 'flops'")
     if data["closed"] > len(data["inputs"]):
         raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
 

@@ -53,6 +53,7 @@ class PlanCandidate:
         compiled_host_bytes: Bytes in the host's memory of its compiled program; `None` if it was
             not compiled.
         compiled_seconds: Seconds of its compiled program, as in `Plan.verified`.
+        compiled_seconds_from: Where they come from, as there.
     """
 
     predicted: Estimate
@@ -65,6 +66,7 @@ class PlanCandidate:
     rerun_sent_bytes: int | None = None
     compiled_host_bytes: int | None = None
     compiled_seconds: float | None = None
+    compiled_seconds_from: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -140,7 +142,10 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
 
 
 def _seconds_text(each: PlanCandidate) -> str:
-    return "" if each.seconds is None else seconds_text(each.seconds)
+    if each.seconds is None:
+        return ""
+    source = each.compiled_seconds_from or "predicted"
+    return f"{seconds_text(each.seconds)} ({source.partition(' ')[0]})"
 
 
 def _host_text(each: PlanCandidate) -> str:

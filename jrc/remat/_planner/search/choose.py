@@ -43,9 +43,20 @@ def plan_for(peaks: Peaks, budget: int | float, compilations: int, measures: boo
         cost = peaks.compiled(least) if search.compiled else None
         raise BudgetError(_refusal(problem, plan, cost), search.expected(least), plan)
     if measures:
-        run = search.fitting(limit)[: SETTINGS.measured]
-        found = min(run, key=peaks.measured(run).__getitem__)
+        found = _fastest(search.fitting(limit), peaks)
     return plan_of(search, peaks, found, limit)
+
+
+def _fastest(options: Sequence[Option], peaks: Peaks) -> Option:
+    """Run the first different programs of some options, and return the option of the fastest.
+
+    The baseline is taken where others gain too little.
+    """
+    different = {peaks.program(each): each for each in reversed(options)}
+    chosen = [each for each in options if each in different.values()][: SETTINGS.measured]
+    seconds = peaks.measured(chosen)
+    favour = 1 - SETTINGS.least_time_gain
+    return min(chosen, key=lambda each: seconds[each] * (favour if each.is_baseline else 1))
 
 
 def bytes_of(budget: int | float, search: Search, baseline: Option) -> int:
@@ -140,6 +151,7 @@ def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandi
                 compiled_peak_bytes=None if cost is None else cost.peak,
                 compiled_host_bytes=None if cost is None else cost.host,
                 compiled_seconds=None if time is None else time.value,
+                compiled_seconds_from="" if time is None else time.source,
                 sent_bytes=None if cost is None else cost.sent,
                 rerun_sent_bytes=None if cost is None else cost.rerun_sent,
                 saved_bytes=option.saved,

@@ -20,7 +20,7 @@ from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.search.problem import Problem
 from jrc.remat._planner.solver.option import Option
-from jrc.remat._time.measured import median_seconds
+from jrc.remat._time.measured import median_seconds, outside_of_traces
 from jrc.remat._time.seconds import Seconds
 
 _logger = logging.getLogger("jrc")
@@ -119,7 +119,8 @@ class Peaks:
     def measured(self, options: Sequence[Option]) -> dict[Option, float]:
         """Run the programs of compiled options, in turns, and return the seconds of each."""
         runs = [self.problem.gradient.runnable(each.whole) for each in options]
-        seconds = dict(zip(options, median_seconds(runs), strict=True))
+        medians = outside_of_traces(lambda: median_seconds(runs))
+        seconds = dict(zip(options, medians, strict=True))
         for option, each in seconds.items():
             self._of(option).measured = each
         return seconds
@@ -127,6 +128,10 @@ class Peaks:
     def flops(self, option: Option) -> int:
         """Return the FLOPs of the gradient program of an option that was compiled."""
         return self._of(option).flops
+
+    def program(self, option: Option) -> str:
+        """Return the fingerprint of the program of an option that was compiled."""
+        return self._of(option).program
 
     def programs(self, options: Iterable[Option]) -> int:
         """Return how many different programs these compiled options are."""
