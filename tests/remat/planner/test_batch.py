@@ -39,7 +39,7 @@ def test_one_step_more_does_not_fit(step):
 
 def test_limits():
     none = jrc.largest_batch(make_args, loss, 1000)
-    assert none == (0, 0, None, 2**20) and "raise the budget" in str(none)
+    assert none == (0, 0, None, 2**20, None) and "raise the budget" in str(none)
     found = jrc.largest_batch(make_args, loss, "1GB", most=100, multiple_of=8)
     assert found.plain == found.recomputed == 96 and not found.plan.reruns
     assert found.most == 96 and "96 with this one (more may: `most` ends there)" in str(found)
