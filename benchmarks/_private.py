@@ -57,6 +57,7 @@ from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 from jrc.remat._planner.solver.solver import solve
+from jrc.remat._time.measured import in_turns as in_turns
 from jrc.remat._time.seconds import known_device, seconds_on
 
 PRODUCTS = ("dot_general", "conv_general_dilated")

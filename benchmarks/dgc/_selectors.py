@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 import jrc
-from benchmarks._lib.timing import in_turns, quartiles, ratios
-from benchmarks._private import Space, entries_to_send, largest_masks
+from benchmarks._lib.timing import quartiles, ratios
+from benchmarks._private import Space, entries_to_send, in_turns, largest_masks
 from benchmarks.dgc._steps import MOMENTUM, SPARSITY, in_place, one_leaf, optimizer, residual
 from jrc.models import gpt
 

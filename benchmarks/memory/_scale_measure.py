@@ -10,9 +10,8 @@ import jax.numpy as jnp
 
 import jrc
 from benchmarks._lib.gradient import counts
-from benchmarks._lib.timing import in_turns
 from benchmarks._models.model import array, drawn
-from benchmarks._private import memory_of
+from benchmarks._private import in_turns, memory_of
 from benchmarks.memory._scale_policies import PLAIN, POLICIES, loss
 from jrc.models import gpt
 

@@ -26,8 +26,7 @@ from benchmarks._lib import platform
 from benchmarks._lib.command import Benchmark, Run, names_of
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table
-from benchmarks._lib.timing import in_turns
-from benchmarks._private import memory_of, stated_seconds
+from benchmarks._private import in_turns, memory_of, stated_seconds
 from benchmarks.memory.zoo import ways
 from tests.zoo.catalogue import NAMES, make, missing
 from tests.zoo.program import Program, gradient

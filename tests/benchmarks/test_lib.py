@@ -13,7 +13,8 @@ from benchmarks._lib import child, gradient, table
 from benchmarks._lib.command import Benchmark, at_least, names_of
 from benchmarks._lib.report import opened
 from benchmarks._lib.table import Table
-from benchmarks._lib.timing import in_turns, quartiles, ratios
+from benchmarks._lib.timing import quartiles, ratios
+from benchmarks._private import in_turns
 from jrc.models import gpt
 
 

@@ -2,8 +2,8 @@
 
 The file is in the folder for caches of the user (`XDG_CACHE_HOME`, else `~/.cache`), in `jrc`, or
 it is the one that `JRC_HOST_RATES` names. All processes that read it find the same rates, and so
-the same plans; delete it to measure anew. Several processes of `jax.distributed` may be on several
-machines: they assume rates, but for those of a file that `JRC_HOST_RATES` names.
+the same plans; delete it to have them measured again. Several processes of `jax.distributed` may be
+on several machines: they assume rates, but for those of a file that `JRC_HOST_RATES` names.
 """
 
 import contextlib
@@ -93,8 +93,7 @@ def _measured() -> Rates:
 
 def _seconds(fn: Callable[..., Any], *args: Any) -> float:
     run = jax.jit(fn)
-    (seconds,) = median_seconds([lambda: run(*args)])
-    return seconds
+    return median_seconds({"": lambda: run(*args)})[""]
 
 
 def _path() -> pathlib.Path | None:

@@ -3,7 +3,7 @@
 import concurrent.futures
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -11,24 +11,34 @@ import jax
 _ROUNDS = 5
 
 
-def median_seconds(runs: Sequence[Callable[[], Any]]) -> list[float]:
-    """Return the median seconds of each program.
-
-    Each runs once before any is timed. Then all run in turns, so that what slows the machine for a
-    while slows all of them.
+def in_turns[K: Hashable](
+    programs: Mapping[K, Callable[[], Any]], rounds: int, warm_up: int = 1
+) -> dict[K, list[float]]:
+    """Time every program once in each round, so that other load affects all of them alike.
 
     Args:
-        runs: Functions that run a program and return its results.
+        programs: Called without arguments; results are waited for.
+        rounds: Rounds that count.
+        warm_up: Rounds before them.
+
+    Returns:
+        Seconds of each program in each round that counts.
     """
-    for run in runs:
-        jax.block_until_ready(run())
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(_ROUNDS):
-        for run, found in zip(runs, times, strict=True):
+    seconds: dict[K, list[float]] = {name: [] for name in programs}
+    for i in range(warm_up + rounds):
+        for name, run in programs.items():
             began = time.perf_counter()
             jax.block_until_ready(run())
-            found.append(time.perf_counter() - began)
-    return [statistics.median(each) for each in times]
+            if i >= warm_up:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def median_seconds[K: Hashable](programs: Mapping[K, Callable[[], Any]]) -> dict[K, float]:
+    """Return the median seconds of each program, as `in_turns` measures them."""
+    return {
+        name: statistics.median(seconds) for name, seconds in in_turns(programs, _ROUNDS).items()
+    }
 
 
 def outside_of_traces[T](run: Callable[[], T]) -> T:

@@ -62,7 +62,7 @@ def seconds_on(module: Module, device: Device, temporaries: int = 0) -> Seconds:
     Args:
         module: The compiled program.
         device: What it is compiled for.
-        temporaries: Bytes of memory that each run is given anew.
+        temporaries: Bytes of memory that is new in each run.
     """
     chip = device.chip
     beside = exchange_seconds(module, chip) if chip else temporaries / device.rates.new_memory

@@ -36,9 +36,6 @@ class Gradient(Protocol):
     def lower(self, decision: Decision) -> Lowering:
         """Return the user's program under a decision, lowered for compilation."""
 
-    def runnable(self, decision: Decision) -> Callable[[], Any]:
-        """Return a function that runs the program once; the first call compiles it."""
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlannedFunction:
@@ -120,7 +117,3 @@ class GradientInside:
 
         lowered = self.program(tracing)
         return Lowering(lowered, found[0])
-
-    def runnable(self, decision: Decision) -> Callable[[], Any]:
-        """Refuse: a larger program has arguments that are not known here."""
-        raise NotImplementedError

@@ -18,6 +18,7 @@ from jrc._text import memory_text
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
+from jrc.remat._planner.search.gradient import GradientAlone
 from jrc.remat._planner.search.problem import Problem
 from jrc.remat._planner.solver.option import Option
 from jrc.remat._time.measured import median_seconds, outside_of_traces
@@ -118,9 +119,10 @@ class Peaks:
 
     def measured(self, options: Sequence[Option]) -> dict[Option, float]:
         """Run the programs of compiled options, in turns, and return the seconds of each."""
-        runs = [self.problem.gradient.runnable(each.whole) for each in options]
-        medians = outside_of_traces(lambda: median_seconds(runs))
-        seconds = dict(zip(options, medians, strict=True))
+        gradient = self.problem.gradient
+        assert isinstance(gradient, GradientAlone)  # a larger program has arguments of its own
+        programs = {each: gradient.runnable(each.whole) for each in options}
+        seconds = outside_of_traces(lambda: median_seconds(programs))
         for option, each in seconds.items():
             self._of(option).measured = each
         return seconds

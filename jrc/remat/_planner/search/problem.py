@@ -1,6 +1,7 @@
 """A planning problem: a function's gradient, the options for it, and what they cost."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -209,9 +210,13 @@ class Problem:
                 program = self.function.traced.program
                 return self.flops + recomputed_flops(program, option.decision)
             case AsWritten():
-                return flops(self.function.gradient(option.decision))
+                return self._flops_as_written
             case _:
                 return self.flops
+
+    @functools.cached_property
+    def _flops_as_written(self) -> int:
+        return flops(self.function.gradient(AsWritten()))
 
     @property
     def name(self) -> str:
