@@ -48,7 +48,8 @@ def explain(
     """Report what the gradient of a function saves and recomputes, and what it needs compiled.
 
     Nothing is run. Python calls `fn` once, to trace it; JAX traces the program that comes of it
-    three more times (the gradient, the saved values, the compiled `jit(value_and_grad(fn))`).
+    three more times (the gradient, the saved values, the compiled `jit(value_and_grad(fn))`). On a
+    CPU whose rates are not known yet they are measured first, in some seconds, as for `jrc.plan`.
 
     Args:
         fn: Any differentiable function of pytrees that returns a scalar, as it is or under

@@ -151,23 +151,31 @@ class TimeUnit:
         return cost / _PER_SECOND
 
     def _own(self, eqn: Any) -> int:
-        rates, facts, stated = self.rates, facts_of(eqn), stated_cost(eqn)
-        written, flops = _bytes(eqn.outvars), own_flops(eqn)
+        facts = facts_of(eqn)
+        is_pass = facts.fusion is Fusion.LOOP and not facts.is_reduction
+        if stated_cost(eqn) is None and (is_pass or self.compiler.fuses(eqn)):
+            return self.of_seconds(self._of_pass(eqn, is_pass))
+        return self.of_seconds(self._of_kernel(eqn))
+
+    def _of_pass(self, eqn: Any, is_function: bool) -> float:
+        """Seconds of arithmetic, or of a function, as part of a kernel that goes over the data."""
+        seconds = own_flops(eqn) / self.rates.functions / (1 if is_function else _ARITHMETIC)
+        if self.compiler.fuses(eqn):
+            return seconds
+        return max(seconds, _bytes(eqn.outvars) / self.rates.bandwidth)
+
+    def _of_kernel(self, eqn: Any) -> float:
+        """Seconds of a kernel of its own."""
+        written, flops, stated = _bytes(eqn.outvars), own_flops(eqn), stated_cost(eqn)
         if stated is not None:
             moved = stated.bytes_accessed or written + _bytes(eqn.invars)
-            computed = rates.seconds_of_products("bf16", flops)
-        elif self.compiler.fuses(eqn) or (facts.fusion is Fusion.LOOP and not facts.is_reduction):
-            is_function = facts.fusion is Fusion.LOOP and not facts.is_reduction
-            seconds = flops / rates.functions / (1 if is_function else _ARITHMETIC)
-            if not self.compiler.fuses(eqn):
-                seconds = max(seconds, written / rates.bandwidth)
-            return self.of_seconds(seconds)
+            computed = self.rates.seconds_of_products("bf16", flops)
         else:
             # What only moves data reads as much of an operand as it writes.
-            most = written if facts.moves_data else math.inf
+            most = written if facts_of(eqn).moves_data else math.inf
             moved = written + sum(min(_bytes([x]), most) for x in eqn.invars)
             computed = self._computed(eqn, flops)
-        return self.of_seconds(max(computed, moved / rates.bandwidth) + rates.launch)
+        return max(computed, moved / self.rates.bandwidth) + self.rates.launch
 
     def _computed(self, eqn: Any, flops: int) -> float:
         if not facts_of(eqn).is_contraction:

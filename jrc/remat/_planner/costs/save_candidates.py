@@ -15,7 +15,8 @@ def save_candidates(
     In a small program every value may be saved, where the compiler writes what is elementwise. Else
     these: of a value that a kernel makes and the fused values that are computed from it one after
     another, the one that the kernel writes; a value that is smaller than all that it is computed
-    from; and what a construct outside of all regions reads.
+    from; on accelerators what is written because a kernel reads it; and what a construct outside of
+    all regions reads.
 
     Args:
         nodes: The equations in order.
