@@ -40,6 +40,7 @@ from jrc._jaxpr.equations import sharding_of as sharding_of
 from jrc._jaxpr.equations import walk as walk
 from jrc._jaxpr.gradient_gate import gate as gate
 from jrc._jaxpr.gradient_gate import stops_gradient as stops_gradient
+from jrc._jaxpr.independent_axes import independent_axes as independent_axes
 from jrc._jaxpr.inline import inline_all as inline_all
 from jrc._jaxpr.inline import inline_marked as inline_marked
 from jrc._jaxpr.known_results import is_relu as is_relu
@@ -64,6 +65,11 @@ from jrc._jaxpr.provenance import Scope as Scope
 from jrc._jaxpr.provenance import origin_of as origin_of
 from jrc._jaxpr.rewrite import changed as changed
 from jrc._jaxpr.same_program import program_key as program_key
+from jrc._jaxpr.slice_program import slice_program as slice_program
+from jrc._jaxpr.slices import Dependent as Dependent
+from jrc._jaxpr.slices import Slices as Slices
+from jrc._jaxpr.slices import counted as counted
+from jrc._jaxpr.slices import sliced as sliced
 from jrc._jaxpr.source_info import UNKNOWN as UNKNOWN
 from jrc._jaxpr.source_info import label as label
 from jrc._jaxpr.source_info import place as place
