@@ -20,6 +20,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
+from jrc._jaxpr.atoms import shape_of
 from jrc._jaxpr.axes import dimension_numbers, operand_axes, reduced_axes
 
 
@@ -51,10 +52,10 @@ def none(_: JaxprEqn) -> list[IndependentAxis]:
 
 def elementwise(eqn: JaxprEqn, without: Collection[int] = ()) -> list[IndependentAxis]:
     """Return all axes but some; operands have them where their shape has them, numbers nowhere."""
-    shape = _shape(eqn.outvars[0])
+    shape = shape_of(eqn.outvars[0])
     return [
         IndependentAxis(
-            tuple(_same(_shape(x), shape, axis) for x in eqn.invars),
+            tuple(_same(shape_of(x), shape, axis) for x in eqn.invars),
             tuple(axis for _ in eqn.outvars),
             length,
         )
@@ -65,8 +66,8 @@ def elementwise(eqn: JaxprEqn, without: Collection[int] = ()) -> list[Independen
 
 def along_axis(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return all axes but the one that the equation works along: a cumulative sum, a sort."""
-    params, rank = eqn.params, len(_shape(eqn.invars[0]))
-    (axis,) = [params[key] for key in ("axis", "dimension") if key in params]
+    params, rank = eqn.params, len(shape_of(eqn.invars[0]))
+    (axis,) = [int(params[key]) for key in ("axis", "dimension") if key in params]
     return _kept(eqn, {axis % rank})
 
 
@@ -78,15 +79,15 @@ def reverse(eqn: JaxprEqn) -> list[IndependentAxis]:
 def reduction(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes that are not reduced."""
     reduced = set(reduced_axes(eqn))
-    kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in reduced]
+    kept = [axis for axis in range(len(shape_of(eqn.invars[0]))) if axis not in reduced]
     return [
         IndependentAxis(
-            tuple(axis if _shape(x) else None for x in eqn.invars),
+            tuple(axis if shape_of(x) else None for x in eqn.invars),
             tuple(place for _ in eqn.outvars),
             length,
         )
         for place, axis in enumerate(kept)
-        if (length := _shape(eqn.invars[0])[axis]) > 1
+        if (length := shape_of(eqn.invars[0])[axis]) > 1
     ]
 
 
@@ -94,7 +95,7 @@ def sum_of_axes(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes of a sum: those that are kept, and those that are summed."""
     summed = [
         IndependentAxis((axis,), (None,), length, is_summed=True)
-        for axis, length in enumerate(_shape(eqn.invars[0]))
+        for axis, length in enumerate(shape_of(eqn.invars[0]))
         if axis in reduced_axes(eqn) and length > 1
     ]
     return [*reduction(eqn), *summed]
@@ -103,7 +104,7 @@ def sum_of_axes(eqn: JaxprEqn) -> list[IndependentAxis]:
 def broadcast(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return all axes of the result; the operand has those that are not repeated."""
     places = {to: axis for axis, to in enumerate(eqn.params["broadcast_dimensions"])}
-    given, shape = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    given, shape = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     found = []
     for axis, length in enumerate(shape):
         place = places.get(axis)
@@ -119,7 +120,7 @@ def reshape(eqn: JaxprEqn) -> list[IndependentAxis]:
     if eqn.params.get("dimensions") is not None:
         return []
     found = []
-    for before, after in _same_entries(_shape(eqn.invars[0]), _shape(eqn.outvars[0])):
+    for before, after in _same_entries(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])):
         if before and after:
             (axis, length), (to, other) = before[0], after[0]
             parts = math.gcd(length, other)
@@ -131,7 +132,7 @@ def reshape(eqn: JaxprEqn) -> list[IndependentAxis]:
 def squeeze(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes that stay."""
     gone = set(eqn.params["dimensions"])
-    shape = _shape(eqn.invars[0])
+    shape = shape_of(eqn.invars[0])
     kept = [axis for axis in range(len(shape)) if axis not in gone]
     return [
         IndependentAxis((axis,), (to,), shape[axis])
@@ -145,7 +146,7 @@ def transpose(eqn: JaxprEqn) -> list[IndependentAxis]:
     return [
         IndependentAxis((axis,), (to,), length)
         for to, axis in enumerate(eqn.params["permutation"])
-        if (length := _shape(eqn.outvars[0])[to]) > 1
+        if (length := shape_of(eqn.outvars[0])[to]) > 1
     ]
 
 
@@ -157,7 +158,7 @@ def padding(eqn: JaxprEqn) -> list[IndependentAxis]:
 
 def part(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes of which a slice at fixed or computed places takes all."""
-    given, shape = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    given, shape = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     strides = eqn.params.get("strides") or (1,) * len(shape)
     return [
         IndependentAxis((axis, *_nothing(eqn.invars[1:])), (axis,), length)
@@ -168,7 +169,7 @@ def part(eqn: JaxprEqn) -> list[IndependentAxis]:
 
 def update(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes of which a written part is as long as what it is written into."""
-    whole, written = _shape(eqn.invars[0]), _shape(eqn.invars[1])
+    whole, written = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])
     return [
         IndependentAxis((axis, axis, *_nothing(eqn.invars[2:])), (axis,), length)
         for axis, length in enumerate(whole)
@@ -180,27 +181,27 @@ def iota(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes that are not counted along."""
     return [
         IndependentAxis(tuple(_nothing(eqn.invars)), (axis,), length)
-        for axis, length in enumerate(_shape(eqn.outvars[0]))
+        for axis, length in enumerate(shape_of(eqn.outvars[0]))
         if length > 1 and axis != eqn.params["dimension"]
     ]
 
 
 def stack(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes of the operands; the result has one more."""
-    new = eqn.params["axis"] % len(_shape(eqn.outvars[0]))
+    new = eqn.params["axis"] % len(shape_of(eqn.outvars[0]))
     return [
         IndependentAxis(tuple(axis for _ in eqn.invars), (axis + (axis >= new),), length)
-        for axis, length in enumerate(_shape(eqn.invars[0]))
+        for axis, length in enumerate(shape_of(eqn.invars[0]))
         if length > 1
     ]
 
 
 def unstack(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes of the results; the operand has one more."""
-    old = eqn.params["axis"] % len(_shape(eqn.invars[0]))
+    old = eqn.params["axis"] % len(shape_of(eqn.invars[0]))
     return [
         IndependentAxis((axis + (axis >= old),), tuple(axis for _ in eqn.outvars), length)
-        for axis, length in enumerate(_shape(eqn.outvars[0]))
+        for axis, length in enumerate(shape_of(eqn.outvars[0]))
         if length > 1
     ]
 
@@ -225,7 +226,7 @@ def window(eqn: JaxprEqn) -> list[IndependentAxis]:
 def dot_general(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the batch axes, the free axes of both operands, and the contracted ones as sums."""
     left, right = operand_axes(eqn, 0), operand_axes(eqn, 1)
-    sizes = _shape(eqn.invars[0]), _shape(eqn.invars[1])
+    sizes = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])
     batch = len(left.batch)
     found = [
         IndependentAxis((a, b), (to,), sizes[0][a])
@@ -249,7 +250,7 @@ def convolution(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the batch, the output features, and the input features as a sum, where not grouped."""
     numbers, params = dimension_numbers(eqn), eqn.params
     given, kernel, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    sizes = _shape(eqn.invars[0]), _shape(eqn.invars[1])
+    sizes = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])
     found = []
     if params["batch_group_count"] == 1:
         found.append(IndependentAxis((given[0], None), (out[0],), sizes[0][given[0]]))
@@ -264,7 +265,7 @@ def convolution(eqn: JaxprEqn) -> list[IndependentAxis]:
 def gather(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes of the indices, batch axes, and those of the operand that are taken whole."""
     numbers = eqn.params["dimension_numbers"]
-    given, indices, out = map(_shape, (eqn.invars[0], eqn.invars[1], eqn.outvars[0]))
+    given, indices, out = map(shape_of, (eqn.invars[0], eqn.invars[1], eqn.outvars[0]))
     batch = [axis for axis in range(len(out)) if axis not in numbers.offset_dims]
     shared = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims,
                       strict=True))  # fmt: skip
@@ -283,7 +284,7 @@ def gather(eqn: JaxprEqn) -> list[IndependentAxis]:
 def scatter(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return batch axes, and those of the operand that are written whole."""
     numbers = eqn.params["dimension_numbers"]
-    given, updates = _shape(eqn.invars[0]), _shape(eqn.invars[2])
+    given, updates = shape_of(eqn.invars[0]), shape_of(eqn.invars[2])
     scattered = [axis for axis in range(len(updates)) if axis not in numbers.update_window_dims]
     found = [
         IndependentAxis((axis, place, scattered[place]), (axis,), given[axis])
@@ -301,17 +302,17 @@ def scatter(eqn: JaxprEqn) -> list[IndependentAxis]:
 
 def matrices(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes in front of the last two: a factorisation of a stack of matrices."""
-    count = len(_shape(eqn.invars[0])) - 2
-    if any(len(_shape(x)) < count for x in (*eqn.invars, *eqn.outvars)):
+    count = len(shape_of(eqn.invars[0])) - 2
+    if any(len(shape_of(x)) < count for x in (*eqn.invars, *eqn.outvars)):
         return []
     return [
         IndependentAxis(
             tuple(axis for _ in eqn.invars),
             tuple(axis for _ in eqn.outvars),
-            _shape(eqn.invars[0])[axis],
+            shape_of(eqn.invars[0])[axis],
         )
         for axis in range(count)
-        if _shape(eqn.invars[0])[axis] > 1
+        if shape_of(eqn.invars[0])[axis] > 1
     ]
 
 
@@ -337,10 +338,10 @@ def _shorter(shape: Sequence[int], axis: int, chunks: int) -> tuple[int, ...]:
 
 def _kept(eqn: JaxprEqn, used: Collection[int]) -> list[IndependentAxis]:
     """All axes but some, of operands and results of one rank but perhaps another length there."""
-    shape = _shape(eqn.invars[0])
+    shape = shape_of(eqn.invars[0])
     return [
         IndependentAxis(
-            tuple(axis if len(_shape(x)) == len(shape) else None for x in eqn.invars),
+            tuple(axis if len(shape_of(x)) == len(shape) else None for x in eqn.invars),
             tuple(axis for _ in eqn.outvars),
             length,
         )
@@ -379,7 +380,3 @@ def _same(shape: Sequence[int], whole: Sequence[int], axis: int) -> int | None:
 
 def _nothing(atoms: Sequence[Any]) -> Iterator[None]:
     return (None for _ in atoms)
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(getattr(atom.aval, "shape", ()))

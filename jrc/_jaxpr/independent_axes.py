@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from jrc._jaxpr.atoms import is_variable
+from jrc._jaxpr.atoms import abstract, is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.equations import has_effects, inner_program, inner_programs
@@ -44,8 +44,8 @@ def independent_axes(
         return facts_of(eqn).axes(eqn)
     found: dict[IndependentAxis, None] = {}
     for i, atom in enumerate(eqn.invars):
-        for axis in range(getattr(atom.aval, "ndim", 0) if is_variable(atom) else 0):
-            if atom.aval.shape[axis] > 1 and not any(each.operands[i] == axis for each in found):
+        for axis, length in enumerate(shape_of(atom) if is_variable(atom) else ()):
+            if length > 1 and not any(each.operands[i] == axis for each in found):
                 one = inside(eqn, i, axis)
                 found |= {one: None} if one else {}
     return list(found)
@@ -92,7 +92,7 @@ def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
         return None
     axes: Axes = tuple(axis if first + i == operand else None for i in range(len(jaxprs[0].invars)))
     results: Axes = ()
-    parts = eqn.invars[operand].aval.shape[axis]
+    parts = shape_of(eqn.invars[operand])[axis]
     for _ in range(2):  # what one branch asks for another may not
         for jaxpr in jaxprs:
             found = axes_of_program(_program(jaxpr), axes)
@@ -125,7 +125,8 @@ def derivative_of(eqn: JaxprEqn) -> Jaxpr:
 
 def _derivative_of(eqn: JaxprEqn) -> Jaxpr:
     floating = floating_operands(eqn)
-    inputs, outputs = [Var(x.aval) for x in eqn.invars], [Var(x.aval) for x in eqn.outvars]
+    inputs: list[Any] = [Var(x.aval) for x in eqn.invars]
+    outputs = [Var(x.aval) for x in eqn.outvars]
     alone = inner_program(eqn).replace(
         constvars=[],
         invars=inputs,
@@ -143,7 +144,7 @@ def _derivative_of(eqn: JaxprEqn) -> Jaxpr:
         results, made = jax.jvp(run, given, list(tangents))
         return results, [t for x, t in zip(results, made, strict=True) if is_floating(x)]
 
-    whole = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.invars]
+    whole = [abstract(x) for x in eqn.invars]
     return jax.make_jaxpr(derivative)(whole, [whole[i] for i in floating])
 
 
@@ -174,7 +175,7 @@ def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
     end = consts + carried
     if operand >= end and axis == 0:
         return None  # the axis of the loop itself
-    parts = eqn.invars[operand].aval.shape[axis]
+    parts = shape_of(eqn.invars[operand])[axis]
     axes: Axes = tuple(
         axis - (i >= end) if i == operand else None for i in range(len(jaxpr.invars))
     )

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from jrc._jaxpr.atoms import is_variable
+from jrc._jaxpr.atoms import abstract, is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis, resized
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.equations import inner_program, inner_programs
@@ -94,7 +94,7 @@ class _Builder:
         (out,), axis = eqn.outvars, eqn.params["dimension"]
         shape = _shorter(out, axis, self.chunks).shape
         written = jax.make_jaxpr(lambda x: jax.lax.broadcast_in_dim(x, shape, (axis,)))(
-            jax.ShapeDtypeStruct(numbers.aval.shape, numbers.aval.dtype)
+            abstract(numbers)
         )
         eqns, (self.part[out, axis],) = splice(written, [numbers])
         return [each.replace(source_info=eqn.source_info) for each in eqns]
@@ -148,7 +148,7 @@ def _custom_jvp(
         zero = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
         return results, [next(made) if is_floating(x) else zero(x) for x in results]
 
-    traced = jax.make_jaxpr(lambda *args: function(*args))(*map(_shape_of, invars))
+    traced = jax.make_jaxpr(lambda *args: function(*args))(*map(abstract, invars))
     eqns, outvars = splice(traced, invars)
     return [each.replace(source_info=eqn.source_info) for each in eqns], outvars
 
@@ -163,17 +163,13 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], chunks: int) -> Jaxpr:
     one = slice_program(slices, chunks, made)
     short = {v: Var(_shorter(v, at, chunks)) for v, at in found.items()}
     eqns, parts = splice(one, [*slices.whole, *(short[v] for v, _ in slices.given)])
-    results = short | dict(zip(made, parts, strict=True))
+    results: dict[Any, Any] = {**short, **dict(zip(made, parts, strict=True))}
     before = [program.eqns[p] for p in slices.before]
     return program.jaxpr.replace(
         invars=[short.get(v, v) for v in inputs],
         outvars=[results[v] for v in program.jaxpr.outvars],
         eqns=[*before, *eqns],
     )
-
-
-def _shape_of(atom: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
 _CONSTRUCTS: dict[str, Callable[..., Rewritten]] = {
@@ -185,11 +181,11 @@ _CONSTRUCTS: dict[str, Callable[..., Rewritten]] = {
 }
 
 
-def _shorter(v: Var, axis: int, chunks: int) -> Any:
-    shape = [n // chunks if i == axis else n for i, n in enumerate(v.aval.shape)]
+def _shorter(v: Any, axis: int, chunks: int) -> Any:
+    shape = [n // chunks if i == axis else n for i, n in enumerate(shape_of(v))]
     return v.aval.update(shape=tuple(shape))
 
 
 def _count(eqn: JaxprEqn, chunks: int) -> Any:
     (out,), axis = eqn.outvars, eqn.params["dimension"]
-    return out.aval.update(shape=(out.aval.shape[axis] // chunks,))
+    return out.aval.update(shape=(shape_of(out)[axis] // chunks,))

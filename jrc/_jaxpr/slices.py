@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from jrc._jaxpr.atoms import is_variable
+from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.cost import nbytes
 from jrc._jaxpr.equations import has_effects, inner_programs
@@ -170,7 +170,7 @@ class _Walk:
         self._weights: dict[Place, int] = {}
         self.cut = frozenset(axes)
         for v, axis in axes.items():
-            self.parts = math.gcd(self.parts, v.aval.shape[axis])
+            self.parts = math.gcd(self.parts, shape_of(v)[axis])
 
     def forward(self, p: int) -> None:
         """Take an equation into the slices if it reads one."""
@@ -243,7 +243,7 @@ class _Walk:
         if p == INPUT or not _is_cheap(eqn := self.program.eqns[p]):
             return None
         if counts_along(eqn, at):
-            return IndependentAxis((), (at,), v.aval.shape[at])
+            return IndependentAxis((), (at,), shape_of(v)[at])
         return next((x for x in self.independent_axes(eqn) if x.results == (at,)), None)
 
     def _weight(self, v: Var, at: int, axis: IndependentAxis | None) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jrc._errors import listed, name_of, named_like, public
+from jrc._errors import name_of, named_like, public
 from jrc._jaxpr import (
     Dependent,
     Slices,
@@ -14,6 +14,7 @@ from jrc._jaxpr import (
     is_variable,
     label,
     place,
+    shape_of,
     sliced,
     trace,
 )
@@ -140,7 +141,7 @@ def _check_results(traced: Traced, slices: Slices, out_axes: Axes) -> None:
             continue
         found = slices.axes.get(x)
         wanted = None if axis is None or found is None else _axis(axis, x, "out_axes")
-        is_summed = found is None and x.aval.shape and axis is not None and x in slices.late
+        is_summed = found is None and shape_of(x) and axis is not None and x in slices.late
         if found != wanted or is_summed:
             where = "is a sum over it" if found is None else f"has it at {found}"
             raise ValueError(
@@ -173,7 +174,7 @@ def _wrong_count(parts: int, chunks: int) -> str:
         divisors = [*divisors[:6], "...", *divisors[-5:]]
     return (
         f"chunks must divide the axis, which has {parts} independent parts, got {chunks}. "
-        f"Take one of {listed(divisors)}."
+        f"Take one of {', '.join(divisors)}."
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._jaxpr import INPUT, Slices, counted, evaluate, is_variable, slice_program
+from jrc._jaxpr import INPUT, Slices, counted, evaluate, is_variable, shape_of, slice_program
 from jrc._tree import is_floating
 from jrc.remat._chunks.sum_and_gradient import Inputs, raised, sum_and_gradient
 
@@ -52,7 +52,7 @@ def program_in_chunks(
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
         _run(before, values)
-        made = run_in_chunks(slices, chunks, values, looped, recompute)
+        made = run_in_chunks(slices, chunks, values, looped, recompute) if looped else []
         values |= dict(zip(looped, made, strict=True))
         _run(after, values)
         return program.results(values)
@@ -89,7 +89,7 @@ def run_in_chunks(
         [cut(values[v], axis, chunks) for v, axis in slices.given]
         + [_numbers(eqn, chunks) for eqn in counted(slices)],
     )
-    if joined or any(v.aval.shape for v in sums if is_floating(v.aval)):
+    if joined or any(shape_of(v) for v in sums if is_floating(v.aval)):
         totals, stacked = _loop(one, inputs, sums, recompute)
     else:
         totals, stacked = sum_and_gradient(one, inputs, [v.aval for v in sums]), []

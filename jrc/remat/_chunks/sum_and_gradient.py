@@ -80,7 +80,7 @@ def _sums_and_gradients(
     def body(state: Any, parts: list[Any]) -> Any:
         totals, sums = state
 
-        def values(whole: list[Any], part: list[Any]) -> tuple[list[Any], list[Any]]:
+        def values(whole: list[Any], part: list[Any]) -> tuple[list[Any], Any]:
             made = one(
                 *_filled(inputs.whole, perturbed.whole, whole),
                 *_filled(parts, perturbed.parts, part),
