@@ -47,7 +47,7 @@ class _Builder:
         self.slices, self.chunks = slices, chunks
         self.whole = {v: Var(v.aval) for v in slices.whole}
         self.part = {place: Var(_shorter(*place, chunks)) for place in slices.given}
-        self.counts = [Var(_count(eqn, chunks)) for eqn in counted(slices)]
+        self.counts = [Var(_count(each, chunks)) for each in counted(slices)]
         self.sums: dict[Var, Var] = {}
 
     def program(self, results: Sequence[Var]) -> Jaxpr:
@@ -186,6 +186,6 @@ def _shorter(v: Any, axis: int, chunks: int) -> Any:
     return v.aval.update(shape=tuple(shape))
 
 
-def _count(eqn: JaxprEqn, chunks: int) -> Any:
-    (out,), axis = eqn.outvars, eqn.params["dimension"]
-    return out.aval.update(shape=(shape_of(out)[axis] // chunks,))
+def _count(numbers: jax.ShapeDtypeStruct, chunks: int) -> Any:
+    part = jax.ShapeDtypeStruct((numbers.shape[0] // chunks,), numbers.dtype)
+    return jax.make_jaxpr(lambda x: x)(part).invars[0].aval

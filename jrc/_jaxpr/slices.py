@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import jax
 from jax.extend.core import JaxprEqn, Var
 
 from jrc._jaxpr.atoms import is_variable, shape_of
@@ -106,10 +107,14 @@ class Slices:
         return tuple(p for p, is_live in enumerate(self.program.live(read)) if is_live)
 
 
-def counted(slices: Slices) -> list[JaxprEqn]:
-    """Return the `iota` equations of which the program of a slice reads its slice."""
+def counted(slices: Slices) -> list[jax.ShapeDtypeStruct]:
+    """Return, for each `iota` that the program of a slice reads a slice of, all numbers' type."""
     eqns = [(slices.program.eqns[step.position], step.axis) for step in slices.steps]
-    return [eqn for eqn, axis in eqns if counts_along(eqn, axis.results[0])]
+    return [
+        jax.ShapeDtypeStruct((axis.parts,), eqn.outvars[0].aval.dtype)
+        for eqn, axis in eqns
+        if counts_along(eqn, axis.results[0])
+    ]
 
 
 def sliced(

@@ -140,8 +140,7 @@ def from_slices(program, slices, chunks, args):
     values |= dict(zip(before.outvars, made, strict=True))
     wanted = [v for v in dict.fromkeys(program.jaxpr.outvars) if v in slices.made]
     run = evaluate(slice_program(slices, chunks, wanted))
-    numbers = [jnp.arange(eqn.outvars[0].aval.shape[eqn.params["dimension"]],
-                          dtype=eqn.outvars[0].aval.dtype) for eqn in counted(slices)]  # fmt: skip
+    numbers = [jnp.arange(*x.shape, dtype=x.dtype) for x in counted(slices)]
     made = [
         run(
             *(values[v] for v in slices.whole),

@@ -73,6 +73,9 @@ def chunked(
         >>> lean = jrc.chunked(loss, in_axes=(None, 0, 0), chunks=8)
         >>> bool(jnp.allclose(jax.grad(lean)(w, tokens, labels), jax.grad(loss)(w, tokens, labels)))
         True
+
+    Source: independent axes are those of JAX's batching rules; the loss in one pass is that of
+    Hsu et al., "Liger Kernel", arXiv 2410.10989 (its fused linear cross-entropy), here of any sum.
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}. Pass the function itself.")

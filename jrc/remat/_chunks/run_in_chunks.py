@@ -87,7 +87,7 @@ def run_in_chunks(
     inputs = Inputs(
         [values[v] for v in slices.whole],
         [cut(values[v], axis, chunks) for v, axis in slices.given]
-        + [_numbers(eqn, chunks) for eqn in counted(slices)],
+        + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in counted(slices)],
     )
     if joined or any(shape_of(v) for v in sums if is_floating(v.aval)):
         totals, stacked = _loop(one, inputs, sums, recompute)
@@ -136,9 +136,3 @@ def _loop(
         lambda totals, parts: body(totals, whole, parts), zeros, inputs.parts
     )
     return [x.astype(v.aval.dtype) for x, v in zip(totals, sums, strict=True)], stacked
-
-
-def _numbers(eqn: Any, chunks: int) -> jax.Array:
-    aval = eqn.outvars[0].aval
-    numbers = jnp.arange(aval.shape[eqn.params["dimension"]], dtype=aval.dtype)
-    return numbers.reshape(chunks, -1)
