@@ -22,9 +22,10 @@ from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.equations import inner_program, inner_programs
 from jrc._jaxpr.independent_axes import derivative_of, floating_operands, independent_axes
 from jrc._jaxpr.inline import inline_all, splice
+from jrc._jaxpr.made_inside import counts_along
 from jrc._jaxpr.primitives import primitive_name
 from jrc._jaxpr.program import Program, evaluate
-from jrc._jaxpr.slices import Slices, counted, counts_along, sliced
+from jrc._jaxpr.slices import Slices, counted, sliced
 from jrc._tree import is_floating
 
 

@@ -21,13 +21,9 @@ from jax.extend.core import JaxprEqn, Var
 
 from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
-from jrc._jaxpr.cost import nbytes
-from jrc._jaxpr.equations import has_effects, inner_programs
-from jrc._jaxpr.primitives import Fusion, facts_of
-from jrc._jaxpr.program import INPUT, Program
-
-Place = tuple[Var, int]
-"""A value that is read in slices, and the axis of the slices."""
+from jrc._jaxpr.equations import has_effects
+from jrc._jaxpr.made_inside import MadeInside, Place, counts_along
+from jrc._jaxpr.program import Program
 
 
 class Dependent(Exception):
@@ -172,7 +168,7 @@ class _Walk:
         self.late: set[Var] = set()
         self.after: list[int] = []
         self.parts = 0
-        self._weights: dict[Place, int] = {}
+        self.made_inside = MadeInside(program, independent_axes)
         self.cut = frozenset(axes)
         for v, axis in axes.items():
             self.parts = math.gcd(self.parts, shape_of(v)[axis])
@@ -232,49 +228,11 @@ class _Walk:
             if place in done:
                 continue
             done.add(place)
-            axis = self._cheap_axis(*place)
+            axis = self.made_inside.axis(*place)
             if axis is None:
                 self.given[place] = None
             else:
                 self._take(self.program.producer[place[0]], axis)
-
-    def _cheap_axis(self, v: Var, at: int) -> IndependentAxis | None:
-        """How a value is made in slices, if what it is made of has fewer bytes; else `None`."""
-        axis = self._axis_of_result(v, at)
-        return axis if axis and self._weight(v, at, axis) <= nbytes(v.aval) else None
-
-    def _axis_of_result(self, v: Var, at: int) -> IndependentAxis | None:
-        p = self.program.producer[v]
-        if p == INPUT or not _is_cheap(eqn := self.program.eqns[p]):
-            return None
-        if counts_along(eqn, at):
-            return IndependentAxis((), (at,), shape_of(v)[at])
-        return next((x for x in self.independent_axes(eqn) if x.results == (at,)), None)
-
-    def _weight(self, v: Var, at: int, axis: IndependentAxis | None) -> int:
-        """Bytes of the values that are cut where a value is made in slices, or is cut itself."""
-        if (v, at) not in self._weights:
-            own = nbytes(v.aval)
-            if axis is not None:
-                operands = self.program.eqns[self.program.producer[v]].invars
-                read = {(x, a) for x, a in zip(operands, axis.operands, strict=True)
-                        if a is not None and is_variable(x)}  # fmt: skip
-                more = sum(self._weight(x, a, self._axis_of_result(x, a)) for x, a in read)
-                own = min(own, more)
-            self._weights[v, at] = own
-        return self._weights[v, at]
-
-
-def counts_along(eqn: JaxprEqn, axis: int | None) -> bool:
-    """Return whether this is an `iota` along an axis."""
-    return eqn.primitive.name == "iota" and eqn.params["dimension"] == axis
-
-
-def _is_cheap(eqn: JaxprEqn) -> bool:
-    facts = facts_of(eqn)
-    if inner_programs(eqn) or has_effects(eqn) or facts.is_collective:
-        return False
-    return facts.fusion is Fusion.INSIDE or facts.moves_data
 
 
 def _reason(eqn: JaxprEqn, read: Mapping[int, int]) -> str:
