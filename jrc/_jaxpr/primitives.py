@@ -165,7 +165,8 @@ _row("mark gate name CheckpointName", **_free, **_no_reads, **_inside, **_each, 
 _row("pvary", **_free, **_no_reads, **_inside, **_each, view=View.ANNOTATION, is_cast=True)
 _row("reduce_precision", **_free, **_inside, **_each, view=View.ANNOTATION)
 _row("device_put", **_free, view=View.ANNOTATION)
-_row("sharding_constraint optimization_barrier", **_free, **_no_reads, view=View.ANNOTATION)
+_row("sharding_constraint", **_free, **_no_reads, view=View.ANNOTATION, axes=axis_rules.constraint)
+_row("optimization_barrier", **_free, **_no_reads, view=View.ANNOTATION)
 
 # The same entries, moved.
 _row("reshape", **_free, **_no_reads, **_inside, view=View.RESHAPE, axes=axis_rules.reshape)

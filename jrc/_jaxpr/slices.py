@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import jax
 from jax.extend.core import JaxprEqn, Var
 
-from jrc._jaxpr.atoms import is_variable, shape_of
+from jrc._jaxpr.atoms import abstract, is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.made_inside import MadeInside, Place, counts_along
@@ -107,7 +107,7 @@ def counted(slices: Slices) -> list[jax.ShapeDtypeStruct]:
     """Return, for each `iota` that the program of a slice reads a slice of, all numbers' type."""
     eqns = [(slices.program.eqns[step.position], step.axis) for step in slices.steps]
     return [
-        jax.ShapeDtypeStruct((axis.parts,), eqn.outvars[0].aval.dtype)
+        jax.ShapeDtypeStruct((axis.parts,), abstract(eqn.outvars[0]).dtype)
         for eqn, axis in eqns
         if counts_along(eqn, axis.results[0])
     ]

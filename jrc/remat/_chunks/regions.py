@@ -14,9 +14,10 @@ after which nothing but a sum over the axis follows, such as a loss, takes that 
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 
-from jax.extend.core import Var
+from jax.extend.core import JaxprEqn, Var
 
 from jrc._jaxpr import (
     INPUT,
@@ -180,13 +181,9 @@ class _Growth:
             eqn = self.program.eqns[p]
             reads = self.program.reads(p)
             if p in self.inside:
-                if late.intersection(reads):
-                    yield from self._path(late.intersection(reads))
+                yield from (self.program.producer[v] for v in reads if v in late)
             elif self.live[p] and any(v in late or self._is_made(v) for v in reads):
                 late.update(eqn.outvars)
-
-    def _path(self, needed: set[Var]) -> Iterator[int]:
-        yield from (self.program.producer[v] for v in sorted(needed, key=self.program.producer.get))
 
     def _leaving(self) -> list[Var]:
         """The values that the region makes and others read."""
@@ -221,9 +218,9 @@ class _Growth:
                 if at is not None:
                     self.axes[v] = at
 
-    def _fits(self, eqn: object, axis: IndependentAxis) -> bool:
-        operands = zip(eqn.invars, axis.operands, strict=True)  # type: ignore[attr-defined]
-        results = zip(eqn.outvars, axis.results, strict=True)  # type: ignore[attr-defined]
+    def _fits(self, eqn: JaxprEqn, axis: IndependentAxis) -> bool:
+        operands = zip(eqn.invars, axis.operands, strict=True)
+        results = zip(eqn.outvars, axis.results, strict=True)
         known = [(x, at) for x, at in (*operands, *results) if is_variable(x) and x in self.axes]
         return bool(known) and all(self.axes[x] == at for x, at in known)
 
@@ -268,11 +265,7 @@ class _Growth:
         """Bytes of what is cut and joined, twice for their cotangents, and of sums over chunks."""
         given = sum(nbytes(v.aval) for v, _ in slices.given)
         left = sum(nbytes(v.aval) for v in self._leaving())
-        sums = sum(
-            v.aval.size * 4
-            for v in slices.whole
-            if is_floating(v.aval)  # type: ignore[attr-defined]
-        )
+        sums = sum(4 * math.prod(shape_of(v)) for v in slices.whole if is_floating(v.aval))
         return 2 * (given + left) + sums
 
 

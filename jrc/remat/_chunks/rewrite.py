@@ -175,9 +175,9 @@ def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline:
         if p >= len(eqns) or primitive_name(eqns[p]) != "scan":
             raise ValueError(f"equation {p} is no loop")
         body = inline(inner_program(eqns[p]))
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
-                 for v in body.jaxpr.invars]  # fmt: skip
-        new = jax.make_jaxpr(in_chunks(body, choices, inline))(*avals)
+        avals: list[Any] = [v.aval for v in body.jaxpr.invars]
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
+        new = jax.make_jaxpr(in_chunks(body, choices, inline))(*shapes)
         eqns[p] = with_inner_program(eqns[p], new)
     return program.jaxpr.replace(eqns=eqns)
 

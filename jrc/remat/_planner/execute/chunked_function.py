@@ -10,9 +10,9 @@ from jrc.remat._planner.program.signature import signature_of
 from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
 
 
-def chunked_function(
-    fn: Callable[..., Any], chunks: Sequence[Chunks], respect_checkpoints: bool, digest: str
-) -> Callable[..., Any]:
+def chunked_function[F: Callable[..., Any]](
+    fn: F, chunks: Sequence[Chunks], respect_checkpoints: bool, digest: str
+) -> F:
     """Return the function with regions in chunks, without `jax.checkpoint` regions of its own.
 
     Args:
@@ -38,4 +38,4 @@ def chunked_function(
         write_changes((args, kwargs), changes, name_of(fn))
         return out
 
-    return run
+    return run  # type: ignore[return-value]

@@ -144,11 +144,10 @@ class Plan:
                 types, operators, axes, lengths of loops. Numbers in it may change, and what a
                 `custom_vjp` or a `jax.checkpoint` policy saves is not compared.
         """
-        if not self.chunks:
-            return apply_decision(fn, self.decision, self.signature)
-        respected = self.signature.respect_checkpoints
-        chunked = chunked_function(fn, self.chunks, respected, self.digest)
-        return apply_decision(chunked, self.decision, self.signature)
+        if self.chunks:
+            respected = self.signature.respect_checkpoints
+            fn = chunked_function(fn, self.chunks, respected, self.digest)
+        return apply_decision(fn, self.decision, self.signature)
 
     @public("jrc.Plan.names")
     def names(self, *, approximate: bool = False, memory: str = "device") -> tuple[str, ...]:

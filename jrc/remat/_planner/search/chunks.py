@@ -61,6 +61,8 @@ def _plan_that_fits(
 def _choices(problem: Problem, budget: int, shares: tuple[float, ...]) -> list[list[Chunks]]:
     """For each share of what a budget leaves for temporaries, the regions wider than that."""
     found: list[list[Chunks]] = []
+    if problem.parts > 1:
+        return found  # slices would be cut across devices
     for share in shares:
         room = int(share * (budget - problem.own))
         if room >= SETTINGS.least_chunk:
