@@ -126,7 +126,7 @@ def sliced(
 
     Args:
         program: The program.
-        axes: The values that are cut, each with its axis.
+        axes: The values that are read in slices, each with its axis.
         independent_axes: The axes of an equation, see `IndependentAxis`.
         among: The equations that may run on slices; by default all that the results depend on.
 
@@ -169,7 +169,7 @@ class _Walk:
         self.after: list[int] = []
         self.parts = 0
         self.made_inside = MadeInside(program, independent_axes)
-        self.cut = frozenset(axes)
+        self.read = frozenset(axes)
         for v, axis in axes.items():
             self.parts = math.gcd(self.parts, shape_of(v)[axis])
 
@@ -214,10 +214,8 @@ class _Walk:
                 continue
             if at is None:
                 self.whole[x] = None
-            elif x not in self.axes:
+            elif x not in self.axes or x in self.read:
                 self.demands[x, at] = None
-            elif x in self.cut:
-                self.given[x, at] = None
 
     def backward(self) -> None:
         """Make what the slices read inside of them if that is cheap; else it is cut outside."""

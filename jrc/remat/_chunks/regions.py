@@ -16,8 +16,7 @@ after which nothing but a sum over the axis follows, such as a loss, takes that 
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-
-from jax.extend.core import JaxprEqn, Var
+from typing import Any
 
 from jrc._jaxpr import (
     INPUT,
@@ -54,9 +53,9 @@ class Region:
 
     slices: Slices
     equations: tuple[int, ...]
-    inputs: Mapping[Var, int]
-    results: tuple[Var, ...]
-    wide: Var
+    inputs: Mapping[Any, int]
+    results: tuple[Any, ...]
+    wide: Any
     bytes: int
     edge: int
 
@@ -97,7 +96,7 @@ def wide_regions(program: Program, narrow: int) -> list[Region]:
     return sorted(found, key=lambda region: region.equations)
 
 
-def _best_region(program: Program, v: Var, narrow: int, taken: set[int]) -> Region | None:
+def _best_region(program: Program, v: Any, narrow: int, taken: set[int]) -> Region | None:
     """The region around a value along the axis that leaves the fewest bytes."""
     regions = []
     for axis, length in enumerate(shape_of(v)):
@@ -115,9 +114,9 @@ class _NoRegion(Exception):
 
 
 class _Growth:
-    def __init__(self, program: Program, v: Var, axis: int, narrow: int, taken: set[int]) -> None:
+    def __init__(self, program: Program, v: Any, axis: int, narrow: int, taken: set[int]) -> None:
         self.program, self.narrow, self.taken, self.wide = program, narrow, taken, v
-        self.axes: dict[Var, int] = {v: axis}
+        self.axes: dict[Any, int] = {v: axis}
         self.inside: dict[int, IndependentAxis] = {}
         self.live = program.live()
         self.made_inside = MadeInside(program, independent_axes)
@@ -134,11 +133,7 @@ class _Growth:
         Raises:
             _NoRegion: If slices of it depend on each other after all.
         """
-        inputs = {
-            v: axis
-            for v, axis in self.axes.items()
-            if not self._is_made(v) and self.made_inside.axis(v, axis) is None
-        }
+        inputs = {v: axis for v, axis in self.axes.items() if not self._is_made(v)}
         try:
             slices = sliced(self.program, inputs, independent_axes, sorted(self.inside))
         except Dependent as error:
@@ -169,14 +164,14 @@ class _Growth:
                 yield from (c for c in self.program.consumers[v] if c not in self.inside)
         yield from self._between()
 
-    def _is_wide_input(self, v: Var, axis: int) -> bool:
+    def _is_wide_input(self, v: Any, axis: int) -> bool:
         is_given = self.program.producer[v] == INPUT
         return not is_given and self.made_inside.bytes(v, axis) > self.narrow
 
     def _between(self) -> Iterator[int]:
         """Equations outside that read what the region makes, and make what it reads."""
         last = max(self.inside)
-        late: set[Var] = set()
+        late: set[Any] = set()
         for p in range(min(self.inside), last + 1):
             eqn = self.program.eqns[p]
             reads = self.program.reads(p)
@@ -185,7 +180,7 @@ class _Growth:
             elif self.live[p] and any(v in late or self._is_made(v) for v in reads):
                 late.update(eqn.outvars)
 
-    def _leaving(self) -> list[Var]:
+    def _leaving(self) -> list[Any]:
         """The values that the region makes and others read."""
         program = self.program
         return [
@@ -195,7 +190,7 @@ class _Growth:
             if any(c not in self.inside for c in program.consumers.get(v, ()))
         ]
 
-    def _is_made(self, v: Var) -> bool:
+    def _is_made(self, v: Any) -> bool:
         return self.program.producer[v] in self.inside
 
     def _include(self, p: int) -> None:
@@ -218,7 +213,7 @@ class _Growth:
                 if at is not None:
                     self.axes[v] = at
 
-    def _fits(self, eqn: JaxprEqn, axis: IndependentAxis) -> bool:
+    def _fits(self, eqn: Any, axis: IndependentAxis) -> bool:
         operands = zip(eqn.invars, axis.operands, strict=True)
         results = zip(eqn.outvars, axis.results, strict=True)
         known = [(x, at) for x, at in (*operands, *results) if is_variable(x) and x in self.axes]
@@ -250,7 +245,7 @@ class _Growth:
         """Bytes that are live at once inside, the most; of results only those of a forward pass."""
         live = 0
         most = 0
-        last: dict[Var, int] = {}
+        last: dict[Any, int] = {}
         for p in sorted(self.inside):
             for v in self.program.reads(p):
                 if self._is_made(v):

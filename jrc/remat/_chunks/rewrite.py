@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
 
 from jrc._jaxpr import (
     INPUT,
     Dependent,
     Program,
+    Slices,
     evaluate,
     independent_axes,
     inline_marked,
@@ -38,7 +38,7 @@ from jrc._text import Grid, memory_text
 from jrc.remat._chunks.regions import Region, chunk_count, wide_regions
 from jrc.remat._chunks.run_in_chunks import run_in_chunks
 
-Inline = Callable[[Jaxpr], Program]
+Inline = Callable[[Any], Program]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ def in_chunks(
             loops.setdefault(each.path[0], []).append(inner)
     program = Program(_with_loops(program, loops, inline))
     regions = [_region(program, each) for each in here]
-    order = _order(program, [set(each.equations) for each in here])
+    order = _order(program, here, [slices for slices, _ in regions])
 
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
@@ -168,7 +168,7 @@ def in_chunks(
     return run
 
 
-def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline: Inline) -> Jaxpr:
+def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline: Inline) -> Any:
     """The program in which the bodies of some loops have regions in chunks."""
     eqns = list(program.eqns)
     for p, choices in loops.items():
@@ -201,12 +201,14 @@ def _region(program: Program, choice: Chunks) -> tuple[Any, list[Any]]:
     return slices, results
 
 
-def _order(program: Program, regions: Sequence[set[int]]) -> list[int | list[int]]:
+def _order(
+    program: Program, choices: Sequence[Chunks], regions: Sequence[Slices]
+) -> list[int | list[int]]:
     """The order of regions, by number, and of runs of equations between them.
 
     Equations run as late as the region that they are needed for, and after those that they need.
     """
-    owner = {p: n for n, inside in enumerate(regions) for p in inside}
+    owner = {p: n for n, each in enumerate(choices) for p in each.equations}
     done: set[Any] = set()
     found: list[int | list[int]] = []
 
@@ -215,12 +217,13 @@ def _order(program: Program, regions: Sequence[set[int]]) -> list[int | list[int
         if node in done:
             return
         done.add(node)
-        own = sorted(regions[owner[p]]) if p in owner else [p]
-        for q in own:
-            for v in program.reads(q):
-                maker = program.producer[v]
-                if maker != INPUT and maker not in own:
-                    emit(maker)
+        read: Sequence[Any] = program.reads(p)
+        if p in owner:
+            slices = regions[owner[p]]
+            read = [*slices.whole, *(v for v, _ in slices.given)]
+        for v in read:
+            if program.producer[v] != INPUT:
+                emit(program.producer[v])
         if p in owner:
             found.append(owner[p])
         elif found and isinstance(found[-1], list):
@@ -244,5 +247,5 @@ def _variable(program: Program, p: int, i: int) -> Any:
     return (program.jaxpr.invars if p == 0 else program.eqns[p - 1].outvars)[i]
 
 
-def _inlined(jaxpr: Jaxpr) -> Program:
+def _inlined(jaxpr: Any) -> Program:
     return Program(inline_marked(jaxpr, lambda _: True))

@@ -1,0 +1,149 @@
+"""Plans with regions in chunks: what no recomputation shrinks."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jrc
+from jrc._jaxpr import Program, inline_marked
+from jrc.remat._chunks.rewrite import chunks_within, in_chunks
+
+KEYS = jax.random.split(jax.random.key(0), 4)
+
+
+def head(w, x, labels):
+    logits = x @ w
+    picked = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+
+HEAD = (
+    0.1 * jax.random.normal(KEYS[0], (32, 4096)),
+    jax.random.normal(KEYS[1], (1024, 32)),
+    jax.random.randint(KEYS[2], (1024,), 0, 4096),
+)
+
+
+def attention(q, k, v):
+    scores = jnp.einsum("hqd,hkd->hqk", q, k) / 8
+    rows, columns = (lax.broadcasted_iota(jnp.int32, (1, *scores.shape[1:]), i) for i in (1, 2))
+    weights = jax.nn.softmax(jnp.where(rows >= columns, scores, -jnp.inf))
+    return jnp.mean(jnp.sin(jnp.einsum("hqk,hkd->hqd", weights, v)))
+
+
+def layers(w, x):
+    """Two layers in a loop, wide in their middle."""
+
+    def layer(x, pair):
+        up, down = pair
+        return x + jnp.tanh(jax.nn.gelu(x @ up) @ down), None
+
+    return jnp.mean(lax.scan(layer, x, w)[0] ** 2)
+
+
+QUERIES = tuple(jax.random.normal(key, (2, 768, 16)) for key in KEYS[:3])
+WIDE = (
+    (jax.random.normal(KEYS[0], (2, 16, 1024)) / 4, jax.random.normal(KEYS[1], (2, 1024, 16)) / 32),
+    jax.random.normal(KEYS[2], (2048, 16)),
+)
+
+
+def close(found, wanted):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert float(jnp.max(jnp.abs(a - b))) <= 2e-6 * float(jnp.max(jnp.abs(b)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "argnums", "budget", "in_loop"),
+    [
+        (head, HEAD, (0, 1), "12MiB", False),
+        (attention, QUERIES, (0, 1, 2), "8MiB", False),
+        (layers, WIDE, (0, 1), "12MiB", True),
+    ],
+)
+def test_a_budget_that_no_recomputation_reaches(fn, args, argnums, budget, in_loop):
+    with pytest.raises(jrc.BudgetError):
+        jrc.plan(fn, *args, budget=budget, argnums=argnums, chunks=False)
+    plan = jrc.plan(fn, *args, budget=budget, argnums=argnums)
+    assert plan.chunks and plan.verified.peak_bytes <= plan.budget
+    assert any(each.path for each in plan.chunks) == in_loop
+    assert "in chunks" in str(plan)
+    again = jrc.Plan.from_json(plan.to_json())
+    assert again == plan
+    run = jax.jit(jax.value_and_grad(again.apply(fn), argnums))
+    close(run(*args), jax.jit(jax.value_and_grad(fn, argnums))(*args))
+    memory = run.lower(*args).compile().memory_analysis()
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    assert peak - memory.alias_size_in_bytes == plan.verified.peak_bytes
+
+
+def test_the_head_runs_nothing_twice():
+    plan = jrc.plan(head, *HEAD, budget="12MiB", argnums=(0, 1))
+    assert plan.verified.flops_ratio < 1.01
+    (region,) = plan.chunks
+    assert region.shape == (1024, 4096)
+    assert region.chunks > 1
+
+
+def test_another_program_is_refused():
+    plan = jrc.plan(head, *HEAD, budget="12MiB", argnums=(0, 1))
+    with pytest.raises(ValueError, match=r"jrc\.Plan\.apply: this plan was made for another"):
+        plan.apply(lambda w, x, y: head(w, jnp.tanh(x), y))(*HEAD)
+    data = json.loads(plan.to_json())
+    data["chunks"][0]["chunks"] = "4"
+    with pytest.raises(ValueError, match=r"chunks\[0\]\.chunks is '4', not a whole number"):
+        jrc.Plan.from_json(json.dumps(data))
+
+
+def program_of(fn, args):
+    return Program(inline_marked(jax.make_jaxpr(fn)(*args), lambda _: True))
+
+
+def test_a_region_begins_and_ends_where_values_are_narrow():
+    program = program_of(head, HEAD)
+    (region,) = chunks_within(program, 2**21)
+    inside = {program.eqns[p].primitive.name for p in region.equations}
+    assert {"dot_general", "exp", "reduce_sum", "gather"} <= inside
+    assert "div" not in inside  # the mean's division runs once, after the loop
+    assert not chunks_within(program, 2**27)
+
+
+def test_attention_is_cut_along_queries_and_not_along_the_two_heads():
+    """Two slices of scores are too wide, and keys depend on each other."""
+    (region,) = chunks_within(program_of(attention, QUERIES), 2**19)
+    assert region.chunks > 2
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jnp.sum(jnp.cumsum(jnp.cumsum(jnp.outer(x, x), 0), 1)),
+        lambda x: jnp.sum(lax.while_loop(
+            lambda y: jnp.sum(y) < 0, jnp.tanh, jnp.outer(x, x) ** 2)),
+        lambda x: jnp.sum(jax.lax.sort(jax.lax.sort(jnp.outer(x, x), dimension=0), dimension=1)),
+    ],
+)  # fmt: skip
+def test_what_depends_on_the_whole_stays_whole(fn):
+    assert not chunks_within(program_of(fn, (jnp.ones(512),)), 2**17)
+
+
+def test_a_region_waits_for_what_it_reads_and_runs_before_its_readers():
+    """What is made of one region's result, and read by another, runs between them."""
+
+    def fn(w, x):
+        first = jax.nn.logsumexp(x @ w, axis=1)
+        scale = jnp.max(first)
+        second = jax.nn.logsumexp((x * scale) @ w, axis=1)
+        return jnp.sum(first * second) + scale
+
+    program = program_of(fn, HEAD[:2])
+    chunks = chunks_within(program, 2**20)
+    assert len(chunks) == 2
+    close(in_chunks(program, chunks)(*HEAD[:2]), [fn(*HEAD[:2])])
+    moved = dataclasses.replace(chunks[0], cut=((0, 9, 0),))
+    with pytest.raises(ValueError, match="is another"):
+        in_chunks(program, [moved])
