@@ -55,7 +55,7 @@ from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Option, made
 from jrc.remat._planner.solver.solver import solve
 from jrc.remat._time.measured import in_turns as in_turns
 from jrc.remat._time.seconds import known_device, seconds_on
@@ -176,7 +176,7 @@ class KnownPeaks:
         self.options = [
             Option(
                 row["predicted"] - self.own, 0, row["cost"],
-                Stages((LeftToJax((i,)),)), row["name"], family=row["family"],
+                made(Stages((LeftToJax((i,)),))), row["name"], family=row["family"],
             )
             for i, row in enumerate(rows)
         ]  # fmt: skip

@@ -9,8 +9,9 @@ The same value serves at every depth: for a branch, for the body of a loop, for 
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from jrc.remat._planner.plan.decision import Baseline, Decision, Stage, Stages
@@ -31,7 +32,8 @@ class Option:
             steps together.
         saved: Bytes among them that are saved after the forward pass.
         cost: How much longer it takes than the baseline, in the unit of the cost graph (FLOPs).
-        decision: What is saved and recomputed: of a program, or of a construct as a stage of one.
+        make_decision: Returns the decision. Few options of a front are looked at, so that theirs
+            are made when they are asked for. Options are equal only if they share this function.
         name: What a manual plan is called; of a construct's, what it saves.
         host: Bytes that are saved in the host's memory.
         family: How it came about.
@@ -40,7 +42,7 @@ class Option:
     peak: int
     saved: int
     cost: int
-    decision: Decision | Stage = Baseline()
+    make_decision: Callable[[], Decision | Stage] = Baseline
     name: str = ""
     host: int = 0
     family: Family = "solver"
@@ -49,6 +51,11 @@ class Option:
     def is_baseline(self) -> bool:
         """Whether it is the program without recomputation."""
         return self.family == "baseline"
+
+    @functools.cached_property
+    def decision(self) -> Decision | Stage:
+        """What is saved and recomputed: of a program, or of a construct as a stage of one."""
+        return self.make_decision()
 
     @property
     def whole(self) -> Decision:
@@ -61,6 +68,11 @@ class Option:
         """The decision, of an option that the solver made."""
         assert isinstance(self.decision, Stages)
         return self.decision
+
+
+def made[T](decision: T) -> Callable[[], T]:
+    """Return the `make_decision` of a decision that is made already."""
+    return lambda: decision
 
 
 def undominated(options: Iterable[Option]) -> list[Option]:
