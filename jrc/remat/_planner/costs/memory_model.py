@@ -71,9 +71,9 @@ def cotangent_bytes(
     for p in order:
         for var in program.sources(p):
             readers.setdefault(var, []).append(at[p])
-    kernels = list(
-        itertools.accumulate((has_own_kernel(program.eqns[p]) for p in order), initial=0)
-    )
+    eqns = [program.eqns[p] for p in order]
+    own = (has_own_kernel(eqn) and not compiler.fuses_derivative(eqn) for eqn in eqns)
+    kernels = list(itertools.accumulate(own, initial=0))
     change = [0] * (len(order) + 1)
     for var in active.intersection(program.jaxpr.invars):
         last = max(readers.get(var, []), default=0)
