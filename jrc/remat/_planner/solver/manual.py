@@ -259,6 +259,8 @@ def _what(program: Program, positions: Iterable[int]) -> str:
 def _once(graph: CostGraph, positions: Iterable[int]) -> CostGraph:
     """The graph, its nodes at these positions outside of all regions."""
     chosen = set(positions)
+    if not chosen:
+        return graph
     nodes = [
         dataclasses.replace(node, runs_once=node.runs_once or node.position in chosen)
         for node in graph.nodes

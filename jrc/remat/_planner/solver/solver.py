@@ -222,6 +222,8 @@ class _Solver:
         """
         open_ = [v for v in dict.fromkeys(values) if 2 * v not in key and 2 * v + 1 not in key]
         ways = [(key, labels)]
+        if not open_:
+            return ways
         for group in self._decided_alike(open_):
             choices = [(v, *self._choices(v)) for v in group]
             more = []
