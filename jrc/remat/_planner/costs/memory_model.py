@@ -10,7 +10,8 @@ The model has four assumptions. It finds and ranks options; what differs between
    the equation that makes them has been differentiated, if a derivative reads them; else only for
    a moment.
 3. **Cotangents.** The cotangent of a value lies in memory from its last reader to its maker, if a
-   kernel of its own stands between them. That of an input stays to the end.
+   kernel of its own stands between them, whose derivative the compiler does not fuse. That of an
+   input stays to the end.
 4. **Results** that are not computed yet share their memory with saved values that are no larger,
    each with one at a time.
 """
