@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from jrc.remat._planner.plan.decision import Baseline, Decision, Stage, Stages
 from jrc.remat._planner.settings import SETTINGS
@@ -23,7 +23,7 @@ under a `jax.checkpoint` but for the last, which is left to JAX, or all regions.
 alike within a family, so that one compiled option says something of the others."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Option:
     """One way to run a program, or a construct, and what the planner's model says of it.
 
@@ -33,7 +33,7 @@ class Option:
         saved: Bytes among them that are saved after the forward pass.
         cost: How much longer it takes than the baseline, in the unit of the cost graph (FLOPs).
         make_decision: Returns the decision. Few options of a front are looked at, so that theirs
-            are made when they are asked for. Options are equal only if they share this function.
+            are made when they are asked for.
         name: What a manual plan is called; of a construct's, what it saves.
         host: Bytes that are saved in the host's memory.
         family: How it came about.
@@ -46,6 +46,22 @@ class Option:
     name: str = ""
     host: int = 0
     family: Family = "solver"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all is equal; decisions are compared where all else is."""
+        return self is other or (
+            isinstance(other, Option)
+            and self._figures == other._figures
+            and self.decision == other.decision
+        )
+
+    def __hash__(self) -> int:
+        """Return a hash of all but the decision."""
+        return hash(self._figures)
+
+    @property
+    def _figures(self) -> tuple[Any, ...]:
+        return self.peak, self.saved, self.cost, self.name, self.host, self.family
 
     @property
     def is_baseline(self) -> bool:
