@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jrc._jaxpr import Program as Program
@@ -24,7 +23,7 @@ from jrc._jaxpr import nbytes as nbytes
 from jrc._jaxpr import primitive_name as primitive_name
 from jrc._jaxpr import walk as walk
 from jrc._targets import abstract_on as abstract_on
-from jrc._targets import chip_named, chip_of_device, target_device_context
+from jrc._targets import target_device_context
 from jrc._text import memory_text as memory_text
 from jrc._text import network_text as network_text
 from jrc._text import seconds_text as seconds_text
@@ -40,7 +39,6 @@ from jrc.models._layers import layer_norm as layer_norm
 from jrc.outer_optimizers._internal import overlap_of as overlap_of
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
-from jrc.remat import plan_for_each as plan_for_each
 from jrc.remat._compiled.collectives import Collective, collectives
 from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._gradient.activity import active_variables
@@ -50,7 +48,7 @@ from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
 from jrc.remat._planner.plan.decision import AsWritten, LeftToJax, Stages
 from jrc.remat._planner.search.choose import bytes_of, fitting_option, plan_for
-from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
+from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.largest_within import largest_within as largest_within
 from jrc.remat._planner.search.largest_within import predicted_start as predicted_start
 from jrc.remat._planner.search.peaks import Peaks
@@ -197,14 +195,6 @@ class KnownPeaks:
     def compiled(self, option: Option) -> CompiledCost:
         """Return the compiled peak."""
         return CompiledCost(0, 0, self._rows[option]["compiled"], 0)
-
-
-def peak_and_seconds(lowered: Any, target: Any) -> dict[str, Any]:
-    """Return the peak of a lowered program and its seconds, as jrc states them, if it does."""
-    platform = target.platform if target else jax.default_backend()
-    chip = chip_named(target.name) if target else chip_of_device(jax.local_devices()[0])
-    cost = compiled_cost(lowered, platform, device=known_device(platform, chip))
-    return {"peak": cost.peak} | ({"time": cost.time.value} if cost.time else {})
 
 
 def stated_seconds(compiled: Any) -> float:

@@ -37,7 +37,6 @@ REPORT = {
     "models": {
         "eqx_mlp": {
             "tolerance": 1e-6,
-            "seconds": 4.0,
             "by_hand": {
                 "nothing": row(100, 1000),
                 "each block": row(40, 1300),
@@ -45,11 +44,11 @@ REPORT = {
                 "all under one": {"error": "ValueError: no"},
             },
             "plans": {
-                "0.5": row(70, 1020, gradients_differ=0.0, compilations=5)
+                "0.5": row(70, 1020, gradients_differ=0.0, seconds=1.0, compilations=5)
                 | {"budget": 75 * 10**6}
                 | {"predicted_peak": 70 * 10**6 * 98 // 100},
                 "0.25": {"error": "BudgetError: at least 50"},
-                "0.0": row(50, 1200, gradients_differ=1e-3, compilations=2)
+                "0.0": row(50, 1200, gradients_differ=1e-3, seconds=3.0, compilations=2)
                 | {"budget": 50 * 10**6, "predicted_peak": 55 * 10**6},
             },
         }
@@ -58,7 +57,7 @@ REPORT = {
 
 
 def test_ways_that_beat_a_plan_are_named():
-    """Less of what it minimises within its budget, and for the leanest a lower peak."""
+    """Fewer FLOPs within its budget, and for the leanest a lower peak at any price."""
     assert beating(REPORT["models"]["eqx_mlp"]) == {"0.5": ["dots"], "0.0": ["each block"]}
     assert list(zoo.problems(REPORT)) == [
         "eqx_mlp: budget 0.25: BudgetError: at least 50",
@@ -75,8 +74,8 @@ def test_ways_that_beat_a_plan_are_named():
         )
     ]  # fmt: skip
     assert summary.note == (
-        "Predicted against compiled peak of these 2 plans: off by 6.0% (median), 10.0% (worst); "
-        "the plans of a program take 4 s together, and each 3.5 compilations (medians)."
+        "Predicted against compiled peak of these 2 plans: off by 6.0% (median), 10.0% (worst); a "
+        "plan takes 2 s and 3.5 compilations (medians)."
     )
     assert summary.markdown().endswith(f"|\n\n{summary.note}\n")
 
@@ -86,18 +85,6 @@ def test_a_plan_that_leaves_much_of_its_budget_is_beaten_within_the_budget():
     by_hand = {"nothing": row(100, 1000), "dots": row(75, 1003), "each block": row(76, 1001)}
     plan = row(57, 1289) | {"budget": 75 * 10**6}
     assert beating({"by_hand": by_hand, "plans": {"0.5": plan}}) == {"0.5": ["dots"]}
-
-
-def test_a_plan_of_the_least_time_is_compared_in_time():
-    """It may have more FLOPs; a way that is faster by less than half a per cent beats nothing."""
-    by_hand = {
-        "nothing": row(100, 1000, time=1.0),
-        "dots": row(75, 1003, time=0.99),
-        "each block": row(60, 1300, time=0.9),
-        "all under one": row(60, 1300, time=0.948),
-    }
-    plan = row(70, 1100, time=0.95) | {"budget": 75 * 10**6}
-    assert beating({"by_hand": by_hand, "plans": {"0.5": plan}}) == {"0.5": ["each block"]}
 
 
 def test_programs_that_are_not_measured_yet_are_left_out():
