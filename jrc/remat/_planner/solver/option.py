@@ -42,7 +42,7 @@ class Option:
     peak: int
     saved: int
     cost: int
-    make_decision: Callable[[], Decision | Stage] = Baseline
+    make_decision: Callable[[], Decision | Stage] = dataclasses.field(default=Baseline, repr=False)
     name: str = ""
     host: int = 0
     family: Family = "solver"
