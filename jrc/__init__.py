@@ -40,6 +40,7 @@ from jrc.remat import SavePrimitives as SavePrimitives
 from jrc.remat import Segment as Segment
 from jrc.remat import Segmentation as Segmentation
 from jrc.remat import apply_rules as apply_rules
+from jrc.remat import chunked as chunked
 from jrc.remat import explain as explain
 from jrc.remat import find_segments as find_segments
 from jrc.remat import keep_op as keep_op

@@ -25,7 +25,7 @@ LAYERS = (
 REMAT_LAYERS = (
     {"_policy"},
     {"_region"},
-    {"_segments", "_scan", "_gradient"},
+    {"_segments", "_scan", "_gradient", "_chunks"},
     {"_compiled"},
     {"_time"},
     {"_flax", "_report"},

@@ -2,11 +2,13 @@
 
 from jrc._jaxpr.atoms import is_atom as is_atom
 from jrc._jaxpr.atoms import is_variable as is_variable
+from jrc._jaxpr.atoms import shape_of as shape_of
 from jrc._jaxpr.axes import dimension_numbers as dimension_numbers
 from jrc._jaxpr.axes import has_batch_axes as has_batch_axes
 from jrc._jaxpr.axes import operand_axes as operand_axes
 from jrc._jaxpr.axes import reduced_axes as reduced_axes
 from jrc._jaxpr.axes import takes_one_of_each_row as takes_one_of_each_row
+from jrc._jaxpr.axis_rules import IndependentAxis as IndependentAxis
 from jrc._jaxpr.callback_lowering import (
     lower_callbacks_for_absent_gpus as lower_callbacks_for_absent_gpus,
 )
@@ -15,6 +17,7 @@ from jrc._jaxpr.control_flow import is_unrolled as is_unrolled
 from jrc._jaxpr.control_flow import loop_parts as loop_parts
 from jrc._jaxpr.control_flow import mesh_of_shard_map as mesh_of_shard_map
 from jrc._jaxpr.control_flow import rebuild as rebuild
+from jrc._jaxpr.control_flow import with_inner_program as with_inner_program
 from jrc._jaxpr.copy_for_readers import copy_for_readers as copy_for_readers
 from jrc._jaxpr.cost import equation_cost as equation_cost
 from jrc._jaxpr.cost import equation_flops as equation_flops
@@ -41,10 +44,12 @@ from jrc._jaxpr.equations import sharding_of as sharding_of
 from jrc._jaxpr.equations import walk as walk
 from jrc._jaxpr.gradient_gate import gate as gate
 from jrc._jaxpr.gradient_gate import stops_gradient as stops_gradient
+from jrc._jaxpr.independent_axes import independent_axes as independent_axes
 from jrc._jaxpr.inline import inline_all as inline_all
 from jrc._jaxpr.inline import inline_marked as inline_marked
 from jrc._jaxpr.known_results import is_relu as is_relu
 from jrc._jaxpr.known_results import with_results_given as with_results_given
+from jrc._jaxpr.made_inside import MadeInside as MadeInside
 from jrc._jaxpr.mark import bind_mark as bind_mark
 from jrc._jaxpr.mark import mark_of as mark_of
 from jrc._jaxpr.op_tag import tag_of as tag_of
@@ -65,6 +70,11 @@ from jrc._jaxpr.provenance import Scope as Scope
 from jrc._jaxpr.provenance import origin_of as origin_of
 from jrc._jaxpr.rewrite import changed as changed
 from jrc._jaxpr.same_program import program_key as program_key
+from jrc._jaxpr.slice_program import slice_program as slice_program
+from jrc._jaxpr.slices import Dependent as Dependent
+from jrc._jaxpr.slices import Slices as Slices
+from jrc._jaxpr.slices import counted as counted
+from jrc._jaxpr.slices import sliced as sliced
 from jrc._jaxpr.source_info import UNKNOWN as UNKNOWN
 from jrc._jaxpr.source_info import label as label
 from jrc._jaxpr.source_info import place as place

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
+import jax
 from jax.extend.core import Literal, Var
 
 
@@ -19,6 +20,16 @@ def is_variable(x: Any) -> TypeGuard[Var]:
 def variables(atoms: Iterable[Any]) -> Iterator[Var]:
     """Yield the variables among atoms."""
     return (atom for atom in atoms if isinstance(atom, Var))
+
+
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """Return the shape of a variable or a literal; a token has none."""
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def abstract(atom: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a variable or a literal."""
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
 def substitute(atoms: Sequence[Any], new: Mapping[Any, Any]) -> list[Any]:

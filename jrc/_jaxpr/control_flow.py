@@ -74,6 +74,11 @@ def is_unrolled(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "scan" and eqn.params["unroll"] != 1
 
 
+def with_inner_program(eqn: JaxprEqn, jaxpr: Jaxpr) -> JaxprEqn:
+    """Return a loop with another body, of the same inputs and results."""
+    return eqn.replace(params=eqn.params | {"jaxpr": jaxpr})
+
+
 def mesh_of_shard_map(eqn: JaxprEqn) -> Any:
     """Return the mesh of a `shard_map`, `None` for any other equation."""
     return eqn.params["mesh"] if eqn.primitive.name == "shard_map" else None

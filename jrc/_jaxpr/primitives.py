@@ -14,8 +14,10 @@ import enum
 
 from jax.extend.core import JaxprEqn
 
+from jrc._jaxpr import axis_rules
 from jrc._jaxpr import flop_rules as rules
 from jrc._jaxpr.axes import reduced_axes
+from jrc._jaxpr.axis_rules import AxisRule
 from jrc._jaxpr.flop_rules import FlopRule
 
 
@@ -73,6 +75,7 @@ class Facts:
         derivative_reads: What its derivative reads.
         fusion: How XLA compiles it.
         view: Whether its result is its operand in another form.
+        axes: The axes along which it computes each slice by itself, by equation.
         is_collective: Whether devices exchange data in it.
         is_contraction: Whether it is a product of matrices or a convolution.
         is_reduction: Whether it makes one entry of all along some axes.
@@ -90,6 +93,7 @@ class Facts:
     derivative_reads: Reads = Reads.BOTH
     fusion: Fusion = Fusion.NONE
     view: View = View.NONE
+    axes: AxisRule = axis_rules.none
     is_collective: bool = False
     is_contraction: bool = False
     is_reduction: bool = False
@@ -152,33 +156,47 @@ def _row(names: str, **facts) -> None:
 _free, _no_reads = {"flops": rules.no_flops}, {"derivative_reads": Reads.NOTHING}
 _inside, _loop = {"fusion": Fusion.INSIDE}, {"fusion": Fusion.LOOP}
 _operands, _result = {"derivative_reads": Reads.OPERANDS}, {"derivative_reads": Reads.RESULT}
+_each, _axis = {"axes": axis_rules.elementwise}, {"axes": axis_rules.along_axis}
 
 # Names: `mark` and `gate` are ours, `name` and `CheckpointName` JAX's (`jax_remat3` off and on).
-_row("mark gate name CheckpointName", **_free, **_no_reads, **_inside, view=View.NAME)
+_row("mark gate name CheckpointName", **_free, **_no_reads, **_inside, **_each, view=View.NAME)
 
 # The same value, annotated.
-_row("pvary", **_free, **_no_reads, **_inside, view=View.ANNOTATION, is_cast=True)
-_row("reduce_precision", **_free, **_inside, view=View.ANNOTATION)
+_row("pvary", **_free, **_no_reads, **_inside, **_each, view=View.ANNOTATION, is_cast=True)
+_row("reduce_precision", **_free, **_inside, **_each, view=View.ANNOTATION)
 _row("device_put", **_free, view=View.ANNOTATION)
-_row("sharding_constraint optimization_barrier", **_free, **_no_reads, view=View.ANNOTATION)
+_row("sharding_constraint", **_free, **_no_reads, view=View.ANNOTATION, axes=axis_rules.constraint)
+_row("optimization_barrier", **_free, **_no_reads, view=View.ANNOTATION)
 
 # The same entries, moved.
-_row("reshape squeeze", **_free, **_no_reads, **_inside, view=View.RESHAPE)
-_row("copy", **_free, **_no_reads, **_inside, view=View.COPY)
-_row("broadcast_in_dim broadcast_to convert_element_type", **_free, **_no_reads,
-     **_inside, view=View.REORDER)  # fmt: skip
-_row("transpose rev", **_free, **_no_reads, **_inside, view=View.REORDER)
-_row("slice real imag stop_gradient", **_free, **_no_reads, **_inside)
-_row("pad", **_free, **_no_reads, **_inside)
-_row("split", **_free, **_no_reads, **_loop)
-_row("complex stack unstack tile dynamic_update_slice", **_free, **_no_reads)
-_row("concatenate dynamic_slice", **_free, **_no_reads)
-_row("gather", **_free, **_operands)
+_row("reshape", **_free, **_no_reads, **_inside, view=View.RESHAPE, axes=axis_rules.reshape)
+_row("squeeze", **_free, **_no_reads, **_inside, view=View.RESHAPE, axes=axis_rules.squeeze)
+_row("copy", **_free, **_no_reads, **_inside, **_each, view=View.COPY)
+_row("broadcast_in_dim", **_free, **_no_reads, **_inside, view=View.REORDER,
+     axes=axis_rules.broadcast)  # fmt: skip
+_row("broadcast_to", **_free, **_no_reads, **_inside, view=View.REORDER)
+_row("convert_element_type", **_free, **_no_reads, **_inside, **_each, view=View.REORDER)
+_row("transpose", **_free, **_no_reads, **_inside, view=View.REORDER, axes=axis_rules.transpose)
+_row("rev", **_free, **_no_reads, **_inside, view=View.REORDER, axes=axis_rules.reverse)
+_row("slice", **_free, **_no_reads, **_inside, axes=axis_rules.part)
+_row("real imag stop_gradient", **_free, **_no_reads, **_inside, **_each)
+_row("pad", **_free, **_no_reads, **_inside, axes=axis_rules.padding)
+_row("split", **_free, **_no_reads, **_loop, **_axis)
+_row("complex", **_free, **_no_reads, **_each)
+_row("stack", **_free, **_no_reads, axes=axis_rules.stack)
+_row("unstack", **_free, **_no_reads, axes=axis_rules.unstack)
+_row("tile", **_free, **_no_reads, axes=axis_rules.tile)
+_row("dynamic_update_slice", **_free, **_no_reads, axes=axis_rules.update)
+_row("concatenate", **_free, **_no_reads, **_axis)
+_row("dynamic_slice", **_free, **_no_reads, axes=axis_rules.part)
+_row("gather", **_free, **_operands, axes=axis_rules.gather)
 _row("bitcast_convert_type", **_free, **_inside)
-_row("scatter get swap masked_load masked_swap reshard", **_free)
+_row("scatter", **_free, axes=axis_rules.scatter)
+_row("scatter-add scatter-mul scatter-min scatter-max", axes=axis_rules.scatter)
+_row("get swap masked_load masked_swap reshard", **_free)
 
 # Made from nothing, or from a key.
-_row("iota", **_free, **_inside)
+_row("iota", **_free, **_inside, axes=axis_rules.iota)
 _row(
     "empty empty2 axis_index platform_index program_id create_token debug_callback debug_print",
     **_free,
@@ -186,41 +204,46 @@ _row(
 _row("random_wrap random_unwrap random_seed random_split random_fold_in random_clone", **_free)
 
 # Elementwise arithmetic that XLA computes inside whatever reads it.
-_row("add sub neg add_any", **_no_reads, **_inside)
-_row("mul select_n", **_operands, **_inside)
+_row("add sub neg add_any", **_no_reads, **_inside, **_each)
+_row("mul select_n", **_operands, **_inside, **_each)
 _row("div sign abs floor ceil round max min clamp integer_pow square is_finite reciprocal conj "
      "and or not xor eq ne lt le gt ge shift_left shift_right_logical shift_right_arithmetic "
-     "clz population_count", **_inside)  # fmt: skip
+     "clz population_count", **_inside, **_each)  # fmt: skip
 
 # Elementwise functions and reductions: a pass over the operands.
-_row("tanh logistic exp exp2 sqrt cbrt", **_result, **_loop)
+_row("tanh logistic exp exp2 sqrt cbrt", **_result, **_loop, **_each)
 _row("expm1 log log1p log2 sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc "
-     "erf_inv rsqrt pow rem atan2 nextafter lgamma digamma one_minus_square", **_loop)  # fmt: skip
-_row("reduce_sum", **_no_reads, **_loop, is_reduction=True)
+     "erf_inv rsqrt pow rem atan2 nextafter lgamma digamma one_minus_square", **_loop,
+     **_each)  # fmt: skip
+_row("reduce_sum", **_no_reads, **_loop, is_reduction=True, axes=axis_rules.sum_of_axes)
 _row("reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin", **_loop,
-     is_reduction=True)  # fmt: skip
-_row("cumsum", **_no_reads, **_loop, is_cumulative=True)
-_row("cumprod cummax cummin cumlogsumexp", **_loop, is_cumulative=True)
+     is_reduction=True, axes=axis_rules.reduction)  # fmt: skip
+_row("cumsum", **_no_reads, **_loop, **_axis, is_cumulative=True)
+_row("cumprod cummax cummin cumlogsumexp", **_loop, **_axis, is_cumulative=True)
 
 # Kernels of their own.
-_row("dot_general", flops=rules.dot_general, **_operands, is_contraction=True)
+_row("dot_general", flops=rules.dot_general, **_operands, is_contraction=True,
+     axes=axis_rules.dot_general)  # fmt: skip
 _row("ragged_dot_general", flops=rules.ragged_dot_general, **_operands, is_contraction=True)
-_row("conv_general_dilated", flops=rules.convolution, **_operands, is_contraction=True)
-_row("sort", flops=rules.sort)
-_row("top_k approx_top_k", flops=rules.top_k)
-_row("reduce_window reduce_window_sum", flops=rules.reduce_window)
-_row("reduce_window_max reduce_window_min", flops=rules.reduce_window)
+_row("conv_general_dilated", flops=rules.convolution, **_operands, is_contraction=True,
+     axes=axis_rules.convolution)  # fmt: skip
+_row("sort", flops=rules.sort, **_axis)
+_row("top_k", flops=rules.top_k, **_axis)
+_row("approx_top_k", flops=rules.top_k)
+_row("reduce_window", flops=rules.reduce_window)
+_row("reduce_window_sum", flops=rules.reduce_window, axes=axis_rules.window)
+_row("reduce_window_max reduce_window_min", flops=rules.reduce_window, axes=axis_rules.window)
 _row("fft", flops=rules.fft)
-_row("cholesky", flops=rules.cholesky)
-_row("lu", flops=rules.lu)
-_row("qr", flops=rules.qr)
+_row("cholesky", flops=rules.cholesky, axes=axis_rules.matrices)
+_row("lu", flops=rules.lu, axes=axis_rules.matrices)
+_row("qr", flops=rules.qr, axes=axis_rules.matrices)
 _row("geqrf geqp3 householder_product", flops=rules.householder_product)
-_row("triangular_solve", flops=rules.triangular_solve)
+_row("triangular_solve", flops=rules.triangular_solve, axes=axis_rules.matrices)
 _row("tridiagonal_solve", flops=rules.tridiagonal_solve)
-_row("eigh", flops=rules.eigh)
+_row("eigh", flops=rules.eigh, axes=axis_rules.matrices)
 _row("eig schur", flops=rules.eig)
 _row("hessenberg tridiagonal", flops=rules.hessenberg)
-_row("svd", flops=rules.svd)
+_row("svd", flops=rules.svd, axes=axis_rules.matrices)
 
 # Collectives. Those that reduce count their additions.
 _row("psum psum_invariant reduce_scatter", **_no_reads, is_collective=True)

@@ -1,5 +1,6 @@
 """Recomputation: cut a function at named boundaries and re-run what lies between."""
 
+from jrc.remat._chunks.chunked import chunked as chunked
 from jrc.remat._flax.recompute_module import recompute_module as recompute_module
 from jrc.remat._gradient.compiled_memory import Memory as Memory
 from jrc.remat._gradient.compiled_memory import device_of as device_of

@@ -29,6 +29,7 @@ from jrc.remat._planner.plan.plan_cache import check_cache, plan_in
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.choose import plan_for
+from jrc.remat._planner.search.chunks import plan_in_chunks
 from jrc.remat._planner.search.peaks import Peaks, fingerprint_of
 from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._time.host_rates import host_rates
@@ -49,6 +50,7 @@ def plan(
     offload: bool | float = False,
     minimize: Minimize = "time",
     measure: bool = False,
+    chunks: bool = True,
 ) -> Plan:
     """Return the fastest recomputation whose compiled gradient program fits a budget.
 
@@ -135,6 +137,11 @@ def plan(
             and the one of the least median is taken. The device must be there, and the arguments
             arrays.
 
+        chunks: Whether regions of the program may run in chunks (see `jrc.chunked`) where no plan
+            without them fits, or where one costs time. A region begins and ends where values are
+            small for the budget: the logits and the loss, attention, the wide middle of an MLP, in
+            loops too. The ends of a fraction are those of the function without chunks.
+
     Returns:
         The plan. The same inputs give the same plan on every host, whatever was planned before.
         With several processes all get that of process 0. It is the cheapest that was found: more
@@ -180,6 +187,7 @@ def plan(
         offload,
         minimize,
         measure,
+        chunks,
     )
     with shown_meanwhile("jrc.plan: tracing and solving"):
         return planner.plan(budget)
@@ -231,7 +239,10 @@ class _Planner:
         offload: bool | float = False,
         minimize: Minimize = "time",
         measure: bool = False,
+        chunks: bool = True,
     ) -> None:
+        check_flag(chunks, "chunks")
+        self.chunks = chunks
         check_flag(verify, "verify")
         one_of(minimize, "minimize", ("time", "flops"))
         _check_measure(measure, target, verify, minimize, args)
@@ -265,7 +276,8 @@ class _Planner:
             return plan_of_process_0(lambda: self._stored(limit))
 
     def _stored(self, limit: int | float) -> Plan:
-        find = lambda: plan_for(self._peaks, limit, self.compilations, self.measures)  # noqa: E731
+        plan_one = plan_in_chunks if self.chunks else plan_for
+        find = lambda: plan_one(self._peaks, limit, self.compilations, self.measures)  # noqa: E731
         if self.cache is None:
             return find()
         signature, gradient = self._fingerprints
@@ -280,6 +292,7 @@ class _Planner:
             "minimize": self.request.minimize,
             "measure": self.measures,
             "rates": self._rates,
+            "chunks": self.chunks,
         }
         return plan_in(self.cache, signature, self.request.args, asked, find)
 

@@ -94,6 +94,11 @@ class PlannerSettings:
         offloaded_levels: How many sets of values of each.
         offloaded_share: A value is moved if it has at least this share of the bytes that a step
             saves.
+        chunk_shares: A region runs in so many chunks that its widest moment needs about this share
+            of what a budget leaves for temporaries; the second and third where the first fails.
+        chunks_worth: Where the plan without chunks costs less than this share more than the
+            baseline, none with chunks is looked for.
+        least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.
         tags_in_all_sets: Of at most so many tags all sets are compared.
@@ -145,6 +150,9 @@ class PlannerSettings:
     offloaded_points: int = 8
     offloaded_levels: int = 6
     offloaded_share: float = 0.005
+    chunk_shares: tuple[float, ...] = (0.5, 0.125, 0.03)
+    chunks_worth: float = 0.03
+    least_chunk: int = 2**20
     bytes_by_names: float = 1.1
     tags_in_all_sets: int = 12
     raw_key_words: int = 64

@@ -10,8 +10,10 @@ from jrc._errors import name_of, named_like, public
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, flops_text, html_of, memory_text, seconds_text, text_of
 from jrc._validate import check_flag, check_json, one_of
+from jrc.remat._chunks.rewrite import Chunks, chunks_from_data, chunks_table
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._gradient.variable_changes import write_changes
+from jrc.remat._planner.execute.chunked_function import chunked_function
 from jrc.remat._planner.execute.execute import execute_decision
 from jrc.remat._planner.plan.check_decision import (
     check_decision,
@@ -37,7 +39,7 @@ from jrc.remat._planner.plan.saved_by_plan import Kept
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 
-_FORMAT = 8
+_FORMAT = 9
 
 _MADE_BY = f"jrc {importlib.metadata.version('jrc')}"
 """Equations are numbered after shared ones are copied, which another version does otherwise."""
@@ -65,6 +67,8 @@ _FIELDS = {
     "respect_checkpoints": bool,
     "written": str,
     "left_out": str,
+    "chunks": tuple[Chunks, ...],
+    "chunks_digest": str,
 }
 
 
@@ -92,6 +96,9 @@ class Plan:
         baseline_recomputed: FLOPs of the baseline that run the forward pass again, inside of
             functions such as `jrc.recompute_scan`, as `jrc.explain` counts them.
         minimize: What it has the least of, among the candidates that fit: `"time"` or `"flops"`.
+        chunks: The regions of the program that run in chunks; `decision` and `signature` are those
+            of the program with these.
+        digest: The digest of the program without chunks; empty if nothing runs in chunks.
     """
 
     budget: int
@@ -109,6 +116,8 @@ class Plan:
     target: str = ""
     baseline_recomputed: int = 0
     minimize: str = "flops"
+    chunks: tuple[Chunks, ...] = ()
+    digest: str = dataclasses.field(default="", repr=False)
 
     @property
     def reruns(self) -> bool:
@@ -135,6 +144,9 @@ class Plan:
                 types, operators, axes, lengths of loops. Numbers in it may change, and what a
                 `custom_vjp` or a `jax.checkpoint` policy saves is not compared.
         """
+        if self.chunks:
+            respected = self.signature.respect_checkpoints
+            fn = chunked_function(fn, self.chunks, respected, self.digest)
         return apply_decision(fn, self.decision, self.signature)
 
     @public("jrc.Plan.names")
@@ -233,6 +245,8 @@ class Plan:
             "inputs": list(self.signature.inputs),
             "names": list(self.signature.names),
             "closed": self.signature.closed,
+            "chunks": [dataclasses.asdict(each) for each in self.chunks],
+            "chunks_digest": self.digest,
         }
         return json.dumps(data, indent=1)
 
@@ -277,6 +291,8 @@ class Plan:
                 target=data["target"],
                 minimize=data["minimize"],
                 baseline_recomputed=data["baseline_recomputed"],
+                chunks=tuple(map(chunks_from_data, data["chunks"])),
+                digest=data["chunks_digest"],
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
@@ -318,6 +334,8 @@ class Plan:
             parts.append("the function runs as it is, under its own jax.checkpoint regions")
         else:
             parts.append(kept_table(self.kept) if self.reruns else "nothing is recomputed")
+        if self.chunks:
+            parts.append(chunks_table(self.chunks))
         parts += opaque_lines(self.opaque)
         if len(self.candidates) > 1:
             parts.append(candidates_table(self.candidates))

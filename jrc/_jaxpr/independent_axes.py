@@ -1,0 +1,211 @@
+"""The independent axes of an equation, of programs inside of it too.
+
+>>> import jax, jax.numpy as jnp
+>>> steps = lambda x: jax.lax.scan(lambda c, row: (c + row, c), jnp.zeros(3), x)[0]
+>>> eqn = jax.make_jaxpr(steps)(jnp.ones((5, 3))).eqns[-1]
+>>> [axis.operands for axis in independent_axes(eqn)]
+[(0, 1)]
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from jrc._jaxpr.atoms import abstract, is_variable, shape_of
+from jrc._jaxpr.axis_rules import IndependentAxis
+from jrc._jaxpr.control_flow import loop_parts
+from jrc._jaxpr.equations import has_effects, inner_program, inner_programs
+from jrc._jaxpr.inline import inline_all
+from jrc._jaxpr.primitives import facts_of, primitive_name
+from jrc._jaxpr.program import Program, evaluate
+from jrc._jaxpr.slices import Dependent, counted, sliced
+from jrc._tree import is_floating
+
+Axes = tuple[int | None, ...]
+
+
+def independent_axes(
+    eqn: JaxprEqn, constructs: Mapping[str, Callable[..., Any]] | None = None
+) -> Sequence[IndependentAxis]:
+    """Return the axes along which an equation computes each slice by itself.
+
+    Those of a loop, a conditional, a `custom_jvp` function or a `jax.checkpoint` region are those
+    of the programs inside.
+
+    Args:
+        eqn: The equation.
+        constructs: The rules of equations with programs inside, if others than those of this file.
+    """
+    inside = (_INSIDE if constructs is None else constructs).get(primitive_name(eqn))
+    if inside is None:
+        return facts_of(eqn).axes(eqn)
+    found: dict[IndependentAxis, None] = {}
+    for i, atom in enumerate(eqn.invars):
+        for axis, length in enumerate(shape_of(atom) if is_variable(atom) else ()):
+            if length > 1 and not any(each.operands[i] == axis for each in found):
+                one = inside(eqn, i, axis)
+                found |= {one: None} if one else {}
+    return list(found)
+
+
+def axes_of_program(
+    program: Program,
+    given: Axes,
+    axes_of: Callable[[JaxprEqn], Sequence[IndependentAxis]] = independent_axes,
+) -> tuple[Axes, Axes, int] | None:
+    """Return the axis that each input and each result of a program has, and its parts.
+
+    Args:
+        program: The program.
+        given: Where the inputs have the axis, as far as it is known.
+        axes_of: The axes of an equation.
+
+    Returns:
+        `None` if the axis is not independent, an input is read in slices and as a whole too, or a
+        result does not have the axis.
+    """
+    inputs = program.jaxpr.invars
+    axes = {v: a for v, a in zip(inputs, given, strict=True) if a is not None}
+    try:
+        slices = sliced(program, axes, axes_of)
+    except Dependent:
+        return None
+    places = dict(slices.given)
+    before = [program.eqns[p] for p in slices.before]
+    whole = {*slices.whole, *(x for eqn in before for x in eqn.invars if is_variable(x))}
+    made = {v for eqn in before for v in eqn.outvars}
+    is_whole_too = len(places) != len(slices.given) or bool(set(places) & (whole | made))
+    if is_whole_too or counted(slices) or any(map(has_effects, before)):
+        return None
+    results = tuple(slices.axes.get(x) if is_variable(x) else None for x in program.jaxpr.outvars)
+    return tuple(places.get(v, axes.get(v)) for v in inputs), results, slices.parts
+
+
+def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+    """Of an equation whose last operands are the inputs of each program inside."""
+    jaxprs = inner_programs(eqn)
+    first = len(eqn.invars) - len(jaxprs[0].invars)
+    if operand < first:
+        return None
+    axes: Axes = tuple(axis if first + i == operand else None for i in range(len(jaxprs[0].invars)))
+    results: Axes = ()
+    parts = shape_of(eqn.invars[operand])[axis]
+    for _ in range(2):  # what one branch asks for another may not
+        for jaxpr in jaxprs:
+            found = axes_of_program(_program(jaxpr), axes)
+            if found is None or (results and found[1] != results):
+                return None
+            axes, results, parts = found[0], found[1], min(parts, found[2])
+    if None in results:
+        return None
+    return IndependentAxis((*(None for _ in range(first)), *axes), results, parts)
+
+
+def floating_operands(eqn: JaxprEqn) -> list[int]:
+    """Return which operands of an equation have tangents."""
+    return [i for i, x in enumerate(eqn.invars) if is_floating(x.aval)]
+
+
+_DERIVATIVES: weakref.WeakKeyDictionary[Jaxpr, Jaxpr] = weakref.WeakKeyDictionary()
+
+
+def derivative_of(eqn: JaxprEqn) -> Jaxpr:
+    """Return the program of a `custom_jvp` call's results, and of the tangents of floating ones.
+
+    Its inputs are the operands, then the tangents of floating ones.
+    """
+    key = inner_program(eqn)
+    if key not in _DERIVATIVES:
+        _DERIVATIVES[key] = _derivative_of(eqn)
+    return _DERIVATIVES[key]
+
+
+def _derivative_of(eqn: JaxprEqn) -> Jaxpr:
+    floating = floating_operands(eqn)
+    inputs: list[Any] = [Var(x.aval) for x in eqn.invars]
+    outputs = [Var(x.aval) for x in eqn.outvars]
+    alone = inner_program(eqn).replace(
+        constvars=[],
+        invars=inputs,
+        outvars=outputs,
+        eqns=[eqn.replace(invars=inputs, outvars=outputs)],
+        effects=eqn.effects,
+    )
+
+    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        def run(*chosen: Any) -> list[Any]:
+            new = dict(zip(floating, chosen, strict=True))
+            return evaluate(alone)(*(new.get(i, x) for i, x in enumerate(primals)))
+
+        given = [primals[i] for i in floating]
+        results, made = jax.jvp(run, given, list(tangents))
+        return results, [t for x, t in zip(results, made, strict=True) if is_floating(x)]
+
+    whole = [abstract(x) for x in eqn.invars]
+    return jax.make_jaxpr(derivative)(whole, [whole[i] for i in floating])
+
+
+def _custom_jvp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+    """Of a function with a derivative of its own; both must compute slices by themselves."""
+    found = _calls(eqn, operand, axis)
+    if found is None:
+        return None
+    floating = floating_operands(eqn)
+    given = (*found.operands, *(found.operands[i] for i in floating))
+    tangents = (at for at, x in zip(found.results, eqn.outvars, strict=True) if is_floating(x.aval))
+    derivative = axes_of_program(_program(derivative_of(eqn)), given, _of_values)
+    is_same = derivative is not None and derivative[:2] == (given, (*found.results, *tangents))
+    return found if is_same else None
+
+
+def _of_values(eqn: JaxprEqn) -> Sequence[IndependentAxis]:
+    """The axes inside of a derivative: of a `custom_jvp` call there, not of its own derivative.
+
+    The rule of a function may call the function itself.
+    """
+    return independent_axes(eqn, {**_INSIDE, "custom_jvp_call": _calls})
+
+
+def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+    (jaxpr,) = inner_programs(eqn)
+    consts, carried = loop_parts(eqn)
+    end = consts + carried
+    if operand >= end and axis == 0:
+        return None  # the axis of the loop itself
+    parts = shape_of(eqn.invars[operand])[axis]
+    axes: Axes = tuple(
+        axis - (i >= end) if i == operand else None for i in range(len(jaxpr.invars))
+    )
+    while True:
+        found = axes_of_program(_program(jaxpr), axes)
+        if found is None:
+            return None
+        inputs, results, count = found
+        parts = min(parts, count)
+        after = tuple(results[i - consts] if consts <= i < end else a for i, a in enumerate(inputs))
+        if any(a is not None and a != b for a, b in zip(inputs, after, strict=True)):
+            return None  # a carry has the axis elsewhere, or no longer
+        if after == axes:
+            break
+        axes = after
+    if None in results:
+        return None
+    outer = tuple(a if a is None or i < end else a + 1 for i, a in enumerate(axes))
+    made = tuple(a if i < carried else a + 1 for i, a in enumerate(results) if a is not None)
+    return IndependentAxis(outer, made, parts)
+
+
+def _program(jaxpr: Jaxpr) -> Program:
+    return Program(inline_all(jaxpr))
+
+
+_INSIDE: dict[str, Callable[[JaxprEqn, int, int], Any]] = {
+    "scan": _scan,
+    "cond": _calls,
+    "custom_jvp_call": _custom_jvp,
+    "jit": _calls,
+    "remat2": _calls,
+}

@@ -1,0 +1,83 @@
+"""Values that are cheaper to make slice by slice than to cut: masks, broadcast values, counts.
+
+>>> import jax, jax.numpy as jnp
+>>> from jrc._jaxpr.independent_axes import independent_axes
+>>> mask = lambda x: jnp.where(jnp.tri(64, dtype=bool), x, 0)
+>>> from jrc._jaxpr.inline import inline_all
+>>> program = Program(inline_all(jax.make_jaxpr(mask)(jnp.ones((64, 64)))))
+>>> (triangle,) = [eqn.outvars[0] for eqn in program.eqns if eqn.primitive.name == "ge"]
+>>> MadeInside(program, independent_axes).bytes(triangle, 0)
+0
+"""
+
+from collections.abc import Callable, Sequence
+
+from jax.extend.core import JaxprEqn, Var
+
+from jrc._jaxpr.atoms import is_variable, shape_of
+from jrc._jaxpr.axis_rules import IndependentAxis
+from jrc._jaxpr.cost import nbytes
+from jrc._jaxpr.equations import has_effects, inner_programs
+from jrc._jaxpr.primitives import Fusion, facts_of
+from jrc._jaxpr.program import INPUT, Program
+
+Place = tuple[Var, int]
+"""A value that is read in slices, and the axis of the slices."""
+
+
+class MadeInside:
+    """What of a program is made slice by slice where a slice of it is read.
+
+    Args:
+        program: The program.
+        independent_axes: The axes of an equation, see `IndependentAxis`.
+    """
+
+    def __init__(
+        self, program: Program, independent_axes: Callable[[JaxprEqn], Sequence[IndependentAxis]]
+    ) -> None:
+        self._program, self._independent_axes = program, independent_axes
+        self._bytes: dict[Place, int] = {}
+
+    def axis(self, v: Var, at: int) -> IndependentAxis | None:
+        """Return along which axis a value is made in slices; `None` if it is made whole and cut.
+
+        It is made in slices if what is cut for it then has no more bytes than itself.
+        """
+        is_made = self._bytes_of_operands(v, at) <= nbytes(v.aval)
+        return self._axis_of_result(v, at) if is_made else None
+
+    def bytes(self, v: Var, at: int) -> int:
+        """Return the bytes of what is cut: for a value that is made in slices, or itself."""
+        if (v, at) not in self._bytes:
+            self._bytes[v, at] = min(nbytes(v.aval), self._bytes_of_operands(v, at))
+        return self._bytes[v, at]
+
+    def _bytes_of_operands(self, v: Var, at: int) -> int:
+        axis = self._axis_of_result(v, at)
+        if axis is None:
+            return nbytes(v.aval)
+        operands = self._program.eqns[self._program.producer[v]].invars
+        pairs = zip(operands, axis.operands, strict=True)
+        read = {(x, a) for x, a in pairs if a is not None and is_variable(x)}
+        return sum(self.bytes(x, a) for x, a in read)
+
+    def _axis_of_result(self, v: Var, at: int) -> IndependentAxis | None:
+        p = self._program.producer[v]
+        if p == INPUT or not _is_cheap(eqn := self._program.eqns[p]):
+            return None
+        if counts_along(eqn, at):
+            return IndependentAxis((), (at,), shape_of(v)[at])
+        return next((x for x in self._independent_axes(eqn) if x.results == (at,)), None)
+
+
+def counts_along(eqn: JaxprEqn, axis: int | None) -> bool:
+    """Return whether this is an `iota` along an axis."""
+    return eqn.primitive.name == "iota" and eqn.params["dimension"] == axis
+
+
+def _is_cheap(eqn: JaxprEqn) -> bool:
+    facts = facts_of(eqn)
+    if inner_programs(eqn) or has_effects(eqn) or facts.is_collective:
+        return False
+    return facts.fusion is Fusion.INSIDE or facts.moves_data

@@ -1,0 +1,192 @@
+"""The program of one slice: equations of a program, on values of which one axis is shorter.
+
+>>> import jax, jax.numpy as jnp
+>>> from jrc._jaxpr.independent_axes import derivative_of, floating_operands, independent_axes
+>>> from jrc._jaxpr.slices import sliced
+>>> program = Program(jax.make_jaxpr(lambda x: jnp.tanh(x).reshape(6, 8))(jnp.ones((6, 2, 4))))
+>>> slices = sliced(program, {program.jaxpr.invars[0]: 0}, independent_axes)
+>>> [eqn.outvars[0].aval.shape for eqn in slice_program(slices, 3, program.jaxpr.outvars).eqns]
+[(2, 2, 4), (2, 8)]
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from jrc._jaxpr.atoms import abstract, is_variable, shape_of
+from jrc._jaxpr.axis_rules import IndependentAxis, resized
+from jrc._jaxpr.control_flow import loop_parts
+from jrc._jaxpr.equations import inner_program, inner_programs
+from jrc._jaxpr.independent_axes import derivative_of, floating_operands, independent_axes
+from jrc._jaxpr.inline import inline_all, splice
+from jrc._jaxpr.made_inside import counts_along
+from jrc._jaxpr.primitives import primitive_name
+from jrc._jaxpr.program import Program, evaluate
+from jrc._jaxpr.slices import Slices, counted, sliced
+from jrc._tree import is_floating
+
+
+def slice_program(slices: Slices, chunks: int, results: Sequence[Var]) -> Jaxpr:
+    """Return the program of one of several equal slices.
+
+    Its inputs are the whole values, then the slices of what is given, then, for each `iota` along
+    the axis, its slice of the numbers from 0.
+
+    Args:
+        slices: What runs on slices.
+        chunks: How many slices there are; a divisor of `slices.parts`.
+        results: The results: sums, or values of which it returns the slices.
+    """
+    return _Builder(slices, chunks).program(results)
+
+
+class _Builder:
+    def __init__(self, slices: Slices, chunks: int) -> None:
+        self.slices, self.chunks = slices, chunks
+        self.whole = {v: Var(v.aval) for v in slices.whole}
+        self.part = {place: Var(_shorter(*place, chunks)) for place in slices.given}
+        self.counts = [Var(_count(each, chunks)) for each in counted(slices)]
+        self.sums: dict[Var, Var] = {}
+
+    def program(self, results: Sequence[Var]) -> Jaxpr:
+        program = self.slices.program
+        inputs = [*self.whole.values(), *self.part.values(), *self.counts]
+        eqns: list[JaxprEqn] = []
+        counts = iter(self.counts)
+        for step in self.slices.steps:
+            eqn = program.eqns[step.position]
+            if counts_along(eqn, step.axis.results[0]):
+                eqns += self._count(eqn, next(counts))
+            else:
+                eqns += self._step(eqn, step.axis)
+        outvars = [self.sums[v] if v in self.sums else self.part[v, self.slices.axes[v]]
+                   for v in results]  # fmt: skip
+        return program.jaxpr.replace(
+            constvars=[],
+            invars=inputs,
+            outvars=outvars,
+            eqns=eqns,
+            effects=frozenset().union(*(eqn.effects for eqn in eqns)),
+        )
+
+    def _step(self, eqn: JaxprEqn, axis: IndependentAxis) -> list[JaxprEqn]:
+        invars = [
+            x if not is_variable(x) else self.whole[x] if at is None else self.part[x, at]
+            for x, at in zip(eqn.invars, axis.operands, strict=True)
+        ]
+        if axis.is_summed:
+            avals = [v.aval for v in eqn.outvars]
+        else:
+            avals = [_shorter(v, at or 0, self.chunks)
+                     for v, at in zip(eqn.outvars, axis.results, strict=True)]  # fmt: skip
+        rewrite = _CONSTRUCTS.get(primitive_name(eqn), _plain)
+        eqns, outvars = rewrite(eqn, axis, self.chunks, invars, avals)
+        for v, at, new in zip(eqn.outvars, axis.results, outvars, strict=True):
+            if axis.is_summed:
+                self.sums[v] = new
+            else:
+                self.part[v, at or 0] = new
+        return eqns
+
+    def _count(self, eqn: JaxprEqn, numbers: Var) -> list[JaxprEqn]:
+        (out,), axis = eqn.outvars, eqn.params["dimension"]
+        shape = _shorter(out, axis, self.chunks).shape
+        written = jax.make_jaxpr(lambda x: jax.lax.broadcast_in_dim(x, shape, (axis,)))(
+            abstract(numbers)
+        )
+        eqns, (self.part[out, axis],) = splice(written, [numbers])
+        return [each.replace(source_info=eqn.source_info) for each in eqns]
+
+
+Rewritten = tuple[list[JaxprEqn], list[Any]]
+
+
+def _plain(
+    eqn: JaxprEqn, axis: IndependentAxis, chunks: int, invars: Sequence[Any], avals: Sequence[Any]
+) -> Rewritten:
+    outvars = [Var(aval) for aval in avals]
+    params = resized(eqn, axis, chunks)
+    return [eqn.replace(invars=list(invars), outvars=outvars, params=params)], outvars
+
+
+def _with_programs(
+    eqn: JaxprEqn, axis: IndependentAxis, chunks: int, invars: Sequence[Any], avals: Sequence[Any]
+) -> Rewritten:
+    """A loop, a conditional or a region: the programs inside get slices too."""
+    jaxprs = inner_programs(eqn)
+    first = len(eqn.invars) - len(jaxprs[0].invars)
+    end = sum(loop_parts(eqn)) if primitive_name(eqn) == "scan" else len(eqn.invars)
+    axes = [at if at is None or i < end else at - 1 for i, at in enumerate(axis.operands)][first:]
+    inner = [_on_slices(jaxpr, axes, chunks) for jaxpr in jaxprs]
+    key = "branches" if "branches" in eqn.params else "jaxpr"
+    value = tuple(inner) if key == "branches" else inner[0]
+    outvars = [Var(aval) for aval in avals]
+    params = eqn.params | {key: value}
+    return [eqn.replace(invars=list(invars), outvars=outvars, params=params)], outvars
+
+
+def _custom_jvp(
+    eqn: JaxprEqn, axis: IndependentAxis, chunks: int, invars: Sequence[Any], avals: Sequence[Any]
+) -> Rewritten:
+    """A function with a derivative of its own: both get slices."""
+    call = _on_slices(inner_program(eqn), axis.operands, chunks)
+    floating = floating_operands(eqn)
+    places = [*axis.operands, *(axis.operands[i] for i in floating)]
+
+    @jax.custom_jvp
+    def function(*args: Any) -> list[Any]:
+        return evaluate(call)(*args)
+
+    @function.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        # Not before: the rule may call the function itself.
+        rule = _on_slices(derivative_of(eqn), places, chunks)
+        found = evaluate(rule)(*primals, *(tangents[i] for i in floating))
+        results, made = found[: len(avals)], iter(found[len(avals) :])
+        zero = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
+        return results, [next(made) if is_floating(x) else zero(x) for x in results]
+
+    traced = jax.make_jaxpr(lambda *args: function(*args))(*map(abstract, invars))
+    eqns, outvars = splice(traced, invars)
+    return [each.replace(source_info=eqn.source_info) for each in eqns], outvars
+
+
+def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], chunks: int) -> Jaxpr:
+    """A program with the same inputs and results, of which those with an axis are slices."""
+    program = Program(inline_all(jaxpr))
+    inputs = program.jaxpr.invars
+    found = {v: at for v, at in zip(inputs, axes, strict=True) if at is not None}
+    slices = sliced(program, found, independent_axes)
+    made = [v for v in dict.fromkeys(program.jaxpr.outvars) if v in slices.made]
+    one = slice_program(slices, chunks, made)
+    short = {v: Var(_shorter(v, at, chunks)) for v, at in found.items()}
+    eqns, parts = splice(one, [*slices.whole, *(short[v] for v, _ in slices.given)])
+    results: dict[Any, Any] = {**short, **dict(zip(made, parts, strict=True))}
+    before = [program.eqns[p] for p in slices.before]
+    return program.jaxpr.replace(
+        invars=[short.get(v, v) for v in inputs],
+        outvars=[results[v] for v in program.jaxpr.outvars],
+        eqns=[*before, *eqns],
+    )
+
+
+_CONSTRUCTS: dict[str, Callable[..., Rewritten]] = {
+    "scan": _with_programs,
+    "cond": _with_programs,
+    "jit": _with_programs,
+    "remat2": _with_programs,
+    "custom_jvp_call": _custom_jvp,
+}
+
+
+def _shorter(v: Any, axis: int, chunks: int) -> Any:
+    shape = [n // chunks if i == axis else n for i, n in enumerate(shape_of(v))]
+    return v.aval.update(shape=tuple(shape))
+
+
+def _count(numbers: jax.ShapeDtypeStruct, chunks: int) -> Any:
+    part = jax.ShapeDtypeStruct((numbers.shape[0] // chunks,), numbers.dtype)
+    return jax.make_jaxpr(lambda x: x)(part).invars[0].aval

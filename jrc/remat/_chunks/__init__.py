@@ -1,0 +1,1 @@
+"""A function in chunks along an independent axis."""

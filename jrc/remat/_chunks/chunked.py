@@ -1,0 +1,189 @@
+"""`jrc.chunked`: a function in chunks along independent axes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jrc._errors import name_of, named_like, public
+from jrc._jaxpr import (
+    Dependent,
+    Slices,
+    Traced,
+    independent_axes,
+    is_variable,
+    label,
+    place,
+    shape_of,
+    sliced,
+    trace,
+)
+from jrc._tree import is_traced, named_leaves
+from jrc._validate import is_whole, whole_number
+from jrc.remat._chunks.run_in_chunks import program_in_chunks
+
+Axes = Any
+
+
+@public("jrc.chunked")
+def chunked(
+    fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0, *, chunks: int
+) -> Callable[..., Any]:
+    """Return the function run in chunks along an axis whose slices it computes independently.
+
+    The function is written for whole arrays, as it is: a mean stays a mean over everything. Its
+    program is cut where it reads slices, into a loop over `chunks` slices of equal size: what the
+    slices make is joined, what they add up to (a loss, the gradient of a weight) is summed, in
+    float32 at least. What does not depend on the slices runs once, before the loop; what reads sums
+    runs once, after it.
+
+    Where all that comes out of the loop is scalars, such as a loss, each chunk computes its value
+    and its gradient in one pass of the loop, so that nothing runs again and nothing of a chunk is
+    saved. Elsewhere a chunk is recomputed in the backward pass. Forward mode, reverse mode and
+    higher derivatives work, and so does `jax.vmap`.
+
+    Random bits are drawn for the whole array, so that they are those of the function itself.
+
+    Args:
+        fn: A pure JAX-traceable function of pytrees. What it closes over is read whole.
+        in_axes: The axis of each argument along which it is cut, as in `jax.vmap`: a whole number
+            for all, `None` for an argument that every chunk reads whole, or a tuple, list or dict
+            of these that begins the tree of arguments. Keyword arguments are read whole. Slices of
+            several arguments belong together by their share: the first of 4 chunks reads the first
+            quarter of each.
+        out_axes: The axis of each result along which chunks are joined, as in `jax.vmap`; `None`
+            for a sum. A scalar that is a sum may have any.
+        chunks: How many chunks; a divisor of the length of each axis that is cut.
+
+    Returns:
+        A function of the same arguments with the same results.
+
+    Raises:
+        TypeError: If `fn` is not callable, an axis or `chunks` no whole number.
+        ValueError: If the axis is not independent: the error names the equation that needs more
+            than its slice, with its line. If `chunks` does not divide it, or a result has the axis
+            elsewhere than `out_axes` says.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss(w, tokens, labels):  # the logits of all tokens are never in memory
+        ...     logits = jax.nn.log_softmax(tokens @ w)
+        ...     return -jnp.mean(jnp.take_along_axis(logits, labels[:, None], axis=1))
+        >>> w, tokens, labels = jnp.ones((4, 50)), jnp.ones((32, 4)), jnp.zeros(32, int)
+        >>> lean = jrc.chunked(loss, in_axes=(None, 0, 0), chunks=8)
+        >>> bool(jnp.allclose(jax.grad(lean)(w, tokens, labels), jax.grad(loss)(w, tokens, labels)))
+        True
+
+    Source: independent axes are those of JAX's batching rules; the loss in one pass is that of
+    Hsu et al., "Liger Kernel", arXiv 2410.10989 (its fused linear cross-entropy), here of any sum.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}. Pass the function itself.")
+    count = whole_number(chunks, "chunks", least=1)
+    _check_axes(in_axes, "in_axes")
+    _check_axes(out_axes, "out_axes")
+
+    @named_like(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with public("jrc.chunked"):
+            traced = trace(fn, args, kwargs, lambda _: True)
+            slices = _slices(fn, traced, args, in_axes)
+            if slices.parts % count:
+                raise ValueError(_wrong_count(slices.parts, count))
+            _check_results(traced, slices, out_axes)
+            return traced.run(program_in_chunks(slices, count))
+
+    return run
+
+
+def _slices(fn: Callable[..., Any], traced: Traced, args: tuple[Any, ...], in_axes: Axes) -> Slices:
+    program = traced.program
+    axes = _axes_of_arrays(args, tuple(in_axes) if isinstance(in_axes, list) else in_axes)
+    inputs = program.jaxpr.invars[traced.closed :][: len(axes)]
+    cut = {}
+    for v, (name, axis) in zip(inputs, axes, strict=True):
+        if axis is not None:
+            cut[v] = _axis(axis, v, f"in_axes of {name}")
+    if not cut:
+        raise ValueError(
+            f"in_axes must name an axis of at least one array of `{name_of(fn)}`, got {in_axes!r}. "
+            "Write the axis along which its results are independent, such as 0."
+        )
+    try:
+        return sliced(program, cut, independent_axes)
+    except Dependent as error:
+        raise ValueError(_dependent(fn, error)) from None
+
+
+def _axes_of_arrays(args: tuple[Any, ...], in_axes: Axes) -> list[tuple[str, Any]]:
+    """The name and the axis of each array among the arguments."""
+    try:
+        full = jax.tree.broadcast(in_axes, args, is_leaf=lambda x: x is None)
+    except ValueError as error:
+        raise ValueError(
+            f"in_axes must begin the tree of the arguments, got {in_axes!r}. Write one axis for "
+            f"all of them, or one for each, `None` where nothing is cut ({error})."
+        ) from None
+    leaves = named_leaves(args)
+    axes = jax.tree.leaves(full, is_leaf=lambda x: x is None)
+    return [(name, axis) for (name, leaf), axis in zip(leaves, axes, strict=True)
+            if is_traced(leaf)]  # fmt: skip
+
+
+def _check_results(traced: Traced, slices: Slices, out_axes: Axes) -> None:
+    """Raise unless each result that is joined has the axis where `out_axes` says."""
+    outvars = traced.program.jaxpr.outvars
+    tree = traced.result.fill(range(len(outvars)))
+    axes = jax.tree.leaves(
+        jax.tree.broadcast(out_axes, tree, is_leaf=lambda x: x is None),
+        is_leaf=lambda x: x is None,
+    )
+    for (name, i), axis in zip(named_leaves(tree), axes, strict=True):
+        x = outvars[i] if is_whole(i) else None
+        if x is None or not is_variable(x):
+            continue
+        found = slices.axes.get(x)
+        wanted = None if axis is None or found is None else _axis(axis, x, "out_axes")
+        is_summed = found is None and shape_of(x) and axis is not None and x in slices.late
+        if found != wanted or is_summed:
+            where = "is a sum over it" if found is None else f"has it at {found}"
+            raise ValueError(
+                f"out_axes must say where a result has the axis, got {axis} for result "
+                f"{name or '0'}, which {where}. Write out_axes={found}."
+            )
+
+
+def _axis(axis: int, v: Any, what: str) -> int:
+    rank = v.aval.ndim
+    if not -rank <= axis < rank:
+        raise ValueError(
+            f"{what} must be an axis of {v.aval.str_short()}, got {axis}. "
+            f"Write a number from 0 to {rank - 1}, or None."
+        )
+    return axis % rank
+
+
+def _check_axes(axes: Axes, name: str) -> None:
+    for axis in jax.tree.leaves(axes):
+        if not is_whole(axis):
+            raise TypeError(
+                f"{name} must hold whole numbers and None, got {axis!r}. Write {name}=0."
+            )
+
+
+def _wrong_count(parts: int, chunks: int) -> str:
+    divisors = [str(n) for n in range(1, parts + 1) if parts % n == 0]
+    if len(divisors) > 12:
+        divisors = [*divisors[:6], "...", *divisors[-5:]]
+    return (
+        f"chunks must divide the axis, which has {parts} independent parts, got {chunks}. "
+        f"Take one of {', '.join(divisors)}."
+    )
+
+
+def _dependent(fn: Callable[..., Any], error: Dependent) -> str:
+    return (
+        f"in_axes must name an axis along which `{name_of(fn)}` computes each slice by itself, got "
+        f"one where {label(error.eqn)} ({place(error.eqn)}) {error.reason}. Cut another axis, or "
+        "take that operator out of the function."
+    )

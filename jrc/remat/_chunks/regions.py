@@ -1,0 +1,275 @@
+"""Regions of a program that are worth running in chunks: narrow, then wide, then narrow again.
+
+A region is grown around a wide value, along an axis that is independent: what makes a wide input of
+it and what reads a wide result of it joins it, until only narrow values enter and leave. A region
+after which nothing but a sum over the axis follows, such as a loss, takes that sum in.
+
+>>> import jax, jax.numpy as jnp
+>>> from jrc._jaxpr import inline_all
+>>> loss = lambda w, x: jnp.mean(jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1))
+>>> program = Program(inline_all(jax.make_jaxpr(loss)(jnp.ones((4, 500)), jnp.ones((80, 4)))))
+>>> (region,) = wide_regions(program, narrow=20_000)
+>>> program.eqns[min(region.equations)].primitive.name, region.parts, region.is_sum
+('dot_general', 80, True)
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+
+from jax.extend.core import JaxprEqn, Var
+
+from jrc._jaxpr import (
+    INPUT,
+    Dependent,
+    IndependentAxis,
+    MadeInside,
+    Program,
+    Slices,
+    equation_flops,
+    facts_of,
+    has_effects,
+    independent_axes,
+    is_variable,
+    nbytes,
+    shape_of,
+    sliced,
+)
+from jrc._tree import is_floating
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Region:
+    """Equations that run in chunks.
+
+    Attributes:
+        slices: What runs on slices.
+        equations: The equations, in program order.
+        inputs: What enters in slices, with the axis.
+        results: Values that are read outside: those that are joined, and sums.
+        wide: The widest value inside.
+        bytes: Bytes of the widest moment inside, of all slices together.
+        edge: Bytes of what enters in slices and leaves, and of what sums over chunks need.
+    """
+
+    slices: Slices
+    equations: tuple[int, ...]
+    inputs: Mapping[Var, int]
+    results: tuple[Var, ...]
+    wide: Var
+    bytes: int
+    edge: int
+
+    @property
+    def parts(self) -> int:
+        """Into how many slices it may be cut; or into a divisor of that."""
+        return self.slices.parts
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether all that leaves it is a scalar."""
+        return not any(map(shape_of, self.results))
+
+
+def wide_regions(program: Program, narrow: int) -> list[Region]:
+    """Return regions that share no equation, around every value that is wider than `narrow` bytes.
+
+    Args:
+        program: The program, without `jit` calls.
+        narrow: Bytes of the widest value that may enter or leave a region.
+    """
+    found: list[Region] = []
+    live = program.live()
+    wide = [
+        (nbytes(v.aval), -p, v)
+        for p, eqn in enumerate(program.eqns)
+        if live[p]
+        for v in eqn.outvars
+        if nbytes(v.aval) > narrow
+    ]
+    taken: set[int] = set()
+    for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
+        if -p not in taken:
+            region = _best_region(program, v, narrow, taken)
+            if region is not None:
+                found.append(region)
+                taken.update(region.equations)
+    return sorted(found, key=lambda region: region.equations)
+
+
+def _best_region(program: Program, v: Var, narrow: int, taken: set[int]) -> Region | None:
+    """The region around a value along the axis that leaves the fewest bytes."""
+    regions = []
+    for axis, length in enumerate(shape_of(v)):
+        if length > 1:
+            try:
+                growth = _Growth(program, v, axis, narrow, taken)
+                regions.append(growth.region())
+            except _NoRegion:
+                continue
+    return min(regions, key=lambda each: each.edge + each.bytes / each.parts, default=None)
+
+
+class _NoRegion(Exception):
+    """A wide value enters or leaves, and its equation cannot join."""
+
+
+class _Growth:
+    def __init__(self, program: Program, v: Var, axis: int, narrow: int, taken: set[int]) -> None:
+        self.program, self.narrow, self.taken, self.wide = program, narrow, taken, v
+        self.axes: dict[Var, int] = {v: axis}
+        self.inside: dict[int, IndependentAxis] = {}
+        self.live = program.live()
+        self.made_inside = MadeInside(program, independent_axes)
+        self._include(program.producer[v])
+        while self._grow():
+            pass
+        before = dict(self.axes), dict(self.inside)
+        if not self._grow_to_sum():
+            self.axes, self.inside = before
+
+    def region(self) -> Region:
+        """Return the region.
+
+        Raises:
+            _NoRegion: If slices of it depend on each other after all.
+        """
+        inputs = {
+            v: axis
+            for v, axis in self.axes.items()
+            if not self._is_made(v) and self.made_inside.axis(v, axis) is None
+        }
+        try:
+            slices = sliced(self.program, inputs, independent_axes, sorted(self.inside))
+        except Dependent as error:
+            raise _NoRegion from error
+        results = tuple(self._leaving())
+        if slices.after or slices.parts < 2 or any(v not in slices.made for v in results):
+            raise _NoRegion
+        equations = tuple(sorted(self.inside))
+        return Region(
+            slices, equations, inputs, results, self.wide, self._width(), self._edge(slices)
+        )
+
+    def _grow(self) -> bool:
+        """Let one more equation join, if one must."""
+        p = next(self._missing(), None)
+        if p is None:
+            return False
+        self._include(p)
+        return True
+
+    def _missing(self) -> Iterator[int]:
+        """Equations outside that make wide inputs, read wide results, or stand between."""
+        for v, axis in self.axes.items():
+            if not self._is_made(v) and self._is_wide_input(v, axis):
+                yield self.program.producer[v]
+        for v in self._leaving():
+            if nbytes(v.aval) > self.narrow:
+                yield from (c for c in self.program.consumers[v] if c not in self.inside)
+        yield from self._between()
+
+    def _is_wide_input(self, v: Var, axis: int) -> bool:
+        is_given = self.program.producer[v] == INPUT
+        return not is_given and self.made_inside.bytes(v, axis) > self.narrow
+
+    def _between(self) -> Iterator[int]:
+        """Equations outside that read what the region makes, and make what it reads."""
+        last = max(self.inside)
+        late: set[Var] = set()
+        for p in range(min(self.inside), last + 1):
+            eqn = self.program.eqns[p]
+            reads = self.program.reads(p)
+            if p in self.inside:
+                yield from (self.program.producer[v] for v in reads if v in late)
+            elif self.live[p] and any(v in late or self._is_made(v) for v in reads):
+                late.update(eqn.outvars)
+
+    def _leaving(self) -> list[Var]:
+        """The values that the region makes and others read."""
+        program = self.program
+        return [
+            v
+            for p in sorted(self.inside)
+            for v in program.eqns[p].outvars
+            if any(c not in self.inside for c in program.consumers.get(v, ()))
+        ]
+
+    def _is_made(self, v: Var) -> bool:
+        return self.program.producer[v] in self.inside
+
+    def _include(self, p: int) -> None:
+        """Let an equation join, along the axis that its operands and results have inside."""
+        if p >= len(self.program.eqns) or p in self.taken or p == INPUT:
+            raise _NoRegion
+        eqn = self.program.eqns[p]
+        if has_effects(eqn) or facts_of(eqn).is_collective:
+            raise _NoRegion
+        fitting = [x for x in independent_axes(eqn) if self._fits(eqn, x)]
+        if not fitting:
+            raise _NoRegion
+        axis = fitting[0]
+        self.inside[p] = axis
+        for x, at in zip(eqn.invars, axis.operands, strict=True):
+            if at is not None and is_variable(x):
+                self.axes.setdefault(x, at)
+        if not axis.is_summed:
+            for v, at in zip(eqn.outvars, axis.results, strict=True):
+                if at is not None:
+                    self.axes[v] = at
+
+    def _fits(self, eqn: JaxprEqn, axis: IndependentAxis) -> bool:
+        operands = zip(eqn.invars, axis.operands, strict=True)
+        results = zip(eqn.outvars, axis.results, strict=True)
+        known = [(x, at) for x, at in (*operands, *results) if is_variable(x) and x in self.axes]
+        return bool(known) and all(self.axes[x] == at for x, at in known)
+
+    def _grow_to_sum(self) -> bool:
+        """Whether all that follows, up to sums over the axis, joined; without further products."""
+        try:
+            while True:
+                leaving = [v for v in self._leaving() if shape_of(v)]
+                if not leaving:
+                    return not any(map(shape_of, self._leaving()))
+                for v in leaving:
+                    for c in self.program.consumers[v]:
+                        if c not in self.inside:
+                            if c < len(self.program.eqns) and self._is_product(c):
+                                return False
+                            self._include(c)
+                while self._grow():
+                    pass
+        except _NoRegion:
+            return False
+
+    def _is_product(self, p: int) -> bool:
+        eqn = self.program.eqns[p]
+        return facts_of(eqn).is_contraction and equation_flops(eqn) > 0
+
+    def _width(self) -> int:
+        """Bytes that are live at once inside, the most; of results only those of a forward pass."""
+        live = 0
+        most = 0
+        last: dict[Var, int] = {}
+        for p in sorted(self.inside):
+            for v in self.program.reads(p):
+                if self._is_made(v):
+                    last[v] = p
+        for p in sorted(self.inside):
+            live += sum(nbytes(v.aval) for v in self.program.eqns[p].outvars if v in self.axes)
+            most = max(most, live)
+            live -= sum(nbytes(v.aval) for v, at in last.items() if at == p)
+        return most
+
+    def _edge(self, slices: Slices) -> int:
+        """Bytes of what is cut and joined, twice for their cotangents, and of sums over chunks."""
+        given = sum(nbytes(v.aval) for v, _ in slices.given)
+        left = sum(nbytes(v.aval) for v in self._leaving())
+        sums = sum(4 * math.prod(shape_of(v)) for v in slices.whole if is_floating(v.aval))
+        return 2 * (given + left) + sums
+
+
+def chunk_count(parts: int, least: float) -> int:
+    """Return the smallest divisor of `parts` that is at least this; the largest if none is."""
+    divisors = [n for n in range(1, parts + 1) if parts % n == 0]
+    return next((n for n in divisors if n >= least), parts)

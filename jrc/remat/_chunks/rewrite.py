@@ -1,0 +1,248 @@
+"""A program in which some regions run in chunks, in loops too.
+
+>>> import jax, jax.numpy as jnp
+>>> from jrc._jaxpr import inline_all
+>>> loss = lambda w, x: jnp.mean(jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1))
+>>> program = Program(inline_all(jax.make_jaxpr(loss)(jnp.ones((4, 500)), jnp.ones((80, 4)))))
+>>> (chunked,) = chunks_within(program, room=40_000)
+>>> chunked.chunks, chunked.shape
+(10, (80, 500))
+>>> run = in_chunks(program, [chunked])
+>>> bool(jnp.allclose(run(jnp.ones((4, 500)), jnp.ones((80, 4)))[0], 1 + jnp.log(500.0), 2))
+True
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr
+
+from jrc._jaxpr import (
+    INPUT,
+    Dependent,
+    Program,
+    evaluate,
+    independent_axes,
+    inline_marked,
+    inner_program,
+    label,
+    nbytes,
+    primitive_name,
+    shape_of,
+    sliced,
+    with_inner_program,
+)
+from jrc._text import Grid, memory_text
+from jrc.remat._chunks.regions import Region, chunk_count, wide_regions
+from jrc.remat._chunks.run_in_chunks import run_in_chunks
+
+Inline = Callable[[Jaxpr], Program]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """A region of a program that runs in chunks.
+
+    Attributes:
+        path: The loops around it, each as the position of its equation.
+        equations: The equations of the region, by position.
+        cut: The values that enter in slices: the number of the equation from 1 on (0 is the
+            program's inputs), which of its results, and the axis.
+        chunks: How many chunks.
+        shape: The shape of its widest value.
+        dtype: Its type.
+        name: What makes it, as a label.
+        bytes: Its bytes.
+    """
+
+    path: tuple[int, ...]
+    equations: tuple[int, ...]
+    cut: tuple[tuple[int, int, int], ...]
+    chunks: int
+    shape: tuple[int, ...]
+    dtype: str
+    name: str
+    bytes: int
+
+
+def chunks_from_data(data: dict[str, Any]) -> Chunks:
+    """Return a region from plain data, as `dataclasses.asdict` makes it and JSON stores it."""
+    return Chunks(
+        tuple(data["path"]),
+        tuple(data["equations"]),
+        tuple((p, i, axis) for p, i, axis in data["cut"]),
+        data["chunks"],
+        tuple(data["shape"]),
+        data["dtype"],
+        data["name"],
+        data["bytes"],
+    )
+
+
+def chunks_table(chunks: Sequence[Chunks]) -> Grid:
+    """Return a table of regions in chunks, with the widest value of each."""
+    rows = [
+        (each.name, memory_text(each.bytes), str(each.chunks), "in a loop" if each.path else "")
+        for each in chunks
+    ]
+    return Grid(("in chunks", "whole", "chunks", ""), rows)
+
+
+def chunks_within(program: Program, room: int, inline: Inline | None = None) -> list[Chunks]:
+    """Return regions around all values wider than some bytes, in as many chunks as fit there.
+
+    Args:
+        program: The program, without `jit` calls.
+        room: Bytes of the widest moment inside of a chunk, about.
+        inline: From the body of a loop to its program; by default it is inlined.
+    """
+    return list(_chunks_within(program, room, inline or _inlined, ()))
+
+
+def _chunks_within(
+    program: Program, room: int, inline: Inline, path: tuple[int, ...]
+) -> Iterator[Chunks]:
+    for region in wide_regions(program, room):
+        count = chunk_count(region.parts, region.bytes / room)
+        if count > 1:
+            yield _chunks(program, region, count, path)
+    for p, eqn in enumerate(program.eqns):
+        if primitive_name(eqn) == "scan":
+            yield from _chunks_within(inline(inner_program(eqn)), room, inline, (*path, p))
+
+
+def _chunks(program: Program, region: Region, count: int, path: tuple[int, ...]) -> Chunks:
+    wide: Any = region.wide
+    return Chunks(
+        path,
+        region.equations,
+        tuple((*_place(program, v), axis) for v, axis in region.inputs.items()),
+        count,
+        shape_of(wide),
+        str(wide.aval.dtype),
+        label(program.eqns[program.producer[wide]]),
+        nbytes(wide.aval),
+    )
+
+
+def in_chunks(
+    program: Program, choices: Sequence[Chunks], inline: Inline | None = None
+) -> Callable[..., list[Any]]:
+    """Return the program as a function of its inputs, with regions in chunks.
+
+    Args:
+        program: The program.
+        choices: The regions.
+        inline: As for `chunks_within`.
+
+    Raises:
+        ValueError: If the program has no such regions.
+    """
+    inline = inline or _inlined
+    here = [each for each in choices if not each.path]
+    loops: dict[int, list[Chunks]] = {}
+    for each in choices:
+        if each.path:
+            inner = dataclasses.replace(each, path=each.path[1:])
+            loops.setdefault(each.path[0], []).append(inner)
+    program = Program(_with_loops(program, loops, inline))
+    regions = [_region(program, each) for each in here]
+    order = _order(program, [set(each.equations) for each in here])
+
+    def run(*inputs: Any) -> list[Any]:
+        values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
+        values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
+        for part in order:
+            if isinstance(part, int):
+                slices, results = regions[part]
+                made = run_in_chunks(slices, here[part].chunks, values, results, recompute=False)
+                values |= dict(zip(results, made, strict=True))
+            else:
+                cut = program.cut(part, [v for p in part for v in program.eqns[p].outvars])
+                found = evaluate(cut)(*(values[v] for v in cut.invars))
+                values |= dict(zip(cut.outvars, found, strict=True))
+        return program.results(values)
+
+    return run
+
+
+def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline: Inline) -> Jaxpr:
+    """The program in which the bodies of some loops have regions in chunks."""
+    eqns = list(program.eqns)
+    for p, choices in loops.items():
+        if p >= len(eqns) or primitive_name(eqns[p]) != "scan":
+            raise ValueError(f"equation {p} is no loop")
+        body = inline(inner_program(eqns[p]))
+        avals: list[Any] = [v.aval for v in body.jaxpr.invars]
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
+        new = jax.make_jaxpr(in_chunks(body, choices, inline))(*shapes)
+        eqns[p] = with_inner_program(eqns[p], new)
+    return program.jaxpr.replace(eqns=eqns)
+
+
+def _region(program: Program, choice: Chunks) -> tuple[Any, list[Any]]:
+    """What of a region runs on slices, and what leaves it."""
+    try:
+        cut = {_variable(program, p, i): axis for p, i, axis in choice.cut}
+        slices = sliced(program, cut, independent_axes, choice.equations)
+    except (IndexError, Dependent) as error:
+        raise ValueError(f"the region of equations {choice.equations[:1]} is another") from error
+    inside = set(choice.equations)
+    results = [
+        v
+        for p in choice.equations
+        for v in program.eqns[p].outvars
+        if any(c not in inside for c in program.consumers.get(v, ()))
+    ]
+    if slices.parts % choice.chunks or any(v not in slices.made for v in results):
+        raise ValueError(f"the region of equations {choice.equations[:1]} is another")
+    return slices, results
+
+
+def _order(program: Program, regions: Sequence[set[int]]) -> list[int | list[int]]:
+    """The order of regions, by number, and of runs of equations between them.
+
+    Equations run as late as the region that they are needed for, and after those that they need.
+    """
+    owner = {p: n for n, inside in enumerate(regions) for p in inside}
+    done: set[Any] = set()
+    found: list[int | list[int]] = []
+
+    def emit(p: int) -> None:
+        node: Any = ("region", owner[p]) if p in owner else p
+        if node in done:
+            return
+        done.add(node)
+        own = sorted(regions[owner[p]]) if p in owner else [p]
+        for q in own:
+            for v in program.reads(q):
+                maker = program.producer[v]
+                if maker != INPUT and maker not in own:
+                    emit(maker)
+        if p in owner:
+            found.append(owner[p])
+        elif found and isinstance(found[-1], list):
+            found[-1].append(p)
+        else:
+            found.append([p])
+
+    for p, is_live in enumerate(program.live()):
+        if is_live:
+            emit(p)
+    return found
+
+
+def _place(program: Program, v: Any) -> tuple[int, int]:
+    p = program.producer[v]
+    made = program.jaxpr.invars if p == INPUT else program.eqns[p].outvars
+    return p + 1, list(made).index(v)
+
+
+def _variable(program: Program, p: int, i: int) -> Any:
+    return (program.jaxpr.invars if p == 0 else program.eqns[p - 1].outvars)[i]
+
+
+def _inlined(jaxpr: Jaxpr) -> Program:
+    return Program(inline_marked(jaxpr, lambda _: True))

@@ -1,0 +1,138 @@
+"""Running what a program computes slice by slice as a loop over chunks.
+
+Where all results are sums, the loop computes the gradient of a chunk beside its value, so that
+nothing runs again in the backward pass. Elsewhere each chunk is recomputed in the backward pass.
+Sums over chunks, those of gradients too, have at least the precision of float32.
+
+>>> import jax, jax.numpy as jnp
+>>> from jrc._jaxpr import Program, independent_axes, sliced
+>>> loss = lambda x, w: jnp.mean(jnp.tanh(x @ w))
+>>> x, w = jnp.ones((8, 3)), jnp.ones((3, 4))
+>>> program = Program(jax.make_jaxpr(loss)(x, w))
+>>> slices = sliced(program, {program.jaxpr.invars[0]: 0}, independent_axes)
+>>> (mean,) = program_in_chunks(slices, 4)(x, w)
+>>> bool(jnp.allclose(mean, loss(x, w)))
+True
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrc._jaxpr import INPUT, Slices, counted, evaluate, is_variable, shape_of, slice_program
+from jrc._tree import is_floating
+from jrc.remat._chunks.sum_and_gradient import Inputs, raised, sum_and_gradient
+
+
+def program_in_chunks(
+    slices: Slices, chunks: int, recompute: bool = True
+) -> Callable[..., list[Any]]:
+    """Return the program as a function of its inputs that runs slices in a loop over chunks.
+
+    Args:
+        slices: What of the program runs on slices.
+        chunks: How many slices; a divisor of `slices.parts`.
+        recompute: As for `run_in_chunks`.
+    """
+    program = slices.program
+    after = program.cut(slices.after, [v for p in slices.after for v in program.eqns[p].outvars])
+    wanted = [v for v in (*after.invars, *program.jaxpr.outvars) if is_variable(v)]
+    looped = [v for v in dict.fromkeys(wanted) if v in slices.made]
+    late = {*looped, *after.outvars}
+    whole = [v for v in (*wanted, *slices.whole, *(v for v, _ in slices.given)) if v not in late]
+    live = program.live(whole)
+    before = program.cut(
+        [p for p in range(len(live)) if live[p] and p not in slices.run],
+        [v for v in dict.fromkeys(whole) if program.producer[v] != INPUT],
+    )
+
+    def run(*inputs: Any) -> list[Any]:
+        values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
+        values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
+        _run(before, values)
+        made = run_in_chunks(slices, chunks, values, looped, recompute) if looped else []
+        values |= dict(zip(looped, made, strict=True))
+        _run(after, values)
+        return program.results(values)
+
+    return run
+
+
+def _run(part: Any, values: dict[Any, Any]) -> None:
+    results = evaluate(part)(*(values[v] for v in part.invars))
+    values |= dict(zip(part.outvars, results, strict=True))
+
+
+def run_in_chunks(
+    slices: Slices,
+    chunks: int,
+    values: Mapping[Any, Any],
+    results: Sequence[Any],
+    recompute: bool = True,
+) -> list[Any]:
+    """Run what is computed slice by slice, and return results of it.
+
+    Args:
+        slices: What runs on slices.
+        chunks: How many slices; a divisor of `slices.parts`.
+        values: The values of what is read whole, and of what is cut.
+        results: Values that the slices make, which are joined, and sums.
+        recompute: Whether each chunk is recomputed in the backward pass, where results are no sums.
+    """
+    sums = [v for v in results if v in slices.sums]
+    joined = [v for v in results if v not in slices.sums]
+    one = evaluate(slice_program(slices, chunks, [*sums, *joined]))
+    inputs = Inputs(
+        [values[v] for v in slices.whole],
+        [cut(values[v], axis, chunks) for v, axis in slices.given]
+        + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in counted(slices)],
+    )
+    if joined or any(shape_of(v) for v in sums if is_floating(v.aval)):
+        totals, stacked = _loop(one, inputs, sums, recompute)
+    else:
+        totals, stacked = sum_and_gradient(one, inputs, [v.aval for v in sums]), []
+    found = dict(zip(sums, totals, strict=True))
+    for v, x in zip(joined, stacked, strict=True):
+        found[v] = join(x, slices.axes[v])
+    return [found[v] for v in results]
+
+
+def cut(x: jax.Array, axis: int, chunks: int) -> jax.Array:
+    """Return the slices of an array along an axis, stacked in front."""
+    shape = (*x.shape[:axis], chunks, x.shape[axis] // chunks, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+def join(x: jax.Array, axis: int) -> jax.Array:
+    """Return the array that stacked slices along an axis are cut from."""
+    shape = x.shape[1:]
+    whole = (*shape[:axis], x.shape[0] * shape[axis], *shape[axis + 1 :])
+    return jnp.moveaxis(x, 0, axis).reshape(whole)
+
+
+def _loop(
+    one: Any, inputs: Inputs, sums: Sequence[Any], recompute: bool
+) -> tuple[list[Any], list[Any]]:
+    dtypes = [x.dtype for x in inputs.whole]
+
+    def body(totals: list[Any], whole: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
+        as_given = [x.astype(dtype) if x.dtype != dtype else x
+                    for x, dtype in zip(whole, dtypes, strict=True)]  # fmt: skip
+        made = one(*as_given, *parts)
+        more = [
+            total + x.astype(total.dtype)
+            for total, x in zip(totals, made[: len(sums)], strict=True)
+        ]
+        return more, made[len(sums) :]
+
+    if recompute:
+        body = jax.checkpoint(body, prevent_cse=False)
+    # The gradients of whole values are summed over chunks in the type that they have outside.
+    whole = [x.astype(raised(x.dtype)) for x in inputs.whole]
+    zeros = [jnp.zeros(v.aval.shape, raised(v.aval.dtype)) for v in sums]
+    totals, stacked = jax.lax.scan(
+        lambda totals, parts: body(totals, whole, parts), zeros, inputs.parts
+    )
+    return [x.astype(v.aval.dtype) for x, v in zip(totals, sums, strict=True)], stacked

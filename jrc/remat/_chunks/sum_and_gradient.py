@@ -1,0 +1,127 @@
+"""A sum over chunks whose derivative is computed in the same loop.
+
+The gradient of a chunk is computed beside its value, added to those before (whole inputs) or
+stacked (inputs in slices), and multiplied by the tangents after the loop: nothing of a chunk
+outlives it, and nothing runs again. It is a `custom_jvp` function, so that forward mode, reverse
+mode and higher derivatives work.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
+
+from jrc._tree import is_floating, sum_dtype
+
+
+class Inputs(NamedTuple):
+    """What chunks read.
+
+    Attributes:
+        whole: What each chunk reads whole.
+        parts: What is cut: the slices of all chunks, stacked in front.
+    """
+
+    whole: list[Any]
+    parts: list[Any]
+
+
+def raised(dtype: Any) -> Any:
+    """Return the type in which entries of a type are summed over chunks: float32 at least."""
+    return sum_dtype(dtype) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def sum_and_gradient(
+    one: Callable[..., Sequence[Any]], inputs: Inputs, avals: Sequence[Any]
+) -> list[Any]:
+    """Return sums over chunks, scalars where they are floating.
+
+    Args:
+        one: From whole inputs and one slice of the others to what the chunk adds to each sum.
+        inputs: The inputs of all chunks.
+        avals: The types of the sums.
+    """
+
+    def lowered(totals: Sequence[Any]) -> list[Any]:
+        return [x.astype(aval.dtype) for x, aval in zip(totals, avals, strict=True)]
+
+    @jax.custom_jvp
+    def total(inputs: Inputs) -> list[Any]:
+        def body(totals: list[Any], parts: list[Any]) -> tuple[list[Any], None]:
+            made = one(*inputs.whole, *parts)
+            return _added(totals, made), None
+
+        return lowered(jax.lax.scan(body, _zeros(avals), inputs.parts)[0])
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        (inputs,), (given,) = primals, tangents
+        totals, gradients = _sums_and_gradients(one, inputs, given, avals)
+        sums = lowered(totals)
+        slopes = [_slope(each, given) for each in gradients]
+        slopes = iter(slopes)
+        out = [next(slopes).astype(x.dtype) if is_floating(x) else zero_from_primal(x, True)
+               for x in sums]  # fmt: skip
+        return sums, out
+
+    total.defjvp(rule, symbolic_zeros=True)
+    return total(inputs)
+
+
+def _sums_and_gradients(
+    one: Callable[..., Sequence[Any]], inputs: Inputs, given: Inputs, avals: Sequence[Any]
+) -> tuple[list[Any], list[Inputs]]:
+    """The sums, and for each floating one its gradients; `None` of what has no tangent."""
+    perturbed = Inputs(*([not isinstance(t, SymbolicZero) for t in each] for each in given))
+    floating = [i for i, aval in enumerate(avals) if is_floating(aval)]
+    chosen = _chosen(inputs.whole, perturbed.whole)
+
+    def body(state: Any, parts: list[Any]) -> Any:
+        totals, sums = state
+
+        def values(whole: list[Any], part: list[Any]) -> tuple[list[Any], Any]:
+            made = one(
+                *_filled(inputs.whole, perturbed.whole, whole),
+                *_filled(parts, perturbed.parts, part),
+            )
+            return [made[i] for i in floating], made
+
+        _, pull, made = jax.vjp(values, chosen, _chosen(parts, perturbed.parts), has_aux=True)
+        units = [[jnp.ones_like(made[i]) if i == k else jnp.zeros_like(made[i]) for i in floating]
+                 for k in floating]  # fmt: skip
+        pulled = [pull(each) for each in units]
+        sums = [_added(a, whole) for a, (whole, _) in zip(sums, pulled, strict=True)]
+        return (_added(totals, made), sums), [part for _, part in pulled]
+
+    start = _zeros(avals), [_zeros(chosen) for _ in floating]
+    (totals, sums), stacked = jax.lax.scan(body, start, inputs.parts)
+    return totals, [Inputs(*each) for each in zip(sums, stacked, strict=True)]
+
+
+def _slope(gradients: Inputs, tangents: Inputs) -> Any:
+    """The product of the gradients with the tangents of what is perturbed."""
+    total = jnp.zeros(())
+    for some, given in zip(gradients, tangents, strict=True):
+        moved = [t for t in given if not isinstance(t, SymbolicZero)]
+        for g, t in zip(some, moved, strict=True):
+            total = total + jnp.real(jnp.sum(g * t))
+    return total
+
+
+def _chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    return [x for x, flag in zip(values, flags, strict=True) if flag]
+
+
+def _filled(values: Sequence[Any], flags: Sequence[bool], new: Sequence[Any]) -> list[Any]:
+    """The values, with new ones in the place of those that have the flag."""
+    rest = iter(new)
+    return [next(rest) if flag else x for x, flag in zip(values, flags, strict=True)]
+
+
+def _zeros(values: Sequence[Any]) -> list[Any]:
+    return [jnp.zeros(x.shape, raised(x.dtype)) for x in values]
+
+
+def _added(totals: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    return [total + x.astype(total.dtype) for total, x in zip(totals, more, strict=True)]

@@ -1,0 +1,258 @@
+"""`jrc.chunked`: values, derivatives, bytes and errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import jrc
+from jrc._jaxpr import flops
+
+KEY = jax.random.key(0)
+W, X = jax.random.normal(KEY, (6, 50)), jax.random.normal(jax.random.key(1), (24, 6))
+LABELS = jax.random.randint(jax.random.key(2), (24,), 0, 50)
+
+
+def loss(w, x, labels):
+    logits = jax.nn.log_softmax(x @ w)
+    return -jnp.mean(jnp.take_along_axis(logits, labels[:, None], axis=1))
+
+
+def close(found, wanted, tolerance=1e-6):
+    """Equal within a part of the largest entry of each leaf."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        scale = float(jnp.max(jnp.abs(b))) if b.size else 0.0
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(scale, 1e-30))
+
+
+def temporaries(fn, *args):
+    return jax.jit(fn).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 8, 24])
+def test_a_loss_and_its_gradient(chunks):
+    lean = jrc.chunked(loss, (None, 0, 0), chunks=chunks)
+    found = jax.jit(jax.value_and_grad(lean, (0, 1)))(W, X, LABELS)
+    close(found, jax.jit(jax.value_and_grad(loss, (0, 1)))(W, X, LABELS))
+
+
+def test_forward_mode_and_second_derivatives():
+    lean = jrc.chunked(loss, (None, 0, 0), chunks=4)
+    tangent = jnp.cos(W)
+    for fn in (loss, lean):
+        along = jax.jvp(lambda w, fn=fn: fn(w, X, LABELS), (W,), (tangent,))
+        product = jax.jvp(jax.grad(lambda w, fn=fn: fn(w, X, LABELS)), (W,), (tangent,))
+        twice = jax.grad(lambda w, fn=fn: jnp.sum(jax.grad(fn)(w, X, LABELS) * tangent))(W)
+        if fn is loss:
+            wanted = along, product, twice
+    close((along, product, twice), wanted, 1e-5)
+
+
+def test_it_maps_and_lies_in_loops():
+    lean = jrc.chunked(loss, (None, 0, 0), chunks=4)
+    many = jnp.stack([W, 2 * W])
+    mapped = jax.vmap(jax.grad(lean), (0, None, None))(many, X, LABELS)
+    close(mapped, jax.vmap(jax.grad(loss), (0, None, None))(many, X, LABELS))
+
+    def steps(fn):
+        step = lambda w, _: (w - jax.grad(fn)(w, X, LABELS), None)  # noqa: E731
+        return lambda w: lax.scan(step, w, length=3)[0]
+
+    close(jax.jit(steps(lean))(W), jax.jit(steps(loss))(W), 1e-5)
+
+
+def test_nothing_of_a_chunk_is_saved_and_nothing_runs_again():
+    """Logits of all rows are four arrays of 4 MiB; the lean program has those of one chunk."""
+    w, x = jnp.ones((64, 4096)), jnp.ones((256, 64))
+    labels = jnp.zeros(256, int)
+    lean = jrc.chunked(loss, (None, 0, 0), chunks=32)
+    grad = lambda fn: jax.value_and_grad(fn, (0, 1))  # noqa: E731
+    assert temporaries(grad(lean), w, x, labels) < temporaries(grad(loss), w, x, labels) / 3
+    count = lambda fn: flops(jax.make_jaxpr(grad(fn))(w, x, labels))  # noqa: E731
+    assert count(lean) < 1.05 * count(loss)
+
+
+def test_results_that_are_joined_are_recomputed():
+    """Attention in chunks of queries: the scores of all queries are not saved."""
+
+    def attention(q, k, v):
+        return jax.nn.softmax(jnp.einsum("qhd,khd->hqk", q, k)) @ jnp.moveaxis(v, 1, 0)
+
+    q, k, v = (jax.random.normal(key, (512, 2, 8)) for key in jax.random.split(KEY, 3))
+    lean = jrc.chunked(attention, (0, None, None), 1, chunks=16)
+    close(jax.jit(lean)(q, k, v), attention(q, k, v), 1e-5)
+    grad = lambda fn: jax.grad(lambda *a: jnp.sum(jnp.sin(fn(*a))), (0, 1, 2))  # noqa: E731
+    close(jax.jit(grad(lean))(q, k, v), jax.jit(grad(attention))(q, k, v), 1e-5)
+    assert temporaries(grad(lean), q, k, v) < temporaries(grad(attention), q, k, v) / 4
+
+
+def test_a_causal_mask_is_made_in_the_chunk():
+    """Neither the mask nor the scores of all queries are in the program."""
+
+    def attention(q, k):
+        scores = q @ k.T
+        rows, columns = (lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis in (0, 1))
+        return jax.nn.softmax(jnp.where(rows >= columns, scores, -jnp.inf))
+
+    q, k = X[:16], X[8:24]
+    lean = jrc.chunked(attention, (0, None), chunks=4)
+    close(lean(q, k), attention(q, k))
+    shapes = {v.aval.shape for eqn in jax.make_jaxpr(lean)(q, k).eqns for v in eqn.outvars}
+    assert (16, 16) in shapes  # the result
+    assert "bool[16,16]" not in str(jax.make_jaxpr(lean)(q, k))
+
+
+def test_random_masks_are_those_of_the_whole():
+    def dropped(w, x, key):
+        y = jnp.tanh(x @ w)
+        return jnp.sum(jnp.where(jax.random.bernoulli(key, 0.5, y.shape), y, 0.0) ** 2)
+
+    lean = jrc.chunked(dropped, (None, 0, None), chunks=6)
+    close(jax.grad(lean)(W, X, KEY), jax.grad(dropped)(W, X, KEY))
+
+
+def test_low_precision_is_summed_in_float32():
+    """The gradient of the weight is no further from float64 than without chunks."""
+    x = jax.random.normal(KEY, (4096, 8)).astype(jnp.bfloat16)
+    w = jax.random.normal(jax.random.key(3), (8, 16)).astype(jnp.bfloat16)
+
+    def total(w, x):
+        return jnp.sum(jnp.tanh((x @ w).astype(jnp.float32)))
+
+    def joined(w, x):
+        return jnp.tanh(x @ w)
+
+    exact = jax.grad(total)(w.astype(jnp.float32), x.astype(jnp.float32))
+    error = lambda g: float(jnp.max(jnp.abs(g.astype(jnp.float32) - exact)))  # noqa: E731
+    plain = error(jax.grad(total)(w, x))
+    assert error(jax.grad(jrc.chunked(total, (None, 0), chunks=256))(w, x)) <= 1.5 * plain
+    lean = jrc.chunked(joined, (None, 0), chunks=256)
+    found = jax.grad(lambda w: jnp.sum(lean(w, x).astype(jnp.float32)))(w)
+    assert error(found) <= 1.5 * error(
+        jax.grad(lambda w: jnp.sum(joined(w, x).astype(jnp.float32)))(w)
+    )
+
+
+def test_trees_closures_and_several_results():
+    scale = jnp.float32(2.0)
+
+    def fn(params, batch, mode):
+        y = scale * batch["x"] @ params
+        assert mode == "train"
+        return {"y": y.T, "loss": jnp.sum(y**2), "count": jnp.sum(batch["mask"]), "rest": params}
+
+    batch = {"x": X, "mask": LABELS > 10}
+    lean = jrc.chunked(fn, (None, 0, None), {"y": 1, "loss": None, "count": None, "rest": None},
+                       chunks=3)  # fmt: skip
+    close(lean(W, batch, "train"), fn(W, batch, "train"))
+    value = lambda f: lambda w, s: jnp.sum(jnp.sin(f(w, batch, "train")["y"]) * s)  # noqa: E731
+    close(jax.grad(value(lean), (0, 1))(W, scale), jax.grad(value(fn), (0, 1))(W, scale), 1e-5)
+
+
+UNARY = {
+    "tanh": jnp.tanh, "relu": jax.nn.relu, "softmax": jax.nn.softmax, "t": lambda x: x.T,
+    "cumsum": lambda x: jnp.cumsum(x, 0) / 4, "rev": lambda x: x[::-1], "sort": jnp.sort,
+    "roll": lambda x: jnp.roll(x, 1, 1), "center": lambda x: x - x.mean(0, keepdims=True),
+    "norm": lambda x: x / (1 + jnp.sqrt(jnp.sum(x * x, 1, keepdims=True))),
+    "split": lambda x: x.reshape(2, 2, 4).transpose(1, 0, 2).reshape(4, 4),
+    "take": lambda x: x[jnp.array([2, 0, 1, 1])], "scatter": lambda x: x.at[:, 1].add(x[:, 0]),
+    "max": lambda x: jnp.broadcast_to(x.max(1, keepdims=True), x.shape),
+    "scan": lambda x: lax.scan(lambda c, r: (c * 0.5 + r, c), x[0], x)[1],
+    "mask": lambda x: jnp.where(jnp.tri(4, dtype=bool), x, 0.0),
+}  # fmt: skip
+BINARY = {"add": jnp.add, "mul": jnp.multiply, "dot": lambda x, y: x @ y,
+          "outer": lambda x, y: jnp.einsum("ij,kj->ik", x, y),
+          "cat": lambda x, y: jnp.concatenate([x, y], 1)[:, 2:6]}  # fmt: skip
+
+
+@st.composite
+def programs(draw):
+    ops = []
+    for i in range(draw(st.integers(1, 7))):
+        name = draw(st.sampled_from([*UNARY, *BINARY]))
+        pick = st.integers(max(0, i - 1), i + 1)
+        ops.append((name, draw(pick), draw(pick)))
+    is_sum, axis = draw(st.booleans()), draw(st.integers(0, 1))
+    return (
+        tuple(ops),
+        is_sum,
+        axis,
+        draw(st.sampled_from([(0, None), (None, 0), (0, 0), (1, None)])),
+    )
+
+
+DONE = []
+
+
+@settings(max_examples=120, deadline=None)
+@given(programs())
+def test_random_programs(program):
+    """A program is refused, or has the values and gradients of the unchunked one."""
+    ops, is_sum, axis, in_axes = program
+
+    def fn(x, y):
+        values = [x, y]
+        for name, i, j in ops:
+            one = (UNARY | BINARY)[name]
+            values.append(one(values[i]) if name in UNARY else one(values[i], values[j]))
+        last = values[-1]
+        return jnp.sum(last * last) if is_sum else last
+
+    args = X[:4, :4], W[:4, 4:8]
+    try:
+        lean = jrc.chunked(fn, in_axes, None if is_sum else axis, chunks=2)
+        found = lean(*args)
+    except ValueError as error:
+        assert "jrc.chunked: " in str(error)  # noqa: PT017
+        DONE.append(False)
+        return
+    DONE.append(True)
+    close(found, fn(*args), 1e-5)
+    value = lambda f: lambda *a: jnp.sum(jnp.sin(f(*a)))  # noqa: E731
+    close(jax.grad(value(lean), (0, 1))(*args), jax.grad(value(fn), (0, 1))(*args), 1e-4)
+
+
+def test_enough_of_the_random_programs_ran():
+    if DONE:  # unless the test above runs in another process
+        assert sum(DONE) > len(DONE) / 10
+
+
+REFUSED = {
+    "in_axes must name an axis along which `<lambda>` computes each slice by itself, got one where "
+    "cumsum": (lambda x: jnp.cumsum(x, 0), 0, 0, 4),
+    "reads a slice and a sum over all slices": (lambda x: x - x.sum(0, keepdims=True), 0, 0, 4),
+    "has a side effect": (lambda x: (jax.debug.print("{}", x), x)[1], 0, 0, 4),
+    "chunks must divide the axis, which has 24 independent parts, got 5. Take one of 1, 2, 3, 4, "
+    "6, 8, 12, 24.": (jnp.tanh, 0, 0, 5),
+    "out_axes must say where a result has the axis, got 0 for result 0, which has it at 1. Write "
+    "out_axes=1.": (jnp.transpose, 0, 0, 4),
+    "got 1 for result 0, which is a sum over it. Write out_axes=None.": (
+        lambda x: x.T @ x, 0, 1, 4),
+    "in_axes of 0 must be an axis of float32[24,6], got 2. Write a number from 0 to 1, or None.": (
+        jnp.tanh, 2, 0, 4),
+    "in_axes must begin the tree of the arguments, got (0, 0).": (jnp.tanh, (0, 0), 0, 4),
+    "in_axes must name an axis of at least one array of `tanh`, got None.": (
+        jnp.tanh, None, None, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_refused(text):
+    fn, in_axes, out_axes, chunks = REFUSED[text]
+    with pytest.raises(ValueError, match="jrc.chunked: ") as caught:
+        jrc.chunked(fn, in_axes, out_axes, chunks=chunks)(X)
+    assert text in str(caught.value)
+
+
+def test_wrong_types():
+    with pytest.raises(TypeError, match=r"fn must be callable, got int\. Pass the function"):
+        jrc.chunked(3, chunks=2)
+    with pytest.raises(TypeError, match=r"in_axes must hold whole numbers and None, got 'x'"):
+        jrc.chunked(jnp.tanh, "x", chunks=2)
+    with pytest.raises(ValueError, match=r"chunks must be a whole number >= 1, got 0"):
+        jrc.chunked(jnp.tanh, chunks=0)
