@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jrc._jaxpr import Program as Program
@@ -23,7 +24,7 @@ from jrc._jaxpr import nbytes as nbytes
 from jrc._jaxpr import primitive_name as primitive_name
 from jrc._jaxpr import walk as walk
 from jrc._targets import abstract_on as abstract_on
-from jrc._targets import target_device_context
+from jrc._targets import chip_of_device, target_device_context
 from jrc._text import memory_text as memory_text
 from jrc._text import network_text as network_text
 from jrc._text import seconds_text as seconds_text
@@ -39,11 +40,13 @@ from jrc.models._layers import layer_norm as layer_norm
 from jrc.outer_optimizers._internal import overlap_of as overlap_of
 from jrc.remat import checked_budget as checked_budget
 from jrc.remat import memory_needed as memory_needed
+from jrc.remat import plan_for_each as plan_for_each
 from jrc.remat._compiled.collectives import Collective, collectives
 from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._gradient.activity import active_variables
-from jrc.remat._gradient.compiled_memory import Memory, compiled_with_memory
+from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._gradient.compiled_memory import bytes_on_device as bytes_on_device
+from jrc.remat._gradient.compiled_memory import compiled_with_memory as compiled_with_memory
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
 from jrc.remat._planner.plan.decision import AsWritten, LeftToJax, Stages
@@ -55,8 +58,10 @@ from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Option, made
 from jrc.remat._planner.solver.solver import solve
+from jrc.remat._time.executed import sum_over_executed
+from jrc.remat._time.kernel import kernel_of
 from jrc.remat._time.measured import in_turns as in_turns
 from jrc.remat._time.seconds import known_device, seconds_on
 
@@ -85,7 +90,7 @@ def predicted_peak(
 
 
 class PlanSearch:
-    """`jrc.plan` for many budgets: one trace, and one compilation for each candidate."""
+    """Plans of the fewest FLOPs for many budgets: one trace, each candidate compiled once."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, compilations: int
@@ -176,7 +181,7 @@ class KnownPeaks:
         self.options = [
             Option(
                 row["predicted"] - self.own, 0, row["cost"],
-                Stages((LeftToJax((i,)),)), row["name"], family=row["family"],
+                made(Stages((LeftToJax((i,)),))), row["name"], family=row["family"],
             )
             for i, row in enumerate(rows)
         ]  # fmt: skip
@@ -197,12 +202,27 @@ class KnownPeaks:
         return CompiledCost(0, 0, self._rows[option]["compiled"], 0)
 
 
-def stated_seconds(compiled: Any) -> float:
-    """Return the seconds that jrc states for a program that is compiled for this machine's CPU."""
-    device = known_device("cpu", None)
-    assert device is not None
-    temporaries = memory_of(compiled).temporaries
-    return seconds_on(parse_hlo(compiled.as_text()), device, temporaries).value
+def program_figures(compiled: Any, target: Any = None) -> dict[str, Any]:
+    """Return the seconds that jrc states for a compiled program, and the kernels that it runs.
+
+    Args:
+        compiled: The program.
+        target: What it is compiled for; by default this machine's first device.
+
+    Returns:
+        `stated`, `None` where the device's rates are not known, and `kernels`, those of a loop as
+        often as it iterates.
+    """
+    module, here = parse_hlo(compiled.as_text()), jax.local_devices()[0]
+    platform, chip = (
+        (target.platform, target.chip) if target else (here.platform, chip_of_device(here))
+    )
+    device = known_device(platform, chip)
+    time = device and seconds_on(module, device, memory_of(compiled).temporaries)
+    kernels = sum_over_executed(
+        module, lambda around, each: float(kernel_of(module, around, each) is not None)
+    )
+    return {"stated": time and time.value, "kernels": round(kernels)}
 
 
 def plan_from_table(

@@ -31,7 +31,8 @@ def summary(report: Report) -> list[Table]:
 
 def _summary(report: Report, models: list[Figures]) -> Table:
     title = (
-        f"`jrc.plan` ({report['device']}, jax {report['jax']}): peak of the baseline and the "
+        f'`jrc.plan` with `minimize="flops"` ({report["device"]}, jax {report["jax"]}): peak of '
+        "the baseline and the "
         "least reachable one, MiB; FLOPs, as a ratio, at the least peak, with half and with a "
         "quarter of the temporaries; budgets exceeded; ways by hand that a plan within their peak "
         "equals (to a millionth) or beats in FLOPs; compilations at most; tracing and solving "

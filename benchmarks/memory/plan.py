@@ -7,7 +7,7 @@
 For each model: the baseline, five ways by hand, and plans at twenty budgets between the least
 peak and that of the baseline. Each plan's gradient program is compiled here once more, and
 XLA's bytes decide. Then a plan at the peak of each way by hand, at half and a quarter of the
-temporaries.
+temporaries. Plans are those of the fewest FLOPs (`minimize="flops"`), which are exact.
 
 Nothing is run, except with `--toy` (gradients are compared) and `--rss` (the two largest models
 run in processes of their own). `--seconds` measures the time of planning again, for an idle

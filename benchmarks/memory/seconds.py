@@ -26,7 +26,7 @@ from benchmarks._lib import platform
 from benchmarks._lib.command import Benchmark, Run, names_of
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table
-from benchmarks._private import in_turns, memory_of, stated_seconds
+from benchmarks._private import in_turns, memory_of, program_figures
 from benchmarks.memory.zoo import ways
 from tests.zoo.catalogue import NAMES, make, missing
 from tests.zoo.program import Program, gradient
@@ -67,8 +67,7 @@ def one(program: Program, rounds: int) -> dict[str, Any]:
     for name, loss in losses.items():
         run, arrays = gradient(program, loss)
         compiled = jax.jit(run).lower(*arrays).compile()
-        found[name]["peak"] = memory_of(compiled).peak
-        found[name]["stated"] = stated_seconds(compiled)
+        found[name] |= {"peak": memory_of(compiled).peak} | program_figures(compiled)
         calls[name] = lambda compiled=compiled, arrays=arrays: compiled(*arrays)
     for name, seconds in in_turns(calls, rounds).items():
         found[name]["seconds"] = statistics.median(seconds)

@@ -6,11 +6,13 @@
     python -m benchmarks.memory.zoo --target h100 --out benchmarks/results/zoo_h100.json --resume
 
 The programs are those of `tests/zoo`, at full size or tiny. For each: what a person would write
-(the baseline, the whole loss under one `jax.checkpoint`, each block, two policies of JAX),
-and plans at three budgets between the least peak and that of the baseline, with the peak as
-predicted and as compiled here once more, FLOPs, seconds and compilations. The column "beats" names
-the ways by hand that have fewer FLOPs within a plan's budget, or a lower peak than the leanest
-plan.
+(the baseline, the whole loss under one `jax.checkpoint`, each block, two policies of JAX), and
+plans of the least seconds and of the fewest FLOPs at fractions between the least peak and that of
+the baseline. Each has its peak, predicted and as compiled here once more, FLOPs, seconds as jrc
+states them, kernels of the compiled program and optimization barriers of the lowered one. The
+regret of a plan is its cost over the least of all ways that need no more bytes than its budget. The
+column "beats" names the ways by hand that have a lower cost within a plan's budget, or a lower
+peak than the leanest plan.
 
 Gradients of each plan are compared with the plain ones, and where rounding makes them differ, those
 of the ways by hand too. Models that are not asked for stay in `--out` as they were. Each row is
@@ -39,13 +41,20 @@ from benchmarks._lib.command import Benchmark, Run, names_of
 from benchmarks._lib.gradient import UNFUSED, Cache
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table
-from benchmarks._private import abstract_on, flops, memory_needed, memory_of
+from benchmarks._private import (
+    abstract_on,
+    compiled_with_memory,
+    flops,
+    plan_for_each,
+    program_figures,
+)
 from benchmarks.memory import _zoo_tables
 from tests.zoo.catalogue import NAMES, make, missing
 from tests.zoo.program import Program, gradient, gradient_error
 
 NAME = "memory.zoo"
-BUDGETS, TOY_BUDGETS = (0.5, 0.25, 0.0), (0.5, 0.0)
+AIMS = ("time", "flops")
+BUDGETS, TOY_BUDGETS = (0.75, 0.5, 0.25, 0.05, 0.0), (0.5, 0.0)
 POLICIES = {
     "dots": jax.checkpoint_policies.dots_saveable,
     "unbatched dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -72,8 +81,7 @@ def measure(run: Run) -> None:
             run.console.print(f"{name}: left out, {package} is not installed")
             continue
         run.status(f"{name}: making it")
-        found = models.get(name, {}) if run.options.resume else {}
-        models[name] = found
+        found = models[name] = models.get(name, {}) if run.options.resume else {}
         one(name, make(name, run.options.toy), found, budgets, Compiler(cache, target), run)
         # Modules keep what was compiled for them.
         jax.clear_caches()
@@ -87,22 +95,24 @@ class Compiler:
     target: jrc.Target | None = None
 
     def figures(self, program: Program, fn: Callable[..., Any]) -> dict[str, Any]:
-        """Return peak bytes and FLOPs of the gradient program of a loss."""
+        """Return peak, FLOPs, seconds, kernels and barriers of the gradient program of a loss."""
         run, arrays = gradient(program, fn)
         if self.target:
             arrays = abstract_on(self.target, tuple(arrays))
         lowered = jax.jit(run).lower(*arrays)
-        counted = flops(jax.make_jaxpr(run)(*arrays))
-        text = f"{self.target.name} {lowered.as_text()}" if self.target else lowered.as_text()
-        return {"flops": counted} | self.cache.of(text, lambda: self._compiled(lowered))
+        counted, text = flops(jax.make_jaxpr(run)(*arrays)), lowered.as_text()
+        barriers = text.count("stablehlo.optimization_barrier")
+        key = f"{self.target.name} {text}" if self.target else text
+        found = self.cache.of(key, lambda: self._compiled(lowered))
+        return {"flops": counted, "barriers": barriers} | found
 
     def _compiled(self, lowered: Any) -> dict[str, Any]:
         began = time.perf_counter()
-        if self.target:
-            peak = memory_needed(lowered, self.target.platform).peak
-        else:
-            peak = memory_of(lowered.compile(compiler_options=self.cache.options)).peak
-        return {"peak": peak, "compile_seconds": time.perf_counter() - began}
+        platform = self.target.platform if self.target else None
+        memory, compiled = compiled_with_memory(lowered, platform)
+        seconds = time.perf_counter() - began
+        figures = program_figures(compiled, self.target) if compiled else {}
+        return {"peak": memory.peak, "compile_seconds": seconds} | figures
 
 
 def one(
@@ -126,33 +136,30 @@ def one(
     def plain() -> Any:
         return gradients(program, program.loss)
 
-    for budget in budgets:
-        if str(budget) not in plans:
-            run.status(f"{name}: budget {budget}")
-            row = planned_figures(program, budget, plain, compiler)
-            if row.get("gradients_differ", 0) > program.tolerance:
-                run.status(f"{name}: gradients by hand")
-                row["gradients_differ_by_hand"] = worst_by_hand(program, plain())
-            plans[str(budget)] = row
+    for aim in run.options.minimize:
+        asked = [budget for budget in budgets if f"{aim}, {budget}" not in plans]
+        run.status(f"{name}: plans, {aim}")
+        rows = planned(program, asked, aim, compiler.target) if asked else []
+        for budget, row in zip(asked, rows, strict=True):
+            run.status(f"{name}: budget {budget}, {aim}")
+            plans[f"{aim}, {budget}"] = plan_figures(program, row, plain, compiler)
             run.save()
 
 
-def planned_figures(
-    program: Program, budget: float, plain: Callable[[], Any], compiler: Compiler
+def plan_figures(
+    program: Program, row: dict[str, Any], plain: Callable[[], Any], compiler: Compiler
 ) -> dict[str, Any]:
-    """Return the figures of the plan for a budget, or its error.
-
-    `plain` returns the gradients with nothing recomputed.
-    """
-    began = time.perf_counter()
-    row = attempted(lambda: planned(program, budget, compiler.target))
-    seconds = time.perf_counter() - began
-    if (plan := row.pop("plan", None)) is not None:
-        fn = plan.apply(program.loss)
-        row |= compiler.figures(program, fn)
-        if not compiler.target:
-            row["gradients_differ"] = gradient_error(gradients(program, fn), plain())
-    return row | {"seconds": seconds}
+    """Return the figures of a plan of `planned`; `plain` returns the gradients of the baseline."""
+    if (plan := row.pop("plan", None)) is None:
+        return row
+    fn = plan.apply(program.loss)
+    row |= attempted(lambda: compiler.figures(program, fn))
+    if compiler.target or "error" in row:
+        return row
+    row["gradients_differ"] = gradient_error(gradients(program, fn), plain())
+    if row["gradients_differ"] > program.tolerance:
+        row["gradients_differ_by_hand"] = worst_by_hand(program, plain())
+    return row
 
 
 def worst_by_hand(program: Program, plain: Any) -> float:
@@ -178,19 +185,40 @@ def attempted(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return measured()
     except Exception as error:  # noqa: BLE001
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
+        return {"error": text_of(error)}
 
 
-def planned(program: Program, budget: float, target: jrc.Target | None) -> dict[str, Any]:
-    """Return the plan for a fraction, and what it says of itself."""
+def text_of(error: Exception) -> str:
+    """Return the start of an error as one line of a report."""
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+def planned(
+    program: Program, budgets: Sequence[float], aim: str, target: jrc.Target | None
+) -> list[dict[str, Any]]:
+    """Return for each fraction the plan and what it says of itself, or the error.
+
+    All are planned together; each gets the mean of the seconds.
+    """
     options = {"argnums": program.argnums, "has_aux": program.has_aux, "target": target}
-    plan = jrc.plan(program.loss, *program.args, budget=budget, **options)
-    return {
-        "plan": plan,
-        "budget": plan.budget,
-        "predicted_peak": plan.predicted.peak_bytes,
-        "compilations": plan.compilations,
-    }
+    began = time.perf_counter()
+    try:
+        plans = plan_for_each(program.loss, *program.args, budgets=budgets, minimize=aim, **options)
+    except Exception as error:  # noqa: BLE001
+        return [{"error": text_of(error)} for _ in budgets]
+    seconds = (time.perf_counter() - began) / len(budgets)
+    return [
+        {"error": text_of(plan)}
+        if isinstance(plan, jrc.BudgetError)
+        else {
+            "plan": plan,
+            "budget": plan.budget,
+            "predicted_peak": plan.predicted.peak_bytes,
+            "compilations": plan.compilations,
+            "seconds": seconds,
+        }
+        for plan in plans
+    ]
 
 
 def gradients(program: Program, fn: Callable[..., Any]) -> Any:
@@ -209,13 +237,13 @@ def problems(report: Report) -> Iterator[str]:
     for name, found in report["models"].items():
         for budget, row in found["plans"].items():
             if "error" in row:
-                yield f"{name}: budget {budget}: {row['error']}"
+                yield f"{name}: {budget}: {row['error']}"
             elif row.get("gradients_differ", 0) > _allowed(row, found["tolerance"]):
-                yield f"{name}: budget {budget}: gradients differ by {row['gradients_differ']:.1e}"
+                yield f"{name}: {budget}: gradients differ by {row['gradients_differ']:.1e}"
         # Bytes of tiny programs are not dominated by large values.
         for budget, names in _zoo_tables.beating(found).items():
             if names and not report["toy"]:
-                yield f"{name}: budget {budget} is beaten by: {', '.join(names)}"
+                yield f"{name}: {budget} is beaten by: {', '.join(names)}"
 
 
 def _allowed(row: dict[str, Any], tolerance: float) -> float:
@@ -227,6 +255,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the models."""
     add = parser.add_argument
     add("--models", type=names_of(NAMES), default=list(NAMES), help="default: all")
+    add("--minimize", type=names_of(AIMS), default=list(AIMS), help="default: time,flops")
     add("--target", default="", help="an accelerator that need not be there, such as h100")
     add("--resume", action="store_true", help="leave rows alone that --out has")
     add("--cache", type=pathlib.Path, help="folder for what XLA states of programs")

@@ -13,7 +13,7 @@ from benchmarks._lib.report import has_result, result
 from benchmarks._lib.table import Row, Table
 from benchmarks._private import memory_text, network_text, seconds_text
 from benchmarks.convergence._tables import brief
-from benchmarks.targets._largest_tables import PLAN
+from benchmarks.targets._largest_tables import PLAN, rate_text
 from benchmarks.targets._models import FULL
 
 MODELS = {
@@ -66,8 +66,8 @@ def target_rows() -> Iterator[Row]:
         name, best = max(ways.items(), key=lambda way: (way[1]["batch"], -way[1]["flops"]))
         yield (
             f"{rows[key]['model']}, largest batch, {rows[key]['target']}",
-            f"{best['batch']:,} ({'every block' if name == FULL else name})",
-            f"{plan['batch']:,}",
+            f"{best['batch']:,}{rate_text(best)} ({'every block' if name == FULL else name})",
+            f"{plan['batch']:,}{rate_text(plan)}",
             f"{plan['batch'] / best['batch']:.2f} x",
             f"{_more(plan)} % ({_more(best)}) more FLOPs",
         )

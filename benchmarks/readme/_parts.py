@@ -48,6 +48,12 @@ def part(
     return markdown
 
 
+def regrets() -> str:
+    """Return the regrets of plans for targets."""
+    found = [part(name, _zoo_tables.regrets)() for name in ("zoo_h100", "zoo_v5e")]
+    return "\n".join(filter(None, found))
+
+
 def training() -> str:
     """Return the table of the example's runs, with DGC and dense."""
     found = {
@@ -83,6 +89,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "plan": part("plan", _plan_tables.summary),
     "zoo": part("zoo", _zoo_tables.summary),
     "zoo_h100": part("zoo_h100", _zoo_tables.summary),
+    "zoo_v5e": part("zoo_v5e", _zoo_tables.summary),
     "peers": part(
         "peers", pytorch.tables,
         ("peers.png", "Saved bytes against matrix products, PyTorch and jrc"),

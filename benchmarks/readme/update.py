@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks._lib.child import ROOT
 from benchmarks.dgc import accelerators
 from benchmarks.readme import _api, _headline
-from benchmarks.readme._parts import PARTS, part
+from benchmarks.readme._parts import PARTS, part, regrets
 from benchmarks.targets import prediction, sharded_step
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
@@ -23,7 +23,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/benchmarks.md": {"trained": _headline.trained},
     "docs/dgc.md": {"accelerators": part("accelerators", accelerators.tables)},
     "docs/meshes.md": {"sharded_step": part("sharded_step", sharded_step.tables)},
-    "docs/targets.md": {"prediction": part("prediction", prediction.tables)},
+    "docs/targets.md": {"prediction": part("prediction", prediction.tables), "regret": regrets},
     "examples/README.md": {"example": _headline.example},
     "benchmarks/README.md": PARTS,
 }

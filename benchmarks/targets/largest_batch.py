@@ -7,7 +7,9 @@ For each model and target: the baseline, every block under `jax.checkpoint`, JAX
 `dots_with_no_batch_dims_saveable`, MaxText's policies by names, and `jrc.plan`, as
 `jrc.largest_batch` finds it. Bytes are those of the target's own compiler for `value_and_grad` of
 the loss, of one device; the budget is nine tenths of its memory, less the two float32 moments of
-AdamW for each parameter. Parameters are float32, the loss computes in bfloat16. On several devices
+AdamW for each parameter. Examples a second are the batch over the seconds that jrc states for its
+program, which has not run; the batch of most of them is one of those that were compiled on the way.
+Parameters are float32, the loss computes in bfloat16. On several devices
 the examples are split over all of them, and so are the parameters (FSDP), but for the ResNet's.
 
 Nothing is run. Compilations take up to minutes: rows that `--out` has are not measured again, and
@@ -31,11 +33,12 @@ from benchmarks._lib import platform
 from benchmarks._lib.command import Benchmark, Run, names_of
 from benchmarks._private import (
     bytes_on_device,
+    compiled_with_memory,
     flops,
     largest_within,
-    memory_needed,
     predicted_peak,
     predicted_start,
+    program_figures,
 )
 from benchmarks.targets._largest_tables import PLAN, beaten, plot, tables
 from benchmarks.targets._models import AXIS, DOTS, FULL, MAXTEXT, MODELS, PLAIN, Model
@@ -64,6 +67,7 @@ def measure(run: Run) -> None:
                 if way in (PLAN, *case.model.ways) and way not in row["ways"]:
                     run.status(f"{model_name} on {target.name}: {way}")
                     row["ways"] |= case.found(way)
+                    row["settings"] = platform.machine() | {"minimize": "time"}
                     run.save()
 
 
@@ -115,6 +119,8 @@ class Case:
             multiple_of=self.step, most=self.most, target=self.target,
         )  # fmt: skip
         ways: dict[str, dict[str, Any]] = {PLAIN: {"batch": found.plain, "flops": 1.0}}
+        if found.plain:
+            ways[PLAIN] |= self._compiled(self.model.loss, found.plain)
         if found.plan is None:
             return ways | {PLAN: {"batch": 0}}
         cost = found.plan.verified or found.plan.predicted
@@ -123,13 +129,15 @@ class Case:
             "batch": found.recomputed,
             "peak": cost.peak_bytes,
             "flops": cost.flops_ratio,
+            "per_second": cost.seconds and found.recomputed / cost.seconds,
+            "fastest": found.fastest and found.fastest._asdict(),
             "candidate": chosen.name,
         }
         return ways
 
     def _by_hand(self, way: str) -> dict[str, Any]:
         lossy = functools.partial(self.model.loss, way=way)
-        peaks: dict[str, int] = {}
+        known: dict[int, dict[str, Any]] = {}
 
         @functools.cache
         def predicted(batch: int) -> tuple[int, int]:
@@ -146,16 +154,23 @@ class Case:
             return {"batch": 0}
 
         def peak(batch: int) -> int:
-            program = jax.value_and_grad(lossy, has_aux=self.model.has_aux)
-            lowered = jax.jit(program).lower(*self._args(batch))
-            peaks[str(batch)] = memory_needed(lowered, self.target.platform).peak
-            return peaks[str(batch)]
+            known[batch] = self._compiled(lossy, batch)
+            return known[batch]["peak"]
 
         batch = largest_within(peak, self.budget, self.step, self.most, start)
+        peaks = {str(batch): each["peak"] for batch, each in known.items()}
         if not batch:
             return {"batch": 0, "peaks": peaks}
         ratio = self._flops(lossy) / self._flops(self.model.loss)
-        return {"batch": batch, "peak": peaks[str(batch)], "flops": ratio, "peaks": peaks}
+        return {"batch": batch, "flops": ratio, "peaks": peaks} | known[batch]
+
+    def _compiled(self, fn: Any, batch: int) -> dict[str, Any]:
+        """Return the peak of a batch, and its examples a second where they are known."""
+        program = jax.value_and_grad(fn, has_aux=self.model.has_aux)
+        lowered = jax.jit(program).lower(*self._args(batch))
+        memory, compiled = compiled_with_memory(lowered, self.target.platform)
+        stated = compiled and program_figures(compiled, self.target)["stated"]
+        return {"peak": memory.peak, "per_second": batch / stated if stated else None}
 
     def _args(self, batch: int) -> tuple[Any, ...]:
         return self.model.args(batch, self.mesh)

@@ -7,6 +7,7 @@ from jrc._jaxpr.axes import dimension_numbers as dimension_numbers
 from jrc._jaxpr.axes import has_batch_axes as has_batch_axes
 from jrc._jaxpr.axes import operand_axes as operand_axes
 from jrc._jaxpr.axes import reduced_axes as reduced_axes
+from jrc._jaxpr.axes import takes_one_of_each_row as takes_one_of_each_row
 from jrc._jaxpr.axis_rules import IndependentAxis as IndependentAxis
 from jrc._jaxpr.callback_lowering import (
     lower_callbacks_for_absent_gpus as lower_callbacks_for_absent_gpus,

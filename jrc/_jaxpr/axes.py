@@ -7,6 +7,7 @@
 OperandAxes(batch=(0,), free=(1,), contracted=(2,))
 """
 
+import math
 from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn
@@ -47,6 +48,20 @@ def operand_axes(eqn: JaxprEqn, operand: int) -> OperandAxes:
 def has_batch_axes(eqn: JaxprEqn) -> bool:
     """Return whether this is a `dot_general` with batch axes, as a stack of products has."""
     return eqn.primitive.name == "dot_general" and bool(operand_axes(eqn, 0).batch)
+
+
+def takes_one_of_each_row(eqn: JaxprEqn) -> bool:
+    """Return whether this is a `gather` of one entry of each row, as of a logit by its label."""
+    if eqn.primitive.name != "gather":
+        return False
+    operand: Any = eqn.invars[0].aval
+    indices: Any = eqn.invars[1].aval
+    rows = dimension_numbers(eqn).operand_batching_dims
+    return (
+        len(rows) == operand.ndim - 1
+        and set(eqn.params["slice_sizes"]) == {1}
+        and math.prod(indices.shape[:-1]) == math.prod(operand.shape[axis] for axis in rows)
+    )
 
 
 def reduced_axes(eqn: JaxprEqn) -> tuple[Any, ...]:

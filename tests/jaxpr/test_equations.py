@@ -25,6 +25,7 @@ from jrc._jaxpr import (
     primitive_name,
     reduced_axes,
     stops_gradient,
+    takes_one_of_each_row,
     walk,
 )
 
@@ -115,3 +116,18 @@ def test_a_policy_is_asked_in_jaxs_way():
     assert policy_answer(policy, equation("dot_general", jnp.dot, X, X.T))
     assert not policy_answer(policy, equation("dot_general", batched, X, np.ones((3, 4, 2))))
     assert not policy_answer(policy, equation("sin", jnp.sin, X))
+
+
+@pytest.mark.parametrize(
+    ("take", "is_one_of_each"),
+    [
+        (lambda x, i: jnp.take_along_axis(x, i[:, None], axis=1), True),
+        (lambda x, i: jax.vmap(lambda row, k: row[k])(x, i), True),
+        (lambda x, i: jnp.take_along_axis(x, jnp.stack([i, i], 1), axis=1), False),
+        (lambda x, i: x[jnp.arange(3), i], False),
+        (lambda x, i: x[i], False),
+    ],
+    ids=["along an axis", "vmap", "two of each row", "by pairs of indices", "whole rows"],
+)
+def test_one_entry_of_each_row(take, is_one_of_each):
+    assert takes_one_of_each_row(equation("gather", take, X, jnp.arange(3))) is is_one_of_each

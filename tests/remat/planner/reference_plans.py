@@ -13,7 +13,7 @@ from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.plan.decision import LeftToJax, Loop, LoopPart, Region, Stages
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.decisions import saved_values
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Option, made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def stands_outside(node):
 
 def ways_outside(node, options):
     left = LeftToJax((node.position,))
-    return options.get(node.position) or [Option(0, node.inner_bytes or 0, 0, left)]
+    return options.get(node.position) or [Option(0, node.inner_bytes or 0, 0, made(left))]
 
 
 def values_of(graph, option):
@@ -237,7 +237,7 @@ def ways_of(draw, graph):
                     size + draw(st.integers(0, 20)),
                     size,
                     draw(st.integers(0, 20)),
-                    Loop(node.position, (LoopPart(k, Stages(())),)),
+                    made(Loop(node.position, (LoopPart(k, Stages(())),))),
                 )
                 for k, size in enumerate(saved, 1)
             ]

@@ -16,7 +16,7 @@ from jrc.remat._planner.search.choose import plan_of
 from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.solver.loops import _convex_front, _for_steps, _Loop, _near_divisor
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Option, made
 from tests.remat.measure import largest_error
 from tests.remat.planner.problems import (
     applied,
@@ -104,7 +104,7 @@ def test_parts_of_chunks_and_a_rest_that_is_not_recomputed():
         dataclasses.replace(stage, parts=parts) if isinstance(stage, Loop) else stage
         for stage in option.stages.stages
     )
-    changed = dataclasses.replace(option, decision=Stages(stages))
+    changed = dataclasses.replace(option, make_decision=made(Stages(stages)))
     plain, lean = (jax.jit(jax.grad(f))(*arguments()) for f in (lstm, applied(problem(), changed)))
     assert largest_error(lean, plain) < 1e-5
 
@@ -113,7 +113,7 @@ def test_a_part_recomputes_all_steps_of_its_chunks():
     """Eight of eleven steps are two chunks of four, where the whole loop has chunks of three."""
     loop = _Loop(equation=0, length=11, cost=100, carry=8, copied=0, added=0, constants=5)
     three = Loop(0, (LoopPart(11, Stages(()), chunks=3),))
-    whole = Option(90, 40, 3 * (3 * 100 + 5) + 11 * 20, three)
+    whole = Option(90, 40, 3 * (3 * 100 + 5) + 11 * 20, made(three))
     found = _for_steps(whole, loop, 8)
     assert found.decision == Loop(0, (LoopPart(8, Stages(()), chunks=2),))
     assert found.cost == 2 * (4 * 100 + 5) + 8 * 20

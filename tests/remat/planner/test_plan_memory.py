@@ -62,6 +62,23 @@ def test_accelerators_write_no_elementwise_results():
     assert peaks["cpu"] > peaks["gpu"] >= peaks["tpu"] > 0
 
 
+@pytest.mark.parametrize(("platform", "arrays"), [("tpu", 1), ("gpu", 2)])
+def test_a_tpu_computes_the_cotangent_of_logits_where_products_read_it(platform, arrays):
+    """XLA has a `select` there for TPUs; for GPUs a `scatter`, beside the logits."""
+
+    def loss(params, x, labels):
+        hidden, head, bias = params
+        logits = jax.nn.gelu(x @ hidden) @ head + bias[None]
+        chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+
+    params = array(64, 64), array(64, 8192), array(8192)
+    args = params, array(1024, 64), array(1024, dtype=jnp.int32)
+    problem = problem_of(loss, args, platform=platform)
+    least = min(each.peak for each in (*problem.front, *problem.manual))
+    assert round(least / (1024 * 8192 * 4), 1) == arrays
+
+
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_the_prediction_is_the_solvers_own(platform):
     problem = problem_of(mixed_widths, MIXED, platform=platform)

@@ -18,7 +18,7 @@ import jrc
 from jrc._jaxpr import flops
 from jrc.remat._planner.plan import cheapest_names
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Option, made
 from tests.processes import run_python
 from tests.remat.measure import largest_error, operators, saved_bytes
 from tests.remat.planner.problems import applied, plan_as, problem_of
@@ -92,7 +92,7 @@ def test_what_jax_saves_of_one_equation_is_not_said_by_names():
     after_sin = Region((1, 2, 3), ((3, 0),), (1, 2), by_name=False)
     named = functools.partial(loss, policy=policies.nothing_saveable)
     for first, is_said in ((blocks[:1], True), ([LeftToJax((0,)), after_sin], False)):
-        option = Option(0, 0, 0, Stages((*first, blocks[1], LeftToJax((8,)))))
+        option = Option(0, 0, 0, made(Stages((*first, blocks[1], LeftToJax((8,))))))
         assert bool(plan_as(problem, option).by_name.lost) is not is_said
         planned = applied(problem, option)
         assert (saved_bytes(planned, WS, X) == saved_bytes(named, WS, X)) is is_said

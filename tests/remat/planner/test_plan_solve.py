@@ -16,11 +16,13 @@ from jax.sharding import PartitionSpec as P
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.plan.decision import Stages
 from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.option import Option, spread_options
+from jrc.remat._planner.solver import decisions, solver
+from jrc.remat._planner.solver.option import Option, made, spread_options
 from jrc.remat._planner.solver.solver import solve
 from tests.remat.graphs import graphs
 from tests.remat.planner.reference_plans import (
@@ -138,6 +140,24 @@ def test_the_front_of_a_network():
     found = solve(graph)
     assert [(each.peak, each.cost) for each in found] == front(every_choice(graph))
     assert len(found) >= 3 and found[-1].cost == 0
+
+
+def test_a_decision_is_made_once_when_it_is_asked_for(monkeypatch):
+    """Of two fronts none is made before they are compared, and then each once."""
+    asked = []
+
+    def decision_of(*args):
+        asked.append(args)
+        return decisions.decision_of(*args)
+
+    monkeypatch.setattr(solver, "decision_of", decision_of)
+    graph = planned(uneven, [jnp.ones((4, 4))] * 4, jnp.ones((8, 4)))
+    found, again = solve(graph), solve(graph)
+    assert len(set(found)) == len(found) > 1 and not asked
+    assert found == again and len(asked) == 2 * len(found)
+    assert found[0].decision is found[0].decision and len(asked) == 2 * len(found)
+    other = dataclasses.replace(found[0], make_decision=made(Stages(())))
+    assert other != found[0] and hash(other) == hash(found[0])
 
 
 def test_what_is_run_again_is_what_the_choice_says():

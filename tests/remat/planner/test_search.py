@@ -9,7 +9,7 @@ from jrc.remat._planner.plan.decision import LeftToJax, Stages
 from jrc.remat._planner.search.choose import bytes_of, fitting_option
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.search import Search
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Option, made
 
 OWN = 10
 
@@ -48,7 +48,8 @@ class Fakes:
 def way(cost, predicted, compiled, family="solver", name=""):
     """An option with its peaks; that of cost 0 is the baseline."""
     family = family if cost else "baseline"
-    option = Option(predicted - OWN, 0, cost, Stages((LeftToJax((cost,)),)), name, family=family)
+    decision = Stages((LeftToJax((cost,)),))
+    option = Option(predicted - OWN, 0, cost, made(decision), name, family=family)
     return option, predicted, compiled
 
 

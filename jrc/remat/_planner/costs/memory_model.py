@@ -10,7 +10,8 @@ The model has four assumptions. It finds and ranks options; what differs between
    the equation that makes them has been differentiated, if a derivative reads them; else only for
    a moment.
 3. **Cotangents.** The cotangent of a value lies in memory from its last reader to its maker, if a
-   kernel of its own stands between them. That of an input stays to the end.
+   kernel of its own stands between them, whose derivative the compiler does not fuse. That of an
+   input stays to the end.
 4. **Results** that are not computed yet share their memory with saved values that are no larger,
    each with one at a time.
 """
@@ -71,9 +72,9 @@ def cotangent_bytes(
     for p in order:
         for var in program.sources(p):
             readers.setdefault(var, []).append(at[p])
-    kernels = list(
-        itertools.accumulate((has_own_kernel(program.eqns[p]) for p in order), initial=0)
-    )
+    eqns = [program.eqns[p] for p in order]
+    own = (has_own_kernel(eqn) and not compiler.fuses_derivative(eqn) for eqn in eqns)
+    kernels = list(itertools.accumulate(own, initial=0))
     change = [0] * (len(order) + 1)
     for var in active.intersection(program.jaxpr.invars):
         last = max(readers.get(var, []), default=0)

@@ -176,7 +176,7 @@ class Problem:
             if request.program is None
             else GradientInside(function, request.program),
             front=tuple(filter(_recomputes, found.front)),
-            baseline=Option(whole, residuals.bytes, 0, Baseline(), BASELINE, family="baseline"),
+            baseline=Option(whole, residuals.bytes, 0, Baseline, BASELINE, family="baseline"),
             manual=tuple(sorted(manual, key=lambda each: (each.peak, each.cost))),
             # XLA counts closed-over arrays as constants of the program, and not as its arguments.
             given=given // request.parts,

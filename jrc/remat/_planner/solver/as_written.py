@@ -39,7 +39,7 @@ def as_written_option(
     saved = residuals_of(loss, avals, perturbed).bytes
     total = unit.total(gradient_program(evaluate(written), avals, perturbed))
     cost = max(total - baseline, 0)
-    return Option(saved + _most_inside(written), saved, cost, AsWritten(), NAME, family="policy")
+    return Option(saved + _most_inside(written), saved, cost, AsWritten, NAME, family="policy")
 
 
 def _most_inside(jaxpr: Any) -> int:

@@ -6,6 +6,7 @@ save shares memory where the types are equal; JAX is asked how much that is.
 """
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from jrc.remat._planner.execute.execute import construct
 from jrc.remat._planner.plan.decision import Branches, LeftToJax, Stages
 from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Option, made
 from jrc.remat._planner.solver.save_sets import NOTHING_SAVED, policy_sets
 from jrc.remat._planner.solver.under_checkpoint import under_checkpoint
 
@@ -54,7 +55,10 @@ def branch_options(front: Front, program: Program, k: int, active: set[Any]) -> 
     key = flags, *map(program_key, inner_programs(eqn))
     if key not in known:
         known[key] = _options(front, program, k, active)
-    return [dataclasses.replace(each, decision=_at(each, k)) for each in known[key]]
+    return [
+        dataclasses.replace(each, make_decision=functools.partial(_at, each, k))
+        for each in known[key]
+    ]
 
 
 def _at(option: Option, k: int) -> Branches | LeftToJax:
@@ -74,14 +78,13 @@ def _options(front: Front, program: Program, k: int, active: set[Any]) -> list[O
     )
     found = [_option(program, k, active, chosen) for chosen in combined]
     named = [branch.named for branch in branches]
-    known: list[list[Option]] = []
+    known: list[list[Any]] = []
     for name in dict.fromkeys(name for each in named for name in each) if all(named) else ():
         # A branch that has nothing of what is saved is under a bare `jax.checkpoint`.
-        chosen = [
-            dataclasses.replace(each.get(name, each[NOTHING_SAVED]), name="") for each in named
-        ]
-        if chosen not in known and any(option.cost for option in chosen):
-            known.append(chosen)
+        chosen = [each.get(name, each[NOTHING_SAVED]) for each in named]
+        decisions = [each.decision for each in chosen]
+        if decisions not in known and any(option.cost for option in chosen):
+            known.append(decisions)
             found.append(_option(program, k, active, chosen, name))
     return found
 
@@ -123,4 +126,4 @@ def _option(
     saved = residuals_of(run, [v.aval for v in given], perturbed).bytes
     peak = saved + max(each.peak - each.saved for each in chosen)
     # One branch runs; the dearest is what a count of FLOPs assumes.
-    return Option(peak, saved, max(each.cost for each in chosen), decision, name)
+    return Option(peak, saved, max(each.cost for each in chosen), made(decision), name)

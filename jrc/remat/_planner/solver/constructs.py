@@ -147,7 +147,8 @@ def _shard_map_options(
             most = SETTINGS.mapped_options
             _, _, options = front(body, perturbed, body.jaxpr.outvars, most=most)
             found[:] = [
-                dataclasses.replace(each, decision=Mapped(k, each.stages)) for each in options
+                dataclasses.replace(each, make_decision=functools.partial(_mapped, k, each))
+                for each in options
             ]
             return evaluate(jaxpr)(*inputs)
 
@@ -155,6 +156,10 @@ def _shard_map_options(
 
     jax.make_jaxpr(rebuild(eqn, run))(*(x.aval for x in eqn.invars))
     return found
+
+
+def _mapped(k: int, body: Option) -> Mapped:
+    return Mapped(k, body.stages)
 
 
 def _branch_options(

@@ -1,6 +1,7 @@
 """Planning inside of a loop: plans of its body, the same in chunks, and parts of two plans."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -116,8 +117,11 @@ class _Loop:
 
     def whole(self, body: Option) -> Option:
         """Return an option of the body, for all steps, as an option of the loop."""
-        part = LoopPart(self.length, body.stages)
-        return dataclasses.replace(body, decision=Loop(self.equation, (part,)))
+
+        def make_decision() -> Loop:
+            return Loop(self.equation, (LoopPart(self.length, body.stages),))
+
+        return dataclasses.replace(body, make_decision=make_decision)
 
 
 def _sums(unit: CostUnit, avals: Iterable[Any]) -> int:
@@ -130,6 +134,11 @@ def _part(option: Option) -> LoopPart:
     assert isinstance(option.decision, Loop)
     (part,) = option.decision.parts
     return part
+
+
+def _changed(option: Option, equation: int, **changes: Any) -> Loop:
+    """The decision of an option that runs all steps alike, with other steps or chunks."""
+    return Loop(equation, (dataclasses.replace(_part(option), **changes),))
 
 
 def _copied_bytes(eqn: Any, end: int, active: set[Any]) -> int:
@@ -163,8 +172,8 @@ def _chunked(options: Sequence[Option], loop: _Loop) -> list[Option]:
             saved = int(chunks * loop.carry + rest * each)
             peak = int(chunks * loop.carry + max(size, rest) * each + work)
             cost = option.cost + (loop.cost * size + loop.constants) * chunks
-            part = dataclasses.replace(_part(option), chunks=chunks)
-            found.append(Option(peak, saved, cost, Loop(loop.equation, (part,))))
+            decision = functools.partial(_changed, option, loop.equation, chunks=chunks)
+            found.append(Option(peak, saved, cost, decision))
     return found
 
 
@@ -199,19 +208,19 @@ def _split(lean: Option, rich: Option, loop: _Loop, steps: int) -> Option:
         peak=max(first.saved + last.peak + copied, first.peak + copied),
         saved=first.saved + last.saved + copied,
         cost=first.cost + last.cost + loop.constants + loop.added,
-        decision=Loop(loop.equation, (_part(first), _part(last))),
+        make_decision=lambda: Loop(loop.equation, (_part(first), _part(last))),
         host=first.host + last.host,
     )
 
 
 def _for_steps(option: Option, loop: _Loop, steps: int) -> Option:
     """The option for fewer steps of a loop, in chunks of nearly the same size."""
-    part = dataclasses.replace(_part(option), steps=steps)
+    part = _part(option)
+    decision = functools.partial(_changed, option, loop.equation, steps=steps)
     share, work = steps / loop.length, option.peak - option.saved
     if not part.chunks:
         saved = int(option.saved * share)
         cost, host = (int(n * share) for n in (option.cost, option.host))
-        decision = Loop(loop.equation, (part,))
         return Option(saved + work, saved, cost, decision, host=host)
     size = loop.length // part.chunks
     chunks = max(steps // size, 1)
@@ -219,8 +228,7 @@ def _for_steps(option: Option, loop: _Loop, steps: int) -> Option:
     plain = option.cost - (loop.cost * size + loop.constants) * part.chunks
     # Where they are no whole number of those chunks, each chunk has more steps.
     cost = int(plain * share) + (loop.cost * (steps // chunks) + loop.constants) * chunks
-    part = dataclasses.replace(part, chunks=chunks)
-    return Option(saved + work, saved, cost, Loop(loop.equation, (part,)))
+    return Option(saved + work, saved, cost, functools.partial(decision, chunks=chunks))
 
 
 def _convex_front(options: Sequence[Option]) -> list[Option]:

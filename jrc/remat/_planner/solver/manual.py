@@ -18,7 +18,7 @@ from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
-from jrc.remat._planner.solver.option import Family, Option
+from jrc.remat._planner.solver.option import Family, Option, made
 from jrc.remat._planner.solver.save_sets import (
     IN_CHUNKS,
     MARKS,
@@ -204,7 +204,7 @@ def _option(
             cost += recomputed_cost(graph, decision)
             family: Family = "all regions" if len(graph.nodes) - 1 in inside else "regions"
             yield dataclasses.replace(
-                option, cost=cost, decision=decision, name=name, family=family
+                option, cost=cost, make_decision=made(decision), name=name, family=family
             )
 
 
@@ -235,12 +235,14 @@ def _without_regions(graph: CostGraph, option: Option) -> Option:
 
     There XLA may fuse what JAX saves into its readers; in a region saved values are written.
     """
-    stages = (
-        LeftToJax(each.equations) if isinstance(each, Region) else each
-        for each in option.stages.stages
+    stages = Stages(
+        tuple(
+            LeftToJax(each.equations) if isinstance(each, Region) else each
+            for each in option.stages.stages
+        )
     )
     cost = option.cost - recomputed_cost(graph, option.stages)
-    return dataclasses.replace(option, cost=cost, decision=Stages(tuple(stages)))
+    return dataclasses.replace(option, cost=cost, make_decision=made(stages))
 
 
 def _named(options: Options, name: str) -> dict[int, Option]:
@@ -257,6 +259,8 @@ def _what(program: Program, positions: Iterable[int]) -> str:
 def _once(graph: CostGraph, positions: Iterable[int]) -> CostGraph:
     """The graph, its nodes at these positions outside of all regions."""
     chosen = set(positions)
+    if not chosen:
+        return graph
     nodes = [
         dataclasses.replace(node, runs_once=node.runs_once or node.position in chosen)
         for node in graph.nodes

@@ -15,6 +15,7 @@ back: the device's peak does not fall. Figures are in docs/plan.md.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 from jrc.remat._planner.costs.cost_graph import CostGraph
@@ -57,7 +58,7 @@ def with_offloaded(
         for values in _prefixes(graph, reads):
             chosen = {v: reads[v] for v in values}
             found += _moved(graph, options, option, body, times, chosen, link)
-    found = [each for each in _front([*front, *found]) if each.stages.offloaded]
+    found = [each for each in _front([*front, *found]) if each.host]
     return sorted([*front, *found], key=lambda each: (each.peak, each.cost))
 
 
@@ -164,13 +165,14 @@ def _moved(
     # A copy on its way has a buffer beside the value.
     buffer = max(graph.sizes[v] for v in reads)
     offloaded = tuple(sorted(graph.names[v] for v in reads))
+    decision = functools.partial(dataclasses.replace, option.stages, offloaded=offloaded)
     return [
         dataclasses.replace(
             option,
             peak=each.peak + buffer,
             saved=each.saved,
             cost=option.cost + waits,
-            decision=dataclasses.replace(option.stages, offloaded=offloaded),
+            make_decision=decision,
             host=option.host + copied * times,
         )
         for each in solve(there, chosen, times, saved=body.saved)[:1]

@@ -9,9 +9,10 @@ The same value serves at every depth: for a branch, for the body of a loop, for 
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 from jrc.remat._planner.plan.decision import Baseline, Decision, Stage, Stages
 from jrc.remat._planner.settings import SETTINGS
@@ -22,7 +23,7 @@ under a `jax.checkpoint` but for the last, which is left to JAX, or all regions.
 alike within a family, so that one compiled option says something of the others."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Option:
     """One way to run a program, or a construct, and what the planner's model says of it.
 
@@ -31,7 +32,8 @@ class Option:
             steps together.
         saved: Bytes among them that are saved after the forward pass.
         cost: How much longer it takes than the baseline, in the unit of the cost graph (FLOPs).
-        decision: What is saved and recomputed: of a program, or of a construct as a stage of one.
+        make_decision: Returns the decision. Few options of a front are looked at, so that theirs
+            are made when they are asked for.
         name: What a manual plan is called; of a construct's, what it saves.
         host: Bytes that are saved in the host's memory.
         family: How it came about.
@@ -40,15 +42,36 @@ class Option:
     peak: int
     saved: int
     cost: int
-    decision: Decision | Stage = Baseline()
+    make_decision: Callable[[], Decision | Stage] = dataclasses.field(default=Baseline, repr=False)
     name: str = ""
     host: int = 0
     family: Family = "solver"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all is equal; decisions are compared where all else is."""
+        return self is other or (
+            isinstance(other, Option)
+            and self._figures == other._figures
+            and self.decision == other.decision
+        )
+
+    def __hash__(self) -> int:
+        """Return a hash of all but the decision."""
+        return hash(self._figures)
+
+    @property
+    def _figures(self) -> tuple[Any, ...]:
+        return self.peak, self.saved, self.cost, self.name, self.host, self.family
 
     @property
     def is_baseline(self) -> bool:
         """Whether it is the program without recomputation."""
         return self.family == "baseline"
+
+    @functools.cached_property
+    def decision(self) -> Decision | Stage:
+        """What is saved and recomputed: of a program, or of a construct as a stage of one."""
+        return self.make_decision()
 
     @property
     def whole(self) -> Decision:
@@ -61,6 +84,11 @@ class Option:
         """The decision, of an option that the solver made."""
         assert isinstance(self.decision, Stages)
         return self.decision
+
+
+def made[T](decision: T) -> Callable[[], T]:
+    """Return the `make_decision` of a decision that is made already."""
+    return lambda: decision
 
 
 def undominated(options: Iterable[Option]) -> list[Option]:

@@ -37,10 +37,10 @@ import numpy as np
 
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.memory_model import shared_bytes
-from jrc.remat._planner.plan.decision import LeftToJax
+from jrc.remat._planner.plan.decision import LeftToJax, Stages
 from jrc.remat._planner.settings import SETTINGS, PlannerSettings
 from jrc.remat._planner.solver.decisions import decision_of
-from jrc.remat._planner.solver.option import Option, spread_evenly
+from jrc.remat._planner.solver.option import Option, made, spread_evenly
 from jrc.remat._planner.solver.pareto import DecisionTree, Labels, ParetoFilter, falling_cost
 
 Key = frozenset[int]
@@ -105,8 +105,8 @@ class _Solver:
                 raise TooMuchWork
             found: dict[Key, list[Labels]] = {}
             for key, labels in states.items():
-                for new, made in self._before(node, key, labels):
-                    found.setdefault(new, []).append(made)
+                for new, some in self._before(node, key, labels):
+                    found.setdefault(new, []).append(some)
             states = {
                 key: self.filter.filtered(labels, _is_closed(key)) for key, labels in found.items()
             }
@@ -136,13 +136,12 @@ class _Solver:
                 chosen[decision[0]] = decision[1]
             else:
                 values.add(decision)
-        constructs = {k: option.decision for k, option in chosen.items()}
         shared = shared_bytes(self.graph.results, (self.graph.sizes[v] for v in values))
         return Option(
             peak=max(int(labels.rest[i]) - shared, 0),
             saved=int(labels.saved[i]) * self.times,
             cost=int(labels.cost[i]) * self.times,
-            decision=decision_of(self.graph, frozenset(values), constructs),
+            make_decision=functools.partial(_decision, self.graph, frozenset(values), chosen),
             host=sum(option.host for option in chosen.values()) * self.times,
         )
 
@@ -177,7 +176,7 @@ class _Solver:
     def _outside(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """The equation between two regions, where all that its derivative reads is saved."""
         needed = [v for v in node.reads if v in node.derivative_reads]
-        left = Option(0, node.inner_bytes or 0, 0, LeftToJax((node.position,)))
+        left = Option(0, node.inner_bytes or 0, 0, made(LeftToJax((node.position,))))
         options = self.options.get(node.position) or [left]
         for new, decided in self._decided(key, labels, needed):
             new, results, _ = self._without_results(node, new)
@@ -223,6 +222,8 @@ class _Solver:
         """
         open_ = [v for v in dict.fromkeys(values) if 2 * v not in key and 2 * v + 1 not in key]
         ways = [(key, labels)]
+        if not open_:
+            return ways
         for group in self._decided_alike(open_):
             choices = [(v, *self._choices(v)) for v in group]
             more = []
@@ -287,6 +288,10 @@ class _Solver:
         closed = [item for item in states.items() if _is_closed(item[0])]
         open_ = sorted((item for item in states.items() if not _is_closed(item[0])), key=score)
         return dict(closed + open_[: max(most - len(closed), most // 2)])
+
+
+def _decision(graph: CostGraph, values: frozenset[int], chosen: Mapping[int, Option]) -> Stages:
+    return decision_of(graph, values, {k: option.decision for k, option in chosen.items()})
 
 
 def _is_closed(key: Key) -> bool:

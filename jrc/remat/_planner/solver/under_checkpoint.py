@@ -4,7 +4,7 @@ import dataclasses
 
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option import Option, made
 from jrc.remat._planner.solver.solver import solve
 
 
@@ -24,5 +24,5 @@ def under_checkpoint(
         whole = [range(len(graph.nodes))]
         decision = decision_of_regions(graph, carried | values, {}, whole, by_name=bool(values))
         if cost := recomputed_cost(graph, decision) * times:
-            return dataclasses.replace(option, cost=cost, decision=decision, name=name)
+            return dataclasses.replace(option, cost=cost, make_decision=made(decision), name=name)
     return None

@@ -39,6 +39,10 @@ class Compiler:
             return 0
         return nbytes(aval)
 
+    def fuses_derivative(self, eqn: Any) -> bool:
+        """Return whether the derivative of a kernel of its own is none, but computed by readers."""
+        return False
+
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return the bytes of a fused value that are written for a kernel of its own."""
         return self.array_bytes(var.aval)

@@ -4,7 +4,7 @@ import itertools
 import math
 from typing import Any
 
-from jrc._jaxpr import Program
+from jrc._jaxpr import Program, takes_one_of_each_row
 from jrc.remat._planner.costs.compilers.compiler import Compiler
 
 _LANES = 128
@@ -19,6 +19,14 @@ class _Tpu(Compiler):
         """Return the bytes of an array, padded to tiles of 8 x 128 words."""
         size = super().array_bytes(aval)
         return max(size, _tiled_bytes(aval)) if size else 0
+
+    def fuses_derivative(self, eqn: Any) -> bool:
+        """Return whether the derivative of a kernel of its own is none, but computed by readers.
+
+        Where one entry of each row is taken, as the logit of a label, the cotangent is no `scatter`
+        but a `select` by a comparison of indices, which whatever reads it computes.
+        """
+        return takes_one_of_each_row(eqn)
 
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return 0: a product computes its operands while it reads what they are made from."""
