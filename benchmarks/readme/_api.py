@@ -15,7 +15,9 @@ GROUPS = {
         "apply_rules", "Save", "SavePrimitives", "RecomputePrimitives", "Offload", "recompute_op",
         "keep_op",
     ),
-    "Explain and plan": ("explain", "plan", "largest_batch", "target", "targets"),
+    "Explain and plan": (
+        "explain", "plan", "largest_batch", "chunked", "target", "targets",
+    ),
     "Compress": (
         "dgc_momentum", "scale_by_dgc", "scale_by_ef21", "l1_penalty", "l2_penalty", "dgc_stats",
         "dgc_specs", "reshard_dgc", "flush", "dgc_advice",
