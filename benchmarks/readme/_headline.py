@@ -65,11 +65,11 @@ def target_rows() -> Iterator[Row]:
         plan = ways.pop(PLAN)
         name, best = max(ways.items(), key=lambda way: (way[1]["batch"], -way[1]["flops"]))
         yield (
-            f"{rows[key]['model']}, largest batch, {rows[key]['target']}",
+            f"{rows[key]['model']}, batch, {rows[key]['target']}",
             f"{best['batch']:,}{rate_text(best)} ({'every block' if name == FULL else name})",
             f"{plan['batch']:,}{rate_text(plan)}",
             f"{plan['batch'] / best['batch']:.2f} x",
-            f"{_more(plan)} % ({_more(best)}) more FLOPs",
+            f"{_more(plan)} % ({_more(best)}) FLOPs",
         )
 
 
