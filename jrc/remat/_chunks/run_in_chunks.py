@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from jrc._jaxpr import INPUT, Slices, counted, evaluate, is_variable, shape_of, slice_program
 from jrc._tree import is_floating
-from jrc.remat._chunks.sum_and_gradient import Inputs, raised, sum_and_gradient
+from jrc.remat._chunks.sum_and_gradient import Inputs, raised, sum_and_gradient, zeros_for
 
 
 def program_in_chunks(
@@ -130,9 +130,9 @@ def _loop(
     if recompute:
         body = jax.checkpoint(body, prevent_cse=False)
     # The gradients of whole values are summed over chunks in the type that they have outside.
-    whole = [x.astype(raised(x.dtype)) for x in inputs.whole]
-    zeros = [jnp.zeros(v.aval.shape, raised(v.aval.dtype)) for v in sums]
+    whole = [x.astype(raised(x.dtype)) if is_floating(x) else x for x in inputs.whole]
+    start = zeros_for([v.aval for v in sums], inputs)
     totals, stacked = jax.lax.scan(
-        lambda totals, parts: body(totals, whole, parts), zeros, inputs.parts
+        lambda totals, parts: body(totals, whole, parts), start, inputs.parts
     )
     return [x.astype(v.aval.dtype) for x, v in zip(totals, sums, strict=True)], stacked

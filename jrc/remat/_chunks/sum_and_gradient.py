@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from jrc._tree import is_floating, sum_dtype
+from jrc.remat._chunks.varying import varying_axes, varying_zeros
 
 
 class Inputs(NamedTuple):
@@ -53,7 +54,7 @@ def sum_and_gradient(
             made = one(*inputs.whole, *parts)
             return _added(totals, made), None
 
-        return lowered(jax.lax.scan(body, _zeros(avals), inputs.parts)[0])
+        return lowered(jax.lax.scan(body, zeros_for(avals, inputs), inputs.parts)[0])
 
     def rule(primals: Any, tangents: Any) -> Any:
         (inputs,), (given,) = primals, tangents
@@ -94,7 +95,7 @@ def _sums_and_gradients(
         sums = [_added(a, whole) for a, (whole, _) in zip(sums, pulled, strict=True)]
         return (_added(totals, made), sums), [part for _, part in pulled]
 
-    start = _zeros(avals), [_zeros(chosen) for _ in floating]
+    start = zeros_for(avals, inputs), [zeros_for(chosen, inputs) for _ in floating]
     (totals, sums), stacked = jax.lax.scan(body, start, inputs.parts)
     return totals, [Inputs(*each) for each in zip(sums, stacked, strict=True)]
 
@@ -119,8 +120,10 @@ def _filled(values: Sequence[Any], flags: Sequence[bool], new: Sequence[Any]) ->
     return [next(rest) if flag else x for x, flag in zip(values, flags, strict=True)]
 
 
-def _zeros(values: Sequence[Any]) -> list[Any]:
-    return [jnp.zeros(x.shape, raised(x.dtype)) for x in values]
+def zeros_for(values: Sequence[Any], inputs: Inputs) -> list[Any]:
+    """Return zeros to which values of these types are added, where they depend on the inputs."""
+    axes = varying_axes([*inputs.whole, *inputs.parts])
+    return [varying_zeros(x.shape, raised(x.dtype), axes) for x in values]
 
 
 def _added(totals: Sequence[Any], more: Sequence[Any]) -> list[Any]:

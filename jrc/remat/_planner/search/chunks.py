@@ -5,7 +5,9 @@ planned like it.
 """
 
 import dataclasses
+from typing import Any
 
+from jrc._errors import named_like
 from jrc.remat._chunks.rewrite import Chunks, chunks_within
 from jrc.remat._planner.budget import BudgetError
 from jrc.remat._planner.execute.chunked_function import chunked_function
@@ -14,7 +16,7 @@ from jrc.remat._planner.plan.plan_candidates import Estimate
 from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.search.choose import plan_for
 from jrc.remat._planner.search.peaks import Peaks
-from jrc.remat._planner.search.problem import Problem
+from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.settings import SETTINGS
 
 
@@ -82,7 +84,7 @@ def _planned(
     """
     request, digest = problem.request, problem.function.signature.digest
     fn = chunked_function(request.fn, chunks, request.respect_checkpoints, digest)
-    peaks = Peaks(Problem.of(dataclasses.replace(request, fn=fn)))
+    peaks = Peaks(_problem_of(dataclasses.replace(request, fn=fn)))
 
     def whole(plan: Plan) -> Plan:
         return dataclasses.replace(
@@ -99,6 +101,25 @@ def _planned(
     except BudgetError as error:
         error.plan = whole(error.plan)
         raise
+
+
+def _problem_of(request: Request) -> Problem:
+    """The problem of a request; of a function in a larger program, where that calls it.
+
+    There its arguments lie on the mesh of a `shard_map`, say.
+    """
+    if request.program is None:
+        return Problem.of(request)
+    found: list[Problem] = []
+
+    @named_like(request.fn)
+    def recorded(*args: Any) -> Any:
+        if not found:
+            found.append(Problem.of(request))
+        return request.fn(*args)
+
+    request.program(recorded)
+    return found[0]
 
 
 def _over(cost: Estimate, problem: Problem) -> Estimate:
