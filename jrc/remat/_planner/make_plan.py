@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from jrc.remat._planner.costs.cost_unit import Minimize
 from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_cache import check_cache, plan_in
+from jrc.remat._planner.plan_as_it_is import FunctionAsItIs
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.choose import plan_for
@@ -40,7 +41,7 @@ def plan(
     fn: Callable[..., Any],
     *args: Any,
     budget: int | str | float | None = None,
-    argnums: int | Sequence[int] = 0,
+    argnums: int | Sequence[int] | None = 0,
     has_aux: bool = False,
     verify: bool = True,
     compilations: int | None = None,
@@ -107,7 +108,10 @@ def plan(
             between the least peak that is reached (0) and that of the baseline (1). If it is left
             out it is nine tenths of the memory of one device, of the target's or of what is there;
             on a CPU of the machine's.
-        argnums: The arguments that are differentiated.
+        argnums: The arguments that are differentiated. `None` plans the function as it is, not
+            its gradient: an evaluation, `jax.hessian(loss)`, per-example gradients, a simulation.
+            Its results may be anything. Chunks are what a plan has for it; the other options
+            then must stay as they are, but for `target`.
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which does
             not promise to fit: docs/limits.md has its errors.
@@ -174,6 +178,11 @@ def plan(
     Source: the solver follows Kusumoto et al., "A Graph Theoretic Framework of Recomputation
     Algorithms for Memory-Efficient Backpropagation", arXiv 1905.11722.
     """
+    if argnums is None:
+        asked = {"has_aux": has_aux, "verify=False": not verify, "measure": measure,
+                 "cache": cache is not None, "offload": offload is not False,
+                 "chunks=False": not chunks}  # fmt: skip
+        return _plan_as_it_is(fn, args, budget, target, asked)
     planner = _Planner(
         fn,
         args,
@@ -191,6 +200,38 @@ def plan(
     )
     with shown_meanwhile("jrc.plan: tracing and solving"):
         return planner.plan(budget)
+
+
+def _plan_as_it_is(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    budget: int | str | float | None,
+    target: Target | str | None,
+    asked: Mapping[str, bool],
+) -> Plan:
+    """Return the plan of a function that is not differentiated.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        budget: As for `plan`.
+        target: As for `plan`.
+        asked: Options of `plan` that it does not take, and whether they are asked for.
+    """
+    for what in (each for each, is_asked in asked.items() if is_asked):
+        raise ValueError(
+            f"argnums=None must be used with a function that is planned as it is, got {what}, "
+            "which is of gradients. Leave one of the two out."
+        )
+    refuse_tracers(args)
+    there = checked_target(target)
+    args = abstract_on(there, args) if there else args
+    if budget is None:
+        arrays = jax.tree.leaves(args)
+        budget = there.budget if there else memory_budget_of(device_of(arrays))
+    limit = checked_budget(budget)
+    with shown_meanwhile("jrc.plan: compiling"), target_device_context(there):
+        return plan_of_process_0(lambda: FunctionAsItIs(fn, args, there).plan(limit))
 
 
 @public("jrc.plan")

@@ -1,0 +1,155 @@
+"""The plan of a function that is run and not differentiated: what of it runs in chunks."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jrc._errors import name_of, named_like
+from jrc._jaxpr import flops, nbytes
+from jrc._targets import Target, chip_named, chip_of_device
+from jrc._text import exact_memory_text
+from jrc._tree import split
+from jrc.remat._chunks.rewrite import Chunks, chunks_within
+from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
+from jrc.remat._planner.budget import BudgetError
+from jrc.remat._planner.costs.sharding import most_parts
+from jrc.remat._planner.execute.chunked_function import chunked_function
+from jrc.remat._planner.plan.decision import Baseline
+from jrc.remat._planner.plan.plan import Plan
+from jrc.remat._planner.plan.plan_candidates import Estimate, PlanCandidate
+from jrc.remat._planner.plan.saved_by_plan import BASELINE
+from jrc.remat._planner.program.signature import Signature, signature_of
+from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
+from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._time.seconds import known_device
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """One way to run the function, compiled."""
+
+    chunks: tuple[Chunks, ...]
+    signature: Signature
+    cost: CompiledCost
+    flops: int
+
+
+class FunctionAsItIs:
+    """A function, and the ways to run it: as it is, and with regions in chunks.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        target: What programs are compiled for.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], target: Target | None):
+        self.fn, self.args, self.target = fn, args, target
+        self.traced = traced_for_plan(fn, args, {}, respect_checkpoints=True)
+        self.digest = signature_of(self.traced, respect_checkpoints=True).digest
+        self.arrays, self.skeleton = split(args)
+        device = device_of(self.arrays)
+        self.platform = target.platform if target else device.platform
+        chip = chip_named(target.name if target else "") or chip_of_device(device)
+        self.device = known_device(self.platform, chip)
+        self.own = sum(map(bytes_on_device, self.arrays))
+        self.own += sum(nbytes(x.aval) for x in self.traced.program.jaxpr.outvars)
+        self.baseline = self._form(())
+
+    def plan(self, budget: int | float) -> Plan:
+        """Return the plan: the function as it is if that fits, else the fewest chunks that do.
+
+        Raises:
+            BudgetError: If nothing fits.
+        """
+        forms = [self.baseline]
+        if isinstance(budget, float):
+            forms.append(self._in_chunks(forms[0].cost.peak, SETTINGS.chunk_shares[-1]))
+            least = min(each.cost.peak for each in forms)
+            budget = int(least + budget * (forms[0].cost.peak - least))
+        for share in SETTINGS.chunk_shares:
+            if any(each.cost.peak <= budget for each in forms):
+                break
+            forms.append(self._in_chunks(budget, share))
+        fitting = [each for each in forms if each.cost.peak <= budget]
+        if not fitting:
+            lean = min(forms, key=lambda each: each.cost.peak)
+            raise BudgetError(
+                f"the peak of `{name_of(self.fn)}` is at least "
+                f"{exact_memory_text(lean.cost.peak)}; the budget is {exact_memory_text(budget)}. "
+                "Raise the budget, or make the arguments smaller.",
+                lean.cost.peak,
+                self._plan(lean, forms, budget),
+            )
+        return self._plan(min(fitting, key=_seconds), forms, budget)
+
+    def _in_chunks(self, budget: int, share: float) -> _Form:
+        room = max(int(share * (budget - self.own)), SETTINGS.least_chunk)
+        if most_parts(self.arrays, self.traced.program) > 1:
+            return self.baseline  # slices would be cut across devices
+        chunks = chunks_within(self.traced.program, room, inlined_program)
+        return self._form(tuple(chunks)) if chunks else self.baseline
+
+    def _form(self, chunks: tuple[Chunks, ...]) -> _Form:
+        fn = self.fn
+        if chunks:
+            fn = chunked_function(fn, chunks, respect_checkpoints=True, digest=self.digest)
+        traced = traced_for_plan(fn, self.args, {}, respect_checkpoints=True)
+
+        @named_like(self.fn)
+        def run(*arrays: Any) -> list[Any]:
+            return split(fn(*self.skeleton.fill(arrays)))[0]
+
+        return _Form(
+            chunks,
+            signature_of(traced, respect_checkpoints=True),
+            compiled_cost(
+                jax.jit(run).lower(*self.arrays), self.platform, self.own, device=self.device
+            ),
+            flops(traced.program.jaxpr),
+        )
+
+    def _plan(self, form: _Form, forms: list[_Form], budget: int) -> Plan:
+        forms = list({id(each): each for each in forms}.values())
+        return Plan(
+            budget=budget,
+            predicted=self._estimate(form),
+            verified=self._estimate(form),
+            unplanned_flops=self.baseline.flops,
+            saved_bytes=0,
+            compilations=len(forms),
+            kept=(),
+            candidates=tuple(self._candidate(each, each is form) for each in forms),
+            decision=Baseline(),
+            signature=form.signature,
+            target=self.target.name if self.target else "",
+            minimize="time" if self.device else "flops",
+            chunks=form.chunks,
+            digest=self.digest if form.chunks else "",
+        )
+
+    def _candidate(self, form: _Form, is_chosen: bool) -> PlanCandidate:
+        cost = self._estimate(form)
+        return PlanCandidate(
+            predicted=cost,
+            compiled_peak_bytes=cost.peak_bytes,
+            saved_bytes=0,
+            change=f"{len(form.chunks)} regions in chunks" if form.chunks else BASELINE,
+            is_chosen=is_chosen,
+            compiled_host_bytes=cost.host_bytes,
+            compiled_seconds=cost.seconds,
+            compiled_seconds_from=cost.seconds_from,
+        )
+
+    def _estimate(self, form: _Form) -> Estimate:
+        ratio = form.flops / self.baseline.flops if self.baseline.flops else 1.0
+        time = form.cost.time
+        seconds, source = (time.value, time.source) if time else (None, "")
+        return Estimate(form.cost.peak, form.flops, ratio, form.cost.host, seconds, source)
+
+
+def _seconds(form: _Form) -> float:
+    return form.cost.time.value if form.cost.time else form.flops

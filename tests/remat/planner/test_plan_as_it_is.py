@@ -1,0 +1,92 @@
+"""Plans of functions that are run and not differentiated: `argnums=None`."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrc
+
+KEYS = jax.random.split(jax.random.key(0), 4)
+
+
+def log_probabilities(w, x, labels):
+    logits = jax.nn.log_softmax(x @ w)
+    return {
+        "each": jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0],
+        "count": x.shape[0],
+    }
+
+
+def network(p, x):
+    return jnp.sum(jnp.tanh(x @ p.reshape(16, 64)))
+
+
+def norms(p, x):
+    """Norms of the gradients of all examples, which are as many matrices."""
+    one = lambda p, x: jnp.sum(jnp.tanh(jnp.tanh(x @ p) @ p.T))  # noqa: E731
+    return jnp.sum(jax.vmap(jax.grad(one), (None, 0))(p, x) ** 2, axis=(1, 2))
+
+
+CASES = {
+    "log-probabilities": (
+        log_probabilities, "20MiB",
+        (jax.random.normal(KEYS[0], (32, 8192)), jax.random.normal(KEYS[1], (2048, 32)),
+         jax.random.randint(KEYS[2], (2048,), 0, 8192)),
+    ),
+    "hessian": (
+        jax.hessian(network), "40MiB",
+        (jax.random.normal(KEYS[0], (1024,)), jax.random.normal(KEYS[1], (512, 16))),
+    ),
+    "per-example gradients": (
+        norms, "16MiB",
+        (jax.random.normal(KEYS[0], (64, 128)), jax.random.normal(KEYS[1], (1024, 64))),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_function_that_does_not_fit(name):
+    fn, budget, args = CASES[name]
+    plan = jrc.plan(fn, *args, budget=budget, argnums=None)
+    assert plan.verified.peak_bytes <= plan.budget < plan.candidates[0].compiled_peak_bytes
+    assert plan.chunks and plan.verified.flops_ratio < 1.01
+    assert jrc.Plan.from_json(plan.to_json()) == plan
+    run = jax.jit(plan.apply(fn))
+    for found, wanted in zip(
+        jax.tree.leaves(run(*args)), jax.tree.leaves(jax.jit(fn)(*args)), strict=True
+    ):
+        assert float(jnp.max(jnp.abs(found - wanted))) <= 2e-6 * float(jnp.max(jnp.abs(wanted)))
+    memory = run.lower(*args).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < plan.verified.peak_bytes
+
+
+def test_a_function_that_fits_stays_as_it_is():
+    fn, _, args = CASES["hessian"]
+    plan = jrc.plan(fn, *args, budget="1GiB", argnums=None)
+    assert not plan.chunks and plan.compilations == 1
+    assert "nothing is recomputed" in str(plan)
+    least = jrc.plan(fn, *args, budget=0.0, argnums=None)
+    assert least.verified.peak_bytes < plan.verified.peak_bytes / 4
+
+
+def test_what_does_not_fit_in_chunks_either():
+    _, _, args = CASES["log-probabilities"]
+    with pytest.raises(jrc.BudgetError, match=r"jrc\.plan: the peak of `cumsum` is at least") as e:
+        jrc.plan(jnp.cumsum, args[0].reshape(-1), budget=1000, argnums=None)
+    assert e.value.least_bytes == e.value.plan.verified.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"has_aux": True}, "got has_aux"),
+        ({"offload": True}, "got offload"),
+        ({"verify": False}, "got verify=False"),
+        ({"measure": True}, "got measure"),
+        ({"chunks": False}, "got chunks=False"),
+        ({"cache": "plans"}, "got cache"),
+    ],
+)
+def test_options_of_gradients(options, said):
+    with pytest.raises(ValueError, match=f"argnums=None must be used with .*{said}, which is of"):
+        jrc.plan(jnp.tanh, jnp.ones(3), budget="1MB", argnums=None, **options)
