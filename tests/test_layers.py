@@ -25,8 +25,8 @@ LAYERS = (
 REMAT_LAYERS = (
     {"_policy"},
     {"_region"},
-    {"_segments", "_scan", "_gradient", "_chunks"},
-    {"_compiled"},
+    {"_segments", "_scan", "_gradient"},
+    {"_compiled", "_chunks"},
     {"_time"},
     {"_flax", "_report"},
     {"_planner"},

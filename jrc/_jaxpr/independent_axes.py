@@ -7,6 +7,7 @@
 [(0, 1)]
 """
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -78,7 +79,8 @@ def axes_of_program(
     whole = {*slices.whole, *(x for eqn in before for x in eqn.invars if is_variable(x))}
     made = {v for eqn in before for v in eqn.outvars}
     is_whole_too = len(places) != len(slices.given) or bool(set(places) & (whole | made))
-    if is_whole_too or counted(slices) or any(map(has_effects, before)):
+    is_inside = not set(places) <= set(inputs)
+    if is_whole_too or is_inside or counted(slices) or any(map(has_effects, before)):
         return None
     results = tuple(slices.axes.get(x) if is_variable(x) else None for x in program.jaxpr.outvars)
     return tuple(places.get(v, axes.get(v)) for v in inputs), results, slices.parts
@@ -98,7 +100,7 @@ def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
             found = axes_of_program(_program(jaxpr), axes)
             if found is None or (results and found[1] != results):
                 return None
-            axes, results, parts = found[0], found[1], min(parts, found[2])
+            axes, results, parts = found[0], found[1], math.gcd(parts, found[2])
     if None in results:
         return None
     return IndependentAxis((*(None for _ in range(first)), *axes), results, parts)
@@ -184,7 +186,7 @@ def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
         if found is None:
             return None
         inputs, results, count = found
-        parts = min(parts, count)
+        parts = math.gcd(parts, count)
         after = tuple(results[i - consts] if consts <= i < end else a for i, a in enumerate(inputs))
         if any(a is not None and a != b for a, b in zip(inputs, after, strict=True)):
             return None  # a carry has the axis elsewhere, or no longer

@@ -1,18 +1,24 @@
 """`jrc.chunked`: a function in chunks along independent axes."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jrc._errors import name_of, named_like, public
 from jrc._jaxpr import (
     Dependent,
+    Program,
     Slices,
     Traced,
     independent_axes,
+    inline_marked,
     is_variable,
     label,
+    open_regions,
     place,
     shape_of,
     sliced,
@@ -21,6 +27,7 @@ from jrc._jaxpr import (
 from jrc._tree import is_traced, named_leaves
 from jrc._validate import is_whole, whole_number
 from jrc.remat._chunks.run_in_chunks import program_in_chunks
+from jrc.remat._gradient.variable_changes import with_changes
 
 Axes = Any
 
@@ -86,8 +93,11 @@ def chunked(
     @named_like(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         with public("jrc.chunked"):
-            traced = trace(fn, args, kwargs, lambda _: True)
-            slices = _slices(fn, traced, args, in_axes)
+            if count == 1:
+                return fn(*args, **kwargs)
+            args = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, args)
+            traced = _traced(fn, args, kwargs)
+            slices = _slices(fn, traced, args, in_axes, count)
             if slices.parts % count:
                 raise ValueError(_wrong_count(slices.parts, count))
             _check_results(traced, slices, out_axes)
@@ -96,14 +106,43 @@ def chunked(
     return run
 
 
-def _slices(fn: Callable[..., Any], traced: Traced, args: tuple[Any, ...], in_axes: Axes) -> Slices:
+def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    """The program of a call, without `jit` calls and `jax.checkpoint` regions.
+
+    Raises:
+        TypeError: If the function changes a flax module.
+    """
+    changed: list[int] = []
+    changing = with_changes(fn, name_of(fn))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out, changes = changing(*args, **kwargs)
+        changed[:] = changes
+        return out
+
+    traced = trace(run, args, kwargs, lambda _: True)
+    if changed:
+        raise TypeError(
+            f"fn must not change a flax module in place, got {name_of(fn)!r}, which does. Return "
+            "what it changes, or chunk a function inside of it."
+        )
+    opened = inline_marked(open_regions(traced.program.jaxpr).jaxpr, lambda _: True)
+    return dataclasses.replace(traced, program=Program(opened))
+
+
+def _slices(
+    fn: Callable[..., Any], traced: Traced, args: tuple[Any, ...], in_axes: Axes, count: int
+) -> Slices:
     program = traced.program
     axes = _axes_of_arrays(args, tuple(in_axes) if isinstance(in_axes, list) else in_axes)
     inputs = program.jaxpr.invars[traced.closed :][: len(axes)]
     cut = {}
     for v, (name, axis) in zip(inputs, axes, strict=True):
         if axis is not None:
-            cut[v] = _axis(axis, v, f"in_axes of {name}")
+            cut[v] = at = _axis(axis, v, f"in_axes of {name}")
+            if shape_of(v)[at] % count or not shape_of(v)[at]:
+                raise ValueError(_wrong_count(shape_of(v)[at], count))
+            _check_whole_on_device(v, at, name)
     if not cut:
         raise ValueError(
             f"in_axes must name an axis of at least one array of `{name_of(fn)}`, got {in_axes!r}. "
@@ -117,30 +156,18 @@ def _slices(fn: Callable[..., Any], traced: Traced, args: tuple[Any, ...], in_ax
 
 def _axes_of_arrays(args: tuple[Any, ...], in_axes: Axes) -> list[tuple[str, Any]]:
     """The name and the axis of each array among the arguments."""
-    try:
-        full = jax.tree.broadcast(in_axes, args, is_leaf=lambda x: x is None)
-    except ValueError as error:
-        raise ValueError(
-            f"in_axes must begin the tree of the arguments, got {in_axes!r}. Write one axis for "
-            f"all of them, or one for each, `None` where nothing is cut ({error})."
-        ) from None
     leaves = named_leaves(args)
-    axes = jax.tree.leaves(full, is_leaf=lambda x: x is None)
+    axes = _broadcast(in_axes, args, "in_axes", "arguments")
     return [(name, axis) for (name, leaf), axis in zip(leaves, axes, strict=True)
             if is_traced(leaf)]  # fmt: skip
 
 
 def _check_results(traced: Traced, slices: Slices, out_axes: Axes) -> None:
     """Raise unless each result that is joined has the axis where `out_axes` says."""
-    outvars = traced.program.jaxpr.outvars
-    tree = traced.result.fill(range(len(outvars)))
-    axes = jax.tree.leaves(
-        jax.tree.broadcast(out_axes, tree, is_leaf=lambda x: x is None),
-        is_leaf=lambda x: x is None,
-    )
-    for (name, i), axis in zip(named_leaves(tree), axes, strict=True):
-        x = outvars[i] if is_whole(i) else None
-        if x is None or not is_variable(x):
+    tree = traced.result.fill(traced.program.jaxpr.outvars)
+    axes = _broadcast(out_axes, tree, "out_axes", "results")
+    for i, ((name, x), axis) in enumerate(zip(named_leaves(tree), axes, strict=True)):
+        if not is_variable(x):
             continue
         found = slices.axes.get(x)
         wanted = None if axis is None or found is None else _axis(axis, x, "out_axes")
@@ -149,12 +176,30 @@ def _check_results(traced: Traced, slices: Slices, out_axes: Axes) -> None:
             where = "is a sum over it" if found is None else f"has it at {found}"
             raise ValueError(
                 f"out_axes must say where a result has the axis, got {axis} for result "
-                f"{name or '0'}, which {where}. Write out_axes={found}."
+                f"{name or i}, which {where}. Write out_axes={found}."
             )
+
+
+_WHOLE = object()
+
+
+def _broadcast(axes: Axes, tree: Any, name: str, what: str) -> list[Any]:
+    """One axis for each leaf of a tree, `None` among them."""
+    known = jax.tree.map(lambda x: _WHOLE if x is None else x, axes, is_leaf=lambda x: x is None)
+    try:
+        full = jax.tree.broadcast(known, tree)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must begin the tree of the {what}, got {axes!r}. Write one axis for all of "
+            f"them, or one for each, `None` for what has none ({error})."
+        ) from None
+    return [None if x is _WHOLE else x for x in jax.tree.leaves(full)]
 
 
 def _axis(axis: int, v: Any, what: str) -> int:
     rank = v.aval.ndim
+    if not rank:
+        raise ValueError(f"{what} must be None for a number, got {axis}. Write None there.")
     if not -rank <= axis < rank:
         raise ValueError(
             f"{what} must be an axis of {v.aval.str_short()}, got {axis}. "
@@ -169,6 +214,16 @@ def _check_axes(axes: Axes, name: str) -> None:
             raise TypeError(
                 f"{name} must hold whole numbers and None, got {axis!r}. Write {name}=0."
             )
+
+
+def _check_whole_on_device(v: Any, axis: int, name: str) -> None:
+    """Raise if an axis is split over devices in the type of a value, on an explicit mesh."""
+    spec = getattr(getattr(v.aval, "sharding", None), "spec", ())
+    if axis < len(spec) and spec[axis] is not None:
+        raise ValueError(
+            f"in_axes must name axes that are whole on each device, got axis {axis} of {name}, "
+            f"which is split over {spec[axis]!r}. Call jrc.chunked inside of jax.shard_map."
+        )
 
 
 def _wrong_count(parts: int, chunks: int) -> str:

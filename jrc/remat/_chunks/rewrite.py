@@ -176,8 +176,7 @@ def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline:
             raise ValueError(f"equation {p} is no loop")
         body = inline(inner_program(eqns[p]))
         avals: list[Any] = [v.aval for v in body.jaxpr.invars]
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
-        new = jax.make_jaxpr(in_chunks(body, choices, inline))(*shapes)
+        new = jax.make_jaxpr(in_chunks(body, choices, inline))(*avals)
         eqns[p] = with_inner_program(eqns[p], new)
     return program.jaxpr.replace(eqns=eqns)
 
@@ -188,17 +187,28 @@ def _region(program: Program, choice: Chunks) -> tuple[Any, list[Any]]:
         cut = {_variable(program, p, i): axis for p, i, axis in choice.cut}
         slices = sliced(program, cut, independent_axes, choice.equations)
     except (IndexError, Dependent) as error:
-        raise ValueError(f"the region of equations {choice.equations[:1]} is another") from error
+        raise _another(choice) from error
     inside = set(choice.equations)
+    if any(program.producer[v] in inside for v in (*slices.whole, *(v for v, _ in slices.given))):
+        raise _another(choice)  # a part of the region is missing
     results = [
         v
         for p in choice.equations
         for v in program.eqns[p].outvars
         if any(c not in inside for c in program.consumers.get(v, ()))
     ]
-    if slices.parts % choice.chunks or any(v not in slices.made for v in results):
-        raise ValueError(f"the region of equations {choice.equations[:1]} is another")
+    is_cut = choice.chunks > 0 and slices.parts % choice.chunks == 0
+    if not is_cut or any(v not in slices.made for v in results):
+        raise _another(choice)
     return slices, results
+
+
+def _another(choice: Chunks) -> ValueError:
+    return ValueError(
+        f"Plan.chunks must be regions of the program that is planned, got the region of "
+        f"{choice.name!r}, which cannot run in {choice.chunks} chunks there. Plan again with "
+        "jrc.plan."
+    )
 
 
 def _order(

@@ -21,9 +21,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._jaxpr import INPUT, Slices, counted, evaluate, is_variable, shape_of, slice_program
+from jrc._jaxpr import INPUT, Slices, counted, evaluate, is_variable, slice_program
 from jrc._tree import is_floating
-from jrc.remat._chunks.sum_and_gradient import Inputs, raised, sum_and_gradient, zeros_for
+from jrc.remat._chunks.sum_and_gradient import (
+    Inputs,
+    can_pair,
+    raised,
+    sum_and_gradient,
+    zeros_for,
+)
 
 
 def program_in_chunks(
@@ -89,10 +95,10 @@ def run_in_chunks(
         [cut(values[v], axis, chunks) for v, axis in slices.given]
         + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in counted(slices)],
     )
-    if joined or any(shape_of(v) for v in sums if is_floating(v.aval)):
-        totals, stacked = _loop(one, inputs, sums, recompute)
-    else:
+    if not joined and can_pair([v.aval for v in sums], inputs):
         totals, stacked = sum_and_gradient(one, inputs, [v.aval for v in sums]), []
+    else:
+        totals, stacked = _loop(one, inputs, sums, recompute)
     found = dict(zip(sums, totals, strict=True))
     for v, x in zip(joined, stacked, strict=True):
         found[v] = join(x, slices.axes[v])

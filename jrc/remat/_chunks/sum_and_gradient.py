@@ -6,6 +6,7 @@ outlives it, and nothing runs again. It is a `custom_jvp` function, so that forw
 mode and higher derivatives work.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,22 @@ class Inputs(NamedTuple):
 def raised(dtype: Any) -> Any:
     """Return the type in which entries of a type are summed over chunks: float32 at least."""
     return sum_dtype(dtype) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def can_pair(avals: Sequence[Any], inputs: Inputs) -> bool:
+    """Return whether sums of these types may have their gradients in the pass of their values.
+
+    Floating ones must be real scalars. The gradient of a chunk has the type of its input before it
+    is multiplied by the tangent, so that the input must have the range of float32.
+    """
+    sums = [aval for aval in avals if is_floating(aval)]
+    are_scalars = not any(aval.shape for aval in sums)
+    is_real = not any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in sums)
+    return are_scalars and is_real and all(map(_has_wide_range, (*inputs.whole, *inputs.parts)))
+
+
+def _has_wide_range(x: Any) -> bool:
+    return not is_floating(x) or float(jnp.finfo(x.dtype).max) >= 1e38
 
 
 def sum_and_gradient(
@@ -71,27 +88,30 @@ def sum_and_gradient(
 
 
 def _sums_and_gradients(
-    one: Callable[..., Sequence[Any]], inputs: Inputs, given: Inputs, avals: Sequence[Any]
+    one: Callable[..., Sequence[Any]], inputs: Inputs, tangents: Inputs, avals: Sequence[Any]
 ) -> tuple[list[Any], list[Inputs]]:
     """The sums, and for each floating one its gradients; `None` of what has no tangent."""
-    perturbed = Inputs(*([not isinstance(t, SymbolicZero) for t in each] for each in given))
+    perturbed = Inputs(*([not isinstance(t, SymbolicZero) for t in each] for each in tangents))
     floating = [i for i, aval in enumerate(avals) if is_floating(aval)]
     chosen = _chosen(inputs.whole, perturbed.whole)
 
     def body(state: Any, parts: list[Any]) -> Any:
         totals, sums = state
 
-        def values(whole: list[Any], part: list[Any]) -> tuple[list[Any], Any]:
+        def values(whole: list[Any], part: list[Any], i: int) -> tuple[Any, Any]:
             made = one(
                 *_filled(inputs.whole, perturbed.whole, whole),
                 *_filled(parts, perturbed.parts, part),
             )
-            return [made[i] for i in floating], made
+            return made[i], made
 
-        _, pull, made = jax.vjp(values, chosen, _chosen(parts, perturbed.parts), has_aux=True)
-        units = [[jnp.ones_like(made[i]) if i == k else jnp.zeros_like(made[i]) for i in floating]
-                 for k in floating]  # fmt: skip
-        pulled = [pull(each) for each in units]
+        given = chosen, _chosen(parts, perturbed.parts)
+        made = () if floating else one(*inputs.whole, *parts)
+        pulled = []
+        for i in floating:  # each by itself: zero times an infinite slope would be no number
+            one_sum = functools.partial(values, i=i)
+            value, pull, made = jax.vjp(one_sum, *given, has_aux=True)
+            pulled.append(pull(jnp.ones_like(value)))
         sums = [_added(a, whole) for a, (whole, _) in zip(sums, pulled, strict=True)]
         return (_added(totals, made), sums), [part for _, part in pulled]
 

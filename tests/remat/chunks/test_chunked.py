@@ -249,6 +249,81 @@ def test_what_is_refused(text):
     assert text in str(caught.value)
 
 
+def test_complex_sums():
+    def total(x):
+        return jnp.sum(jnp.exp(1j * x))
+
+    lean = jrc.chunked(total, chunks=2)
+    for part in (jnp.imag, jnp.real):
+        found = jax.grad(lambda x, part=part: part(lean(x)))(X[:, 0])
+        close(found, jax.grad(lambda x, part=part: part(total(x)))(X[:, 0]))
+
+
+def test_a_metric_of_infinite_slope_beside_a_loss():
+    both = jrc.chunked(lambda x: (jnp.sum(jnp.sqrt(x)), jnp.sum(x)), chunks=2)
+    assert (jax.grad(lambda x: both(x)[1])(jnp.zeros(4)) == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float8_e4m3fn])
+def test_types_of_a_narrow_range_are_scaled_before_they_are_rounded(dtype):
+    x = jnp.full(16, 0.25, dtype)
+    lean = jrc.chunked(lambda x: jnp.sum(x.astype(jnp.float32) * 1e-9), chunks=4)
+    assert (jax.grad(lambda x: lean(x) * 1e9)(x).astype(jnp.float32) == 1).all()
+
+
+def test_branches_are_cut_as_both_may_be():
+    def fn(p, x):
+        first = lambda x: jnp.tanh(x.reshape(4, 3)).reshape(12)  # noqa: E731
+        second = lambda x: jnp.sin(x.reshape(6, 2)).reshape(12)  # noqa: E731
+        return lax.cond(p > 0, first, second, x)
+
+    with pytest.raises(ValueError, match="which has 2 independent parts, got 4"):
+        jrc.chunked(fn, (None, 0), chunks=4)(jnp.int32(1), jnp.ones(12))
+    close(jrc.chunked(fn, (None, 0), chunks=2)(1, X[:12, 0]), fn(1, X[:12, 0]))
+
+
+def test_a_rule_that_closes_over_the_axis_is_refused():
+    scale = jnp.arange(24.0)[:, None]
+    fn = jax.custom_jvp(lambda x: x * 2)
+    fn.defjvp(lambda primals, tangents: (primals[0] * 2, tangents[0] * scale))
+    with pytest.raises(ValueError, match="custom_jvp_call.* does not compute slices"):
+        jrc.chunked(fn, chunks=2)(X)
+
+
+def test_trees_with_nothing_and_with_static_values():
+    lean = jrc.chunked(lambda x, mask: {"y": x * 2, "n": 3, "mask": mask}, chunks=2)
+    found = lean(X, None)
+    assert found["n"] == 3
+    assert found["mask"] is None
+    close(found["y"], 2 * X)
+    close(jrc.chunked(lambda x: (None, x.sum(0)), 0, None, chunks=2)(X)[1], X.sum(0))
+    with pytest.raises(ValueError, match="out_axes must begin the tree of the results"):
+        jrc.chunked(lambda x: (x, x), 0, (0, 0, 0), chunks=2)(X)
+    with pytest.raises(ValueError, match=r"in_axes of 0 must be None for a number, got 0"):
+        jrc.chunked(lambda x, y: x * y, chunks=2)(jnp.float32(2), X)
+
+
+def test_a_checkpoint_around_the_whole_loss_and_numpy_arrays():
+    remat = jax.checkpoint(loss)
+    lean = jrc.chunked(remat, (None, 0, 0), chunks=4)
+    close(jax.grad(lean)(W, np.asarray(X), np.asarray(LABELS)), jax.grad(loss)(W, X, LABELS))
+
+
+def test_a_module_that_changes_is_refused():
+    from flax import nnx
+
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="fn must not change a flax module in place"):
+        jrc.chunked(lambda drop, x: jnp.sum(drop(x)), (None, 0), chunks=2)(dropout, X)
+
+
+def test_an_axis_that_is_split_in_its_type():
+    mesh = jax.make_mesh((2,), ("d",))
+    x = jax.device_put(X, jax.NamedSharding(mesh, jax.P("d")))
+    with pytest.raises(ValueError, match="axes that are whole on each device, got axis 0 of 0"):
+        jrc.chunked(jnp.tanh, chunks=2)(x)
+
+
 def test_wrong_types():
     with pytest.raises(TypeError, match=r"fn must be callable, got int\. Pass the function"):
         jrc.chunked(3, chunks=2)
