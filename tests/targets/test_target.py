@@ -347,7 +347,7 @@ def scanned(params, x):
 def test_values_of_a_loop_are_moved_to_the_host(name, budget):
     params = {"a": SHAPE((6, 512, 1024), jnp.float32), "b": SHAPE((6, 1024, 512), jnp.float32)}
     args = params, SHAPE((32768, 512), jnp.float32)  # 64 MiB for each step
-    ask = functools.partial(jrc.plan, scanned, *args, target=name, verify=False)
+    ask = functools.partial(jrc.plan, scanned, *args, target=name, verify=False, chunks=False)
     with pytest.raises(jrc.BudgetError):
         ask(budget=budget)
     kept, moved = ask(budget="1GiB"), ask(budget=budget, offload=1e18)
@@ -368,7 +368,7 @@ def test_a_program_that_is_too_large_for_a_tpu_has_a_peak():
     # Three of the four activations at least, beside the arguments; how many is libtpu's choice.
     assert given + 24 * GIB < report.memory.peak < given + 48 * GIB
     with pytest.raises(jrc.BudgetError) as caught:
-        jrc.plan(net, params, SHAPE((2**19, 4096), jnp.float32), target="v5e")
+        jrc.plan(net, params, SHAPE((2**19, 4096), jnp.float32), target="v5e", chunks=False)
     assert caught.value.least_bytes > 16 * GIB
 
 
