@@ -26,6 +26,7 @@ from jrc._jaxpr import (
 )
 from jrc._tree import is_traced, named_leaves
 from jrc._validate import is_whole, whole_number
+from jrc.remat._chunks.regions import divisors
 from jrc.remat._chunks.run_in_chunks import program_in_chunks
 from jrc.remat._gradient.variable_changes import with_changes
 
@@ -227,12 +228,12 @@ def _check_whole_on_device(v: Any, axis: int, name: str) -> None:
 
 
 def _wrong_count(parts: int, chunks: int) -> str:
-    divisors = [str(n) for n in range(1, parts + 1) if parts % n == 0]
-    if len(divisors) > 12:
-        divisors = [*divisors[:6], "...", *divisors[-5:]]
+    counts = [str(n) for n in divisors(parts)]
+    if len(counts) > 12:
+        counts = [*counts[:6], "...", *counts[-5:]]
     return (
         f"chunks must divide the axis, which has {parts} independent parts, got {chunks}. "
-        f"Take one of {', '.join(divisors)}."
+        f"Take one of {', '.join(counts)}."
     )
 
 

@@ -9,8 +9,8 @@ after which nothing but a sum over the axis follows, such as a loss, takes that 
 >>> loss = lambda w, x: jnp.mean(jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1))
 >>> program = Program(inline_all(jax.make_jaxpr(loss)(jnp.ones((4, 500)), jnp.ones((80, 4)))))
 >>> (region,) = wide_regions(program, narrow=20_000)
->>> program.eqns[min(region.equations)].primitive.name, region.parts, region.is_sum
-('dot_general', 80, True)
+>>> program.eqns[min(region.equations)].primitive.name, region.parts, len(region.results)
+('dot_general', 80, 1)
 """
 
 import dataclasses
@@ -63,11 +63,6 @@ class Region:
     def parts(self) -> int:
         """Into how many slices it may be cut; or into a divisor of that."""
         return self.slices.parts
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether all that leaves it is a scalar."""
-        return not any(map(shape_of, self.results))
 
 
 def wide_regions(program: Program, narrow: int) -> list[Region]:
@@ -266,5 +261,10 @@ class _Growth:
 
 def chunk_count(parts: int, least: float) -> int:
     """Return the smallest divisor of `parts` that is at least this; the largest if none is."""
-    divisors = [n for n in range(1, parts + 1) if parts % n == 0]
-    return next((n for n in divisors if n >= least), parts)
+    return next((n for n in divisors(parts) if n >= least), parts)
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, the smallest first."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

@@ -4,7 +4,7 @@
 >>> from jrc._jaxpr import inline_all
 >>> loss = lambda w, x: jnp.mean(jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1))
 >>> program = Program(inline_all(jax.make_jaxpr(loss)(jnp.ones((4, 500)), jnp.ones((80, 4)))))
->>> (chunked,) = chunks_within(program, room=40_000)
+>>> (chunked,) = chunks_within(program, most_bytes=40_000)
 >>> chunked.chunks, chunked.shape
 (10, (80, 500))
 >>> run = in_chunks(program, [chunked])
@@ -90,27 +90,27 @@ def chunks_table(chunks: Sequence[Chunks]) -> Grid:
     return Grid(("in chunks", "whole", "chunks", ""), rows)
 
 
-def chunks_within(program: Program, room: int, inline: Inline | None = None) -> list[Chunks]:
+def chunks_within(program: Program, most_bytes: int, inline: Inline | None = None) -> list[Chunks]:
     """Return regions around all values wider than some bytes, in as many chunks as fit there.
 
     Args:
         program: The program, without `jit` calls.
-        room: Bytes of the widest moment inside of a chunk, about.
+        most_bytes: Bytes of the widest moment inside of a chunk, about.
         inline: From the body of a loop to its program; by default it is inlined.
     """
-    return list(_chunks_within(program, room, inline or _inlined, ()))
+    return list(_chunks_within(program, most_bytes, inline or _inlined, ()))
 
 
 def _chunks_within(
-    program: Program, room: int, inline: Inline, path: tuple[int, ...]
+    program: Program, most_bytes: int, inline: Inline, path: tuple[int, ...]
 ) -> Iterator[Chunks]:
-    for region in wide_regions(program, room):
-        count = chunk_count(region.parts, region.bytes / room)
+    for region in wide_regions(program, most_bytes):
+        count = chunk_count(region.parts, region.bytes / most_bytes)
         if count > 1:
             yield _chunks(program, region, count, path)
     for p, eqn in enumerate(program.eqns):
         if primitive_name(eqn) == "scan":
-            yield from _chunks_within(inline(inner_program(eqn)), room, inline, (*path, p))
+            yield from _chunks_within(inline(inner_program(eqn)), most_bytes, inline, (*path, p))
 
 
 def _chunks(program: Program, region: Region, count: int, path: tuple[int, ...]) -> Chunks:

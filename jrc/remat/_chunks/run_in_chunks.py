@@ -32,15 +32,12 @@ from jrc.remat._chunks.sum_and_gradient import (
 )
 
 
-def program_in_chunks(
-    slices: Slices, chunks: int, recompute: bool = True
-) -> Callable[..., list[Any]]:
+def program_in_chunks(slices: Slices, chunks: int) -> Callable[..., list[Any]]:
     """Return the program as a function of its inputs that runs slices in a loop over chunks.
 
     Args:
         slices: What of the program runs on slices.
         chunks: How many slices; a divisor of `slices.parts`.
-        recompute: As for `run_in_chunks`.
     """
     program = slices.program
     after = program.cut(slices.after, [v for p in slices.after for v in program.eqns[p].outvars])
@@ -58,7 +55,7 @@ def program_in_chunks(
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
         _run(before, values)
-        made = run_in_chunks(slices, chunks, values, looped, recompute) if looped else []
+        made = run_in_chunks(slices, chunks, values, looped) if looped else []
         values |= dict(zip(looped, made, strict=True))
         _run(after, values)
         return program.results(values)
@@ -137,7 +134,7 @@ def _loop(
         body = jax.checkpoint(body, prevent_cse=False)
     # The gradients of whole values are summed over chunks in the type that they have outside.
     whole = [x.astype(raised(x.dtype)) if is_floating(x) else x for x in inputs.whole]
-    start = zeros_for([v.aval for v in sums], inputs)
+    start = zeros_for([v.aval for v in sums])
     totals, stacked = jax.lax.scan(
         lambda totals, parts: body(totals, whole, parts), start, inputs.parts
     )

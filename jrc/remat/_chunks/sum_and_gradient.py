@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
+from jrc._jaxpr import zeros_of
 from jrc._tree import is_floating, sum_dtype
-from jrc.remat._chunks.varying import varying_axes, varying_zeros
 
 
 class Inputs(NamedTuple):
@@ -71,7 +71,7 @@ def sum_and_gradient(
             made = one(*inputs.whole, *parts)
             return _added(totals, made), None
 
-        return lowered(jax.lax.scan(body, zeros_for(avals, inputs), inputs.parts)[0])
+        return lowered(jax.lax.scan(body, zeros_for(avals), inputs.parts)[0])
 
     def rule(primals: Any, tangents: Any) -> Any:
         (inputs,), (given,) = primals, tangents
@@ -115,7 +115,8 @@ def _sums_and_gradients(
         sums = [_added(a, whole) for a, (whole, _) in zip(sums, pulled, strict=True)]
         return (_added(totals, made), sums), [part for _, part in pulled]
 
-    start = zeros_for(avals, inputs), [zeros_for(chosen, inputs) for _ in floating]
+    types = [jax.typeof(x) for x in chosen]
+    start = zeros_for(avals), [zeros_for(types) for _ in floating]
     (totals, sums), stacked = jax.lax.scan(body, start, inputs.parts)
     return totals, [Inputs(*each) for each in zip(sums, stacked, strict=True)]
 
@@ -140,10 +141,9 @@ def _filled(values: Sequence[Any], flags: Sequence[bool], new: Sequence[Any]) ->
     return [next(rest) if flag else x for x, flag in zip(values, flags, strict=True)]
 
 
-def zeros_for(values: Sequence[Any], inputs: Inputs) -> list[Any]:
-    """Return zeros to which values of these types are added, where they depend on the inputs."""
-    axes = varying_axes([*inputs.whole, *inputs.parts])
-    return [varying_zeros(x.shape, raised(x.dtype), axes) for x in values]
+def zeros_for(avals: Sequence[Any]) -> list[Any]:
+    """Return zeros to which values of these types are added."""
+    return [zeros_of(aval).astype(raised(aval.dtype)) for aval in avals]
 
 
 def _added(totals: Sequence[Any], more: Sequence[Any]) -> list[Any]:

@@ -179,9 +179,17 @@ def plan(
     Algorithms for Memory-Efficient Backpropagation", arXiv 1905.11722.
     """
     if argnums is None:
-        asked = {"has_aux": has_aux, "verify=False": not verify, "measure": measure,
-                 "cache": cache is not None, "offload": offload is not False,
-                 "chunks=False": not chunks}  # fmt: skip
+        asked = {
+            "has_aux": has_aux,
+            "verify=False": not verify,
+            "compilations": compilations is not None,
+            "respect_checkpoints": respect_checkpoints,
+            "cache": cache is not None,
+            "offload": offload is not False,
+            f"minimize={minimize!r}": minimize != "time",
+            "measure": measure,
+            "chunks=False": not chunks,
+        }
         return _plan_as_it_is(fn, args, budget, target, asked)
     planner = _Planner(
         fn,
@@ -222,6 +230,10 @@ def _plan_as_it_is(
         raise ValueError(
             f"argnums=None must be used with a function that is planned as it is, got {what}, "
             "which is of gradients. Leave one of the two out."
+        )
+    if not callable(fn):
+        raise TypeError(
+            f"fn must be a function, got {type(fn).__name__}. Write jrc.plan(fn, *args, budget=...)."
         )
     refuse_tracers(args)
     there = checked_target(target)

@@ -87,10 +87,10 @@ class FunctionAsItIs:
         return self._plan(min(fitting, key=_seconds), forms, budget)
 
     def _in_chunks(self, budget: int, share: float) -> _Form:
-        room = max(int(share * (budget - self.own)), SETTINGS.least_chunk)
+        most_bytes = max(int(share * (budget - self.own)), SETTINGS.least_chunk)
         if most_parts(self.arrays, self.traced.program) > 1:
             return self.baseline  # slices would be cut across devices
-        chunks = chunks_within(self.traced.program, room, inlined_program)
+        chunks = chunks_within(self.traced.program, most_bytes, inlined_program)
         return self._form(tuple(chunks)) if chunks else self.baseline
 
     def _form(self, chunks: tuple[Chunks, ...]) -> _Form:

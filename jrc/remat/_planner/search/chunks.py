@@ -1,7 +1,6 @@
 """Plans with regions in chunks: where a budget is refused, or costs time that chunks may save.
 
-Chunks make room: the function with some regions in chunks is a function like any other, and is
-planned like it.
+The function with some regions in chunks is a function like any other, and is planned like it.
 """
 
 import dataclasses
@@ -66,9 +65,9 @@ def _choices(problem: Problem, budget: int, shares: tuple[float, ...]) -> list[l
     if problem.parts > 1:
         return found  # slices would be cut across devices
     for share in shares:
-        room = int(share * (budget - problem.own))
-        if room >= SETTINGS.least_chunk:
-            chunks = chunks_within(problem.function.traced.program, room, inlined_program)
+        most_bytes = int(share * (budget - problem.own))
+        if most_bytes >= SETTINGS.least_chunk:
+            chunks = chunks_within(problem.function.traced.program, most_bytes, inlined_program)
             if chunks and chunks not in found:
                 found.append(chunks)
     return found
