@@ -233,7 +233,7 @@ def _plan_as_it_is(
         )
     if not callable(fn):
         raise TypeError(
-            f"fn must be a function, got {type(fn).__name__}. Write jrc.plan(fn, *args, budget=...)."
+            f"fn must be a function, got {type(fn).__name__}. Write jrc.plan(fn, *args)."
         )
     refuse_tracers(args)
     there = checked_target(target)
