@@ -1,5 +1,6 @@
 """Read and rewrite jaxprs: traversal, dataflow, costs, slicing. Only public JAX is used."""
 
+from jrc._jaxpr.atoms import abstract as abstract
 from jrc._jaxpr.atoms import is_atom as is_atom
 from jrc._jaxpr.atoms import is_variable as is_variable
 from jrc._jaxpr.atoms import shape_of as shape_of

@@ -91,6 +91,19 @@ def wide_regions(program: Program, narrow: int) -> list[Region]:
     return sorted(found, key=lambda region: region.equations)
 
 
+def region_of_widest(program: Program, narrow: int) -> Region | None:
+    """Return the region around the widest value; `None` if there is none.
+
+    Args:
+        program: The program, without `jit` calls.
+        narrow: Bytes of the widest value that may enter or leave it.
+    """
+    live = program.live()
+    made = [v for p, eqn in enumerate(program.eqns) if live[p] for v in eqn.outvars]
+    widest = max(made, key=lambda v: nbytes(v.aval), default=None)
+    return None if widest is None else _best_region(program, widest, narrow, set())
+
+
 def _best_region(program: Program, v: Any, narrow: int, taken: set[int]) -> Region | None:
     """The region around a value along the axis that leaves the fewest bytes."""
     regions = []

@@ -4,7 +4,7 @@
 >>> from jrc._jaxpr import inline_all
 >>> loss = lambda w, x: jnp.mean(jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1))
 >>> program = Program(inline_all(jax.make_jaxpr(loss)(jnp.ones((4, 500)), jnp.ones((80, 4)))))
->>> (chunked,) = chunks_within(program, most_bytes=40_000)
+>>> (chunked,) = chunks_within(program, narrow=40_000, most_bytes=40_000)
 >>> chunked.chunks, chunked.shape
 (10, (80, 500))
 >>> run = in_chunks(program, [chunked])
@@ -13,6 +13,7 @@ True
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ from jrc.remat._chunks.regions import Region, chunk_count, wide_regions
 from jrc.remat._chunks.run_in_chunks import run_in_chunks
 
 Inline = Callable[[Any], Program]
+PlanOne = Callable[[Any, int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Chunks:
         dtype: Its type.
         name: What makes it, as a label.
         bytes: Its bytes.
+        loss: Where the region is the whole loss, and a plan is one of each chunk: which of the
+            region's results is differentiated; else `None`.
     """
 
     path: tuple[int, ...]
@@ -65,6 +69,12 @@ class Chunks:
     dtype: str
     name: str
     bytes: int
+    loss: int | None = None
+
+    @property
+    def is_whole_loss(self) -> bool:
+        """Whether a plan is one of each chunk."""
+        return self.loss is not None
 
 
 def chunks_from_data(data: dict[str, Any]) -> Chunks:
@@ -78,6 +88,7 @@ def chunks_from_data(data: dict[str, Any]) -> Chunks:
         data["dtype"],
         data["name"],
         data["bytes"],
+        data["loss"],
     )
 
 
@@ -90,30 +101,43 @@ def chunks_table(chunks: Sequence[Chunks]) -> Grid:
     return Grid(("in chunks", "whole", "chunks", ""), rows)
 
 
-def chunks_within(program: Program, most_bytes: int, inline: Inline | None = None) -> list[Chunks]:
-    """Return regions around all values wider than some bytes, in as many chunks as fit there.
+def chunks_within(
+    program: Program, narrow: int, most_bytes: int, inline: Inline | None = None
+) -> list[Chunks]:
+    """Return regions around all values wider than some bytes, in chunks.
 
     Args:
         program: The program, without `jit` calls.
-        most_bytes: Bytes of the widest moment inside of a chunk, about.
+        narrow: Bytes of the widest value that stays whole.
+        most_bytes: Bytes of the widest moment inside of a chunk, about; a region that needs no more
+            as a whole stays whole.
         inline: From the body of a loop to its program; by default it is inlined.
     """
-    return list(_chunks_within(program, most_bytes, inline or _inlined, ()))
+    return list(_chunks_within(program, narrow, most_bytes, inline or _inlined, ()))
 
 
 def _chunks_within(
-    program: Program, most_bytes: int, inline: Inline, path: tuple[int, ...]
+    program: Program, narrow: int, most_bytes: int, inline: Inline, path: tuple[int, ...]
 ) -> Iterator[Chunks]:
-    for region in wide_regions(program, most_bytes):
+    for region in wide_regions(program, narrow):
         count = chunk_count(region.parts, region.bytes / most_bytes)
         if count > 1:
-            yield _chunks(program, region, count, path)
+            yield chunks_of(program, region, count, path)
     for p, eqn in enumerate(program.eqns):
         if primitive_name(eqn) == "scan":
-            yield from _chunks_within(inline(inner_program(eqn)), most_bytes, inline, (*path, p))
+            body = inline(inner_program(eqn))
+            yield from _chunks_within(body, narrow, most_bytes, inline, (*path, p))
 
 
-def _chunks(program: Program, region: Region, count: int, path: tuple[int, ...]) -> Chunks:
+def chunks_of(program: Program, region: Region, count: int, path: tuple[int, ...]) -> Chunks:
+    """Return a region of a program in so many chunks.
+
+    Args:
+        program: The program.
+        region: The region.
+        count: How many chunks; a divisor of its parts.
+        path: The loops around the program.
+    """
     wide: Any = region.wide
     return Chunks(
         path,
@@ -128,7 +152,10 @@ def _chunks(program: Program, region: Region, count: int, path: tuple[int, ...])
 
 
 def in_chunks(
-    program: Program, choices: Sequence[Chunks], inline: Inline | None = None
+    program: Program,
+    choices: Sequence[Chunks],
+    inline: Inline | None = None,
+    plan_one: PlanOne = lambda one, loss: one,
 ) -> Callable[..., list[Any]]:
     """Return the program as a function of its inputs, with regions in chunks.
 
@@ -136,6 +163,8 @@ def in_chunks(
         program: The program.
         choices: The regions.
         inline: As for `chunks_within`.
+        plan_one: From the function of one chunk of the whole loss, and which of its results is
+            differentiated, to what runs in its place.
 
     Raises:
         ValueError: If the program has no such regions.
@@ -148,7 +177,7 @@ def in_chunks(
             inner = dataclasses.replace(each, path=each.path[1:])
             loops.setdefault(each.path[0], []).append(inner)
     program = Program(_with_loops(program, loops, inline))
-    regions = [_region(program, each) for each in here]
+    regions = [region_of(program, each) for each in here]
     order = _order(program, here, [slices for slices, _ in regions])
 
     def run(*inputs: Any) -> list[Any]:
@@ -156,8 +185,11 @@ def in_chunks(
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
         for part in order:
             if isinstance(part, int):
-                slices, results = regions[part]
-                made = run_in_chunks(slices, here[part].chunks, values, results, recompute=False)
+                (slices, results), choice = regions[part], here[part]
+                one = None
+                if choice.loss is not None:
+                    one = functools.partial(_planned, plan_one, choice.loss)
+                made = run_in_chunks(slices, choice.chunks, values, results, False, one)
                 values |= dict(zip(results, made, strict=True))
             else:
                 cut = program.cut(part, [v for p in part for v in program.eqns[p].outvars])
@@ -166,6 +198,10 @@ def in_chunks(
         return program.results(values)
 
     return run
+
+
+def _planned(plan_one: PlanOne, loss: int, one: Any) -> Any:
+    return plan_one(one, loss)
 
 
 def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline: Inline) -> Any:
@@ -181,8 +217,16 @@ def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline:
     return program.jaxpr.replace(eqns=eqns)
 
 
-def _region(program: Program, choice: Chunks) -> tuple[Any, list[Any]]:
-    """What of a region runs on slices, and what leaves it."""
+def region_of(program: Program, choice: Chunks) -> tuple[Slices, list[Any]]:
+    """Return what of a region runs on slices, and what leaves it.
+
+    Args:
+        program: The program.
+        choice: The region.
+
+    Raises:
+        ValueError: If the program has no such region.
+    """
     try:
         cut = {_variable(program, p, i): axis for p, i, axis in choice.cut}
         slices = sliced(program, cut, independent_axes, choice.equations)

@@ -74,6 +74,7 @@ def run_in_chunks(
     values: Mapping[Any, Any],
     results: Sequence[Any],
     recompute: bool = True,
+    plan_one: Callable[[Any], Any] | None = None,
 ) -> list[Any]:
     """Run what is computed slice by slice, and return results of it.
 
@@ -83,19 +84,23 @@ def run_in_chunks(
         values: The values of what is read whole, and of what is cut.
         results: Values that the slices make, which are joined, and sums.
         recompute: Whether each chunk is recomputed in the backward pass, where results are no sums.
+        plan_one: From the function of one chunk to what runs in its place.
     """
     sums = [v for v in results if v in slices.sums]
     joined = [v for v in results if v not in slices.sums]
-    one = evaluate(slice_program(slices, chunks, [*sums, *joined]))
+    one: Any = evaluate(slice_program(slices, chunks, [*sums, *joined]))
+    if plan_one is not None:
+        one = plan_one(one)
+    numbers = counted(slices)
     inputs = Inputs(
         [values[v] for v in slices.whole],
         [cut(values[v], axis, chunks) for v, axis in slices.given]
-        + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in counted(slices)],
+        + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in numbers],
     )
     if not joined and can_pair([v.aval for v in sums], inputs):
         totals, stacked = sum_and_gradient(one, inputs, [v.aval for v in sums]), []
     else:
-        totals, stacked = _loop(one, inputs, sums, recompute)
+        totals, stacked = _loop(one, inputs, sums, recompute, len(numbers))
     found = dict(zip(sums, totals, strict=True))
     for v, x in zip(joined, stacked, strict=True):
         found[v] = join(x, slices.axes[v])
@@ -115,15 +120,30 @@ def join(x: jax.Array, axis: int) -> jax.Array:
     return jnp.moveaxis(x, 0, axis).reshape(whole)
 
 
+def _tied(counts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """Counts that depend on what is given, for partial evaluation.
+
+    What depends on counts alone, such as a mask, JAX would compute for all chunks in front of the
+    loops around, and save.
+    """
+    ones = [
+        jax.lax.slice(x, (0,) * x.ndim, (1,) * x.ndim) for x in given if is_floating(x) and x.size
+    ]
+    return jax.lax.optimization_barrier([*counts, *ones])[: len(counts)]
+
+
 def _loop(
-    one: Any, inputs: Inputs, sums: Sequence[Any], recompute: bool
+    one: Any, inputs: Inputs, sums: Sequence[Any], recompute: bool, counts: int
 ) -> tuple[list[Any], list[Any]]:
     dtypes = [x.dtype for x in inputs.whole]
 
     def body(totals: list[Any], whole: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
         as_given = [x.astype(dtype) if x.dtype != dtype else x
                     for x, dtype in zip(whole, dtypes, strict=True)]  # fmt: skip
-        made = one(*as_given, *parts)
+        parts, numbers = parts[: len(parts) - counts], parts[len(parts) - counts :]
+        if numbers:
+            numbers = _tied(numbers, [*as_given, *parts])
+        made = one(*as_given, *parts, *numbers)
         more = [
             total + x.astype(total.dtype)
             for total, x in zip(totals, made[: len(sums)], strict=True)

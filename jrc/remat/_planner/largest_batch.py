@@ -95,6 +95,7 @@ def largest_batch(
     target: Target | str | None = None,
     offload: bool | float = False,
     minimize: Minimize = "time",
+    chunks: bool = True,
 ) -> LargestBatch:
     """Return the largest batch whose gradient fits a budget, with and without recomputation.
 
@@ -117,6 +118,9 @@ def largest_batch(
         offload: As for `jrc.plan`: saved values of loops may lie in the host's memory. How much
             the host has is not looked at: `plan.verified.host_bytes` is what it needs.
         minimize: As for `jrc.plan`.
+        chunks: Whether regions of the program, such as the logits and the loss, or attention, may
+            run in chunks. The whole loss never does here: any batch would fit. For that take the
+            batch in parts, `jrc.make_train_step(accumulate=)`.
 
     Returns:
         Both sizes and the plan for the larger one.
@@ -157,6 +161,7 @@ def largest_batch(
         )
     check_flag(has_aux, "has_aux")
     check_flag(respect_checkpoints, "respect_checkpoints")
+    check_flag(chunks, "chunks")
     one_of(minimize, "minimize", ("time", "flops"))
     there = checked_target(target)
     limit = checked_budget(there.budget if there and budget is None else budget)
@@ -203,7 +208,7 @@ def largest_batch(
 
     step, end = int(multiple_of), int(most // multiple_of * multiple_of)
     compilations = checked_compilations(None, there is not None)
-    batches = Batches(problem_of, limit, step, end, compilations)
+    batches = Batches(problem_of, limit, step, end, compilations, chunks)
     with shown_meanwhile("jrc.largest_batch: tracing"), target_device_context(there):
         without = batches.without()
         recomputed = batches.recomputed(without)

@@ -30,7 +30,6 @@ from jrc.remat._planner.plan_as_it_is import FunctionAsItIs
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.choose import plan_for
-from jrc.remat._planner.search.chunks import plan_in_chunks
 from jrc.remat._planner.search.peaks import Peaks, fingerprint_of
 from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._time.host_rates import host_rates
@@ -329,8 +328,10 @@ class _Planner:
             return plan_of_process_0(lambda: self._stored(limit))
 
     def _stored(self, limit: int | float) -> Plan:
-        plan_one = plan_in_chunks if self.chunks else plan_for
-        find = lambda: plan_one(self._peaks, limit, self.compilations, self.measures)  # noqa: E731
+        def find() -> Plan:
+            given = self.compilations, self.measures, self.chunks
+            return plan_for(self._peaks, limit, *given)
+
         if self.cache is None:
             return find()
         signature, gradient = self._fingerprints

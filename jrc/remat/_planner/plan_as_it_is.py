@@ -67,10 +67,10 @@ class FunctionAsItIs:
         """
         forms = [self.baseline]
         if isinstance(budget, float):
-            forms.append(self._in_chunks(forms[0].cost.peak, SETTINGS.chunk_shares[-1]))
+            forms += [self._in_chunks(forms[0].cost.peak, each) for each in SETTINGS.chunk_sizes]
             least = min(each.cost.peak for each in forms)
             budget = int(least + budget * (forms[0].cost.peak - least))
-        for share in SETTINGS.chunk_shares:
+        for share in SETTINGS.chunk_sizes:
             if any(each.cost.peak <= budget for each in forms):
                 break
             forms.append(self._in_chunks(budget, share))
@@ -90,7 +90,7 @@ class FunctionAsItIs:
         most_bytes = max(int(share * (budget - self.own)), SETTINGS.least_chunk)
         if most_parts(self.arrays, self.traced.program) > 1:
             return self.baseline  # slices would be cut across devices
-        chunks = chunks_within(self.traced.program, most_bytes, inlined_program)
+        chunks = chunks_within(self.traced.program, most_bytes, most_bytes, inlined_program)
         return self._form(tuple(chunks)) if chunks else self.baseline
 
     def _form(self, chunks: tuple[Chunks, ...]) -> _Form:

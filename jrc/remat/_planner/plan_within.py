@@ -13,7 +13,7 @@ from jrc.remat._planner.costs.cost_unit import Minimize
 from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.make_plan import plan_of_process_0
 from jrc.remat._planner.plan.plan import Plan
-from jrc.remat._planner.search.chunks import plan_in_chunks
+from jrc.remat._planner.search.choose import plan_for
 from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem, Request
 
@@ -74,7 +74,7 @@ def plan_within(
 
     def find() -> Plan:
         lower(recorded)
-        return plan_in_chunks(Peaks(found[0]), limit, most)
+        return plan_for(Peaks(found[0]), limit, most, chunks=True)
 
     with shown_meanwhile(f"{running_name()}: tracing and solving"):
         return plan_of_process_0(find)

@@ -94,10 +94,17 @@ class PlannerSettings:
         offloaded_levels: How many sets of values of each.
         offloaded_share: A value is moved if it has at least this share of the bytes that a step
             saves.
-        chunk_shares: A region runs in so many chunks that its widest moment needs about this share
-            of what a budget leaves for temporaries; the second and third where the first fails.
+        chunk_shares: Values wider than one of these shares of what a budget leaves for temporaries
+            are made in chunks.
+        chunk_sizes: What a chunk may have of them.
+        chunked_problems: At most so many ways to run regions in chunks are looked at.
+        chunk_equations: Likewise, at most this number over the number of equations.
+        chunked_problems_kept: The options of so many of them are searched.
+        narrow_in_loss: Bytes of the widest value that may leave the whole loss in chunks.
+        cost_outside_loss: Of the cost of a gradient at most this share lies outside of it.
         chunks_worth: Where the plan without chunks costs less than this share more than the
-            baseline, none with chunks is looked for.
+            operations of the baseline, none with chunks is looked for.
+        chunks_alike: How much of their errors options of programs with other chunks have in common.
         least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.
@@ -150,7 +157,14 @@ class PlannerSettings:
     offloaded_points: int = 8
     offloaded_levels: int = 6
     offloaded_share: float = 0.005
-    chunk_shares: tuple[float, ...] = (0.5, 0.125, 0.03)
+    chunk_shares: tuple[float, ...] = (0.5, 0.25, 0.125, 0.06, 0.03, 0.015, 0.0075)
+    chunk_sizes: tuple[float, ...] = (0.5, 0.125, 0.03, 0.0075)
+    narrow_in_loss: int = 2**10
+    cost_outside_loss: float = 0.1
+    chunked_problems: int = 24
+    chunk_equations: int = 20_000
+    chunked_problems_kept: int = 3
+    chunks_alike: float = 0.7
     chunks_worth: float = 0.03
     least_chunk: int = 2**20
     bytes_by_names: float = 1.1

@@ -64,15 +64,13 @@ def _read(around: Computation, each: Instruction, name: str, fused: Computation 
     """Bytes that an instruction reads of an operand: of what it only slices the slices."""
     whole = _size(around.by_name.get(name))
     if fused is None:
-        readers = [each] if each.opcode in (*_SLICES, "dynamic-update-slice") else []
-        source = name
+        readers = [(name, each)] if each.opcode in (*_SLICES, "dynamic-update-slice") else []
     else:
         at = each.operands.index(name)
         inside = [i for i in fused.instructions if i.parameter == at]
-        source = inside[0].name if inside else ""
-        readers = [i for i in fused.instructions if source in i.operands]
+        readers = list(_readers(fused, inside[0].name)) if inside else []
     part = 0
-    for reader in readers:
+    for source, reader in readers:
         if reader.operands[:1] != (source,):
             return whole
         if reader.opcode in _SLICES:
@@ -80,6 +78,16 @@ def _read(around: Computation, each: Instruction, name: str, fused: Computation 
         elif reader.opcode != "dynamic-update-slice":
             return whole
     return min(part, whole) if readers else whole
+
+
+def _readers(fused: Computation, source: str) -> Iterator[tuple[str, Instruction]]:
+    """What reads a value inside of a fusion, through views, each with the name that it reads."""
+    for each in fused.instructions:
+        if source in each.operands:
+            if each.opcode == "bitcast":
+                yield from _readers(fused, each.name)
+            else:
+                yield source, each
 
 
 def _written(around: Computation, each: Instruction, fused: Computation | None) -> int:

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import jrc
 from jrc._jaxpr import flops, primitive_name
+from jrc.remat._planner.execute.apply_decision import apply_decision
 from jrc.remat._planner.plan.decision import Mapped, Stages, walk
-from jrc.remat._planner.plan.plan import apply_decision
 from tests.remat.graphs import graphs
 from tests.remat.measure import (
     bit_equal,

@@ -33,13 +33,13 @@ ARGS = jnp.eye(16) / 2, jnp.ones((64, 16))
 def searches(monkeypatch):
     """The budgets that were searched for."""
     found = []
-    plan_for = make_plan.plan_in_chunks
+    plan_for = make_plan.plan_for
 
     def counted(known, limit, *rest):
         found.append(limit)
         return plan_for(known, limit, *rest)
 
-    monkeypatch.setattr(make_plan, "plan_in_chunks", counted)
+    monkeypatch.setattr(make_plan, "plan_for", counted)
     return found
 
 

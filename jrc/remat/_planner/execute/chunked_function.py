@@ -3,15 +3,21 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jrc._errors import name_of, named_like
-from jrc.remat._chunks.rewrite import Chunks, in_chunks
+from jrc._errors import name_of, named_like, public
+from jrc.remat._chunks.rewrite import Chunks, PlanOne, in_chunks
 from jrc.remat._gradient.variable_changes import write_changes
-from jrc.remat._planner.program.signature import signature_of
+from jrc.remat._planner.execute.apply_decision import apply_decision
+from jrc.remat._planner.plan.decision import Decision
+from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
 
 
 def chunked_function[F: Callable[..., Any]](
-    fn: F, chunks: Sequence[Chunks], respect_checkpoints: bool, digest: str
+    fn: F,
+    chunks: Sequence[Chunks],
+    respect_checkpoints: bool,
+    digest: str,
+    plan_one: PlanOne = lambda one, loss: one,
 ) -> F:
     """Return the function with regions in chunks, without `jax.checkpoint` regions of its own.
 
@@ -20,6 +26,7 @@ def chunked_function[F: Callable[..., Any]](
         chunks: The regions.
         respect_checkpoints: As for `traced_for_plan`.
         digest: The digest of the program that the regions are of.
+        plan_one: As for `in_chunks`.
 
     Raises:
         ValueError: When called, if the program of the function is another.
@@ -34,8 +41,46 @@ def chunked_function[F: Callable[..., Any]](
                 "types, operators and their order must be those that jrc.plan saw; plan again with "
                 "jrc.plan(fn, *args, budget=...)."
             )
-        out, changes = traced.run(in_chunks(traced.program, chunks, inlined_program))
+        whole = in_chunks(traced.program, chunks, inlined_program, plan_one)
+        out, changes = traced.run(whole)
         write_changes((args, kwargs), changes, name_of(fn))
         return out
 
     return run  # type: ignore[return-value]
+
+
+def planned_chunks[F: Callable[..., Any]](
+    fn: F, chunks: Sequence[Chunks], digest: str, decision: Decision, signature: Signature
+) -> F:
+    """Return the function whose loss runs in chunks, each under a decision.
+
+    Args:
+        fn: The function.
+        chunks: The one region, the whole loss.
+        digest: The digest of the program that the region is of.
+        decision: What of a chunk is saved and recomputed.
+        signature: That of the program of a chunk.
+    """
+    plan_one = plan_of_chunk(decision, signature)
+    run = chunked_function(fn, chunks, signature.respect_checkpoints, digest, plan_one)
+    return public("jrc.Plan.apply")(run)
+
+
+def plan_of_chunk(decision: Decision, signature: Signature) -> PlanOne:
+    """Return what puts the function of one chunk of the whole loss under a decision."""
+
+    def plan_one(one: Callable[..., Any], loss: int) -> Callable[..., Any]:
+        planned = apply_decision(loss_first(one, loss), decision, signature)
+        return lambda *args: planned(*args)[1]
+
+    return plan_one
+
+
+def loss_first(one: Callable[..., Any], loss: int) -> Callable[..., Any]:
+    """Return the function of one chunk, which returns its loss, and then all results."""
+
+    def run(*args: Any) -> tuple[Any, Any]:
+        made = one(*args)
+        return made[loss], made
+
+    return run

@@ -6,25 +6,19 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import name_of, named_like, public
+from jrc._errors import public
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, flops_text, html_of, memory_text, seconds_text, text_of
 from jrc._validate import check_flag, check_json, one_of
 from jrc.remat._chunks.rewrite import Chunks, chunks_from_data, chunks_table
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
-from jrc.remat._gradient.variable_changes import write_changes
-from jrc.remat._planner.execute.chunked_function import chunked_function
-from jrc.remat._planner.execute.execute import execute_decision
-from jrc.remat._planner.plan.check_decision import (
-    check_decision,
-    check_decision_fits,
-    left_out,
-)
+from jrc.remat._planner.execute.apply_decision import apply_decision
+from jrc.remat._planner.execute.chunked_function import chunked_function, planned_chunks
+from jrc.remat._planner.plan.check_decision import check_decision, left_out
 from jrc.remat._planner.plan.decision import (
     AsWritten,
     Baseline,
     Decision,
-    Stages,
 )
 from jrc.remat._planner.plan.plan_candidates import (
     Estimate,
@@ -36,10 +30,9 @@ from jrc.remat._planner.plan.plan_candidates import (
 from jrc.remat._planner.plan.policy_by_names import ByName, lost_text, policy_of
 from jrc.remat._planner.plan.read_decision import decision_from_data
 from jrc.remat._planner.plan.saved_by_plan import Kept
-from jrc.remat._planner.program.signature import Signature, signature_of
-from jrc.remat._planner.program.trace import traced_for_plan
+from jrc.remat._planner.program.signature import Signature
 
-_FORMAT = 9
+_FORMAT = 10
 
 _MADE_BY = f"jrc {importlib.metadata.version('jrc')}"
 """Equations are numbered after shared ones are copied, which another version does otherwise."""
@@ -97,7 +90,7 @@ class Plan:
             functions such as `jrc.recompute_scan`, as `jrc.explain` counts them.
         minimize: What it has the least of, among the candidates that fit: `"time"` or `"flops"`.
         chunks: The regions of the program that run in chunks; `decision` and `signature` are those
-            of the program with these.
+            of the program with these; or of one chunk, where the whole loss runs in chunks.
         digest: The digest of the program without chunks; empty if nothing runs in chunks.
     """
 
@@ -124,6 +117,11 @@ class Plan:
         """Whether anything is recomputed at all."""
         return not isinstance(self.decision, Baseline)
 
+    @property
+    def plans_one_chunk(self) -> bool:
+        """Whether the whole loss runs in chunks, and the plan is one for each of them."""
+        return any(each.is_whole_loss for each in self.chunks)
+
     @public("jrc.Plan.apply")
     def apply[F: Callable[..., Any]](self, fn: F) -> F:
         """Return the function whose gradient saves what this plan decides.
@@ -144,6 +142,8 @@ class Plan:
                 types, operators, axes, lengths of loops. Numbers in it may change, and what a
                 `custom_vjp` or a `jax.checkpoint` policy saves is not compared.
         """
+        if self.plans_one_chunk:
+            return planned_chunks(fn, self.chunks, self.digest, self.decision, self.signature)
         if self.chunks:
             respected = self.signature.respect_checkpoints
             fn = chunked_function(fn, self.chunks, respected, self.digest)
@@ -340,49 +340,6 @@ class Plan:
         if len(self.candidates) > 1:
             parts.append(candidates_table(self.candidates))
         return parts
-
-
-def apply_decision[F: Callable[..., Any]](fn: F, decision: Decision, signature: Signature) -> F:
-    """Return a function whose gradient saves what is decided; see `Plan.apply`."""
-    if not callable(fn):
-        raise TypeError(
-            f"the argument must be a function, got {type(fn).__name__}. Pass the function "
-            "that the plan was made for, and call what comes back."
-        )
-
-    @named_like(fn)
-    @public("jrc.Plan.apply")
-    def planned(*args: Any, **kwargs: Any) -> Any:
-        respected = signature.respect_checkpoints
-        traced = traced_for_plan(fn, args, kwargs, respected)
-        program = traced.program
-        found = signature_of(traced, respected)
-        difference = signature.difference(found)
-        if (
-            not difference
-            and isinstance(decision, AsWritten)
-            and found.written != signature.written
-        ):
-            difference = "its jax.checkpoint regions, which the plan leaves as written, are others"
-        if difference:
-            raise ValueError(
-                f"this plan was made for another program than that of `{name_of(fn)}`: "
-                f"{difference}. Shapes, types, operators and their order must be those that "
-                "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
-            )
-        is_as_it_is = isinstance(decision, AsWritten) or not traced.regions
-        if is_as_it_is and not isinstance(decision, Stages):
-            return fn(*args, **kwargs)
-        if not isinstance(decision, Stages):
-            run = traced.plain
-        else:
-            check_decision_fits(decision, program)
-            run = execute_decision(program, decision)
-        out, changes = traced.run(run)
-        write_changes((args, kwargs), changes, name_of(fn))
-        return out
-
-    return planned  # type: ignore[return-value]
 
 
 def _candidate(data: dict[str, Any]) -> PlanCandidate:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from jrc._errors import running_name
 from jrc._text import memory_text
 from jrc.remat._planner.plan.plan import Plan
-from jrc.remat._planner.search.choose import plan_of
+from jrc.remat._planner.search.choose import options_in_chunks, plan_of
 from jrc.remat._planner.search.largest_within import largest_within, predicted_start
 from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem
@@ -32,6 +32,7 @@ class Batches:
         step: Batches are multiples of this.
         end: The largest batch, a multiple of `step`.
         compilations: How many programs the search for the cheapest plan may compile.
+        chunks: Whether regions may run in chunks. The whole loss never does: any batch would fit.
     """
 
     def __init__(
@@ -41,11 +42,12 @@ class Batches:
         step: int,
         end: int,
         compilations: int,
+        chunks: bool,
     ) -> None:
         self._problem_of = problem_of
         self._peaks: dict[int, Peaks] = {}
         self.limit, self.step, self.end = limit, step, end
-        self.compilations = compilations
+        self.compilations, self.chunks = compilations, chunks
         self._leanest: str | int | None = None
 
     def peaks(self, batch: int) -> Peaks:
@@ -74,7 +76,7 @@ class Batches:
 
     def without(self) -> int:
         """Return the largest batch of the baseline; 0 if none fits."""
-        return self._largest(lambda problem: problem.baseline, self._baseline_peak, 0)
+        return self._largest(lambda peaks: peaks.problem.baseline, self._baseline_peak, 0)
 
     def recomputed(self, without: int) -> int:
         """Return the largest batch that a plan fits.
@@ -82,7 +84,11 @@ class Batches:
         Args:
             without: A batch that fits without one.
         """
-        return self._largest(self._lean_option, self._least_peak, without)
+        whole = self._largest(self._lean_option, self._least_peak, without)
+        step = max(whole, self.step)
+        if not self.chunks or whole == self.end or self._lean_in_chunks(self.peaks(step)) is None:
+            return whole
+        return self._largest(self._lean_in_chunks_or_not, self._least_peak_in_chunks, whole)
 
     def plan(self, batch: int, without: int) -> Plan:
         """Return the plan for a batch that fits, the cheapest of a few that are compiled.
@@ -94,13 +100,17 @@ class Batches:
         peaks = self.peaks(batch)
         problem = peaks.problem
         search = Search(problem.options, peaks, self.compilations)
-        search.compile(problem.baseline if batch == without else self._lean_option(problem))
-        found = search.cheapest_fitting(self.limit) or self._lean_option(problem)
+        lean = problem.baseline if batch == without else self._lean_option(peaks)
+        if peaks.in_chunks:
+            search.add(options_in_chunks(peaks, self.limit, self.limit - peaks.own, False))
+            lean = self._lean_in_chunks_or_not(peaks)
+        search.compile(lean)
+        found = search.cheapest_fitting(self.limit) or lean
         search.compile(found)
         return plan_of(search, peaks, found, self.limit)
 
     def _largest(
-        self, pick: Callable[[Problem], Option], peak: Callable[[int], int], least: int
+        self, pick: Callable[[Peaks], Option], peak: Callable[[int], int], least: int
     ) -> int:
         """Return the largest batch of an option, first asked where its prediction fits barely."""
         if least == self.end:
@@ -108,7 +118,7 @@ class Batches:
 
         def predicted(batch: int) -> int:
             peaks = self.peaks(batch)
-            return peaks.predicted(pick(peaks.problem))
+            return peaks.predicted(pick(peaks))
 
         given = self.limit, self.step, self.end
         own = lambda batch: self.peaks(batch).own  # noqa: E731
@@ -126,15 +136,29 @@ class Batches:
             search = Search(problem.options, peaks, self.compilations)
             least = search.least(most=SETTINGS.compiled_before_refusal)
             self._leanest = least.name or problem.front.index(least)
-        least = self._lean_option(problem)
+        least = self._lean_option(peaks)
         return self._logged(batch, "the leanest plan", peaks.compiled(least).peak)
 
-    def _lean_option(self, problem: Problem) -> Option:
+    def _least_peak_in_chunks(self, batch: int) -> int:
+        peaks = self.peaks(batch)
+        least = self._lean_in_chunks_or_not(peaks)
+        return self._logged(batch, "the leanest plan in chunks", peaks.compiled(least).peak)
+
+    def _lean_in_chunks_or_not(self, peaks: Peaks) -> Option:
+        return self._lean_in_chunks(peaks) or self._lean_option(peaks)
+
+    def _lean_in_chunks(self, peaks: Peaks) -> Option | None:
+        """The option in chunks of the least predicted peak, if there is any."""
+        options = options_in_chunks(peaks, self.limit, self.limit - peaks.own, False)
+        return min(options, key=peaks.predicted, default=None)
+
+    def _lean_option(self, peaks: Peaks) -> Option:
         """The option that is taken for the leanest.
 
         Once some were compiled, it is the leanest of these: by its name, or one of the solver by
         its place, which may be another plan at another batch.
         """
+        problem = peaks.problem
         if isinstance(self._leanest, int) and problem.front:
             return problem.front[min(self._leanest, len(problem.front) - 1)]
         named = [each for each in problem.options if each.name and each.name == self._leanest]

@@ -11,6 +11,7 @@ from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_candidates import Estimate, PlanCandidate
 from jrc.remat._planner.plan.policy_by_names import by_name
 from jrc.remat._planner.plan.saved_by_plan import Kept, change_text, saved_by
+from jrc.remat._planner.search.chunks import problems_in_chunks
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem
@@ -21,14 +22,24 @@ from jrc.remat._planner.solver.option import Option
 from jrc.remat._time.seconds import Seconds
 
 
-def plan_for(peaks: Peaks, budget: int | float, compilations: int, measures: bool = False) -> Plan:
+def plan_for(
+    peaks: Peaks,
+    budget: int | float,
+    compilations: int,
+    measures: bool = False,
+    chunks: bool = False,
+) -> Plan:
     """Return the plan of the cheapest option that fits, of those that the search looks at.
+
+    Regions in chunks are looked for where no other plan fits, or where the cheapest that is
+    expected to fit costs time that chunks may save: for recomputation, or for memory that is new.
 
     Args:
         peaks: What is known of the options of a problem.
         budget: Bytes, or a fraction between the least peak and that of the baseline.
         compilations: How many programs may be compiled; with 0 predictions decide.
         measures: Whether the fastest that fit are run.
+        chunks: Whether regions may run in chunks.
 
     Raises:
         BudgetError: If none fits.
@@ -36,7 +47,17 @@ def plan_for(peaks: Peaks, budget: int | float, compilations: int, measures: boo
     problem = peaks.problem
     search = Search(problem.options, peaks, compilations)
     limit = bytes_of(budget, search, problem.baseline)
-    found = fitting_option(search, limit, problem.baseline)
+    more: list[Option] = []
+    if chunks and _may_gain(search, problem, limit):
+        more = options_in_chunks(peaks, limit, search.temporaries_within(limit), True)
+        search.add(more)
+    found = search.cheapest_fitting(limit)
+    if chunks and found is None and not more:
+        room = search.temporaries_within(limit)
+        search.add(options_in_chunks(peaks, limit, room, True))
+        search.allow_more(compilations)
+    if found is None:
+        found = fitting_option(search, limit, problem.baseline)
     if found is None:
         least = min(search.compiled or search.options, key=search.expected)
         plan = plan_of(search, peaks, least, limit)
@@ -45,6 +66,28 @@ def plan_for(peaks: Peaks, budget: int | float, compilations: int, measures: boo
     if measures:
         found = _fastest(search.fitting(limit), peaks)
     return plan_of(search, peaks, found, limit)
+
+
+def _may_gain(search: Search, problem: Problem, limit: int) -> bool:
+    """Whether the best that is expected to fit costs much more than the operations alone."""
+    found = search.expected_fitting(limit)
+    if found is None:
+        return True
+    return problem.predicted_cost(found) > (1 + SETTINGS.chunks_worth) * problem.cost
+
+
+def options_in_chunks(peaks: Peaks, limit: int, room: int, whole_loss: bool) -> list[Option]:
+    """Return the options with regions in chunks that promise most for a budget.
+
+    Args:
+        peaks: What is known of the function.
+        limit: The budget.
+        room: Bytes of it for temporaries.
+        whole_loss: Whether the whole loss may run in chunks.
+    """
+    if limit not in peaks.in_chunks:
+        peaks.in_chunks[limit] = problems_in_chunks(peaks.problem, room, whole_loss)
+    return [option for each in peaks.in_chunks[limit] for option in each.options]
 
 
 def _fastest(options: Sequence[Option], peaks: Peaks) -> Option:
@@ -106,18 +149,19 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
         option: The option.
         budget: Bytes.
     """
-    problem, function = peaks.problem, peaks.problem.function
+    whole, problem = peaks.problem, peaks.problem_of(option)
+    function = problem.function
     program = function.traced.program
     decision, opaque = option.whole, opaque_under(option.whole, problem.opaque)
     verified = None
     if option in search.compiled:
         cost = peaks.compiled(option)
-        verified = _estimate(problem, cost.peak, peaks.flops(option), cost.host, peaks.time(option))
+        verified = _estimate(whole, cost.peak, peaks.flops(option), cost.host, peaks.time(option))
     return Plan(
         budget=budget,
-        predicted=_predicted(problem, search, option),
+        predicted=_predicted(peaks, search, option),
         verified=verified,
-        unplanned_flops=problem.flops,
+        unplanned_flops=whole.flops,
         baseline_recomputed=problem.recomputed,
         saved_bytes=option.saved,
         compilations=peaks.programs(search.compiled),
@@ -129,12 +173,14 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
         by_name=by_name(program, decision, function.traced.opened, opaque, problem.graphs),
         target=problem.request.target,
         minimize="time" if isinstance(problem.unit, TimeUnit) else "flops",
+        chunks=option.chunks,
+        digest=whole.function.signature.digest if option.chunks else "",
     )
 
 
 def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandidate, ...]:
-    """Every option with its cost, and what changes from the one before it."""
-    problem, found = peaks.problem, []
+    """Every option with as many chunks, with its cost, and what changes from the one before it."""
+    problem, found = peaks.problem_of(chosen), []
     before: Sequence[Kept] | None = None
     for option in problem.options:
         decision = option.decision
@@ -147,7 +193,7 @@ def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandi
         time = peaks.time(option) if option in search.compiled else None
         found.append(
             PlanCandidate(
-                predicted=_predicted(problem, search, option),
+                predicted=_predicted(peaks, search, option),
                 compiled_peak_bytes=None if cost is None else cost.peak,
                 compiled_host_bytes=None if cost is None else cost.host,
                 compiled_seconds=None if time is None else time.value,
@@ -166,14 +212,15 @@ def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandi
     return tuple(found)
 
 
-def _predicted(problem: Problem, search: Search, option: Option) -> Estimate:
+def _predicted(peaks: Peaks, search: Search, option: Option) -> Estimate:
     """The cost of an option as it was expected before it was compiled."""
+    problem = peaks.problem_of(option)
     peak = search.before.get(option) or search.expected(option)
     time = None
     if isinstance(problem.unit, TimeUnit):
         cost = search.peaks.predicted_cost(option) / problem.parts
         time = Seconds(problem.unit.seconds(cost), "modelled")
-    return _estimate(problem, peak, problem.flops_of(option), option.host, time)
+    return _estimate(peaks.problem, peak, problem.flops_of(option), option.host, time)
 
 
 def _estimate(

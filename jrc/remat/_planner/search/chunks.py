@@ -1,141 +1,127 @@
-"""Plans with regions in chunks: where a budget is refused, or costs time that chunks may save.
+"""The problems of a function with regions in chunks, those that promise most for a budget.
 
-The function with some regions in chunks is a function like any other, and is planned like it.
+The function with some regions in chunks is a function like any other: it is traced and solved like
+it, and its options stand beside those of the function as it is. Nothing is compiled here. Which
+values are wide, and how many bytes a chunk may have, are shares of what a budget leaves for
+temporaries. Each set of regions is tried with fewer and fewer bytes a chunk, as long as the
+cheapest option that is predicted to fit becomes cheaper.
 """
 
 import dataclasses
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from jrc._errors import named_like
 from jrc.remat._chunks.rewrite import Chunks, chunks_within
-from jrc.remat._planner.budget import BudgetError
+from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.execute.chunked_function import chunked_function
-from jrc.remat._planner.plan.plan import Plan
-from jrc.remat._planner.plan.plan_candidates import Estimate
 from jrc.remat._planner.program.trace import inlined_program
-from jrc.remat._planner.search.choose import plan_for
-from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem, Request
+from jrc.remat._planner.search.whole_loss import holds_all, in_chunks_of_loss, whole_loss_chunks
 from jrc.remat._planner.settings import SETTINGS
 
 
-def plan_in_chunks(
-    peaks: Peaks, budget: int | float, compilations: int, measures: bool = False
-) -> Plan:
-    """Return the plan for a budget, with regions in chunks where that is faster or needed.
+class _Promise(NamedTuple):
+    """What a problem promises: the cost of what fits, else the least peak; less is better."""
+
+    cost: float
+    peak: float
+
+
+def problems_in_chunks(problem: Problem, room: int, whole_loss: bool = True) -> list[Problem]:
+    """Return the problems of a function with regions in chunks that promise most.
 
     Args:
-        peaks: What is known of the options of the function as it is.
-        budget: As for `plan_for`. A fraction is one of the function without chunks.
-        compilations: How many programs each search may compile.
-        measures: As for `plan_for`.
-
-    Raises:
-        BudgetError: If no plan fits, with chunks either.
+        problem: The problem of the function as it is.
+        room: Bytes for temporaries.
+        whole_loss: Whether the whole loss may run in chunks.
     """
-    try:
-        found = plan_for(peaks, budget, compilations, measures)
-    except BudgetError as error:
-        return _plan_that_fits(peaks.problem, error, compilations, measures)
-    if _price(peaks, found) <= SETTINGS.chunks_worth:
-        return found
-    for chunks in _choices(peaks.problem, found.budget, SETTINGS.chunk_shares[:1]):
-        try:
-            new = _planned(peaks.problem, chunks, found.budget, compilations, measures)
-        except BudgetError:
-            continue
-        return min(found, new, key=_cost)
-    return found
+    if problem.parts > 1 or room <= 0:
+        return []  # slices would be cut across devices
+    most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
+    most = min(most, SETTINGS.chunked_problems)
+    found: dict[tuple[Chunks, ...], tuple[_Promise, Problem]] = {}
+    ways = [_fewer_bytes(problem, room, share) for share in _distinct_shares(problem, room)]
+    if whole_loss:
+        ways.insert(0, ((each,) for each in whole_loss_chunks(problem, room)))
+    for row in ways:
+        best: _Promise | None = None
+        for chunks in row:
+            if len(found) == most:
+                break
+            if chunks not in found:
+                new = _in_chunks(problem, chunks)
+                found[chunks] = _promise(new, room), new
+            promise = found[chunks][0]
+            if best is not None and best.cost < promise.cost:
+                break
+            best = promise
+    ranked = sorted(found.values(), key=lambda each: each[0])
+    return [each for _, each in ranked[: SETTINGS.chunked_problems_kept]]
 
 
-def _plan_that_fits(
-    problem: Problem, refused: BudgetError, compilations: int, measures: bool
-) -> Plan:
-    for chunks in _choices(problem, refused.plan.budget, SETTINGS.chunk_shares):
-        try:
-            return _planned(problem, chunks, refused.plan.budget, compilations, measures)
-        except BudgetError as error:
-            refused = min(refused, error, key=lambda each: each.least_bytes)
-    raise refused
+def _distinct_shares(problem: Problem, room: int) -> list[float]:
+    """The largest shares of the room that lead to other regions each."""
+    found: dict[Any, float] = {}
+    for share in SETTINGS.chunk_shares:
+        regions = _chunks(problem, room, share, share)
+        # Of the whole loss each chunk is planned.
+        is_whole = any(not each.path and holds_all(problem, each.equations) for each in regions)
+        if regions and not is_whole:
+            found.setdefault(tuple((each.path, each.equations) for each in regions), share)
+    return list(found.values())
 
 
-def _choices(problem: Problem, budget: int, shares: tuple[float, ...]) -> list[list[Chunks]]:
-    """For each share of what a budget leaves for temporaries, the regions wider than that."""
-    found: list[list[Chunks]] = []
-    if problem.parts > 1:
-        return found  # slices would be cut across devices
-    for share in shares:
-        most_bytes = int(share * (budget - problem.own))
-        if most_bytes >= SETTINGS.least_chunk:
-            chunks = chunks_within(problem.function.traced.program, most_bytes, inlined_program)
-            if chunks and chunks not in found:
-                found.append(chunks)
-    return found
+def _fewer_bytes(problem: Problem, room: int, share: float) -> Iterator[tuple[Chunks, ...]]:
+    """The regions of a share, with fewer and fewer bytes a chunk; those of fewer stay whole."""
+    before = None
+    for size in SETTINGS.chunk_sizes:
+        chunks = _chunks(problem, room, share, size)
+        if chunks and chunks != before:
+            yield chunks
+        before = chunks
 
 
-def _planned(
-    problem: Problem, chunks: list[Chunks], budget: int, compilations: int, measures: bool
-) -> Plan:
-    """The plan of the function with regions in chunks.
+def _chunks(problem: Problem, room: int, wide: float, share: float) -> tuple[Chunks, ...]:
+    """The regions around values wider than one share of the room, in chunks of another one."""
+    least = SETTINGS.least_chunk
+    narrow, most_bytes = (max(int(each * room), least) for each in (wide, share))
+    program = problem.function.traced.program
+    return tuple(chunks_within(program, narrow, most_bytes, inlined_program))
 
-    Raises:
-        BudgetError: If none fits; its plan is one for the function as it is, too.
-    """
+
+def _in_chunks(problem: Problem, chunks: tuple[Chunks, ...]) -> Problem:
+    """The problem of the function with regions in chunks."""
+    if chunks[0].is_whole_loss:
+        return _within(problem.request, lambda: in_chunks_of_loss(problem, chunks[0]))
     request, digest = problem.request, problem.function.signature.digest
     fn = chunked_function(request.fn, chunks, request.respect_checkpoints, digest)
-    peaks = Peaks(_problem_of(dataclasses.replace(request, fn=fn)))
-
-    def whole(plan: Plan) -> Plan:
-        return dataclasses.replace(
-            plan,
-            chunks=tuple(chunks),
-            digest=digest,
-            predicted=_over(plan.predicted, problem),
-            verified=plan.verified and _over(plan.verified, problem),
-            unplanned_flops=problem.flops,
-        )
-
-    try:
-        return whole(plan_for(peaks, budget, compilations, measures))
-    except BudgetError as error:
-        error.plan = whole(error.plan)
-        raise
+    new = dataclasses.replace(request, fn=fn)
+    return _within(request, lambda: Problem.of(new)).with_chunks(chunks)
 
 
-def _problem_of(request: Request) -> Problem:
-    """The problem of a request; of a function in a larger program, where that calls it.
+def _within(request: Request, make: Callable[[], Problem]) -> Problem:
+    """What is made where a larger program calls the function, if it is in one.
 
     There its arguments lie on the mesh of a `shard_map`, say.
     """
     if request.program is None:
-        return Problem.of(request)
+        return make()
     found: list[Problem] = []
 
     @named_like(request.fn)
     def recorded(*args: Any) -> Any:
         if not found:
-            found.append(Problem.of(request))
+            found.append(make())
         return request.fn(*args)
 
     request.program(recorded)
     return found[0]
 
 
-def _over(cost: Estimate, problem: Problem) -> Estimate:
-    """A cost, compared with the baseline of the function as it is."""
-    ratio = cost.flops / problem.flops if problem.flops else 1.0
-    return dataclasses.replace(cost, flops_ratio=ratio)
-
-
-def _price(peaks: Peaks, plan: Plan) -> float:
-    """How much more than the baseline a plan is predicted to cost, as a share."""
-    seconds, baseline = plan.predicted.seconds, peaks.problem.baseline
-    if seconds is None:
-        return (plan.verified or plan.predicted).flops_ratio - 1
-    known = peaks.problem.unit.seconds(peaks.predicted_cost(baseline) / peaks.problem.parts)
-    return seconds / known - 1
-
-
-def _cost(plan: Plan) -> float:
-    cost = plan.verified or plan.predicted
-    return cost.flops if cost.seconds is None else cost.seconds
+def _promise(problem: Problem, room: int) -> _Promise:
+    factor = math.exp(compiler_on(problem.platform).model_error) / problem.parts
+    fitting = (each for each in problem.options if each.peak * factor <= room)
+    cost = min(map(problem.predicted_cost, fitting), default=math.inf)
+    return _Promise(cost, min(each.peak for each in problem.options))

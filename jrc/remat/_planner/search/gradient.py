@@ -15,9 +15,9 @@ from jrc._errors import named_like
 from jrc._jaxpr import evaluate
 from jrc.remat._gradient.arguments import Arguments
 from jrc.remat._gradient.residuals import gradient_program
+from jrc.remat._planner.execute.apply_decision import apply_decision
 from jrc.remat._planner.execute.execute import execute_decision
 from jrc.remat._planner.plan.decision import AsWritten, Baseline, Decision
-from jrc.remat._planner.plan.plan import apply_decision
 from jrc.remat._planner.program.signature import Signature
 from jrc.remat._planner.program.trace import TracedForPlan
 

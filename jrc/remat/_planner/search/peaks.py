@@ -1,4 +1,4 @@
-"""What is known of a problem's options, peaks and costs: predicted, and compiled once.
+"""What is known of a function's options, peaks and costs: predicted, and compiled once.
 
 All that is known lies in one dictionary, which the searches for all budgets share. Equal programs
 are compiled once.
@@ -6,6 +6,7 @@ are compiled once.
 
 import dataclasses
 import hashlib
+import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -45,7 +46,11 @@ class _Known:
 
 
 class Peaks:
-    """The peaks of the options of a problem.
+    """The peaks of the options of a function: as it is, and with regions in chunks.
+
+    Attributes:
+        problem: The problem of the function as it is.
+        in_chunks: By the budget that they were looked for, the problems with regions in chunks.
 
     Args:
         problem: The problem.
@@ -53,7 +58,15 @@ class Peaks:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.in_chunks: dict[int, list[Problem]] = {}
         self._known: dict[Option, _Known] = {}
+
+    def problem_of(self, option: Option) -> Problem:
+        """Return the problem that an option is of."""
+        if not option.chunks:
+            return self.problem
+        problems = itertools.chain.from_iterable(self.in_chunks.values())
+        return next(each for each in problems if each.chunks == option.chunks)
 
     @property
     def own(self) -> int:
@@ -81,8 +94,7 @@ class Peaks:
 
     def predicted_cost(self, option: Option) -> int:
         """Return the cost of the whole gradient program of an option, as the model has it."""
-        problem, unit = self.problem, self.problem.unit
-        return max(1, problem.cost + option.cost + unit.of_memory(option.peak / problem.parts))
+        return self.problem_of(option).predicted_cost(option)
 
     def compiled_cost(self, option: Option) -> int | None:
         """Return the cost of a compiled option: seconds of its program, where they count.
@@ -101,16 +113,16 @@ class Peaks:
 
     def compiled(self, option: Option) -> CompiledCost:
         """Return what the compiled program of an option costs."""
-        known = self._of(option)
+        known, problem = self._of(option), self.problem_of(option)
         if known.cost is None:
-            _logger.info("%s: compiling %s", running_name(), self.problem.title(option))
-            lowering = self.problem.gradient.lower(option.whole)
+            _logger.info("%s: compiling %s", running_name(), problem.title(option))
+            lowering = problem.gradient.lower(option.whole)
             known.program = fingerprint_of(lowering.lowered)
             known.flops = flops(lowering.gradient)
             same = (each.cost for each in self._known.values() if each.program == known.program)
             known.cost = next(filter(None, same), None) or self._compile(lowering.lowered, option)
             peak = memory_text(known.cost.peak)
-            _logger.info("%s: %s: %s", running_name(), self.problem.title(option), peak)
+            _logger.info("%s: %s: %s", running_name(), problem.title(option), peak)
         return known.cost
 
     def known(self) -> list[tuple[Option, CompiledCost]]:
@@ -119,9 +131,11 @@ class Peaks:
 
     def measured(self, options: Sequence[Option]) -> dict[Option, float]:
         """Run the programs of compiled options, in turns, and return the seconds of each."""
-        gradient = self.problem.gradient
-        assert isinstance(gradient, GradientAlone)  # a larger program has arguments of its own
-        programs = {each: gradient.runnable(each.whole) for each in options}
+        programs = {}
+        for each in options:
+            gradient = self.problem_of(each).gradient
+            assert isinstance(gradient, GradientAlone)  # a larger program has arguments of its own
+            programs[each] = gradient.runnable(each.whole)
         seconds = outside_of_traces(lambda: median_seconds(programs))
         for option, each in seconds.items():
             self._of(option).measured = each
@@ -143,7 +157,7 @@ class Peaks:
         return self._known.setdefault(option, _Known())
 
     def _compile(self, lowered: jax.stages.Lowered, option: Option) -> CompiledCost:
-        problem = self.problem
+        problem = self.problem_of(option)
         try:
             given = 0 if self.is_inside else problem.given
             return compiled_cost(

@@ -12,6 +12,7 @@ from jrc._jaxpr import Program, flops, inline_marked, is_variable, live_equation
 from jrc._targets import Chip, chip_named, chip_of_device
 from jrc._tree import is_traced
 from jrc._validate import check_flag
+from jrc.remat._chunks.rewrite import Chunks
 from jrc.remat._gradient.arguments import (
     Arguments,
     arguments_of,
@@ -103,6 +104,8 @@ class Problem:
         platform: The platform.
         device: The device that programs are compiled for, if its rates are known and seconds count.
         unit: What costs are counted in.
+        chunks: Regions of the function that run in chunks.
+        times: How many times the program runs: the chunks of the whole loss.
     """
 
     request: Request
@@ -123,6 +126,8 @@ class Problem:
     platform: str
     device: Device | None
     unit: CostUnit
+    chunks: tuple[Chunks, ...] = ()
+    times: int = 1
 
     @classmethod
     def of(cls, request: Request) -> "Problem":
@@ -193,6 +198,17 @@ class Problem:
             unit=unit,
         )
 
+    def with_chunks(self, chunks: tuple[Chunks, ...]) -> "Problem":
+        """Return this problem, its options those of a function with regions in chunks."""
+        marked = functools.partial(dataclasses.replace, chunks=chunks)
+        return dataclasses.replace(
+            self,
+            front=tuple(map(marked, self.front)),
+            baseline=marked(self.baseline),
+            manual=tuple(map(marked, self.manual)),
+            chunks=chunks,
+        )
+
     @property
     def options(self) -> tuple[Option, ...]:
         """All options: those of the solver, the baseline, and manual plans."""
@@ -203,12 +219,17 @@ class Problem:
         """Bytes of arguments and results on one device, which every peak has."""
         return self.given + self.returned
 
+    def predicted_cost(self, option: Option) -> int:
+        """Return the cost of the whole gradient program of an option, as the model has it."""
+        memory = self.unit.of_memory(option.peak / self.parts)
+        return max(1, self.cost + option.cost + memory)
+
     def flops_of(self, option: Option) -> int:
         """Return the FLOPs of the gradient program under an option, as they are predicted."""
         match option.decision:
             case Stages():
                 program = self.function.traced.program
-                return self.flops + recomputed_flops(program, option.decision)
+                return self.flops + self.times * recomputed_flops(program, option.decision)
             case AsWritten():
                 return self._flops_as_written
             case _:
@@ -225,9 +246,10 @@ class Problem:
 
     def title(self, option: Option) -> str:
         """Return what an option is called in log lines."""
-        if option.name:
-            return option.name
-        return f"plan {self.front.index(option) + 1} of {len(self.front)}, the leanest first"
+        title = option.name
+        if not title:
+            title = f"plan {self.front.index(option) + 1} of {len(self.front)}, the leanest first"
+        return f"{title}, {len(self.chunks)} regions in chunks" if self.chunks else title
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,14 +81,21 @@ class Search:
 
     def __init__(self, options: Sequence[Option], peaks: KnownPeaks, compilations: int) -> None:
         self.peaks, self.compilations = peaks, compilations
+        self.compiled: dict[Option, int] = {}
+        self.before: dict[Option, int] = {}
+        self._else = 0  # bytes that the larger program needs besides
+        self.options: list[Option] = []
+        self.add(options)
+
+    def add(self, options: Sequence[Option]) -> None:
+        """Let the search choose from more options."""
+        peaks, options = self.peaks, [*self.options, *options]
         predicted = {each: peaks.predicted_cost(each) for each in options}
         # Of equal cost the baseline comes first: then nothing need be recomputed.
         self.options = sorted(
             options, key=lambda each: (predicted[each], not each.is_baseline, each.peak)
         )
         self._costs = np.array([float(predicted[each]) for each in self.options])
-        self.compiled: dict[Option, int] = {}
-        self.before: dict[Option, int] = {}
         self._at = {each: i for i, each in enumerate(self.options)}
         temporaries = [self._beside(peaks.predicted(each)) for each in self.options]
         self._predicted = np.log(temporaries)
@@ -96,7 +103,6 @@ class Search:
             self.options, temporaries, SETTINGS.peak_errors, peaks.model_error
         )
         self._time_errors = ModelErrors(self.options, temporaries, SETTINGS.time_errors)
-        self._else = 0  # bytes that the larger program needs besides
 
     def cheapest_fitting(self, budget: int) -> Option | None:
         """Return the cheapest option that fits, of those that the search compiles.
@@ -104,14 +110,21 @@ class Search:
         Without compilations it is the cheapest that is predicted to fit.
         """
         if not self.compilations:
-            fitting = (each for each in self.options if self.expected(each) <= budget)
-            return next(fitting, None)
+            return self.expected_fitting(budget)
         while len(self.compiled) < self.compilations:
             chosen = self._most_gain(budget)
             if chosen is None:
                 break
             self.compile(chosen)
         return self.best(budget)
+
+    def expected_fitting(self, budget: int) -> Option | None:
+        """Return the cheapest option that is expected to fit."""
+        return next((each for each in self.options if self.expected(each) <= budget), None)
+
+    def temporaries_within(self, budget: int) -> int:
+        """Return what a budget leaves for temporaries, in the light of what this search knows."""
+        return budget - self.peaks.own - self._else
 
     def least(self, enough: float = 0, most: int = 1) -> Option:
         """Return the option of the least peak, of those that may be the leanest.

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from jrc.remat._chunks.rewrite import Chunks
 from jrc.remat._planner.plan.decision import Baseline, Decision, Stage, Stages
 from jrc.remat._planner.settings import SETTINGS
 
@@ -37,6 +38,8 @@ class Option:
         name: What a manual plan is called; of a construct's, what it saves.
         host: Bytes that are saved in the host's memory.
         family: How it came about.
+        chunks: Regions of the function that run in chunks; the rest is said of the program with
+            these loops.
     """
 
     peak: int
@@ -46,17 +49,19 @@ class Option:
     name: str = ""
     host: int = 0
     family: Family = "solver"
+    chunks: tuple[Chunks, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         """Whether all is equal; decisions are compared where all else is."""
         return self is other or (
             isinstance(other, Option)
             and self._figures == other._figures
+            and self.chunks == other.chunks
             and self.decision == other.decision
         )
 
     def __hash__(self) -> int:
-        """Return a hash of all but the decision."""
+        """Return a hash of all but the decision and the chunks."""
         return hash(self._figures)
 
     @property
@@ -65,8 +70,8 @@ class Option:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is the program without recomputation."""
-        return self.family == "baseline"
+        """Whether it is the function as it is: nothing is recomputed, nothing in chunks."""
+        return self.family == "baseline" and not self.chunks
 
     @functools.cached_property
     def decision(self) -> Decision | Stage:

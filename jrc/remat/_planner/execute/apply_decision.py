@@ -1,0 +1,55 @@
+"""A function whose gradient saves what a decision says, for calls with any arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jrc._errors import name_of, named_like, public
+from jrc.remat._gradient.variable_changes import write_changes
+from jrc.remat._planner.execute.execute import execute_decision
+from jrc.remat._planner.plan.check_decision import check_decision_fits
+from jrc.remat._planner.plan.decision import AsWritten, Decision, Stages
+from jrc.remat._planner.program.signature import Signature, signature_of
+from jrc.remat._planner.program.trace import traced_for_plan
+
+
+def apply_decision[F: Callable[..., Any]](fn: F, decision: Decision, signature: Signature) -> F:
+    """Return a function whose gradient saves what is decided; see `Plan.apply`."""
+    if not callable(fn):
+        raise TypeError(
+            f"the argument must be a function, got {type(fn).__name__}. Pass the function "
+            "that the plan was made for, and call what comes back."
+        )
+
+    @named_like(fn)
+    @public("jrc.Plan.apply")
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        respected = signature.respect_checkpoints
+        traced = traced_for_plan(fn, args, kwargs, respected)
+        program = traced.program
+        found = signature_of(traced, respected)
+        difference = signature.difference(found)
+        if (
+            not difference
+            and isinstance(decision, AsWritten)
+            and found.written != signature.written
+        ):
+            difference = "its jax.checkpoint regions, which the plan leaves as written, are others"
+        if difference:
+            raise ValueError(
+                f"this plan was made for another program than that of `{name_of(fn)}`: "
+                f"{difference}. Shapes, types, operators and their order must be those that "
+                "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
+            )
+        is_as_it_is = isinstance(decision, AsWritten) or not traced.regions
+        if is_as_it_is and not isinstance(decision, Stages):
+            return fn(*args, **kwargs)
+        if not isinstance(decision, Stages):
+            run = traced.plain
+        else:
+            check_decision_fits(decision, program)
+            run = execute_decision(program, decision)
+        out, changes = traced.run(run)
+        write_changes((args, kwargs), changes, name_of(fn))
+        return out
+
+    return planned  # type: ignore[return-value]

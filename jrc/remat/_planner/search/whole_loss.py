@@ -1,0 +1,181 @@
+"""The whole loss in chunks of examples: what people do by accumulating gradients, planned.
+
+Where the loss is a sum over an axis that all that is dear in the function treats independently
+(the examples of a batch, most often), a chunk's value and gradient are computed in one pass of a
+loop. What of a chunk is saved and recomputed is the plan's to decide: the problem here is that of
+the function of one chunk, and what is compiled is the whole.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jrc._errors import named_like
+from jrc._jaxpr import Program, Slices, abstract, evaluate, nbytes, slice_program
+from jrc.remat._chunks.regions import Region, divisors, region_of_widest
+from jrc.remat._chunks.rewrite import Chunks, chunks_of, in_chunks, region_of
+from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
+from jrc.remat._gradient.activity import active_variables
+from jrc.remat._gradient.residuals import gradient_program
+from jrc.remat._planner.execute.chunked_function import loss_first, plan_of_chunk, planned_chunks
+from jrc.remat._planner.plan.decision import Decision
+from jrc.remat._planner.program.trace import inlined_program
+from jrc.remat._planner.search.gradient import PlannedFunction
+from jrc.remat._planner.search.problem import Problem
+from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver.option import Option
+
+
+def whole_loss_chunks(problem: Problem, room: int) -> list[Chunks]:
+    """Return the ways to run the whole loss in chunks, the fewest chunks first; none if it cannot.
+
+    Args:
+        problem: The problem of the function as it is.
+        room: Bytes for temporaries.
+    """
+    program = problem.function.traced.program
+    region = region_of_widest(program, SETTINGS.narrow_in_loss)
+    if region is None or not holds_all(problem, region.equations):
+        return []
+    loss = _loss(program, region)
+    if loss is None:
+        return []
+    # Of the leanest option half as much as in proportion may fit; more would be in vain.
+    fewest = min(each.peak for each in problem.options) / (2 * room)
+    most = problem.baseline.peak // SETTINGS.least_chunk
+    ways = _spread([n for n in divisors(region.parts) if 1 < n <= most and n >= fewest])
+    return [dataclasses.replace(chunks_of(program, region, n, ()), loss=loss) for n in ways]
+
+
+def _spread(counts: Sequence[int]) -> list[int]:
+    """The counts, each at least half as many again as the one before."""
+    found: list[int] = []
+    for n in counts:
+        if not found or 2 * n >= 3 * found[-1]:
+            found.append(n)
+    return found
+
+
+def holds_all(problem: Problem, equations: Sequence[int]) -> bool:
+    """Return whether nothing that is dear stays outside of these equations.
+
+    Args:
+        problem: The problem of a function.
+        equations: Equations of its program.
+    """
+    return _cost_outside(problem, equations) <= SETTINGS.cost_outside_loss * problem.cost
+
+
+def _cost_outside(problem: Problem, equations: Sequence[int]) -> int:
+    """The cost of what a gradient computes outside of a region, about."""
+    program, inside = problem.function.traced.program, set(equations)
+    live = program.live()
+    outside = (p for p in range(len(program.eqns)) if live[p] and p not in inside)
+    return 3 * sum(problem.unit.of(program.eqns[p]) for p in outside)
+
+
+def _loss(program: Program, region: Region) -> int | None:
+    """Which of a region's results is differentiated, if that is one, beside which gradients fit."""
+    slices, (out, *_) = region.slices, program.jaxpr.outvars
+    inputs = Inputs([v.aval for v in slices.whole], [v.aval for v, _ in slices.given])
+    active = active_variables(program, program.jaxpr.invars, [out])
+    found = [i for i, v in enumerate(region.results) if v in active]
+    are_sums = all(v in slices.sums for v in region.results)
+    pairs = can_pair([v.aval for v in region.results], inputs)
+    return found[0] if len(found) == 1 and are_sums and pairs else None
+
+
+def in_chunks_of_loss(problem: Problem, chunks: Chunks) -> Problem:
+    """Return the problem of one chunk, its costs and peaks those of the whole.
+
+    Args:
+        problem: The problem of the function as it is.
+        chunks: One of `whole_loss_chunks`.
+    """
+    program, request = problem.function.traced.program, problem.request
+    slices, results = region_of(program, chunks)
+    run, avals = _one_chunk(slices, chunks.chunks, results)
+    assert chunks.loss is not None
+    inputs = [program.jaxpr.invars[i] for i in problem.function.perturbed]
+    active = active_variables(program, inputs, program.jaxpr.outvars[:1])
+    whole: list[Any] = [v for v in slices.whole if v in active]
+    cut = [v for v, _ in slices.given]
+    inner = Problem.of(
+        dataclasses.replace(
+            request,
+            fn=named_like(request.fn)(loss_first(run, chunks.loss)),
+            args=avals,
+            argnums=tuple(i for i, v in enumerate([*slices.whole, *cut]) if v in active),
+            has_aux=True,
+            platform=problem.platform,
+            program=None,
+        )
+    )
+    # In a chunk the gradients of what it reads whole lie beside their sums over chunks.
+    sums = sum(v.aval.size * raised(v.aval.dtype).itemsize for v in whole)
+    besides = inner.returned + sums + sum(nbytes(v.aval) for v in cut if v in active)
+    added = problem.unit.of_sums(sum(v.aval.size for v in whole), sums)
+
+    def of_all_chunks(option: Option) -> Option:
+        peak, cost = option.peak + besides, option.cost * chunks.chunks
+        return dataclasses.replace(option, peak=peak, cost=cost)
+
+    function = _PlannedChunk(
+        fn=request.fn,
+        traced=inner.function.traced,
+        signature=inner.function.signature,
+        perturbed=inner.function.perturbed,
+        chunks=chunks,
+        whole=problem.function,
+    )
+    return dataclasses.replace(
+        inner,
+        request=request,
+        function=function,
+        gradient=dataclasses.replace(problem.gradient, function=function),  # type: ignore[type-var]
+        front=tuple(map(of_all_chunks, inner.front)),
+        baseline=of_all_chunks(inner.baseline),
+        manual=tuple(map(of_all_chunks, inner.manual)),
+        given=problem.given,
+        returned=problem.returned,
+        flops=problem.flops,
+        cost=chunks.chunks * (inner.cost + added) + _cost_outside(problem, chunks.equations),
+        recomputed=chunks.chunks * inner.recomputed,
+        times=chunks.chunks,
+    ).with_chunks((chunks,))
+
+
+def _one_chunk(
+    slices: Slices, chunks: int, results: Sequence[Any]
+) -> tuple[Callable[..., list[Any]], tuple[jax.ShapeDtypeStruct, ...]]:
+    """The function of one chunk, and the types of its arguments."""
+    jaxpr = slice_program(slices, chunks, results)
+    return evaluate(jaxpr), tuple(map(abstract, jaxpr.invars))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PlannedChunk(PlannedFunction):
+    """A function whose loss runs in chunks; program and decisions are those of one of them.
+
+    Attributes:
+        chunks: The region.
+        whole: The function as it is.
+    """
+
+    chunks: Chunks
+    whole: PlannedFunction
+
+    def applied(self, decision: Decision) -> Callable[..., Any]:
+        """Return the function, each chunk under a decision."""
+        digest = self.whole.signature.digest
+        return planned_chunks(self.fn, (self.chunks,), digest, decision, self.signature)
+
+    def gradient(self, decision: Decision) -> Any:
+        """Return the jaxpr of value and gradients, each chunk under a decision."""
+        program = self.whole.traced.program
+        plan_one = plan_of_chunk(decision, self.signature)
+        run = in_chunks(program, [self.chunks], inlined_program, plan_one)
+        avals = [v.aval for v in program.jaxpr.invars]
+        return gradient_program(run, avals, self.whole.perturbed)
