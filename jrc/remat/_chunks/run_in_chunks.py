@@ -30,6 +30,7 @@ from jrc.remat._chunks.sum_and_gradient import (
     sum_and_gradient,
     zeros_for,
 )
+from jrc.remat._gradient.activity import active_variables
 
 
 def program_in_chunks(slices: Slices, chunks: int) -> Callable[..., list[Any]]:
@@ -98,13 +99,20 @@ def run_in_chunks(
         + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in numbers],
     )
     if not joined and can_pair([v.aval for v in sums], inputs):
-        totals, stacked = sum_and_gradient(one, inputs, [v.aval for v in sums]), []
+        read = [*slices.whole, *(v for v, _ in slices.given)]
+        active = active_variables(slices.program, filter(_is_floating, read), sums)
+        varies = [v in active for v in sums]
+        totals, stacked = sum_and_gradient(one, inputs, [v.aval for v in sums], varies), []
     else:
         totals, stacked = _loop(one, inputs, sums, recompute, len(numbers))
     found = dict(zip(sums, totals, strict=True))
     for v, x in zip(joined, stacked, strict=True):
         found[v] = join(x, slices.axes[v])
     return [found[v] for v in results]
+
+
+def _is_floating(v: Any) -> bool:
+    return is_floating(v.aval)
 
 
 def cut(x: jax.Array, axis: int, chunks: int) -> jax.Array:

@@ -52,7 +52,10 @@ def _has_wide_range(x: Any) -> bool:
 
 
 def sum_and_gradient(
-    one: Callable[..., Sequence[Any]], inputs: Inputs, avals: Sequence[Any]
+    one: Callable[..., Sequence[Any]],
+    inputs: Inputs,
+    avals: Sequence[Any],
+    varies: Sequence[bool],
 ) -> list[Any]:
     """Return sums over chunks, scalars where they are floating.
 
@@ -60,6 +63,7 @@ def sum_and_gradient(
         one: From whole inputs and one slice of the others to what the chunk adds to each sum.
         inputs: The inputs of all chunks.
         avals: The types of the sums.
+        varies: Of each whether it is a differentiable function of the inputs.
     """
 
     def lowered(totals: Sequence[Any]) -> list[Any]:
@@ -75,12 +79,12 @@ def sum_and_gradient(
 
     def rule(primals: Any, tangents: Any) -> Any:
         (inputs,), (given,) = primals, tangents
-        totals, gradients = _sums_and_gradients(one, inputs, given, avals)
+        chosen = [i for i, does in enumerate(varies) if does]
+        totals, gradients = _sums_and_gradients(one, inputs, given, avals, chosen)
         sums = lowered(totals)
-        slopes = [_slope(each, given) for each in gradients]
-        slopes = iter(slopes)
-        out = [next(slopes).astype(x.dtype) if is_floating(x) else zero_from_primal(x, True)
-               for x in sums]  # fmt: skip
+        out = [zero_from_primal(x, True) for x in sums]
+        for i, each in zip(chosen, gradients, strict=True):
+            out[i] = _slope(each, given).astype(sums[i].dtype)
         return sums, out
 
     total.defjvp(rule, symbolic_zeros=True)
@@ -88,11 +92,14 @@ def sum_and_gradient(
 
 
 def _sums_and_gradients(
-    one: Callable[..., Sequence[Any]], inputs: Inputs, tangents: Inputs, avals: Sequence[Any]
+    one: Callable[..., Sequence[Any]],
+    inputs: Inputs,
+    tangents: Inputs,
+    avals: Sequence[Any],
+    differentiated: Sequence[int],
 ) -> tuple[list[Any], list[Inputs]]:
-    """The sums, and for each floating one its gradients; `None` of what has no tangent."""
+    """The sums, and the gradients of those that are differentiated."""
     perturbed = Inputs(*([not isinstance(t, SymbolicZero) for t in each] for each in tangents))
-    floating = [i for i, aval in enumerate(avals) if is_floating(aval)]
     chosen = _chosen(inputs.whole, perturbed.whole)
 
     def body(state: Any, parts: list[Any]) -> Any:
@@ -106,9 +113,9 @@ def _sums_and_gradients(
             return made[i], made
 
         given = chosen, _chosen(parts, perturbed.parts)
-        made = () if floating else one(*inputs.whole, *parts)
+        made = () if differentiated else one(*inputs.whole, *parts)
         pulled = []
-        for i in floating:  # each by itself: zero times an infinite slope would be no number
+        for i in differentiated:  # each by itself: zero times an infinite slope would be no number
             one_sum = functools.partial(values, i=i)
             value, pull, made = jax.vjp(one_sum, *given, has_aux=True)
             pulled.append(pull(jnp.ones_like(value)))
@@ -116,7 +123,7 @@ def _sums_and_gradients(
         return (_added(totals, made), sums), [part for _, part in pulled]
 
     types = [jax.typeof(x) for x in chosen]
-    start = zeros_for(avals), [zeros_for(types) for _ in floating]
+    start = zeros_for(avals), [zeros_for(types) for _ in differentiated]
     (totals, sums), stacked = jax.lax.scan(body, start, inputs.parts)
     return totals, [Inputs(*each) for each in zip(sums, stacked, strict=True)]
 

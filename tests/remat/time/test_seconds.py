@@ -41,7 +41,8 @@ LOOP = """
   %q2 = s32[] parameter(2)
   %zero.1 = s32[] constant(0)
   %line = f32[1,1000]{1,0} bitcast(%q1)
-  ROOT %into = f32[10,1000]{1,0} dynamic-update-slice(%q0, %line, %q2, %zero.1)
+  %view = f32[10,1000]{1,0} bitcast(%q0)
+  ROOT %into = f32[10,1000]{1,0} dynamic-update-slice(%view, %line, %q2, %zero.1)
 }
 
 %body (s: (s32[], f32[10,1000], f32[10,1000])) -> (s32[], f32[10,1000], f32[10,1000]) {

@@ -211,12 +211,20 @@ class Plan:
     def _check_by_name(self, approximate: bool, is_policy: bool) -> None:
         check_flag(approximate, "approximate")
         lost = lost_text(self.by_name, self.decision, is_policy)
+        if self.chunks:
+            lost = "; ".join(filter(None, (self._in_chunks(), lost)))
         if lost and not approximate:
             raise ValueError(
                 "the plan must be one that names can say, got one of which they lose: "
                 f"{lost}. Name these values with jax.ad_checkpoint.checkpoint_name and plan again, "
                 "or pass approximate=True for the nearest names."
             )
+
+    def _in_chunks(self) -> str:
+        """What runs in chunks, in words."""
+        if self.plans_one_chunk:
+            return f"the whole loss in {self.chunks[0].chunks} chunks"
+        return f"{len(self.chunks)} regions in chunks"
 
     def to_json(self) -> str:
         """Return the plan as text that `Plan.from_json` reads, on any host."""
@@ -330,11 +338,13 @@ class Plan:
             parts.append(f"saved in the host's memory: {memory_text(cost.host_bytes)} ({source})")
         chosen = next((each for each in self.candidates if each.is_chosen), None)
         parts += sent_text(chosen, link_bandwidth_of(self.target))
+        if self.plans_one_chunk:
+            parts.append(f"{self._in_chunks()}, each with its gradient; in each of them")
         if isinstance(self.decision, AsWritten):
             parts.append("the function runs as it is, under its own jax.checkpoint regions")
         else:
             parts.append(kept_table(self.kept) if self.reruns else "nothing is recomputed")
-        if self.chunks:
+        if self.chunks and not self.plans_one_chunk:
             parts.append(chunks_table(self.chunks))
         parts += opaque_lines(self.opaque)
         if len(self.candidates) > 1:

@@ -1,0 +1,142 @@
+"""Plans that run the whole loss in chunks, each under a plan of its own."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jrc
+from jrc._jaxpr import flops
+from jrc.remat._planner.search.problem import Problem, Request
+from jrc.remat._planner.search.whole_loss import whole_loss_chunks
+
+KEYS = jax.random.split(jax.random.key(0), 8)
+WEIGHTS = [0.05 * jax.random.normal(key, (128, 128)) for key in KEYS[:6]]
+X = jax.random.normal(KEYS[6], (8192, 128))
+Y = jax.random.randint(KEYS[7], (8192,), 0, 128)
+
+
+def forward(weights, x):
+    for w in weights[:-1]:
+        x = jnp.tanh(x @ w)
+    return x @ weights[-1]
+
+
+def loss(weights, x, y):
+    return cross_entropy(forward(weights, x), y)
+
+
+def cross_entropy(logits, y):
+    picked = jnp.take_along_axis(logits, y[:, None], axis=-1)[:, 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+
+def loss_and_metrics(weights, x, y):
+    logits = forward(weights, x)
+    right = jnp.mean(jnp.argmax(logits, axis=-1) == y)
+    norm = jnp.sqrt(jnp.mean(logits**2))
+    return cross_entropy(logits, y), {"accuracy": right, "norm": norm, "of 3": jnp.sum(y == 3)}
+
+
+def scanned(weights, x, y):
+    layer = lambda x, w: (x + jnp.tanh(x @ w), None)  # noqa: E731
+    return cross_entropy(jax.lax.scan(layer, x, weights)[0], y)
+
+
+def close(found, wanted):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert a.dtype == b.dtype
+        assert float(jnp.max(jnp.abs(a - b))) <= 2e-6 * max(float(jnp.max(jnp.abs(b))), 1e-6)
+
+
+@pytest.mark.parametrize("budget", ["14MiB", "8MiB"])
+@pytest.mark.parametrize(
+    ("fn", "args", "has_aux"),
+    [
+        (loss, (WEIGHTS, X, Y), False),
+        (loss_and_metrics, (WEIGHTS, X, Y), True),
+        (scanned, (jnp.stack(WEIGHTS), X, Y), False),
+    ],
+)
+def test_a_loss_of_examples_runs_in_chunks(fn, args, has_aux, budget):
+    plan = jrc.plan(fn, *args, budget=budget, has_aux=has_aux, minimize="flops")
+    assert plan.plans_one_chunk and len(plan.chunks) == 1
+    assert plan.verified.peak_bytes <= plan.budget
+    assert plan.verified.flops_ratio < 1.01 or fn is loss_and_metrics
+    again = jrc.Plan.from_json(plan.to_json())
+    assert again == plan
+    run = jax.jit(jax.value_and_grad(again.apply(fn), has_aux=has_aux))
+    close(run(*args), jax.jit(jax.value_and_grad(fn, has_aux=has_aux))(*args))
+    assert f"the whole loss in {plan.chunks[0].chunks} chunks" in str(plan)
+
+
+def test_flops_are_those_of_the_program_that_runs():
+    plan = jrc.plan(loss_and_metrics, WEIGHTS, X, Y, budget="14MiB", has_aux=True, minimize="flops")
+    run = jax.value_and_grad(plan.apply(loss_and_metrics), has_aux=True)
+    assert plan.verified.flops == flops(jax.make_jaxpr(run)(WEIGHTS, X, Y).jaxpr)
+
+
+def test_all_derivatives_are_those_of_the_function():
+    plan = jrc.plan(loss, WEIGHTS, X, Y, budget="14MiB", minimize="flops")
+    small = [w + 0.1 for w in WEIGHTS]
+    for of in (jax.grad, lambda fn: lambda *args: jax.jvp(lambda w: fn(w, X, Y), args, (small,))):
+        given = (WEIGHTS, X, Y) if of is jax.grad else (WEIGHTS,)
+        close(jax.jit(of(plan.apply(loss)))(*given), jax.jit(of(loss))(*given))
+
+
+def test_another_loss_is_refused():
+    plan = jrc.plan(loss, WEIGHTS, X, Y, budget="14MiB", minimize="flops")
+    with pytest.raises(ValueError, match=r"jrc\.Plan\.apply: this plan was made for another"):
+        plan.apply(lambda w, x, y: loss(w, jnp.sin(x), y))(WEIGHTS, X, Y)
+    with pytest.raises(ValueError, match="the whole loss in 8 chunks"):
+        plan.policy()
+
+
+def normalized(weights, x, y):
+    return loss(weights, x - jnp.mean(x @ weights[0], axis=0, keepdims=True), y)
+
+
+def contrastive(weights, x, y):
+    z = forward(weights, x)
+    return jnp.mean(jax.nn.logsumexp(z @ z.T, axis=-1)) + jnp.sum(y)
+
+
+def two_losses(weights, x, y):
+    logits = forward(weights, x)
+    return jnp.mean(logits**2) / jnp.mean(jnp.abs(logits))
+
+
+@pytest.mark.parametrize("fn", [normalized, contrastive, two_losses])
+def test_a_loss_of_all_examples_together_stays_whole(fn):
+    problem = Problem.of(Request(fn, (WEIGHTS, X, Y)))
+    assert whole_loss_chunks(Problem.of(Request(loss, (WEIGHTS, X, Y))), 2**22)
+    assert not whole_loss_chunks(problem, 2**22)
+
+
+def test_a_train_step_within_a_budget():
+    step = jrc.make_train_step(
+        lambda params, batch, key: loss(params, *batch), optax.sgd(0.1), memory_budget="4MiB"
+    )
+    plain = jrc.make_train_step(lambda params, batch, key: loss(params, *batch), optax.sgd(0.1))
+    copies = [[jnp.copy(w) for w in WEIGHTS] for _ in range(2)]
+    state, other = (jrc.init_state(each, optax.sgd(0.1), jax.random.key(1)) for each in copies)
+    state, _ = step(state, (X, Y))
+    other, _ = plain(other, (X, Y))
+    assert step.plan.plans_one_chunk
+    sums = [
+        each.lower(state, (X, Y)).compile().as_text().count(" all-reduce(")
+        for each in (step, plain)
+    ]
+    assert sums[0] == sums[1]  # over devices once, and not once a chunk
+    close(state.params, other.params)
+
+
+def test_batches_are_not_any_that_chunks_of_the_loss_would_fit():
+    def make_args(batch):
+        shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+        return WEIGHTS, shape((batch, 128)), jax.ShapeDtypeStruct((batch,), jnp.int32)
+
+    found = jrc.largest_batch(make_args, loss, "24MiB", most=2**16)
+    assert found.recomputed < 2**16 and not found.plan.plans_one_chunk
