@@ -58,7 +58,7 @@ def plan(options: argparse.Namespace) -> None:
     asked = gradient_options(options) | {"verify": not options.no_verify}
     asked |= {"respect_checkpoints": options.respect_checkpoints, "cache": options.cache}
     asked |= {"offload": options.offload, "minimize": options.minimize}
-    asked |= {"measure": options.measure}
+    asked |= {"measure": options.measure, "reserve": options.reserve}
     if options.compilations is not None:
         asked["compilations"] = options.compilations
     if options.budget and "," in options.budget:
@@ -81,7 +81,9 @@ def _plans(options: argparse.Namespace, texts: Sequence[str], asked: dict[str, A
     """
     # Checked before anything is traced.
     with public("jrc.plan"):
-        budgets = [remat.checked_budget(budget_of(text)) for text in texts]
+        budgets = [budget_of(text) for text in texts]
+        for budget in budgets:
+            remat.checked_budget(budget)
     paths = [path_for(options.json, text) for text in texts]
     for path in paths:
         check_paths(path)
@@ -100,7 +102,7 @@ def largest_batch(options: argparse.Namespace) -> None:
     asked = gradient_options(options) | {"budget": budget_of(options.budget)}
     asked |= {"multiple_of": options.multiple_of, "most": options.most}
     asked |= {"respect_checkpoints": options.respect_checkpoints, "offload": options.offload}
-    asked |= {"minimize": options.minimize}
+    asked |= {"minimize": options.minimize, "reserve": options.reserve}
     check_paths(options.json)
 
     made: dict[Any, Callable[..., Any]] = {}

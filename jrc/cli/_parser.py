@@ -78,7 +78,8 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--budget",
         metavar="BUDGET[,BUDGET]",
-        help="peak bytes: 2000000000, 2e9, 2GiB, 500MB; or, written with a point, a fraction "
+        help="peak bytes: 2000000000, 2e9, 2GiB, 500MB; a share of the baseline's peak, 60%%; or, "
+        "written with a point, a fraction "
         "between the least reachable peak (0.0) and that of the baseline (1.0); with "
         "--target it may be left out: nine tenths of a device. Several, as 2GiB,4GiB, give one "
         "table, and with --json plan.json the files plan-2GiB.json and plan-4GiB.json",
@@ -119,6 +120,12 @@ def parser() -> argparse.ArgumentParser:
             metavar="RATE",
             help="values that loops save may be moved to the host's memory; RATE is what copies "
             "reach in bytes per second, 28e9, else what is known of --target",
+        )
+        command.add_argument(
+            "--reserve",
+            metavar="BYTES",
+            help="what else lies on each device, such as the optimizer's state: 8GiB; it is taken "
+            "off the budget",
         )
         command.add_argument(
             "--minimize",

@@ -1,5 +1,12 @@
-"""Budgets: bytes as a number, as text, or as a fraction of what can be gained."""
+"""Budgets: bytes, a share of the baseline's peak, or a fraction of what can be gained.
 
+>>> checked_budget("1.5GiB"), checked_budget(0.5), checked_budget("60%")
+(1610612736, 0.5, Share(of_baseline=0.6))
+>>> less_reserve(1000, checked_reserve({"mu": np.zeros(100, np.float32)}))
+600
+"""
+
+import dataclasses
 import operator
 import os
 import re
@@ -9,7 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrc._text import memory_text
+from jrc._tree import is_array
 from jrc._validate import whole_number
+from jrc.remat._gradient.compiled_memory import bytes_on_device
 from jrc.remat._planner.settings import SETTINGS
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -22,6 +32,21 @@ _NO_LIMIT = (
     "that is not there pass target='h100' or the like."
 )
 _BUDGET_SHARE = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A budget that is a share of the baseline's peak.
+
+    Attributes:
+        of_baseline: The share, above 0 and at most 1.
+    """
+
+    of_baseline: float
+
+
+Budget = int | float | Share
+"""Bytes, a fraction between the least peak and the baseline's, or a share of the latter."""
 
 
 class BudgetError(ValueError):
@@ -42,15 +67,15 @@ class BudgetError(ValueError):
         return type(self), (str(self), self.least_bytes, self.plan)
 
 
-def checked_budget(budget: object) -> int | float:
-    """Return a budget as bytes (`int`), or as a fraction (`float` in [0, 1]).
+def checked_budget(budget: object) -> Budget:
+    """Return a budget as bytes (`int`), as a fraction (`float` in [0, 1]), or as a `Share`.
 
     Raises:
         TypeError: If it is neither a number nor text, or is traced.
         ValueError: If it is no size.
     """
     if isinstance(budget, str):
-        return _of_text(budget)
+        return _share_of(budget) or _of_text(budget, "budget")
     if isinstance(budget, jax.core.Tracer):
         raise TypeError(
             f"budget must be known before anything is traced, got {budget.aval}. Ask for "
@@ -72,8 +97,8 @@ def checked_budget(budget: object) -> int | float:
         size = None
     if size is None:
         raise TypeError(
-            "budget must be bytes (an int), text ('1.5GiB') or a fraction (a float in "
-            f"[0, 1]), got {type(budget).__name__} {budget!r}. Write '1.5GiB' or 0.5."
+            "budget must be bytes (an int), text ('1.5GiB', '60%') or a fraction (a float in "
+            f"[0, 1]), got {type(budget).__name__} {budget!r}. Write '1.5GiB', '60%' or 0.5."
             + (_NO_LIMIT if budget is None else "")
         )
     if size <= 0:
@@ -82,6 +107,51 @@ def checked_budget(budget: object) -> int | float:
             "as a float: 0.5."
         )
     return size
+
+
+def checked_reserve(reserve: object) -> int:
+    """Return the bytes on one device that something else needs beside a program.
+
+    Args:
+        reserve: Bytes, text (`"2GiB"`), or arrays or shapes in any pytree; `None` is nothing.
+
+    Raises:
+        TypeError: If it is something else, or holds something else.
+        ValueError: If it is no size.
+    """
+    if isinstance(reserve, str):
+        return _of_text(reserve, "reserve")
+    if isinstance(reserve, int | np.integer) and not isinstance(reserve, bool):
+        return whole_number(int(reserve), "reserve", least=0, remedy="Write bytes, or '2GiB'.")
+    leaves = jax.tree.leaves(reserve)
+    for leaf in leaves:
+        if not (is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)):
+            raise TypeError(
+                "reserve must be bytes, text ('2GiB'), or a pytree of arrays or shapes, got "
+                f"{type(leaf).__name__} {leaf!r}. Write '2GiB', or jax.eval_shape(tx.init, params)."
+            )
+    return sum(map(bytes_on_device, leaves))
+
+
+def less_reserve[B: Budget](budget: B, reserve: int) -> B:
+    """Return what a reserve leaves of a budget.
+
+    Raises:
+        ValueError: If the budget is not in bytes, or nothing is left.
+    """
+    if not reserve:
+        return budget
+    if not isinstance(budget, int):
+        raise ValueError(
+            "reserve must go with a budget in bytes, from which it is taken, got a fraction or a "
+            "share of what the function itself needs. Write budget='16GiB'."
+        )
+    if reserve >= budget:
+        raise ValueError(
+            f"reserve must be smaller than the budget, got {memory_text(reserve)} of "
+            f"{memory_text(budget)}. Shard the optimizer's state, or use one with a smaller state."
+        )
+    return budget - reserve  # type: ignore[return-value]
 
 
 def memory_budget_of(device: Any) -> int | None:
@@ -106,15 +176,30 @@ def checked_compilations(compilations: int | None, on_target: bool = False) -> i
     return whole_number(compilations, "compilations", least=1, most=10, remedy=remedy)
 
 
-def _of_text(text: str) -> int:
+def _share_of(text: str) -> Share | None:
+    """A text that ends in a percent sign, as a share."""
+    found = re.fullmatch(rf"\s*{_NUMBER}\s*%\s*", text.lower())
+    if found is None:
+        return None
+    percent = float(found[1])
+    if not 0 < percent <= 100:
+        raise ValueError(
+            "budget in percent must be above 0 and at most 100, of the peak of the baseline, got "
+            f"{text!r}. Write '60%'."
+        )
+    return Share(percent / 100)
+
+
+def _of_text(text: str, name: str) -> int:
     found = re.fullmatch(rf"\s*{_NUMBER}\s*([kmgt]?)(i?)(b?)\s*", text.lower())
     size = Fraction(0)
     if found and _is_size(*found.groups()):
         size = Fraction(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2]]
     if size < 1:
         raise ValueError(
-            "budget as text must be a number and a unit, such as '1.5GiB', '800MB' or "
-            f"'123456 B', got {text!r}. A fraction is no text: write 0.5."
+            f"{name} as text must be a number and a unit, such as '1.5GiB', '800MB' or "
+            f"'123456 B', got {text!r}."
+            + (" A fraction is no text: write 0.5, or '60%' of the baseline." * (name == "budget"))
         )
     return int(size)
 

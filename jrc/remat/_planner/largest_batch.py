@@ -13,7 +13,12 @@ from jrc._targets import Target, abstract_on, checked_target, target_device_cont
 from jrc._text import html_of
 from jrc._validate import check_flag, one_of, whole_number
 from jrc.remat._gradient.arguments import refuse_tracers
-from jrc.remat._planner.budget import checked_budget, checked_compilations
+from jrc.remat._planner.budget import (
+    checked_budget,
+    checked_compilations,
+    checked_reserve,
+    less_reserve,
+)
 from jrc.remat._planner.costs.cost_unit import Minimize
 from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.make_plan import plan_of_process_0
@@ -96,6 +101,7 @@ def largest_batch(
     offload: bool | float = False,
     minimize: Minimize = "time",
     chunks: bool = True,
+    reserve: Any = None,
 ) -> LargestBatch:
     """Return the largest batch whose gradient fits a budget, with and without recomputation.
 
@@ -121,6 +127,7 @@ def largest_batch(
         chunks: Whether regions of the program, such as the logits and the loss, or attention, may
             run in chunks. The whole loss never does here: any batch would fit. For that take the
             batch in parts, `jrc.make_train_step(accumulate=)`.
+        reserve: As for `jrc.plan`: what else lies on each device, such as the optimizer's state.
 
     Returns:
         Both sizes and the plan for the larger one.
@@ -128,9 +135,9 @@ def largest_batch(
     Raises:
         TypeError: If `make_args` or `fn` is no function, the budget no size in bytes, what they
             return not what it has to be, or an array is traced.
-        ValueError: If the budget is no size, `multiple_of` below 1 or above `most`, the arguments
-            do not grow with the batch, or `offload` is what `jrc.plan` does not take. What
-            `make_args` raises goes on to the caller.
+        ValueError: If the budget is no size, `reserve` leaves nothing of it, `multiple_of` is below
+            1 or above `most`, the arguments do not grow with the batch, or `offload` is what
+            `jrc.plan` does not take. What `make_args` raises goes on to the caller.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -165,11 +172,12 @@ def largest_batch(
     one_of(minimize, "minimize", ("time", "flops"))
     there = checked_target(target)
     limit = checked_budget(there.budget if there and budget is None else budget)
-    if isinstance(limit, float):
+    if not isinstance(limit, int):
         raise TypeError(
-            f"budget must be bytes (an int) or text ('16GiB'), got {budget!r}. A fraction "
-            "has no meaning before the batch is known. Write bytes: '16GiB'."
+            f"budget must be bytes (an int) or text ('16GiB'), got {budget!r}. A fraction or a "
+            "share has no meaning before the batch is known. Write bytes: '16GiB'."
         )
+    limit = less_reserve(limit, checked_reserve(reserve))
     for name, number in (("multiple_of", multiple_of), ("most", most)):
         all_of_them = "every batch" if name == "multiple_of" else "all up to a million"
         whole_number(number, name, least=1, remedy=f"Leave it out to try {all_of_them}.")

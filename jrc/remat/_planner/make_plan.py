@@ -17,9 +17,12 @@ from jrc._validate import check_flag, one_of
 from jrc.remat._gradient.arguments import arguments_of, refuse_tracers
 from jrc.remat._gradient.compiled_memory import device_of
 from jrc.remat._planner.budget import (
+    Budget,
     BudgetError,
     checked_budget,
     checked_compilations,
+    checked_reserve,
+    less_reserve,
     memory_budget_of,
 )
 from jrc.remat._planner.costs.cost_unit import Minimize
@@ -51,6 +54,7 @@ def plan(
     minimize: Minimize = "time",
     measure: bool = False,
     chunks: bool = True,
+    reserve: Any = None,
 ) -> Plan:
     """Return the fastest recomputation whose compiled gradient program fits a budget.
 
@@ -103,10 +107,10 @@ def plan(
             log says. Strings, functions and the like stay what they are, and are passed to the
             planned function in the same way. Others are bound before:
             `functools.partial(fn, train=True)` is what is planned and applied to.
-        budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), or a fraction (`float` in [0, 1])
-            between the least peak that is reached (0) and that of the baseline (1). If it is left
-            out it is nine tenths of the memory of one device, of the target's or of what is there;
-            on a CPU of the machine's.
+        budget: Bytes (`int`), text (`"1.5GiB"`, `"800MB"`), a share of the baseline's peak
+            (`"60%"`), or a fraction (`float` in [0, 1]) between the least peak that is reached (0)
+            and that of the baseline (1). If it is left out it is nine tenths of the memory of one
+            device, of the target's or of what is there; on a CPU of the machine's.
         argnums: The arguments that are differentiated. `None` plans the function as it is, not
             its gradient: an evaluation, `jax.hessian(loss)`, per-example gradients, a simulation.
             Its results may be anything. Chunks are what a plan has for it; the other options
@@ -144,6 +148,10 @@ def plan(
             without them fits, or where one costs time. A region begins and ends where values are
             small for the budget: the logits and the loss, attention, the wide middle of an MLP, in
             loops too. The ends of a fraction are those of the function without chunks.
+        reserve: What else lies on each device while the program runs, such as the optimizer's
+            state: bytes (`int`), text (`"2GiB"`), or a pytree of arrays or shapes
+            (`jax.eval_shape(tx.init, params)`). It is taken off a budget in bytes, and
+            `Plan.budget` is what is left.
 
     Returns:
         The plan. The same inputs give the same plan on every host, whatever was planned before.
@@ -157,7 +165,8 @@ def plan(
         ValueError: If the budget is no size, `compilations` not from 1 to 10, `minimize` another
             word, there is nothing floating to be differentiated, `offload` is asked for on a CPU,
             or where no rate is known, or `measure` with a target, with shapes in place of arrays,
-            with `minimize="flops"` or without `verify`.
+            with `minimize="flops"` or without `verify`; if `reserve` leaves nothing of the budget,
+            or the budget is not in bytes.
         BudgetError: If no plan fits; it carries the least peak and the plan that reaches it.
         ImportError: If the compiler of the target is not installed.
 
@@ -189,7 +198,7 @@ def plan(
             "measure": measure,
             "chunks=False": not chunks,
         }
-        return _plan_as_it_is(fn, args, budget, target, asked)
+        return _plan_as_it_is(fn, args, budget, target, asked, reserve)
     planner = _Planner(
         fn,
         args,
@@ -204,6 +213,7 @@ def plan(
         minimize,
         measure,
         chunks,
+        reserve,
     )
     with shown_meanwhile("jrc.plan: tracing and solving"):
         return planner.plan(budget)
@@ -215,6 +225,7 @@ def _plan_as_it_is(
     budget: int | str | float | None,
     target: Target | str | None,
     asked: Mapping[str, bool],
+    reserve: Any,
 ) -> Plan:
     """Return the plan of a function that is not differentiated.
 
@@ -224,6 +235,7 @@ def _plan_as_it_is(
         budget: As for `plan`.
         target: As for `plan`.
         asked: Options of `plan` that it does not take, and whether they are asked for.
+        reserve: As for `plan`.
     """
     for what in (each for each, is_asked in asked.items() if is_asked):
         raise ValueError(
@@ -240,7 +252,7 @@ def _plan_as_it_is(
     if budget is None:
         arrays = jax.tree.leaves(args)
         budget = there.budget if there else memory_budget_of(device_of(arrays))
-    limit = checked_budget(budget)
+    limit = less_reserve(checked_budget(budget), checked_reserve(reserve))
     with shown_meanwhile("jrc.plan: compiling"), target_device_context(there):
         return plan_of_process_0(lambda: FunctionAsItIs(fn, args, there).plan(limit))
 
@@ -249,7 +261,7 @@ def _plan_as_it_is(
 def plan_for_each(
     fn: Callable[..., Any],
     *args: Any,
-    budgets: Sequence[int | str | float],
+    budgets: Sequence[int | str | float | None],
     **options: Any,
 ) -> list[Plan | BudgetError]:
     """Return the plan of `jrc.plan` for each budget, or the error of one that no plan fits.
@@ -292,7 +304,9 @@ class _Planner:
         minimize: Minimize = "time",
         measure: bool = False,
         chunks: bool = True,
+        reserve: Any = None,
     ) -> None:
+        self.reserve = checked_reserve(reserve)
         check_flag(chunks, "chunks")
         self.chunks = chunks
         check_flag(verify, "verify")
@@ -323,11 +337,11 @@ class _Planner:
         if budget is None:
             there, arrays = self.target, jax.tree.leaves(self.request.args)
             budget = there.budget if there else memory_budget_of(device_of(arrays))
-        limit = checked_budget(budget)
+        limit = less_reserve(checked_budget(budget), self.reserve)
         with target_device_context(self.target):
             return plan_of_process_0(lambda: self._stored(limit))
 
-    def _stored(self, limit: int | float) -> Plan:
+    def _stored(self, limit: Budget) -> Plan:
         def find() -> Plan:
             given = self.compilations, self.measures, self.chunks
             return plan_for(self._peaks, limit, *given)

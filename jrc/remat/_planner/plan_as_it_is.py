@@ -13,7 +13,7 @@ from jrc._text import exact_memory_text
 from jrc._tree import split
 from jrc.remat._chunks.rewrite import Chunks, chunks_within
 from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
-from jrc.remat._planner.budget import BudgetError
+from jrc.remat._planner.budget import Budget, BudgetError, Share
 from jrc.remat._planner.costs.sharding import most_parts
 from jrc.remat._planner.execute.chunked_function import chunked_function
 from jrc.remat._planner.plan.decision import Baseline
@@ -59,13 +59,15 @@ class FunctionAsItIs:
         self.own += sum(nbytes(x.aval) for x in self.traced.program.jaxpr.outvars)
         self.baseline = self._form(())
 
-    def plan(self, budget: int | float) -> Plan:
+    def plan(self, budget: Budget) -> Plan:
         """Return the plan: the function as it is if that fits, else the fewest chunks that do.
 
         Raises:
             BudgetError: If nothing fits.
         """
         forms = [self.baseline]
+        if isinstance(budget, Share):
+            budget = int(budget.of_baseline * self.baseline.cost.peak)
         if isinstance(budget, float):
             forms += [self._in_chunks(forms[0].cost.peak, each) for each in SETTINGS.chunk_sizes]
             least = min(each.cost.peak for each in forms)

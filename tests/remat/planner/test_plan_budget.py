@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -63,6 +64,31 @@ def test_a_plan_s_peak_is_that_of_the_compiled_program():
     assert plan.reruns and (plan.decision, plan.verified) == (again.decision, again.verified)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), NET)
     assert jrc.plan(layers, *shapes, budget=plan.budget, minimize="flops") == plan
+
+
+def test_a_share_of_the_baseline():
+    most = ends()[1]
+    for percent in (90, 100):
+        plan = jrc.plan(layers, *NET, budget=f"{percent}%", minimize="flops")
+        assert plan.budget == percent * most // 100 and plan.verified.peak_bytes <= plan.budget
+    guess = jrc.plan(layers, *NET, budget="90%", verify=False)
+    assert guess.predicted.peak_bytes <= guess.budget
+    peaks = [jrc.plan(jnp.sin, jnp.ones(9), budget=share, argnums=None).budget
+             for share in ("50%", "100%")]  # fmt: skip
+    assert 2 * peaks[0] == peaks[1]
+
+
+def test_a_reserve_is_taken_off():
+    most = ends()[1]
+    moments = jax.eval_shape(optax.adamw(1e-3).init, NET[0])
+    size = 2 * 4 * sum(w.size for w in NET[0]) + 4
+    for reserve in (moments, size, f"{size}B"):
+        plan = jrc.plan(layers, *NET, budget=most, reserve=reserve, minimize="flops")
+        assert plan.budget == most - size and plan.verified.peak_bytes <= plan.budget
+    make_args = lambda n: (NET[0], jax.ShapeDtypeStruct((n, 8), jnp.float32))  # noqa: E731
+    whole, less = (jrc.largest_batch(make_args, layers, most, most=512, reserve=each)
+                   for each in (0, moments))  # fmt: skip
+    assert whole.recomputed > less.recomputed and less.plan.budget == most - size
 
 
 @pytest.mark.slow
@@ -176,7 +202,7 @@ def test_budgets_in_words(text, size):
 @pytest.mark.parametrize(
     "budget, kind, text",
     [
-        (True, TypeError, "budget must be bytes (an int), text ('1.5GiB') or a fraction"),
+        (True, TypeError, "budget must be bytes (an int), text ('1.5GiB', '60%') or a fraction"),
         ([1], TypeError, "got list [1]"),
         (float("nan"), ValueError, "a fraction in [0, 1] between the least peak (0)"),
         (1.5, ValueError, "got 1.5. Write bytes as an int or as text"),

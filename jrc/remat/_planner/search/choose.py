@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jrc._text import exact_memory_text, memory_text
-from jrc.remat._planner.budget import BudgetError
+from jrc.remat._planner.budget import Budget, BudgetError, Share
 from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._planner.plan.decision import AsWritten, Stages
 from jrc.remat._planner.plan.opaque_in_plan import opaque_under
@@ -24,7 +24,7 @@ from jrc.remat._time.seconds import Seconds
 
 def plan_for(
     peaks: Peaks,
-    budget: int | float,
+    budget: Budget,
     compilations: int,
     measures: bool = False,
     chunks: bool = False,
@@ -36,7 +36,8 @@ def plan_for(
 
     Args:
         peaks: What is known of the options of a problem.
-        budget: Bytes, or a fraction between the least peak and that of the baseline.
+        budget: Bytes, a fraction between the least peak and that of the baseline, or a share of
+            the latter.
         compilations: How many programs may be compiled; with 0 predictions decide.
         measures: Whether the fastest that fit are run.
         chunks: Whether regions may run in chunks.
@@ -102,18 +103,21 @@ def _fastest(options: Sequence[Option], peaks: Peaks) -> Option:
     return min(chosen, key=lambda each: seconds[each] * (favour if each.is_baseline else 1))
 
 
-def bytes_of(budget: int | float, search: Search, baseline: Option) -> int:
+def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
     """Return a budget in bytes.
 
     Both ends of a fraction are compiled, and the search may compile some more between them.
 
     Args:
-        budget: Bytes, or a fraction between the least peak and that of the baseline.
+        budget: As for `plan_for`.
         search: The search for this budget.
         baseline: The option that recomputes nothing.
     """
     if isinstance(budget, int):
         return budget
+    if isinstance(budget, Share):
+        peak = search.compile if search.compilations else search.expected
+        return int(budget.of_baseline * peak(baseline))
     if not search.compilations:
         ends = sorted((search.expected(search.least()), search.expected(baseline)))
     else:
@@ -235,6 +239,7 @@ def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
     alone = problem.request.program is None
     what = "the gradient of" if alone else "the whole step around"
     peak = (plan.verified or plan.predicted).peak_bytes
+    finds = ": jrc.largest_batch finds how small" if alone else ""
     is_least = "is at least" if plan.verified else "is predicted to be at least"
     given, returned = problem.given, problem.returned
     temporaries = max(peak - given - returned, 0)
@@ -247,5 +252,5 @@ def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
         f"{exact_memory_text(peak)}; the budget is {exact_memory_text(plan.budget)}. Of the least, "
         f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
         f"temporaries {memory_text(temporaries)}{less}, pinned most by {problem.widest}. Raise the "
-        "budget, or make the batch smaller: jrc.largest_batch finds how small."
+        f"budget, or make the batch smaller{finds}."
     )
