@@ -56,6 +56,27 @@ def setting_up():
 def vector():
     return lambda x: x, setup()[1][1:]
 
+def step(donate=True, scale=1, upcast=False):
+    def step(state, x):
+        new = [w - jnp.mean(x @ w) for w in state]
+        return new, jnp.sum(x)
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    donated = 0 if donate else ()
+    return jax.jit(step, donate_argnums=donated), ([shape(64, 64)] * 4, shape(scale * 8, 64))
+
+def cast(upcast=False, unrolled=False):
+    def loss(w, x):
+        x = x.astype(jnp.float32 if upcast else x.dtype)
+        layer = lambda x, _: (jnp.tanh(x @ w.astype(x.dtype)), None)
+        if unrolled:
+            for _ in range(8):
+                x, _ = layer(x, None)
+        else:
+            x, _ = jax.lax.scan(jax.checkpoint(layer), x, None, length=8)
+        return jnp.mean(x).astype(jnp.float32)
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+    return loss, (shape(32, 32), shape(512, 32))
+
 def batch(n):
     def loss(w, x):
         assert x.shape[0] == n
@@ -109,6 +130,39 @@ def test_a_file_for_each_of_two_reports(net, capsys):
     equal = ("net_to_see.py:setup", "--compare", "net_to_see:setup")
     assert run(capsys, "explain", *equal, "--json", "r.json")[0] == 0
     assert (net / "r-1.json").exists() and (net / "r-2.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "before", "after", "cause"),
+    [
+        ("step", ["--argnums", "none"], ["--arg", "donate=False"], "aliased"),
+        ("cast", [], ["--arg", "upcast=True"], "net_to_see.py"),
+        ("cast", [], ["--arg", "unrolled=True"], "net_to_see.py"),
+    ],
+)
+def test_a_peak_that_grew(net, capsys, target, before, after, cause):
+    """A lost donation, a cast to float32, a loop that is unrolled: what CI is to see."""
+    file = str(net / "base.json")
+    words = ["explain", f"net_to_see:{target}", *before]
+    assert run(capsys, *words, "--json", file)[0] == 0
+    code, out, err = run(capsys, *words, "--against", file)
+    assert (code, err) == (0, "")
+    code, out, err = run(capsys, *words, *after, "--against", file)
+    table = out[out.rindex("ratio", 0, out.rindex("arguments")) :]
+    assert code == 1 and cause in table
+    assert err.startswith("jrc explain: the peak of ") and "more than the tolerance of" in err
+    assert run(capsys, *words, *after, "--against", file, "--tolerance", "1GiB")[0] == 0
+    assert run(capsys, *words, *after, "--against", file, "--tolerance", "1000%")[0] == 0
+
+
+def test_versions_that_differ_are_told(net, capsys):
+    file = net / "base.json"
+    run(capsys, "explain", "net_to_see:setup", "--json", str(file))
+    data = json.loads(file.read_text())
+    assert data["peak"] == remat.Report.from_json(file.read_text()).memory.peak
+    file.write_text(json.dumps(data | {"versions": ["jax 0.9.0", *data["versions"][1:]]}))
+    _, out, _ = run(capsys, "explain", "net_to_see:setup", "--against", str(file))
+    assert f"{file} was made with jax 0.9.0" in out.replace("\n", " ")
 
 
 def test_gradient_options_and_words(net, capsys):
@@ -179,7 +233,7 @@ def test_plan_asks_for_the_budget(net, capsys, monkeypatch, text, budget):
     assert asked == {
         "budget": budget, "verify": False, "argnums": 0, "has_aux": False, "args": 2,
         "respect_checkpoints": False, "cache": None, "offload": False,
-        "minimize": "time", "measure": False,
+        "minimize": "time", "measure": False, "reserve": None,
     }  # fmt: skip
 
 

@@ -13,15 +13,28 @@ from jrc import remat
 from jrc._errors import name_of, public
 from jrc._targets import target as target_named
 from jrc._targets import targets as all_targets
+from jrc._text import memory_text
 from jrc.cli._console import print_text
 from jrc.cli._load_target import UsageError, load
-from jrc.cli._options import budget_of, check_paths, gradient_options
+from jrc.cli._options import (
+    budget_of,
+    check_paths,
+    gradient_options,
+    read_report,
+    tolerance_of,
+)
 from jrc.cli._plans_table import path_for, plans_table
+
+
+class PeakGrew(Exception):
+    """A peak is larger than in an earlier report."""
 
 
 def explain(options: argparse.Namespace) -> None:
     """Print what one function's gradient saves, or of two functions and how they differ."""
     asked = gradient_options(options)
+    grown_by = tolerance_of(options.tolerance)
+    base = read_report(options.against) if options.against else None
     targets = [options.target, *([options.compare] if options.compare else [])]
     paths = _report_paths(options.json, targets)
     for path in paths:
@@ -37,6 +50,24 @@ def explain(options: argparse.Namespace) -> None:
             _write(path, report.to_json())
     if options.plot:
         reports[0].plot(options.plot, *reports[1:], names=_names(targets))
+    if options.against:
+        _refuse_growth(reports[0], base, grown_by, options.against)
+
+
+def _refuse_growth(report: Any, base: Any, grown_by: Callable[[int], int], path: str) -> None:
+    """Print a report beside an earlier one, and raise if the peak grew too much.
+
+    Raises:
+        PeakGrew: If it did.
+    """
+    print_text("\n" + base.compare(report, names=(path, "now")))
+    before, now = base.memory.peak, report.memory.peak
+    if now > before + grown_by(before):
+        raise PeakGrew(
+            f"the peak of `{report.name}` grew from {memory_text(before)} to {memory_text(now)}, "
+            f"by more than the tolerance of {memory_text(grown_by(before))}. The table above says "
+            "where. If it is meant, write the file again with --json."
+        )
 
 
 def _report_paths(path: str | None, targets: Sequence[str]) -> list[str | None]:

@@ -93,6 +93,9 @@ def _recorded(fn: Callable[..., Any], failures: list[BaseException]) -> Callable
         with contextlib.suppress(TypeError, ValueError):
             call.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]
             vars(call).pop("__wrapped__")
+    for name in ("trace", "lower"):  # of a function under jax.jit, which may donate arguments
+        if callable(method := getattr(fn, name, None)):
+            setattr(call, name, _recorded(method, failures))
     return call
 
 

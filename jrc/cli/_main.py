@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 
 from jrc import remat
+from jrc.cli._commands import PeakGrew
 from jrc.cli._console import print_error
 from jrc.cli._load_target import UsageError
 from jrc.cli._parser import parser
@@ -63,6 +64,8 @@ def _one_line(error: Exception, code: int) -> str:
     text = " ".join(str(error).split())
     # The command prints its own name, and its options are not arguments.
     text = re.sub(r"^jrc\.\w+: ", "", text).replace("has_aux=True", "--has-aux")
+    if isinstance(error, PeakGrew):
+        return text
     if isinstance(error, remat.BudgetError):
         known = f"{error.least_bytes:,}" in text or str(error.least_bytes) in text
         return text if known else f"{text} The least is {error.least_bytes:,} bytes."

@@ -1,7 +1,9 @@
 """What the command line's options mean: arguments of `jrc.plan`, budgets, paths."""
 
 import argparse
+import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from jrc import remat
@@ -11,22 +13,29 @@ from jrc.cli._load_target import UsageError
 
 def gradient_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return what is differentiated and the target, as `jrc.plan` and `jrc.explain` take them."""
+    if options.argnums == "none":
+        asked: dict[str, Any] = {"argnums": None}
+        return asked | _target_of(options)
     try:
         numbers = tuple(int(n) for n in options.argnums.split(","))
     except ValueError:
         raise UsageError(
-            f"--argnums must be one position or several, such as 0 or 0,2, got {options.argnums!r}."
+            "--argnums must be one position or several, such as 0 or 0,2, or none, got "
+            f"{options.argnums!r}."
         ) from None
     argnums = numbers[0] if len(numbers) == 1 else numbers
-    asked = {"argnums": argnums, "has_aux": options.has_aux}
+    return {"argnums": argnums, "has_aux": options.has_aux} | _target_of(options)
+
+
+def _target_of(options: argparse.Namespace) -> dict[str, Any]:
     if options.accelerator is None:
-        return asked
+        return {}
     there = target_named(options.accelerator)
     try:
         len(there.devices)  # starts the compiler, before anything is traced
     except ImportError as error:
         raise UsageError(f"--target: {error}") from None
-    return asked | {"target": there}
+    return {"target": there}
 
 
 def budget_of(text: str | None) -> int | float | str | None:
@@ -60,3 +69,28 @@ def check_paths(json: str | None, plot: str | None = None) -> None:
                 check(path)
         except (ImportError, OSError, ValueError) as error:
             raise UsageError(f"{option}: {error}") from None
+
+
+def tolerance_of(text: str) -> Callable[[int], int]:
+    """Return by how many bytes a peak of so many may grow: `2%`, or bytes."""
+    found = re.fullmatch(r"\s*([\d.]+)\s*%\s*", text)
+    try:
+        if found:
+            share = float(found[1]) / 100
+            return lambda peak: int(share * peak)
+        size = 0 if text.strip() == "0" else remat.checked_reserve(text)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"--tolerance must be a share, 2%, or bytes, 64MiB, got {text!r}."
+        ) from None
+    return lambda _: size
+
+
+def read_report(path: str) -> Any:
+    """Return the report that `jrc explain --json` wrote."""
+    try:
+        return remat.Report.from_json(pathlib.Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"--against must be a file, got {path}: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"--against: {path}: {error}") from None

@@ -32,6 +32,8 @@ examples:
   jrc explain net:setup
   jrc explain net:setup --arg layers=12 --plot memory.png --json report.json
   jrc explain net:setup --compare net:lean_setup
+  jrc explain net:setup --against report.json --tolerance 2%      # for CI: 1 if the peak grew
+  jrc explain net:step_setup --argnums none           # a whole train step, as it is
   jrc plan net:setup --budget 2GiB --json plan.json
   jrc plan net:setup --budget 2GiB,4GiB,1.0           # one table
   jrc plan models/net.py:setup --budget 0.5           # half way from the least peak to the most
@@ -68,6 +70,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="TARGET",
         help="a second function, set beside it; --json report.json then writes report-setup.json "
         "and report-lean.json, by the functions' names, or -1 and -2 where these are equal",
+    )
+    explain.add_argument(
+        "--against",
+        metavar="PATH",
+        help="a report that --json wrote earlier, set beside this one: the exit code is 1 if the "
+        "peak grew by more than --tolerance",
+    )
+    explain.add_argument(
+        "--tolerance",
+        default="2%",
+        metavar="SIZE",
+        help="by how much the peak may grow: 2%% (if not given), or bytes, 64MiB",
     )
     explain.add_argument(
         "--plot", metavar="PATH", help="draw live bytes over the program: a .png, .pdf or .svg"
@@ -164,7 +178,10 @@ def _command(
         help="a keyword argument for TARGET, a Python literal or a word; may be given again",
     )
     command.add_argument(
-        "--argnums", default="0", metavar="N[,N]", help="arguments of fn that are differentiated"
+        "--argnums",
+        default="0",
+        metavar="N[,N]",
+        help="arguments of fn that are differentiated; none for fn as it is, not its gradient",
     )
     command.add_argument("--has-aux", action="store_true", help="fn returns (loss, aux)")
     command.add_argument("--platform", metavar="NAME", help="cpu, cuda or tpu; else what JAX finds")

@@ -32,6 +32,7 @@ from jrc.remat._gradient.saved_values import saved_values
 from jrc.remat._policy.notices import collected_notices
 from jrc.remat._report.compiled_schedule import live_points
 from jrc.remat._report.diagnostics import warnings_of
+from jrc.remat._report.explain_as_it_is import explained_as_it_is, versions
 from jrc.remat._report.recompute_count import reruns
 from jrc.remat._report.report import Report
 from jrc.remat._time.seconds import known_device, seconds_on
@@ -41,11 +42,14 @@ from jrc.remat._time.seconds import known_device, seconds_on
 def explain(
     fn: Callable[..., Any],
     *args: Any,
-    argnums: int | Sequence[int] = 0,
+    argnums: int | Sequence[int] | None = 0,
     has_aux: bool = False,
     target: Target | str | None = None,
 ) -> Report:
     """Report what the gradient of a function saves and recomputes, and what it needs compiled.
+
+    With `argnums=None` it is the function as it is, such as a train step of your own under
+    `jax.jit(step, donate_argnums=0)`, or a `jrc.TrainStep`.
 
     Nothing is run. Python calls `fn` once, to trace it; JAX traces the program that comes of it
     three more times (the gradient, the saved values, the compiled `jit(value_and_grad(fn))`). On a
@@ -57,7 +61,9 @@ def explain(
         *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s, in any pytree, flax nnx modules
             too. NumPy arrays count as arrays; Python numbers, strings and the like are passed as
             they are.
-        argnums: Which arguments are differentiated: every floating leaf of them.
+        argnums: Which arguments are differentiated: every floating leaf of them. `None` reports the
+            function as it is, not its gradient; one under `jax.jit` keeps its donated arguments
+            and shardings. Its results may be anything.
         has_aux: Whether `fn` returns a pair of the scalar and anything else.
         target: An accelerator that need not be there, as for `jrc.plan`.
 
@@ -67,7 +73,8 @@ def explain(
     Raises:
         TypeError: If `fn` is no function, does not return a scalar, `argnums` is no position, or
             an array is traced, as for `jrc.plan`.
-        ValueError: If there is no such argument, or it has no floating leaf.
+        ValueError: If there is no such argument, or it has no floating leaf; or `argnums=None` with
+            `has_aux`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -87,7 +94,14 @@ def explain(
     """
     check_flag(has_aux, "has_aux")
     there = checked_target(target)
+    if argnums is None and has_aux:
+        raise ValueError(
+            "argnums=None must be used with a function that is reported as it is, got "
+            "has_aux=True, which is of gradients. Leave one of the two out."
+        )
     with shown_meanwhile("jrc.explain: tracing and compiling"), target_device_context(there):
+        if argnums is None:
+            return explained_as_it_is(fn, args, there)
         return _explained(fn, args, argnums, has_aux, there)
 
 
@@ -122,6 +136,8 @@ def _explained(
         opaque=_opaque(loss),
         device=there.name if there else loss.device.device_kind,
         time=seconds_on(module, device, memory.temporaries) if module and device else None,
+        constants=sum(map(bytes_on_device, loss.constants)),
+        versions=versions(),
     )
 
 

@@ -16,11 +16,12 @@ from jrc.remat._gradient.saved_values import SavedValue
 from jrc.remat._report.compiled_schedule import LivePoint
 from jrc.remat._report.plot import picture_html, plot_reports
 from jrc.remat._report.recompute_count import Rerun
+from jrc.remat._report.remedies import remedies_of
 from jrc.remat._report.report_data import ReportData
 from jrc.remat._report.text import compare_text, report_parts, report_text
 from jrc.remat._time.seconds import Seconds
 
-_FORMAT = "jrc.Report/2"
+_FORMAT = "jrc.Report/3"
 
 _PARTS = {
     "saved": SavedValue,
@@ -57,6 +58,12 @@ class Report(ReportData):
         device: The kind of device that the program was compiled for.
         opaque: What `jrc.plan` cannot look into (functions with a `custom_vjp`), the most bytes
             first: `name`, `place`, `times`, and the `bytes` that it saves besides its operands.
+        is_gradient: Whether it is of value and gradient; else, with `argnums=None`, of the function
+            as it is: then `saved` has its largest values.
+        constants: Bytes of the arrays that the function closes over, which no figure has.
+        donatable: Bytes of results that could lie in the memory of arguments, and do not; of a
+            function as it is.
+        versions: JAX and the compilers that it was made with: `jaxlib 0.12.0`.
         time: Seconds of the compiled value and gradient on one device: `value`, and the `source`,
             as for `jrc.plan`; `None` where nothing is known of the device's rates.
     """
@@ -68,6 +75,11 @@ class Report(ReportData):
     def _repr_html_(self) -> str:
         """Return the report for a notebook: tables, and the live bytes if matplotlib is there."""
         return html_of(report_parts(self)) + picture_html(self)
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What makes the peak smaller, in words, what is about the most bytes first."""
+        return remedies_of(self)
 
     @public("jrc.Report.compare")
     def compare(self, other: "Report", names: Sequence[str] = ("before", "after")) -> str:
@@ -88,7 +100,8 @@ class Report(ReportData):
 
     def to_json(self) -> str:
         """Return the report as text that `from_json` reads."""
-        return json.dumps({"format": _FORMAT, **dataclasses.asdict(self)})
+        data = {"format": _FORMAT, "peak": self.memory.peak, **dataclasses.asdict(self)}
+        return json.dumps(data)
 
     @classmethod
     @public("jrc.Report.from_json")
@@ -106,6 +119,8 @@ class Report(ReportData):
         """
         try:
             fields = json.loads(text)
+            if isinstance(fields, dict):
+                fields.pop("peak", None)  # follows from the rest
             check_json(fields, _FORMAT, ReportData)
             for name, kind in _PARTS.items():
                 fields[name] = tuple(kind(**_with_tuples(each)) for each in fields[name])

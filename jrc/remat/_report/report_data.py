@@ -31,6 +31,10 @@ class ReportData:
     device: str
     opaque: tuple[Opaque, ...] = ()
     time: Seconds | None = None
+    is_gradient: bool = True
+    constants: int = 0
+    donatable: int = 0
+    versions: tuple[str, ...] = ()
 
     @property
     def saved_bytes(self) -> int:

@@ -9,6 +9,7 @@ from jrc._text import Grid, exchange_text, flops_text, memory_text, seconds_text
 from jrc.remat._compiled.collectives import Collective
 from jrc.remat._gradient.opaque import opaque_lines
 from jrc.remat._gradient.saved_values import SavedValue
+from jrc.remat._report.remedies import remedies_of
 from jrc.remat._report.report_data import ReportData, check_names, check_reports
 from jrc.remat._time.seconds import Seconds
 
@@ -18,9 +19,9 @@ _MAX_ROWS = 14
 _MIN_SHARE = 0.005
 _MAX_OPERATORS = 6
 _MAX_LINES = 8
-_WARNING, _MARKS = "warning: ", "saved marks: "
+_WARNING, _MARKS, _REMEDY = "warning: ", "saved marks: ", "what helps: "
 # Lines that are broken at the width of the tables.
-_WRAPPED = (_WARNING, _MARKS)
+_WRAPPED = (_WARNING, _MARKS, _REMEDY)
 _MAX_COLLECTIVES = 6
 _SHORT_DTYPES = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c"}
 
@@ -42,19 +43,48 @@ def report_parts(report: ReportData) -> list[str | Grid]:
     parts.append(("temporaries", memory.temporaries))
     total = " + ".join(f"{name} {memory_text(n)}" for name, n in parts)
     aliased = f" - aliased {memory_text(memory.aliased)}" if memory.aliased else ""
+    what = f"{'gradient of ' if report.is_gradient else ''}`{report.name}` on {report.device}"
     return [
-        f"gradient of `{report.name}` on {report.device}",
+        what,
         f"peak {memory_text(memory.peak)} = {total}{aliased}{_on_host(memory.host)}",
-        f"saved for the backward pass {memory_text(report.saved_bytes)}{_offloaded(report)}, "
-        f"run again {flops_text(report.rerun_flops)} of {flops_text(report.flops)}"
-        f" ({_share(report.rerun_flops, report.flops)})",
+        *_saved_line(report),
         *_time_line(report.time),
+        *(_gradient_tables(report) if report.is_gradient else _largest_table(report)),
+        *_collective_table(report),
+        *(f"{_WARNING}{warning}" for warning in report.warnings),
+        *(f"{_REMEDY}{remedy}" for remedy in remedies_of(report)),
+    ]
+
+
+def _gradient_tables(report: ReportData) -> list[str | Grid]:
+    return [
         *_saved_table(report),
         *_mark_lines(report),
         *opaque_lines(report.opaque),
         *_rerun_table(report),
-        *_collective_table(report),
-        *(f"{_WARNING}{warning}" for warning in report.warnings),
+    ]
+
+
+def _largest_table(report: ReportData) -> list[str | Grid]:
+    """The largest values of a function that is reported as it is."""
+    rows = [
+        (
+            f"{f'{each.times} x ' if each.times > 1 else ''}{each.primitive} {_type(each)}",
+            each.place,
+            memory_text(each.bytes // max(each.times, 1)),
+        )
+        for each in report.saved[:_MAX_ROWS]
+    ]
+    return [Grid(("largest values of the program", "made at", "each"), rows)] if rows else []
+
+
+def _saved_line(report: ReportData) -> list[str]:
+    if not report.is_gradient:
+        return []
+    return [
+        f"saved for the backward pass {memory_text(report.saved_bytes)}{_offloaded(report)}, "
+        f"run again {flops_text(report.rerun_flops)} of {flops_text(report.flops)}"
+        f" ({_share(report.rerun_flops, report.flops)})"
     ]
 
 
@@ -81,10 +111,13 @@ def compare_text(report: ReportData, other: ReportData, names: Sequence[str]) ->
         _pair("  arguments", [r.memory.arguments for r in both], memory_text),
         _pair("  outputs", [r.memory.outputs for r in both], memory_text),
         _pair("  temporaries", [r.memory.temporaries for r in both], memory_text),
-        _pair("saved", [r.saved_bytes for r in both], memory_text),
-        _pair("run again", [r.rerun_flops for r in both], flops_text),
         _pair("FLOPs", [r.flops for r in both], flops_text),
     ]
+    if any(r.memory.aliased for r in both):
+        rows.insert(4, _pair("  aliased", [r.memory.aliased for r in both], memory_text))
+    if any(r.is_gradient for r in both):
+        rows.insert(-1, _pair("saved", [r.saved_bytes for r in both], memory_text))
+        rows.insert(-1, _pair("run again", [r.rerun_flops for r in both], flops_text))
     if all(r.time for r in both):
         rows.append(_pair("time", [r.time.value for r in both if r.time], seconds_text))
     heads = ("", "", *map(str, names), "change", "ratio")
@@ -92,7 +125,14 @@ def compare_text(report: ReportData, other: ReportData, names: Sequence[str]) ->
     changed = _changed_lines(report.by_line, other.by_line)
     if changed:
         parts.append(Grid(("saved at", "", *map(str, names), "change", "ratio"), changed))
-    return text_of(parts)
+    return text_of([*parts, *_versions(report, other, names)])
+
+
+def _versions(report: ReportData, other: ReportData, names: Sequence[str]) -> list[str]:
+    """A line for each report of two, with the versions that the other one has not."""
+    pairs = (report, other, names[0]), (other, report, names[1])
+    only = [(name, [v for v in a.versions if v not in b.versions]) for a, b, name in pairs]
+    return [f"{name} was made with {', '.join(some)}" for name, some in only if some]
 
 
 def _changed_lines(one: Mapping[str, int], other: Mapping[str, int]) -> list[tuple[str, ...]]:

@@ -72,7 +72,7 @@ def test_a_budget_that_no_recomputation_reaches(fn, args, argnums, budget, in_lo
     plan = jrc.plan(fn, *args, budget=budget, argnums=argnums)
     assert plan.chunks and plan.verified.peak_bytes <= plan.budget
     assert any(each.path for each in plan.chunks) == in_loop
-    assert "in chunks" in str(plan)
+    assert "chunks" in str(plan)
     again = jrc.Plan.from_json(plan.to_json())
     assert again == plan
     run = jax.jit(jax.value_and_grad(again.apply(fn), argnums))

@@ -164,7 +164,8 @@ def test_a_table_is_short():
     some = tuple(Collective("all-gather", 2, 1024 * n, 1, 1, ("f32[8]",)) for n in range(9, 0, -1))
     text = str(dataclasses.replace(report, collectives=some))
     assert "3 more" in text and "all-gather f32[8]" in text
-    assert text.splitlines()[-1].split() == ["all", "18", "9", "9", "45", "KiB", "22.5", "KiB"]
+    rows = [line.split() for line in text.splitlines()]
+    assert ["all", "18", "9", "9", "45", "KiB", "22.5", "KiB"] in rows
 
 
 def test_a_report_of_before_is_read():

@@ -39,7 +39,7 @@ def test_json_gives_the_same_report(rerun):
     text = report(rerun).to_json()
     assert jrc.Report.from_json(text) == report(rerun)
     assert str(jrc.Report.from_json(text)) == str(report(rerun))
-    assert json.loads(text)["format"] == "jrc.Report/2"
+    assert json.loads(text)["format"] == "jrc.Report/3"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
@@ -106,7 +106,8 @@ def test_the_table():
     assert rows[1] == f"6 x sin f32[128,64] {line} 32 KiB 192 KiB 26.1 %".split()
     marked = f"5 x sin f32[128,64] {line} layer_0 … layer_4 32 KiB 160 KiB 21.7 %"
     assert rows[2] == marked.split()
-    assert lines[-2:] == ["saved marks: layer_0 … layer_4 160 KiB", "nothing is run again"]
+    assert lines[-4:-2] == ["saved marks: layer_0 … layer_4 160 KiB", "nothing is run again"]
+    assert lines[-2].startswith("what helps: values are saved for the backward pass: jrc.plan(fn, ")
     assert max(map(len, lines)) <= 110
 
 
@@ -225,3 +226,51 @@ def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ImportError, match=r"matplotlib must be installed. Run pip install 'jrc"):
         report().plot(tmp_path / "no.png")
+
+
+def remedies(**changes):
+    return dataclasses.replace(report(), **changes).remedies
+
+
+def test_remedies():
+    """Each where it is about much of the peak; what is about the most bytes comes first."""
+    first, memory = report().saved[0], report().memory
+    peak = memory.peak
+    assert any("jrc.plan(fn" in each for each in remedies())
+    assert not remedies(saved=())
+    few = dataclasses.replace(memory, arguments=9 * peak, temporaries=peak)
+    assert "arguments and results are there whatever" in remedies(memory=few)[0]
+    wide = dataclasses.replace(first, bytes=peak // 2, times=1, shape=(8, 512), place="a.py:3")
+    assert any(
+        "float32[8,512] at a.py:3, can be made in" in each for each in remedies(saved=(wide,))
+    )
+    cast = dataclasses.replace(wide, primitive="convert_element_type", bytes=peak // 5)
+    assert any(
+        "cast to float32 and saved, most at a.py:3" in each for each in remedies(saved=(cast,))
+    )
+    whole = remedies(saved=(wide,), is_gradient=False, donatable=peak // 2, constants=peak)
+    assert len(whole) == 3 and "donate_argnums" in whole[0] + whole[1] and "closes over" in whole[2]
+
+
+def test_a_function_as_it_is():
+    def step(state, x):
+        return [w - jnp.mean(x @ w) for w in state], jnp.sum(x)
+
+    state, x = [jnp.ones((64, 64))] * 4, jnp.ones((8, 64))
+    plain = jrc.explain(step, state, x, argnums=None)
+    lean = jrc.explain(jax.jit(step, donate_argnums=0), state, x, argnums=None)
+    size = 4 * 64 * 64 * 4
+    assert (plain.donatable, lean.donatable, lean.memory.aliased) == (size, 0, size)
+    assert plain.saved[0].shape == (64, 64) and plain.saved[0].times >= 4
+    assert "largest values of the program" in str(plain) and "backward" not in str(plain)
+    assert jrc.Report.from_json(lean.to_json()) == lean
+    assert lean.flops == plain.flops > 4 * 2 * 8 * 64 * 64
+    text = plain.compare(lean)
+    assert "aliased" in text and "run again" not in text
+
+
+def test_what_a_function_closes_over():
+    table = jnp.ones((256, 64))
+    found = jrc.explain(lambda w, i: jnp.sum(table[i] * w), jnp.ones((1, 64)), jnp.arange(4))
+    assert found.constants == 256 * 64 * 4
+    assert any("closes over 64 KiB of arrays" in each for each in found.remedies)
