@@ -70,7 +70,7 @@ def sum_and_gradient(
         return [x.astype(aval.dtype) for x, aval in zip(totals, avals, strict=True)]
 
     @jax.custom_jvp
-    def total(inputs: Inputs) -> list[Any]:
+    def loss_in_chunks(inputs: Inputs) -> list[Any]:
         def body(totals: list[Any], parts: list[Any]) -> tuple[list[Any], None]:
             made = one(*inputs.whole, *parts)
             return _added(totals, made), None
@@ -87,8 +87,8 @@ def sum_and_gradient(
             out[i] = _slope(each, given).astype(sums[i].dtype)
         return sums, out
 
-    total.defjvp(rule, symbolic_zeros=True)
-    return total(inputs)
+    loss_in_chunks.defjvp(rule, symbolic_zeros=True)
+    return loss_in_chunks(inputs)
 
 
 def _sums_and_gradients(
