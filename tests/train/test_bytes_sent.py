@@ -57,12 +57,24 @@ def test_mini_steps_are_those_of_accumulation():
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
-def test_wrappers_that_would_send_in_vain_or_wait_are_refused():
+def without_state(updates, step, params):
+    return optax.tree.norm(updates) > 1.0, ()
+
+
+SKIPS = [functools.partial(optax.skip_large_updates, max_squared_norm=1.0), without_state]
+
+
+@pytest.mark.parametrize("skips", SKIPS, ids=["with state", "without"])
+@pytest.mark.parametrize("as_transform", [False, True])
+def test_mini_steps_that_replicas_would_skip_alone_are_refused(skips, as_transform):
     """Where replicas skip by their own gradients the run would wait for ever."""
-    skips = functools.partial(optax.transforms.skip_large_updates, max_squared_norm=1.0)
     tx = optax.MultiSteps(chained(), 2, should_skip_update_fn=skips)
+    tx = tx.gradient_transformation() if as_transform else tx
     with pytest.raises(ValueError, match="must not skip .* Leave should_skip_update_fn out"):
-        trained(tx, [net_batch(0)])
+        jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+
+
+def test_wrappers_that_would_send_in_vain_are_refused():
     with pytest.raises(ValueError, match="sam must not be around a compression"):
         trained(optax.contrib.sam(chained(), optax.sgd(0.1)), [net_batch(0)])
     inside = optax.chain(optax.MultiSteps(compress(), 2).gradient_transformation(), optax.scale(-1))

@@ -42,7 +42,7 @@ class CompressedGradients(EachStep):
         remedy = _inside_of_a_replica(layout.replicas)
         layout.check_whole(layout.params, "params", rule, remedy)
         if layout.parts > 1:
-            _check_wrappers(opt_state)
+            _check_wrappers(self.tx, opt_state)
 
     def specs(self, state: TrainState, layout: Layout) -> TrainState:
         """Return how a state lies: u and v have a row for each replica."""
@@ -112,7 +112,7 @@ def _inside_of_a_replica(axis: str) -> str:
     )
 
 
-def _check_wrappers(opt_state: PyTree) -> None:
+def _check_wrappers(tx: Transform, opt_state: PyTree) -> None:
     """Raise if a wrapper calls a compression in every step, and drops what it has sent in most."""
     picks = lambda node: isinstance(node, optax.contrib.SAMState)  # noqa: E731
     if any(picks(x) and dgc_states(x) for x in jax.tree.leaves(opt_state, is_leaf=picks)):
@@ -129,12 +129,20 @@ def _check_wrappers(opt_state: PyTree) -> None:
             "in every mini-step, got one inside of another transform. Write "
             "optax.MultiSteps(optax.chain(...), k)."
         )
-    if is_one(opt_state) and jax.tree.leaves(opt_state.skip_state):
+    if is_one(opt_state) and not _never_skips(tx):
         raise ValueError(
             "optax.MultiSteps must not skip by the gradient of one replica around a "
             "compression, for which the others would wait, got a should_skip_update_fn. Leave "
             "should_skip_update_fn out: a step whose gradient is not finite is skipped by itself."
         )
+
+
+def _never_skips(tx: Transform) -> bool:
+    """Whether this is an `optax.MultiSteps` with the function that it makes by itself."""
+    code = lambda steps: getattr(steps._should_skip_update_fn, "__code__", None)  # noqa: E731
+    given = getattr(tx.update, "__self__", None)
+    without = optax.MultiSteps(optax.identity(), 1)
+    return isinstance(given, optax.MultiSteps) and code(given) is code(without)
 
 
 def _is_gathered(opt_state: PyTree) -> bool:
