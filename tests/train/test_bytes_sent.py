@@ -74,9 +74,23 @@ def test_mini_steps_that_replicas_would_skip_alone_are_refused(skips, as_transfo
         jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
 
 
-def test_wrappers_that_would_send_in_vain_are_refused():
-    with pytest.raises(ValueError, match="sam must not be around a compression"):
-        trained(optax.contrib.sam(chained(), optax.sgd(0.1)), [net_batch(0)])
+REFUSED = {
+    "contrib.sam": optax.contrib.sam(chained(), optax.sgd(0.1)),
+    "contrib.mechanize": optax.contrib.mechanize(chained()),
+    "contrib.galore": optax.contrib.galore(0.1, rank=2, base_optimizer=gathered()),
+    "conditionally_transform": optax.conditionally_transform(chained(), lambda step: step < 1),
+}
+
+
+@pytest.mark.parametrize("is_gathered", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrappers_that_would_send_in_vain_or_differ_are_refused(name, is_gathered):
+    tx = optax.MultiSteps(REFUSED[name], 2) if is_gathered else REFUSED[name]
+    with pytest.raises(ValueError, match=f"optax.{name} must not be around a compression, .*out"):
+        jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+
+
+def test_mini_steps_inside_of_another_transform_are_refused():
     inside = optax.chain(optax.MultiSteps(compress(), 2).gradient_transformation(), optax.scale(-1))
     with pytest.raises(ValueError, match=r"outermost .* Write optax.MultiSteps\(optax.chain"):
         trained(inside, [net_batch(0)])

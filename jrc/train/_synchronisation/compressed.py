@@ -112,15 +112,38 @@ def _inside_of_a_replica(axis: str) -> str:
     )
 
 
+_NOT_AROUND: dict[type, tuple[str, str]] = {
+    optax.contrib.SAMState: (
+        "optax.contrib.sam",
+        "which it calls in every step and of which it drops all but one result in a period",
+    ),
+    optax.contrib.MechanicState: (
+        "optax.contrib.mechanize",
+        "whose step size it would set by the local gradients of each replica",
+    ),
+    optax.contrib.GaLoreState: (
+        "optax.contrib.galore",
+        "whose gradients it would project by a matrix of each replica's own",
+    ),
+    optax.ConditionallyTransformState: (
+        "optax.conditionally_transform",
+        "whose local gradients it would apply as they are in the steps that it leaves out",
+    ),
+}
+"""By the type of its state, each wrapper of optax with which replicas would send in vain or differ,
+and the reason."""
+
+
 def _check_wrappers(tx: Transform, opt_state: PyTree) -> None:
-    """Raise if a wrapper calls a compression in every step, and drops what it has sent in most."""
-    picks = lambda node: isinstance(node, optax.contrib.SAMState)  # noqa: E731
-    if any(picks(x) and dgc_states(x) for x in jax.tree.leaves(opt_state, is_leaf=picks)):
-        raise ValueError(
-            "optax.contrib.sam must not be around a compression, which it calls in every "
-            "step and of which it drops all but one result in a period, got one. Leave one of "
-            "the two out."
-        )
+    """Raise if replicas would send in vain, differ or wait for each other with a wrapper."""
+    picks = lambda node: isinstance(node, tuple(_NOT_AROUND))  # noqa: E731
+    for node in filter(picks, jax.tree.leaves(opt_state, is_leaf=picks)):
+        if dgc_states(node):
+            name, why = _NOT_AROUND[type(node)]
+            raise ValueError(
+                f"{name} must not be around a compression, {why}, got one. Leave one of the two "
+                "out."
+            )
     is_one = lambda node: isinstance(node, optax.MultiStepsState)  # noqa: E731
     inside = () if is_one(opt_state) else jax.tree.leaves(opt_state, is_leaf=is_one)
     if any(is_one(node) and dgc_states(node) for node in inside):
