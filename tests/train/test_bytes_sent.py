@@ -6,9 +6,12 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jrc
+from jrc.remat._compiled.collectives import collectives
+from jrc.remat._compiled.hlo import parse_hlo
 from tests.train.test_step import NET, compress, mesh, net_batch, net_loss
 
 SIZE = 4 * sum(x.size for x in NET.values())
@@ -130,3 +133,46 @@ def test_the_inner_axis_of_a_pair_counts(kind):
         _, _, rounds = trained(sgd, map(net_batch, range(2)), hosts, **outer)
         sent = [inner + float(info.bytes_sent) for info in rounds]
     assert found == sent
+
+
+def bytes_in_program(step, state, on, **number):
+    """The bytes that a device sends between replicas, but for scalars; all branches of a step."""
+    text = step.lower(state, net_batch(0), **number).compile().as_text()
+    found = collectives(parse_hlo(text), dict(on.shape))
+    return sum(x.sent for x in found if x.axes and set(x.axes) <= {"data", "chip"} and x.sent > 24)
+
+
+SEND = {"sparsity": 0.5, "min_size": 1, "exchange": "allgather", **PAIR}
+WAYS = {
+    "compressed": (jrc.dgc_momentum(0.1, 0.9, 0, **SEND), {}),
+    "chained": (optax.chain(jrc.scale_by_dgc(0.9, **SEND), optax.scale(-0.1)), {}),
+    "gathered": (optax.MultiSteps(jrc.dgc_momentum(0.1, 0.9, 0, **SEND), 2), {}),
+    "rounds": (optax.sgd(0.1), {"outer": jrc.DiLoCo(sync_every=2)}),
+    "mean": (optax.sgd(0.1), {}),
+}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_bytes_of_a_pair_are_those_of_the_program(way, parts):
+    """A device sends its own shards, and a mean over the inner axis in the steps that have one."""
+    devices = np.array(jax.devices()[: 4 * parts]).reshape(2, 2, parts)
+    on = Mesh(devices, ("data", "chip", "fsdp"))
+    params = {"w": jax.device_put(np.ones((4, 64), np.float32), NamedSharding(on, P("fsdp")))}
+    tx, options = WAYS[way]
+
+    def loss(params, batch, key):
+        return ((batch @ params["w"]) ** 2).mean()
+
+    state = jrc.init_state(params, tx, jax.random.key(0), mesh=on, **PAIR, **options)
+    step = jrc.make_train_step(loss, tx, mesh=on, donate=False, **PAIR, **options)
+    sent, expected = [], []
+    for number in (1, 2):
+        given = {"number": number} if options else {}
+        expected.append(bytes_in_program(step, state, on, **given))
+        state, info = step(state, net_batch(0))
+        sent.append(float(info.bytes_sent))
+    if way == "gathered":
+        expected[0] = 4 * 4 * 64 / parts
+    assert sent == pytest.approx(expected, abs=24)
+    assert sent[0] > 24

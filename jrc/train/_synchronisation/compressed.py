@@ -3,7 +3,7 @@
 What of the gradients no compression serves, as `optax.masked` leaves some out, is averaged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jrc.train._loss import Objective
 from jrc.train._optax import differentiated, takes_extra_arguments, update
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import finite
-from jrc.train._synchronisation.mean import EachStep, bytes_of_mean, specs_with
+from jrc.train._synchronisation.mean import EachStep, specs_with
 from jrc.train._synchronisation.protocol import Synchronisation, Traffic
 from jrc.train._synchronisation.replicas import Replicas
 
@@ -57,7 +57,6 @@ class CompressedGradients(EachStep):
         del program
         found = objective.gradient(differentiated(state.params), state.model_state)
         own = served(found.grads, dgc_states(state.opt_state))
-        compressed, averaged = _parted(found.grads, own)
         grads = jax.tree.map(lambda g, own: g if own else over.mean(g), found.grads, own)
         gathers = _is_gathered(state.opt_state)
         if gathers:
@@ -70,11 +69,10 @@ class CompressedGradients(EachStep):
         model_state = jax.tree.map(over.shared, found.model_state)
         model_state = finite.chosen(~skipped, model_state, state.model_state)
         after = state._replace(params=params, model_state=model_state, opt_state=opt_state)
-        density, sent = _sent(opt_state)
-        # A compression averages over the inner axis in float32, `MultiSteps` gathers the mean.
-        sent += over.inside.bytes_of_mean(compressed, itemsize=4)
-        sent += over.inside.bytes_of_mean(compressed) if gathers else 0.0
-        sent += bytes_of_mean(averaged, over, layout)
+        density, sent = _sent(opt_state, found.grads, over)
+        sent += over.bytes_of_mean(_only(found.grads, own, False))
+        # `MultiSteps` gathers the mean over the inner axis.
+        sent += over.inside.bytes_of_mean(_only(found.grads, own, True)) if gathers else 0.0
         unsent = optax.tree.norm([each.v for each in dgc_states(opt_state)], squared=True)
         return after, Traffic(found, sent, density, skipped, unsent)
 
@@ -197,10 +195,9 @@ def _storable(x: Any, over: Replicas) -> Any:
     return over.inside.mean(x) if jnp.ndim(x) else over.mean(x)
 
 
-def _parted(grads: PyTree, own: PyTree) -> tuple[Sequence[Any], list[Any]]:
-    """Return the gradients that a compression serves, and all others with `None` in between."""
-    pairs = list(zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True))
-    return [g for g, is_own in pairs if is_own], [None if is_own else g for g, is_own in pairs]
+def _only(grads: PyTree, own: PyTree, is_own: bool) -> PyTree:
+    """Return the gradients that a compression serves or does not, `None` in the others' place."""
+    return jax.tree.map(lambda g, own: g if own == is_own else None, grads, own)
 
 
 def _with_nothing_sent(opt_state: PyTree) -> PyTree:
@@ -224,12 +221,13 @@ def _in_compressions(opt_state: PyTree, change: Callable[[DGCState], DGCState]) 
     )
 
 
-def _sent(opt_state: PyTree) -> tuple[Array, Array]:
-    """Return density and bytes of all compressions."""
+def _sent(opt_state: PyTree, grads: PyTree, over: Replicas) -> tuple[Array, Array]:
+    """Return density and bytes of all compressions, their means over the inner axis included."""
     density, sent, entries = jnp.zeros(()), jnp.zeros(()), 0
     for state in dgc_states(opt_state):
         size = sum(v.size for v in jax.tree.leaves(state.v))
-        sent += state.bytes_sent
+        means = over.inside.bytes_of_mean(_only(grads, served(grads, [state]), True), itemsize=4)
+        sent += state.bytes_sent + jnp.where(state.density > 0, means, 0.0)
         density += size * state.density
         entries += size
     return (density / entries if entries else jnp.ones(())), sent
