@@ -663,6 +663,47 @@ def test_a_state_of_another_optimizer_is_refused_at_every_call():
     assert int(step(state, net_batch(1))[0].step) == 2
 
 
+def with_mu(state, mu):
+    return state._replace(opt_state=(state.opt_state[0]._replace(mu=mu), *state.opt_state[1:]))
+
+
+OTHER_ARRAYS = {
+    "moments of another shape": (
+        lambda state: with_mu(state, {"b": jnp.zeros(6), "w": jnp.zeros(3)}),
+        r"built for the optimizer tx, .*: '0/mu/w' is float32\[3\] and not of shape \[4, 6\]\. B",
+    ),
+    "integers as parameters": (
+        lambda state: state._replace(params={**state.params, "w": jnp.ones((4, 6), int)}),
+        "every leaf of params must be floating",
+    ),
+    "a key that is none": (lambda state: state._replace(key=jnp.zeros(3)), "key must be one"),
+}
+
+
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_state_with_other_arrays_is_refused_at_every_call(via, is_first):
+    tx = optax.adam(0.1)
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(net_loss, tx, mesh=mesh(), via=via, donate=False)
+    if not is_first:
+        step(state, net_batch(0))
+    for change, words in OTHER_ARRAYS.values():
+        with pytest.raises((TypeError, ValueError), match=words):
+            step(change(state), net_batch(1))
+
+
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+def test_rows_of_other_replicas_are_refused_at_every_call(via):
+    tx = compress()
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(net_loss, tx, mesh=mesh(), via=via, donate=False)
+    step(state, net_batch(0))
+    for rows in (2, 8):
+        with pytest.raises(ValueError, match=f"built for the 4 replicas .* compression for {rows}"):
+            step(jrc.reshard_dgc(state, rows), net_batch(1))
+
+
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "options", [{}, {"via": "pmap"}, {"memory_budget": 1.0}, {"outer": jrc.DiLoCo(sync_every=2)}]
