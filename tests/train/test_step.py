@@ -663,6 +663,22 @@ def test_a_state_of_another_optimizer_is_refused_at_every_call():
     assert int(step(state, net_batch(1))[0].step) == 2
 
 
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_donated_state_is_deleted(via, donate):
+    """With pmap too, but for the rows, which are copied."""
+    for tx in (optax.adam(0.1), compress()):
+        state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+        step = jrc.make_train_step(net_loss, tx, mesh=mesh(), via=via, donate=donate)
+        new, _ = step(state, net_batch(0))
+        assert all(x.is_deleted() == donate for x in jax.tree.leaves((state.step, state.params)))
+        assert not any(x.is_deleted() for x in jax.tree.leaves(new))
+        if donate:
+            with pytest.raises(ValueError, match="state must not be donated, got one whose arrays"):
+                step(state, net_batch(0))
+        step(new, net_batch(1))
+
+
 def with_mu(state, mu):
     return state._replace(opt_state=(state.opt_state[0]._replace(mu=mu), *state.opt_state[1:]))
 
