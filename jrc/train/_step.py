@@ -330,7 +330,7 @@ def make_train_step(
 
 
 def _without_static(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the loss function of parameters in which functions and texts are no leaves."""
+    """Return the loss function of parameters with values that are no arrays."""
 
     @named_like(loss_fn)
     def call(params: PyTree, *rest: Any) -> Any:

@@ -1,6 +1,8 @@
 """The train step: every way to run it, what it exchanges, what it reports."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -412,7 +414,9 @@ def test_integer_model_state_is_one_value():
         return jnp.mean(params["w"] * batch), ({"seen": seen}, None)
 
     tx, model_state = optax.sgd(0.1), {"seen": jnp.int32(0)}
-    state = jrc.init_state({"w": 1.0}, tx, jax.random.key(0), model_state=model_state, mesh=mesh())
+    state = jrc.init_state(
+        {"w": jnp.ones(())}, tx, jax.random.key(0), model_state=model_state, mesh=mesh()
+    )
     step = jrc.make_train_step(loss_fn, tx, mesh=mesh())
     state, _ = step(state, np.arange(8.0)[::-1].astype(np.float32))
     assert drift(state.model_state) == 0 and int(state.model_state["seen"]) == 2
@@ -720,29 +724,49 @@ def test_rows_of_other_replicas_are_refused_at_every_call(via):
             step(jrc.reshard_dgc(state, rows), net_batch(1))
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    """Parameters with values that are no arrays among its leaves, as equinox modules have them."""
+
+    w: Any
+    act: Any
+    kind: Any
+    rate: Any
+    power: Any
+    inference: Any
+
+
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "options", [{}, {"via": "pmap"}, {"memory_budget": 1.0}, {"outer": jrc.DiLoCo(sync_every=2)}]
 )
-def test_functions_and_texts_among_the_parameters(options, tmp_path):
-    """As `jrc.plan` takes them; a flax or equinox module has its activation there."""
+def test_values_that_are_no_arrays_among_the_parameters(options, tmp_path):
+    """As `jrc.plan` takes them: an equinox module has its activation there, and `inference`."""
 
     def loss(params, batch, key):
-        assert params["kind"] == "mean"
-        return jnp.mean(params["act"](batch @ params["w"]) ** 2)
+        assert params.kind == "mean" and not params.inference and isinstance(params.rate, float)
+        return jnp.mean(params.act(batch @ params.w * params.rate) ** params.power)
 
-    params = {"w": NET["w"], "act": jax.nn.relu, "kind": "mean"}
-    plain = lambda p, b, k: loss({**p, "act": jax.nn.relu, "kind": "mean"}, b, k)  # noqa: E731
+    layer = Layer(NET["w"], jax.nn.relu, "mean", 0.5, 2, False)
+    plain = lambda w, *rest: loss(dataclasses.replace(layer, w=w), *rest)  # noqa: E731
     found = []
     outer = {"outer": options["outer"]} if "outer" in options else {}
-    for given, fn in ((params, loss), ({"w": NET["w"]}, plain)):
+    for given, fn in ((layer, loss), (layer.w, plain)):
         state = jrc.init_state(given, optax.adam(0.1), jax.random.key(0), mesh=mesh(), **outer)
         step = jrc.make_train_step(fn, optax.adam(0.1), mesh=mesh(), **options)
         for t in range(2):
             state, _ = step(state, net_batch(t))
         found.append(state)
-    assert same_bits(found[0].params["w"], found[1].params["w"])
+    assert same_bits(found[0].params.w, found[1].params)
     jrc.save(tmp_path / "state", found[0])
     again = jrc.restore(tmp_path / "state", found[0])
-    assert same_bits(again, found[0]) and again.params["act"](-1.0) == 0.0
-    assert found[0].params["kind"].value == "mean"
+    assert same_bits(again, found[0]) and again.params.act(-1.0) == 0.0
+    assert [found[0].params.kind.value, found[0].params.rate.value] == ["mean", 0.5]
+
+
+def test_numbers_of_python_alone_are_no_parameters():
+    with pytest.raises(ValueError, match="params must have an array.* Write jnp.asarray"):
+        jrc.init_state({"w": 1.0, "n": 2}, optax.sgd(0.1), jax.random.key(0))
+    state = jrc.init_state({"w": np.float64(1.0)}, optax.sgd(0.1), jax.random.key(0))
+    assert state.params["w"].shape == ()
