@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
+from jrc.dgc._internal import dgc_states
 from jrc.remat._compiled.collectives import collectives
 from jrc.remat._compiled.hlo import parse_hlo
 from tests.train.test_step import NET, compress, mesh, net_batch, net_loss
@@ -110,6 +111,17 @@ def test_a_skipped_chain_sends_nothing():
         _, _, infos = trained(tx, [net_batch(0), bad, net_batch(2)])
         assert [bool(info.skipped) for info in infos] == [False, True, False]
         assert [float(info.bytes_sent) for info in infos] == sent
+
+
+def test_a_compression_skips_what_a_transform_before_it_made_infinite():
+    """The gradients are finite, so that the chain runs; the compression asks again."""
+    huge = optax.chain(optax.scale(1e38), optax.scale(1e38))
+    _, states, infos = trained(optax.chain(huge, chained()), [net_batch(0)])
+    (own,) = dgc_states(states[1].opt_state)
+    assert int(own.skipped) == 1 and not bool(infos[0].skipped)
+    for leaf, before in zip(*map(jax.tree.leaves, (states[1].params, NET)), strict=True):
+        np.testing.assert_array_equal(leaf, before)
+    assert not any(np.any(v) for v in jax.tree.leaves(own.v))
 
 
 PAIR = {"axis_name": ("chip", "data")}
