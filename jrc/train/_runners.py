@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +19,8 @@ from jrc.train._synchronisation import Synchronisation, row_specs
 VIAS = ("shard_map", "pmap", "jit")
 
 
-@runtime_checkable
-class Body(Protocol):
-    """The step of one replica."""
-
-    def __call__(
-        self,
-        way: Synchronisation,
-        program: Hashable,
-        layout: Layout,
-        state: TrainState,
-        batch: PyTree,
-    ) -> tuple[TrainState, StepInfo]:
-        """Return the state after the step, and its report."""
-        ...
+Body = Callable[..., tuple[TrainState, StepInfo]]
+"""`replica_step` from its argument `way` on."""
 
 
 class Programs:

@@ -3,7 +3,6 @@
 What of the gradients no compression serves, as `optax.masked` leaves some out, is averaged.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,8 +11,8 @@ import optax
 
 from jrc._layout import Layout
 from jrc._typing import Array, PyTree, Transform
-from jrc.dgc import DGCState, apply_gradients
-from jrc.dgc._internal import applies_in_place, dgc_states, served, state_specs
+from jrc.dgc import apply_gradients
+from jrc.dgc._internal import applies_in_place, dgc_states, served, state_specs, with_states
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._loss import Objective
 from jrc.train._optax import differentiated, takes_extra_arguments, update
@@ -203,22 +202,13 @@ def _only(grads: PyTree, own: PyTree, is_own: bool) -> PyTree:
 def _with_nothing_sent(opt_state: PyTree) -> PyTree:
     """Return the state with compressions that sent nothing: those that run write what they send."""
     zero = jnp.zeros((), jnp.float32)
-    return _in_compressions(opt_state, lambda x: x._replace(density=zero, bytes_sent=zero))
+    return with_states(opt_state, lambda x: x._replace(density=zero, bytes_sent=zero))
 
 
 def _count_skipped(opt_state: PyTree) -> PyTree:
     """Return the optimizer's state with one more skipped step in each compression."""
     more = lambda x: x._replace(skipped=optax.safe_increment(x.skipped))  # noqa: E731
-    return _in_compressions(opt_state, more)
-
-
-def _in_compressions(opt_state: PyTree, change: Callable[[DGCState], DGCState]) -> PyTree:
-    """Return an optimizer's state with each compression changed."""
-    return jax.tree.map(
-        lambda node: change(node) if isinstance(node, DGCState) else node,
-        opt_state,
-        is_leaf=lambda node: isinstance(node, DGCState),
-    )
+    return with_states(opt_state, more)
 
 
 def _sent(opt_state: PyTree, grads: PyTree, over: Replicas) -> tuple[Array, Array]:
