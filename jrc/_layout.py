@@ -19,6 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
+from jrc._ring import ring_all_reduce_bytes
 from jrc._specs import axes_of, mirrored, number_of_shards, padded, restricted, trimmed
 from jrc._tree import is_typed_key, named_leaves, put
 from jrc._typing import PyTree
@@ -225,20 +226,33 @@ class Layout:
             fn, axis_names=set(self.inside), in_specs=ins, out_specs=outs, check_vma=False
         )
 
-    def bytes_to_reduce(self, grads: Sequence[Any], specs: Sequence[PartitionSpec]) -> float:
+    def bytes_to_reduce(
+        self,
+        grads: Sequence[Any],
+        specs: Sequence[PartitionSpec],
+        over: Sequence[str] | None = None,
+        itemsize: int | None = None,
+    ) -> float:
         """Return the bytes that a device sends to reduce gradients over the axes of the replicas.
 
         A ring all-reduce of its shard over the axes that do not split a leaf, and a ring
         reduce-scatter over those that do.
-        """
-        return sum(self._bytes(grad, spec) for grad, spec in zip(grads, specs, strict=True))
 
-    def _bytes(self, grad: Any, spec: PartitionSpec) -> float:
-        sizes, over = self.mesh.shape, set(axes_of(spec))
-        own = grad.size * grad.dtype.itemsize / number_of_shards(spec, sizes)
-        scattered = math.prod(sizes[name] for name in self.names if name in over)
-        reduced = math.prod(sizes[name] for name in self.names if name not in over)
-        return own * (scattered - 1) + 2 * own * (reduced - 1) / reduced
+        Args:
+            grads: The gradients.
+            specs: How each of them is split.
+            over: Those of the axes that count; `None` for all.
+            itemsize: Bytes of an entry; `None` for those of its dtype.
+        """
+        names, total = self.names if over is None else over, 0.0
+        for grad, spec in zip(grads, specs, strict=True):
+            sizes, split = self.mesh.shape, set(axes_of(spec))
+            size = grad.size * (itemsize or grad.dtype.itemsize)
+            own = size / number_of_shards(spec, sizes)
+            scattered = math.prod(sizes[name] for name in names if name in split)
+            reduced = math.prod(sizes[name] for name in names if name not in split)
+            total += own * (scattered - 1) + ring_all_reduce_bytes(own, reduced, itemsize=1)
+        return total
 
 
 def _checked_names(axis_name: Any) -> tuple[str, ...]:

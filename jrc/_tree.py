@@ -65,12 +65,16 @@ class Static:
 
 
 def with_static(tree: Any) -> Any:
-    """Return a tree whose leaves are arrays: functions and texts among them become `Static`.
+    """Return a tree whose leaves are arrays: functions, texts and Python's numbers are `Static`.
 
-    >>> jax.tree.leaves(with_static({"act": max, "w": 1.0}))
-    [1.0]
+    >>> jax.tree.leaves(with_static({"act": max, "rate": 0.5, "w": np.ones(2)}))
+    [array([1., 1.])]
     """
-    is_static = lambda leaf: callable(leaf) or isinstance(leaf, str | bytes)  # noqa: E731
+
+    def is_static(leaf: Any) -> bool:
+        is_value = isinstance(leaf, str | bytes | int | float | complex)
+        return callable(leaf) or (is_value and not isinstance(leaf, np.generic))
+
     return jax.tree.map(lambda leaf: Static(leaf) if is_static(leaf) else leaf, tree)
 
 

@@ -10,9 +10,11 @@ from jrc.dgc._entries import fits as fits
 from jrc.dgc._flush import apply_residuals as apply_residuals
 from jrc.dgc._leaves import served as served
 from jrc.dgc._phases import plan_phases as plan_phases
+from jrc.dgc._reshard import changed as changed
 from jrc.dgc._reshard import check_shardings_known as check_shardings_known
 from jrc.dgc._state import dgc_states as dgc_states
 from jrc.dgc._state import is_floating as is_floating
+from jrc.dgc._state import with_states as with_states
 from jrc.dgc._state import without_axes as without_axes
 from jrc.dgc._state_specs import check_whole as check_whole
 from jrc.dgc._state_specs import state_specs as state_specs

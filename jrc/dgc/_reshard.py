@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -98,7 +99,7 @@ def reshard_dgc(
         lead = leaf.shape[0] // old * replicas
         shape = (lead, *leaf.shape[1:])
         sharding = None if mesh is None else _sharding(leaf, shape, replicas, mesh, axis)
-        return _mixed_rows(leaf, shape, whole, sharding)
+        return changed(leaf, shape, functools.partial(_mixed, shares=whole), sharding)
 
     return jax.tree.map_with_path(resharded, state, specs)
 
@@ -127,29 +128,31 @@ def shares_of(old: int, new: int) -> Shares:
     )
 
 
-def _mixed_rows(
-    leaf: Any, shape: tuple[int, ...], shares: Shares, sharding: NamedSharding | None
+def changed(
+    x: Any, shape: tuple[int, ...], change: Callable[..., Any], sharding: NamedSharding | None
 ) -> Any:
-    """Return the new rows of a leaf, placed by `sharding`."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
-    if isinstance(leaf, np.ndarray):
-        return _placed(np.asarray(_mixed(leaf, shares, np)), sharding)
-    mix = functools.partial(_mixed, shares=shares, like=jnp)
-    if sharding is None or isinstance(leaf, jax.core.Tracer):
-        return _placed(jax.jit(mix)(leaf), sharding)
+    """Return an array with other rows.
+
+    Args:
+        x: An array of NumPy or JAX, or its shape.
+        shape: That of the result.
+        change: Returns the result from `x`; its `like=` is `numpy` or `jax.numpy`, as `x` is.
+        sharding: Where the result lies; `None` leaves it where it is.
+    """
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+    if isinstance(x, np.ndarray | np.generic):
+        new = np.array(change(x, like=np))
+        return new if sharding is None else put(new, sharding)
+    is_placed = not isinstance(x, jax.core.Tracer)
     # With automatic axes: rows of explicit ones could not be taken one by one. Rows that stay on
-    # their devices need never be gathered on one of them.
-    stays = leaf.sharding.device_set == sharding.device_set
-    out = jax.jit(mix, out_shardings=_automatic(sharding) if stays else None)(_plain(leaf))
-    return _placed(out, sharding)
-
-
-def _plain(leaf: jax.Array) -> jax.Array:
-    """Return the array with automatic axes in its type."""
-    if not isinstance(leaf.sharding, NamedSharding):
-        return leaf
-    return put(leaf, _automatic(leaf.sharding))
+    # their devices need never be gathered on one of them, of several processes neither.
+    stays = sharding is not None and is_placed and x.sharding.device_set == sharding.device_set
+    there = _automatic(sharding) if stays else None
+    if is_placed and isinstance(x.sharding, NamedSharding):
+        x = put(x, _automatic(x.sharding))
+    new = jax.jit(functools.partial(change, like=jnp), out_shardings=there)(x)
+    return new if sharding is None else put(new, sharding)
 
 
 def _automatic(sharding: NamedSharding) -> NamedSharding:

@@ -1,5 +1,6 @@
 """The states of the transforms, before the first step and wherever they stand in a tree."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -183,11 +184,13 @@ def dgc_states(tree: PyTree) -> list[DGCState]:
     return [leaf for leaf in leaves if isinstance(leaf, DGCState)]
 
 
+def with_states(tree: PyTree, change: Callable[[DGCState], DGCState]) -> PyTree:
+    """Return a tree with every `DGCState` in it changed, in the tree's order."""
+    is_state = lambda node: isinstance(node, DGCState)  # noqa: E731
+    changed = lambda node: change(node) if is_state(node) else node  # noqa: E731
+    return jax.tree.map(changed, tree, is_leaf=is_state)
+
+
 def without_axes(tree: PyTree) -> PyTree:
     """Return a tree whose `DGCState`s name no axis, to compare those of another axis with it."""
-    is_state = lambda node: isinstance(node, DGCState)  # noqa: E731
-    return jax.tree.map(
-        lambda node: node._replace(axis=ReplicaAxis()) if is_state(node) else node,
-        tree,
-        is_leaf=is_state,
-    )
+    return with_states(tree, lambda state: state._replace(axis=ReplicaAxis()))

@@ -28,8 +28,8 @@ def check_axis(tx: Transform, params: PyTree, opt_state: PyTree, layout: Layout)
         layout: The layout of the step.
 
     Raises:
-        ValueError: If an axis is wrong, or a transform before a compression mixes local gradients
-            with averaged ones.
+        ValueError: If an axis is wrong, or a transform before a compression or around it mixes
+            local gradients with averaged ones.
     """
     axis = layout.replicas if layout.means is None else (layout.means, layout.replicas)
     found = [state.axis.name for state in dgc_states(opt_state)]
@@ -58,8 +58,7 @@ def _check_mixing(tx: Transform, params: PyTree, opt_state: PyTree, layout: Layo
     """
     local = served(differentiated(params), dgc_states(opt_state))
     is_guard = lambda node: isinstance(node, _GUARDS)  # noqa: E731
-    is_guarded = any(map(is_guard, jax.tree.leaves(opt_state, is_leaf=is_guard)))
-    if is_guarded or all(jax.tree.leaves(local)):
+    if any(map(is_guard, jax.tree.leaves(opt_state, is_leaf=is_guard))):
         return
     names, differing = layout.names, []
 
@@ -78,7 +77,7 @@ def _check_mixing(tx: Transform, params: PyTree, opt_state: PyTree, layout: Layo
     if differing:
         raise ValueError(
             "tx must give every replica the same update, got different ones of "
-            f"{listed(differing[:3])}: something before the compression mixes local gradients with "
-            "those that are averaged, as a norm of all leaves does. Put it inside of the mask: "
-            "optax.masked(optax.chain(clip, compression), mask)."
+            f"{listed(differing[:3])}: something before the compression or around it mixes local "
+            "gradients with those that are averaged, as a norm of all leaves does. Leave it out, "
+            "or put it inside of the mask: optax.masked(optax.chain(clip, compression), mask)."
         )

@@ -12,7 +12,7 @@ from jrc._tree import aval_of
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import check_flag, scalar
 from jrc.dgc import DGCState, EF21State
-from jrc.dgc._internal import apply_residuals, dgc_states
+from jrc.dgc._internal import apply_residuals, dgc_states, with_states
 from jrc.train._optax import differentiated
 from jrc.train._state import TrainState
 
@@ -78,11 +78,7 @@ def flush(state: TrainState, learning_rate: Real | Array, *, donate: bool = Fals
     if isinstance(state.params, optax.LookaheadParams):
         params = state.params._replace(fast=params)
     new = iter(each._replace(u=u, v=v) for each, (u, v) in zip(found, rows, strict=True))
-    opt_state = jax.tree.map(
-        lambda node: next(new) if _is_compression(node) else node,
-        state.opt_state,
-        is_leaf=_is_compression,
-    )
+    opt_state = with_states(state.opt_state, lambda _: next(new))
     return state._replace(params=params, opt_state=opt_state)
 
 
@@ -102,10 +98,6 @@ def _checked(state: Any) -> list[DGCState]:
             "jrc.scale_by_dgc no step is kept back: leave jrc.flush out."
         )
     return found
-
-
-def _is_compression(node: Any) -> bool:
-    return isinstance(node, DGCState)
 
 
 def _program(arrays: PyTree, donate: bool) -> Any:

@@ -43,8 +43,9 @@ def init_state(
 
     Args:
         params: Parameters of one replica, any pytree of arrays; with `optax.lookahead` they become
-            `optax.LookaheadParams`, if they are none. Functions and texts among them are no leaves
-            of the state: `loss_fn` gets them as they are. Parameters are copied, so that a step
+            `optax.LookaheadParams`, if they are none. Functions, texts and Python's own numbers
+            and bools among them are not trained, and no leaves of the state: `loss_fn` gets them
+            as they are. Parameters are copied, so that a step
             that donates its state does not delete them. With `jax.ShapeDtypeStruct`s, or a mesh of
             `jrc.target(name).devices`, the state has shapes and shardings in the place of arrays:
             `TrainStep.memory` and `TrainStep.lower` take it.
@@ -76,13 +77,18 @@ def init_state(
         >>> int(state.step), state.params["w"].tolist()
         (0, [1.0, 1.0, 1.0])
     """
-    params = with_static(params)
+    given, params = params, with_static(params)
 
     def here() -> tuple[Synchronisation, Layout, PyTree, PyTree]:
         layout = Layout.of(mesh, axis_name)
         check_transform(tx)
         check_key(key)
         check_arrays({"params": params, "model_state": model_state})
+        if jax.tree.leaves(given) and not jax.tree.leaves(params):
+            raise ValueError(
+                "params must have an array, which is trained, got functions, texts or numbers of "
+                "Python alone. Write jnp.asarray(1.0) for a number."
+            )
         check_outer(outer)
         shapes = _is_abstract((params, model_state, key), layout.mesh)
         opt_state = jax.eval_shape(tx.init, params) if shapes else tx.init(params)

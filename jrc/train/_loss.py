@@ -1,5 +1,6 @@
 """The loss of one replica and its gradient: the three forms of a loss function, in parts."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -51,31 +52,9 @@ class Objective(NamedTuple):
         """Return the gradient of the mean loss."""
         if self.accumulate == 1:
             return self._gradient(params, model_state, self.batch, self.key)
-        parts = self._parts()
-
-        def add_part(
-            total: tuple[Any, Any, Any], part: tuple[Array, PyTree]
-        ) -> tuple[tuple[Any, Any, Any], PyTree]:
-            loss, grads, state = total
-            index, batch = part
-            new = self._gradient(params, state, batch, fold_all(self.key, index))
-            grads = jax.tree.map(lambda g, part: g + part.astype(g.dtype), grads, new.grads)
-            return (loss + new.loss, grads, new.model_state), new.aux
-
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(lambda: self._gradient(params, model_state, first, self.key))
-        # A bfloat16 sum would lose many small parts of a bfloat16 gradient.
-        zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, sum_dtype(x.dtype), device=x.sharding),
-            (shapes.loss, shapes.grads),
-        )
-        (loss, grads, model_state), aux = jax.lax.scan(
-            add_part, (*zeros, model_state), (jnp.arange(self.accumulate), parts)
-        )
-        mean = lambda g, x: (g / self.accumulate).astype(x.dtype)  # noqa: E731
-        grads = jax.tree.map(mean, grads, shapes.grads)
-        loss = loss / self.accumulate
-        return Gradient(loss, grads, model_state, jax.tree.map(_over_parts, aux))
+        found = self._mean_of_parts(functools.partial(self._gradient, params), model_state)
+        grads = jax.tree.map(lambda g, x: g.astype(x.dtype), found.grads, params)
+        return found._replace(grads=grads, aux=jax.tree.map(_over_parts, found.aux))
 
     def loss(self, params: PyTree, model_state: PyTree) -> Scalar:
         """Return the mean loss, with the parts and keys of `gradient`.
@@ -84,23 +63,34 @@ class Objective(NamedTuple):
         """
         if self.accumulate == 1:
             return self._result(params, model_state, self.batch, self.key).loss
-        parts = self._parts()
 
         @jax.checkpoint
-        def add_part(
-            total: tuple[Any, Any], part: tuple[Array, PyTree]
-        ) -> tuple[tuple[Any, Any], None]:
-            loss, state = total
-            index, batch = part
-            new = self._result(params, state, batch, fold_all(self.key, index))
-            return (loss + new.loss, new.model_state), None
+        def part(state: PyTree, batch: PyTree, key: RandomKey) -> Gradient:
+            loss, state, _ = self._result(params, state, batch, key)
+            return Gradient(loss, None, state, None)
+
+        return self._mean_of_parts(part, model_state).loss
+
+    def _mean_of_parts(self, part: Callable[..., Gradient], model_state: PyTree) -> Gradient:
+        """Return the mean of what `part(model_state, batch, key)` returns; aux is not reduced."""
+        parts = self._parts()
+
+        def add_part(total: Gradient, given: tuple[Array, PyTree]) -> tuple[Gradient, PyTree]:
+            index, batch = given
+            new = part(total.model_state, batch, fold_all(self.key, index))
+            sums = jax.tree.map(lambda x, y: x + y.astype(x.dtype), total[:2], new[:2])
+            return Gradient(*sums, new.model_state, None), new.aux
 
         first = jax.tree.map(lambda x: x[0], parts)
-        shape = jax.eval_shape(lambda: self._result(params, model_state, first, self.key).loss)
-        zero = jnp.zeros((), sum_dtype(shape.dtype))
-        indices = jnp.arange(self.accumulate)
-        (loss, _), _ = jax.lax.scan(add_part, (zero, model_state), (indices, parts))
-        return loss / self.accumulate
+        shapes = jax.eval_shape(lambda: part(model_state, first, self.key))
+        # A bfloat16 sum would lose many small parts of a bfloat16 gradient.
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, sum_dtype(x.dtype), device=x.sharding), shapes[:2]
+        )
+        start, indices = Gradient(*zeros, model_state, None), jnp.arange(self.accumulate)
+        total, aux = jax.lax.scan(add_part, start, (indices, parts))
+        loss, grads = jax.tree.map(lambda x: x / self.accumulate, total[:2])
+        return Gradient(loss, grads, total.model_state, aux)
 
     def _parts(self) -> PyTree:
         """Return the batch in equal parts, along a new leading axis of each leaf."""

@@ -1,7 +1,7 @@
 """What is checked before a step runs: arguments, state, batch and mesh fit; processes agree.
 
 `Preflight.check` is called before each step. All of it runs at the first; a state of another
-structure is checked whole again, which a comparison of two tree structures finds.
+structure, or with other shapes or dtypes, is checked whole again.
 """
 
 import math
@@ -97,9 +97,12 @@ class Preflight:
 
     def _here(self, state: Any, batch: PyTree, runs: bool) -> Synchronisation:
         """Check without asking other processes."""
-        layout, form = self._layout, jax.tree.structure(state)
+        layout = self._layout
         check_form(state)
         check_batch(batch, layout, self._accumulate, needs_placement(layout, self._via))
+        leaves, treedef = jax.tree.flatten(state)
+        kinds = [(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves]
+        form = treedef, tuple(kinds)
         way = self._known.get(form)
         if way is not None and runs:
             self._check_devices(state)
@@ -127,13 +130,15 @@ class Preflight:
         way.check(state.params, state.model_state, inner, layout)
         check_structure(params, inner)
         expected = way.init(state.params, state.model_state, inner, layout, shapes=True)
-        if difference := tree_difference(without_axes(expected), without_axes(state.opt_state)):
+        difference = tree_difference(without_axes(expected), without_axes(state.opt_state))
+        if difference is None:
+            difference = check_rows(way, state._replace(opt_state=expected), state, layout)
+        if difference is not None:
             argument = "" if self._outer is None else ", outer=outer"
             raise ValueError(
                 f"state must be built for {way.made_for}, got one with another opt_state: "
                 f"{difference}. Build it with jrc.init_state(params, tx, key{argument})."
             )
-        check_rows(way, state._replace(opt_state=expected), state, layout)
         if dgc_states(inner) and layout.parts > 1:
             check_axis(self._tx, params, inner, layout)
 
@@ -203,12 +208,18 @@ def check_leaves(state: TrainState) -> None:
 
 def check_rows(
     way: Synchronisation, expected: TrainState, state: TrainState, layout: Layout
-) -> None:
-    """Raise unless what differs between replicas has a row for each of them."""
+) -> str | None:
+    """Raise unless what differs between replicas has a row for each of them.
+
+    Returns:
+        In words, which array of all others has another shape than expected; `None` if none has.
+    """
     specs = jax.tree.leaves(row_specs(way, expected, layout).opt_state)
     what = "rows" if way.reports_rows else "compression"
-    leaves = jax.tree.leaves(expected.opt_state), jax.tree.leaves(state.opt_state), specs
-    for want, got, spec in zip(*leaves, strict=True):
+    leaves = jax.tree.leaves(expected.opt_state), named_leaves(state.opt_state), specs
+    for want, (name, got), spec in zip(*leaves, strict=True):
+        if not spec and jnp.shape(got) != want.shape:
+            return f"{name!r} is {kind_of(got)} and not of shape {list(want.shape)}"
         if spec and got.size != want.size * layout.rows:
             if got.shape[:1] == (layout.rows,):
                 raise ValueError(
@@ -222,6 +233,7 @@ def check_rows(
                 "jrc.make_train_step the same mesh; without one, via='jit' takes one device, and "
                 "jrc.init_state all of them."
             )
+    return None
 
 
 def _without_sharding(leaf: Any) -> jax.ShapeDtypeStruct:

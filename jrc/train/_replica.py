@@ -82,7 +82,7 @@ def replica_step(
         state: The state, with rows of this replica.
         batch: That of this replica.
     """
-    over = Replicas(layout.names if is_mapped else None)
+    over = Replicas(layout, layout.names, is_mapped)
     key = fold_all(state.key, state.step, over.rank)
     objective = Objective(loss_fn, batch, key, accumulate, layout.params is not None)
     after, traffic = way.step(program, state, objective, over, layout)

@@ -1,6 +1,5 @@
 """Another number of replicas, for any training state: workers leave and join between rounds."""
 
-import functools
 import math
 from typing import Any
 
@@ -12,11 +11,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrc._errors import public, speaking_as
 from jrc._layout import Layout
 from jrc._specs import shards_of, spec_inside, trimmed
-from jrc._tree import aval_of, put
+from jrc._tree import aval_of
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import DGCState, reshard_dgc
-from jrc.dgc._internal import AxisName, check_shardings_known, replica_axis
+from jrc.dgc._internal import AxisName, changed, check_shardings_known, replica_axis
 from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
 from jrc.train._arguments import check_outer
 from jrc.train._synchronisation.outer_state import (
@@ -265,19 +264,19 @@ class _Placement:
 
     def shared(self, x: Any) -> Any:
         """Return what is equal on every replica."""
-        return _put(x, x.shape, lambda x, like: x, self._sharding(x))
+        return changed(x, x.shape, lambda x, like: x, self._sharding(x))
 
     def nearest(self, x: Any) -> Any:
         """Return the rows of the nearest old replicas."""
         at = np.arange(self.replicas) * x.shape[0] // self.replicas
         shape = self.replicas, *x.shape[1:]
-        return _put(x, shape, lambda x, like: x[at], self._sharding(x, first=1))
+        return changed(x, shape, lambda x, like: x[at], self._sharding(x, first=1))
 
     def copies(self, x: Any) -> Any:
         """Return a row for each replica."""
         shape = (self.replicas, *x.shape)
         copies = lambda x, like: like.broadcast_to(x, shape)  # noqa: E731
-        return _put(x, shape, copies, self._sharding(x, first=0))
+        return changed(x, shape, copies, self._sharding(x, first=0))
 
     def _sharding(self, x: Any, first: int | None = None) -> NamedSharding | None:
         """Return where a leaf lies, with rows in front of its dimensions from `first` on."""
@@ -298,32 +297,3 @@ class _Placement:
         if isinstance(differences, np.ndarray):
             return add(differences, np.asarray(x))
         return jax.jit(add, out_shardings=differences.sharding)(differences, self.shared(x))
-
-
-def _put(x: Any, shape: tuple[int, ...], change: Any, sharding: NamedSharding | None) -> Any:
-    """Return a changed array; `change` gets that of `numpy` and `jax.numpy` that `x` is of too."""
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
-    if isinstance(x, np.ndarray | np.generic) and sharding is None:
-        return np.array(change(x, np))
-    # Rows that stay on their devices are made there, on several processes too.
-    stays = (
-        sharding is not None
-        and isinstance(x, jax.Array)
-        and x.sharding.device_set == sharding.device_set
-    )
-    there = _automatic(sharding) if stays else None
-    change = functools.partial(change, like=jnp)
-    new = jax.jit(change, out_shardings=there)(_with_automatic_axes(x))
-    return new if sharding is None else put(new, sharding)
-
-
-def _with_automatic_axes(x: Any) -> Any:
-    """Return an array whose rows can be taken: those of explicit axes cannot."""
-    placed = isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding)
-    return put(x, _automatic(x.sharding)) if placed else x
-
-
-def _automatic(sharding: Any) -> NamedSharding:
-    mesh = sharding.mesh
-    return NamedSharding(Mesh(mesh.devices, mesh.axis_names), sharding.spec)

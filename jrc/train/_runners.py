@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +19,8 @@ from jrc.train._synchronisation import Synchronisation, row_specs
 VIAS = ("shard_map", "pmap", "jit")
 
 
-@runtime_checkable
-class Body(Protocol):
-    """The step of one replica."""
-
-    def __call__(
-        self,
-        way: Synchronisation,
-        program: Hashable,
-        layout: Layout,
-        state: TrainState,
-        batch: PyTree,
-    ) -> tuple[TrainState, StepInfo]:
-        """Return the state after the step, and its report."""
-        ...
+Body = Callable[..., tuple[TrainState, StepInfo]]
+"""`replica_step` from its argument `way` on."""
 
 
 class Programs:
@@ -91,7 +79,7 @@ class Programs:
     ) -> Callable[..., Any]:
         """Return the step of all replicas, with the specs of rows in state and report."""
         if self._via == "pmap":
-            return _pmapped(body, layout, rows, infos)
+            return _pmapped(body, layout, rows, infos, self._donated)
         call: Callable[..., Any] = body
         if self._via == "shard_map":
             call = jax.shard_map(
@@ -127,7 +115,11 @@ def needs_placement(layout: Layout, via: str) -> bool:
 
 
 def _pmapped(
-    body: Callable[..., Any], layout: Layout, rows: TrainState, infos: StepInfo
+    body: Callable[..., Any],
+    layout: Layout,
+    rows: TrainState,
+    infos: StepInfo,
+    donated: tuple[int, ...],
 ) -> Callable[..., Any]:
     """Return the step over `jax.pmap`, whose leading axis is added and removed by a copy."""
     devices = list(layout.mesh.devices.flat)
@@ -140,7 +132,12 @@ def _pmapped(
         return jax.tree.leaves(state), info
 
     mapped = jax.pmap(
-        flat, layout.replicas, in_axes=(axes, 0), out_axes=(axes, outs), devices=devices
+        flat,
+        layout.replicas,
+        in_axes=(axes, 0),
+        out_axes=(axes, outs),
+        devices=devices,
+        donate_argnums=donated,
     )
 
     def spread(x: Array | np.ndarray) -> Array:

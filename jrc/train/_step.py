@@ -249,7 +249,7 @@ def make_train_step(
         accumulate: Number of equal parts into which the batch of a replica is split; their
             gradients are averaged before the update.
         donate: Whether the step may reuse the memory of its argument `state`. With `via="pmap"`
-            nothing is reused: rows get and lose the leading axis of `jax.pmap` by a copy.
+            that of rows is not: they get and lose the leading axis of `jax.pmap` by a copy.
         outer: An outer optimizer, such as `jrc.SparseLoCo()`, the same as for `jrc.init_state`.
             Each replica then takes its `sync_every` steps with `tx` alone, and replicas exchange
             what they changed at the end of each such round. With `via="shard_map"` the mesh axes
@@ -330,7 +330,7 @@ def make_train_step(
 
 
 def _without_static(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the loss function of parameters in which functions and texts are no leaves."""
+    """Return the loss function of parameters with values that are no arrays."""
 
     @named_like(loss_fn)
     def call(params: PyTree, *rest: Any) -> Any:

@@ -117,6 +117,8 @@ ROWS = [
         "got NoneType", "Write tx=optax.adam(0.01)"),
     Row(INIT, "an optimizer not called", lambda: state(tx=optax.adam), Type,
         "tx must be an optax transform", "got function", "Write tx=optax.adam(0.01)"),
+    Row(INIT, "numbers for parameters", lambda: state({"w": 1.0}), Value,
+        "params must have an array", "numbers of Python alone", "Write jnp.asarray(1.0)"),
     Row(INIT, "a number for a key", lambda: state(key=3), Type, "key must be one random key",
         "got int 3",
         "Write jax.random.key(0)"),

@@ -1,6 +1,8 @@
 """The train step: every way to run it, what it exchanges, what it reports."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -412,7 +414,9 @@ def test_integer_model_state_is_one_value():
         return jnp.mean(params["w"] * batch), ({"seen": seen}, None)
 
     tx, model_state = optax.sgd(0.1), {"seen": jnp.int32(0)}
-    state = jrc.init_state({"w": 1.0}, tx, jax.random.key(0), model_state=model_state, mesh=mesh())
+    state = jrc.init_state(
+        {"w": jnp.ones(())}, tx, jax.random.key(0), model_state=model_state, mesh=mesh()
+    )
     step = jrc.make_train_step(loss_fn, tx, mesh=mesh())
     state, _ = step(state, np.arange(8.0)[::-1].astype(np.float32))
     assert drift(state.model_state) == 0 and int(state.model_state["seen"]) == 2
@@ -663,29 +667,106 @@ def test_a_state_of_another_optimizer_is_refused_at_every_call():
     assert int(step(state, net_batch(1))[0].step) == 2
 
 
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_donated_state_is_deleted(via, donate):
+    """With pmap too, but for the rows, which are copied."""
+    for tx in (optax.adam(0.1), compress()):
+        state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+        step = jrc.make_train_step(net_loss, tx, mesh=mesh(), via=via, donate=donate)
+        new, _ = step(state, net_batch(0))
+        assert all(x.is_deleted() == donate for x in jax.tree.leaves((state.step, state.params)))
+        assert not any(x.is_deleted() for x in jax.tree.leaves(new))
+        if donate:
+            with pytest.raises(ValueError, match="state must not be donated, got one whose arrays"):
+                step(state, net_batch(0))
+        step(new, net_batch(1))
+
+
+def with_mu(state, mu):
+    return state._replace(opt_state=(state.opt_state[0]._replace(mu=mu), *state.opt_state[1:]))
+
+
+OTHER_ARRAYS = {
+    "moments of another shape": (
+        lambda state: with_mu(state, {"b": jnp.zeros(6), "w": jnp.zeros(3)}),
+        r"built for the optimizer tx, .*: '0/mu/w' is float32\[3\] and not of shape \[4, 6\]\. B",
+    ),
+    "integers as parameters": (
+        lambda state: state._replace(params={**state.params, "w": jnp.ones((4, 6), int)}),
+        "every leaf of params must be floating",
+    ),
+    "a key that is none": (lambda state: state._replace(key=jnp.zeros(3)), "key must be one"),
+}
+
+
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_state_with_other_arrays_is_refused_at_every_call(via, is_first):
+    tx = optax.adam(0.1)
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(net_loss, tx, mesh=mesh(), via=via, donate=False)
+    if not is_first:
+        step(state, net_batch(0))
+    for change, words in OTHER_ARRAYS.values():
+        with pytest.raises((TypeError, ValueError), match=words):
+            step(change(state), net_batch(1))
+
+
+@pytest.mark.parametrize("via", ["shard_map", "pmap"])
+def test_rows_of_other_replicas_are_refused_at_every_call(via):
+    tx = compress()
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(net_loss, tx, mesh=mesh(), via=via, donate=False)
+    step(state, net_batch(0))
+    for rows in (2, 8):
+        with pytest.raises(ValueError, match=f"built for the 4 replicas .* compression for {rows}"):
+            step(jrc.reshard_dgc(state, rows), net_batch(1))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    """Parameters with values that are no arrays among its leaves, as equinox modules have them."""
+
+    w: Any
+    act: Any
+    kind: Any
+    rate: Any
+    power: Any
+    inference: Any
+
+
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "options", [{}, {"via": "pmap"}, {"memory_budget": 1.0}, {"outer": jrc.DiLoCo(sync_every=2)}]
 )
-def test_functions_and_texts_among_the_parameters(options, tmp_path):
-    """As `jrc.plan` takes them; a flax or equinox module has its activation there."""
+def test_values_that_are_no_arrays_among_the_parameters(options, tmp_path):
+    """As `jrc.plan` takes them: an equinox module has its activation there, and `inference`."""
 
     def loss(params, batch, key):
-        assert params["kind"] == "mean"
-        return jnp.mean(params["act"](batch @ params["w"]) ** 2)
+        assert params.kind == "mean" and not params.inference and isinstance(params.rate, float)
+        return jnp.mean(params.act(batch @ params.w * params.rate) ** params.power)
 
-    params = {"w": NET["w"], "act": jax.nn.relu, "kind": "mean"}
-    plain = lambda p, b, k: loss({**p, "act": jax.nn.relu, "kind": "mean"}, b, k)  # noqa: E731
+    layer = Layer(NET["w"], jax.nn.relu, "mean", 0.5, 2, False)
+    plain = lambda w, *rest: loss(dataclasses.replace(layer, w=w), *rest)  # noqa: E731
     found = []
     outer = {"outer": options["outer"]} if "outer" in options else {}
-    for given, fn in ((params, loss), ({"w": NET["w"]}, plain)):
+    for given, fn in ((layer, loss), (layer.w, plain)):
         state = jrc.init_state(given, optax.adam(0.1), jax.random.key(0), mesh=mesh(), **outer)
         step = jrc.make_train_step(fn, optax.adam(0.1), mesh=mesh(), **options)
         for t in range(2):
             state, _ = step(state, net_batch(t))
         found.append(state)
-    assert same_bits(found[0].params["w"], found[1].params["w"])
+    assert same_bits(found[0].params.w, found[1].params)
     jrc.save(tmp_path / "state", found[0])
     again = jrc.restore(tmp_path / "state", found[0])
-    assert same_bits(again, found[0]) and again.params["act"](-1.0) == 0.0
-    assert found[0].params["kind"].value == "mean"
+    assert same_bits(again, found[0]) and again.params.act(-1.0) == 0.0
+    assert [found[0].params.kind.value, found[0].params.rate.value] == ["mean", 0.5]
+
+
+def test_numbers_of_python_alone_are_no_parameters():
+    with pytest.raises(ValueError, match="params must have an array.* Write jnp.asarray"):
+        jrc.init_state({"w": 1.0, "n": 2}, optax.sgd(0.1), jax.random.key(0))
+    state = jrc.init_state({"w": np.float64(1.0)}, optax.sgd(0.1), jax.random.key(0))
+    assert state.params["w"].shape == ()

@@ -30,7 +30,7 @@ class MajorityVote(EachStep):
         updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         state = state._replace(params=params, opt_state=opt_state)
-        return state, Traffic(found, over.bytes_of_mean(jax.tree.leaves(votes)))
+        return state, Traffic(found, over.bytes_of_mean(votes))
 
 
 class Voted(optax.GradientTransformation):

@@ -3,7 +3,6 @@
 What of the gradients no compression serves, as `optax.masked` leaves some out, is averaged.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,14 +11,14 @@ import optax
 
 from jrc._layout import Layout
 from jrc._typing import Array, PyTree, Transform
-from jrc.dgc import DGCState, apply_gradients
-from jrc.dgc._internal import applies_in_place, dgc_states, served, state_specs
+from jrc.dgc import apply_gradients
+from jrc.dgc._internal import applies_in_place, dgc_states, served, state_specs, with_states
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._loss import Objective
 from jrc.train._optax import differentiated, takes_extra_arguments, update
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import finite
-from jrc.train._synchronisation.mean import EachStep, bytes_of_mean, specs_with
+from jrc.train._synchronisation.mean import EachStep, specs_with
 from jrc.train._synchronisation.protocol import Synchronisation, Traffic
 from jrc.train._synchronisation.replicas import Replicas
 
@@ -42,7 +41,7 @@ class CompressedGradients(EachStep):
         remedy = _inside_of_a_replica(layout.replicas)
         layout.check_whole(layout.params, "params", rule, remedy)
         if layout.parts > 1:
-            _check_wrappers(opt_state)
+            _check_wrappers(self.tx, opt_state)
 
     def specs(self, state: TrainState, layout: Layout) -> TrainState:
         """Return how a state lies: u and v have a row for each replica."""
@@ -57,7 +56,6 @@ class CompressedGradients(EachStep):
         del program
         found = objective.gradient(differentiated(state.params), state.model_state)
         own = served(found.grads, dgc_states(state.opt_state))
-        compressed, averaged = _parted(found.grads, own)
         grads = jax.tree.map(lambda g, own: g if own else over.mean(g), found.grads, own)
         gathers = _is_gathered(state.opt_state)
         if gathers:
@@ -70,11 +68,10 @@ class CompressedGradients(EachStep):
         model_state = jax.tree.map(over.shared, found.model_state)
         model_state = finite.chosen(~skipped, model_state, state.model_state)
         after = state._replace(params=params, model_state=model_state, opt_state=opt_state)
-        density, sent = _sent(opt_state)
-        # A compression averages over the inner axis in float32, `MultiSteps` gathers the mean.
-        sent += over.inside.bytes_of_mean(compressed, itemsize=4)
-        sent += over.inside.bytes_of_mean(compressed) if gathers else 0.0
-        sent += bytes_of_mean(averaged, over, layout)
+        density, sent = _sent(opt_state, found.grads, over)
+        sent += over.bytes_of_mean(_only(found.grads, own, False))
+        # `MultiSteps` gathers the mean over the inner axis.
+        sent += over.inside.bytes_of_mean(_only(found.grads, own, True)) if gathers else 0.0
         unsent = optax.tree.norm([each.v for each in dgc_states(opt_state)], squared=True)
         return after, Traffic(found, sent, density, skipped, unsent)
 
@@ -112,15 +109,38 @@ def _inside_of_a_replica(axis: str) -> str:
     )
 
 
-def _check_wrappers(opt_state: PyTree) -> None:
-    """Raise if a wrapper calls a compression in every step, and drops what it has sent in most."""
-    picks = lambda node: isinstance(node, optax.contrib.SAMState)  # noqa: E731
-    if any(picks(x) and dgc_states(x) for x in jax.tree.leaves(opt_state, is_leaf=picks)):
-        raise ValueError(
-            "optax.contrib.sam must not be around a compression, which it calls in every "
-            "step and of which it drops all but one result in a period, got one. Leave one of "
-            "the two out."
-        )
+_NOT_AROUND: dict[type, tuple[str, str]] = {
+    optax.contrib.SAMState: (
+        "optax.contrib.sam",
+        "which it calls in every step and of which it drops all but one result in a period",
+    ),
+    optax.contrib.MechanicState: (
+        "optax.contrib.mechanize",
+        "whose step size it would set by the local gradients of each replica",
+    ),
+    optax.contrib.GaLoreState: (
+        "optax.contrib.galore",
+        "whose gradients it would project by a matrix of each replica's own",
+    ),
+    optax.ConditionallyTransformState: (
+        "optax.conditionally_transform",
+        "whose local gradients it would apply as they are in the steps that it leaves out",
+    ),
+}
+"""By the type of its state, each wrapper of optax with which replicas would send in vain or differ,
+and the reason."""
+
+
+def _check_wrappers(tx: Transform, opt_state: PyTree) -> None:
+    """Raise if replicas would send in vain, differ or wait for each other with a wrapper."""
+    picks = lambda node: isinstance(node, tuple(_NOT_AROUND))  # noqa: E731
+    for node in filter(picks, jax.tree.leaves(opt_state, is_leaf=picks)):
+        if dgc_states(node):
+            name, why = _NOT_AROUND[type(node)]
+            raise ValueError(
+                f"{name} must not be around a compression, {why}, got one. Leave one of the two "
+                "out."
+            )
     is_one = lambda node: isinstance(node, optax.MultiStepsState)  # noqa: E731
     inside = () if is_one(opt_state) else jax.tree.leaves(opt_state, is_leaf=is_one)
     if any(is_one(node) and dgc_states(node) for node in inside):
@@ -129,12 +149,20 @@ def _check_wrappers(opt_state: PyTree) -> None:
             "in every mini-step, got one inside of another transform. Write "
             "optax.MultiSteps(optax.chain(...), k)."
         )
-    if is_one(opt_state) and jax.tree.leaves(opt_state.skip_state):
+    if is_one(opt_state) and not _never_skips(tx):
         raise ValueError(
             "optax.MultiSteps must not skip by the gradient of one replica around a "
             "compression, for which the others would wait, got a should_skip_update_fn. Leave "
             "should_skip_update_fn out: a step whose gradient is not finite is skipped by itself."
         )
+
+
+def _never_skips(tx: Transform) -> bool:
+    """Whether this is an `optax.MultiSteps` with the function that it makes by itself."""
+    code = lambda steps: getattr(steps._should_skip_update_fn, "__code__", None)  # noqa: E731
+    given = getattr(tx.update, "__self__", None)
+    without = optax.MultiSteps(optax.identity(), 1)
+    return isinstance(given, optax.MultiSteps) and code(given) is code(without)
 
 
 def _is_gathered(opt_state: PyTree) -> bool:
@@ -166,39 +194,30 @@ def _storable(x: Any, over: Replicas) -> Any:
     return over.inside.mean(x) if jnp.ndim(x) else over.mean(x)
 
 
-def _parted(grads: PyTree, own: PyTree) -> tuple[Sequence[Any], list[Any]]:
-    """Return the gradients that a compression serves, and all others with `None` in between."""
-    pairs = list(zip(jax.tree.leaves(grads), jax.tree.leaves(own), strict=True))
-    return [g for g, is_own in pairs if is_own], [None if is_own else g for g, is_own in pairs]
+def _only(grads: PyTree, own: PyTree, is_own: bool) -> PyTree:
+    """Return the gradients that a compression serves or does not, `None` in the others' place."""
+    return jax.tree.map(lambda g, own: g if own == is_own else None, grads, own)
 
 
 def _with_nothing_sent(opt_state: PyTree) -> PyTree:
     """Return the state with compressions that sent nothing: those that run write what they send."""
     zero = jnp.zeros((), jnp.float32)
-    return _in_compressions(opt_state, lambda x: x._replace(density=zero, bytes_sent=zero))
+    return with_states(opt_state, lambda x: x._replace(density=zero, bytes_sent=zero))
 
 
 def _count_skipped(opt_state: PyTree) -> PyTree:
     """Return the optimizer's state with one more skipped step in each compression."""
     more = lambda x: x._replace(skipped=optax.safe_increment(x.skipped))  # noqa: E731
-    return _in_compressions(opt_state, more)
+    return with_states(opt_state, more)
 
 
-def _in_compressions(opt_state: PyTree, change: Callable[[DGCState], DGCState]) -> PyTree:
-    """Return an optimizer's state with each compression changed."""
-    return jax.tree.map(
-        lambda node: change(node) if isinstance(node, DGCState) else node,
-        opt_state,
-        is_leaf=lambda node: isinstance(node, DGCState),
-    )
-
-
-def _sent(opt_state: PyTree) -> tuple[Array, Array]:
-    """Return density and bytes of all compressions."""
+def _sent(opt_state: PyTree, grads: PyTree, over: Replicas) -> tuple[Array, Array]:
+    """Return density and bytes of all compressions, their means over the inner axis included."""
     density, sent, entries = jnp.zeros(()), jnp.zeros(()), 0
     for state in dgc_states(opt_state):
         size = sum(v.size for v in jax.tree.leaves(state.v))
-        sent += state.bytes_sent
+        means = over.inside.bytes_of_mean(_only(grads, served(grads, [state]), True), itemsize=4)
+        sent += state.bytes_sent + jnp.where(state.density > 0, means, 0.0)
         density += size * state.density
         entries += size
     return (density / entries if entries else jnp.ones(())), sent

@@ -3,7 +3,9 @@
 - A mean of gradients has it on every replica, as in any step of JAX; nothing is skipped, and
   `optax.apply_if_finite` acts on all replicas alike.
 - With compressed gradients all replicas skip the step, model state included (`gradients_are`): what
-  a replica keeps back would have the value for ever.
+  a replica keeps back would have the value for ever. A compression itself skips its own update
+  likewise (`finite_everywhere` in `jrc.dgc`): a transform before it, its mean over the inner axis
+  or its regularization may have made an infinity of gradients that were finite.
 - In a round the replica does not take its inner step (`inner_step_is`), and its contribution to the
   next exchange of each fragment is left out on all (`contribution_is`). If none is left, nothing
   changes.

@@ -74,7 +74,7 @@ class MeanGradients(EachStep):
         self, program: Any, state: TrainState, objective: Objective, over: Replicas, layout: Layout
     ) -> tuple[TrainState, Traffic]:
         """Return the state after the step of the whole batch."""
-        del program
+        del program, layout
         found = objective.gradient(differentiated(state.params), state.model_state)
         grads = over.mean(found.grads)
         loss_of = lambda params: objective.loss(params, state.model_state)  # noqa: E731
@@ -88,27 +88,10 @@ class MeanGradients(EachStep):
             model_state=jax.tree.map(over.shared, found.model_state),
             opt_state=opt_state,
         )
-        return state, Traffic(found, bytes_of_mean(grads, over, layout))
+        return state, Traffic(found, over.bytes_of_mean(grads))
 
 
 def specs_with(opt_state: PyTree, state: TrainState, layout: Layout) -> TrainState:
     """Return the specs of a state from those of its `opt_state`."""
     model_state, whole = layout.specs(state.model_state, "model_state"), PartitionSpec()
     return TrainState(whole, layout.params, model_state, opt_state, whole)  # type: ignore[arg-type]
-
-
-def bytes_of_mean(grads: PyTree, over: Replicas, layout: Layout) -> float:
-    """Return the bytes that a device sends to average gradients; `None` in a leaf's place is not.
-
-    Args:
-        grads: A leaf for each parameter that is differentiated.
-        over: The reductions of the step.
-        layout: How XLA splits a replica.
-    """
-    is_none = lambda x: x is None  # noqa: E731
-    leaves = jax.tree.leaves(grads, is_leaf=is_none)
-    if layout.params is None:
-        return over.bytes_of_mean([x for x in leaves if x is not None])
-    specs = jax.tree.leaves(differentiated(layout.params), is_leaf=is_none)
-    pairs = [(x, spec) for x, spec in zip(leaves, specs, strict=True) if x is not None]
-    return layout.bytes_to_reduce(*zip(*pairs, strict=True)) if pairs else 0.0

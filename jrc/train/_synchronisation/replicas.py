@@ -1,23 +1,31 @@
 """Reductions over the replicas of a step."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
-from jrc._ring import ring_all_reduce_bytes
+from jrc._layout import Layout
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree
+from jrc.train._optax import differentiated
 
 
 class Replicas:
-    """Reductions over the replica axes of a step; without an axis, a single replica."""
+    """Reductions over the replica axes of a step.
 
-    def __init__(self, axis: tuple[str, ...] | None) -> None:
-        self.axis = axis
-        self.rank = jnp.int32(0) if axis is None else jax.lax.axis_index(axis)
+    Attributes:
+        layout: The layout of the step.
+        names: The axes.
+        axis: The same where they are bound; `None` for a single replica, or one that XLA splits.
+    """
+
+    def __init__(self, layout: Layout, names: tuple[str, ...], is_mapped: bool) -> None:
+        self.layout, self.names = layout, names
+        self.axis = names if names and is_mapped else None
+        self.rank = jnp.int32(0) if self.axis is None else jax.lax.axis_index(self.axis)
 
     @property
     def first(self) -> str | None:
@@ -27,7 +35,7 @@ class Replicas:
     @property
     def inside(self) -> "Replicas":
         """The reductions over the axis that is averaged first."""
-        return Replicas(self.axis[1:] or None) if self.axis else self
+        return Replicas(self.layout, self.names[1:], self.axis is not None)
 
     @property
     def rows(self) -> int:
@@ -40,17 +48,21 @@ class Replicas:
     def total(self, x: Any) -> Any:
         return x if self.axis is None else jax.lax.psum(x, self.axis)
 
-    def bytes_of_mean(self, arrays: Sequence[Any], itemsize: int | None = None) -> float:
+    def bytes_of_mean(self, tree: PyTree, itemsize: int | None = None) -> float:
         """Return the bytes that a device sends for a mean, in a ring.
 
         Args:
-            arrays: This replica's.
+            tree: Arrays in the structure of the parameters, `None` for one that is not averaged.
             itemsize: Bytes of an entry; `None` for those of its dtype.
         """
-        if self.axis is None:
-            return 0.0
-        size = sum(x.size * (itemsize or x.dtype.itemsize) for x in arrays)
-        return ring_all_reduce_bytes(size, jax.lax.axis_size(self.axis), itemsize=1)
+        is_none = lambda x: x is None  # noqa: E731
+        leaves = jax.tree.leaves(tree, is_leaf=is_none)
+        specs: list[Any] = [PartitionSpec()] * len(leaves)
+        if self.layout.params is not None:
+            specs = jax.tree.leaves(differentiated(self.layout.params), is_leaf=is_none)
+        pairs = [(x, spec) for x, spec in zip(leaves, specs, strict=True) if x is not None]
+        grads, specs = zip(*pairs, strict=True) if pairs else ((), ())
+        return self.layout.bytes_to_reduce(grads, specs, self.names, itemsize)
 
     def shared(self, x: Array) -> Array:
         """Return one value for all: the mean of floats, replica 0's integers, bools and keys."""

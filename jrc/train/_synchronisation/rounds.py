@@ -311,7 +311,7 @@ def _traffic(
     """Return what a step has sent: means over the inner axis, and a message if a round ends."""
     report, synchronised = after.opt_state.report, turn.receives is not None
     left_out = report.left_out - before.opt_state.report.left_out
-    sent, density = over.inside.bytes_of_mean(jax.tree.leaves(found.grads)), 0.0
+    sent, density = over.inside.bytes_of_mean(found.grads), 0.0
     if turn.receives is not None:
         words, part = round_.words(turn.receives)
         sent += bytes_of_exchange(round_.outer, part, words, over.rows)
