@@ -104,6 +104,7 @@ class PlannerSettings:
         cost_outside_loss: Of the cost of a gradient at most this share lies outside of it.
         chunks_worth: Where the plan without chunks costs less than this share more than the
             operations of the baseline, none with chunks is looked for.
+        compiled_in_chunks: So many more programs are compiled where a plan without chunks fits.
         chunks_alike: How much of their errors options of programs with other chunks have in common.
         least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
@@ -164,6 +165,7 @@ class PlannerSettings:
     chunked_problems: int = 24
     chunk_equations: int = 20_000
     chunked_problems_kept: int = 3
+    compiled_in_chunks: int = 2
     chunks_alike: float = 0.7
     chunks_worth: float = 0.03
     least_chunk: int = 2**20

@@ -48,15 +48,15 @@ def plan_for(
     problem = peaks.problem
     search = Search(problem.options, peaks, compilations)
     limit = bytes_of(budget, search, problem.baseline)
-    more: list[Option] = []
-    if chunks and _may_gain(search, problem, limit):
-        more = options_in_chunks(peaks, limit, search.temporaries_within(limit), True)
-        search.add(more)
-    found = search.cheapest_fitting(limit)
-    if chunks and found is None and not more:
+    found = search.expected_fitting(limit)
+    if not (chunks and _is_dear(problem, found)):
+        found = search.cheapest_fitting(limit)
+    if chunks and _is_dear(problem, found):
         room = search.temporaries_within(limit)
-        search.add(options_in_chunks(peaks, limit, room, True))
-        search.allow_more(compilations)
+        search.add(options_in_chunks(peaks, limit, room, whole_loss=True))
+        if search.compiled:
+            search.allow_more(compilations if found is None else SETTINGS.compiled_in_chunks)
+        found = search.cheapest_fitting(limit)
     if found is None:
         found = fitting_option(search, limit, problem.baseline)
     if found is None:
@@ -69,12 +69,11 @@ def plan_for(
     return plan_of(search, peaks, found, limit)
 
 
-def _may_gain(search: Search, problem: Problem, limit: int) -> bool:
-    """Whether the best that is expected to fit costs much more than the operations alone."""
-    found = search.expected_fitting(limit)
-    if found is None:
+def _is_dear(problem: Problem, option: Option | None) -> bool:
+    """Whether an option, the best so far, costs much more than the operations of the baseline."""
+    if option is None:
         return True
-    return problem.predicted_cost(found) > (1 + SETTINGS.chunks_worth) * problem.cost
+    return problem.predicted_cost(option) > (1 + SETTINGS.chunks_worth) * problem.cost
 
 
 def options_in_chunks(peaks: Peaks, limit: int, room: int, whole_loss: bool) -> list[Option]:
