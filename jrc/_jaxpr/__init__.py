@@ -78,6 +78,7 @@ from jrc._jaxpr.slices import counted as counted
 from jrc._jaxpr.slices import sliced as sliced
 from jrc._jaxpr.source_info import UNKNOWN as UNKNOWN
 from jrc._jaxpr.source_info import label as label
+from jrc._jaxpr.source_info import own_place as own_place
 from jrc._jaxpr.source_info import place as place
 from jrc._jaxpr.source_info import scope_of as scope_of
 from jrc._jaxpr.source_info import trace_id as trace_id

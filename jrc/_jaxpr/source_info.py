@@ -13,6 +13,9 @@ UNKNOWN = "unknown"
 
 # JAX attributes a line to the innermost frame outside of these, which run user code.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_INSTALLED = re.compile(
+    rf"[\\/](site|dist)-packages[\\/]|^{re.escape(_PACKAGE)}|^{re.escape(os.path.dirname(os.__file__))}"
+)
 for _place in (f"_jaxpr{os.sep}", f"remat{os.sep}", "_errors.py"):
     register_exclusion(os.path.join(_PACKAGE, _place))
 
@@ -21,6 +24,17 @@ def place(eqn: JaxprEqn) -> str:
     """Return the user's source line of an equation: `model.py:31`, or `UNKNOWN`."""
     found = re.match(r"(.*?):(\d+)", summarize(eqn.source_info))
     return f"{os.path.basename(found[1])}:{found[2]}" if found else UNKNOWN
+
+
+def own_place(eqn: JaxprEqn) -> str:
+    """Return the innermost source line that is of no installed package: the user's own.
+
+    It is `UNKNOWN` where there is none.
+    """
+    frames = getattr(eqn.source_info.traceback, "frames", ())
+    own = (each for each in frames if not _INSTALLED.search(each.file_name))
+    found = next(own, None)
+    return f"{os.path.basename(found.file_name)}:{found.line_num}" if found else UNKNOWN
 
 
 def trace_id(eqn: JaxprEqn) -> int:

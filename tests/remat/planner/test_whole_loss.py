@@ -140,3 +140,12 @@ def test_batches_are_not_any_that_chunks_of_the_loss_would_fit():
 
     found = jrc.largest_batch(make_args, loss, "24MiB", most=2**16)
     assert found.recomputed < 2**16 and not found.plan.plans_one_chunk
+
+
+def test_the_least_of_a_refusal_is_in_chunks():
+    with pytest.raises(jrc.BudgetError) as whole:
+        jrc.plan(loss, WEIGHTS, X, Y, budget="1MiB", minimize="flops", chunks=False)
+    with pytest.raises(jrc.BudgetError, match=r"pinned most by \w+:\(8192,128\)@") as info:
+        jrc.plan(loss, WEIGHTS, X, Y, budget="1MiB", minimize="flops")
+    assert info.value.least_bytes < whole.value.least_bytes / 1.5
+    assert info.value.plan.verified.peak_bytes == info.value.least_bytes

@@ -37,8 +37,9 @@ def problems_in_chunks(problem: Problem, room: int, whole_loss: bool = True) -> 
         room: Bytes for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
     """
-    if problem.parts > 1 or room <= 0:
+    if problem.parts > 1:
         return []  # slices would be cut across devices
+    room = max(room, SETTINGS.least_chunk)  # where none fits, the least is told
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)
     found: dict[tuple[Chunks, ...], tuple[_Promise, Problem]] = {}

@@ -8,7 +8,17 @@ from typing import Any
 import jax
 
 from jrc._errors import name_of, named_like
-from jrc._jaxpr import Program, flops, inline_marked, is_variable, live_equations, nbytes
+from jrc._jaxpr import (
+    UNKNOWN,
+    Program,
+    flops,
+    inline_marked,
+    is_variable,
+    live_equations,
+    nbytes,
+    own_place,
+    place,
+)
 from jrc._targets import Chip, chip_named, chip_of_device
 from jrc._tree import is_traced
 from jrc._validate import check_flag
@@ -328,7 +338,12 @@ def _widest(program: Program, graph: CostGraph) -> str:
         return own * (node.active and bool(node.cost))
 
     nodes = [node for node in graph.nodes if node.position >= 0]
-    return program.name(program.steps[max(nodes, key=width).position]) if nodes else "nothing"
+    if not nodes:
+        return "nothing"
+    k = program.steps[max(nodes, key=width).position]
+    eqn = program.eqns[k]
+    own = own_place(eqn)
+    return program.name(k) + ("" if own in (UNKNOWN, place(eqn)) else f", from {own}")
 
 
 def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Callable[..., Any]:

@@ -45,7 +45,8 @@ def whole_loss_chunks(problem: Problem, room: int) -> list[Chunks]:
     # Of the leanest option half as much as in proportion may fit; more would be in vain.
     fewest = min(each.peak for each in problem.options) / (2 * room)
     most = problem.baseline.peak // SETTINGS.least_chunk
-    ways = _spread([n for n in divisors(region.parts) if 1 < n <= most and n >= fewest])
+    ways = [n for n in divisors(region.parts) if 1 < n <= most]
+    ways = _spread([n for n in ways if n >= fewest] or ways[-1:])
     return [dataclasses.replace(chunks_of(program, region, n, ()), loss=loss) for n in ways]
 
 
