@@ -17,7 +17,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 DEFAULT = ("README", "explain", "many_processes")
 # What the last block of a page must have reached.
 SHOWN = {
-    "few_synchronisations": lambda found: int(found["state"].opt_state.rounds) == 2,
+    "low_communication": lambda found: int(found["state"].opt_state.rounds) == 2,
     "meshes": lambda found: not found["info"].synchronised,
     "plan": lambda found: found["plan"].verified.peak_bytes <= 10 * 2**20,
     "README": lambda found: found["plan"].verified.peak_bytes <= 32 * 2**20,

@@ -76,7 +76,7 @@ class DiLoCo:
     arXiv:2311.08105, algorithm 1. Four bits, fragments and overlap: Douillard et al., "Streaming
     DiLoCo with overlapping communication", arXiv:2501.18512, algorithm 2, with layers in sequence
     (there also strided) and tau of one step. Alpha is 0.5 there; measured here, 0 ends at a lower
-    loss (`docs/few_synchronisations.md`).
+    loss (`docs/low_communication.md`).
     """
 
     sync_every: Whole = 100

@@ -266,7 +266,7 @@ def test_schedule_free_evaluation_parameters():
 
 
 @pytest.mark.slow
-def test_inner_optimizers_of_few_synchronisations():
+def test_inner_optimizers_of_low_communication():
     outer, over = jrc.DiLoCo(sync_every=2), mesh()
     tx = TRANSFORMS["lbfgs"]
     state = jrc.init_state(PARAMS, tx, KEY(), mesh=over, outer=outer)

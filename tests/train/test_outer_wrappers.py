@@ -1,6 +1,6 @@
 """Wrappers of optax around AdamW with an outer optimizer: steps, rounds, and the bytes of both.
 
-The table is that of docs/few_synchronisations.md.
+The table is that of docs/low_communication.md.
 """
 
 import functools
@@ -20,7 +20,7 @@ from tests.train.test_step import NET, net_batch, net_loss
 
 ROUND = 3
 OUTER = jrc.SparseLoCo(ROUND, density=0.5, chunk=16)
-GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "few_synchronisations.md"
+GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "low_communication.md"
 
 contrib = optax.contrib
 adamw = functools.partial(optax.adamw, 0.05)
