@@ -78,17 +78,17 @@ class Objective(NamedTuple):
         def add_part(total: Gradient, given: tuple[Array, PyTree]) -> tuple[Gradient, PyTree]:
             index, batch = given
             new = part(total.model_state, batch, fold_all(self.key, index))
-            sums = jax.tree.map(lambda x, y: x + y.astype(x.dtype), total[:2], new[:2])
-            return Gradient(*sums, new.model_state, None), new.aux
+            loss, grads = jax.tree.map(lambda x, y: x + y.astype(x.dtype), total[:2], new[:2])
+            return Gradient(loss, grads, new.model_state, None), new.aux
 
         first = jax.tree.map(lambda x: x[0], parts)
         shapes = jax.eval_shape(lambda: part(model_state, first, self.key))
         # A bfloat16 sum would lose many small parts of a bfloat16 gradient.
-        zeros = jax.tree.map(
+        loss, grads = jax.tree.map(
             lambda x: jnp.zeros(x.shape, sum_dtype(x.dtype), device=x.sharding), shapes[:2]
         )
-        start, indices = Gradient(*zeros, model_state, None), jnp.arange(self.accumulate)
-        total, aux = jax.lax.scan(add_part, start, (indices, parts))
+        start = Gradient(loss, grads, model_state, None)
+        total, aux = jax.lax.scan(add_part, start, (jnp.arange(self.accumulate), parts))
         loss, grads = jax.tree.map(lambda x: x / self.accumulate, total[:2])
         return Gradient(loss, grads, total.model_state, aux)
 

@@ -61,8 +61,8 @@ class Replicas:
         if self.layout.params is not None:
             specs = jax.tree.leaves(differentiated(self.layout.params), is_leaf=is_none)
         pairs = [(x, spec) for x, spec in zip(leaves, specs, strict=True) if x is not None]
-        grads, specs = zip(*pairs, strict=True) if pairs else ((), ())
-        return self.layout.bytes_to_reduce(grads, specs, self.names, itemsize)
+        arrays, lies = [x for x, _ in pairs], [spec for _, spec in pairs]
+        return self.layout.bytes_to_reduce(arrays, lies, self.names, itemsize)
 
     def shared(self, x: Array) -> Array:
         """Return one value for all: the mean of floats, replica 0's integers, bools and keys."""
