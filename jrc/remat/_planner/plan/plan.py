@@ -210,9 +210,12 @@ class Plan:
 
     def _check_by_name(self, approximate: bool, is_policy: bool) -> None:
         check_flag(approximate, "approximate")
-        lost = lost_text(self.by_name, self.decision, is_policy)
         if self.chunks:
-            lost = "; ".join(filter(None, (self._in_chunks(), lost)))
+            raise ValueError(
+                f"the plan must be one that names can say, got {self._in_chunks()}, which no names "
+                "say. Plan again with jrc.plan(..., chunks=False)."
+            )
+        lost = lost_text(self.by_name, self.decision, is_policy)
         if lost and not approximate:
             raise ValueError(
                 "the plan must be one that names can say, got one of which they lose: "
