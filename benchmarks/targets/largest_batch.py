@@ -120,7 +120,7 @@ class Case:
         )  # fmt: skip
         ways: dict[str, dict[str, Any]] = {PLAIN: {"batch": found.plain, "flops": 1.0}}
         if found.plain:
-            ways[PLAIN] |= self._compiled(self.model.loss, found.plain)
+            ways[PLAIN] |= self._cost(self.model.loss, found.plain)
         if found.plan is None:
             return ways | {PLAN: {"batch": 0}}
         cost = found.plan.verified or found.plan.predicted
@@ -154,7 +154,7 @@ class Case:
             return {"batch": 0}
 
         def peak(batch: int) -> int:
-            known[batch] = self._compiled(lossy, batch)
+            known[batch] = self._cost(lossy, batch)
             return known[batch]["peak"]
 
         batch = largest_within(peak, self.budget, self.step, self.most, start)
@@ -164,13 +164,19 @@ class Case:
         ratio = self._flops(lossy) / self._flops(self.model.loss)
         return {"batch": batch, "flops": ratio, "peaks": peaks} | known[batch]
 
-    def _compiled(self, fn: Any, batch: int) -> dict[str, Any]:
+    def _cost(self, fn: Any, batch: int) -> dict[str, Any]:
         """Return the peak of a batch, and its examples a second where they are known."""
+        cost = self.compiled(fn, self._args(batch))
+        stated = cost["stated"]
+        return {"peak": cost["peak"], "per_second": batch / stated if stated else None}
+
+    def compiled(self, fn: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the peak of a gradient, and its stated seconds where they are known."""
         program = jax.value_and_grad(fn, has_aux=self.model.has_aux)
-        lowered = jax.jit(program).lower(*self._args(batch))
+        lowered = jax.jit(program).lower(*args)
         memory, compiled = compiled_with_memory(lowered, self.target.platform)
         stated = compiled and program_figures(compiled, self.target)["stated"]
-        return {"peak": memory.peak, "per_second": batch / stated if stated else None}
+        return {"peak": memory.peak, "stated": stated or None}
 
     def _args(self, batch: int) -> tuple[Any, ...]:
         return self.model.args(batch, self.mesh)
