@@ -75,6 +75,7 @@ from jrc._jaxpr.slice_program import slice_program as slice_program
 from jrc._jaxpr.slices import Dependent as Dependent
 from jrc._jaxpr.slices import Slices as Slices
 from jrc._jaxpr.slices import counted as counted
+from jrc._jaxpr.slices import is_linear_in as is_linear_in
 from jrc._jaxpr.slices import sliced as sliced
 from jrc._jaxpr.source_info import UNKNOWN as UNKNOWN
 from jrc._jaxpr.source_info import label as label

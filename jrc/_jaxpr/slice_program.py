@@ -58,7 +58,9 @@ class _Builder:
         counts = iter(self.counts)
         for step in self.slices.steps:
             eqn = program.eqns[step.position]
-            if counts_along(eqn, step.axis.results[0]):
+            if step.of_sums:
+                eqns += self._linear(eqn)
+            elif counts_along(eqn, step.axis.results[0]):
                 eqns += self._count(eqn, next(counts))
             else:
                 eqns += self._step(eqn, step.axis)
@@ -90,6 +92,14 @@ class _Builder:
             else:
                 self.part[v, at or 0] = new
         return eqns
+
+    def _linear(self, eqn: JaxprEqn) -> list[JaxprEqn]:
+        """An equation of sums, on what this slice adds to them."""
+        given = {**self.whole, **self.sums}
+        outvars = [Var(v.aval) for v in eqn.outvars]
+        self.sums |= dict(zip(eqn.outvars, outvars, strict=True))
+        invars = [given[x] if is_variable(x) else x for x in eqn.invars]
+        return [eqn.replace(invars=invars, outvars=outvars)]
 
     def _count(self, eqn: JaxprEqn, numbers: Var) -> list[JaxprEqn]:
         (out,), axis = eqn.outvars, eqn.params["dimension"]

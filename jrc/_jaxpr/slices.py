@@ -46,10 +46,12 @@ class Step:
     Attributes:
         position: Its position in the program.
         axis: The axis. An `iota` along its own axis reads its slice of the numbers from 0.
+        of_sums: Whether it is linear in sums, and runs on what each slice adds to them.
     """
 
     position: int
     axis: IndependentAxis
+    of_sums: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,6 +105,31 @@ class Slices:
         return tuple(p for p, is_live in enumerate(self.program.live(read)) if is_live)
 
 
+_LINEAR_IN_EACH = frozenset({"add", "sub", "add_any"})
+_LINEAR_IN_ONE = frozenset({"mul", "neg", "reshape", "squeeze", "convert_element_type", "copy"})
+
+
+def is_linear_in(eqn: JaxprEqn, sums: Collection[Var]) -> bool:
+    """Return whether an equation is linear in scalar sums, so that it may run on their parts.
+
+    >>> import jax
+    >>> eqns = jax.make_jaxpr(lambda a, b, n: (a / n, a + b, a * b, a + n))(1.0, 2.0, 3.0).eqns
+    >>> [is_linear_in(eqn, eqns[1].invars) for eqn in eqns]
+    [True, True, False, False]
+    """
+    name = eqn.primitive.name
+    reads = [is_variable(x) and x in sums for x in eqn.invars]
+    dtypes = (abstract(v).dtype for v in eqn.outvars)
+    is_real = all(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in dtypes)
+    if not is_real or any(shape_of(v) for v in eqn.outvars):
+        return False
+    if name in _LINEAR_IN_EACH:
+        return all(reads)
+    if name == "div":
+        return reads == [True, False]
+    return name in _LINEAR_IN_ONE and sum(reads) == 1
+
+
 def counted(slices: Slices) -> list[jax.ShapeDtypeStruct]:
     """Return, for each `iota` that the program of a slice reads a slice of, all numbers' type."""
     eqns = [(slices.program.eqns[step.position], step.axis) for step in slices.steps]
@@ -134,7 +161,7 @@ def sliced(
         Dependent: If an equation needs more than a slice of what it reads.
     """
     live = [p for p, is_live in enumerate(program.live()) if is_live]
-    walk = _Walk(program, dict(axes), independent_axes)
+    walk = _Walk(program, dict(axes), independent_axes, among or ())
     for p in live if among is None else sorted(among):
         walk.forward(p)
     walk.backward()
@@ -158,7 +185,9 @@ class _Walk:
         program: Program,
         axes: dict[Var, int],
         independent_axes: Callable[[JaxprEqn], Sequence[IndependentAxis]],
+        among: Collection[int],
     ) -> None:
+        self.among = frozenset(among)
         self.program, self.axes, self.independent_axes = program, axes, independent_axes
         self.steps: dict[Step, None] = {}
         self.demands: dict[Place, None] = {}
@@ -181,7 +210,9 @@ class _Walk:
         }
         is_late = any(is_variable(x) and x in self.late for x in eqn.invars)
         if not read:
-            if is_late:
+            if is_late and p in self.among and is_linear_in(eqn, self.sums):
+                self._take_linear(p)
+            elif is_late:
                 self.after.append(p)
                 self.late.update(eqn.outvars)
             return
@@ -216,6 +247,16 @@ class _Walk:
                 self.whole[x] = None
             elif x not in self.axes or x in self.read:
                 self.demands[x, at] = None
+
+    def _take_linear(self, p: int) -> None:
+        eqn = self.program.eqns[p]
+        none = (None,) * len(eqn.invars)
+        axis = IndependentAxis(none, (None,) * len(eqn.outvars), self.parts, is_summed=True)
+        self.steps[Step(p, axis, of_sums=True)] = None
+        read = (x for x in eqn.invars if is_variable(x) and x not in self.sums)
+        self.whole |= dict.fromkeys(read)
+        self.sums |= dict.fromkeys(eqn.outvars)
+        self.late.update(eqn.outvars)
 
     def backward(self) -> None:
         """Make what the slices read inside of them if that is cheap; else it is cut outside."""

@@ -29,6 +29,7 @@ from jrc._jaxpr import (
     facts_of,
     has_effects,
     independent_axes,
+    is_linear_in,
     is_variable,
     nbytes,
     shape_of,
@@ -132,7 +133,9 @@ class _Growth:
         while self._grow():
             pass
         before = dict(self.axes), dict(self.inside)
-        if not self._grow_to_sum():
+        if self._grow_to_sum():
+            self._join_sums()
+        else:
             self.axes, self.inside = before
 
     def region(self) -> Region:
@@ -244,6 +247,20 @@ class _Growth:
                     pass
         except _NoRegion:
             return False
+
+    def _join_sums(self) -> None:
+        """Take in what adds up several sums, so that one is left: a loss of several terms."""
+        leaving = self._leaving()
+        sums, found = set(leaving), dict(self.inside)
+        axis = next(iter(self.inside.values()))
+        for p in range(min(self.inside), len(self.program.eqns)):
+            eqn = self.program.eqns[p]
+            is_free = self.live[p] and p not in self.inside and p not in self.taken
+            if is_free and is_linear_in(eqn, sums):
+                sums.update(eqn.outvars)
+                self.inside[p] = axis
+        if len(self._leaving()) >= len(leaving):
+            self.inside = found
 
     def _is_product(self, p: int) -> bool:
         eqn = self.program.eqns[p]

@@ -113,20 +113,52 @@ def chunks_within(
             as a whole stays whole.
         inline: From the body of a loop to its program; by default it is inlined.
     """
-    return list(_chunks_within(program, narrow, most_bytes, inline or _inlined, ()))
+    found = [each.chunks(most_bytes) for each in regions_within(program, narrow, inline)]
+    return [each for each in found if each is not None]
 
 
-def _chunks_within(
-    program: Program, narrow: int, most_bytes: int, inline: Inline, path: tuple[int, ...]
-) -> Iterator[Chunks]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class RegionInside:
+    """A region of a program, or of the body of a loop in it.
+
+    Attributes:
+        program: The program that it is of.
+        region: The region.
+        path: The loops around it, each as the position of its equation.
+    """
+
+    program: Program
+    region: Region
+    path: tuple[int, ...]
+
+    def chunks(self, most_bytes: int) -> Chunks | None:
+        """Return the region in chunks of about so many bytes; `None` where it needs no more."""
+        count = chunk_count(self.region.parts, self.region.bytes / most_bytes)
+        return chunks_of(self.program, self.region, count, self.path) if count > 1 else None
+
+
+def regions_within(
+    program: Program, narrow: int, inline: Inline | None = None
+) -> list[RegionInside]:
+    """Return the regions around all values wider than some bytes, those in loops too.
+
+    Args:
+        program: The program, without `jit` calls.
+        narrow: Bytes of the widest value that stays whole.
+        inline: From the body of a loop to its program; by default it is inlined.
+    """
+    return list(_regions_within(program, narrow, inline or _inlined, ()))
+
+
+def _regions_within(
+    program: Program, narrow: int, inline: Inline, path: tuple[int, ...]
+) -> Iterator[RegionInside]:
     for region in wide_regions(program, narrow):
-        count = chunk_count(region.parts, region.bytes / most_bytes)
-        if count > 1:
-            yield chunks_of(program, region, count, path)
+        yield RegionInside(program, region, path)
     for p, eqn in enumerate(program.eqns):
         if primitive_name(eqn) == "scan":
             body = inline(inner_program(eqn))
-            yield from _chunks_within(body, narrow, most_bytes, inline, (*path, p))
+            yield from _regions_within(body, narrow, inline, (*path, p))
 
 
 def chunks_of(program: Program, region: Region, count: int, path: tuple[int, ...]) -> Chunks:
@@ -189,7 +221,9 @@ def in_chunks(
                 one = None
                 if choice.loss is not None:
                     one = functools.partial(_planned, plan_one, choice.loss)
-                made = run_in_chunks(slices, choice.chunks, values, results, False, one)
+                made = run_in_chunks(
+                    slices, choice.chunks, values, results, False, one, choice.loss
+                )
                 values |= dict(zip(results, made, strict=True))
             else:
                 cut = program.cut(part, [v for p in part for v in program.eqns[p].outvars])

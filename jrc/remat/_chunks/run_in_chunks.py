@@ -76,6 +76,7 @@ def run_in_chunks(
     results: Sequence[Any],
     recompute: bool = True,
     plan_one: Callable[[Any], Any] | None = None,
+    loss: int | None = None,
 ) -> list[Any]:
     """Run what is computed slice by slice, and return results of it.
 
@@ -86,10 +87,12 @@ def run_in_chunks(
         results: Values that the slices make, which are joined, and sums.
         recompute: Whether each chunk is recomputed in the backward pass, where results are no sums.
         plan_one: From the function of one chunk to what runs in its place.
+        loss: Which of the results is differentiated, if that is known.
     """
     sums = [v for v in results if v in slices.sums]
     joined = [v for v in results if v not in slices.sums]
-    one: Any = evaluate(slice_program(slices, chunks, [*sums, *joined]))
+    program = slice_program(slices, chunks, [*sums, *joined])
+    one: Any = evaluate(program)
     if plan_one is not None:
         one = plan_one(one)
     numbers = counted(slices)
@@ -98,11 +101,12 @@ def run_in_chunks(
         [cut(values[v], axis, chunks) for v, axis in slices.given]
         + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in numbers],
     )
-    if not joined and can_pair([v.aval for v in sums], inputs):
+    if not joined and can_pair([v.aval for v in sums], inputs, program.eqns):
         read = [*slices.whole, *(v for v, _ in slices.given)]
         active = active_variables(slices.program, filter(_is_floating, read), sums)
         varies = [v in active for v in sums]
-        totals, stacked = sum_and_gradient(one, inputs, [v.aval for v in sums], varies), []
+        avals, first = [v.aval for v in sums], None if loss is None else sums.index(results[loss])
+        totals, stacked = sum_and_gradient(one, inputs, avals, varies, first), []
     else:
         totals, stacked = _loop(one, inputs, sums, recompute, len(numbers))
     found = dict(zip(sums, totals, strict=True))

@@ -7,14 +7,14 @@ mode and higher derivatives work.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
-from jrc._jaxpr import zeros_of
+from jrc._jaxpr import inner_programs, walk, zeros_of
 from jrc._tree import is_floating, sum_dtype
 
 
@@ -35,16 +35,34 @@ def raised(dtype: Any) -> Any:
     return sum_dtype(dtype) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
-def can_pair(avals: Sequence[Any], inputs: Inputs) -> bool:
+def can_pair(avals: Sequence[Any], inputs: Inputs, eqns: Iterable[Any]) -> bool:
     """Return whether sums of these types may have their gradients in the pass of their values.
 
-    Floating ones must be real scalars. The gradient of a chunk has the type of its input before it
-    is multiplied by the tangent, so that the input must have the range of float32.
+    Floating ones must be real scalars. The gradient of a chunk is computed before it is multiplied
+    by the tangent, so that all that it is computed through must have the range of float32.
+
+    Args:
+        avals: The types of the sums.
+        inputs: What chunks read, or types of it.
+        eqns: The equations that run in chunks.
     """
     sums = [aval for aval in avals if is_floating(aval)]
     are_scalars = not any(aval.shape for aval in sums)
     is_real = not any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in sums)
-    return are_scalars and is_real and all(map(_has_wide_range, (*inputs.whole, *inputs.parts)))
+    made = (v.aval for eqn in eqns for each in _with_inner(eqn) for v in each.outvars)
+    return (
+        are_scalars
+        and is_real
+        and all(map(_has_wide_range, (*inputs.whole, *inputs.parts)))
+        and all(map(_has_wide_range, made))
+    )
+
+
+def _with_inner(eqn: Any) -> Iterator[Any]:
+    """An equation, and those of the programs inside of it."""
+    yield eqn
+    for inner in inner_programs(eqn):
+        yield from (each for each, _ in walk(inner))
 
 
 def _has_wide_range(x: Any) -> bool:
@@ -56,6 +74,7 @@ def sum_and_gradient(
     inputs: Inputs,
     avals: Sequence[Any],
     varies: Sequence[bool],
+    first: int | None = None,
 ) -> list[Any]:
     """Return sums over chunks, scalars where they are floating.
 
@@ -64,6 +83,8 @@ def sum_and_gradient(
         inputs: The inputs of all chunks.
         avals: The types of the sums.
         varies: Of each whether it is a differentiable function of the inputs.
+        first: Which of them is the loss, if that is known: its pass makes the values of all, so
+            that a pass of another whose gradient is not wanted is dead.
     """
 
     def lowered(totals: Sequence[Any]) -> list[Any]:
@@ -79,7 +100,7 @@ def sum_and_gradient(
 
     def rule(primals: Any, tangents: Any) -> Any:
         (inputs,), (given,) = primals, tangents
-        chosen = [i for i, does in enumerate(varies) if does]
+        chosen = sorted((i for i, does in enumerate(varies) if does), key=lambda i: i != first)
         totals, gradients = _sums_and_gradients(one, inputs, given, avals, chosen)
         sums = lowered(totals)
         out = [zero_from_primal(x, True) for x in sums]
@@ -113,11 +134,12 @@ def _sums_and_gradients(
             return made[i], made
 
         given = chosen, _chosen(parts, perturbed.parts)
-        made = () if differentiated else one(*inputs.whole, *parts)
+        made: Any = () if differentiated else one(*inputs.whole, *parts)
         pulled = []
         for i in differentiated:  # each by itself: zero times an infinite slope would be no number
             one_sum = functools.partial(values, i=i)
-            value, pull, made = jax.vjp(one_sum, *given, has_aux=True)
+            value, pull, all_sums = jax.vjp(one_sum, *given, has_aux=True)
+            made = made or all_sums
             pulled.append(pull(jnp.ones_like(value)))
         sums = [_added(a, whole) for a, (whole, _) in zip(sums, pulled, strict=True)]
         return (_added(totals, made), sums), [part for _, part in pulled]

@@ -100,6 +100,7 @@ class PlannerSettings:
         chunked_problems: At most so many ways to run regions in chunks are looked at.
         chunk_equations: Likewise, at most this number over the number of equations.
         chunked_problems_kept: The options of so many of them are searched.
+        too_large_costs: The power to which what an option needs over what is there counts as cost.
         narrow_in_loss: Bytes of the widest value that may leave the whole loss in chunks.
         cost_outside_loss: Of the cost of a gradient at most this share lies outside of it.
         chunks_worth: Where the plan without chunks costs less than this share more than the
@@ -162,7 +163,8 @@ class PlannerSettings:
     chunk_sizes: tuple[float, ...] = (0.5, 0.125, 0.03, 0.0075)
     narrow_in_loss: int = 2**10
     cost_outside_loss: float = 0.1
-    chunked_problems: int = 24
+    chunked_problems: int = 16
+    too_large_costs: float = 3.0
     chunk_equations: int = 20_000
     chunked_problems_kept: int = 3
     compiled_in_chunks: int = 2

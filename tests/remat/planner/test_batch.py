@@ -50,7 +50,7 @@ def test_errors():
         jrc.largest_batch(3, loss, 1000)
     with pytest.raises(TypeError, match="fn must be a function, got NoneType"):
         jrc.largest_batch(make_args, None, 1000)
-    with pytest.raises(TypeError, match="A fraction has no meaning before the batch is known"):
+    with pytest.raises(TypeError, match="A fraction or a share has no meaning"):
         jrc.largest_batch(make_args, loss, 0.5)
     with pytest.raises(ValueError, match="multiple_of must be a whole number >= 1, got 0"):
         jrc.largest_batch(make_args, loss, 1000, multiple_of=0)

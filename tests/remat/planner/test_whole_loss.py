@@ -149,3 +149,36 @@ def test_the_least_of_a_refusal_is_in_chunks():
         jrc.plan(loss, WEIGHTS, X, Y, budget="1MiB", minimize="flops")
     assert info.value.least_bytes < whole.value.least_bytes / 1.5
     assert info.value.plan.verified.peak_bytes == info.value.least_bytes
+
+
+def two_terms(weights, x, y):
+    logits = forward(weights, x)
+    z = jax.nn.logsumexp(logits, axis=-1)
+    return cross_entropy(logits, y) + 1e-4 * jnp.mean(z**2), jnp.mean(z)
+
+
+def test_a_loss_of_several_terms_is_one_sum():
+    plan = jrc.plan(two_terms, WEIGHTS, X, Y, budget="14MiB", has_aux=True, minimize="flops")
+    assert plan.plans_one_chunk and plan.verified.flops_ratio < 1.01
+    run = jax.jit(jax.value_and_grad(plan.apply(two_terms), has_aux=True))
+    close(run(WEIGHTS, X, Y), jax.jit(jax.value_and_grad(two_terms, has_aux=True))(WEIGHTS, X, Y))
+
+
+def test_half_precision_inside_is_not_differentiated_before_it_is_scaled():
+    def half(weights, x, y):
+        return jnp.mean(forward(weights, x).astype(jnp.float16).astype(jnp.float32) ** 2) / 2**20
+
+    problem = Problem.of(Request(half, (WEIGHTS, X, Y)))
+    assert not whole_loss_chunks(problem, 2**22)
+    lean = jrc.chunked(half, (None, 0, 0), None, chunks=16)
+    found, wanted = (jax.grad(fn)(WEIGHTS, X, Y) for fn in (lean, half))
+    for a, b in zip(found, wanted, strict=True):
+        assert float(jnp.max(jnp.abs(a - b))) <= 2e-2 * float(jnp.max(jnp.abs(b)))
+
+
+def test_a_stored_plan_is_found_again(tmp_path):
+    given = {"budget": "14MiB", "minimize": "flops", "cache": tmp_path}
+    first = jrc.plan(loss, WEIGHTS, X, Y, **given)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert first.plans_one_chunk and jrc.plan(loss, WEIGHTS, X, Y, **given) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before

@@ -70,7 +70,9 @@ def plan_in(
         except (OSError, ValueError) as error:
             _logger.warning("jrc.plan: %s is no plan and is replaced (%s)", path, error)
         else:
-            if plan.signature == signature:
+            found = plan.signature
+            is_same = plan.digest == signature.digest if plan.chunks else found == signature
+            if is_same:
                 _logger.info("jrc.plan: found in %s", path)
                 return plan
     plan = find()

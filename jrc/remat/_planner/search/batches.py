@@ -100,10 +100,11 @@ class Batches:
         peaks = self.peaks(batch)
         problem = peaks.problem
         search = Search(problem.options, peaks, self.compilations)
-        lean = problem.baseline if batch == without else self._lean_option(peaks)
         if peaks.in_chunks:
             search.add(options_in_chunks(peaks, self.limit, self.limit - peaks.own, False))
-            lean = self._lean_in_chunks_or_not(peaks)
+        lean = problem.baseline if batch == without else self._lean_in_chunks_or_not(peaks)
+        fitting = (option for option, cost in peaks.known() if cost.peak <= self.limit)
+        lean = next(fitting, lean)
         search.compile(lean)
         found = search.cheapest_fitting(self.limit) or lean
         search.compile(found)
@@ -145,7 +146,8 @@ class Batches:
         return self._logged(batch, "the leanest plan in chunks", peaks.compiled(least).peak)
 
     def _lean_in_chunks_or_not(self, peaks: Peaks) -> Option:
-        return self._lean_in_chunks(peaks) or self._lean_option(peaks)
+        found = self._lean_in_chunks(peaks) if self.chunks else None
+        return found or self._lean_option(peaks)
 
     def _lean_in_chunks(self, peaks: Peaks) -> Option | None:
         """The option in chunks of the least predicted peak, if there is any."""

@@ -54,8 +54,9 @@ def plan_for(
     if chunks and _is_dear(problem, found):
         room = search.temporaries_within(limit)
         search.add(options_in_chunks(peaks, limit, room, whole_loss=True))
-        if search.compiled:
-            search.allow_more(compilations if found is None else SETTINGS.compiled_in_chunks)
+        if search.compilations:
+            more = compilations if found is None and search.compiled else 0
+            search.allow_more(more or SETTINGS.compiled_in_chunks)
         found = search.cheapest_fitting(limit)
     if found is None:
         found = fitting_option(search, limit, problem.baseline)

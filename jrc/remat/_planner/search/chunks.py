@@ -9,24 +9,18 @@ cheapest option that is predicted to fit becomes cheaper.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from jrc._errors import named_like
-from jrc.remat._chunks.rewrite import Chunks, chunks_within
+from jrc.remat._chunks.rewrite import Chunks, RegionInside, regions_within
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.execute.chunked_function import chunked_function
 from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.search.whole_loss import holds_all, in_chunks_of_loss, whole_loss_chunks
 from jrc.remat._planner.settings import SETTINGS
-
-
-class _Promise(NamedTuple):
-    """What a problem promises: the cost of what fits, else the least peak; less is better."""
-
-    cost: float
-    peak: float
+from jrc.remat._planner.solver.option import Option
 
 
 def problems_in_chunks(problem: Problem, room: int, whole_loss: bool = True) -> list[Problem]:
@@ -42,54 +36,51 @@ def problems_in_chunks(problem: Problem, room: int, whole_loss: bool = True) -> 
     room = max(room, SETTINGS.least_chunk)  # where none fits, the least is told
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)
-    found: dict[tuple[Chunks, ...], tuple[_Promise, Problem]] = {}
-    ways = [_fewer_bytes(problem, room, share) for share in _distinct_shares(problem, room)]
+    found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
+    of_loss = whole_loss_chunks(problem, room)
+    # Where each chunk of the whole loss can be planned, no region holds all of it.
+    regions = _distinct_regions(problem, room, not of_loss)
+    ways: list[Iterable[tuple[Chunks, ...]]] = [_fewer_bytes(each, room) for each in regions]
     if whole_loss:
-        ways.insert(0, ((each,) for each in whole_loss_chunks(problem, room)))
+        ways.insert(0, [(each,) for each in of_loss])
     for row in ways:
-        best: _Promise | None = None
+        best = math.inf
         for chunks in row:
             if len(found) == most:
                 break
             if chunks not in found:
                 new = _in_chunks(problem, chunks)
-                found[chunks] = _promise(new, room), new
-            promise = found[chunks][0]
-            if best is not None and best.cost < promise.cost:
+                found[chunks] = _promised_cost(new, room), new
+            cost = found[chunks][0]
+            if cost > best:
                 break
-            best = promise
+            best = cost
     ranked = sorted(found.values(), key=lambda each: each[0])
     return [each for _, each in ranked[: SETTINGS.chunked_problems_kept]]
 
 
-def _distinct_shares(problem: Problem, room: int) -> list[float]:
-    """The largest shares of the room that lead to other regions each."""
-    found: dict[Any, float] = {}
+def _distinct_regions(problem: Problem, room: int, may_be_all: bool) -> list[list[RegionInside]]:
+    """The regions around values wider than each share of the room, where they are others."""
+    found: dict[Any, list[RegionInside]] = {}
+    program = problem.function.traced.program
     for share in SETTINGS.chunk_shares:
-        regions = _chunks(problem, room, share, share)
-        # Of the whole loss each chunk is planned.
-        is_whole = any(not each.path and holds_all(problem, each.equations) for each in regions)
-        if regions and not is_whole:
-            found.setdefault(tuple((each.path, each.equations) for each in regions), share)
+        narrow = max(int(share * room), SETTINGS.least_chunk)
+        regions = regions_within(program, narrow, inlined_program)
+        is_all = any(not x.path and holds_all(problem, x.region.equations) for x in regions)
+        if regions and (may_be_all or not is_all):
+            found.setdefault(tuple((x.path, x.region.equations) for x in regions), regions)
     return list(found.values())
 
 
-def _fewer_bytes(problem: Problem, room: int, share: float) -> Iterator[tuple[Chunks, ...]]:
-    """The regions of a share, with fewer and fewer bytes a chunk; those of fewer stay whole."""
+def _fewer_bytes(regions: Sequence[RegionInside], room: int) -> Iterator[tuple[Chunks, ...]]:
+    """Regions with fewer and fewer bytes a chunk; those that need no more stay whole."""
     before = None
     for size in SETTINGS.chunk_sizes:
-        chunks = _chunks(problem, room, share, size)
+        most_bytes = max(int(size * room), SETTINGS.least_chunk)
+        chunks = tuple(filter(None, (each.chunks(most_bytes) for each in regions)))
         if chunks and chunks != before:
             yield chunks
         before = chunks
-
-
-def _chunks(problem: Problem, room: int, wide: float, share: float) -> tuple[Chunks, ...]:
-    """The regions around values wider than one share of the room, in chunks of another one."""
-    least = SETTINGS.least_chunk
-    narrow, most_bytes = (max(int(each * room), least) for each in (wide, share))
-    program = problem.function.traced.program
-    return tuple(chunks_within(program, narrow, most_bytes, inlined_program))
 
 
 def _in_chunks(problem: Problem, chunks: tuple[Chunks, ...]) -> Problem:
@@ -121,8 +112,15 @@ def _within(request: Request, make: Callable[[], Problem]) -> Problem:
     return found[0]
 
 
-def _promise(problem: Problem, room: int) -> _Promise:
+def _promised_cost(problem: Problem, room: int) -> float:
+    """The cost of the best option, of which one that is predicted not to fit may fit all the same.
+
+    It counts as the dearer, the more it needs.
+    """
     factor = math.exp(compiler_on(problem.platform).model_error) / problem.parts
-    fitting = (each for each in problem.options if each.peak * factor <= room)
-    cost = min(map(problem.predicted_cost, fitting), default=math.inf)
-    return _Promise(cost, min(each.peak for each in problem.options))
+
+    def cost(option: Option) -> float:
+        needed = option.peak * factor / room
+        return problem.predicted_cost(option) * max(needed, 1.0) ** SETTINGS.too_large_costs
+
+    return min(map(cost, problem.options))

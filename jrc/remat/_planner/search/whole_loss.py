@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jrc._errors import named_like
-from jrc._jaxpr import Program, Slices, abstract, evaluate, nbytes, slice_program
+from jrc._jaxpr import Program, Slices, abstract, evaluate, is_variable, nbytes, slice_program
 from jrc.remat._chunks.regions import Region, divisors, region_of_widest
 from jrc.remat._chunks.rewrite import Chunks, chunks_of, in_chunks, region_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
@@ -82,9 +82,19 @@ def _loss(program: Program, region: Region) -> int | None:
     slices, (out, *_) = region.slices, program.jaxpr.outvars
     inputs = Inputs([v.aval for v in slices.whole], [v.aval for v, _ in slices.given])
     active = active_variables(program, program.jaxpr.invars, [out])
-    found = [i for i, v in enumerate(region.results) if v in active]
+    inside = set(region.equations)
+    outside = {
+        x
+        for p, eqn in enumerate(program.eqns)
+        if p not in inside and not active.isdisjoint(eqn.outvars)
+        for x in eqn.invars
+        if is_variable(x)
+    }
+    read = {v for v in active if v in outside or v is out}
+    found = [i for i, v in enumerate(region.results) if v in read]
     are_sums = all(v in slices.sums for v in region.results)
-    pairs = can_pair([v.aval for v in region.results], inputs)
+    eqns = [program.eqns[p] for p in region.equations]
+    pairs = can_pair([v.aval for v in region.results], inputs, eqns)
     return found[0] if len(found) == 1 and are_sums and pairs else None
 
 
