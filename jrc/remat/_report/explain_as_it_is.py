@@ -37,8 +37,8 @@ def explained_as_it_is(fn: Callable[..., Any], args: tuple[Any, ...], there: Tar
     """
     if not callable(fn):
         raise TypeError(
-            f"fn must be a function, got {type(fn).__name__}. Pass the function itself, as it is or "
-            "under jax.jit."
+            f"fn must be a function, got {type(fn).__name__}. Pass the function itself, as it is "
+            "or under jax.jit."
         )
     refuse_tracers(args)
     args = abstract_on(there, args) if there else args
