@@ -66,6 +66,21 @@ class View(enum.Enum):
     REORDER = enum.auto()
 
 
+class Linear(enum.Enum):
+    """In which operands a primitive is linear.
+
+    NONE: in none, as far as is known.
+    FIRST: in the first.
+    ONE: in any one of them, the others fixed.
+    ALL: in all of them together.
+    """
+
+    NONE = enum.auto()
+    FIRST = enum.auto()
+    ONE = enum.auto()
+    ALL = enum.auto()
+
+
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """What is known of one primitive.
@@ -76,6 +91,7 @@ class Facts:
         fusion: How XLA compiles it.
         view: Whether its result is its operand in another form.
         axes: The axes along which it computes each slice by itself, by equation.
+        linear: In which operands it is linear, rounding apart.
         is_collective: Whether devices exchange data in it.
         is_contraction: Whether it is a product of matrices or a convolution.
         is_reduction: Whether it makes one entry of all along some axes.
@@ -94,6 +110,7 @@ class Facts:
     fusion: Fusion = Fusion.NONE
     view: View = View.NONE
     axes: AxisRule = axis_rules.none
+    linear: Linear = Linear.NONE
     is_collective: bool = False
     is_contraction: bool = False
     is_reduction: bool = False
@@ -169,9 +186,25 @@ _row("sharding_constraint", **_free, **_no_reads, view=View.ANNOTATION, axes=axi
 _row("optimization_barrier", **_free, **_no_reads, view=View.ANNOTATION)
 
 # The same entries, moved.
-_row("reshape", **_free, **_no_reads, **_inside, view=View.RESHAPE, axes=axis_rules.reshape)
-_row("squeeze", **_free, **_no_reads, **_inside, view=View.RESHAPE, axes=axis_rules.squeeze)
-_row("copy", **_free, **_no_reads, **_inside, **_each, view=View.COPY)
+_row(
+    "reshape",
+    **_free,
+    **_no_reads,
+    **_inside,
+    view=View.RESHAPE,
+    axes=axis_rules.reshape,
+    linear=Linear.ALL,
+)
+_row(
+    "squeeze",
+    **_free,
+    **_no_reads,
+    **_inside,
+    view=View.RESHAPE,
+    axes=axis_rules.squeeze,
+    linear=Linear.ALL,
+)
+_row("copy", **_free, **_no_reads, **_inside, **_each, view=View.COPY, linear=Linear.ALL)
 _row("broadcast_in_dim", **_free, **_no_reads, **_inside, view=View.REORDER,
      axes=axis_rules.broadcast)  # fmt: skip
 _row("broadcast_to", **_free, **_no_reads, **_inside, view=View.REORDER)
@@ -204,9 +237,11 @@ _row(
 _row("random_wrap random_unwrap random_seed random_split random_fold_in random_clone", **_free)
 
 # Elementwise arithmetic that XLA computes inside whatever reads it.
-_row("add sub neg add_any", **_no_reads, **_inside, **_each)
-_row("mul select_n", **_operands, **_inside, **_each)
-_row("div sign abs floor ceil round max min clamp integer_pow square is_finite reciprocal conj "
+_row("add sub neg add_any", **_no_reads, **_inside, **_each, linear=Linear.ALL)
+_row("mul", **_operands, **_inside, **_each, linear=Linear.ONE)
+_row("select_n", **_operands, **_inside, **_each)
+_row("div", **_inside, **_each, linear=Linear.FIRST)
+_row("sign abs floor ceil round max min clamp integer_pow square is_finite reciprocal conj "
      "and or not xor eq ne lt le gt ge shift_left shift_right_logical shift_right_arithmetic "
      "clz population_count", **_inside, **_each)  # fmt: skip
 

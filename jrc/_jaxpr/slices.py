@@ -23,7 +23,9 @@ from jrc._jaxpr.atoms import abstract, is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.made_inside import MadeInside, Place, counts_along
+from jrc._jaxpr.primitives import Linear, facts_of
 from jrc._jaxpr.program import Program
+from jrc._tree import is_floating
 
 
 class Dependent(Exception):
@@ -105,10 +107,6 @@ class Slices:
         return tuple(p for p, is_live in enumerate(self.program.live(read)) if is_live)
 
 
-_LINEAR_IN_EACH = frozenset({"add", "sub", "add_any"})
-_LINEAR_IN_ONE = frozenset({"mul", "neg", "reshape", "squeeze", "convert_element_type", "copy"})
-
-
 def is_linear_in(eqn: JaxprEqn, sums: Collection[Var]) -> bool:
     """Return whether an equation is linear in scalar sums, so that it may run on their parts.
 
@@ -117,17 +115,17 @@ def is_linear_in(eqn: JaxprEqn, sums: Collection[Var]) -> bool:
     >>> [is_linear_in(eqn, eqns[1].invars) for eqn in eqns]
     [True, True, False, False]
     """
-    name = eqn.primitive.name
-    reads = [is_variable(x) and x in sums for x in eqn.invars]
-    dtypes = (abstract(v).dtype for v in eqn.outvars)
-    is_real = all(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in dtypes)
-    if not is_real or any(shape_of(v) for v in eqn.outvars):
+    if any(shape_of(v) or not is_floating(v.aval) for v in eqn.outvars):
         return False
-    if name in _LINEAR_IN_EACH:
-        return all(reads)
-    if name == "div":
-        return reads == [True, False]
-    return name in _LINEAR_IN_ONE and sum(reads) == 1
+    reads = [is_variable(x) and x in sums for x in eqn.invars]
+    match facts_of(eqn).linear:
+        case Linear.FIRST:
+            return reads[0] and not any(reads[1:])
+        case Linear.ONE:
+            return sum(reads) == 1
+        case Linear.ALL:
+            return all(reads)
+    return False
 
 
 def counted(slices: Slices) -> list[jax.ShapeDtypeStruct]:
@@ -210,7 +208,9 @@ class _Walk:
         }
         is_late = any(is_variable(x) and x in self.late for x in eqn.invars)
         if not read:
-            if is_late and p in self.among and is_linear_in(eqn, self.sums):
+            others = self.late.difference(self.sums)
+            reads_late = any(is_variable(x) and x in others for x in eqn.invars)
+            if is_late and p in self.among and not reads_late and is_linear_in(eqn, self.sums):
                 self._take_linear(p)
             elif is_late:
                 self.after.append(p)

@@ -33,7 +33,7 @@ class PeakGrew(Exception):
 def explain(options: argparse.Namespace) -> None:
     """Print what one function's gradient saves, or of two functions and how they differ."""
     asked = gradient_options(options)
-    grown_by = tolerance_of(options.tolerance)
+    grown_by = tolerance_of(options.tolerance, options.against)
     base = read_report(options.against) if options.against else None
     targets = [options.target, *([options.compare] if options.compare else [])]
     paths = _report_paths(options.json, targets)

@@ -13,6 +13,8 @@ from jrc.cli._load_target import UsageError
 
 def gradient_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return what is differentiated and the target, as `jrc.plan` and `jrc.explain` take them."""
+    if options.argnums == "none" and options.has_aux:
+        raise UsageError("--has-aux must go with a gradient, got --argnums none. Leave one out.")
     if options.argnums == "none":
         asked: dict[str, Any] = {"argnums": None}
         return asked | _target_of(options)
@@ -71,8 +73,11 @@ def check_paths(json: str | None, plot: str | None = None) -> None:
             raise UsageError(f"{option}: {error}") from None
 
 
-def tolerance_of(text: str) -> Callable[[int], int]:
-    """Return by how many bytes a peak of so many may grow: `2%`, or bytes."""
+def tolerance_of(text: str | None, against: str | None) -> Callable[[int], int]:
+    """Return by how many bytes a peak of so many may grow: `2%` if not given, or bytes."""
+    if text is not None and against is None:
+        raise UsageError("--tolerance must go with --against, an earlier report. Leave it out.")
+    text = text or "2%"
     found = re.fullmatch(r"\s*([\d.]+)\s*%\s*", text)
     try:
         if found:
@@ -92,5 +97,7 @@ def read_report(path: str) -> Any:
         return remat.Report.from_json(pathlib.Path(path).read_text())
     except OSError as error:
         raise UsageError(f"--against must be a file, got {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--against must be a report, got {path}, which is no text.") from None
     except ValueError as error:
         raise UsageError(f"--against: {path}: {error}") from None

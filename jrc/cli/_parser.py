@@ -79,7 +79,6 @@ def parser() -> argparse.ArgumentParser:
     )
     explain.add_argument(
         "--tolerance",
-        default="2%",
         metavar="SIZE",
         help="by how much the peak may grow: 2%% (if not given), or bytes, 64MiB",
     )

@@ -126,13 +126,13 @@ class _Growth:
     def __init__(self, program: Program, v: Any, axis: int, narrow: int, taken: set[int]) -> None:
         self.program, self.narrow, self.taken, self.wide = program, narrow, taken, v
         self.axes: dict[Any, int] = {v: axis}
-        self.inside: dict[int, IndependentAxis] = {}
+        self.inside: set[int] = set()
         self.live = program.live()
         self.made_inside = MadeInside(program, independent_axes)
         self._include(program.producer[v])
         while self._grow():
             pass
-        before = dict(self.axes), dict(self.inside)
+        before = dict(self.axes), set(self.inside)
         if self._grow_to_sum():
             self._join_sums()
         else:
@@ -215,7 +215,7 @@ class _Growth:
         if not fitting:
             raise _NoRegion
         axis = fitting[0]
-        self.inside[p] = axis
+        self.inside.add(p)
         for x, at in zip(eqn.invars, axis.operands, strict=True):
             if at is not None and is_variable(x):
                 self.axes.setdefault(x, at)
@@ -249,16 +249,22 @@ class _Growth:
             return False
 
     def _join_sums(self) -> None:
-        """Take in what adds up several sums, so that one is left: a loss of several terms."""
+        """Take in what adds up several sums, so that one is left: a loss of several terms.
+
+        What depends on the region by another way stays outside, and so does what reads that.
+        """
         leaving = self._leaving()
-        sums, found = set(leaving), dict(self.inside)
-        axis = next(iter(self.inside.values()))
+        sums, late, found = set(leaving), set(), set(self.inside)
         for p in range(min(self.inside), len(self.program.eqns)):
-            eqn = self.program.eqns[p]
-            is_free = self.live[p] and p not in self.inside and p not in self.taken
+            eqn, reads = self.program.eqns[p], set(self.program.reads(p))
+            if p in found or sums.isdisjoint(reads) and late.isdisjoint(reads):
+                continue
+            is_free = self.live[p] and p not in self.taken and late.isdisjoint(reads)
             if is_free and is_linear_in(eqn, sums):
                 sums.update(eqn.outvars)
-                self.inside[p] = axis
+                self.inside.add(p)
+            else:
+                late.update(eqn.outvars)
         if len(self._leaving()) >= len(leaving):
             self.inside = found
 

@@ -13,7 +13,6 @@ True
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,10 +36,9 @@ from jrc._jaxpr import (
 )
 from jrc._text import Grid, memory_text
 from jrc.remat._chunks.regions import Region, chunk_count, wide_regions
-from jrc.remat._chunks.run_in_chunks import run_in_chunks
+from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
 
 Inline = Callable[[Any], Program]
-PlanOne = Callable[[Any, int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +185,7 @@ def in_chunks(
     program: Program,
     choices: Sequence[Chunks],
     inline: Inline | None = None,
-    plan_one: PlanOne = lambda one, loss: one,
+    plan_one: PlanOne = as_it_is,
 ) -> Callable[..., list[Any]]:
     """Return the program as a function of its inputs, with regions in chunks.
 
@@ -218,11 +216,8 @@ def in_chunks(
         for part in order:
             if isinstance(part, int):
                 (slices, results), choice = regions[part], here[part]
-                one = None
-                if choice.loss is not None:
-                    one = functools.partial(_planned, plan_one, choice.loss)
                 made = run_in_chunks(
-                    slices, choice.chunks, values, results, False, one, choice.loss
+                    slices, choice.chunks, values, results, False, plan_one, choice.loss
                 )
                 values |= dict(zip(results, made, strict=True))
             else:
@@ -232,10 +227,6 @@ def in_chunks(
         return program.results(values)
 
     return run
-
-
-def _planned(plan_one: PlanOne, loss: int, one: Any) -> Any:
-    return plan_one(one, loss)
 
 
 def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline: Inline) -> Any:

@@ -32,6 +32,14 @@ from jrc.remat._chunks.sum_and_gradient import (
 )
 from jrc.remat._gradient.activity import active_variables
 
+PlanOne = Callable[[Any, int], Any]
+"""From the function of one chunk, and which of its results is the loss, to what runs instead."""
+
+
+def as_it_is(one: Any, loss: int) -> Any:
+    """Return the function of one chunk as it is."""
+    return one
+
 
 def program_in_chunks(slices: Slices, chunks: int) -> Callable[..., list[Any]]:
     """Return the program as a function of its inputs that runs slices in a loop over chunks.
@@ -75,7 +83,7 @@ def run_in_chunks(
     values: Mapping[Any, Any],
     results: Sequence[Any],
     recompute: bool = True,
-    plan_one: Callable[[Any], Any] | None = None,
+    plan_one: PlanOne = as_it_is,
     loss: int | None = None,
 ) -> list[Any]:
     """Run what is computed slice by slice, and return results of it.
@@ -86,15 +94,16 @@ def run_in_chunks(
         values: The values of what is read whole, and of what is cut.
         results: Values that the slices make, which are joined, and sums.
         recompute: Whether each chunk is recomputed in the backward pass, where results are no sums.
-        plan_one: From the function of one chunk to what runs in its place.
-        loss: Which of the results is differentiated, if that is known.
+        plan_one: From the function of one chunk, and `loss`, to what runs in its place.
+        loss: Of the whole loss in chunks, which of the results is differentiated; else `None`, and
+            chunks are not planned.
     """
     sums = [v for v in results if v in slices.sums]
     joined = [v for v in results if v not in slices.sums]
     program = slice_program(slices, chunks, [*sums, *joined])
     one: Any = evaluate(program)
-    if plan_one is not None:
-        one = plan_one(one)
+    if loss is not None:
+        one = plan_one(one, loss)
     numbers = counted(slices)
     inputs = Inputs(
         [values[v] for v in slices.whole],

@@ -21,8 +21,8 @@ from jrc.remat._planner.budget import (
 )
 from jrc.remat._planner.costs.cost_unit import Minimize
 from jrc.remat._planner.costs.host_link import host_link
-from jrc.remat._planner.make_plan import plan_of_process_0
 from jrc.remat._planner.plan.plan import Plan
+from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
 from jrc.remat._planner.search.batches import Batches
 from jrc.remat._planner.search.problem import Problem, Request
 

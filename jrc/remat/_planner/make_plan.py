@@ -3,14 +3,12 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jrc._errors import name_error, name_of, public
-from jrc._multihost import all_or_none
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
 from jrc._validate import check_flag, one_of
@@ -29,7 +27,8 @@ from jrc.remat._planner.costs.cost_unit import Minimize
 from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_cache import check_cache, plan_in
-from jrc.remat._planner.plan_as_it_is import FunctionAsItIs
+from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
+from jrc.remat._planner.plan_as_it_is import plan_as_it_is
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.choose import plan_for
@@ -198,7 +197,7 @@ def plan(
             "measure": measure,
             "chunks=False": not chunks,
         }
-        return _plan_as_it_is(fn, args, budget, target, asked, reserve)
+        return plan_as_it_is(fn, args, budget, target, asked, reserve)
     planner = _Planner(
         fn,
         args,
@@ -217,44 +216,6 @@ def plan(
     )
     with shown_meanwhile("jrc.plan: tracing and solving"):
         return planner.plan(budget)
-
-
-def _plan_as_it_is(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    budget: int | str | float | None,
-    target: Target | str | None,
-    asked: Mapping[str, bool],
-    reserve: Any,
-) -> Plan:
-    """Return the plan of a function that is not differentiated.
-
-    Args:
-        fn: The function.
-        args: Its arguments.
-        budget: As for `plan`.
-        target: As for `plan`.
-        asked: Options of `plan` that it does not take, and whether they are asked for.
-        reserve: As for `plan`.
-    """
-    for what in (each for each, is_asked in asked.items() if is_asked):
-        raise ValueError(
-            f"argnums=None must be used with a function that is planned as it is, got {what}, "
-            "which is of gradients. Leave one of the two out."
-        )
-    if not callable(fn):
-        raise TypeError(
-            f"fn must be a function, got {type(fn).__name__}. Write jrc.plan(fn, *args)."
-        )
-    refuse_tracers(args)
-    there = checked_target(target)
-    args = abstract_on(there, args) if there else args
-    if budget is None:
-        arrays = jax.tree.leaves(args)
-        budget = there.budget if there else memory_budget_of(device_of(arrays))
-    limit = less_reserve(checked_budget(budget), checked_reserve(reserve))
-    with shown_meanwhile("jrc.plan: compiling"), target_device_context(there):
-        return plan_of_process_0(lambda: FunctionAsItIs(fn, args, there).plan(limit))
 
 
 @public("jrc.plan")
@@ -410,17 +371,3 @@ def _check_measure(
             "measure=True must be used with programs that can run here, and with arrays as "
             f"arguments, to have the least seconds, got {what}. Leave one of the two out."
         )
-
-
-def plan_of_process_0(find: Callable[[], Plan]) -> Plan:
-    """Return the plan that process 0 finds, in all processes; where one fails, all fail."""
-    # A process that raised would never come to the broadcast, where the others wait.
-    found = all_or_none(find)
-    if jax.process_count() == 1:
-        return found
-    from jax.experimental import multihost_utils
-
-    text = found.to_json().encode()
-    size = int(multihost_utils.broadcast_one_to_all(jnp.int32(len(text))))
-    padded = jnp.frombuffer(text.ljust(size)[:size], dtype=jnp.uint8)
-    return Plan.from_json(bytes(multihost_utils.broadcast_one_to_all(padded)).decode())

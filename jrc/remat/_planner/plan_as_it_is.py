@@ -1,30 +1,86 @@
 """The plan of a function that is run and not differentiated: what of it runs in chunks."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jrc._errors import name_of, named_like
 from jrc._jaxpr import flops, nbytes
-from jrc._targets import Target, chip_named, chip_of_device
+from jrc._progress import shown_meanwhile
+from jrc._targets import (
+    Target,
+    abstract_on,
+    checked_target,
+    chip_named,
+    chip_of_device,
+    target_device_context,
+)
 from jrc._text import exact_memory_text
 from jrc._tree import split
 from jrc.remat._chunks.rewrite import Chunks, chunks_within
+from jrc.remat._gradient.arguments import refuse_tracers
 from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
-from jrc.remat._planner.budget import Budget, BudgetError, Share
+from jrc.remat._planner.budget import (
+    Budget,
+    BudgetError,
+    Share,
+    checked_budget,
+    checked_reserve,
+    less_reserve,
+    memory_budget_of,
+)
 from jrc.remat._planner.costs.sharding import most_parts
 from jrc.remat._planner.execute.chunked_function import chunked_function
 from jrc.remat._planner.plan.decision import Baseline
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_candidates import Estimate, PlanCandidate
+from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._time.seconds import known_device
+
+
+def plan_as_it_is(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    budget: int | str | float | None,
+    target: Target | str | None,
+    asked: Mapping[str, bool],
+    reserve: Any,
+) -> Plan:
+    """Return the plan of a function that is not differentiated.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        budget: As for `plan`.
+        target: As for `plan`.
+        asked: Options of `plan` that it does not take, and whether they are asked for.
+        reserve: As for `plan`.
+    """
+    for what in (each for each, is_asked in asked.items() if is_asked):
+        raise ValueError(
+            f"argnums=None must be used with a function that is planned as it is, got {what}, "
+            "which is of gradients. Leave one of the two out."
+        )
+    if not callable(fn):
+        raise TypeError(
+            f"fn must be a function, got {type(fn).__name__}. Write jrc.plan(fn, *args)."
+        )
+    refuse_tracers(args)
+    there = checked_target(target)
+    args = abstract_on(there, args) if there else args
+    if budget is None:
+        arrays = jax.tree.leaves(args)
+        budget = there.budget if there else memory_budget_of(device_of(arrays))
+    limit = less_reserve(checked_budget(budget), checked_reserve(reserve))
+    with shown_meanwhile("jrc.plan: compiling"), target_device_context(there):
+        return plan_of_process_0(lambda: _FunctionAsItIs(fn, args, there).plan(limit))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +93,7 @@ class _Form:
     flops: int
 
 
-class FunctionAsItIs:
+class _FunctionAsItIs:
     """A function, and the ways to run it: as it is, and with regions in chunks.
 
     Args:

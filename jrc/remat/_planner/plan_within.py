@@ -11,8 +11,8 @@ from jrc._tree import aval_of
 from jrc.remat._planner.budget import checked_budget, checked_compilations
 from jrc.remat._planner.costs.cost_unit import Minimize
 from jrc.remat._planner.costs.host_link import HostLink
-from jrc.remat._planner.make_plan import plan_of_process_0
 from jrc.remat._planner.plan.plan import Plan
+from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
 from jrc.remat._planner.search.choose import plan_for
 from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem, Request

@@ -27,7 +27,9 @@ _LARGEST = 50
 """So many of the largest values are in a report."""
 
 
-def explained_as_it_is(fn: Callable[..., Any], args: tuple[Any, ...], there: Target | None) -> Any:
+def explained_as_it_is(
+    fn: Callable[..., Any], args: tuple[Any, ...], there: Target | None
+) -> Report:
     """Return the report of a function, as `jrc.explain(..., argnums=None)` does.
 
     Args:
@@ -35,7 +37,7 @@ def explained_as_it_is(fn: Callable[..., Any], args: tuple[Any, ...], there: Tar
         args: Its arguments.
         there: What it is compiled for.
     """
-    if not callable(fn):
+    if not callable(fn) or isinstance(fn, jax.stages.Compiled):
         raise TypeError(
             f"fn must be a function, got {type(fn).__name__}. Pass the function itself, as it is "
             "or under jax.jit."
@@ -112,11 +114,10 @@ def _bytes(shape: Sequence[int], dtype: str) -> int:
 def _donatable(lowered: jax.stages.Lowered) -> int:
     """Bytes of results that could lie in the memory of arguments of their type, and do not."""
     key = lambda x: (tuple(x.shape), str(x.dtype))  # noqa: E731
-    given = collections.Counter(
-        key(each) for each in jax.tree.leaves(lowered.args_info) if not each.donated
-    )
-    donated = collections.Counter(
-        key(each) for each in jax.tree.leaves(lowered.args_info) if each.donated
+    infos = jax.tree.leaves(lowered.args_info)
+    given, donated = (
+        collections.Counter(key(each) for each in infos if each.donated == is_donated)
+        for is_donated in (False, True)
     )
     made = collections.Counter(map(key, jax.tree.leaves(lowered.out_info)))
     left = (made - donated) & given

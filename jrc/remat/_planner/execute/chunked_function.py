@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrc._errors import name_of, named_like, public
-from jrc.remat._chunks.rewrite import Chunks, PlanOne, in_chunks
+from jrc.remat._chunks.rewrite import Chunks, in_chunks
+from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is
 from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.execute.apply_decision import apply_decision
 from jrc.remat._planner.plan.decision import Decision
@@ -17,7 +18,7 @@ def chunked_function[F: Callable[..., Any]](
     chunks: Sequence[Chunks],
     respect_checkpoints: bool,
     digest: str,
-    plan_one: PlanOne = lambda one, loss: one,
+    plan_one: PlanOne = as_it_is,
 ) -> F:
     """Return the function with regions in chunks, without `jax.checkpoint` regions of its own.
 

@@ -52,11 +52,10 @@ def plan_for(
     if not (chunks and _is_dear(problem, found)):
         found = search.cheapest_fitting(limit)
     if chunks and _is_dear(problem, found):
-        room = search.temporaries_within(limit)
-        search.add(options_in_chunks(peaks, limit, room, whole_loss=True))
-        if search.compilations:
-            more = compilations if found is None and search.compiled else 0
-            search.allow_more(more or SETTINGS.compiled_in_chunks)
+        temporaries = search.temporaries_within(limit)
+        search.add(options_in_chunks(peaks, limit, temporaries, whole_loss=True))
+        if search.compiled:
+            search.allow_more(compilations if found is None else SETTINGS.compiled_in_chunks)
         found = search.cheapest_fitting(limit)
     if found is None:
         found = fitting_option(search, limit, problem.baseline)
@@ -77,17 +76,17 @@ def _is_dear(problem: Problem, option: Option | None) -> bool:
     return problem.predicted_cost(option) > (1 + SETTINGS.chunks_worth) * problem.cost
 
 
-def options_in_chunks(peaks: Peaks, limit: int, room: int, whole_loss: bool) -> list[Option]:
+def options_in_chunks(peaks: Peaks, limit: int, temporaries: int, whole_loss: bool) -> list[Option]:
     """Return the options with regions in chunks that promise most for a budget.
 
     Args:
         peaks: What is known of the function.
         limit: The budget.
-        room: Bytes of it for temporaries.
+        temporaries: Bytes of it for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
     """
     if limit not in peaks.in_chunks:
-        peaks.in_chunks[limit] = problems_in_chunks(peaks.problem, room, whole_loss)
+        peaks.in_chunks[limit] = problems_in_chunks(peaks.problem, temporaries, whole_loss)
     return [option for each in peaks.in_chunks[limit] for option in each.options]
 
 

@@ -23,24 +23,26 @@ from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 
 
-def problems_in_chunks(problem: Problem, room: int, whole_loss: bool = True) -> list[Problem]:
+def problems_in_chunks(
+    problem: Problem, temporaries: int, whole_loss: bool = True
+) -> list[Problem]:
     """Return the problems of a function with regions in chunks that promise most.
 
     Args:
         problem: The problem of the function as it is.
-        room: Bytes for temporaries.
+        temporaries: Bytes that there are for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
     """
     if problem.parts > 1:
         return []  # slices would be cut across devices
-    room = max(room, SETTINGS.least_chunk)  # where none fits, the least is told
+    temporaries = max(temporaries, SETTINGS.least_chunk)  # where none fits, the least is told
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)
     found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
-    of_loss = whole_loss_chunks(problem, room)
+    of_loss = whole_loss_chunks(problem, temporaries)
     # Where each chunk of the whole loss can be planned, no region holds all of it.
-    regions = _distinct_regions(problem, room, not of_loss)
-    ways: list[Iterable[tuple[Chunks, ...]]] = [_fewer_bytes(each, room) for each in regions]
+    regions = _distinct_regions(problem, temporaries, not of_loss)
+    ways: list[Iterable[tuple[Chunks, ...]]] = [_fewer_bytes(each, temporaries) for each in regions]
     if whole_loss:
         ways.insert(0, [(each,) for each in of_loss])
     for row in ways:
@@ -50,7 +52,7 @@ def problems_in_chunks(problem: Problem, room: int, whole_loss: bool = True) -> 
                 break
             if chunks not in found:
                 new = _in_chunks(problem, chunks)
-                found[chunks] = _promised_cost(new, room), new
+                found[chunks] = _promised_cost(new, temporaries), new
             cost = found[chunks][0]
             if cost > best:
                 break
@@ -59,12 +61,14 @@ def problems_in_chunks(problem: Problem, room: int, whole_loss: bool = True) -> 
     return [each for _, each in ranked[: SETTINGS.chunked_problems_kept]]
 
 
-def _distinct_regions(problem: Problem, room: int, may_be_all: bool) -> list[list[RegionInside]]:
-    """The regions around values wider than each share of the room, where they are others."""
+def _distinct_regions(
+    problem: Problem, temporaries: int, may_be_all: bool
+) -> list[list[RegionInside]]:
+    """The regions around values wider than each share of the bytes, where they are others."""
     found: dict[Any, list[RegionInside]] = {}
     program = problem.function.traced.program
     for share in SETTINGS.chunk_shares:
-        narrow = max(int(share * room), SETTINGS.least_chunk)
+        narrow = max(int(share * temporaries), SETTINGS.least_chunk)
         regions = regions_within(program, narrow, inlined_program)
         is_all = any(not x.path and holds_all(problem, x.region.equations) for x in regions)
         if regions and (may_be_all or not is_all):
@@ -72,11 +76,11 @@ def _distinct_regions(problem: Problem, room: int, may_be_all: bool) -> list[lis
     return list(found.values())
 
 
-def _fewer_bytes(regions: Sequence[RegionInside], room: int) -> Iterator[tuple[Chunks, ...]]:
+def _fewer_bytes(regions: Sequence[RegionInside], temporaries: int) -> Iterator[tuple[Chunks, ...]]:
     """Regions with fewer and fewer bytes a chunk; those that need no more stay whole."""
     before = None
     for size in SETTINGS.chunk_sizes:
-        most_bytes = max(int(size * room), SETTINGS.least_chunk)
+        most_bytes = max(int(size * temporaries), SETTINGS.least_chunk)
         chunks = tuple(filter(None, (each.chunks(most_bytes) for each in regions)))
         if chunks and chunks != before:
             yield chunks
@@ -112,7 +116,7 @@ def _within(request: Request, make: Callable[[], Problem]) -> Problem:
     return found[0]
 
 
-def _promised_cost(problem: Problem, room: int) -> float:
+def _promised_cost(problem: Problem, temporaries: int) -> float:
     """The cost of the best option, of which one that is predicted not to fit may fit all the same.
 
     It counts as the dearer, the more it needs.
@@ -120,7 +124,7 @@ def _promised_cost(problem: Problem, room: int) -> float:
     factor = math.exp(compiler_on(problem.platform).model_error) / problem.parts
 
     def cost(option: Option) -> float:
-        needed = option.peak * factor / room
+        needed = option.peak * factor / temporaries
         return problem.predicted_cost(option) * max(needed, 1.0) ** SETTINGS.too_large_costs
 
     return min(map(cost, problem.options))

@@ -28,12 +28,12 @@ from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 
 
-def whole_loss_chunks(problem: Problem, room: int) -> list[Chunks]:
+def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
     """Return the ways to run the whole loss in chunks, the fewest chunks first; none if it cannot.
 
     Args:
         problem: The problem of the function as it is.
-        room: Bytes for temporaries.
+        temporaries: Bytes that there are for temporaries.
     """
     program = problem.function.traced.program
     region = region_of_widest(program, SETTINGS.narrow_in_loss)
@@ -43,7 +43,7 @@ def whole_loss_chunks(problem: Problem, room: int) -> list[Chunks]:
     if loss is None:
         return []
     # Of the leanest option half as much as in proportion may fit; more would be in vain.
-    fewest = min(each.peak for each in problem.options) / (2 * room)
+    fewest = min(each.peak for each in problem.options) / (2 * temporaries)
     most = problem.baseline.peak // SETTINGS.least_chunk
     ways = [n for n in divisors(region.parts) if 1 < n <= most]
     ways = _spread([n for n in ways if n >= fewest] or ways[-1:])
