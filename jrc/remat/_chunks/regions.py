@@ -15,7 +15,7 @@ after which nothing but a sum over the axis follows, such as a loss, takes that 
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from jrc._jaxpr import (
@@ -66,12 +66,13 @@ class Region:
         return self.slices.parts
 
 
-def wide_regions(program: Program, narrow: int) -> list[Region]:
+def wide_regions(program: Program, narrow: int, apart: Iterable[int] = ()) -> list[Region]:
     """Return regions that share no equation, around every value that is wider than `narrow` bytes.
 
     Args:
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that may enter or leave a region.
+        apart: Equations that stay outside of all regions; what they read and make may be wide.
     """
     found: list[Region] = []
     live = program.live()
@@ -82,10 +83,10 @@ def wide_regions(program: Program, narrow: int) -> list[Region]:
         for v in eqn.outvars
         if nbytes(v.aval) > narrow
     ]
-    taken: set[int] = set()
+    apart, taken = frozenset(apart), set[int]()
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
-        if -p not in taken:
-            region = _best_region(program, v, narrow, taken)
+        if -p not in taken and -p not in apart:
+            region = _best_region(program, v, narrow, taken, apart)
             if region is not None:
                 found.append(region)
                 taken.update(region.equations)
@@ -105,13 +106,15 @@ def region_of_widest(program: Program, narrow: int) -> Region | None:
     return None if widest is None else _best_region(program, widest, narrow, set())
 
 
-def _best_region(program: Program, v: Any, narrow: int, taken: set[int]) -> Region | None:
+def _best_region(
+    program: Program, v: Any, narrow: int, taken: Set[int], apart: Set[int] = frozenset()
+) -> Region | None:
     """The region around a value along the axis that leaves the fewest bytes."""
     regions = []
     for axis, length in enumerate(shape_of(v)):
         if length > 1:
             try:
-                growth = _Growth(program, v, axis, narrow, taken)
+                growth = _Growth(program, v, axis, narrow, taken, apart)
                 regions.append(growth.region())
             except _NoRegion:
                 continue
@@ -123,8 +126,17 @@ class _NoRegion(Exception):
 
 
 class _Growth:
-    def __init__(self, program: Program, v: Any, axis: int, narrow: int, taken: set[int]) -> None:
-        self.program, self.narrow, self.taken, self.wide = program, narrow, taken, v
+    def __init__(
+        self,
+        program: Program,
+        v: Any,
+        axis: int,
+        narrow: int,
+        taken: Set[int],
+        apart: Set[int],
+    ) -> None:
+        self.program, self.narrow, self.wide = program, narrow, v
+        self.taken, self.apart = taken, apart
         self.axes: dict[Any, int] = {v: axis}
         self.inside: set[int] = set()
         self.live = program.live()
@@ -172,11 +184,16 @@ class _Growth:
                 yield self.program.producer[v]
         for v in self._leaving():
             if nbytes(v.aval) > self.narrow:
-                yield from (c for c in self.program.consumers[v] if c not in self.inside)
+                yield from (c for c in self.program.consumers[v] if self._may_join(c))
         yield from self._between()
 
+    def _may_join(self, p: int) -> bool:
+        """Whether this is an equation that may join; what the others read is wide in any case."""
+        return p < len(self.program.eqns) and p not in self.inside and p not in self.apart
+
     def _is_wide_input(self, v: Any, axis: int) -> bool:
-        is_given = self.program.producer[v] == INPUT
+        producer = self.program.producer[v]
+        is_given = producer == INPUT or producer in self.apart
         return not is_given and self.made_inside.bytes(v, axis) > self.narrow
 
     def _between(self) -> Iterator[int]:
@@ -206,7 +223,7 @@ class _Growth:
 
     def _include(self, p: int) -> None:
         """Let an equation join, along the axis that its operands and results have inside."""
-        if p >= len(self.program.eqns) or p in self.taken or p == INPUT:
+        if p >= len(self.program.eqns) or p in self.taken or p in self.apart or p == INPUT:
             raise _NoRegion
         eqn = self.program.eqns[p]
         if has_effects(eqn) or facts_of(eqn).is_collective:
@@ -259,7 +276,12 @@ class _Growth:
             eqn, reads = self.program.eqns[p], set(self.program.reads(p))
             if p in found or sums.isdisjoint(reads) and late.isdisjoint(reads):
                 continue
-            is_free = self.live[p] and p not in self.taken and late.isdisjoint(reads)
+            is_free = (
+                self.live[p]
+                and p not in self.taken
+                and p not in self.apart
+                and late.isdisjoint(reads)
+            )
             if is_free and is_linear_in(eqn, sums):
                 sums.update(eqn.outvars)
                 self.inside.add(p)

@@ -37,6 +37,7 @@ from jrc._jaxpr import (
 from jrc._text import Grid, memory_text
 from jrc.remat._chunks.regions import Region, chunk_count, wide_regions
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
+from jrc.remat._gradient.activity import active_variables
 
 Inline = Callable[[Any], Program]
 
@@ -136,7 +137,7 @@ class RegionInside:
 
 
 def regions_within(
-    program: Program, narrow: int, inline: Inline | None = None
+    program: Program, narrow: int, inline: Inline | None = None, around_loops: bool = True
 ) -> list[RegionInside]:
     """Return the regions around all values wider than some bytes, those in loops too.
 
@@ -144,19 +145,30 @@ def regions_within(
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that stays whole.
         inline: From the body of a loop to its program; by default it is inlined.
+        around_loops: Whether a region may hold a loop that has regions inside; such a loop has
+            none then.
     """
-    return list(_regions_within(program, narrow, inline or _inlined, ()))
+    return list(_regions_within(program, narrow, inline or _inlined, around_loops, ()))
 
 
 def _regions_within(
-    program: Program, narrow: int, inline: Inline, path: tuple[int, ...]
+    program: Program, narrow: int, inline: Inline, around_loops: bool, path: tuple[int, ...]
 ) -> Iterator[RegionInside]:
-    for region in wide_regions(program, narrow):
+    loops = {
+        p: list(
+            _regions_within(inline(inner_program(eqn)), narrow, inline, around_loops, (*path, p))
+        )
+        for p, eqn in enumerate(program.eqns)
+        if primitive_name(eqn) == "scan"
+    }
+    apart = () if around_loops else [p for p, inside in loops.items() if inside]
+    held: set[int] = set()
+    for region in wide_regions(program, narrow, apart):
         yield RegionInside(program, region, path)
-    for p, eqn in enumerate(program.eqns):
-        if primitive_name(eqn) == "scan":
-            body = inline(inner_program(eqn))
-            yield from _regions_within(body, narrow, inline, (*path, p))
+        held.update(region.equations)
+    for p, inside in loops.items():
+        if p not in held:
+            yield from inside
 
 
 def chunks_of(program: Program, region: Region, count: int, path: tuple[int, ...]) -> Chunks:
@@ -199,7 +211,16 @@ def in_chunks(
     Raises:
         ValueError: If the program has no such regions.
     """
-    inline = inline or _inlined
+    return _in_chunks(program, choices, inline or _inlined, program.jaxpr.outvars[:1], plan_one)
+
+
+def _in_chunks(
+    program: Program,
+    choices: Sequence[Chunks],
+    inline: Inline,
+    differentiated: Sequence[Any],
+    plan_one: PlanOne = as_it_is,
+) -> Callable[..., list[Any]]:
     here = [each for each in choices if not each.path]
     loops: dict[int, list[Chunks]] = {}
     for each in choices:
@@ -209,6 +230,7 @@ def in_chunks(
     program = Program(_with_loops(program, loops, inline))
     regions = [region_of(program, each) for each in here]
     order = _order(program, here, [slices for slices, _ in regions])
+    active = active_variables(program, program.jaxpr.invars, differentiated)
 
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
@@ -217,7 +239,7 @@ def in_chunks(
             if isinstance(part, int):
                 (slices, results), choice = regions[part], here[part]
                 made = run_in_chunks(
-                    slices, choice.chunks, values, results, False, plan_one, choice.loss
+                    slices, choice.chunks, values, results, False, plan_one, choice.loss, active
                 )
                 values |= dict(zip(results, made, strict=True))
             else:
@@ -237,7 +259,8 @@ def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline:
             raise ValueError(f"equation {p} is no loop")
         body = inline(inner_program(eqns[p]))
         avals: list[Any] = [v.aval for v in body.jaxpr.invars]
-        new = jax.make_jaxpr(in_chunks(body, choices, inline))(*avals)
+        run = _in_chunks(body, choices, inline, body.jaxpr.outvars)
+        new = jax.make_jaxpr(run)(*avals)
         eqns[p] = with_inner_program(eqns[p], new)
     return program.jaxpr.replace(eqns=eqns)
 

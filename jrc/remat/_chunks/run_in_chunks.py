@@ -15,7 +15,7 @@ Sums over chunks, those of gradients too, have at least the precision of float32
 True
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -85,6 +85,7 @@ def run_in_chunks(
     recompute: bool = True,
     plan_one: PlanOne = as_it_is,
     loss: int | None = None,
+    differentiated: Set[Any] = frozenset(),
 ) -> list[Any]:
     """Run what is computed slice by slice, and return results of it.
 
@@ -97,6 +98,8 @@ def run_in_chunks(
         plan_one: From the function of one chunk, and `loss`, to what runs in its place.
         loss: Of the whole loss in chunks, which of the results is differentiated; else `None`, and
             chunks are not planned.
+        differentiated: Results whose derivatives are all wanted, as far as that is known. Where
+            there are several the gradient of each would be a pass, so that chunks are recomputed.
     """
     sums = [v for v in results if v in slices.sums]
     joined = [v for v in results if v not in slices.sums]
@@ -110,10 +113,12 @@ def run_in_chunks(
         [cut(values[v], axis, chunks) for v, axis in slices.given]
         + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in numbers],
     )
-    if not joined and can_pair([v.aval for v in sums], inputs, program.eqns):
-        read = [*slices.whole, *(v for v, _ in slices.given)]
-        active = active_variables(slices.program, filter(_is_floating, read), sums)
-        varies = [v in active for v in sums]
+    read = [*slices.whole, *(v for v, _ in slices.given)]
+    active = active_variables(slices.program, filter(_is_floating, read), sums)
+    varies = [v in active for v in sums]
+    varying = active.intersection(sums)
+    is_one_pass = len(varying) < 2 or not varying <= differentiated
+    if not joined and is_one_pass and can_pair([v.aval for v in sums], inputs, program.eqns):
         avals, first = [v.aval for v in sums], None if loss is None else sums.index(results[loss])
         totals, stacked = sum_and_gradient(one, inputs, avals, varies, first), []
     else:

@@ -10,7 +10,7 @@ from jax import lax
 
 import jrc
 from jrc._jaxpr import Program, inline_marked
-from jrc.remat._chunks.rewrite import chunks_within, in_chunks
+from jrc.remat._chunks.rewrite import chunks_within, in_chunks, regions_within
 
 KEYS = jax.random.split(jax.random.key(0), 4)
 
@@ -35,14 +35,13 @@ def attention(q, k, v):
     return jnp.mean(jnp.sin(jnp.einsum("hqk,hkd->hqd", weights, v)))
 
 
+def layers_step(x, up, down):
+    return x + jnp.tanh(jax.nn.gelu(x @ up) @ down)
+
+
 def layers(w, x):
     """Two layers in a loop, wide in their middle; the loss is of all examples together."""
-
-    def layer(x, pair):
-        up, down = pair
-        return x + jnp.tanh(jax.nn.gelu(x @ up) @ down), None
-
-    y = lax.scan(layer, x, w)[0]
+    y = lax.scan(lambda x, pair: (layers_step(x, *pair), None), x, w)[0]
     return jnp.mean((y - jnp.mean(y, axis=0, keepdims=True)) ** 2)
 
 
@@ -130,6 +129,44 @@ def test_attention_is_cut_along_queries_and_not_along_the_two_heads():
 )  # fmt: skip
 def test_what_depends_on_the_whole_stays_whole(fn):
     assert not chunks_within(program_of(fn, (jnp.ones(512),)), 2**17, 2**17)
+
+
+def test_a_layer_runs_in_chunks_of_examples_between_its_carries():
+    """What enters and leaves a loop's step is wide in any case: all of the step is one region."""
+    body = program_of(layers_step, (WIDE[1], WIDE[0][0][0], WIDE[0][1][0]))
+    (region,) = chunks_within(body, 2**10, 2**20)
+    assert region.equations == tuple(range(len(body.eqns))) and region.chunks > 1
+
+
+def test_the_loss_is_cut_beside_a_loop_that_has_chunks_inside():
+    """Their narrow side is the loop's carry, which is wide for so few bytes."""
+
+    def fn(w, x, head):
+        y = lax.scan(lambda x, pair: (layers_step(x, *pair), None), x, w)[0]
+        return jnp.mean(jax.nn.logsumexp(y @ head, axis=1))
+
+    program = program_of(fn, (*WIDE, jnp.ones((16, 1024))))
+    (loop,) = (p for p, eqn in enumerate(program.eqns) if eqn.primitive.name == "scan")
+    apart = regions_within(program, 2**14, around_loops=False)
+    assert {each.path for each in apart} == {(), (loop,)}
+    assert all(loop not in each.region.equations for each in apart if not each.path)
+    assert {each.path for each in regions_within(program, 2**14)} == {()}  # all in one
+
+
+def test_several_sums_that_cannot_be_added_up_are_recomputed_together():
+    """A loss over what the region sums up itself; the gradient of each sum would be a pass."""
+
+    def fn(w, x, labels):
+        logits = x @ w
+        z = jax.nn.logsumexp(logits, axis=-1)
+        losses = z - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+        total = jnp.maximum(jnp.sum(z), 1.0)
+        return jnp.sum(losses) / total + 1e-4 * jnp.sum(z * z) / total
+
+    plan = jrc.plan(fn, *HEAD, budget="12MiB", argnums=(0, 1))
+    assert plan.chunks and plan.verified.flops_ratio < 1.4
+    run = jax.jit(jax.value_and_grad(plan.apply(fn), (0, 1)))
+    close(run(*HEAD), jax.jit(jax.value_and_grad(fn, (0, 1)))(*HEAD))
 
 
 def test_a_region_waits_for_what_it_reads_and_runs_before_its_readers():

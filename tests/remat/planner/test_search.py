@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -51,6 +52,16 @@ def way(cost, predicted, compiled, family="solver", name=""):
     decision = Stages((LeftToJax((cost,)),))
     option = Option(predicted - OWN, 0, cost, made(decision), name, family=family)
     return option, predicted, compiled
+
+
+class Failing(Fakes):
+    """The compiler fails for some options: those of a compiled peak of `None`."""
+
+    def compiled(self, option):
+        if self._compiled[option] is None:
+            self.asked.append(option)
+            raise jax.errors.JaxRuntimeError("INTERNAL: too many blocks")
+        return super().compiled(option)
 
 
 def chosen(rows, budget, compilations=5, **options):
@@ -203,3 +214,17 @@ def test_what_a_larger_program_needs_besides_is_that_of_the_first_compiled():
     rows = [way(30, 50, 50 + besides), way(20, 70, 70 + besides), way(0, 200, 200 + besides)]
     found, asked = chosen(rows, besides + 75, 2, is_inside=True)
     assert found.cost == 20 and len(asked) == 2
+
+
+def test_what_the_compiler_fails_for_is_left_out():
+    fakes = Failing([way(30, 100, 90), way(20, 120, None), way(10, 140, 150), way(0, 900, None)])
+    search = Search(fakes.options, fakes, 5)
+    assert fitting_option(search, 130, fakes.baseline).cost == 30
+    assert len(fakes.asked) == len({*fakes.asked})  # none is compiled twice
+    assert search.failed.keys() | search.compiled.keys() == {*fakes.asked}
+
+
+def test_an_error_for_all_programs_is_raised():
+    fakes = Failing([way(30, 100, None), way(20, 120, None), way(0, 900, None)])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too many blocks"):
+        fitting_option(Search(fakes.options, fakes, 5), 130, fakes.baseline)

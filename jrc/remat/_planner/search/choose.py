@@ -138,7 +138,8 @@ def fitting_option(search: Search, budget: int, baseline: Option) -> Option | No
     found = search.cheapest_fitting(budget)
     if found is not None or not search.compilations:
         return found
-    if search.compile(baseline) > budget:
+    peak = search.attempt(baseline)
+    if peak is None or peak > budget:
         search.least(budget, most=SETTINGS.compiled_before_refusal)
     return search.best(budget)
 

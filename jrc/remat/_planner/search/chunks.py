@@ -8,6 +8,7 @@ cheapest option that is predicted to fit becomes cheaper.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -57,8 +58,10 @@ def problems_in_chunks(
             if cost > best:
                 break
             best = cost
-    ranked = sorted(found.values(), key=lambda each: each[0])
-    return [each for _, each in ranked[: SETTINGS.chunked_problems_kept]]
+    different: dict[Any, Problem] = {}
+    for _, each in sorted(found.values(), key=lambda each: each[0]):
+        different.setdefault(tuple((x.peak, x.cost) for x in each.options), each)
+    return list(different.values())[: SETTINGS.chunked_problems_kept]
 
 
 def _distinct_regions(
@@ -67,9 +70,9 @@ def _distinct_regions(
     """The regions around values wider than each share of the bytes, where they are others."""
     found: dict[Any, list[RegionInside]] = {}
     program = problem.function.traced.program
-    for share in SETTINGS.chunk_shares:
+    for share, around in itertools.product(SETTINGS.chunk_shares, {False, may_be_all}):
         narrow = max(int(share * temporaries), SETTINGS.least_chunk)
-        regions = regions_within(program, narrow, inlined_program)
+        regions = regions_within(program, narrow, inlined_program, around_loops=around)
         is_all = any(not x.path and holds_all(problem, x.region.equations) for x in regions)
         if regions and (may_be_all or not is_all):
             found.setdefault(tuple((x.path, x.region.equations) for x in regions), regions)

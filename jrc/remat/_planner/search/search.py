@@ -21,16 +21,21 @@ Source: the acquisition is the expected improvement under a constraint of Gardne
 Optimization with Inequality Constraints", ICML 2014, section 3.1.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+import jax
 import numpy as np
 
+from jrc._errors import running_name
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.model_errors import ModelErrors
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
+
+_logger = logging.getLogger("jrc")
 
 
 @runtime_checkable
@@ -72,6 +77,7 @@ class Search:
     Attributes:
         compiled: The peaks of the options that this search compiled.
         before: What it expected of each of them before.
+        failed: What the compiler raised of others, which are left out.
 
     Args:
         options: The options.
@@ -83,6 +89,7 @@ class Search:
         self.peaks, self.compilations = peaks, compilations
         self.compiled: dict[Option, int] = {}
         self.before: dict[Option, int] = {}
+        self.failed: dict[Option, Exception] = {}
         self._else = 0  # bytes that the larger program needs besides
         self.options: list[Option] = []
         self.add(options)
@@ -111,16 +118,17 @@ class Search:
         """
         if not self.compilations:
             return self.expected_fitting(budget)
-        while len(self.compiled) < self.compilations:
+        while len(self.compiled) + len(self.failed) < self.compilations:
             chosen = self._most_gain(budget)
             if chosen is None:
                 break
-            self.compile(chosen)
+            self.attempt(chosen)
         return self.best(budget)
 
     def expected_fitting(self, budget: int) -> Option | None:
         """Return the cheapest option that is expected to fit."""
-        return next((each for each in self.options if self.expected(each) <= budget), None)
+        options = (each for each in self.options if each not in self.failed)
+        return next((each for each in options if self.expected(each) <= budget), None)
 
     def temporaries_within(self, budget: int) -> int:
         """Return what a budget leaves for temporaries, in the light of what this search knows."""
@@ -140,12 +148,15 @@ class Search:
             chosen = None if least <= enough else self._most_bytes_saved(least)
             if chosen is None:
                 break
-            self.compile(chosen)
+            self.attempt(chosen)
+        if not self.compiled:
+            raise next(iter(self.failed.values()))
         return min(self.compiled, key=lambda each: self.compiled[each])
 
     def allow_more(self, count: int) -> None:
         """Let this search compile at least so many more programs."""
-        self.compilations = max(self.compilations, len(self.compiled) + count)
+        done = len(self.compiled) + len(self.failed)
+        self.compilations = max(self.compilations, done + count)
 
     def best(self, budget: int) -> Option | None:
         """Return the cheapest compiled option that fits."""
@@ -163,6 +174,20 @@ class Search:
             return math.inf
         is_favoured = option.is_baseline and not self.peaks.are_costs_exact
         return cost * (1 - SETTINGS.least_time_gain * is_favoured)
+
+    def attempt(self, option: Option) -> int | None:
+        """Compile an option and return its peak in bytes; `None` where its compiler fails.
+
+        A compiler that fails for one program (a kernel of too many blocks, say) may take another.
+        """
+        try:
+            return self.compile(option)
+        except jax.errors.JaxRuntimeError as error:
+            self.failed[option] = error
+            what = option.name or "a plan"
+            reason = str(error).partition("\n")[0]
+            _logger.warning("%s: no compiled program of %s: %s", running_name(), what, reason)
+            return None
 
     def compile(self, option: Option) -> int:
         """Compile an option and return its peak in bytes."""
@@ -245,7 +270,7 @@ class Search:
         What other families need beyond their predictions says little of it, least where temporaries
         are few beside arguments and results.
         """
-        known = {each.family for each in self.compiled}
+        known = {each.family for each in (*self.compiled, *self.failed)}
         new = [each for each in self.options if each.family not in known]
         predicted = self.peaks.predicted
         leanest = min(new, key=predicted, default=None)
@@ -265,7 +290,7 @@ class Search:
         gains = {
             option: gain(option, float(means[i]), float(deviations[i]))
             for option, i in self._at.items()
-            if option not in self.compiled
+            if option not in self.compiled and option not in self.failed
         }
         best = max(gains, key=lambda each: gains[each], default=None)
         return best if best is not None and gains[best] > least else None
