@@ -6,13 +6,14 @@ A Llama of 1 B parameters and one sequence, of each length: the baseline, every 
 `jax.checkpoint`, `jrc.plan` without chunks and `jrc.plan`. The budget is nine tenths of the
 device's memory, less the two float32 moments of AdamW for each parameter. Bytes are those of the
 target's own compiler for `value_and_grad` of the loss; a dash means that it needs more than the
-budget, or that no plan fits, with the bytes that were reached.
+budget, or that no plan fits, with the bytes that were reached, or that the compiler failed.
 
 Nothing is run. Compilations take up to minutes: lengths that `--out` has are not measured again.
 """
 
 import argparse
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,9 +48,17 @@ def measure(run: Run) -> None:
                 run.status(f"{length:,} tokens: {way}")
                 began = time.perf_counter()
                 with jax.set_mesh(case.mesh):
-                    row[way] = _ways(case, length)[way]()
+                    row[way] = _figures(_ways(case, length)[way])
                 row[way]["seconds"] = time.perf_counter() - began
                 run.save()
+
+
+def _figures(way: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of a way, or what the compiler failed with."""
+    try:
+        return way()
+    except jax.errors.JaxRuntimeError as error:
+        return {"peak": None, "error": str(error).partition("\n")[0]}
 
 
 def _ways(case: Case, length: int) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -89,8 +98,11 @@ def tables(report: Report) -> list[Table]:
         cells = []
         for way in WAYS:
             cost = row.get(way, {})
-            text = f"{cost['peak'] / 1e9:,.1f} GB" if cost else ""
-            if cost and cost["peak"] > report["budget"]:
+            peak = cost.get("peak")
+            text = f"{peak / 1e9:,.1f} GB" if peak else ""
+            if "error" in cost:
+                text = "- (not compiled)"
+            elif peak and peak > report["budget"]:
                 text = f"- ({text})"
             elif "flops" in cost:
                 text += f", {cost['flops']:.3f} x"
@@ -109,7 +121,7 @@ def problems(report: Report) -> list[str]:
         f"{length} tokens: {way} fits, and the plan does not"
         for length, row in report["rows"].items()
         for way in WAYS[:-1]
-        if row[way]["peak"] <= report["budget"] < row["plan"]["peak"]
+        if (row[way]["peak"] or math.inf) <= report["budget"] < (row["plan"]["peak"] or math.inf)
     ]
 
 

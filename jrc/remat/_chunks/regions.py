@@ -13,9 +13,11 @@ after which nothing but a sum over the axis follows, such as a loss, takes that 
 ('dot_general', 80, 1)
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from jrc._jaxpr import (
@@ -83,10 +85,11 @@ def wide_regions(program: Program, narrow: int, apart: Iterable[int] = ()) -> li
         for v in eqn.outvars
         if nbytes(v.aval) > narrow
     ]
-    apart, taken = frozenset(apart), set[int]()
+    growing = _Growing(program, narrow, frozenset(apart))
+    taken = growing.taken
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
-        if -p not in taken and -p not in apart:
-            region = _best_region(program, v, narrow, taken, apart)
+        if -p not in taken and -p not in growing.apart:
+            region = _best_region(growing, v)
             if region is not None:
                 found.append(region)
                 taken.update(region.equations)
@@ -103,21 +106,48 @@ def region_of_widest(program: Program, narrow: int) -> Region | None:
     live = program.live()
     made = [v for p, eqn in enumerate(program.eqns) if live[p] for v in eqn.outvars]
     widest = max(made, key=lambda v: nbytes(v.aval), default=None)
-    return None if widest is None else _best_region(program, widest, narrow, set())
+    return None if widest is None else _best_region(_Growing(program, narrow), widest)
 
 
-def _best_region(
-    program: Program, v: Any, narrow: int, taken: Set[int], apart: Set[int] = frozenset()
-) -> Region | None:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Growing:
+    """What regions of a program are grown with.
+
+    Attributes:
+        program: The program.
+        narrow: Bytes of the widest value that may enter or leave.
+        apart: Equations that stay outside; what they read and make may be wide.
+        taken: Equations of other regions.
+        failed: Values around which there is no region along an axis; no region may make them.
+    """
+
+    program: Program
+    narrow: int
+    apart: Set[int] = frozenset()
+    taken: set[int] = dataclasses.field(default_factory=set)
+    failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
+
+    @functools.cached_property
+    def live(self) -> Sequence[bool]:
+        return self.program.live()
+
+    @functools.cached_property
+    def made_inside(self) -> MadeInside:
+        return MadeInside(self.program, independent_axes)
+
+
+def _best_region(growing: _Growing, v: Any) -> Region | None:
     """The region around a value along the axis that leaves the fewest bytes."""
     regions = []
     for axis, length in enumerate(shape_of(v)):
         if length > 1:
             try:
-                growth = _Growth(program, v, axis, narrow, taken, apart)
-                regions.append(growth.region())
+                growth = _Growth(growing, v, axis)
             except _NoRegion:
+                growing.failed.add((v, axis))
                 continue
+            with contextlib.suppress(_NoRegion):
+                regions.append(growth.region())
     return min(regions, key=lambda each: each.edge + each.bytes / each.parts, default=None)
 
 
@@ -126,24 +156,15 @@ class _NoRegion(Exception):
 
 
 class _Growth:
-    def __init__(
-        self,
-        program: Program,
-        v: Any,
-        axis: int,
-        narrow: int,
-        taken: Set[int],
-        apart: Set[int],
-    ) -> None:
-        self.program, self.narrow, self.wide = program, narrow, v
-        self.taken, self.apart = taken, apart
+    def __init__(self, growing: _Growing, v: Any, axis: int) -> None:
+        self.growing, self.program, self.narrow = growing, growing.program, growing.narrow
+        self.wide, self.live = v, growing.live
         self.axes: dict[Any, int] = {v: axis}
         self.inside: set[int] = set()
-        self.live = program.live()
-        self.made_inside = MadeInside(program, independent_axes)
-        self._include(program.producer[v])
-        while self._grow():
-            pass
+        self.makers: list[int] = []  # of wide inputs
+        self.readers: list[int] = []  # of wide results
+        self._include(self.program.producer[v])
+        self._grow()
         before = dict(self.axes), set(self.inside)
         if self._grow_to_sum():
             self._join_sums()
@@ -169,44 +190,32 @@ class _Growth:
             slices, equations, inputs, results, self.wide, self._width(), self._edge(slices)
         )
 
-    def _grow(self) -> bool:
-        """Let one more equation join, if one must."""
-        p = next(self._missing(), None)
-        if p is None:
-            return False
-        self._include(p)
-        return True
-
-    def _missing(self) -> Iterator[int]:
-        """Equations outside that make wide inputs, read wide results, or stand between."""
-        for v, axis in self.axes.items():
-            if not self._is_made(v) and self._is_wide_input(v, axis):
-                yield self.program.producer[v]
-        for v in self._leaving():
-            if nbytes(v.aval) > self.narrow:
-                yield from (c for c in self.program.consumers[v] if self._may_join(c))
-        yield from self._between()
+    def _grow(self) -> None:
+        """Let all equations join that make wide inputs, read wide results, or stand between."""
+        while self.makers or self.readers or self._find_between():
+            p = (self.makers or self.readers).pop()
+            if p not in self.inside:
+                self._include(p)
 
     def _may_join(self, p: int) -> bool:
         """Whether this is an equation that may join; what the others read is wide in any case."""
-        return p < len(self.program.eqns) and p not in self.inside and p not in self.apart
+        return p < len(self.program.eqns) and p not in self.growing.apart
 
     def _is_wide_input(self, v: Any, axis: int) -> bool:
         producer = self.program.producer[v]
-        is_given = producer == INPUT or producer in self.apart
-        return not is_given and self.made_inside.bytes(v, axis) > self.narrow
+        is_given = producer == INPUT or producer in self.growing.apart
+        return not is_given and self.growing.made_inside.bytes(v, axis) > self.narrow
 
-    def _between(self) -> Iterator[int]:
-        """Equations outside that read what the region makes, and make what it reads."""
-        last = max(self.inside)
+    def _find_between(self) -> bool:
+        """Whether equations outside read what the region makes, and make what it reads."""
         late: set[Any] = set()
-        for p in range(min(self.inside), last + 1):
-            eqn = self.program.eqns[p]
+        for p in range(min(self.inside), max(self.inside) + 1):
             reads = self.program.reads(p)
             if p in self.inside:
-                yield from (self.program.producer[v] for v in reads if v in late)
+                self.makers += [self.program.producer[v] for v in reads if v in late]
             elif self.live[p] and any(v in late or self._is_made(v) for v in reads):
-                late.update(eqn.outvars)
+                late.update(self.program.eqns[p].outvars)
+        return bool(self.makers)
 
     def _leaving(self) -> list[Any]:
         """The values that the region makes and others read."""
@@ -223,7 +232,7 @@ class _Growth:
 
     def _include(self, p: int) -> None:
         """Let an equation join, along the axis that its operands and results have inside."""
-        if p >= len(self.program.eqns) or p in self.taken or p in self.apart or p == INPUT:
+        if p == INPUT or not self._may_join(p) or p in self.growing.taken:
             raise _NoRegion
         eqn = self.program.eqns[p]
         if has_effects(eqn) or facts_of(eqn).is_collective:
@@ -234,12 +243,17 @@ class _Growth:
         axis = fitting[0]
         self.inside.add(p)
         for x, at in zip(eqn.invars, axis.operands, strict=True):
-            if at is not None and is_variable(x):
-                self.axes.setdefault(x, at)
-        if not axis.is_summed:
-            for v, at in zip(eqn.outvars, axis.results, strict=True):
-                if at is not None:
-                    self.axes[v] = at
+            if at is not None and is_variable(x) and x not in self.axes:
+                self.axes[x] = at
+                if not self._is_made(x) and self._is_wide_input(x, at):
+                    self.makers.append(self.program.producer[x])
+        for v, at in zip(eqn.outvars, axis.results, strict=True):
+            if at is not None and not axis.is_summed:
+                self.axes[v] = at
+                if (v, at) in self.growing.failed:
+                    raise _NoRegion
+            if nbytes(v.aval) > self.narrow:
+                self.readers += filter(self._may_join, self.program.consumers.get(v, ()))
 
     def _fits(self, eqn: Any, axis: IndependentAxis) -> bool:
         operands = zip(eqn.invars, axis.operands, strict=True)
@@ -260,8 +274,7 @@ class _Growth:
                             if c < len(self.program.eqns) and self._is_product(c):
                                 return False
                             self._include(c)
-                while self._grow():
-                    pass
+                self._grow()
         except _NoRegion:
             return False
 
@@ -278,8 +291,8 @@ class _Growth:
                 continue
             is_free = (
                 self.live[p]
-                and p not in self.taken
-                and p not in self.apart
+                and self._may_join(p)
+                and p not in self.growing.taken
                 and late.isdisjoint(reads)
             )
             if is_free and is_linear_in(eqn, sums):

@@ -54,7 +54,9 @@ def plan_for(
     if chunks and _is_dear(problem, found):
         temporaries = search.temporaries_within(limit)
         search.add(options_in_chunks(peaks, limit, temporaries, whole_loss=True))
-        if search.compiled:
+        if not search.compiled:
+            search.allow_more(compilations + SETTINGS.compiled_in_chunks)
+        else:
             search.allow_more(compilations if found is None else SETTINGS.compiled_in_chunks)
         found = search.cheapest_fitting(limit)
     if found is None:
