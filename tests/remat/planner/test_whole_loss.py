@@ -182,3 +182,29 @@ def test_a_stored_plan_is_found_again(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert first.plans_one_chunk and jrc.plan(loss, WEIGHTS, X, Y, **given) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_regions_run_in_chunks_inside_of_a_chunk_of_the_loss():
+    """One example alone has too wide a middle: chunks of examples, and of its tokens inside."""
+
+    def block(x, up, down):
+        return x + jnp.tanh(jax.nn.gelu(x @ up) @ down)
+
+    def of_sequences(weights, x):
+        for up, down in weights:
+            x = block(x, up, down)
+        weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", x, x))
+        return jnp.mean(jnp.einsum("bts,bsd->btd", weights, x) ** 2)
+
+    draw = lambda key, *shape: jax.random.normal(key, shape) / 8  # noqa: E731
+    weights = [(draw(KEYS[0], 16, 2048), draw(KEYS[1], 2048, 16)) for _ in range(3)]
+    args = weights, draw(KEYS[2], 4, 1024, 16)
+    plan = jrc.plan(of_sequences, *args, budget="8MiB", minimize="flops")
+    assert plan.plans_one_chunk and len(plan.chunks) > 1
+    assert "inside of each in chunks" in str(plan)
+    assert plan.verified.peak_bytes <= plan.budget
+    again = jrc.Plan.from_json(plan.to_json())
+    assert again == plan
+    run = jax.jit(jax.value_and_grad(again.apply(of_sequences)))
+    close(run(*args), jax.jit(jax.value_and_grad(of_sequences))(*args))
+    assert flops(jax.make_jaxpr(run)(*args)) == plan.verified.flops

@@ -17,7 +17,7 @@ def chunked_function[F: Callable[..., Any]](
     fn: F,
     chunks: Sequence[Chunks],
     respect_checkpoints: bool,
-    digest: str,
+    digest: str | None,
     plan_one: PlanOne = as_it_is,
 ) -> F:
     """Return the function with regions in chunks, without `jax.checkpoint` regions of its own.
@@ -26,7 +26,7 @@ def chunked_function[F: Callable[..., Any]](
         fn: The function.
         chunks: The regions.
         respect_checkpoints: As for `traced_for_plan`.
-        digest: The digest of the program that the regions are of.
+        digest: The digest of the program that the regions are of; `None` where that is known.
         plan_one: As for `in_chunks`.
 
     Raises:
@@ -36,7 +36,7 @@ def chunked_function[F: Callable[..., Any]](
     @named_like(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         traced = traced_for_plan(fn, args, kwargs, respect_checkpoints)
-        if signature_of(traced, respect_checkpoints).digest != digest:
+        if digest is not None and signature_of(traced, respect_checkpoints).digest != digest:
             raise ValueError(
                 f"this plan was made for another program than that of `{name_of(fn)}`. Shapes, "
                 "types, operators and their order must be those that jrc.plan saw; plan again with "
@@ -57,31 +57,53 @@ def planned_chunks[F: Callable[..., Any]](
 
     Args:
         fn: The function.
-        chunks: The one region, the whole loss.
+        chunks: The whole loss, and behind it regions inside of one of its chunks.
         digest: The digest of the program that the region is of.
         decision: What of a chunk is saved and recomputed.
         signature: That of the program of a chunk.
     """
-    plan_one = plan_of_chunk(decision, signature)
-    run = chunked_function(fn, chunks, signature.respect_checkpoints, digest, plan_one)
+    loss, *inside = chunks
+    plan_one = plan_of_chunk(decision, signature, inside)
+    run = chunked_function(fn, [loss], signature.respect_checkpoints, digest, plan_one)
     return public("jrc.Plan.apply")(run)
 
 
-def plan_of_chunk(decision: Decision, signature: Signature) -> PlanOne:
-    """Return what puts the function of one chunk of the whole loss under a decision."""
+def plan_of_chunk(
+    decision: Decision, signature: Signature, inside: Sequence[Chunks] = ()
+) -> PlanOne:
+    """Return what puts the function of one chunk of the whole loss under a decision.
+
+    Args:
+        decision: What of it is saved and recomputed.
+        signature: That of its program, with the regions in chunks.
+        inside: Regions of it that run in chunks themselves.
+    """
 
     def plan_one(one: Callable[..., Any], loss: int) -> Callable[..., Any]:
-        planned = apply_decision(loss_first(one, loss), decision, signature)
+        fn = loss_first(one, loss, inside, signature.respect_checkpoints)
+        planned = apply_decision(fn, decision, signature)
         return lambda *args: planned(*args)[1]
 
     return plan_one
 
 
-def loss_first(one: Callable[..., Any], loss: int) -> Callable[..., Any]:
-    """Return the function of one chunk, which returns its loss, and then all results."""
+def loss_first(
+    one: Callable[..., Any],
+    loss: int,
+    inside: Sequence[Chunks] = (),
+    respect_checkpoints: bool = False,
+) -> Callable[..., Any]:
+    """Return the function of one chunk, which returns its loss, and then all results.
+
+    Args:
+        one: The function that returns all results.
+        loss: Which of them is the loss.
+        inside: Regions of it that run in chunks.
+        respect_checkpoints: As for `chunked_function`.
+    """
 
     def run(*args: Any) -> tuple[Any, Any]:
         made = one(*args)
         return made[loss], made
 
-    return run
+    return chunked_function(run, inside, respect_checkpoints, None) if inside else run

@@ -226,7 +226,9 @@ class Plan:
     def _in_chunks(self) -> str:
         """What runs in chunks, in words."""
         if self.plans_one_chunk:
-            return f"the whole loss in {self.chunks[0].chunks} chunks"
+            loss, *inside = self.chunks
+            regions = f", {len(inside)} regions inside of each in chunks" if inside else ""
+            return f"the whole loss in {loss.chunks} chunks{regions}"
         return f"{len(self.chunks)} regions in chunks"
 
     def to_json(self) -> str:
@@ -347,8 +349,8 @@ class Plan:
             parts.append("the function runs as it is, under its own jax.checkpoint regions")
         else:
             parts.append(kept_table(self.kept) if self.reruns else "nothing is recomputed")
-        if self.chunks and not self.plans_one_chunk:
-            parts.append(chunks_table(self.chunks))
+        if regions := [each for each in self.chunks if not each.is_whole_loss]:
+            parts.append(chunks_table(regions))
         parts += opaque_lines(self.opaque)
         if len(self.candidates) > 1:
             parts.append(candidates_table(self.candidates))

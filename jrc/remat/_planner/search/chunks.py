@@ -39,29 +39,39 @@ def problems_in_chunks(
     temporaries = max(temporaries, SETTINGS.least_chunk)  # where none fits, the least is told
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)
-    found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
     of_loss = whole_loss_chunks(problem, temporaries)
-    # Where each chunk of the whole loss can be planned, no region holds all of it.
-    regions = _distinct_regions(problem, temporaries, not of_loss)
-    ways: list[Iterable[tuple[Chunks, ...]]] = [_fewer_bytes(each, temporaries) for each in regions]
-    if whole_loss:
-        ways.insert(0, [(each,) for each in of_loss])
-    for row in ways:
+    found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
+
+    def look_at(ways: Iterable[tuple[Chunks, ...]]) -> None:
         best = math.inf
-        for chunks in row:
+        for chunks in ways:
             if len(found) == most:
                 break
             if chunks not in found:
                 new = _in_chunks(problem, chunks)
                 found[chunks] = _promised_cost(new, temporaries), new
-            cost = found[chunks][0]
-            if cost > best:
+            if found[chunks][0] > best:
                 break
-            best = cost
+            best = found[chunks][0]
+
+    if whole_loss and of_loss:
+        look_at((each,) for each in of_loss)
+        cost, one = min(found.values(), key=lambda each: each[0])
+        if cost > (1 + SETTINGS.chunks_worth) * problem.cost:
+            for regions in _distinct_regions(one, temporaries, may_be_all=False):
+                look_at((*one.chunks, *each) for each in _fewer_bytes(regions, temporaries))
+    # Where each chunk of the whole loss can be planned, no region holds all of it.
+    for regions in _distinct_regions(problem, temporaries, may_be_all=not of_loss):
+        look_at(_fewer_bytes(regions, temporaries))
     different: dict[Any, Problem] = {}
     for _, each in sorted(found.values(), key=lambda each: each[0]):
-        different.setdefault(tuple((x.peak, x.cost) for x in each.options), each)
+        different.setdefault(tuple(map(_about, each.options)), each)
     return list(different.values())[: SETTINGS.chunked_problems_kept]
+
+
+def _about(option: Option) -> tuple[int, int]:
+    """Peak and cost of an option, to a percent."""
+    return round(100 * math.log(option.peak + 1)), round(100 * math.log(option.cost + 1))
 
 
 def _distinct_regions(
@@ -92,8 +102,9 @@ def _fewer_bytes(regions: Sequence[RegionInside], temporaries: int) -> Iterator[
 
 def _in_chunks(problem: Problem, chunks: tuple[Chunks, ...]) -> Problem:
     """The problem of the function with regions in chunks."""
-    if chunks[0].is_whole_loss:
-        return _within(problem.request, lambda: in_chunks_of_loss(problem, chunks[0]))
+    first, *inside = chunks
+    if first.is_whole_loss:
+        return _within(problem.request, lambda: in_chunks_of_loss(problem, first, tuple(inside)))
     request, digest = problem.request, problem.function.signature.digest
     fn = chunked_function(request.fn, chunks, request.respect_checkpoints, digest)
     new = dataclasses.replace(request, fn=fn)

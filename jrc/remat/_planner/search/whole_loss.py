@@ -66,7 +66,8 @@ def holds_all(problem: Problem, equations: Sequence[int]) -> bool:
         problem: The problem of a function.
         equations: Equations of its program.
     """
-    return _cost_outside(problem, equations) <= SETTINGS.cost_outside_loss * problem.cost
+    most = SETTINGS.cost_outside_loss * problem.cost / problem.times
+    return _cost_outside(problem, equations) <= most
 
 
 def _cost_outside(problem: Problem, equations: Sequence[int]) -> int:
@@ -98,12 +99,13 @@ def _loss(program: Program, region: Region) -> int | None:
     return found[0] if len(found) == 1 and are_sums and pairs else None
 
 
-def in_chunks_of_loss(problem: Problem, chunks: Chunks) -> Problem:
+def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ...] = ()) -> Problem:
     """Return the problem of one chunk, its costs and peaks those of the whole.
 
     Args:
         problem: The problem of the function as it is.
         chunks: One of `whole_loss_chunks`.
+        inside: Regions of the program of one chunk that run in chunks themselves.
     """
     program, request = problem.function.traced.program, problem.request
     slices, results = region_of(program, chunks)
@@ -116,7 +118,9 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks) -> Problem:
     inner = Problem.of(
         dataclasses.replace(
             request,
-            fn=named_like(request.fn)(loss_first(run, chunks.loss)),
+            fn=named_like(request.fn)(
+                loss_first(run, chunks.loss, inside, request.respect_checkpoints)
+            ),
             args=avals,
             argnums=tuple(i for i, v in enumerate([*slices.whole, *cut]) if v in active),
             has_aux=True,
@@ -138,7 +142,7 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks) -> Problem:
         traced=inner.function.traced,
         signature=inner.function.signature,
         perturbed=inner.function.perturbed,
-        chunks=chunks,
+        chunks=(chunks, *inside),
         whole=problem.function,
     )
     return dataclasses.replace(
@@ -155,7 +159,7 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks) -> Problem:
         cost=chunks.chunks * (inner.cost + added) + _cost_outside(problem, chunks.equations),
         recomputed=chunks.chunks * inner.recomputed,
         times=chunks.chunks,
-    ).with_chunks((chunks,))
+    ).with_chunks((chunks, *inside))
 
 
 def _one_chunk(
@@ -171,22 +175,23 @@ class _PlannedChunk(PlannedFunction):
     """A function whose loss runs in chunks; program and decisions are those of one of them.
 
     Attributes:
-        chunks: The region.
+        chunks: The whole loss, and regions inside of one of its chunks.
         whole: The function as it is.
     """
 
-    chunks: Chunks
+    chunks: tuple[Chunks, ...]
     whole: PlannedFunction
 
     def applied(self, decision: Decision) -> Callable[..., Any]:
         """Return the function, each chunk under a decision."""
         digest = self.whole.signature.digest
-        return planned_chunks(self.fn, (self.chunks,), digest, decision, self.signature)
+        return planned_chunks(self.fn, self.chunks, digest, decision, self.signature)
 
     def gradient(self, decision: Decision) -> Any:
         """Return the jaxpr of value and gradients, each chunk under a decision."""
         program = self.whole.traced.program
-        plan_one = plan_of_chunk(decision, self.signature)
-        run = in_chunks(program, [self.chunks], inlined_program, plan_one)
+        loss, *inside = self.chunks
+        plan_one = plan_of_chunk(decision, self.signature, inside)
+        run = in_chunks(program, [loss], inlined_program, plan_one)
         avals = [v.aval for v in program.jaxpr.invars]
         return gradient_program(run, avals, self.whole.perturbed)
