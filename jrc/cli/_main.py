@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import jax
 
 from jrc import remat
-from jrc.cli._commands import PeakGrew
 from jrc.cli._console import print_error
 from jrc.cli._load_target import UsageError
 from jrc.cli._parser import parser
+from jrc.cli._reports import PeakGrew
 
 # The extra of this package that installs a platform.
 _EXTRAS = {"cuda": "cuda13", "gpu": "cuda13", "tpu": "tpu"}
