@@ -6,7 +6,12 @@ import pathlib
 import re
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
+from flax import linen as nn
+
+import jrc
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {page.stem: page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
@@ -58,6 +63,57 @@ def test_every_recipe_runs_alone(title):
         exec(compile(code, f"docs/recipes.md, {title}", "exec"), found)
     if "info" in found:
         assert found["info"].loss > 0 and not found["info"].skipped
+
+
+@pytest.mark.slow
+def test_every_call_of_coming_from_runs(tmp_path, monkeypatch):
+    """Whole calls in the second columns, one after the other: `...` is none."""
+    monkeypatch.chdir(tmp_path)
+    head, _, _ = PAGES["coming_from"].read_text().partition("## Paddle")
+    cells = [row.split(" | ", 1)[1] for row in head.splitlines() if row.startswith("| ")]
+    spans = [each.replace("\\|", "|") for each in re.findall("`([^`]+)`", " ".join(cells))]
+    call = re.compile(r"([\w, ]+ = )?(jrc|jax|plan|report)\.\w+\(.+\)(\(.*\))?")
+    calls = [each for each in spans if call.fullmatch(each)]
+    assert len(calls) > 30
+    found = names_of_coming_from()
+    moved = pytest.warns(UserWarning, match="Offload")  # a CPU has one memory
+    with jax.numpy_rank_promotion("allow"), moved:
+        for call in calls:
+            exec(compile(call, f"docs/coming_from.md: {call}", "exec"), found)
+            if lean := found.pop("lean", None):
+                args = ("w", "x") if "(block" in call else ("params", "batch")
+                whole = found["block"] if "(block" in call else found["loss"]
+                both = [jax.grad(lambda *a, f=f: jnp.sum(f(*a))) for f in (lean, whole)]
+                one, two = (jax.tree.leaves(grad(*(found[arg] for arg in args))) for grad in both)
+                for a, b in zip(one, two, strict=True):
+                    assert jnp.allclose(a, b, rtol=1e-5)
+
+
+def names_of_coming_from():
+    """What the first lines of the page say of its names."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(8)(x)
+
+    def block(w, x):
+        return jnp.tanh(x @ w)
+
+    def loss(params, batch):
+        x = batch
+        for i, w in enumerate(params):
+            x = jrc.mark(block(w, x), f"block_{i}")
+        return jnp.mean(jrc.mark(jnp.sin(x), "hidden") ** 2)
+
+    params, batch = [jnp.eye(8) / 2] * 3, jnp.ones((64, 8))
+    return {
+        "jrc": jrc, "jax": jax, "jnp": jnp, "block": block, "loss": loss, "Block": Block,
+        "params": params, "batch": batch, "w": params[0], "x": batch, "xs": batch,
+        "f": lambda x: jnp.sum(jnp.tanh(x)), "functions": [jnp.tanh, jnp.sin],
+        "loss_fn": lambda params, batch, key: loss(params, batch), "tx": optax.adam(0.1),
+        "body": lambda carry, x: (jnp.tanh(carry + x), carry), "carry": jnp.ones(8),
+    }  # fmt: skip
 
 
 def imported(code):
