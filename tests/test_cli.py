@@ -323,7 +323,7 @@ def test_several_budgets_make_one_table_and_a_file_each(net, capsys):
     assert (code, err) == (0, "") and out.splitlines()[0].split()[:3] == ["budget", "plan", "peak"]
     assert [row[0].split(" = ")[0] for row in cells] == ["3kB", "1MiB", "0.5"]
     assert cells[1][1:2] + cells[1][4:] == ["baseline", "1.000 x", "0"]
-    assert cells[1][2].endswith(" KiB (predicted)") and cells[1][3].endswith("s")
+    assert cells[1][2].startswith("~") and cells[1][3].endswith("s")
     names = sorted(path.name for path in net.glob("*.json"))
     assert names == ["p-0.5.json", "p-1MiB.json", "p-3kB.json"]
     plans = {name: jrc.Plan.from_json((net / name).read_text()) for name in names}
