@@ -406,6 +406,11 @@ def test_paths_are_checked_before_anything_is_compiled(net, capsys, monkeypatch)
 
 
 WRONG = {
+    ("explain", "net_to_see:step"): (
+        2,
+        "Plan the loss, jrc plan with --reserve, and call plan.apply(loss) in the step; --argnums "
+        "none takes the step as it is.",
+    ),
     ("explain", "net_to_see:setup", "--target", "h100, h100:1"): (
         2,
         "--target must name each accelerator once, got h100, h100. Leave one out.",

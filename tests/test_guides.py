@@ -22,6 +22,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 DEFAULT = ("README", "explain", "many_processes")
 # What the last block of a page must have reached.
 SHOWN = {
+    "out_of_memory": lambda found: found["whole"].memory.peak <= 120 * 2**20,
     "low_communication": lambda found: int(found["state"].opt_state.rounds) == 2,
     "meshes": lambda found: not found["info"].synchronised,
     "plan": lambda found: found["plan"].verified.peak_bytes <= 10 * 2**20,

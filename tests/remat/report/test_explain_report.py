@@ -249,7 +249,11 @@ def test_remedies():
         "cast to float32 and saved, most at a.py:3" in each for each in remedies(saved=(cast,))
     )
     whole = remedies(saved=(wide,), is_gradient=False, donatable=peak // 2, constants=peak)
-    assert len(whole) == 3 and "donate_argnums" in whole[0] + whole[1] and "closes over" in whole[2]
+    assert len(whole) == 4 and "donate_argnums" in "".join(whole) and "closes over" in whole[-1]
+    most = dataclasses.replace(memory, temporaries=8 * peak)
+    step = remedies(saved=(), is_gradient=False, memory=most, donatable=peak)
+    assert step[0].startswith("temporaries of a train step: plan its loss, jrc.plan(loss, ..., re")
+    assert not remedies(saved=(), is_gradient=False, memory=most)  # none of a step
 
 
 def test_a_function_as_it_is():
