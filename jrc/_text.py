@@ -27,7 +27,7 @@ TEXT_WIDTH = 80
 # Between two columns of a table, and in one that is wider than a terminal.
 _GAP, _TIGHT_GAP = 3, 2
 # The least columns that a text gets in a table that is too wide.
-_LEAST_TEXT = 16
+_LEAST_TEXT = 12
 # Of a tree's text: leaves that are shown one by one, and entries of one node.
 _MOST_LEAVES = 16
 _MOST_ENTRIES = 8
@@ -136,7 +136,7 @@ def _broken_widths(columns: Sequence[_Column]) -> list[int]:
     ]
     texts = [i for i, each in enumerate(columns) if each.is_text]
     while sum(widths) + _TIGHT_GAP * (len(widths) - 1) > TEXT_WIDTH:
-        wide = [i for i in texts if widths[i] > words[i]]
+        wide = [i for i in texts if widths[i] > max(words[i], _LEAST_TEXT)]
         wide = wide or [i for i in texts if widths[i] > _LEAST_TEXT]
         if not wide:
             break
