@@ -2,8 +2,10 @@
 
 import ast
 import importlib.util
+import json
 import pathlib
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,16 @@ FOLDERS = {f"{name}/README": ROOT / name / "README.md" for name in ("benchmarks"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 # The pages that a reader comes to first; the others take longer.
 DEFAULT = ("README", "explain", "many_processes")
+NOTEBOOKS = sorted(ROOT.glob("docs/*.ipynb"))
+# What the cells of a notebook must have reached.
+LEARNED = {
+    "tutorial_budget": lambda found: found["whole"].memory.peak <= 40 * 2**20,
+    "tutorial_chip": lambda found: found["plan"].verified.peak_bytes <= found["chip"].budget,
+    "tutorial_link": lambda found: (
+        found["held_out"](found["state"].params) < 1.2 * found["held_out"](found["dense"].params)
+        and found["sent"] < found["sent_dense"] / 100
+    ),
+}
 # What the last block of a page must have reached.
 SHOWN = {
     "out_of_memory": lambda found: found["whole"].memory.peak <= 120 * 2**20,
@@ -115,6 +127,26 @@ def names_of_coming_from():
         "loss_fn": lambda params, batch, key: loss(params, batch), "tx": optax.adam(0.1),
         "body": lambda carry, x: (jnp.tanh(carry + x), carry), "carry": jnp.ones(8),
     }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_runs(path, monkeypatch):
+    """Its cells in this process, on eight devices: each stands as a reader runs it."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    assert not any(c["outputs"] for c in cells)  # none with a path of the machine that ran it
+    codes = ["".join(cell["source"]) for cell in cells]
+    if "IPython" in imported("\n".join(codes)):
+        pytest.importorskip("IPython", reason="pip install -e '.[docs]'")
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    found = {}
+    with jax.numpy_rank_promotion("allow"):
+        for code in codes:
+            exec(compile(code, f"docs/{path.name}", "exec"), found)
+    if check := LEARNED.get(path.stem):
+        assert check(found)
 
 
 def imported(code):
