@@ -17,10 +17,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-_WIDTH = 110
+TEXT_WIDTH = 80
+"""Columns of a terminal, which reports and tables are written for."""
+
+# Between two columns of a table, and in one that is wider than a terminal.
+_GAP, _TIGHT_GAP = 3, 2
+# The least columns that a text gets in a table that is too wide.
+_LEAST_TEXT = 12
 # Of a tree's text: leaves that are shown one by one, and entries of one node.
 _MOST_LEAVES = 16
 _MOST_ENTRIES = 8
@@ -74,18 +81,67 @@ def exchange_text(sent: int, again: int, bandwidth: float | None) -> str:
 
 
 def table_text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as plain text, the first two columns to the left, numbers to the right."""
-    out = Table(box=box.SIMPLE_HEAD)
-    for i, head in enumerate(heads):
-        out.add_column(head, justify="left" if i < 2 else "right")
+    """A table as plain text, the first two columns to the left, numbers to the right.
+
+    Columns without an entry are left out. A table that is wider than a terminal of 80 columns has
+    narrower gaps, and its heads and texts are broken; numbers never are.
+    """
+    filled = [i for i in range(len(heads)) if any(row[i] for row in rows)] or [*range(len(heads))]
+    columns = [_Column(heads[i], [row[i] for row in rows], i < 2) for i in filled]
+    fits = sum(each.natural + _GAP for each in columns) < TEXT_WIDTH
+    widths = [each.natural for each in columns] if fits else _broken_widths(columns)
+    out = Table(box=box.SIMPLE_HEAD, collapse_padding=not fits, pad_edge=fits, show_edge=fits)
+    for each, width in zip(columns, widths, strict=True):
+        side = "left" if each.is_left else "right"
+        out.add_column(each.head, justify=side, width=width, overflow="fold")
     for row in rows:
-        out.add_row(*row)
+        out.add_row(*(row[i] for i in filled))
     # Names of users are no markup.
     plain = {"markup": False, "emoji": False, "color_system": None, "force_jupyter": False}
-    console = Console(width=_WIDTH, **plain)
+    console = Console(width=sum(widths) + _GAP * len(widths) + 1, **plain)
     with console.capture() as capture:
         console.print(out)
     return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())
+
+
+class _Column(NamedTuple):
+    """A column of a table, and how wide it is."""
+
+    head: str
+    cells: Sequence[str]
+    is_left: bool
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its cells may be broken: numbers with their units are none."""
+        return self.is_left or any(cell[:1].isalpha() for cell in self.cells)
+
+    @property
+    def natural(self) -> int:
+        """Its width with nothing broken."""
+        return max(map(cell_len, [self.head, *self.cells]))
+
+    @property
+    def words(self) -> int:
+        """Its least width with no word broken, and no number."""
+        cells = " ".join(self.cells).split() if self.is_text else self.cells
+        return max(map(cell_len, ["", *self.head.split(), *cells]))
+
+
+def _broken_widths(columns: Sequence[_Column]) -> list[int]:
+    """Return the widths of columns that are too wide: at blanks first, then within long words."""
+    words = [each.words for each in columns]
+    widths = [
+        each.natural if each.is_text else least for each, least in zip(columns, words, strict=True)
+    ]
+    texts = [i for i, each in enumerate(columns) if each.is_text]
+    while sum(widths) + _TIGHT_GAP * (len(widths) - 1) > TEXT_WIDTH:
+        wide = [i for i in texts if widths[i] > max(words[i], _LEAST_TEXT)]
+        wide = wide or [i for i in texts if widths[i] > _LEAST_TEXT]
+        if not wide:
+            break
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
 
 
 class Grid(NamedTuple):

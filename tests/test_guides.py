@@ -2,11 +2,18 @@
 
 import ast
 import importlib.util
+import json
 import pathlib
 import re
+import sys
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
+from flax import linen as nn
+
+import jrc
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {page.stem: page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
@@ -15,8 +22,19 @@ FOLDERS = {f"{name}/README": ROOT / name / "README.md" for name in ("benchmarks"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 # The pages that a reader comes to first; the others take longer.
 DEFAULT = ("README", "explain", "many_processes")
+NOTEBOOKS = sorted(ROOT.glob("docs/*.ipynb"))
+# What the cells of a notebook must have reached.
+LEARNED = {
+    "tutorial_budget": lambda found: found["whole"].memory.peak <= 40 * 2**20,
+    "tutorial_chip": lambda found: found["plan"].verified.peak_bytes <= found["chip"].budget,
+    "tutorial_link": lambda found: (
+        found["held_out"](found["state"].params) < 1.2 * found["held_out"](found["dense"].params)
+        and found["sent"] < found["sent_dense"] / 100
+    ),
+}
 # What the last block of a page must have reached.
 SHOWN = {
+    "out_of_memory": lambda found: found["whole"].memory.peak <= 120 * 2**20,
     "low_communication": lambda found: int(found["state"].opt_state.rounds) == 2,
     "meshes": lambda found: not found["info"].synchronised,
     "plan": lambda found: found["plan"].verified.peak_bytes <= 10 * 2**20,
@@ -58,6 +76,77 @@ def test_every_recipe_runs_alone(title):
         exec(compile(code, f"docs/recipes.md, {title}", "exec"), found)
     if "info" in found:
         assert found["info"].loss > 0 and not found["info"].skipped
+
+
+@pytest.mark.slow
+def test_every_call_of_coming_from_runs(tmp_path, monkeypatch):
+    """Whole calls in the second columns, one after the other: `...` is none."""
+    monkeypatch.chdir(tmp_path)
+    head, _, _ = PAGES["coming_from"].read_text().partition("## Paddle")
+    cells = [row.split(" | ", 1)[1] for row in head.splitlines() if row.startswith("| ")]
+    spans = [each.replace("\\|", "|") for each in re.findall("`([^`]+)`", " ".join(cells))]
+    call = re.compile(r"([\w, ]+ = )?(jrc|jax|plan|report)\.\w+\(.+\)(\(.*\))?")
+    calls = [each for each in spans if call.fullmatch(each)]
+    assert len(calls) > 30
+    found = names_of_coming_from()
+    moved = pytest.warns(UserWarning, match="Offload")  # a CPU has one memory
+    with jax.numpy_rank_promotion("allow"), moved:
+        for call in calls:
+            exec(compile(call, f"docs/coming_from.md: {call}", "exec"), found)
+            if lean := found.pop("lean", None):
+                args = ("w", "x") if "(block" in call else ("params", "batch")
+                whole = found["block"] if "(block" in call else found["loss"]
+                both = [jax.grad(lambda *a, f=f: jnp.sum(f(*a))) for f in (lean, whole)]
+                one, two = (jax.tree.leaves(grad(*(found[arg] for arg in args))) for grad in both)
+                for a, b in zip(one, two, strict=True):
+                    assert jnp.allclose(a, b, rtol=1e-5)
+
+
+def names_of_coming_from():
+    """What the first lines of the page say of its names."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(8)(x)
+
+    def block(w, x):
+        return jnp.tanh(x @ w)
+
+    def loss(params, batch):
+        x = batch
+        for i, w in enumerate(params):
+            x = jrc.mark(block(w, x), f"block_{i}")
+        return jnp.mean(jrc.mark(jnp.sin(x), "hidden") ** 2)
+
+    params, batch = [jnp.eye(8) / 2] * 3, jnp.ones((64, 8))
+    return {
+        "jrc": jrc, "jax": jax, "jnp": jnp, "block": block, "loss": loss, "Block": Block,
+        "params": params, "batch": batch, "w": params[0], "x": batch, "xs": batch,
+        "f": lambda x: jnp.sum(jnp.tanh(x)), "functions": [jnp.tanh, jnp.sin],
+        "loss_fn": lambda params, batch, key: loss(params, batch), "tx": optax.adam(0.1),
+        "body": lambda carry, x: (jnp.tanh(carry + x), carry), "carry": jnp.ones(8),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_runs(path, monkeypatch):
+    """Its cells in this process, on eight devices: each stands as a reader runs it."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    assert not any(c["outputs"] for c in cells)  # none with a path of the machine that ran it
+    codes = ["".join(cell["source"]) for cell in cells]
+    if "IPython" in imported("\n".join(codes)):
+        pytest.importorskip("IPython", reason="pip install -e '.[docs]'")
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    found = {}
+    with jax.numpy_rank_promotion("allow"):
+        for code in codes:
+            exec(compile(code, f"docs/{path.name}", "exec"), found)
+    if check := LEARNED.get(path.stem):
+        assert check(found)
 
 
 def imported(code):

@@ -137,6 +137,32 @@ def test_a_table_as_text_displays_nothing_in_a_notebook(monkeypatch):
     assert (table_text(("a", "b"), [("1", "2")]), str(advice)) == texts
 
 
+def test_a_table_fits_a_terminal():
+    """Empty columns are left out; what is too wide is broken, and numbers are whole."""
+    heads = ("value", "made at", "mark", "each one", "bytes")
+    short = table_text(heads, [("a", "net.py:1", "", "1 KiB", "2 KiB")]).splitlines()
+    assert short[0] == "  value   made at    each one   bytes" and "mark" not in short[0]
+    wide = [("12 x " + "name " * 20, "net.py:1", "", f"{n},000.00 KiB", "2 KiB") for n in (1, 2)]
+    lines = table_text(heads, wide).splitlines()
+    assert max(map(len, lines)) == 80 and len(lines) > 4
+    assert lines[0].split() == ["value", "made", "at", "each", "one", "bytes"]
+    text = "\n".join(lines)
+    assert text.count("name") == 40 and "1,000.00 KiB  2 KiB" in text and "…" not in text
+    # A head is broken where its numbers are narrower, and a name without a blank anywhere.
+    lines = table_text(("", *["a long head"] * 9), [("x" * 90, "b", *["1"] * 8)]).splitlines()
+    assert max(map(len, lines)) <= 80 and "".join(lines).count("x") == 90
+    # Numbers that need more than a terminal has are not cut.
+    lines = table_text(("", "", *"abcdefgh"), [("name", "of", *["1,000,000 KiB"] * 8)]).splitlines()
+    assert lines[-1].count("1,000,000 KiB") == 8
+
+
+def test_lists_of_targets_fit_a_terminal():
+    shown = [jrc.targets(), *map(jrc.target, ("v5e", "h100:8x2", "gb200", "tpu7x"))]
+    assert max(len(line) for each in shown for line in str(each).splitlines()) <= 80
+    heads = str(jrc.targets()).splitlines()[1].split()
+    assert heads == ["name", "one", "device", "memory", "TFLOP/s", "bandwidth", "host", "links"]
+
+
 def test_names_are_shown_as_they_are():
     """No markup of rich, no emoji, no formula of matplotlib, and in the legend."""
     names = ("blk[a]", "a[/b]", "h:fire:0", r"$\frac0$")

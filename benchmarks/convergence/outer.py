@@ -196,7 +196,7 @@ def _loss_row(name: str, seeds: Mapping[str, Any], dense: Mapping[str, Any]) -> 
         str(len(seeds)),
         f"{first['rounds']:,}",
         f"{_mean(seeds, 'loss'):.3f}",
-        "-" if name == "adamw" else _to_dense(seeds, dense),
+        "-" if name == "adamw" else to_dense(seeds, dense),
         f"{_mean(seeds, 'train_loss'):.3f}",
         network_text(first["bytes_sent"]),
         _largest_text(first),
@@ -205,7 +205,7 @@ def _loss_row(name: str, seeds: Mapping[str, Any], dense: Mapping[str, Any]) -> 
     )
 
 
-def _to_dense(seeds: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
+def to_dense(seeds: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
     """Return how far the loss is from dense with equal seeds: mean, and range of several."""
     both = sorted(seeds.keys() & dense.keys())
     if not both:

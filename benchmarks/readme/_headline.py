@@ -13,6 +13,7 @@ from benchmarks._lib.report import has_result, result
 from benchmarks._lib.table import Row, Table
 from benchmarks._private import memory_text, network_text, seconds_text
 from benchmarks.convergence._tables import brief
+from benchmarks.convergence.outer import to_dense
 from benchmarks.targets._largest_tables import PLAN, rate_text
 from benchmarks.targets._models import FULL
 
@@ -20,6 +21,10 @@ MODELS = {
     "gpt": "GPT, 12 x 256, 4 x 512 tokens",
     "resnet": "ResNet-50, 64 images, 32 x 32",
 }
+
+
+# Methods of `benchmarks.network.training`, of which `benchmarks.convergence.outer` has the loss.
+NETWORK = {"sparseloco_15": "`SparseLoCo(15)`, AdamW", "dgc": "DGC 99.9 %, momentum SGD"}
 
 
 def example() -> str:
@@ -94,29 +99,26 @@ def byte_rows() -> Iterator[Row]:
 
 
 def network_rows() -> Iterator[Row]:
-    """Yield DGC beside the faster of the two dense exchanges, JAX's and PyTorch's."""
-    found = result("network")
-    size = _millions(found["parameters"])
-    yield settings(f"Step of {size}, 99.9 %", "float32", '`wire="f32"`, `min_size=16384`')
-    for name in ("4 processes, 1 Gbit/s", "4 processes, 100 Mbit/s"):
-        run = found["runs"][name]
-        dense = min((run[way] for way in ("dense", "ddp") if way in run), key=_seconds)
-        whose = "PyTorch DDP" if dense is run.get("ddp") else "JAX"
-        yield (
-            name,
-            f"{seconds_text(dense['seconds'])} ({whose})",
-            seconds_text(run["dgc"]["seconds"]),
-            f"1/{dense['seconds'] / run['dgc']['seconds']:.1f}",
-            "8 bytes a parameter",
-        )
+    """Yield training steps beside PyTorch's DDP, with what each method costs in loss."""
+    found = result("network_training")
+    losses = result("outer")["runs"]
+    what = f"Training step, GPT of {_millions(found['parameters'])}"
+    yield settings(what, "PyTorch DDP, AdamW", "4 processes, 2 cores")
+    for method, name in NETWORK.items():
+        for link in ("1 Gbit/s", "100 Mbit/s"):
+            run = found["runs"][f"4 processes, {link}"]["methods"]
+            dense, ours = run["ddp"]["seconds"], run[method]["seconds"]
+            yield (
+                f"{link}, {name}",
+                seconds_text(dense),
+                seconds_text(ours),
+                f"1/{dense / ours:.1f}",
+                f"{to_dense(losses[method], losses['adamw'])} loss",
+            )
 
 
 def _millions(parameters: int) -> str:
     return f"{parameters / 1e6:.1f} M parameters"
-
-
-def _seconds(way: dict[str, Any]) -> float:
-    return way["seconds"]
 
 
 def trained() -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 from typing import Any
 
 from jrc._errors import public
@@ -9,7 +10,7 @@ from jrc._targets.chips import CHIPS, TPU_KINDS, Chip, Figure
 from jrc._targets.compile_only import compile_only_devices
 from jrc._targets.gpu_description import HARDWARE
 from jrc._targets.names import ParsedName, parsed, rule_of
-from jrc._text import memory_text, table_text
+from jrc._text import TEXT_WIDTH, memory_text, table_text
 
 _FIGURES = {
     "memory_bytes": "B",
@@ -134,10 +135,10 @@ class Targets:
                 chip.name,
                 chip.title,
                 memory_text(chip.memory_bytes.value or 0),
+                "?" if (peak := chip.peak_flops.value) is None else f"{peak / 1e12:.4g}",
                 *(
                     _number(figure.value, unit)
                     for figure, unit in (
-                        (chip.peak_flops, "FLOP/s"),
                         (chip.memory_bandwidth, "B/s"),
                         (chip.host_bandwidth, "B/s"),
                         (chip.link_bandwidth, "B/s"),
@@ -146,11 +147,19 @@ class Targets:
             )
             for chip in self.chips.values()
         ]
-        heads = ("name", "one device", "memory", "bfloat16", "memory", "host", "links")
+        heads = ("name", "one device", "memory", "bfloat16 TFLOP/s", "bandwidth", "host", "links")
         shapes: dict[str, list[str]] = {}
         for chip in self.chips.values():
             shapes.setdefault(rule_of(chip), []).append(chip.name)
-        lines = [f"{', '.join(names)}: {rule}" for rule, names in shapes.items()]
+        lines = [
+            textwrap.fill(
+                f"{', '.join(names)}: {rule}",
+                TEXT_WIDTH,
+                subsequent_indent="  ",
+                break_on_hyphens=False,
+            )
+            for rule, names in shapes.items()
+        ]
         return "\n".join([table_text(heads, rows), *lines])
 
 

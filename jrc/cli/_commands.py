@@ -13,75 +13,74 @@ from jrc import remat
 from jrc._errors import name_of, public
 from jrc._targets import target as target_named
 from jrc._targets import targets as all_targets
-from jrc._text import memory_text
 from jrc.cli._console import print_text
 from jrc.cli._load_target import UsageError, load
 from jrc.cli._options import (
     budget_of,
     check_paths,
+    differentiated,
     gradient_options,
-    read_report,
+    target_option,
+    targets_of,
     tolerance_of,
 )
 from jrc.cli._plans_table import path_for, plans_table
-
-
-class PeakGrew(Exception):
-    """A peak is larger than in an earlier report."""
+from jrc.cli._reports import read_base, refuse_growth, reports_text
 
 
 def explain(options: argparse.Namespace) -> None:
-    """Print what one function's gradient saves, or of two functions and how they differ."""
-    asked = gradient_options(options)
+    """Print a report of a function, of two functions, or of one for each of several targets."""
+    asked, targets = differentiated(options), targets_of(options)
+    if options.compare and len(targets) > 1:
+        raise UsageError(
+            f"--compare must go with one --target, got {', '.join(targets)}. Leave out all but one."
+        )
     grown_by = tolerance_of(options.tolerance, options.against)
-    base = read_report(options.against) if options.against else None
-    targets = [options.target, *([options.compare] if options.compare else [])]
-    paths = _report_paths(options.json, targets)
+    bases = read_base(options.against, targets) if options.against else []
+    functions = [options.target, *([options.compare] if options.compare else [])]
+    paths = _report_paths(options.json, functions)
     for path in paths:
         check_paths(path, options.plot)
-    reports = [_report(target, options, asked) for target in targets]
+    reports = _reports(functions, targets, options, asked)
+    names = targets if len(targets) > 1 else _names(functions)
     texts = [str(report) for report in reports]
     if options.compare:
-        texts = [f"{name}: {text}" for name, text in zip(_names(targets), texts, strict=True)]
-        texts.append(reports[0].compare(reports[1], names=_names(targets)))
+        texts = [f"{name}: {text}" for name, text in zip(names, texts, strict=True)]
+        texts.append(reports[0].compare(reports[1], names=names))
     print_text("\n\n".join(texts))
-    for path, report in zip(paths, reports, strict=True):
+    if len(targets) > 1:
+        stored = [reports_text(dict(zip(targets, reports, strict=True)))]
+    else:
+        stored = [report.to_json() for report in reports]
+    for path, text in zip(paths, stored, strict=True):
         if path:
-            _write(path, report.to_json())
+            _write(path, text)
     if options.plot:
-        reports[0].plot(options.plot, *reports[1:], names=_names(targets))
+        reports[0].plot(options.plot, *reports[1:], names=names)
     if options.against:
-        _refuse_growth(reports[0], base, grown_by, options.against)
+        refuse_growth(reports[: len(bases)], bases, targets, grown_by, options.against)
 
 
-def _refuse_growth(report: Any, base: Any, grown_by: Callable[[int], int], path: str) -> None:
-    """Print a report beside an earlier one, and raise if the peak grew too much.
-
-    Raises:
-        PeakGrew: If it did.
-    """
-    print_text("\n" + base.compare(report, names=(path, "now")))
-    before, now = base.memory.peak, report.memory.peak
-    if now > before + grown_by(before):
-        raise PeakGrew(
-            f"the peak of `{report.name}` grew from {memory_text(before)} to {memory_text(now)}, "
-            f"by more than the tolerance of {memory_text(grown_by(before))}. The table above says "
-            "where. If it is meant, write the file again with --json."
-        )
+def _reports(
+    functions: Sequence[str],
+    targets: Sequence[str],
+    options: argparse.Namespace,
+    asked: dict[str, Any],
+) -> list[remat.Report]:
+    """Return the report of each function, or of one function for each target."""
+    # A compiler that is not installed is told before anything is traced.
+    places = [target_option(name) for name in targets] or [{}]
+    loaded = [load(name, options.arg, options.failures) for name in functions]
+    return [remat.explain(x.fn, *x.args, **asked, **place) for x in loaded for place in places]
 
 
-def _report_paths(path: str | None, targets: Sequence[str]) -> list[str | None]:
+def _report_paths(path: str | None, functions: Sequence[str]) -> list[str | None]:
     """Return the file of each report: with --compare, --json report.json is report-setup.json."""
-    if len(targets) == 1:
+    if len(functions) == 1:
         return [path]
-    short = [target.rpartition(":")[2] for target in targets]
+    short = [function.rpartition(":")[2] for function in functions]
     same = len(set(short)) < len(short)
     return [path_for(path, f"{i}" if same else name) for i, name in enumerate(short, 1)]
-
-
-def _report(name: str, options: argparse.Namespace, asked: dict[str, Any]) -> Any:
-    target = load(name, options.arg, options.failures)
-    return remat.explain(target.fn, *target.args, **asked)
 
 
 def plan(options: argparse.Namespace) -> None:

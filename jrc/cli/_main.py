@@ -7,13 +7,19 @@ from collections.abc import Sequence
 import jax
 
 from jrc import remat
-from jrc.cli._commands import PeakGrew
 from jrc.cli._console import print_error
 from jrc.cli._load_target import UsageError
 from jrc.cli._parser import parser
+from jrc.cli._reports import PeakGrew
 
 # The extra of this package that installs a platform.
 _EXTRAS = {"cuda": "cuda13", "gpu": "cuda13", "tpu": "tpu"}
+# What the errors of functions say, as an option.
+_OPTIONS = {
+    "has_aux=True": "--has-aux",
+    "jrc.plan(loss, ..., reserve=opt_state)": "jrc plan with --reserve",
+    "argnums=None of jrc.plan and jrc.explain": "--argnums none",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +69,9 @@ def _one_line(error: Exception, code: int) -> str:
     """Return the text of an error on one line, in the words of the command line."""
     text = " ".join(str(error).split())
     # The command prints its own name, and its options are not arguments.
-    text = re.sub(r"^jrc\.\w+: ", "", text).replace("has_aux=True", "--has-aux")
+    text = re.sub(r"^jrc\.\w+: ", "", text)
+    for argument, option in _OPTIONS.items():
+        text = text.replace(argument, option)
     if isinstance(error, PeakGrew):
         return text
     if isinstance(error, remat.BudgetError):

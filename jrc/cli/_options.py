@@ -1,7 +1,6 @@
 """What the command line's options mean: arguments of `jrc.plan`, budgets, paths."""
 
 import argparse
-import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +11,26 @@ from jrc.cli._load_target import UsageError
 
 
 def gradient_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what is differentiated and the target, as `jrc.plan` and `jrc.explain` take them."""
+    """Return what is differentiated and the target, as `jrc.plan` takes them.
+
+    Raises:
+        UsageError: If an option is wrong, or there is more than one target.
+    """
+    names = targets_of(options)
+    if len(names) > 1:
+        raise UsageError(
+            f"--target must be one accelerator, got {', '.join(names)}. Run "
+            f"`jrc {options.command}` once for each."
+        )
+    return differentiated(options) | (target_option(names[0]) if names else {})
+
+
+def differentiated(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what is differentiated, as `jrc.plan` and `jrc.explain` take it."""
     if options.argnums == "none" and options.has_aux:
         raise UsageError("--has-aux must go with a gradient, got --argnums none. Leave one out.")
     if options.argnums == "none":
-        asked: dict[str, Any] = {"argnums": None}
-        return asked | _target_of(options)
+        return {"argnums": None}
     try:
         numbers = tuple(int(n) for n in options.argnums.split(","))
     except ValueError:
@@ -26,13 +39,24 @@ def gradient_options(options: argparse.Namespace) -> dict[str, Any]:
             f"{options.argnums!r}."
         ) from None
     argnums = numbers[0] if len(numbers) == 1 else numbers
-    return {"argnums": argnums, "has_aux": options.has_aux} | _target_of(options)
+    return {"argnums": argnums, "has_aux": options.has_aux}
 
 
-def _target_of(options: argparse.Namespace) -> dict[str, Any]:
+def targets_of(options: argparse.Namespace) -> list[str]:
+    """Return the names of the targets that are asked for: `v5e:1, h100` are two."""
     if options.accelerator is None:
-        return {}
-    there = target_named(options.accelerator)
+        return []
+    names = [target_named(text.strip()).name for text in options.accelerator.split(",")]
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"--target must name each accelerator once, got {', '.join(names)}. Leave one out."
+        )
+    return names
+
+
+def target_option(name: str) -> dict[str, Any]:
+    """Return the target with its compiler started, as `jrc.plan` and `jrc.explain` take it."""
+    there = target_named(name)
     try:
         len(there.devices)  # starts the compiler, before anything is traced
     except ImportError as error:
@@ -89,15 +113,3 @@ def tolerance_of(text: str | None, against: str | None) -> Callable[[int], int]:
             f"--tolerance must be a share, 2%, or bytes, 64MiB, got {text!r}."
         ) from None
     return lambda _: size
-
-
-def read_report(path: str) -> Any:
-    """Return the report that `jrc explain --json` wrote."""
-    try:
-        return remat.Report.from_json(pathlib.Path(path).read_text())
-    except OSError as error:
-        raise UsageError(f"--against must be a file, got {path}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"--against must be a report, got {path}, which is no text.") from None
-    except ValueError as error:
-        raise UsageError(f"--against: {path}: {error}") from None

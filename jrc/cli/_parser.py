@@ -33,6 +33,7 @@ examples:
   jrc explain net:setup --arg layers=12 --plot memory.png --json report.json
   jrc explain net:setup --compare net:lean_setup
   jrc explain net:setup --against report.json --tolerance 2%      # for CI: 1 if the peak grew
+  jrc explain net:setup --target v5e,h100 --against report.json   # each target with its own
   jrc explain net:step_setup --argnums none           # a whole train step, as it is
   jrc plan net:setup --budget 2GiB --json plan.json
   jrc plan net:setup --budget 2GiB,4GiB,1.0           # one table
@@ -188,7 +189,8 @@ def _command(
         "--target",
         dest="accelerator",
         metavar="NAME",
-        help="compile for an accelerator that need not be there: v5e:2x2, h100; see jrc targets",
+        help="compile for an accelerator that need not be there: v5e:2x2, h100; see jrc targets. "
+        "explain takes several, v5e,h100, and writes their reports into one file",
     )
     command.add_argument("--json", metavar="PATH", help="write the result there")
     command.add_argument("--debug", action="store_true", help="show the traceback of an error")

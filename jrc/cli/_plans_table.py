@@ -35,11 +35,11 @@ def _row(text: str, plan: Plan | BudgetError) -> tuple[str, ...]:
     if isinstance(plan, BudgetError):
         return text, "none fits", f"at least {memory_text(plan.least_bytes)}", "", "", ""
     cost = plan.verified or plan.predicted
-    source = "" if plan.verified else " (predicted)"
+    about = "" if plan.verified else "~"  # predicted, as in the table of candidates
     return (
         f"{text} = {memory_text(plan.budget)}" if text[-1].isdigit() else text,
         _name(plan),
-        f"{memory_text(cost.peak_bytes)}{source}",
+        f"{about}{memory_text(cost.peak_bytes)}",
         "" if cost.seconds is None else seconds_text(cost.seconds),
         f"{cost.flops_ratio:.3f} x",
         f"{plan.compilations}",

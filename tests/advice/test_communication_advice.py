@@ -29,7 +29,7 @@ def test_the_first_way_that_keeps_replicas_computing_is_advised():
         assert jrc.communication_advice(params, 4, rate, 0.5).best == best
     slow = jrc.communication_advice(params, 4, "1kbit/s", 0.5)
     assert slow.best == min(slow.ways, key=lambda way: way.seconds).name
-    assert "every, for 90%" in str(slow)
+    assert "90%" in str(slow) and max(map(len, str(slow).splitlines())) <= 80
 
 
 def test_enough_steps_for_a_utilisation_are_enough_and_no_more():

@@ -32,6 +32,17 @@ def of_tree(params, x):
     return loss(params["w"], x)
 
 
+def of_step(loss_first=False):
+    """A train step of the user's own."""
+
+    def step(params, x):
+        value, grads = jax.value_and_grad(of_tree)(params, x)
+        new = jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
+        return (value, new, x) if loss_first else (new, value)
+
+    return step
+
+
 def cut(**options):
     return jax.grad(jrc.recompute_segments(loss, ["fc_1", "pred"], **options))(W, X)
 
@@ -275,6 +286,20 @@ ROWS = [
         lambda: jrc.plan(jax.grad(of_tree), {"w": W}, X, budget=1, verify=False), Type,
         "fn must return a floating scalar", "got dict from what looks like jax.grad(`of_tree`)",
         "Pass `of_tree` itself: jrc.plan differentiates it"),
+    *(
+        Row(f"jrc.{function.__name__}", f"a train step {what}", lambda function=function, step=step:
+            function(step, {"w": W}, X, **({} if function is jrc.explain else {"budget": 1})), Type,
+            "`step` must return a floating scalar", "got tuple with new values of its argument",
+            "Plan the loss, jrc.plan(loss, ..., reserve=opt_state), and call plan.apply(loss) in "
+            "the step; argnums=None of jrc.plan and jrc.explain takes the step as it is.")
+        for function in (jrc.plan, jrc.explain)
+        for what, step in (("", of_step()), ("under jax.jit", jax.jit(of_step())),
+                           ("that returns its loss first", of_step(loss_first=True)))
+    ),
+    Row("jrc.plan", "a step as it is", lambda: jrc.plan(of_step(), {"w": W}, X, budget=1,
+                                                         argnums=None), jrc.BudgetError,
+        "the peak of `step` is at least", "the budget is 1 B",
+        "of a train step plan the loss, with reserve=opt_state."),
     Row("jrc.plan", "too many compilations", lambda: planned(budget=1, compilations=11), Value,
         "a whole number from 1 to 10", "got 11", "Leave it out"),
     Row("jrc.plan", "too few arguments", lambda: jrc.plan(loss, W, budget=1), Type,

@@ -1,4 +1,4 @@
-"""Split the arguments of a loss function into leaves, and check what the function returns.
+"""Split the arguments of a loss function into leaves, and trace its gradient.
 
 >>> import jax.numpy as jnp
 >>> args = {"w": jnp.ones(3), "step": 4}, "train"
@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jrc._errors import name_of, named_like, running_name
@@ -26,6 +25,7 @@ from jrc.remat._gradient.compiled_memory import (
     device_of,
     memory_needed,
 )
+from jrc.remat._gradient.loss_of_result import loss_of_result
 from jrc.remat._gradient.numbers import settled
 
 # What JAX raises where Python needs the value of a tracer.
@@ -79,7 +79,12 @@ class Arguments:
 
     def result(self, out: Any, has_aux: bool) -> tuple[Any, list[Any]]:
         """Return the loss and the leaves of the auxiliary result, after checking both."""
-        return _result(out, has_aux, self)
+        return loss_of_result(out, has_aux, self.name, self._differentiated, self.is_wrapped)
+
+    def _differentiated(self) -> Any:
+        """Return the arguments that are differentiated, as `argnums` names them."""
+        tree, chosen = self.filled(self.of(self.arrays)), self.argnums
+        return tree[chosen] if isinstance(chosen, int) else tuple(tree[n] for n in chosen)
 
     def gradient(self, fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
         """Return the value and gradients of a function, as a function of all arrays.
@@ -303,73 +308,6 @@ def _checked(fn: Any, args: tuple[Any, ...], argnums: int | Sequence[int]) -> tu
             f"argnums must name each argument once, got {argnums!r}. Leave out the repeated one."
         )
     return chosen
-
-
-def _result(out: Any, has_aux: bool, arguments: Arguments) -> tuple[Any, list[Any]]:
-    """Return the loss and the auxiliary leaves of a function's result, after checking it."""
-    fn = arguments.name
-    if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
-        raise TypeError(
-            f"`{fn}` must return a pair (loss, aux) with has_aux=True, got "
-            f"{_described(out)}. If it returns the loss alone, leave has_aux out."
-        )
-    value, more = out if has_aux else (out, None)
-    if _is_loss(value):
-        return jnp.asarray(value), jax.tree.leaves(more)
-    if by := _gradient_of(value, arguments):
-        raise TypeError(
-            f"fn must return a floating scalar, the loss, got {_described(value)} from "
-            f"what looks like {by}(`{fn}`). Pass `{fn}` itself: {running_name()} differentiates it."
-        )
-    raise TypeError(
-        f"`{fn}` must return a floating scalar, the loss, got {_described(value)}. "
-        f"{_way_out(value, has_aux, arguments.is_wrapped)}"
-    )
-
-
-def _gradient_of(value: Any, arguments: Arguments) -> str | None:
-    """Return the transform of JAX that may have returned a value; `None` if it is no gradient."""
-    tree = arguments.filled(arguments.of(arguments.arrays))
-    chosen = arguments.argnums
-    given = tree[chosen] if isinstance(chosen, int) else tuple(tree[n] for n in chosen)
-    # One array may be anything, and so may what a function returns that is no transform.
-    if is_number(value) or not arguments.is_wrapped:
-        return None
-    if _shapes(value) == _shapes(given):
-        return "jax.grad"
-    pair = isinstance(value, tuple) and len(value) == 2 and _is_loss(value[0])
-    same = pair and not is_number(value[1]) and _shapes(value[1]) == _shapes(given)
-    return "jax.value_and_grad" if same else None
-
-
-def _shapes(tree: Any) -> Any:
-    """Return a tree's structure and the shapes of its leaves."""
-    leaves, treedef = jax.tree.flatten(tree)
-    return treedef, [getattr(leaf, "shape", None) for leaf in leaves]
-
-
-def _way_out(value: Any, has_aux: bool, is_wrapped: bool) -> str:
-    """Return the last sentence of the error for a result that is no loss."""
-    if not is_number(value) and not has_aux:
-        return "Return the loss alone; if it returns (loss, aux), pass has_aux=True."
-    if is_number(value) and jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
-        return "Take the real part of what it returns, or its absolute value."
-    more = "; in the place of jax.grad of a loss pass the loss itself" if is_wrapped else ""
-    return f"Sum or average what it returns{more}."
-
-
-def _is_loss(value: Any) -> bool:
-    """Return whether a value is a real floating scalar."""
-    if not is_number(value) or jnp.shape(value) != ():
-        return False
-    return jnp.issubdtype(jnp.result_type(value), jnp.floating)
-
-
-def _described(value: Any) -> str:
-    """Return a value's type for an error: `float32[4]`, or `dict`."""
-    if not is_number(value):
-        return type(value).__name__
-    return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
 
 
 def _is_differentiable(number: Any) -> bool:

@@ -138,7 +138,8 @@ class _FunctionAsItIs:
             raise BudgetError(
                 f"the peak of `{name_of(self.fn)}` is at least "
                 f"{exact_memory_text(lean.cost.peak)}; the budget is {exact_memory_text(budget)}. "
-                "Raise the budget, or make the arguments smaller.",
+                "Raise the budget, or make the arguments smaller; of a train step plan the loss, "
+                "with reserve=opt_state.",
                 lean.cost.peak,
                 self._plan(lean, forms, budget),
             )

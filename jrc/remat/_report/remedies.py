@@ -53,6 +53,13 @@ def remedies_of(report: ReportData) -> tuple[str, ...]:
             "values are saved for the backward pass: jrc.plan(fn, *args, budget='60%') recomputes "
             "some",
         )
+    elif memory.aliased or report.donatable:  # a step: its state has the types of its results
+        add(
+            memory.temporaries,
+            "temporaries of a train step: plan its loss, jrc.plan(loss, ..., reserve=opt_state), "
+            "and call plan.apply(loss) in the step",
+            _LARGE_SHARE,
+        )
     found.sort(key=lambda each: -each[0])
     texts = [text for _, text in found]
     if report.constants >= _LEAST_SHARE * peak and report.constants:

@@ -1,11 +1,19 @@
-"""Reports as text for a terminal of 110 columns: one, and two side by side."""
+"""Reports as text for a terminal of 80 columns: one, and two side by side."""
 
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jrc._targets import link_bandwidth_of
-from jrc._text import Grid, exchange_text, flops_text, memory_text, seconds_text, text_of
+from jrc._text import (
+    TEXT_WIDTH,
+    Grid,
+    exchange_text,
+    flops_text,
+    memory_text,
+    seconds_text,
+    text_of,
+)
 from jrc.remat._compiled.collectives import Collective
 from jrc.remat._gradient.opaque import opaque_lines
 from jrc.remat._gradient.saved_values import SavedValue
@@ -13,7 +21,6 @@ from jrc.remat._report.remedies import remedies_of
 from jrc.remat._report.report_data import ReportData, check_names, check_reports
 from jrc.remat._time.seconds import Seconds
 
-_WIDTH = 108
 # The most rows of saved values, and the smallest share of all bytes that has a row of its own.
 _MAX_ROWS = 14
 _MIN_SHARE = 0.005
@@ -29,7 +36,7 @@ _SHORT_DTYPES = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex
 def report_text(report: ReportData) -> str:
     """Return a report as text."""
     return "\n".join(
-        textwrap.fill(part, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        textwrap.fill(part, TEXT_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         if isinstance(part, str) and part.startswith(_WRAPPED)
         else str(part)
         for part in report_parts(report)

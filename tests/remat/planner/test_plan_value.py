@@ -388,7 +388,8 @@ def test_the_candidates_say_why_this_plan():
     shown = str(plan).splitlines()
     (line,) = [line for line in shown if line.strip().startswith(">")]
     place = f"{1 + row.index(chosen)} of {count}" if chosen in row else "manual"
-    assert f"> {place}" in line and "(compiled)" in line
+    assert f"> {place}" in line and "~" not in line
+    assert shown[-1].startswith("~ is in front of what is predicted") and max(map(len, shown)) <= 80
 
 
 SCRIPT = """

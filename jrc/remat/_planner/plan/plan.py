@@ -25,6 +25,7 @@ from jrc.remat._planner.plan.plan_candidates import (
     PlanCandidate,
     candidates_table,
     kept_table,
+    predicted_line,
     sent_text,
 )
 from jrc.remat._planner.plan.policy_by_names import ByName, lost_text, policy_of
@@ -354,6 +355,7 @@ class Plan:
         parts += opaque_lines(self.opaque)
         if len(self.candidates) > 1:
             parts.append(candidates_table(self.candidates))
+            parts.extend(predicted_line(self.candidates))
         return parts
 
 

@@ -10,6 +10,9 @@ from jrc.remat._planner.plan.saved_by_plan import BASELINE, Kept
 _KEPT_ROWS = 12
 _CANDIDATES_BESIDE = 2
 
+PREDICTED = "~"
+"""In front of what is predicted of a candidate that was not compiled."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
@@ -109,7 +112,10 @@ def kept_table(kept: Sequence[Kept]) -> Grid:
 
 
 def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
-    """Return the table of the plan, its neighbours, both ends of the list, and manual plans."""
+    """Return the table of the plan, its neighbours, both ends of the list, and manual plans.
+
+    What is predicted of a candidate, and not known from its compiled program, begins with `~`.
+    """
     names = [each.name for each in candidates]
     count = names.index(BASELINE) + 1 if BASELINE in names else len(names)
     chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
@@ -121,13 +127,13 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     rows = []
     for i in shown:
         each = candidates[i]
-        source = "" if each.compiled_peak_bytes is None else " (compiled)"
+        about = PREDICTED if each.compiled_peak_bytes is None else ""
         place = f"{i + 1} of {count}" if i < count else "manual"
         rows.append(
             (
                 f"{'> ' if each.is_chosen else ''}{place}",
                 each.name or each.change,
-                f"{memory_text(each.peak_bytes)}{source}",
+                f"{about}{memory_text(each.peak_bytes)}",
                 f"{each.predicted.flops_ratio:.3f} x",
                 *([_seconds_text(each)] if is_timed else []),
                 *([_host_text(each)] if offloads else []),
@@ -141,11 +147,19 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     return Grid(tuple(heads), rows)
 
 
+def predicted_line(candidates: Sequence[PlanCandidate]) -> list[str]:
+    """Return the line that says which figures of the candidates are predicted."""
+    if all(each.compiled_peak_bytes is not None for each in candidates):
+        return []
+    return [f"{PREDICTED} is in front of what is predicted; all else is of compiled programs"]
+
+
 def _seconds_text(each: PlanCandidate) -> str:
     if each.seconds is None:
         return ""
-    source = each.compiled_seconds_from or "predicted"
-    return f"{seconds_text(each.seconds)} ({source.partition(' ')[0]})"
+    about = PREDICTED if each.compiled_seconds is None else ""
+    measured = " (measured)" if each.compiled_seconds_from.startswith("measured") else ""
+    return f"{about}{seconds_text(each.seconds)}{measured}"
 
 
 def _host_text(each: PlanCandidate) -> str:
