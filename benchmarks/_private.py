@@ -24,7 +24,8 @@ from jrc._jaxpr import nbytes as nbytes
 from jrc._jaxpr import primitive_name as primitive_name
 from jrc._jaxpr import walk as walk
 from jrc._targets import abstract_on as abstract_on
-from jrc._targets import chip_of_device, target_device_context
+from jrc._targets import chip_of_device as chip_of_device
+from jrc._targets import target_device_context
 from jrc._text import memory_text as memory_text
 from jrc._text import network_text as network_text
 from jrc._text import seconds_text as seconds_text

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks._lib import platform
-from benchmarks._lib.report import Report, opened, write
+from benchmarks._lib.report import Report, opened, opened_parts, write, write_parts
 from benchmarks._lib.table import Table
 
 
@@ -33,16 +33,20 @@ class Run:
         report: What was measured so far: the content of `--out`, and `toy`.
         console: The terminal.
         status: Shows in one line what is being measured.
+        files: As of the benchmark.
     """
 
     options: argparse.Namespace
     report: Report
     console: Console
     status: Callable[[str], None]
+    files: tuple[str, ...] = ()
 
     def save(self) -> None:
         """Write the report to `--out`, if there is one."""
-        if self.options.out:
+        if self.options.out and self.files:
+            write_parts(self.options.out, self.report, self.files)
+        elif self.options.out:
             write(self.options.out, self.report)
 
     def sections(self, studies: Mapping[str, Callable[[], Report]]) -> None:
@@ -74,6 +78,8 @@ class Benchmark:
         toy: Values of options with `--toy`.
         keys: What every report of this benchmark has; with keys, a run adds to the report in
             `--out`, and refuses a file without them.
+        files: Names of parts of the report; with files `--out` is a folder, with a JSON file for
+            each part, which have the `keys`.
         problems: What a report breaks of the promises; any is an exit status of 1.
         plot: Writes the picture of a report into a folder; returns its path, or None.
         platform: The default of `--platform`; None is what JAX finds.
@@ -89,6 +95,7 @@ class Benchmark:
     )
     toy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     keys: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     problems: Callable[[Report], Iterable[str]] = lambda report: ()
     plot: Callable[[Report, pathlib.Path], pathlib.Path | None] | None = None
     platform: str | None = None
@@ -113,8 +120,9 @@ class Benchmark:
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("")
             run = Run(
-                options, report, console, lambda text: progress.update(task, description=text)
-            )
+                options, report, console,
+                lambda text: progress.update(task, description=text), self.files,
+            )  # fmt: skip
             self._measured(run)
         for table in self.tables(report):
             console.print(table.terminal())
@@ -135,7 +143,8 @@ class Benchmark:
         add("--toy", action="store_true", help="tiny sizes, to see that it runs")
         add("--platform", default=self.platform, help="cpu, gpu or tpu (default: what JAX finds)")
         verb = "continue and to write" if self.keys else "write"
-        add("--out", type=pathlib.Path, help=f"JSON file to {verb}")
+        what = "folder of JSON files" if self.files else "JSON file"
+        add("--out", type=pathlib.Path, help=f"{what} to {verb}")
         if self.plot:
             add("--plot", type=pathlib.Path, help="folder for the picture")
         options = parser.parse_args(argv)
@@ -145,7 +154,10 @@ class Benchmark:
         return options
 
     def _begun(self, options: argparse.Namespace) -> Report:
-        old = opened(options.out, self.name, *self.keys) if self.keys else {}
+        if self.files:
+            old = opened_parts(options.out, self.name, self.files, *self.keys)
+        else:
+            old = opened(options.out, self.name, *self.keys) if self.keys else {}
         if old.get("toy", options.toy) != options.toy:
             sizes = "toy" if old["toy"] else "full"
             sys.exit(

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 Report = dict[str, Any]
@@ -36,6 +37,29 @@ def opened(path: pathlib.Path | None, who: str, *keys: str) -> Report:
             f"{', '.join(keys)}. Choose another file."
         )
     return found
+
+
+def opened_parts(folder: pathlib.Path | None, who: str, names: Sequence[str], *keys: str) -> Report:
+    """Return the report whose parts are files of a folder: `{name: part}`, and `toy` of one.
+
+    Args:
+        folder: The folder; without one, or where no file exists, the report is empty.
+        who: The benchmark, for the error.
+        names: The parts; each is the file `<name>.json`.
+        keys: What every part has.
+    """
+    found = {name: opened(folder and folder / f"{name}.json", who, *keys) for name in names}
+    found = {name: part for name, part in found.items() if part}
+    toy = [part["toy"] for part in found.values() if "toy" in part]
+    return {**found, **({"toy": toy[0]} if toy else {})}
+
+
+def write_parts(folder: pathlib.Path, report: Report, names: Sequence[str]) -> None:
+    """Write each part that a report has into its file of a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name in report:
+            write(folder / f"{name}.json", {"toy": report["toy"], **report[name]})
 
 
 def write(path: pathlib.Path, report: Report) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks._lib.child import ROOT
 from benchmarks.dgc import accelerators
+from benchmarks.memory import autochunker
 from benchmarks.readme import _api, _headline
 from benchmarks.readme._parts import PARTS, part, regrets
 from benchmarks.targets import prediction, sharded_step
@@ -21,6 +22,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"headline": _headline.headline},
     "docs/api.md": {"api": _api.page},
     "docs/benchmarks.md": {"trained": _headline.trained},
+    "docs/chunks.md": {"autochunker": part("autochunker", autochunker.tables)},
     "docs/dgc.md": {"accelerators": part("accelerators", accelerators.tables)},
     "docs/meshes.md": {"sharded_step": part("sharded_step", sharded_step.tables)},
     "docs/targets.md": {"prediction": part("prediction", prediction.tables), "regret": regrets},

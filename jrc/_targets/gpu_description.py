@@ -43,7 +43,7 @@ HARDWARE: Mapping[str, GpuHardware] = {
     "a100-40": GpuHardware("NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 1.41, 40 * _MIB, _AMPERE),
     "a100-80": GpuHardware("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 40 * _MIB, _AMPERE),
     "h100": GpuHardware("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 50 * _MIB, _HOPPER),
-    "h200": GpuHardware("NVIDIA H200 141GB HBM3e", (9, 0), 132, 128, 1.98, 50 * _MIB, _HOPPER),
+    "h200": GpuHardware("NVIDIA H200", (9, 0), 132, 128, 1.98, 50 * _MIB, _HOPPER),
     "b200": GpuHardware("NVIDIA B200", (10, 0), 148, 128, 1.965, 132_644_864, _HOPPER),
     "gb200": GpuHardware("NVIDIA GB200", (10, 0), 152, 128, 2.062, 135_528_448, _HOPPER),
     "l40s": GpuHardware("NVIDIA L40S", (8, 9), 142, 128, 2.52, 96 * _MIB, 100 * 1024, 1536),

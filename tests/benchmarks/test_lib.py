@@ -1,8 +1,10 @@
 """The library that benchmarks share: command line, report files, tables, child processes."""
 
+import dataclasses
 import doctest
 import functools
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +126,61 @@ def test_programs_take_turns():
 def test_a_failing_child_raises_with_its_errors():
     with pytest.raises(RuntimeError, match="benchmarks.no_module failed:\n.*No module named"):
         list(child.results_of("no_module", {}))
+
+
+CHILD = """
+import sys, time
+from benchmarks._lib import child
+settings = child.settings()
+print("a library prints this")
+for i in range(settings["count"]):
+    child.answer({"i": i})
+sys.stdout.write('result: {"half')
+sys.stdout.flush()
+if settings["waits"]:
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """A child process that answers, prints something else, and may wait for a minute."""
+    real = child.sys.executable
+    (tmp_path / "one.py").write_text(CHILD)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH=. exec {real} {tmp_path}/one.py "$3"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(child.sys, "executable", str(python))
+
+
+def test_what_a_library_prints_is_no_result(script):
+    assert list(child.results_of("one", {"count": 2, "waits": False})) == [{"i": 0}, {"i": 1}]
+
+
+def test_a_child_ends_with_its_time_and_with_its_iterator(script):
+    began = time.monotonic()
+    results = child.results_of("one", {"count": 1, "waits": True}, limit=3.0)
+    assert next(results) == {"i": 0}
+    with pytest.raises(TimeoutError, match="benchmarks.one ran for longer than 3 s."):
+        next(results)
+    results = child.results_of("one", {"count": 1, "waits": True})
+    assert next(results) == {"i": 0}
+    results.close()
+    assert time.monotonic() - began < 30
+
+
+def test_parts_are_files_of_a_folder(tmp_path):
+    def both(run):
+        run.report |= {"a": {"figure": 1}, "b": {"figure": 2}}
+        run.save()
+        assert json.loads((tmp_path / "out" / "b.json").read_text())["figure"] == 2
+
+    one = benchmark(both, keys=("figure",), files=("a", "b", "c"))
+    one = dataclasses.replace(one, tables=lambda report: [])
+    report = one.main(["--out", str(tmp_path / "out")])
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.json", "b.json"]
+    again = dataclasses.replace(one, measure=lambda run: None)
+    assert again.main(["--out", str(tmp_path / "out")])["b"]["figure"] == report["b"]["figure"]
 
 
 def recomputed_gpt(scan):

@@ -1,0 +1,1 @@
+"""What an accelerator is wanted for, in one run of a few minutes."""
