@@ -3,6 +3,7 @@
 `MODELS` are the models of the first rows with the sizes that `benchmarks/_models` gives them.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ def example() -> str:
 
 def headline() -> str:
     """Return a row for each kind of saving: memory, gradient bytes, time on slow links."""
-    rows = [*memory_rows(), *target_rows(), *byte_rows(), *network_rows()]
+    rows = [*memory_rows(), *target_rows(), *chunk_rows(), *byte_rows(), *network_rows()]
     return Table("", ("", "without jrc", "with jrc", "", "price"), rows).markdown()
 
 
@@ -63,9 +64,9 @@ def memory_rows() -> Iterator[Row]:
 
 
 def target_rows() -> Iterator[Row]:
-    """Yield the largest batches of GPT-2 on targets: of the best way by hand, and of a plan."""
+    """Yield the largest batches on targets: of the best way by hand, and of a plan."""
     rows = result("targets")["rows"] if has_result("targets.json") else {}
-    for key in (key for key in ("gpt2_124m h100", "gpt2_124m v5e:1") if key in rows):
+    for key in (key for key in ("gpt2_124m h100", "llama_1b h100") if key in rows):
         ways = dict(rows[key]["ways"])
         plan = ways.pop(PLAN)
         name, best = max(ways.items(), key=lambda way: (way[1]["batch"], -way[1]["flops"]))
@@ -80,6 +81,41 @@ def target_rows() -> Iterator[Row]:
 
 def _more(way: Mapping[str, Any]) -> str:
     return f"{100 * (way['flops'] - 1):.1f}"
+
+
+def chunk_rows() -> Iterator[Row]:
+    """Yield what chunks fit: the longest sequence of a Llama, and a head with its loss."""
+    if has_result("longest_sequence.json"):
+        report = result("longest_sequence")
+        by_hand, plan = (_longest(report, way) for way in ("every block", "plan"))
+        more = 100 * (report["rows"][str(plan)]["plan"]["flops"] - 1)
+        yield (
+            f"Llama 1B, tokens of one sequence, {report['target']}",
+            f"{by_hand:,} (every block)",
+            f"{plan:,}",
+            f"{plan / by_hand:.0f} x",
+            f"{more:.0f} % more FLOPs",
+        )
+    if has_result("autochunker.json"):
+        report = result("autochunker")
+        plan = report["rows"]["32"]
+        base = report["baseline"]
+        yield (
+            "Head and loss, 32,768 tokens, 128,256 words",
+            f"{base['peak'] / 1e9:.1f} GB",
+            f"{plan['peak'] / 1e9:.2f} GB",
+            f"1/{base['peak'] / plan['peak']:.0f}",
+            f"{100 * (plan['flops'] - 1):.2f} % more FLOPs",
+        )
+
+
+def _longest(report: Mapping[str, Any], way: str) -> int:
+    """The most tokens of which the program fits the budget."""
+    return max(
+        int(length)
+        for length, row in report["rows"].items()
+        if (row[way]["peak"] or math.inf) <= report["budget"]
+    )
 
 
 def byte_rows() -> Iterator[Row]:
