@@ -16,13 +16,16 @@ from benchmarks.dgc import accelerators
 from benchmarks.memory import autochunker
 from benchmarks.readme import _api, _headline
 from benchmarks.readme._parts import PARTS, part, regrets
-from benchmarks.targets import prediction, sharded_step
+from benchmarks.targets import longest_sequence, prediction, sharded_step
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"headline": _headline.headline},
     "docs/api.md": {"api": _api.page},
     "docs/benchmarks.md": {"trained": _headline.trained},
-    "docs/chunks.md": {"autochunker": part("autochunker", autochunker.tables)},
+    "docs/chunks.md": {
+        "autochunker": part("autochunker", autochunker.tables),
+        "longest": part("longest_sequence", longest_sequence.tables),
+    },
     "docs/dgc.md": {"accelerators": part("accelerators", accelerators.tables)},
     "docs/meshes.md": {"sharded_step": part("sharded_step", sharded_step.tables)},
     "docs/targets.md": {"prediction": part("prediction", prediction.tables), "regret": regrets},
