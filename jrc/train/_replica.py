@@ -32,7 +32,7 @@ class StepInfo(NamedTuple):
         density: Share of the compressed entries that was sent; 1 without compression.
         bytes_sent: Bytes that each device sent for gradients over the axes of the step.
         skipped: Whether parameters, optimizer and model state were left unchanged because a
-            gradient was not finite (only with a `DGCState`).
+            gradient was not finite (with a `DGCState`, or in a round).
         bytes_received: Bytes that each device received for gradients: in ring algorithms as many
             as it sent.
         norm_kept: L2 norm of the residual gradients of all replicas after the step; 0 without

@@ -1,4 +1,4 @@
-"""What a value that is not finite on one replica does. This is the one place that decides it.
+"""What a value that is not finite on one replica does, in a step and in a round.
 
 - A mean of gradients has it on every replica, as in any step of JAX; nothing is skipped, and
   `optax.apply_if_finite` acts on all replicas alike.
