@@ -71,13 +71,13 @@ def target_rows() -> Iterator[Row]:
             f"{rows[key]['model']}, batch, {rows[key]['target']}",
             f"{best['batch']:,}{rate_text(best)} ({'every block' if name == FULL else name})",
             f"{plan['batch']:,}{rate_text(plan)}",
-            f"{plan['batch'] / best['batch']:.2f} x",
-            f"{_more(plan)} % ({_more(best)}) FLOPs",
+            f"{plan['batch'] / best['batch']:.1f} x",
+            f"+{_more(plan)} % (+{_more(best)}) FLOPs",
         )
 
 
 def _more(way: Mapping[str, Any]) -> str:
-    return f"{100 * (way['flops'] - 1):.1f}"
+    return f"{100 * (way['flops'] - 1):.0f}"
 
 
 def chunk_rows() -> Iterator[Row]:

@@ -90,10 +90,39 @@ def wide_regions(program: Program, narrow: int, apart: Iterable[int] = ()) -> li
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
         if -p not in taken and -p not in growing.apart:
             region = _best_region(growing, v)
-            if region is not None:
+            if region is not None and _can_run_in_turn(program, [*found, region]):
                 found.append(region)
                 taken.update(region.equations)
     return sorted(found, key=lambda region: region.equations)
+
+
+def _can_run_in_turn(program: Program, regions: Sequence[Region]) -> bool:
+    """Whether no two regions wait for each other, directly or through what stands between."""
+    owner = {p: n for n, each in enumerate(regions) for p in each.equations}
+    reads: list[set[Any]] = [set(x for x, _ in each.slices.given) for each in regions]
+    for known, each in zip(reads, regions, strict=True):
+        known.update(each.slices.whole)
+    # What each region needs of the others, through equations outside.
+    needs: list[set[int]] = []
+    for n, known in enumerate(reads):
+        wanted, seen = list(known), set[int]()
+        found: set[int] = set()
+        while wanted:
+            p = program.producer[wanted.pop()]
+            if p == INPUT or p in seen:
+                continue
+            seen.add(p)
+            if p in owner:
+                found.add(owner[p])
+            else:
+                wanted += program.reads(p)
+        needs.append(found)
+        if n in found:
+            return False
+    done: set[int] = set()
+    while ready := [n for n, need in enumerate(needs) if n not in done and need <= done]:
+        done.update(ready)
+    return len(done) == len(regions)
 
 
 def region_of_widest(program: Program, narrow: int) -> Region | None:

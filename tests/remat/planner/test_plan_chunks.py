@@ -185,3 +185,19 @@ def test_a_region_waits_for_what_it_reads_and_runs_before_its_readers():
     moved = dataclasses.replace(chunks[0], cut=((0, 9, 0),))
     with pytest.raises(ValueError, match=r"Plan\.chunks must be regions of the program"):
         in_chunks(program, [moved])
+
+
+def test_of_regions_that_wait_for_each_other_one_stays_whole():
+    """Each reads a sum of the other; no order of two loops computes both."""
+
+    def fn(w, v, x):
+        a, b = jnp.tanh(x @ w), jnp.tanh(x @ v)
+        return jnp.mean(jnp.sin(a * jnp.mean(b**2)) ** 2) + jnp.mean(jnp.cos(b * jnp.mean(a)) ** 2)
+
+    args = (HEAD[0], HEAD[0][::-1], HEAD[1])
+    program = program_of(fn, args)
+    chunks = chunks_within(program, 2**20, 2**20)
+    assert len(chunks) == 1
+    close(in_chunks(program, chunks)(*args), [fn(*args)])
+    plan = jrc.plan(fn, *args, budget="40%", argnums=(0, 1), minimize="flops")
+    close(plan.apply(fn)(*args), fn(*args))
