@@ -228,7 +228,7 @@ def _in_chunks(
             inner = dataclasses.replace(each, path=each.path[1:])
             loops.setdefault(each.path[0], []).append(inner)
     program = Program(_with_loops(program, loops, inline))
-    regions = [region_of(program, each) for each in here]
+    regions = _with_shared([region_of(program, each) for each in here])
     order = _order(program, here, [slices for slices, _ in regions])
     active = active_variables(program, program.jaxpr.invars, differentiated)
 
@@ -249,6 +249,19 @@ def _in_chunks(
         return program.results(values)
 
     return run
+
+
+def _with_shared(
+    regions: Sequence[tuple[Slices, list[Any]]],
+) -> list[tuple[Slices, list[Any]]]:
+    """The regions, with results that another region reads to make something of them inside."""
+    read = {v for each, _ in regions for v in (*each.whole, *(x for x, _ in each.given))}
+    found = []
+    for each, results in regions:
+        shared = read & each.made.difference(results)
+        more = [v for eqn in each.program.eqns for v in eqn.outvars if v in shared]
+        found.append((each, [*results, *more]))
+    return found
 
 
 def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline: Inline) -> Any:
