@@ -228,3 +228,10 @@ def test_an_error_for_all_programs_is_raised():
     fakes = Failing([way(30, 100, None), way(20, 120, None), way(0, 900, None)])
     with pytest.raises(jax.errors.JaxRuntimeError, match="too many blocks"):
         fitting_option(Search(fakes.options, fakes, 5), 130, fakes.baseline)
+
+
+def test_failures_use_up_no_compilations():
+    """A compiler that fails for the leaner half of the options hides none of the others."""
+    rows = [way(40 + k, 50 + k, None) for k in range(4)] + [way(9, 100, 95), way(0, 900, 900)]
+    fakes = Failing(rows)
+    assert fitting_option(Search(fakes.options, fakes, 3), 120, fakes.baseline).cost == 9

@@ -228,7 +228,8 @@ class Plan:
         """What runs in chunks, in words."""
         if self.plans_one_chunk:
             loss, *inside = self.chunks
-            regions = f", {len(inside)} regions inside of each in chunks" if inside else ""
+            noun = "region" if len(inside) == 1 else "regions"
+            regions = f", {len(inside)} {noun} inside of each in chunks" if inside else ""
             return f"the whole loss in {loss.chunks} chunks{regions}"
         return f"{len(self.chunks)} regions in chunks"
 

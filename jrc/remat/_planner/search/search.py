@@ -118,7 +118,7 @@ class Search:
         """
         if not self.compilations:
             return self.expected_fitting(budget)
-        while len(self.compiled) + len(self.failed) < self.compilations:
+        while len(self.compiled) < self.compilations and self._may_fail_again:
             chosen = self._most_gain(budget)
             if chosen is None:
                 break
@@ -143,7 +143,8 @@ class Search:
         """
         if not self.compilations:
             return min(self.options, key=self.expected)
-        for _ in range(most):
+        enough_compiled = len(self.compiled) + most
+        while len(self.compiled) < enough_compiled and self._may_fail_again:
             least = min(self.compiled.values(), default=math.inf)
             chosen = None if least <= enough else self._most_bytes_saved(least)
             if chosen is None:
@@ -155,8 +156,7 @@ class Search:
 
     def allow_more(self, count: int) -> None:
         """Let this search compile at least so many more programs."""
-        done = len(self.compiled) + len(self.failed)
-        self.compilations = max(self.compilations, done + count)
+        self.compilations = max(self.compilations, len(self.compiled) + count)
 
     def best(self, budget: int) -> Option | None:
         """Return the cheapest compiled option that fits."""
@@ -174,6 +174,11 @@ class Search:
             return math.inf
         is_favoured = option.is_baseline and not self.peaks.are_costs_exact
         return cost * (1 - SETTINGS.least_time_gain * is_favoured)
+
+    @property
+    def _may_fail_again(self) -> bool:
+        """Whether so few compilations failed that others may go through."""
+        return len(self.failed) < 2 * max(self.compilations, 1)
 
     def attempt(self, option: Option) -> int | None:
         """Compile an option and return its peak in bytes; `None` where its compiler fails.
@@ -287,10 +292,13 @@ class Search:
             least: What it must be above.
         """
         means, deviations = self._log_temporaries()
+        broken = {each.chunks for each in self.failed if each.chunks}
         gains = {
             option: gain(option, float(means[i]), float(deviations[i]))
             for option, i in self._at.items()
-            if option not in self.compiled and option not in self.failed
+            if option not in self.compiled
+            and option not in self.failed
+            and option.chunks not in broken
         }
         best = max(gains, key=lambda each: gains[each], default=None)
         return best if best is not None and gains[best] > least else None
