@@ -54,10 +54,10 @@ def plan_for(
     if chunks and _is_dear(problem, found):
         temporaries = search.temporaries_within(limit)
         search.add(options_in_chunks(peaks, limit, temporaries, whole_loss=True))
-        if not search.compiled:
-            search.allow_more(compilations + SETTINGS.compiled_in_chunks)
-        else:
+        if search.compiled:
             search.allow_more(compilations if found is None else SETTINGS.compiled_in_chunks)
+        elif compilations:
+            search.allow_more(compilations + SETTINGS.compiled_in_chunks)
         found = search.cheapest_fitting(limit)
     if found is None:
         found = fitting_option(search, limit, problem.baseline)
