@@ -56,8 +56,6 @@ def plan_for(
         search.add(options_in_chunks(peaks, limit, temporaries, whole_loss=True))
         if search.compiled:
             search.allow_more(compilations if found is None else SETTINGS.compiled_in_chunks)
-        elif compilations:
-            search.allow_more(compilations + SETTINGS.compiled_in_chunks)
         found = search.cheapest_fitting(limit)
     if found is None:
         found = fitting_option(search, limit, problem.baseline)
