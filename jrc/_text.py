@@ -129,14 +129,17 @@ class _Column(NamedTuple):
 
 
 def _broken_widths(columns: Sequence[_Column]) -> list[int]:
-    """Return the widths of columns that are too wide: at blanks first, then within long words."""
-    words = [each.words for each in columns]
-    widths = [
-        each.natural if each.is_text else least for each, least in zip(columns, words, strict=True)
-    ]
+    """Return the widths of columns that are too wide together.
+
+    Heads over numbers are broken first, then texts, at blanks, and at last long words of texts.
+    """
+    widths = [each.natural for each in columns]
+    least = [max(each.words, _LEAST_TEXT) if each.is_text else each.words for each in columns]
     texts = [i for i, each in enumerate(columns) if each.is_text]
+    numbers = [i for i in range(len(columns)) if i not in texts]
     while sum(widths) + _TIGHT_GAP * (len(widths) - 1) > TEXT_WIDTH:
-        wide = [i for i in texts if widths[i] > max(words[i], _LEAST_TEXT)]
+        wide = [i for i in numbers if widths[i] > least[i]]
+        wide = wide or [i for i in texts if widths[i] > least[i]]
         wide = wide or [i for i in texts if widths[i] > _LEAST_TEXT]
         if not wide:
             break

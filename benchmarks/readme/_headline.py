@@ -1,6 +1,6 @@
 """The table of README.md, the example's output, and where training ends.
 
-`MODELS` are the models of the first rows with the sizes that `benchmarks/_models` gives them.
+The model of the first row has the sizes that `benchmarks/_models` gives it.
 """
 
 import math
@@ -17,9 +17,6 @@ from benchmarks.convergence._tables import brief
 from benchmarks.convergence.outer import to_dense
 from benchmarks.targets._largest_tables import PLAN, rate_text
 from benchmarks.targets._models import FULL
-
-MODELS = {"gpt": "GPT, 12 x 256, 4 x 512 tokens"}
-
 
 # Methods of `benchmarks.network.training`, of which `benchmarks.convergence.outer` has the loss.
 NETWORK = {"sparseloco_15": "`SparseLoCo(15)`, AdamW", "dgc": "DGC 99.9 %, momentum SGD"}
@@ -45,19 +42,17 @@ def settings(what: str, without: str = "", ours: str = "") -> Row:
 
 
 def memory_rows() -> Iterator[Row]:
-    """Yield the peaks of three models with nothing recomputed and with a plan."""
+    """Yield the peak of a GPT, of the baseline and of a plan."""
     yield settings("Peak of the compiled gradient", "baseline", "`jrc.plan`")
-    models = result("plan")["models"]
-    for name, sizes in MODELS.items():
-        model = models[name]
-        base, lean = model["baseline"], model["beside"]["quarter"]
-        yield (
-            sizes,
-            memory_text(base["peak"]),
-            memory_text(lean["peak"]),
-            f"1/{base['peak'] / lean['peak']:.1f}",
-            f"{100 * (lean['flops'] / base['flops'] - 1):.1f} % more FLOPs",
-        )
+    model = result("plan")["models"]["gpt"]
+    base, lean = model["baseline"], model["beside"]["quarter"]
+    yield (
+        "GPT, 12 x 256, 4 x 512 tokens",
+        memory_text(base["peak"]),
+        memory_text(lean["peak"]),
+        f"1/{base['peak'] / lean['peak']:.1f}",
+        f"{100 * (lean['flops'] / base['flops'] - 1):.1f} % more FLOPs",
+    )
 
 
 def target_rows() -> Iterator[Row]:

@@ -82,6 +82,11 @@ class Slices:
     parts: int
 
     @functools.cached_property
+    def read(self) -> tuple[Var, ...]:
+        """The values that are made outside: those that are read whole, and those that are cut."""
+        return (*self.whole, *(v for v, _ in self.given))
+
+    @functools.cached_property
     def late(self) -> frozenset[Var]:
         """Sums, and what is made of them."""
         made = (v for p in self.after for v in self.program.eqns[p].outvars)

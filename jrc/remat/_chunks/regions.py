@@ -85,11 +85,11 @@ def wide_regions(program: Program, narrow: int, apart: Iterable[int] = ()) -> li
         for v in eqn.outvars
         if nbytes(v.aval) > narrow
     ]
-    growing = _Growing(program, narrow, frozenset(apart))
-    taken = growing.taken
+    limits = _Limits(program, narrow, frozenset(apart))
+    taken = limits.taken
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
-        if -p not in taken and -p not in growing.apart:
-            region = _best_region(growing, v)
+        if -p not in taken and -p not in limits.apart:
+            region = _best_region(limits, v)
             if region is not None and _can_run_in_turn(program, [*found, region]):
                 found.append(region)
                 taken.update(region.equations)
@@ -99,14 +99,10 @@ def wide_regions(program: Program, narrow: int, apart: Iterable[int] = ()) -> li
 def _can_run_in_turn(program: Program, regions: Sequence[Region]) -> bool:
     """Whether no two regions wait for each other, directly or through what stands between."""
     owner = {p: n for n, each in enumerate(regions) for p in each.equations}
-    reads: list[set[Any]] = [set(x for x, _ in each.slices.given) for each in regions]
-    for known, each in zip(reads, regions, strict=True):
-        known.update(each.slices.whole)
-    # What each region needs of the others, through equations outside.
-    needs: list[set[int]] = []
-    for n, known in enumerate(reads):
-        wanted, seen = list(known), set[int]()
-        found: set[int] = set()
+
+    def needed(region: Region) -> set[int]:
+        """The regions that one needs, through equations outside."""
+        wanted, seen, found = list(region.slices.read), set[int](), set[int]()
         while wanted:
             p = program.producer[wanted.pop()]
             if p == INPUT or p in seen:
@@ -116,9 +112,9 @@ def _can_run_in_turn(program: Program, regions: Sequence[Region]) -> bool:
                 found.add(owner[p])
             else:
                 wanted += program.reads(p)
-        needs.append(found)
-        if n in found:
-            return False
+        return found
+
+    needs = [needed(each) for each in regions]  # one that needs itself is never ready
     done: set[int] = set()
     while ready := [n for n, need in enumerate(needs) if n not in done and need <= done]:
         done.update(ready)
@@ -135,12 +131,12 @@ def region_of_widest(program: Program, narrow: int) -> Region | None:
     live = program.live()
     made = [v for p, eqn in enumerate(program.eqns) if live[p] for v in eqn.outvars]
     widest = max(made, key=lambda v: nbytes(v.aval), default=None)
-    return None if widest is None else _best_region(_Growing(program, narrow), widest)
+    return None if widest is None else _best_region(_Limits(program, narrow), widest)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Growing:
-    """What regions of a program are grown with.
+class _Limits:
+    """Where growing regions end, and what is known of growths before.
 
     Attributes:
         program: The program.
@@ -165,15 +161,15 @@ class _Growing:
         return MadeInside(self.program, independent_axes)
 
 
-def _best_region(growing: _Growing, v: Any) -> Region | None:
+def _best_region(limits: _Limits, v: Any) -> Region | None:
     """The region around a value along the axis that leaves the fewest bytes."""
     regions = []
     for axis, length in enumerate(shape_of(v)):
         if length > 1:
             try:
-                growth = _Growth(growing, v, axis)
+                growth = _Growth(limits, v, axis)
             except _NoRegion:
-                growing.failed.add((v, axis))
+                limits.failed.add((v, axis))
                 continue
             with contextlib.suppress(_NoRegion):
                 regions.append(growth.region())
@@ -185,9 +181,9 @@ class _NoRegion(Exception):
 
 
 class _Growth:
-    def __init__(self, growing: _Growing, v: Any, axis: int) -> None:
-        self.growing, self.program, self.narrow = growing, growing.program, growing.narrow
-        self.wide, self.live = v, growing.live
+    def __init__(self, limits: _Limits, v: Any, axis: int) -> None:
+        self.limits, self.program, self.narrow = limits, limits.program, limits.narrow
+        self.wide, self.live = v, limits.live
         self.axes: dict[Any, int] = {v: axis}
         self.inside: set[int] = set()
         self.makers: list[int] = []  # of wide inputs
@@ -226,14 +222,21 @@ class _Growth:
             if p not in self.inside:
                 self._include(p)
 
-    def _may_join(self, p: int) -> bool:
-        """Whether this is an equation that may join; what the others read is wide in any case."""
-        return p < len(self.program.eqns) and p not in self.growing.apart
+    def _must_join(self, p: int) -> bool:
+        """Whether an equation must join that reads a wide value of the region.
+
+        Results of the program, and equations that stay apart, may read it whole.
+        """
+        return p < len(self.program.eqns) and p not in self.limits.apart
+
+    def _is_free(self, p: int) -> bool:
+        """Whether this is an equation that may join, and no other region has it."""
+        return p != INPUT and self._must_join(p) and p not in self.limits.taken
 
     def _is_wide_input(self, v: Any, axis: int) -> bool:
         producer = self.program.producer[v]
-        is_given = producer == INPUT or producer in self.growing.apart
-        return not is_given and self.growing.made_inside.bytes(v, axis) > self.narrow
+        is_given = producer == INPUT or producer in self.limits.apart
+        return not is_given and self.limits.made_inside.bytes(v, axis) > self.narrow
 
     def _find_between(self) -> bool:
         """Whether equations outside read what the region makes, and make what it reads."""
@@ -261,7 +264,7 @@ class _Growth:
 
     def _include(self, p: int) -> None:
         """Let an equation join, along the axis that its operands and results have inside."""
-        if p == INPUT or not self._may_join(p) or p in self.growing.taken:
+        if not self._is_free(p):
             raise _NoRegion
         eqn = self.program.eqns[p]
         if has_effects(eqn) or facts_of(eqn).is_collective:
@@ -279,10 +282,10 @@ class _Growth:
         for v, at in zip(eqn.outvars, axis.results, strict=True):
             if at is not None and not axis.is_summed:
                 self.axes[v] = at
-                if (v, at) in self.growing.failed:
+                if (v, at) in self.limits.failed:
                     raise _NoRegion
             if nbytes(v.aval) > self.narrow:
-                self.readers += filter(self._may_join, self.program.consumers.get(v, ()))
+                self.readers += filter(self._must_join, self.program.consumers.get(v, ()))
 
     def _fits(self, eqn: Any, axis: IndependentAxis) -> bool:
         operands = zip(eqn.invars, axis.operands, strict=True)
@@ -318,12 +321,7 @@ class _Growth:
             eqn, reads = self.program.eqns[p], set(self.program.reads(p))
             if p in found or sums.isdisjoint(reads) and late.isdisjoint(reads):
                 continue
-            is_free = (
-                self.live[p]
-                and self._may_join(p)
-                and p not in self.growing.taken
-                and late.isdisjoint(reads)
-            )
+            is_free = self.live[p] and self._is_free(p) and late.isdisjoint(reads)
             if is_free and is_linear_in(eqn, sums):
                 sums.update(eqn.outvars)
                 self.inside.add(p)

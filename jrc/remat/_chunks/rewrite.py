@@ -221,6 +221,7 @@ def _in_chunks(
     differentiated: Sequence[Any],
     plan_one: PlanOne = as_it_is,
 ) -> Callable[..., list[Any]]:
+    """Like `in_chunks`; of `differentiated`, results of the program, all derivatives are wanted."""
     here = [each for each in choices if not each.path]
     loops: dict[int, list[Chunks]] = {}
     for each in choices:
@@ -255,7 +256,7 @@ def _with_shared(
     regions: Sequence[tuple[Slices, list[Any]]],
 ) -> list[tuple[Slices, list[Any]]]:
     """The regions, with results that another region reads to make something of them inside."""
-    read = {v for each, _ in regions for v in (*each.whole, *(x for x, _ in each.given))}
+    read = {v for each, _ in regions for v in each.read}
     found = []
     for each, results in regions:
         shared = read & each.made.difference(results)
@@ -294,7 +295,7 @@ def region_of(program: Program, choice: Chunks) -> tuple[Slices, list[Any]]:
     except (IndexError, Dependent) as error:
         raise _another(choice) from error
     inside = set(choice.equations)
-    if any(program.producer[v] in inside for v in (*slices.whole, *(v for v, _ in slices.given))):
+    if any(program.producer[v] in inside for v in slices.read):
         raise _another(choice)  # a part of the region is missing
     results = [
         v
@@ -334,8 +335,7 @@ def _order(
         done.add(node)
         read: Sequence[Any] = program.reads(p)
         if p in owner:
-            slices = regions[owner[p]]
-            read = [*slices.whole, *(v for v, _ in slices.given)]
+            read = regions[owner[p]].read
         for v in read:
             if program.producer[v] != INPUT:
                 emit(program.producer[v])

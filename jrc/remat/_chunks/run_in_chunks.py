@@ -53,7 +53,7 @@ def program_in_chunks(slices: Slices, chunks: int) -> Callable[..., list[Any]]:
     wanted = [v for v in (*after.invars, *program.jaxpr.outvars) if is_variable(v)]
     looped = [v for v in dict.fromkeys(wanted) if v in slices.made]
     late = {*looped, *after.outvars}
-    whole = [v for v in (*wanted, *slices.whole, *(v for v, _ in slices.given)) if v not in late]
+    whole = [v for v in (*wanted, *slices.read) if v not in late]
     live = program.live(whole)
     before = program.cut(
         [p for p in range(len(live)) if live[p] and p not in slices.run],
@@ -113,8 +113,7 @@ def run_in_chunks(
         [cut(values[v], axis, chunks) for v, axis in slices.given]
         + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in numbers],
     )
-    read = [*slices.whole, *(v for v, _ in slices.given)]
-    active = active_variables(slices.program, filter(_is_floating, read), sums)
+    active = active_variables(slices.program, filter(_is_floating, slices.read), sums)
     varies = [v in active for v in sums]
     varying = active.intersection(sums)
     is_one_pass = len(varying) < 2 or not varying <= differentiated

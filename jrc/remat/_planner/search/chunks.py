@@ -80,7 +80,7 @@ def _distinct_regions(
     """The regions around values wider than each share of the bytes, where they are others."""
     found: dict[Any, list[RegionInside]] = {}
     program = problem.function.traced.program
-    for share, around in itertools.product(SETTINGS.chunk_shares, {False, may_be_all}):
+    for share, around in itertools.product(SETTINGS.chunk_shares, sorted({False, may_be_all})):
         narrow = max(int(share * temporaries), SETTINGS.least_chunk)
         regions = regions_within(program, narrow, inlined_program, around_loops=around)
         is_all = any(not x.path and holds_all(problem, x.region.equations) for x in regions)

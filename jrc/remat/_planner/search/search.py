@@ -118,7 +118,7 @@ class Search:
         """
         if not self.compilations:
             return self.expected_fitting(budget)
-        while len(self.compiled) < self.compilations and self._may_fail_again:
+        while len(self.compiled) < self.compilations and self._few_failed:
             chosen = self._most_gain(budget)
             if chosen is None:
                 break
@@ -144,7 +144,7 @@ class Search:
         if not self.compilations:
             return min(self.options, key=self.expected)
         enough_compiled = len(self.compiled) + most
-        while len(self.compiled) < enough_compiled and self._may_fail_again:
+        while len(self.compiled) < enough_compiled and self._few_failed:
             least = min(self.compiled.values(), default=math.inf)
             chosen = None if least <= enough else self._most_bytes_saved(least)
             if chosen is None:
@@ -176,8 +176,8 @@ class Search:
         return cost * (1 - SETTINGS.least_time_gain * is_favoured)
 
     @property
-    def _may_fail_again(self) -> bool:
-        """Whether so few compilations failed that others may go through."""
+    def _few_failed(self) -> bool:
+        """Whether others may still compile: twice as many failures as compilations end a search."""
         return len(self.failed) < 2 * max(self.compilations, 1)
 
     def attempt(self, option: Option) -> int | None:
@@ -292,6 +292,7 @@ class Search:
             least: What it must be above.
         """
         means, deviations = self._log_temporaries()
+        # A compiler that fails for a program in chunks fails for the next plan of it as well.
         broken = {each.chunks for each in self.failed if each.chunks}
         gains = {
             option: gain(option, float(means[i]), float(deviations[i]))
