@@ -16,10 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
     """Return the mesh axes that a spec names, in its order."""
-    return tuple(name for entry in spec for name in _names(entry))
+    return tuple(name for entry in spec for name in names_of(entry))
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def names_of(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes that an entry of a spec names."""
     if isinstance(entry, str):
         return (entry,)
     return tuple(entry) if isinstance(entry, tuple) else ()
@@ -30,16 +31,28 @@ def restricted(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
     known = frozenset(axes)
 
     def kept(entry: Any) -> Any:
-        names = tuple(name for name in _names(entry) if name in known)
+        names = tuple(name for name in names_of(entry) if name in known)
         return names[0] if len(names) == 1 else names or None
 
     return trimmed(PartitionSpec(*map(kept, spec)))
 
 
+def without_axes(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
+    """Return the spec without these axes: what one part along them sees."""
+    left_out = frozenset(axes)
+
+    def kept(entry: Any) -> Any:
+        names = names_of(entry)
+        left = tuple(name for name in names if name not in left_out)
+        return entry if left == names else left or None
+
+    return spec.update(partitions=tuple(map(kept, spec)))
+
+
 def trimmed(spec: PartitionSpec) -> PartitionSpec:
     """Return the spec without `None` at its end: equal splits become equal specs."""
     entries = list(spec)
-    while entries and not _names(entries[-1]):
+    while entries and not names_of(entries[-1]):
         entries.pop()
     return PartitionSpec(*entries)
 

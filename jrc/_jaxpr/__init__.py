@@ -53,6 +53,9 @@ from jrc._jaxpr.known_results import with_results_given as with_results_given
 from jrc._jaxpr.made_inside import MadeInside as MadeInside
 from jrc._jaxpr.mark import bind_mark as bind_mark
 from jrc._jaxpr.mark import mark_of as mark_of
+from jrc._jaxpr.mesh_axes import Split as Split
+from jrc._jaxpr.mesh_axes import SplitValues as SplitValues
+from jrc._jaxpr.mesh_axes import split_of_spec as split_of_spec
 from jrc._jaxpr.op_tag import tag_of as tag_of
 from jrc._jaxpr.op_tag import tagged as tagged
 from jrc._jaxpr.open_regions import Opened as Opened
@@ -87,4 +90,6 @@ from jrc._jaxpr.trace import Traced as Traced
 from jrc._jaxpr.trace import trace as trace
 from jrc._jaxpr.varying_casts import folded as folded
 from jrc._jaxpr.varying_casts import is_cast as is_cast
+from jrc._jaxpr.without_mesh_axes import same_values as same_values
+from jrc._jaxpr.without_mesh_axes import without_mesh_axes as without_mesh_axes
 from jrc._jaxpr.zeros import zeros_of as zeros_of

@@ -4,16 +4,15 @@
 >>> from jrc._jaxpr import inline_all
 >>> loss = lambda w, x: jnp.mean(jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1))
 >>> program = Program(inline_all(jax.make_jaxpr(loss)(jnp.ones((4, 500)), jnp.ones((80, 4)))))
+>>> from jrc.remat._chunks.regions_within import chunks_within
 >>> (chunked,) = chunks_within(program, narrow=40_000, most_bytes=40_000)
->>> chunked.chunks, chunked.shape
-(10, (80, 500))
 >>> run = in_chunks(program, [chunked])
 >>> bool(jnp.allclose(run(jnp.ones((4, 500)), jnp.ones((80, 4)))[0], 1 + jnp.log(500.0), 2))
 True
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -25,172 +24,19 @@ from jrc._jaxpr import (
     Slices,
     evaluate,
     independent_axes,
-    inline_marked,
     inner_program,
-    label,
-    nbytes,
+    is_variable,
     primitive_name,
-    shape_of,
+    same_values,
     sliced,
     with_inner_program,
+    without_mesh_axes,
 )
-from jrc._text import Grid, memory_text
-from jrc.remat._chunks.regions import Region, chunk_count, wide_regions
+from jrc.remat._chunks.chunks import Chunks, Place
+from jrc.remat._chunks.in_shards import PartsOf, ShardedRegion, region_program
+from jrc.remat._chunks.regions_within import Inline, inlined
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
 from jrc.remat._gradient.activity import active_variables
-
-Inline = Callable[[Any], Program]
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunks:
-    """A region of a program that runs in chunks.
-
-    Attributes:
-        path: The loops around it, each as the position of its equation.
-        equations: The equations of the region, by position.
-        cut: The values that enter in slices: the number of the equation from 1 on (0 is the
-            program's inputs), which of its results, and the axis.
-        chunks: How many chunks.
-        shape: The shape of its widest value.
-        dtype: Its type.
-        name: What makes it, as a label.
-        bytes: Its bytes.
-        loss: Where the region is the whole loss, and a plan is one of each chunk: which of the
-            region's results is differentiated; else `None`.
-    """
-
-    path: tuple[int, ...]
-    equations: tuple[int, ...]
-    cut: tuple[tuple[int, int, int], ...]
-    chunks: int
-    shape: tuple[int, ...]
-    dtype: str
-    name: str
-    bytes: int
-    loss: int | None = None
-
-    @property
-    def is_whole_loss(self) -> bool:
-        """Whether a plan is one of each chunk."""
-        return self.loss is not None
-
-
-def chunks_from_data(data: dict[str, Any]) -> Chunks:
-    """Return a region from plain data, as `dataclasses.asdict` makes it and JSON stores it."""
-    return Chunks(
-        tuple(data["path"]),
-        tuple(data["equations"]),
-        tuple((p, i, axis) for p, i, axis in data["cut"]),
-        data["chunks"],
-        tuple(data["shape"]),
-        data["dtype"],
-        data["name"],
-        data["bytes"],
-        data["loss"],
-    )
-
-
-def chunks_table(chunks: Sequence[Chunks]) -> Grid:
-    """Return a table of regions in chunks, with the widest value of each."""
-    rows = [
-        (each.name, memory_text(each.bytes), str(each.chunks), "in a loop" if each.path else "")
-        for each in chunks
-    ]
-    return Grid(("in chunks", "whole", "chunks", ""), rows)
-
-
-def chunks_within(
-    program: Program, narrow: int, most_bytes: int, inline: Inline | None = None
-) -> list[Chunks]:
-    """Return regions around all values wider than some bytes, in chunks.
-
-    Args:
-        program: The program, without `jit` calls.
-        narrow: Bytes of the widest value that stays whole.
-        most_bytes: Bytes of the widest moment inside of a chunk, about; a region that needs no more
-            as a whole stays whole.
-        inline: From the body of a loop to its program; by default it is inlined.
-    """
-    found = [each.chunks(most_bytes) for each in regions_within(program, narrow, inline)]
-    return [each for each in found if each is not None]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RegionInside:
-    """A region of a program, or of the body of a loop in it.
-
-    Attributes:
-        program: The program that it is of.
-        region: The region.
-        path: The loops around it, each as the position of its equation.
-    """
-
-    program: Program
-    region: Region
-    path: tuple[int, ...]
-
-    def chunks(self, most_bytes: int) -> Chunks | None:
-        """Return the region in chunks of about so many bytes; `None` where it needs no more."""
-        count = chunk_count(self.region.parts, self.region.bytes / most_bytes)
-        return chunks_of(self.program, self.region, count, self.path) if count > 1 else None
-
-
-def regions_within(
-    program: Program, narrow: int, inline: Inline | None = None, around_loops: bool = True
-) -> list[RegionInside]:
-    """Return the regions around all values wider than some bytes, those in loops too.
-
-    Args:
-        program: The program, without `jit` calls.
-        narrow: Bytes of the widest value that stays whole.
-        inline: From the body of a loop to its program; by default it is inlined.
-        around_loops: Whether a region may hold a loop that has regions inside; such a loop has
-            none then.
-    """
-    return list(_regions_within(program, narrow, inline or _inlined, around_loops, ()))
-
-
-def _regions_within(
-    program: Program, narrow: int, inline: Inline, around_loops: bool, path: tuple[int, ...]
-) -> Iterator[RegionInside]:
-    loops = {
-        p: list(
-            _regions_within(inline(inner_program(eqn)), narrow, inline, around_loops, (*path, p))
-        )
-        for p, eqn in enumerate(program.eqns)
-        if primitive_name(eqn) == "scan"
-    }
-    apart = () if around_loops else [p for p, inside in loops.items() if inside]
-    held: set[int] = set()
-    for region in wide_regions(program, narrow, apart):
-        yield RegionInside(program, region, path)
-        held.update(region.equations)
-    for p, inside in loops.items():
-        if p not in held:
-            yield from inside
-
-
-def chunks_of(program: Program, region: Region, count: int, path: tuple[int, ...]) -> Chunks:
-    """Return a region of a program in so many chunks.
-
-    Args:
-        program: The program.
-        region: The region.
-        count: How many chunks; a divisor of its parts.
-        path: The loops around the program.
-    """
-    wide: Any = region.wide
-    return Chunks(
-        path,
-        region.equations,
-        tuple((*_place(program, v), axis) for v, axis in region.inputs.items()),
-        count,
-        shape_of(wide),
-        str(wide.aval.dtype),
-        label(program.eqns[program.producer[wide]]),
-        nbytes(wide.aval),
-    )
 
 
 def in_chunks(
@@ -211,7 +57,7 @@ def in_chunks(
     Raises:
         ValueError: If the program has no such regions.
     """
-    return _in_chunks(program, choices, inline or _inlined, program.jaxpr.outvars[:1], plan_one)
+    return _in_chunks(program, choices, inline or inlined, program.jaxpr.outvars[:1], plan_one)
 
 
 def _in_chunks(
@@ -229,27 +75,90 @@ def _in_chunks(
             inner = dataclasses.replace(each, path=each.path[1:])
             loops.setdefault(each.path[0], []).append(inner)
     program = Program(_with_loops(program, loops, inline))
-    regions = _with_shared([region_of(program, each) for each in here])
-    order = _order(program, here, [slices for slices, _ in regions])
-    active = active_variables(program, program.jaxpr.invars, differentiated)
+    part = without_mesh_axes(program, {name for x in here for y in x.shards for name in y.names})
+    original = same_values(part, program)
+    regions = _with_shared([region_of(part, each) for each in here])
+    order = _order(part, here, [slices for slices, _ in regions])
+    active = active_variables(part, part.jaxpr.invars, [
+        v for v, w in original.items() if w in set(filter(is_variable, differentiated))
+    ])  # fmt: skip
+    runs = [
+        _region_run(part, choice, slices, results, plan_one, active)
+        for choice, (slices, results) in zip(here, regions, strict=True)
+    ]
 
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
-        for part in order:
-            if isinstance(part, int):
-                (slices, results), choice = regions[part], here[part]
-                made = run_in_chunks(
-                    slices, choice.chunks, values, results, False, plan_one, choice.loss, active
-                )
-                values |= dict(zip(results, made, strict=True))
+        for step in order:
+            if isinstance(step, int):
+                made = runs[step](_Renamed(values, original))
+                named = [original[v] for v in regions[step][1]]
+                values |= dict(zip(named, made, strict=True))
             else:
-                cut = program.cut(part, [v for p in part for v in program.eqns[p].outvars])
+                cut = program.cut(step, [v for p in step for v in program.eqns[p].outvars])
                 found = evaluate(cut)(*(values[v] for v in cut.invars))
                 values |= dict(zip(cut.outvars, found, strict=True))
         return program.results(values)
 
     return run
+
+
+class _Renamed(Mapping[Any, Any]):
+    """The values of a program under the names that they have in the program of one part."""
+
+    def __init__(self, values: Mapping[Any, Any], original: Mapping[Any, Any]) -> None:
+        self._values, self._original = values, original
+
+    def __getitem__(self, v: Any) -> Any:
+        return self._values[self._original[v]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (v for v, w in self._original.items() if w in self._values)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _region_run(
+    program: Program,
+    choice: Chunks,
+    slices: Slices,
+    results: Sequence[Any],
+    plan_one: PlanOne,
+    active: Set[Any],
+) -> Callable[[Mapping[Any, Any]], list[Any]]:
+    """From the values of a program to the results of one of its regions."""
+
+    def in_chunks(
+        slices: Slices, values: Mapping[Any, Any], made: Sequence[Any], which: Sequence[int]
+    ) -> list[Any]:
+        wanted = {v for v, i in zip(made, which, strict=True) if results[i] in active}
+        loss = None if choice.loss is None else list(which).index(choice.loss)
+        return run_in_chunks(slices, choice.chunks, values, made, False, plan_one, loss, wanted)
+
+    if not choice.shards:
+        return lambda values: in_chunks(slices, values, results, range(len(results)))
+    alone = region_program(slices, results)
+    position = {v: i for i, v in enumerate(alone.jaxpr.invars)}
+    axes = _positions(program, choice.cut, position)
+    parts = [
+        PartsOf(_positions(program, each.cut, position), each.parts, each.names)
+        for each in choice.shards
+    ]
+    try:
+        region = ShardedRegion(alone, axes, parts)
+    except (Dependent, ValueError) as error:
+        raise _another(choice) from error
+    return lambda values: region.run([values[v] for v in alone.jaxpr.invars], in_chunks)
+
+
+def _positions(
+    program: Program, places: Sequence[Place], position: Mapping[Any, int]
+) -> dict[int, int]:
+    """The axis of each input of a region, by the input's position."""
+    values = [(_variable(program, p, i), axis) for p, i, axis in places]
+    return {position[v]: axis for v, axis in values if v in position}
 
 
 def _with_shared(
@@ -352,15 +261,5 @@ def _order(
     return found
 
 
-def _place(program: Program, v: Any) -> tuple[int, int]:
-    p = program.producer[v]
-    made = program.jaxpr.invars if p == INPUT else program.eqns[p].outvars
-    return p + 1, list(made).index(v)
-
-
 def _variable(program: Program, p: int, i: int) -> Any:
     return (program.jaxpr.invars if p == 0 else program.eqns[p - 1].outvars)[i]
-
-
-def _inlined(jaxpr: Any) -> Program:
-    return Program(inline_marked(jaxpr, lambda _: True))

@@ -19,7 +19,8 @@ from jrc._targets import (
 )
 from jrc._text import exact_memory_text
 from jrc._tree import split
-from jrc.remat._chunks.rewrite import Chunks, chunks_within
+from jrc.remat._chunks.chunks import Chunks
+from jrc.remat._chunks.regions_within import chunks_within
 from jrc.remat._gradient.arguments import refuse_tracers
 from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
 from jrc.remat._planner.budget import (

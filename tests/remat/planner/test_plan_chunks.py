@@ -10,7 +10,8 @@ from jax import lax
 
 import jrc
 from jrc._jaxpr import Program, inline_marked
-from jrc.remat._chunks.rewrite import chunks_within, in_chunks, regions_within
+from jrc.remat._chunks.regions_within import chunks_within, regions_within
+from jrc.remat._chunks.rewrite import in_chunks
 
 KEYS = jax.random.split(jax.random.key(0), 4)
 

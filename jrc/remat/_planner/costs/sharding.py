@@ -1,12 +1,12 @@
-"""Into how many parts XLA splits the values of a program over devices, as far as that is said."""
+"""How XLA splits the values of a program over devices, as far as that is said."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
 
-from jrc._jaxpr import Program, nbytes, sharding_of, walk
-from jrc._specs import number_of_shards
+from jrc._jaxpr import Program, Split, SplitValues, nbytes, sharding_of, split_of_spec, walk
+from jrc._specs import axes_of, number_of_shards, spec_of
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 
 
@@ -22,3 +22,29 @@ def most_parts(arrays: Iterable[Any], program: Program | None = None) -> int:
     shardings = [sharding_of(eqn) for eqn, _ in walk(program.jaxpr)] if program else []
     parts += [number_of_shards(s.spec, s.mesh.shape) for s in shardings if s is not None]
     return max(parts, default=1)
+
+
+def split_values(
+    program: Program, inputs: Sequence[Any], parameters: Collection[int]
+) -> SplitValues | None:
+    """Return how the values of a program are split; `None` where no argument says it.
+
+    Args:
+        program: The program, without `jit` calls.
+        inputs: Its inputs: arrays, or shapes with shardings.
+        parameters: The positions of those that are differentiated. The others are data: chunks are
+            made of what each device has of these.
+    """
+    given: dict[Any, Split] = {}
+    names: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    data = []
+    for i, (v, x) in enumerate(zip(program.jaxpr.invars, inputs, strict=True)):
+        spec = spec_of(x)
+        if axes_of(spec):
+            sizes |= dict(x.sharding.mesh.shape) if hasattr(x, "sharding") else {}
+            given[v] = split_of_spec(spec, tuple(() for _ in v.aval.shape))
+        if i not in parameters:
+            data.append(v)
+            names |= {name: sizes[name] for name in axes_of(spec) if sizes.get(name, 1) > 1}
+    return SplitValues(program, given, data, names) if given else None

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrc._errors import name_of, named_like, public
-from jrc.remat._chunks.rewrite import Chunks, in_chunks
+from jrc.remat._chunks.chunks import Chunks
+from jrc.remat._chunks.rewrite import in_chunks
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is
 from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.execute.apply_decision import apply_decision

@@ -10,7 +10,7 @@ from jrc._errors import public
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, flops_text, html_of, memory_text, seconds_text, text_of
 from jrc._validate import check_flag, check_json, one_of
-from jrc.remat._chunks.rewrite import Chunks, chunks_from_data, chunks_table
+from jrc.remat._chunks.chunks import Chunks, chunks_from_data, chunks_table
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._planner.execute.apply_decision import apply_decision
 from jrc.remat._planner.execute.chunked_function import chunked_function, planned_chunks

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jrc._errors import named_like
-from jrc.remat._chunks.rewrite import Chunks, RegionInside, regions_within
+from jrc.remat._chunks.chunks import Chunks
+from jrc.remat._chunks.regions_within import RegionInside, regions_within
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.execute.chunked_function import chunked_function
 from jrc.remat._planner.program.trace import inlined_program
@@ -34,12 +35,12 @@ def problems_in_chunks(
         temporaries: Bytes that there are for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
     """
-    if problem.parts > 1:
-        return []  # slices would be cut across devices
+    if problem.parts > 1 and problem.split is None:
+        return []  # slices might be cut across devices
     temporaries = max(temporaries, SETTINGS.least_chunk)  # where none fits, the least is told
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)
-    of_loss = whole_loss_chunks(problem, temporaries)
+    of_loss = whole_loss_chunks(problem, temporaries) if problem.parts == 1 else []
     found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
 
     def look_at(ways: Iterable[tuple[Chunks, ...]]) -> None:
@@ -62,7 +63,7 @@ def problems_in_chunks(
                 look_at((*one.chunks, *each) for each in _fewer_bytes(regions, temporaries))
     # Where each chunk of the whole loss can be planned, no region holds all of it.
     for regions in _distinct_regions(problem, temporaries, may_be_all=not of_loss):
-        look_at(_fewer_bytes(regions, temporaries))
+        look_at(_fewer_bytes(regions, temporaries, problem.parts))
     different: dict[Any, Problem] = {}
     for _, each in sorted(found.values(), key=lambda each: each[0]):
         different.setdefault(tuple(map(_about, each.options)), each)
@@ -80,20 +81,23 @@ def _distinct_regions(
     """The regions around values wider than each share of the bytes, where they are others."""
     found: dict[Any, list[RegionInside]] = {}
     program = problem.function.traced.program
+    split = problem.split if problem.parts > 1 else None
     for share, around in itertools.product(SETTINGS.chunk_shares, sorted({False, may_be_all})):
-        narrow = max(int(share * temporaries), SETTINGS.least_chunk)
-        regions = regions_within(program, narrow, inlined_program, around_loops=around)
+        narrow = max(int(share * temporaries), SETTINGS.least_chunk) * problem.parts
+        regions = regions_within(program, narrow, inlined_program, around, split)
         is_all = any(not x.path and holds_all(problem, x.region.equations) for x in regions)
         if regions and (may_be_all or not is_all):
             found.setdefault(tuple((x.path, x.region.equations) for x in regions), regions)
     return list(found.values())
 
 
-def _fewer_bytes(regions: Sequence[RegionInside], temporaries: int) -> Iterator[tuple[Chunks, ...]]:
+def _fewer_bytes(
+    regions: Sequence[RegionInside], temporaries: int, devices: int = 1
+) -> Iterator[tuple[Chunks, ...]]:
     """Regions with fewer and fewer bytes a chunk; those that need no more stay whole."""
     before = None
     for size in SETTINGS.chunk_sizes:
-        most_bytes = max(int(size * temporaries), SETTINGS.least_chunk)
+        most_bytes = max(int(size * temporaries), SETTINGS.least_chunk) * devices
         chunks = tuple(filter(None, (each.chunks(most_bytes) for each in regions)))
         if chunks and chunks != before:
             yield chunks

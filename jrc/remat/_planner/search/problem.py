@@ -11,6 +11,7 @@ from jrc._errors import name_of, named_like
 from jrc._jaxpr import (
     UNKNOWN,
     Program,
+    SplitValues,
     flops,
     inline_marked,
     is_variable,
@@ -22,7 +23,7 @@ from jrc._jaxpr import (
 from jrc._targets import Chip, chip_named, chip_of_device
 from jrc._tree import is_traced
 from jrc._validate import check_flag
-from jrc.remat._chunks.rewrite import Chunks
+from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._gradient.arguments import (
     Arguments,
     arguments_of,
@@ -36,7 +37,7 @@ from jrc.remat._planner.costs.compilers import Compiler, compiler_on
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.cost_unit import CostUnit, FlopUnit, Minimize, TimeUnit
 from jrc.remat._planner.costs.host_link import HostLink
-from jrc.remat._planner.costs.sharding import most_parts
+from jrc.remat._planner.costs.sharding import most_parts, split_values
 from jrc.remat._planner.plan.decision import AsWritten, Baseline, Stages
 from jrc.remat._planner.plan.recomputed_flops import recomputed_flops
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
@@ -248,6 +249,12 @@ class Problem:
     @functools.cached_property
     def _flops_as_written(self) -> int:
         return flops(self.function.gradient(AsWritten()))
+
+    @functools.cached_property
+    def split(self) -> SplitValues | None:
+        """How devices split the program's values; `None` where that is not known."""
+        traced = self.function.traced
+        return split_values(traced.program, traced.inputs, self.function.perturbed)
 
     @property
     def name(self) -> str:

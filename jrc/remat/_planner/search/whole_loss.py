@@ -14,8 +14,10 @@ import jax
 
 from jrc._errors import named_like
 from jrc._jaxpr import Program, Slices, abstract, evaluate, is_variable, nbytes, slice_program
+from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.regions import Region, divisors, region_of_widest
-from jrc.remat._chunks.rewrite import Chunks, chunks_of, in_chunks, region_of
+from jrc.remat._chunks.regions_within import chunks_of
+from jrc.remat._chunks.rewrite import in_chunks, region_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._gradient.residuals import gradient_program

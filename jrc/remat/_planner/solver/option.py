@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from jrc.remat._chunks.rewrite import Chunks
+from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._planner.plan.decision import Baseline, Decision, Stage, Stages
 from jrc.remat._planner.settings import SETTINGS
 

@@ -1,0 +1,90 @@
+"""A region of a program that runs in chunks: which, how many, and where devices split it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jrc._text import Grid, memory_text
+
+Place = tuple[int, int, int]
+"""A value that enters a region, and an axis of it: the number of the equation that makes it from 1
+on (0 is the program's inputs), which of its results, and the axis."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The parts of a region that devices compute by themselves: chunks are slices of each.
+
+    Attributes:
+        names: The mesh axes that split the region.
+        parts: Into how many parts.
+        cut: The values that enter in parts, each with its axis.
+    """
+
+    names: tuple[str, ...]
+    parts: int
+    cut: tuple[Place, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """A region of a program that runs in chunks.
+
+    Attributes:
+        path: The loops around it, each as the position of its equation.
+        equations: The equations of the region, by position.
+        cut: The values that enter in slices, each with its axis.
+        chunks: How many chunks.
+        shape: The shape of its widest value.
+        dtype: Its type.
+        name: What makes it, as a label.
+        bytes: Its bytes.
+        loss: Where the region is the whole loss, and a plan is one of each chunk: which of the
+            region's results is differentiated; else `None`.
+        shards: How devices split the region; the outermost first.
+    """
+
+    path: tuple[int, ...]
+    equations: tuple[int, ...]
+    cut: tuple[Place, ...]
+    chunks: int
+    shape: tuple[int, ...]
+    dtype: str
+    name: str
+    bytes: int
+    loss: int | None = None
+    shards: tuple[Shards, ...] = ()
+
+    @property
+    def is_whole_loss(self) -> bool:
+        """Whether a plan is one of each chunk."""
+        return self.loss is not None
+
+
+def chunks_from_data(data: dict[str, Any]) -> Chunks:
+    """Return a region from plain data, as `dataclasses.asdict` makes it and JSON stores it."""
+    return Chunks(
+        tuple(data["path"]),
+        tuple(data["equations"]),
+        _places(data["cut"]),
+        data["chunks"],
+        tuple(data["shape"]),
+        data["dtype"],
+        data["name"],
+        data["bytes"],
+        data["loss"],
+        tuple(Shards(tuple(x["names"]), x["parts"], _places(x["cut"])) for x in data["shards"]),
+    )
+
+
+def _places(data: Sequence[Sequence[int]]) -> tuple[Place, ...]:
+    return tuple((p, i, axis) for p, i, axis in data)
+
+
+def chunks_table(chunks: Sequence[Chunks]) -> Grid:
+    """Return a table of regions in chunks, with the widest value of each."""
+    rows = [
+        (each.name, memory_text(each.bytes), str(each.chunks), "in a loop" if each.path else "")
+        for each in chunks
+    ]
+    return Grid(("in chunks", "whole", "chunks", ""), rows)

@@ -1,0 +1,242 @@
+"""A region in chunks where devices split its arrays: each computes chunks of its own part.
+
+A chunk cut across devices would be gathered on all of them. So the region runs under `jax.vmap`
+over the parts first, of which XLA gives each device its own, and in chunks inside. A weight is
+read by all parts: its gradient is summed over the chunks of a part in the loop, and over parts
+once, after the loop. In the same way it is gathered once, before the loop.
+
+>>> import jax, jax.numpy as jnp
+>>> from jrc.remat._chunks.run_in_chunks import run_in_chunks
+>>> loss = lambda x, w: jnp.mean(jnp.tanh(x @ w))
+>>> x, w = jnp.ones((8, 3)), jnp.ones((3, 4))
+>>> program = Program(jax.make_jaxpr(loss)(x, w))
+>>> parts = ShardedRegion(program, {0: 0}, [PartsOf({0: 0}, 2, ("data",))])
+>>> in_chunks = lambda slices, values, results, _: run_in_chunks(slices, 4, values, results)
+>>> (mean,) = parts.run([x, w], in_chunks)
+>>> bool(jnp.allclose(mean, loss(x, w))), parts.slices.parts
+(True, 4)
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jrc._jaxpr import (
+    INPUT,
+    Dependent,
+    Program,
+    Slices,
+    SplitValues,
+    counted,
+    evaluate,
+    independent_axes,
+    slice_program,
+    sliced,
+)
+from jrc._specs import without_axes
+from jrc._tree import is_floating
+from jrc.remat._chunks.run_in_chunks import cut, join
+from jrc.remat._chunks.sum_and_gradient import raised
+
+RunChunks = Callable[[Slices, Mapping[Any, Any], Sequence[Any], Sequence[int]], list[Any]]
+"""From what runs on slices, the values that it reads, and results that are wanted, to these.
+
+Last come the positions that these results have among those of the whole region."""
+
+
+class PartsOf(NamedTuple):
+    """The parts of a region along one axis.
+
+    Attributes:
+        axes: The axis of each input that has it, by the input's position.
+        parts: How many parts.
+        names: The mesh axes that they lie along.
+    """
+
+    axes: Mapping[int, int]
+    parts: int
+    names: tuple[str, ...]
+
+
+class ShardedRegion:
+    """A program of which each part along some axes runs by itself, and in slices there.
+
+    Args:
+        program: The program. Its results are different values.
+        axes: The axis of the slices in each input that has it, by the input's position.
+        parts: How it is split into parts, the outermost first; none for slices alone.
+
+    Attributes:
+        parts: As given.
+        slices: What runs on slices, in the innermost part.
+
+    Raises:
+        Dependent: If an axis is not independent.
+        ValueError: If a result is made of sums over an axis, or there are no such equal parts.
+    """
+
+    parts: tuple[PartsOf, ...]
+    slices: Slices
+
+    def __init__(
+        self, program: Program, axes: Mapping[int, int], parts: Sequence[PartsOf] = ()
+    ) -> None:
+        self._program, self.parts = program, tuple(parts)
+        self._inner: ShardedRegion | None = None
+        first, rest = (parts[0], parts[1:]) if parts else (None, ())
+        along = axes if first is None else first.axes
+        inputs, results = program.jaxpr.invars, program.jaxpr.outvars
+        cut_inputs = {inputs[i]: at for i, at in along.items()}
+        self._slices = sliced(program, cut_inputs, independent_axes, range(len(program.eqns)))
+        if any(v in self._slices.late and v not in self._slices.sums for v in results):
+            raise ValueError("a result is made of sums")
+        self._sums = [v for v in results if v in self._slices.sums]
+        self._joined = [v for v in results if v in self._slices.axes]
+        early = [v for v in results if v not in self._slices.made]
+        wanted = [v for v in (*self._slices.read, *early) if program.producer[v] != INPUT]
+        live = program.live(wanted)
+        before = [p for p, is_live in enumerate(live) if is_live and p not in self._slices.run]
+        self._before = program.cut(before, list(dict.fromkeys(wanted)))
+        self._made = [*self._sums, *self._joined]
+        if first is None:
+            self.slices = self._slices
+            return
+        if not self._slices.parts or self._slices.parts % first.parts:
+            raise ValueError(f"{self._slices.parts} slices are no {first.parts} equal parts")
+        part = slice_program(self._slices, first.parts, self._made)
+        self._inner = ShardedRegion(
+            Program(part),
+            self._of_part(axes),
+            [each._replace(axes=self._of_part(each.axes)) for each in rest],
+        )
+        self.slices = self._inner.slices
+
+    def _of_part(self, axes: Mapping[int, int]) -> dict[int, int]:
+        """Axes of inputs, for the inputs of the program of one part."""
+        inputs = self._program.jaxpr.invars
+        known = {inputs[i]: at for i, at in axes.items()}
+        return {i: known[v] for i, v in enumerate(self._slices.read) if v in known}
+
+    def run(
+        self, args: Sequence[Any], run_chunks: RunChunks, which: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Run the program, and return its results.
+
+        Args:
+            args: Its inputs.
+            run_chunks: Runs what is computed slice by slice.
+            which: The positions of the results among those of the region that this is a part of.
+        """
+        results = self._program.jaxpr.outvars
+        which = range(len(results)) if which is None else which
+        values: dict[Any, Any] = dict(zip(self._program.jaxpr.invars, args, strict=True))
+        early = evaluate(self._before)(*(values[v] for v in self._before.invars))
+        values |= dict(zip(self._before.outvars, early, strict=True))
+        position = dict(zip(results, which, strict=True))
+        made = [position[v] for v in self._made]
+        if self._inner is None:
+            found = run_chunks(self._slices, values, self._made, made)
+        else:
+            found = self._run_parts(values, self._inner, run_chunks, made)
+        values |= dict(zip(self._made, found, strict=True))
+        return [values[v] for v in results]
+
+    def _run_parts(
+        self,
+        values: Mapping[Any, Any],
+        inner: "ShardedRegion",
+        run_chunks: RunChunks,
+        which: Sequence[int],
+    ) -> list[Any]:
+        slices, count = self._slices, self.parts[0].parts
+        # Read by all parts a weight would have its gradient summed over devices in each chunk.
+        whole = [values[v] for v in slices.whole]
+        for_all = [0 if is_floating(x) else None for x in whole]
+        operands = [
+            *(x if at is None else _for_parts(x, self.parts[0])
+              for x, at in zip(whole, for_all, strict=True)),
+            *(cut(values[v], axis, count) for v, axis in slices.given),
+            *(jnp.arange(*x.shape, dtype=x.dtype).reshape(count, -1) for x in counted(slices)),
+        ]  # fmt: skip
+        in_axes = [*for_all, *(0 for _ in operands[len(whole) :])]
+        made = jax.vmap(lambda *args: inner.run(args, run_chunks, which), in_axes)(*operands)
+        sums = [_sum_of_parts(x) for x in made[: len(self._sums)]]
+        joined = made[len(self._sums) :]
+        return [*sums, *(join(x, slices.axes[v])
+                         for v, x in zip(self._joined, joined, strict=True))]  # fmt: skip
+
+
+def _for_parts(x: Any, parts: PartsOf) -> Any:
+    """Copies of a value, one for each part, where that part is."""
+    sharding = getattr(jax.typeof(x), "sharding", None)
+    shape = (parts.parts, *x.shape)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        return jnp.broadcast_to(x, shape)
+    if not all(name in sharding.mesh.explicit_axes for name in parts.names):
+        return jnp.broadcast_to(x, shape)
+    spec = without_axes(sharding.spec, parts.names)
+    if spec != sharding.spec:  # gathered once for all chunks
+        x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
+    split = NamedSharding(sharding.mesh, PartitionSpec(parts.names, *spec))
+    return jnp.broadcast_to(x, shape, out_sharding=split)
+
+
+def _sum_of_parts(x: Any) -> Any:
+    return jnp.sum(x, axis=0, dtype=raised(x.dtype)).astype(x.dtype)
+
+
+def region_program(slices: Slices, results: Sequence[Any]) -> Program:
+    """Return a region as a program of its own, with the cheap values that it makes inside.
+
+    Args:
+        slices: What runs on slices.
+        results: Values that others read.
+    """
+    run = {step.position for step in slices.steps}
+    return Program(slices.program.cut(run, results))
+
+
+def parts_of(inputs: Sequence[Any], split: SplitValues) -> list[PartsOf]:
+    """Return how devices split what a region reads, for each set of mesh axes; the data alone.
+
+    Args:
+        inputs: What it reads.
+        split: How devices split the values of the program that the region is of.
+    """
+    found: dict[tuple[tuple[int, int], ...], list[str]] = {}
+    for name in split.names:
+        axes = tuple(
+            (i, at)
+            for i, v in enumerate(inputs)
+            if v in split.data
+            for at, names in enumerate(split.of(v))
+            if name in names
+        )
+        if axes:
+            found.setdefault(axes, []).append(name)
+    return [
+        PartsOf(dict(axes), math.prod(split.names[name] for name in names), tuple(names))
+        for axes, names in found.items()
+    ]
+
+
+def sharded_region(
+    program: Program, axes: Mapping[int, int], parts: Sequence[PartsOf]
+) -> ShardedRegion:
+    """Return the program on slices, in those parts that compute them by themselves.
+
+    Args:
+        program: As for `ShardedRegion`.
+        axes: Likewise.
+        parts: Parts, of which those are left out that depend on each other.
+    """
+    found = ShardedRegion(program, axes)
+    for each in parts:
+        with contextlib.suppress(Dependent, ValueError):
+            found = ShardedRegion(program, axes, [*found.parts, each])
+    return found

@@ -1,0 +1,209 @@
+"""The regions of a program and of the loops in it that are worth running in chunks.
+
+>>> import jax, jax.numpy as jnp
+>>> from jrc._jaxpr import inline_all
+>>> loss = lambda w, x: jnp.mean(jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1))
+>>> program = Program(inline_all(jax.make_jaxpr(loss)(jnp.ones((4, 500)), jnp.ones((80, 4)))))
+>>> (chunked,) = chunks_within(program, narrow=40_000, most_bytes=40_000)
+>>> chunked.chunks, chunked.shape
+(10, (80, 500))
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jrc._jaxpr import (
+    INPUT,
+    Program,
+    SplitValues,
+    inline_marked,
+    inner_program,
+    label,
+    nbytes,
+    primitive_name,
+    same_values,
+    shape_of,
+    without_mesh_axes,
+)
+from jrc.remat._chunks.chunks import Chunks, Shards
+from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_program, sharded_region
+from jrc.remat._chunks.regions import Region, chunk_count, wide_regions
+
+Inline = Callable[[Any], Program]
+"""From the body of a loop to its program."""
+
+
+def chunks_within(
+    program: Program, narrow: int, most_bytes: int, inline: Inline | None = None
+) -> list[Chunks]:
+    """Return regions around all values wider than some bytes, in chunks.
+
+    Args:
+        program: The program, without `jit` calls.
+        narrow: Bytes of the widest value that stays whole.
+        most_bytes: Bytes of the widest moment inside of a chunk, about; a region that needs no more
+            as a whole stays whole.
+        inline: From the body of a loop to its program; by default it is inlined.
+    """
+    found = [each.chunks(most_bytes) for each in regions_within(program, narrow, inline)]
+    return [each for each in found if each is not None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RegionInside:
+    """A region of a program, or of the body of a loop in it.
+
+    Attributes:
+        program: The program that it is of.
+        region: The region.
+        path: The loops around it, each as the position of its equation.
+        parts: How devices split it, the outermost first.
+        slices: Into how many slices each part may be cut; or into a divisor of that.
+    """
+
+    program: Program
+    region: Region
+    path: tuple[int, ...]
+    parts: tuple[PartsOf, ...]
+    slices: int
+
+    def chunks(self, most_bytes: int) -> Chunks | None:
+        """Return the region in chunks of about so many bytes; `None` where it needs no more.
+
+        Args:
+            most_bytes: Bytes of a chunk, on all devices together.
+        """
+        count = chunk_count(self.slices, self.region.bytes / most_bytes)
+        if count < 2:
+            return None
+        return chunks_of(self.program, self.region, count, self.path, self.parts)
+
+
+def regions_within(
+    program: Program,
+    narrow: int,
+    inline: Inline | None = None,
+    around_loops: bool = True,
+    split: SplitValues | None = None,
+) -> list[RegionInside]:
+    """Return the regions around all values wider than some bytes, those in loops too.
+
+    Args:
+        program: The program, without `jit` calls.
+        narrow: Bytes of the widest value that stays whole, on all devices together.
+        inline: From the body of a loop to its program; by default it is inlined.
+        around_loops: Whether a region may hold a loop that has regions inside; such a loop has
+            none then.
+        split: How devices split the values; `None` on one device.
+    """
+    search = _RegionSearch(narrow, inline or inlined, around_loops)
+    return list(search.within(program, split, ()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _RegionSearch:
+    """The arguments of `regions_within`."""
+
+    narrow: int
+    inline: Inline
+    around_loops: bool
+
+    def within(
+        self, program: Program, split: SplitValues | None, path: tuple[int, ...]
+    ) -> Iterator[RegionInside]:
+        loops = {
+            p: list(self._in_loop(eqn, split, (*path, p)))
+            for p, eqn in enumerate(program.eqns)
+            if primitive_name(eqn) == "scan"
+        }
+        apart = () if self.around_loops else [p for p, inside in loops.items() if inside]
+        held: set[int] = set()
+        part = without_mesh_axes(program, split.names) if split else program
+        for region in wide_regions(part, self.narrow, apart):
+            found = _placed(program, part, region, path, split)
+            if found is not None:
+                yield found
+                held.update(region.equations)
+        for p, inside in loops.items():
+            if p not in held:
+                yield from inside
+
+    def _in_loop(
+        self, eqn: Any, split: SplitValues | None, path: tuple[int, ...]
+    ) -> Iterator[RegionInside]:
+        body = self.inline(inner_program(eqn))
+        return self.within(body, split and split.inside(eqn, body), path)
+
+
+def _placed(
+    program: Program,
+    part: Program,
+    region: Region,
+    path: tuple[int, ...],
+    split: SplitValues | None,
+) -> RegionInside | None:
+    """A region with how devices split it; `None` where its slices would lie across devices."""
+    slices = region.slices
+    if split is None:
+        return RegionInside(part, region, path, (), slices.parts)
+    original = same_values(part, program)
+    alone = region_program(slices, region.results)
+    axes = {i: region.inputs[v] for i, v in enumerate(alone.jaxpr.invars) if v in region.inputs}
+    parts = parts_of([original[v] for v in alone.jaxpr.invars], split)
+    sharded = sharded_region(alone, axes, parts)
+    known = {name for each in sharded.parts for name in each.names}
+    along = {name for v, at in slices.axes.items() for name in split.of(original[v])[at]}
+    if not along <= known or sharded.slices.parts < 2:
+        return None
+    return RegionInside(part, region, path, sharded.parts, sharded.slices.parts)
+
+
+def chunks_of(
+    program: Program,
+    region: Region,
+    count: int,
+    path: tuple[int, ...],
+    parts: Sequence[PartsOf] = (),
+) -> Chunks:
+    """Return a region of a program in so many chunks.
+
+    Args:
+        program: The program.
+        region: The region.
+        count: How many chunks; a divisor of its parts.
+        path: The loops around the program.
+        parts: How devices split it.
+    """
+    wide: Any = region.wide
+    inputs = region_program(region.slices, region.results).jaxpr.invars
+    shards = tuple(
+        Shards(
+            each.names,
+            each.parts,
+            tuple((*_place(program, inputs[i]), at) for i, at in each.axes.items()),
+        )
+        for each in parts
+    )
+    return Chunks(
+        path,
+        region.equations,
+        tuple((*_place(program, v), axis) for v, axis in region.inputs.items()),
+        count,
+        shape_of(wide),
+        str(wide.aval.dtype),
+        label(program.eqns[program.producer[wide]]),
+        nbytes(wide.aval),
+        shards=shards,
+    )
+
+
+def _place(program: Program, v: Any) -> tuple[int, int]:
+    p = program.producer[v]
+    made = program.jaxpr.invars if p == INPUT else program.eqns[p].outvars
+    return p + 1, list(made).index(v)
+
+
+def inlined(jaxpr: Any) -> Program:
+    """Return a program without `jit` calls."""
+    return Program(inline_marked(jaxpr, lambda _: True))
