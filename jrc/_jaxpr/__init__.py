@@ -45,6 +45,7 @@ from jrc._jaxpr.equations import sharding_of as sharding_of
 from jrc._jaxpr.equations import walk as walk
 from jrc._jaxpr.gradient_gate import gate as gate
 from jrc._jaxpr.gradient_gate import stops_gradient as stops_gradient
+from jrc._jaxpr.independent_axes import derivative_of as derivative_of
 from jrc._jaxpr.independent_axes import independent_axes as independent_axes
 from jrc._jaxpr.inline import inline_all as inline_all
 from jrc._jaxpr.inline import inline_marked as inline_marked

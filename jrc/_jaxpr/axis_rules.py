@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn
-from jax.sharding import NamedSharding
 
 from jrc._jaxpr.atoms import shape_of
 from jrc._jaxpr.axes import dimension_numbers, operand_axes, reduced_axes
@@ -185,20 +184,6 @@ def iota(eqn: JaxprEqn) -> list[IndependentAxis]:
         for axis, length in enumerate(shape_of(eqn.outvars[0]))
         if length > 1 and axis != eqn.params["dimension"]
     ]
-
-
-def constraint(eqn: JaxprEqn) -> list[IndependentAxis]:
-    """Return the axes that a sharding constraint leaves whole on each device."""
-    sharding = eqn.params.get("sharding")
-    if not isinstance(sharding, NamedSharding):
-        return []
-    sizes = sharding.mesh.shape
-
-    def is_split(names: Any) -> bool:
-        each = names if isinstance(names, tuple) else () if names is None else (names,)
-        return math.prod(sizes.get(name, 2) for name in each) > 1
-
-    return elementwise(eqn, [axis for axis, n in enumerate(sharding.spec) if is_split(n)])
 
 
 def stack(eqn: JaxprEqn) -> list[IndependentAxis]:

@@ -14,7 +14,7 @@ import enum
 
 from jax.extend.core import JaxprEqn
 
-from jrc._jaxpr import axis_rules
+from jrc._jaxpr import axis_rules, sharding_axis_rules
 from jrc._jaxpr import flop_rules as rules
 from jrc._jaxpr.axes import reduced_axes
 from jrc._jaxpr.axis_rules import AxisRule
@@ -182,7 +182,14 @@ _row("mark gate name CheckpointName", **_free, **_no_reads, **_inside, **_each, 
 _row("pvary", **_free, **_no_reads, **_inside, **_each, view=View.ANNOTATION, is_cast=True)
 _row("reduce_precision", **_free, **_inside, **_each, view=View.ANNOTATION)
 _row("device_put", **_free, view=View.ANNOTATION)
-_row("sharding_constraint", **_free, **_no_reads, view=View.ANNOTATION, axes=axis_rules.constraint)
+_row(
+    "sharding_constraint",
+    **_free,
+    **_no_reads,
+    view=View.ANNOTATION,
+    axes=sharding_axis_rules.constraint,
+)
+_row("reshard", **_free, **_no_reads, view=View.ANNOTATION, axes=sharding_axis_rules.reshard)
 _row("optimization_barrier", **_free, **_no_reads, view=View.ANNOTATION)
 
 # The same entries, moved.
@@ -226,7 +233,7 @@ _row("gather", **_free, **_operands, axes=axis_rules.gather)
 _row("bitcast_convert_type", **_free, **_inside)
 _row("scatter", **_free, axes=axis_rules.scatter)
 _row("scatter-add scatter-mul scatter-min scatter-max", axes=axis_rules.scatter)
-_row("get swap masked_load masked_swap reshard", **_free)
+_row("get swap masked_load masked_swap", **_free)
 
 # Made from nothing, or from a key.
 _row("iota", **_free, **_inside, axes=axis_rules.iota)

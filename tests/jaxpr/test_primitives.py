@@ -89,7 +89,9 @@ def test_every_row_that_states_reads_has_a_sample():
     needs_a_mesh = primitives_where(lambda facts: facts.is_collective or facts.is_cast)
     names = primitives_where(lambda facts: facts.view is View.NAME)
     # `add_any` occurs only in transposed programs; the others are synonyms or have no tangent.
-    other = words("add_any broadcast_to stack unstack tile stop_gradient sharding_constraint")
+    other = words(
+        "add_any broadcast_to stack unstack tile stop_gradient sharding_constraint reshard"
+    )
     assert stated - needs_a_mesh - names - other == set(SAMPLES)
 
 

@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from jrc._jaxpr import (
@@ -68,13 +68,23 @@ class Region:
         return self.slices.parts
 
 
-def wide_regions(program: Program, narrow: int, apart: Iterable[int] = ()) -> list[Region]:
+def _nowhere(v: Any, axis: int) -> bool:
+    return False
+
+
+def wide_regions(
+    program: Program,
+    narrow: int,
+    apart: Iterable[int] = (),
+    lies_across: Callable[[Any, int], bool] = _nowhere,
+) -> list[Region]:
     """Return regions that share no equation, around every value that is wider than `narrow` bytes.
 
     Args:
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that may enter or leave a region.
         apart: Equations that stay outside of all regions; what they read and make may be wide.
+        lies_across: Of a value and an axis, whether slices along it would lie across devices.
     """
     found: list[Region] = []
     live = program.live()
@@ -85,7 +95,7 @@ def wide_regions(program: Program, narrow: int, apart: Iterable[int] = ()) -> li
         for v in eqn.outvars
         if nbytes(v.aval) > narrow
     ]
-    limits = _Limits(program, narrow, frozenset(apart))
+    limits = _Limits(program, narrow, frozenset(apart), lies_across)
     taken = limits.taken
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
         if -p not in taken and -p not in limits.apart:
@@ -142,6 +152,7 @@ class _Limits:
         program: The program.
         narrow: Bytes of the widest value that may enter or leave.
         apart: Equations that stay outside; what they read and make may be wide.
+        lies_across: As for `wide_regions`.
         taken: Equations of other regions.
         failed: Values around which there is no region along an axis; no region may make them.
     """
@@ -149,6 +160,7 @@ class _Limits:
     program: Program
     narrow: int
     apart: Set[int] = frozenset()
+    lies_across: Callable[[Any, int], bool] = _nowhere
     taken: set[int] = dataclasses.field(default_factory=set)
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
 
@@ -165,7 +177,7 @@ def _best_region(limits: _Limits, v: Any) -> Region | None:
     """The region around a value along the axis that leaves the fewest bytes."""
     regions = []
     for axis, length in enumerate(shape_of(v)):
-        if length > 1:
+        if length > 1 and not limits.lies_across(v, axis):
             try:
                 growth = _Growth(limits, v, axis)
             except _NoRegion:
@@ -282,7 +294,7 @@ class _Growth:
         for v, at in zip(eqn.outvars, axis.results, strict=True):
             if at is not None and not axis.is_summed:
                 self.axes[v] = at
-                if (v, at) in self.limits.failed:
+                if (v, at) in self.limits.failed or self.limits.lies_across(v, at):
                     raise _NoRegion
             if nbytes(v.aval) > self.narrow:
                 self.readers += filter(self._must_join, self.program.consumers.get(v, ()))

@@ -10,7 +10,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import (
@@ -120,8 +120,14 @@ class _RegionSearch:
         apart = () if self.around_loops else [p for p, inside in loops.items() if inside]
         held: set[int] = set()
         part = without_mesh_axes(program, split.names) if split else program
-        for region in wide_regions(part, self.narrow, apart):
-            found = _placed(program, part, region, path, split)
+        original = same_values(part, program)
+
+        def lies_across(v: Any, axis: int) -> bool:
+            names = split.of(original[v])[axis] if split else ()
+            return not set(names) <= set(split.names if split else ())
+
+        for region in wide_regions(part, self.narrow, apart, lies_across):
+            found = _placed(part, region, path, split, original)
             if found is not None:
                 yield found
                 held.update(region.equations)
@@ -137,17 +143,16 @@ class _RegionSearch:
 
 
 def _placed(
-    program: Program,
     part: Program,
     region: Region,
     path: tuple[int, ...],
     split: SplitValues | None,
+    original: Mapping[Any, Any],
 ) -> RegionInside | None:
     """A region with how devices split it; `None` where its slices would lie across devices."""
     slices = region.slices
     if split is None:
         return RegionInside(part, region, path, (), slices.parts)
-    original = same_values(part, program)
     alone = region_program(slices, region.results)
     axes = {i: region.inputs[v] for i, v in enumerate(alone.jaxpr.invars) if v in region.inputs}
     parts = parts_of([original[v] for v in alone.jaxpr.invars], split)

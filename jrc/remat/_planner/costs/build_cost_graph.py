@@ -4,7 +4,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, has_effects, is_variable
+from jrc._jaxpr import (
+    INPUT,
+    Program,
+    derivative_of,
+    has_effects,
+    inline_marked,
+    inner_program,
+    is_variable,
+    primitive_name,
+    walk,
+)
 from jrc.remat._planner.costs import memory_model
 from jrc.remat._planner.costs.compilers import CPU, Compiler
 from jrc.remat._planner.costs.constraints import must_run_once
@@ -12,6 +22,7 @@ from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.cost_unit import FLOPS, CostUnit
 from jrc.remat._planner.costs.derivative_reads import DerivativeReads
 from jrc.remat._planner.costs.save_candidates import save_candidates
+from jrc.remat._planner.costs.working_bytes import working_bytes
 from jrc.remat._planner.program.schedule import schedule
 
 
@@ -44,6 +55,7 @@ def build_cost_graph(
     cotangents = memory_model.cotangent_bytes(program, order, active, compiler)
     for p, size in zip(order, cotangents, strict=True):
         cost = unit.of(eqns[p])
+        size += _beside_derivative(eqns[p], compiler)
         nodes.append(
             _node(program, p, active, steps, number, made, fused, reads, size, compiler, cost)
         )
@@ -76,6 +88,20 @@ def build_cost_graph(
         fuses_passes=compiler.fuses_passes,
         unit=unit,
     )
+
+
+def _beside_derivative(eqn: Any, compiler: Compiler) -> int:
+    """Bytes that a function with a derivative of its own needs while that is computed in a loop.
+
+    A sum over chunks computes its gradient beside its value. Then all that is saved is there.
+    """
+    if primitive_name(eqn) != "custom_jvp_call":
+        return 0
+    loops = any(primitive_name(each) == "scan" for each, _ in walk(inner_program(eqn)))
+    if not loops:
+        return 0
+    derivative = Program(inline_marked(derivative_of(eqn), lambda _: True))
+    return working_bytes(derivative, compiler)
 
 
 def _node(

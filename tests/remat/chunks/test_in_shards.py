@@ -1,0 +1,222 @@
+"""Regions in chunks of programs that XLA splits over devices: slices lie on one device each."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jrc
+from jrc._jaxpr import Program, SplitValues, inline_all, without_mesh_axes
+from jrc.remat._chunks.regions_within import regions_within
+from jrc.remat._chunks.rewrite import in_chunks
+from jrc.remat._planner.costs.sharding import split_values
+from jrc.remat._planner.program.trace import inlined_program
+
+SIZES = {"data": 4, "model": 2}
+BATCH, LENGTH, WIDTH, WORDS = 32, 16, 24, 512
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32)
+LABELS = DRAW.integers(0, WORDS, (BATCH, LENGTH))
+PARAMS = {
+    "a": DRAW.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 5,
+    "head": DRAW.normal(size=(WIDTH, WORDS)).astype(np.float32) / 5,
+}
+DATA = {
+    "rows": (P("data"), {"data"}),
+    "rows and places": (P("data", "model"), {"data", "model"}),
+    "rows of both": (P(("data", "model")), {"data", "model"}),
+}
+WEIGHTS = {
+    "copied": {"a": P(), "head": P()},
+    "fsdp": {"a": P("data"), "head": P("data")},
+    "tensor": {"a": P(), "head": P(None, "model")},
+    "fsdp and tensor": {"a": P("data"), "head": P("data", "model")},
+}
+
+
+def mesh_of(kind):
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+
+
+def put(tree, specs, mesh):
+    return jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), tree, specs)
+
+
+def is_label(labels, words):
+    return labels[..., None] == jnp.arange(words)[None, None]
+
+
+def head(params, x, labels):
+    """Cross-entropy with a term of the partition function, and a scale outside of the region."""
+    logits = jnp.tanh(x @ params["a"]) @ params["head"]
+    norm = jax.nn.logsumexp(logits, axis=-1)
+    picked = jnp.sum(
+        jnp.where(labels[..., None] == jnp.arange(WORDS)[None, None], logits, 0), axis=-1
+    )
+    return 3 * jnp.mean(norm - picked + 1e-2 * norm**2)
+
+
+def mlp(params, x, labels):
+    """Its wide middle is joined, and not summed."""
+    y = x + jnp.square(x @ params["head"]) @ params["head"].T
+    return jnp.mean((y @ params["a"]) ** 2)
+
+
+def gathered(fn):
+    """The function on explicit axes: what FSDP splits is gathered by hand."""
+
+    def run(params, x, labels):
+        kept = lambda spec: P(*(name if name == "model" else None for name in spec))  # noqa: E731
+        specs = jax.tree.map(lambda w: kept(jax.typeof(w).sharding.spec), params)
+        return fn(jax.tree.map(jax.sharding.reshard, params, specs), x, labels)
+
+    return run
+
+
+def chunked_in_shards(fn, args, narrow, most_bytes):
+    """The function in chunks of what each device has, and its regions."""
+    flat, tree = jax.tree.flatten(args)
+    jaxpr = jax.make_jaxpr(lambda *flat: [fn(*jax.tree.unflatten(tree, flat))])(*flat)
+    program = inlined_program(jaxpr)
+    split = split_values(program, flat, range(len(jax.tree.leaves(args[0]))))
+    regions = regions_within(program, narrow, inlined_program, split=split)
+    chunks = [found for each in regions if (found := each.chunks(most_bytes))]
+    run = in_chunks(program, chunks, inlined_program)
+    return (lambda *args: run(*jax.tree.leaves(args))[0]), chunks
+
+
+def collectives_of(fn, args):
+    """The collectives of value and gradients, as jrc.explain reads them."""
+    return jrc.explain(fn, *args).collectives
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(
+    ("fn", "kind"), [(head, AxisType.Auto), (head, AxisType.Explicit), (mlp, AxisType.Auto)]
+)
+def test_weights_are_gathered_and_their_gradients_summed_once(fn, weights, kind):
+    """Values and gradients are those of the whole, and no weight's collective is in the loop."""
+    if kind is AxisType.Explicit:
+        fn = gathered(fn)
+    mesh = mesh_of(kind)
+    args = (put(PARAMS, WEIGHTS[weights], mesh), *put((X, LABELS), (P("data"),) * 2, mesh))
+    with jax.set_mesh(mesh):
+        run, chunks = chunked_in_shards(fn, args, 2**17, 2**17)
+        assert chunks and all(("data", 4) in [(s.names[0], s.parts) for s in x.shards]
+                              for x in chunks)  # fmt: skip
+        wanted, found = (jax.jit(jax.value_and_grad(f))(*args) for f in (fn, run))
+        plain, lean = collectives_of(fn, args), collectives_of(run, args)
+    for a, b in zip(*map(jax.tree.leaves, (wanted, found)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(a).max()), rtol=0)
+    over_data = lambda found: [each for each in found if "model" not in each.axes]  # noqa: E731
+    count = lambda found: sum(each.count * len(each.arrays) for each in over_data(found))  # noqa: E731
+    assert count(lean) <= count(plain)
+    assert not any(each.kind.startswith(("all-to-all", "collective-permute")) for each in lean)
+    sent = lambda found: sum(each.sent for each in over_data(found))  # noqa: E731
+    assert sent(lean) <= sent(plain)
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_every_way_to_split_the_data(data):
+    spec, wanted_names = DATA[data]
+    mesh = mesh_of(AxisType.Auto)
+    weights = jax.tree.map(lambda _: P(), PARAMS)
+    args = (put(PARAMS, weights, mesh), *put((X, LABELS), (spec,) * 2, mesh))
+    run, (chunks,) = chunked_in_shards(head, args, 2**17, 2**17)
+    assert {name for each in chunks.shards for name in each.names} == wanted_names
+    wanted, found = (jax.jit(jax.value_and_grad(f))(*args) for f in (head, run))
+    for a, b in zip(*map(jax.tree.leaves, (wanted, found)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(a).max()), rtol=0)
+    assert all(each.kind == "all-reduce" for each in collectives_of(run, args))
+
+
+def layers(params, x):
+    """Layers in a scan: attention along places, and a constraint on what they carry."""
+
+    def layer(x, w):
+        x = jax.lax.with_sharding_constraint(x, P("data", None, None))
+        scores = jax.nn.softmax(jnp.einsum("bld,bmd->blm", x @ w, x) / 5, axis=-1)
+        x = x + jnp.einsum("blm,bmd->bld", scores, x)
+        return x + jnp.tanh(jnp.tile(x @ w, 8)) @ jnp.tile(w, (8, 1)), None
+
+    return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "data"), P(None, None, "model")])
+def test_layers_in_a_loop_run_in_chunks_of_what_a_device_has(spec):
+    mesh = mesh_of(AxisType.Auto)
+    weights = DRAW.normal(size=(3, WIDTH, WIDTH)).astype(np.float32) / 50
+    args = put((weights, X), (spec, P("data")), mesh)
+    with jax.set_mesh(mesh):
+        run, chunks = chunked_in_shards(layers, args, 2**16, 2**16)
+        assert any(each.path for each in chunks) and all(each.shards for each in chunks)
+        wanted, found = (jax.jit(jax.value_and_grad(f))(*args) for f in (layers, run))
+        lean = collectives_of(run, args)
+    for a, b in zip(*map(jax.tree.leaves, (wanted, found)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(a).max()), rtol=0)
+    assert not any(each.kind == "all-to-all" for each in lean)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_budget_on_a_mesh_is_met_in_chunks(kind):
+    """The logits of a device are 8 MiB; all its temporaries fit 4 MiB."""
+    mesh, words = mesh_of(kind), 8192
+    fit = lambda shape: DRAW.normal(size=shape).astype(np.float32) / 5  # noqa: E731
+    params = {"a": fit((WIDTH, WIDTH)), "head": fit((WIDTH, words))}
+    data = fit((4 * BATCH, LENGTH, WIDTH)), DRAW.integers(0, words, (4 * BATCH, LENGTH))
+
+    def loss(params, x, labels):
+        logits = jax.nn.log_softmax(jnp.tanh(x @ params["a"]) @ params["head"])
+        return -jnp.mean(
+            jnp.sum(jnp.where(labels[..., None] == jnp.arange(words)[None, None], logits, 0), -1)
+        )
+
+    weights = {"a": P(), "head": P(None, "model")}
+    args = (put(params, weights, mesh), *put(data, (P("data"),) * 2, mesh))
+    with jax.set_mesh(mesh):
+        plan = jrc.plan(loss, *args, budget="6MiB")
+        wanted, found = (jax.jit(jax.value_and_grad(f))(*args) for f in (loss, plan.apply(loss)))
+    assert plan.verified.peak_bytes <= 6 * 2**20 and plan.verified.flops_ratio < 1.05
+    assert [each.names for chunks in plan.chunks for each in chunks.shards] == [("data",)]
+    assert jrc.Plan.from_json(plan.to_json()) == plan
+    for a, b in zip(*map(jax.tree.leaves, (wanted, found)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(a).max()), rtol=0)
+
+
+def test_data_split_dimensions_before_parameters_do():
+    """As with FSDP: what a table's rows are split over, the examples are split over too."""
+
+    def fn(table, x):
+        y = table[x] @ jnp.ones((6, 8))
+        steps = jax.lax.scan(lambda c, row: (c + row, c * row), jnp.zeros((8, 8)), y)
+        return jnp.tanh(y), steps
+
+    jaxpr = inline_all(jax.make_jaxpr(fn)(jnp.ones((9, 6)), jnp.ones((5, 8), int)))
+    program = Program(jaxpr)
+    table, x = program.jaxpr.invars
+    given = {table: (("model",), ("data",)), x: ((), ("data",))}
+    split = SplitValues(program, given, [x], {"data": 2})
+    out, carry, ys = program.jaxpr.outvars
+    assert split.of(out) == split.of(ys) == ((), ("data",), ())
+    assert split.of(carry) == (("data",), ())
+    (loop,) = [eqn for eqn in program.eqns if eqn.primitive.name == "scan"]
+    body = inlined_program(loop.params["jaxpr"])
+    inside = split.inside(loop, body)
+    assert [inside.of(v) for v in body.jaxpr.invars] == [(("data",), ())] * 2
+
+
+def test_an_axis_of_the_mesh_is_left_out_of_a_program():
+    mesh = jax.sharding.AbstractMesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def body(x, _):
+        spec = P(("data", "model"), P.UNCONSTRAINED)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec)), None
+
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(body, x, None, length=2)[0])(jnp.ones((4, 4)))
+    part = without_mesh_axes(Program(jaxpr), ["data"])
+    (loop,) = part.eqns
+    (constraint,) = loop.params["jaxpr"].eqns
+    assert constraint.params["sharding"].spec == P(("model",), P.UNCONSTRAINED)
+    assert without_mesh_axes(part, []) is part
