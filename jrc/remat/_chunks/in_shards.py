@@ -19,7 +19,7 @@ once, after the loop. In the same way it is gathered once, before the loop.
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrc._jaxpr import (
-    INPUT,
     Dependent,
     Program,
     Slices,
@@ -42,6 +41,7 @@ from jrc._specs import without_axes
 from jrc._tree import is_floating
 from jrc.remat._chunks.run_in_chunks import cut, join
 from jrc.remat._chunks.sum_and_gradient import raised
+from jrc.remat._gradient.activity import active_variables
 
 RunChunks = Callable[[Slices, Mapping[Any, Any], Sequence[Any], Sequence[int]], list[Any]]
 """From what runs on slices, the values that it reads, and results that are wanted, to these.
@@ -98,7 +98,8 @@ class ShardedRegion:
         self._sums = [v for v in results if v in self._slices.sums]
         self._joined = [v for v in results if v in self._slices.axes]
         early = [v for v in results if v not in self._slices.made]
-        wanted = [v for v in (*self._slices.read, *early) if program.producer[v] != INPUT]
+        made_here = {v for eqn in program.eqns for v in eqn.outvars}
+        wanted = [v for v in (*self._slices.read, *early) if v in made_here]
         live = program.live(wanted)
         before = [p for p, is_live in enumerate(live) if is_live and p not in self._slices.run]
         self._before = program.cut(before, list(dict.fromkeys(wanted)))
@@ -121,6 +122,26 @@ class ShardedRegion:
         inputs = self._program.jaxpr.invars
         known = {inputs[i]: at for i, at in axes.items()}
         return {i: known[v] for i, v in enumerate(self._slices.read) if v in known}
+
+    def innermost(
+        self, active: Set[Any], which: Sequence[int] | None = None
+    ) -> tuple[list[Any], list[int], set[Any]]:
+        """Return the results of `slices`, their positions among all, and what of it is active.
+
+        Args:
+            active: The inputs that the program is differentiated by.
+            which: As for `run`.
+        """
+        program = self._program
+        which = range(len(program.jaxpr.outvars)) if which is None else which
+        position = dict(zip(program.jaxpr.outvars, which, strict=True))
+        made = [position[v] for v in self._made]
+        found = active_variables(program, active, program.jaxpr.outvars)
+        if self._inner is None:
+            return self._made, made, found
+        inputs = self._inner._program.jaxpr.invars
+        inside = {inputs[i] for i, v in enumerate(self._slices.read) if v in found}
+        return self._inner.innermost(inside, made)
 
     def run(
         self, args: Sequence[Any], run_chunks: RunChunks, which: Sequence[int] | None = None

@@ -131,17 +131,24 @@ def _can_run_in_turn(program: Program, regions: Sequence[Region]) -> bool:
     return len(done) == len(regions)
 
 
-def region_of_widest(program: Program, narrow: int) -> Region | None:
+def region_of_widest(
+    program: Program, narrow: int, lies_across: Callable[[Any, int], bool] = _nowhere
+) -> Region | None:
     """Return the region around the widest value; `None` if there is none.
 
     Args:
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that may enter or leave it.
+        lies_across: As for `wide_regions`.
     """
     live = program.live()
     made = [v for p, eqn in enumerate(program.eqns) if live[p] for v in eqn.outvars]
     widest = max(made, key=lambda v: nbytes(v.aval), default=None)
-    return None if widest is None else _best_region(_Limits(program, narrow), widest)
+    return (
+        None
+        if widest is None
+        else _best_region(_Limits(program, narrow, lies_across=lies_across), widest)
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jrc._jaxpr import (
@@ -28,7 +28,7 @@ from jrc._jaxpr import (
 )
 from jrc.remat._chunks.chunks import Chunks, Shards
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_program, sharded_region
-from jrc.remat._chunks.regions import Region, chunk_count, wide_regions
+from jrc.remat._chunks.regions import Region, chunk_count, region_of_widest, wide_regions
 
 Inline = Callable[[Any], Program]
 """From the body of a loop to its program."""
@@ -119,15 +119,9 @@ class _RegionSearch:
         }
         apart = () if self.around_loops else [p for p, inside in loops.items() if inside]
         held: set[int] = set()
-        part = without_mesh_axes(program, split.names) if split else program
-        original = same_values(part, program)
-
-        def lies_across(v: Any, axis: int) -> bool:
-            names = split.of(original[v])[axis] if split else ()
-            return not set(names) <= set(split.names if split else ())
-
-        for region in wide_regions(part, self.narrow, apart, lies_across):
-            found = _placed(part, region, path, split, original)
+        devices = _Devices(program, split)
+        for region in wide_regions(devices.part, self.narrow, apart, devices.lies_across):
+            found = devices.placed(region, path)
             if found is not None:
                 yield found
                 held.update(region.equations)
@@ -142,26 +136,53 @@ class _RegionSearch:
         return self.within(body, split and split.inside(eqn, body), path)
 
 
-def _placed(
-    part: Program,
-    region: Region,
-    path: tuple[int, ...],
-    split: SplitValues | None,
-    original: Mapping[Any, Any],
-) -> RegionInside | None:
-    """A region with how devices split it; `None` where its slices would lie across devices."""
-    slices = region.slices
-    if split is None:
-        return RegionInside(part, region, path, (), slices.parts)
-    alone = region_program(slices, region.results)
-    axes = {i: region.inputs[v] for i, v in enumerate(alone.jaxpr.invars) if v in region.inputs}
-    parts = parts_of([original[v] for v in alone.jaxpr.invars], split)
-    sharded = sharded_region(alone, axes, parts)
-    known = {name for each in sharded.parts for name in each.names}
-    along = {name for v, at in slices.axes.items() for name in split.of(original[v])[at]}
-    if not along <= known or sharded.slices.parts < 2:
-        return None
-    return RegionInside(part, region, path, sharded.parts, sharded.slices.parts)
+def region_of_loss(program: Program, narrow: int, split: SplitValues | None) -> RegionInside | None:
+    """Return the region around the widest value; `None` if there is none.
+
+    Args:
+        program: The program, without `jit` calls.
+        narrow: Bytes of the widest value that may enter or leave it.
+        split: How devices split the values; `None` on one device.
+    """
+    devices = _Devices(program, split)
+    region = region_of_widest(devices.part, narrow, devices.lies_across)
+    return None if region is None else devices.placed(region, ())
+
+
+class _Devices:
+    """A program, and how devices split its values.
+
+    Attributes:
+        part: The program without the mesh axes that split data.
+    """
+
+    def __init__(self, program: Program, split: SplitValues | None) -> None:
+        self._split = split
+        self.part = without_mesh_axes(program, split.names) if split else program
+        self._original = same_values(self.part, program)
+
+    def lies_across(self, v: Any, axis: int) -> bool:
+        """Return whether an axis is split as parameters are, and not as data."""
+        return self._split is not None and not self._names(v, axis) <= set(self._split.names)
+
+    def _names(self, v: Any, axis: int) -> set[str]:
+        return set(self._split.of(self._original[v])[axis]) if self._split else set()
+
+    def placed(self, region: Region, path: tuple[int, ...]) -> RegionInside | None:
+        """Return a region with how devices split it; `None` if slices would lie across them."""
+        slices = region.slices
+        if self._split is None:
+            return RegionInside(self.part, region, path, (), slices.parts)
+        alone = region_program(slices, region.results)
+        inputs = alone.jaxpr.invars
+        axes = {i: region.inputs[v] for i, v in enumerate(inputs) if v in region.inputs}
+        parts = parts_of([self._original[v] for v in inputs], self._split)
+        sharded = sharded_region(alone, axes, parts)
+        known = {name for each in sharded.parts for name in each.names}
+        along = set().union(*(self._names(v, at) for v, at in slices.axes.items()))
+        if not along <= known or sharded.slices.parts < 2:
+            return None
+        return RegionInside(self.part, region, path, sharded.parts, sharded.slices.parts)
 
 
 def chunks_of(

@@ -12,8 +12,8 @@ True
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import jax
 
@@ -139,6 +139,14 @@ def _region_run(
 
     if not choice.shards:
         return lambda values: in_chunks(slices, values, results, range(len(results)))
+    alone, region = _sharded(program, choice, slices, results)
+    return lambda values: region.run([values[v] for v in alone.jaxpr.invars], in_chunks)
+
+
+def _sharded(
+    program: Program, choice: Chunks, slices: Slices, results: Sequence[Any]
+) -> tuple[Program, ShardedRegion]:
+    """A region as a program of its own, and how its parts run."""
     alone = region_program(slices, results)
     position = {v: i for i, v in enumerate(alone.jaxpr.invars)}
     axes = _positions(program, choice.cut, position)
@@ -147,10 +155,43 @@ def _region_run(
         for each in choice.shards
     ]
     try:
-        region = ShardedRegion(alone, axes, parts)
+        return alone, ShardedRegion(alone, axes, parts)
     except (Dependent, ValueError) as error:
         raise _another(choice) from error
-    return lambda values: region.run([values[v] for v in alone.jaxpr.invars], in_chunks)
+
+
+class OneChunk(NamedTuple):
+    """What of a region one chunk is.
+
+    Attributes:
+        slices: What runs on slices, in one of the region's parts.
+        results: Its results.
+        positions: Their positions among the results of the region.
+        active: The values that are differentiated, among those that it reads.
+    """
+
+    slices: Slices
+    results: list[Any]
+    positions: list[int]
+    active: set[Any]
+
+
+def one_chunk_of(program: Program, choice: Chunks, inputs: Iterable[Any]) -> OneChunk:
+    """Return what one chunk of a region computes.
+
+    Args:
+        program: The program.
+        choice: The region.
+        inputs: The inputs of the program that it is differentiated by.
+    """
+    part = without_mesh_axes(program, {name for each in choice.shards for name in each.names})
+    slices, results = region_of(part, choice)
+    found = active_variables(program, inputs, program.jaxpr.outvars[:1])
+    active = {v for v, w in same_values(part, program).items() if w in found}
+    if not choice.shards:
+        return OneChunk(slices, results, list(range(len(results))), active)
+    _, region = _sharded(part, choice, slices, results)
+    return OneChunk(region.slices, *region.innermost(active))
 
 
 def _positions(

@@ -5,7 +5,16 @@ from typing import Any
 
 import jax
 
-from jrc._jaxpr import Program, Split, SplitValues, nbytes, sharding_of, split_of_spec, walk
+from jrc._jaxpr import (
+    Program,
+    Split,
+    SplitValues,
+    nbytes,
+    shape_of,
+    sharding_of,
+    split_of_spec,
+    walk,
+)
 from jrc._specs import axes_of, number_of_shards, spec_of
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 
@@ -43,7 +52,7 @@ def split_values(
         spec = spec_of(x)
         if axes_of(spec):
             sizes |= dict(x.sharding.mesh.shape) if hasattr(x, "sharding") else {}
-            given[v] = split_of_spec(spec, tuple(() for _ in v.aval.shape))
+            given[v] = split_of_spec(spec, tuple(() for _ in shape_of(v)))
         if i not in parameters:
             data.append(v)
             names |= {name: sizes[name] for name in axes_of(spec) if sizes.get(name, 1) > 1}

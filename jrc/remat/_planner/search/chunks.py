@@ -35,12 +35,10 @@ def problems_in_chunks(
         temporaries: Bytes that there are for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
     """
-    if problem.parts > 1 and problem.split is None:
-        return []  # slices might be cut across devices
     temporaries = max(temporaries, SETTINGS.least_chunk)  # where none fits, the least is told
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)
-    of_loss = whole_loss_chunks(problem, temporaries) if problem.parts == 1 else []
+    of_loss = whole_loss_chunks(problem, temporaries)
     found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
 
     def look_at(ways: Iterable[tuple[Chunks, ...]]) -> None:
@@ -60,10 +58,11 @@ def problems_in_chunks(
         cost, one = min(found.values(), key=lambda each: each[0])
         if cost > (1 + SETTINGS.chunks_worth) * problem.cost:
             for regions in _distinct_regions(one, temporaries, may_be_all=False):
-                look_at((*one.chunks, *each) for each in _fewer_bytes(regions, temporaries))
+                ways = _fewer_bytes(regions, temporaries, one.devices)
+                look_at((*one.chunks, *each) for each in ways)
     # Where each chunk of the whole loss can be planned, no region holds all of it.
     for regions in _distinct_regions(problem, temporaries, may_be_all=not of_loss):
-        look_at(_fewer_bytes(regions, temporaries, problem.parts))
+        look_at(_fewer_bytes(regions, temporaries, problem.devices))
     different: dict[Any, Problem] = {}
     for _, each in sorted(found.values(), key=lambda each: each[0]):
         different.setdefault(tuple(map(_about, each.options)), each)
@@ -81,10 +80,11 @@ def _distinct_regions(
     """The regions around values wider than each share of the bytes, where they are others."""
     found: dict[Any, list[RegionInside]] = {}
     program = problem.function.traced.program
-    split = problem.split if problem.parts > 1 else None
+    if problem.devices > 1 and problem.split is None:
+        return []  # slices might be cut across devices
     for share, around in itertools.product(SETTINGS.chunk_shares, sorted({False, may_be_all})):
-        narrow = max(int(share * temporaries), SETTINGS.least_chunk) * problem.parts
-        regions = regions_within(program, narrow, inlined_program, around, split)
+        narrow = max(int(share * temporaries), SETTINGS.least_chunk) * problem.devices
+        regions = regions_within(program, narrow, inlined_program, around, problem.split)
         is_all = any(not x.path and holds_all(problem, x.region.equations) for x in regions)
         if regions and (may_be_all or not is_all):
             found.setdefault(tuple((x.path, x.region.equations) for x in regions), regions)
@@ -92,7 +92,7 @@ def _distinct_regions(
 
 
 def _fewer_bytes(
-    regions: Sequence[RegionInside], temporaries: int, devices: int = 1
+    regions: Sequence[RegionInside], temporaries: int, devices: int
 ) -> Iterator[tuple[Chunks, ...]]:
     """Regions with fewer and fewer bytes a chunk; those that need no more stay whole."""
     before = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -250,10 +251,18 @@ class Problem:
     def _flops_as_written(self) -> int:
         return flops(self.function.gradient(AsWritten()))
 
+    @property
+    def devices(self) -> int:
+        """Over how many devices the program's values are split; that of one chunk is one part."""
+        shards = self.chunks[0].shards if self.chunks and self.chunks[0].is_whole_loss else ()
+        return max(self.parts // math.prod(each.parts for each in shards), 1)
+
     @functools.cached_property
     def split(self) -> SplitValues | None:
-        """How devices split the program's values; `None` where that is not known."""
+        """How devices split the program's values; `None` on one, or where that is not known."""
         traced = self.function.traced
+        if self.devices == 1:
+            return None
         return split_values(traced.program, traced.inputs, self.function.perturbed)
 
     @property

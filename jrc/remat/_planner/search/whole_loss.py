@@ -7,6 +7,7 @@ the function of one chunk, and what is compiled is the whole.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,9 @@ import jax
 from jrc._errors import named_like
 from jrc._jaxpr import Program, Slices, abstract, evaluate, is_variable, nbytes, slice_program
 from jrc.remat._chunks.chunks import Chunks
-from jrc.remat._chunks.regions import Region, divisors, region_of_widest
-from jrc.remat._chunks.regions_within import chunks_of
-from jrc.remat._chunks.rewrite import in_chunks, region_of
+from jrc.remat._chunks.regions import Region, divisors
+from jrc.remat._chunks.regions_within import chunks_of, region_of_loss
+from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._gradient.residuals import gradient_program
@@ -37,19 +38,23 @@ def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
         problem: The problem of the function as it is.
         temporaries: Bytes that there are for temporaries.
     """
+    if problem.devices > 1 and problem.split is None:
+        return []  # slices might be cut across devices
     program = problem.function.traced.program
-    region = region_of_widest(program, SETTINGS.narrow_in_loss)
-    if region is None or not holds_all(problem, region.equations):
+    found = region_of_loss(program, SETTINGS.narrow_in_loss, problem.split)
+    if found is None or not holds_all(problem, found.region.equations):
         return []
+    program, region = found.program, found.region
     loss = _loss(program, region)
     if loss is None:
         return []
     # Of the leanest option half as much as in proportion may fit; more would be in vain.
-    fewest = min(each.peak for each in problem.options) / (2 * temporaries)
-    most = problem.baseline.peak // SETTINGS.least_chunk
-    ways = [n for n in divisors(region.parts) if 1 < n <= most]
+    fewest = min(each.peak for each in problem.options) / problem.parts / (2 * temporaries)
+    most = problem.baseline.peak // problem.parts // SETTINGS.least_chunk
+    ways = [n for n in divisors(found.slices) if 1 < n <= most]
     ways = _spread([n for n in ways if n >= fewest] or ways[-1:])
-    return [dataclasses.replace(chunks_of(program, region, n, ()), loss=loss) for n in ways]
+    chunks = (chunks_of(program, region, n, (), found.parts) for n in ways)
+    return [dataclasses.replace(each, loss=loss) for each in chunks]
 
 
 def _spread(counts: Sequence[int]) -> list[int]:
@@ -110,18 +115,17 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
         inside: Regions of the program of one chunk that run in chunks themselves.
     """
     program, request = problem.function.traced.program, problem.request
-    slices, results = region_of(program, chunks)
+    inputs = [program.jaxpr.invars[i] for i in problem.function.perturbed]
+    slices, results, positions, active = one_chunk_of(program, chunks, inputs)
     run, avals = _one_chunk(slices, chunks.chunks, results)
     assert chunks.loss is not None
-    inputs = [program.jaxpr.invars[i] for i in problem.function.perturbed]
-    active = active_variables(program, inputs, program.jaxpr.outvars[:1])
     whole: list[Any] = [v for v in slices.whole if v in active]
     cut = [v for v, _ in slices.given]
     inner = Problem.of(
         dataclasses.replace(
             request,
             fn=named_like(request.fn)(
-                loss_first(run, chunks.loss, inside, request.respect_checkpoints)
+                loss_first(run, positions.index(chunks.loss), inside, request.respect_checkpoints)
             ),
             args=avals,
             argnums=tuple(i for i, v in enumerate([*slices.whole, *cut]) if v in active),
@@ -134,9 +138,11 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
     sums = sum(v.aval.size * raised(v.aval.dtype).itemsize for v in whole)
     besides = inner.returned + sums + sum(nbytes(v.aval) for v in cut if v in active)
     added = problem.unit.of_sums(sum(v.aval.size for v in whole), sums)
+    devices = math.prod(each.parts for each in chunks.shards)
+    times = chunks.chunks * devices
 
     def of_all_chunks(option: Option) -> Option:
-        peak, cost = option.peak + besides, option.cost * chunks.chunks
+        peak, cost = devices * (option.peak + besides), option.cost * times
         return dataclasses.replace(option, peak=peak, cost=cost)
 
     function = _PlannedChunk(
@@ -158,9 +164,10 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
         given=problem.given,
         returned=problem.returned,
         flops=problem.flops,
-        cost=chunks.chunks * (inner.cost + added) + _cost_outside(problem, chunks.equations),
-        recomputed=chunks.chunks * inner.recomputed,
-        times=chunks.chunks,
+        cost=times * (inner.cost + added) + _cost_outside(problem, chunks.equations),
+        recomputed=times * inner.recomputed,
+        parts=problem.parts,
+        times=times,
     ).with_chunks((chunks, *inside))
 
 
