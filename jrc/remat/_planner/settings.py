@@ -106,6 +106,7 @@ class PlannerSettings:
         chunks_worth: Where the plan without chunks costs less than this share more than the
             operations of the baseline, none with chunks is looked for.
         compiled_in_chunks: So many more programs are compiled where a plan without chunks fits.
+        leaner_chunks: Where none with chunks fits, those for these shares of a budget are tried.
         chunks_alike: How much of their errors options of programs with other chunks have in common.
         least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
@@ -168,6 +169,7 @@ class PlannerSettings:
     chunk_equations: int = 20_000
     chunked_problems_kept: int = 3
     compiled_in_chunks: int = 2
+    leaner_chunks: tuple[float, ...] = (0.7, 0.4, 0.15)
     chunks_alike: float = 0.7
     chunks_worth: float = 0.03
     least_chunk: int = 2**20

@@ -1,7 +1,7 @@
 """The report of a function as it is, not of its gradient: what its compiled program needs."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -99,21 +99,19 @@ def _largest_values(jaxpr: Any) -> tuple[SavedValue, ...]:
         for v in eqn.outvars:
             if is_variable(v) and not inner_programs(eqn):
                 aval: Any = v.aval
-                found[aval.shape, str(aval.dtype), primitive_name(eqn), place(eqn)] += 1
+                found[
+                    aval.shape, str(aval.dtype), nbytes(aval), primitive_name(eqn), place(eqn)
+                ] += 1
     values = [
-        SavedValue(count * _bytes(shape, dtype), shape, dtype, operator, None, line, count, ())
-        for (shape, dtype, operator, line), count in found.items()
+        SavedValue(count * size, shape, dtype, operator, None, line, count, ())
+        for (shape, dtype, size, operator, line), count in found.items()
     ]
     return tuple(sorted(values, key=lambda each: -each.bytes // each.times)[:_LARGEST])
 
 
-def _bytes(shape: Sequence[int], dtype: str) -> int:
-    return nbytes(jax.ShapeDtypeStruct(tuple(shape), dtype))
-
-
 def _donatable(lowered: jax.stages.Lowered) -> int:
     """Bytes of results that could lie in the memory of arguments of their type, and do not."""
-    key = lambda x: (tuple(x.shape), str(x.dtype))  # noqa: E731
+    key = lambda x: (tuple(x.shape), str(x.dtype), nbytes(x))  # noqa: E731
     infos = jax.tree.leaves(lowered.args_info)
     given, donated = (
         collections.Counter(key(each) for each in infos if each.donated == is_donated)
@@ -121,4 +119,4 @@ def _donatable(lowered: jax.stages.Lowered) -> int:
     )
     made = collections.Counter(map(key, jax.tree.leaves(lowered.out_info)))
     left = (made - donated) & given
-    return sum(count * _bytes(*each) for each, count in left.items())
+    return sum(count * size for (_, _, size), count in left.items())

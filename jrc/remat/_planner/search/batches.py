@@ -101,7 +101,7 @@ class Batches:
         problem = peaks.problem
         search = Search(problem.options, peaks, self.compilations)
         if peaks.in_chunks:
-            search.add(options_in_chunks(peaks, self.limit, self.limit - peaks.own, False))
+            search.add(options_in_chunks(peaks, self.limit - peaks.own, False))
         lean = problem.baseline if batch == without else self._lean_in_chunks_or_not(peaks)
         fitting = (option for option, cost in peaks.known() if cost.peak <= self.limit)
         lean = next(fitting, lean)
@@ -151,7 +151,7 @@ class Batches:
 
     def _lean_in_chunks(self, peaks: Peaks) -> Option | None:
         """The option in chunks of the least predicted peak, if there is any."""
-        options = options_in_chunks(peaks, self.limit, self.limit - peaks.own, False)
+        options = options_in_chunks(peaks, self.limit - peaks.own, False)
         return min(options, key=peaks.predicted, default=None)
 
     def _lean_option(self, peaks: Peaks) -> Option:

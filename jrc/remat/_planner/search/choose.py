@@ -52,11 +52,12 @@ def plan_for(
     if not (chunks and _is_dear(problem, found)):
         found = search.cheapest_fitting(limit)
     if chunks and _is_dear(problem, found):
-        temporaries = search.temporaries_within(limit)
-        search.add(options_in_chunks(peaks, limit, temporaries, whole_loss=True))
+        search.add(options_in_chunks(peaks, search.temporaries_within(limit), whole_loss=True))
         if search.compiled:
             search.allow_more(compilations if found is None else SETTINGS.compiled_in_chunks)
         found = search.cheapest_fitting(limit)
+        if found is None:
+            found = _in_leaner_chunks(search, peaks, limit)
     if found is None:
         found = fitting_option(search, limit, problem.baseline)
     if found is None:
@@ -76,18 +77,36 @@ def _is_dear(problem: Problem, option: Option | None) -> bool:
     return problem.predicted_cost(option) > (1 + SETTINGS.chunks_worth) * problem.cost
 
 
-def options_in_chunks(peaks: Peaks, limit: int, temporaries: int, whole_loss: bool) -> list[Option]:
+def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None:
+    """Return the cheapest option that fits, of those with chunks for ever smaller budgets.
+
+    What chunks need is predicted too low at times. Then those for a smaller budget fit.
+    """
+    for share in SETTINGS.leaner_chunks:
+        temporaries = int(share * search.temporaries_within(limit))
+        known = {each.chunks for each in search.options}
+        options = options_in_chunks(peaks, temporaries, whole_loss=True)
+        search.add([each for each in options if each.chunks not in known])
+        if search.compilations:
+            search.allow_more(SETTINGS.compiled_in_chunks)
+        found = search.cheapest_fitting(limit)
+        if found is not None:
+            return found
+    return None
+
+
+def options_in_chunks(peaks: Peaks, temporaries: int, whole_loss: bool) -> list[Option]:
     """Return the options with regions in chunks that promise most for a budget.
 
     Args:
         peaks: What is known of the function.
-        limit: The budget.
-        temporaries: Bytes of it for temporaries.
+        temporaries: Bytes that there are for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
     """
-    if limit not in peaks.in_chunks:
-        peaks.in_chunks[limit] = problems_in_chunks(peaks.problem, temporaries, whole_loss)
-    return [option for each in peaks.in_chunks[limit] for option in each.options]
+    asked = temporaries, whole_loss
+    if asked not in peaks.in_chunks:
+        peaks.in_chunks[asked] = problems_in_chunks(peaks.problem, temporaries, whole_loss)
+    return [option for each in peaks.in_chunks[asked] for option in each.options]
 
 
 def _fastest(options: Sequence[Option], peaks: Peaks) -> Option:

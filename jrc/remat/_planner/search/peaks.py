@@ -50,7 +50,8 @@ class Peaks:
 
     Attributes:
         problem: The problem of the function as it is.
-        in_chunks: By the budget that they were looked for, the problems with regions in chunks.
+        in_chunks: The problems with regions in chunks, by the bytes that they were looked for, and
+            by whether the whole loss might run so.
 
     Args:
         problem: The problem.
@@ -58,7 +59,7 @@ class Peaks:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.in_chunks: dict[int, list[Problem]] = {}
+        self.in_chunks: dict[tuple[int, bool], list[Problem]] = {}
         self._known: dict[Option, _Known] = {}
 
     def problem_of(self, option: Option) -> Problem:
