@@ -62,6 +62,12 @@ class SplitValues:
         """Return how a value is split."""
         return self._splits.get(v) or _whole(v)
 
+    def of_program(self, program: Program) -> "SplitValues":
+        """Return how the values of a program of the same inputs are split."""
+        inputs = program.jaxpr.invars
+        data = self.data.intersection(inputs)
+        return SplitValues(program, {v: self.of(v) for v in inputs}, data, self.names)
+
     def inside(self, eqn: JaxprEqn, body: Program) -> "SplitValues":
         """Return how the values of a loop's body are split.
 

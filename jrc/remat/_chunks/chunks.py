@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jrc._text import Grid, memory_text
+from jrc.remat._chunks.copies import Copies
 
 Place = tuple[int, int, int]
 """A value that enters a region, and an axis of it: the number of the equation that makes it from 1
@@ -42,6 +43,8 @@ class Chunks:
         loss: Where the region is the whole loss, and a plan is one of each chunk: which of the
             region's results is differentiated; else `None`.
         shards: How devices split the region; the outermost first.
+        copies: For readers of wide values, the equations of the program that are copied for them
+            before regions are looked for; of all regions of a program the same.
     """
 
     path: tuple[int, ...]
@@ -54,6 +57,7 @@ class Chunks:
     bytes: int
     loss: int | None = None
     shards: tuple[Shards, ...] = ()
+    copies: Copies = ()
 
     @property
     def is_whole_loss(self) -> bool:
@@ -74,6 +78,7 @@ def chunks_from_data(data: dict[str, Any]) -> Chunks:
         data["bytes"],
         data["loss"],
         tuple(Shards(tuple(x["names"]), x["parts"], _places(x["cut"])) for x in data["shards"]),
+        tuple((reader, tuple(chain)) for reader, chain in data["copies"]),
     )
 
 

@@ -17,6 +17,7 @@ from jrc._jaxpr import (
     INPUT,
     Program,
     SplitValues,
+    copy_for_readers,
     inline_marked,
     inner_program,
     label,
@@ -27,6 +28,7 @@ from jrc._jaxpr import (
     without_mesh_axes,
 )
 from jrc.remat._chunks.chunks import Chunks, Shards
+from jrc.remat._chunks.copies import Copies, copies_of_wide
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_program, sharded_region
 from jrc.remat._chunks.regions import Region, chunk_count, region_of_widest, wide_regions
 
@@ -60,6 +62,7 @@ class RegionInside:
         path: The loops around it, each as the position of its equation.
         parts: How devices split it, the outermost first.
         slices: Into how many slices each part may be cut; or into a divisor of that.
+        copies: The equations of the program that are copied for readers, as in `Chunks`.
     """
 
     program: Program
@@ -67,6 +70,7 @@ class RegionInside:
     path: tuple[int, ...]
     parts: tuple[PartsOf, ...]
     slices: int
+    copies: Copies = ()
 
     def chunks(self, most_bytes: int) -> Chunks | None:
         """Return the region in chunks of about so many bytes; `None` where it needs no more.
@@ -77,7 +81,8 @@ class RegionInside:
         count = chunk_count(self.slices, self.region.bytes / most_bytes)
         if count < 2:
             return None
-        return chunks_of(self.program, self.region, count, self.path, self.parts)
+        chunks = chunks_of(self.program, self.region, count, self.path, self.parts)
+        return dataclasses.replace(chunks, copies=self.copies)
 
 
 def regions_within(
@@ -98,7 +103,16 @@ def regions_within(
         split: How devices split the values; `None` on one device.
     """
     search = _RegionSearch(narrow, inline or inlined, around_loops)
-    return list(search.within(program, split, ()))
+    found = list(search.within(program, split, ()))
+    held = {p for each in found for p in (each.path[:1] or each.region.equations)}
+    copied = copies_of_wide(program, narrow, held)
+    if not copied:
+        return found
+    copies = tuple((reader, tuple(chain)) for reader, chain in copied.items())
+    new = copy_for_readers(program, copied)
+    more = list(search.within(new, split and split.of_program(new), ()))
+    more = [dataclasses.replace(each, copies=copies) for each in more]
+    return more if len(more) > len(found) else found
 
 
 @dataclasses.dataclass(frozen=True)

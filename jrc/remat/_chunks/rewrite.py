@@ -22,6 +22,7 @@ from jrc._jaxpr import (
     Dependent,
     Program,
     Slices,
+    copy_for_readers,
     evaluate,
     independent_axes,
     inner_program,
@@ -57,6 +58,9 @@ def in_chunks(
     Raises:
         ValueError: If the program has no such regions.
     """
+    copies = choices[0].copies if choices else ()
+    if copies:
+        program = copy_for_readers(program, dict(copies))
     return _in_chunks(program, choices, inline or inlined, program.jaxpr.outvars[:1], plan_one)
 
 
@@ -77,7 +81,7 @@ def _in_chunks(
     program = Program(_with_loops(program, loops, inline))
     part = without_mesh_axes(program, {name for x in here for y in x.shards for name in y.names})
     original = same_values(part, program)
-    regions = _with_shared([region_of(part, each) for each in here])
+    regions = _with_shared(here, [region_of(part, each) for each in here])
     order = _order(part, here, [slices for slices, _ in regions])
     active = active_variables(part, part.jaxpr.invars, [
         v for v, w in original.items() if w in set(filter(is_variable, differentiated))
@@ -203,14 +207,14 @@ def _positions(
 
 
 def _with_shared(
-    regions: Sequence[tuple[Slices, list[Any]]],
+    choices: Sequence[Chunks], regions: Sequence[tuple[Slices, list[Any]]]
 ) -> list[tuple[Slices, list[Any]]]:
     """The regions, with results that another region reads to make something of them inside."""
     read = {v for each, _ in regions for v in each.read}
     found = []
-    for each, results in regions:
-        shared = read & each.made.difference(results)
-        more = [v for eqn in each.program.eqns for v in eqn.outvars if v in shared]
+    for choice, (each, results) in zip(choices, regions, strict=True):
+        made = [v for p in choice.equations for v in each.program.eqns[p].outvars]
+        more = [v for v in made if v in read and v in each.made and v not in results]
         found.append((each, [*results, *more]))
     return found
 

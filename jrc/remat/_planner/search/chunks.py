@@ -85,7 +85,9 @@ def _distinct_regions(
     for share, around in itertools.product(SETTINGS.chunk_shares, sorted({False, may_be_all})):
         narrow = max(int(share * temporaries), SETTINGS.least_chunk) * problem.devices
         regions = regions_within(program, narrow, inlined_program, around, problem.split)
-        is_all = any(not x.path and holds_all(problem, x.region.equations) for x in regions)
+        is_all = any(
+            not x.path and holds_all(problem, x.program, x.region.equations) for x in regions
+        )
         if regions and (may_be_all or not is_all):
             found.setdefault(tuple((x.path, x.region.equations) for x in regions), regions)
     return list(found.values())

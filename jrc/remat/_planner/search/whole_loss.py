@@ -42,7 +42,7 @@ def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
         return []  # slices might be cut across devices
     program = problem.function.traced.program
     found = region_of_loss(program, SETTINGS.narrow_in_loss, problem.split)
-    if found is None or not holds_all(problem, found.region.equations):
+    if found is None or not holds_all(problem, found.program, found.region.equations):
         return []
     program, region = found.program, found.region
     loss = _loss(program, region)
@@ -66,20 +66,21 @@ def _spread(counts: Sequence[int]) -> list[int]:
     return found
 
 
-def holds_all(problem: Problem, equations: Sequence[int]) -> bool:
+def holds_all(problem: Problem, program: Program, equations: Sequence[int]) -> bool:
     """Return whether nothing that is dear stays outside of these equations.
 
     Args:
         problem: The problem of a function.
-        equations: Equations of its program.
+        program: Its program, with copies of equations perhaps.
+        equations: Equations of the program.
     """
     most = SETTINGS.cost_outside_loss * problem.cost / problem.times
-    return _cost_outside(problem, equations) <= most
+    return _cost_outside(problem, program, equations) <= most
 
 
-def _cost_outside(problem: Problem, equations: Sequence[int]) -> int:
+def _cost_outside(problem: Problem, program: Program, equations: Sequence[int]) -> int:
     """The cost of what a gradient computes outside of a region, about."""
-    program, inside = problem.function.traced.program, set(equations)
+    inside = set(equations)
     live = program.live()
     outside = (p for p in range(len(program.eqns)) if live[p] and p not in inside)
     return 3 * sum(problem.unit.of(program.eqns[p]) for p in outside)
@@ -164,7 +165,7 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
         given=problem.given,
         returned=problem.returned,
         flops=problem.flops,
-        cost=times * (inner.cost + added) + _cost_outside(problem, chunks.equations),
+        cost=times * (inner.cost + added) + _cost_outside(problem, program, chunks.equations),
         recomputed=times * inner.recomputed,
         parts=problem.parts,
         times=times,
