@@ -26,7 +26,7 @@ from jrc._jaxpr import (
 )
 from jrc._tree import is_traced, named_leaves
 from jrc._validate import is_whole, whole_number
-from jrc.remat._chunks.regions import divisors
+from jrc.remat._chunks.counts import divisors
 from jrc.remat._chunks.run_in_chunks import program_in_chunks
 from jrc.remat._gradient.variable_changes import with_changes
 

@@ -100,10 +100,27 @@ def wide_regions(
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
         if -p not in taken and -p not in limits.apart:
             region = _best_region(limits, v)
-            if region is not None and _can_run_in_turn(program, [*found, region]):
-                found.append(region)
+            held: list[Region] = []
+            if region is None and limits.met_taken:
+                region, held = _with_another(limits, v, found)
+            kept = [each for each in found if each not in held]
+            if region is not None and _can_run_in_turn(program, [*kept, region]):
+                found = [*kept, region]
                 taken.update(region.equations)
     return sorted(found, key=lambda region: region.equations)
+
+
+def _with_another(
+    limits: "_Limits", v: Any, found: Sequence[Region]
+) -> tuple[Region | None, list[Region]]:
+    """The region around a value that holds one which it cannot stand beside, and that one."""
+    for each in found:
+        others = limits.taken.difference(each.equations)
+        alone = dataclasses.replace(limits, taken=others, failed=set())
+        region = _best_region(alone, v, each)
+        if region is not None:
+            return region, [each]
+    return None, []
 
 
 def _can_run_in_turn(program: Program, regions: Sequence[Region]) -> bool:
@@ -151,7 +168,7 @@ def region_of_widest(
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class _Limits:
     """Where growing regions end, and what is known of growths before.
 
@@ -162,6 +179,7 @@ class _Limits:
         lies_across: As for `wide_regions`.
         taken: Equations of other regions.
         failed: Values around which there is no region along an axis; no region may make them.
+        met_taken: Whether the last growth ended at an equation of another region.
     """
 
     program: Program
@@ -170,6 +188,7 @@ class _Limits:
     lies_across: Callable[[Any, int], bool] = _nowhere
     taken: set[int] = dataclasses.field(default_factory=set)
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
+    met_taken: bool = False
 
     @functools.cached_property
     def live(self) -> Sequence[bool]:
@@ -180,13 +199,14 @@ class _Limits:
         return MadeInside(self.program, independent_axes)
 
 
-def _best_region(limits: _Limits, v: Any) -> Region | None:
-    """The region around a value along the axis that leaves the fewest bytes."""
+def _best_region(limits: _Limits, v: Any, start: Region | None = None) -> Region | None:
+    """The region around a value along the axis that leaves the fewest bytes; with another in it."""
     regions = []
+    limits.met_taken = False
     for axis, length in enumerate(shape_of(v)):
         if length > 1 and not limits.lies_across(v, axis):
             try:
-                growth = _Growth(limits, v, axis)
+                growth = _Growth(limits, v, axis, start)
             except _NoRegion:
                 limits.failed.add((v, axis))
                 continue
@@ -200,11 +220,12 @@ class _NoRegion(Exception):
 
 
 class _Growth:
-    def __init__(self, limits: _Limits, v: Any, axis: int) -> None:
+    def __init__(self, limits: _Limits, v: Any, axis: int, start: Region | None = None) -> None:
         self.limits, self.program, self.narrow = limits, limits.program, limits.narrow
         self.wide, self.live = v, limits.live
-        self.axes: dict[Any, int] = {v: axis}
-        self.inside: set[int] = set()
+        self.axes: dict[Any, int] = dict(start.slices.axes) if start else {}
+        self.axes[v] = axis
+        self.inside: set[int] = set(start.equations) if start else set()
         self.makers: list[int] = []  # of wide inputs
         self.readers: list[int] = []  # of wide results
         self._include(self.program.producer[v])
@@ -284,6 +305,7 @@ class _Growth:
     def _include(self, p: int) -> None:
         """Let an equation join, along the axis that its operands and results have inside."""
         if not self._is_free(p):
+            self.limits.met_taken |= p in self.limits.taken
             raise _NoRegion
         eqn = self.program.eqns[p]
         if has_effects(eqn) or facts_of(eqn).is_collective:
@@ -374,14 +396,3 @@ class _Growth:
         left = sum(nbytes(v.aval) for v in self._leaving())
         sums = sum(4 * math.prod(shape_of(v)) for v in slices.whole if is_floating(v.aval))
         return 2 * (given + left) + sums
-
-
-def chunk_count(parts: int, least: float) -> int:
-    """Return the smallest divisor of `parts` that is at least this; the largest if none is."""
-    return next((n for n in divisors(parts) if n >= least), parts)
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, the smallest first."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})

@@ -29,8 +29,9 @@ from jrc._jaxpr import (
 )
 from jrc.remat._chunks.chunks import Chunks, Shards
 from jrc.remat._chunks.copies import Copies, copies_of_wide
+from jrc.remat._chunks.counts import chunk_count
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_program, sharded_region
-from jrc.remat._chunks.regions import Region, chunk_count, region_of_widest, wide_regions
+from jrc.remat._chunks.regions import Region, region_of_widest, wide_regions
 
 Inline = Callable[[Any], Program]
 """From the body of a loop to its program."""

@@ -150,7 +150,7 @@ def cost_of(graph, keep, ways, times=1):
         # The other turns of a loop have kept all that they keep.
         size = (times - 1) * total + sum(kept_at(j) for j in range(firsts[k]))
         size += sum(there_at(j) for j in range(firsts[k], k + 1))
-        size += node.cotangent_bytes * node.active
+        size += node.momentary_bytes
         size += sum(graph.passing_bytes[v] for v in node.makes if v in until)
         peak = max(peak, size)
     cost = sum(nodes[k].cost for k in recomputed) + sum(way.cost for way in outside.values())
@@ -208,7 +208,7 @@ def node_tables(draw, least=1, most=9, constructs=True):
                 active=active,
                 runs_once=has_effects or draw(st.sampled_from([False] * 5 + [True])),
                 has_effects=has_effects,
-                cotangent_bytes=draw(st.sampled_from([0, 5, 20])),
+                momentary_bytes=draw(st.sampled_from([0, 5, 20])),
                 operands=tuple((v, draw(st.integers(1, 50))) for v in sorted(derivative_reads)),
             )
         )
@@ -298,7 +298,7 @@ def least_cost_anywhere(graph: CostGraph, budget: int, seconds: float = 60.0):
         made = lambda v, t=t: rows.var("made", t, v)  # noqa: E731
         dropped = lambda v, by, t=t: rows.var("dropped", t, v, by)  # noqa: E731
         before = [(sizes[v], there(v)) for v in range(last + 1)]
-        limit = budget - nodes[last].cotangent_bytes * nodes[last].active
+        limit = budget - nodes[last].momentary_bytes
         rows.at_most(limit, *before)
         for k in range(last + 1):
             rows.at_most(1, (1, there(k)), (1, made(k)))
@@ -347,7 +347,7 @@ def chain_like(rng, count, skips):
                 active=True,
                 runs_once=False,
                 has_effects=False,
-                cotangent_bytes=int(rng.integers(5, 20)),
+                momentary_bytes=int(rng.integers(5, 20)),
                 operands=(),
             )
         )

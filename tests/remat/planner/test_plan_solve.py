@@ -82,7 +82,7 @@ def around_an_effect(may_save):
     """A value that the derivative reads behind an equation with an effect."""
     node = functools.partial(
         CostNode, cost=1, inner_bytes=None, active=True, runs_once=False, has_effects=False,
-        cotangent_bytes=0, operands=(),
+        momentary_bytes=0, operands=(),
     )  # fmt: skip
     nodes = (
         node(0, (), (0,), frozenset()),

@@ -66,6 +66,16 @@ def build_cost_graph(
         [node.makes for node in nodes],
         fused,
     )
+    read_late = {v for v, is_late in zip(made, late, strict=True) if is_late}
+    passing = memory_model.passing_bytes(program, order, active, read_late, compiler)
+    carry_nodes, nodes = nodes[: len(nodes) - len(order)], nodes[len(nodes) - len(order) :]
+    nodes = [
+        *carry_nodes,
+        *(
+            dataclasses.replace(node, momentary_bytes=max(node.momentary_bytes, size))
+            for node, size in zip(nodes, passing, strict=True)
+        ),
+    ]
     written = {v: size for node in nodes for v, size in node.operands if size}
     nodes = [_with_written(node, written, unit) for node in nodes]
     facts = list(zip(sizes, fused, late, strict=True))
@@ -133,7 +143,7 @@ def _node(
         active=is_active,
         runs_once=must_run_once(eqn),
         has_effects=has_effects(eqn),
-        cotangent_bytes=cotangents,
+        momentary_bytes=cotangents if is_active else 0,
         operands=tuple(
             (v, compiler.operand_bytes(program, made[v]))
             for v in dict.fromkeys(needs)
@@ -163,7 +173,7 @@ def _carry_node(number: Mapping[Any, int], carried: Sequence[Any]) -> CostNode:
         active=False,
         runs_once=True,
         has_effects=False,
-        cotangent_bytes=0,
+        momentary_bytes=0,
         operands=(),
     )
 

@@ -24,7 +24,8 @@ class CostNode:
         active: Whether it is differentiated.
         runs_once: Whether it must not be recomputed: it has an effect, or is a collective.
         has_effects: Whether it has an effect, so that no region may hold it.
-        cotangent_bytes: Bytes of cotangents while it is differentiated.
+        momentary_bytes: Bytes of cotangents while it is differentiated, or of values without a
+            derivative while it runs.
         operands: What its derivative reads and XLA would fuse away elsewhere, each with the bytes
             that it then takes.
     """
@@ -38,7 +39,7 @@ class CostNode:
     active: bool
     runs_once: bool
     has_effects: bool
-    cotangent_bytes: int
+    momentary_bytes: int
     operands: tuple[tuple[int, int], ...]
 
 

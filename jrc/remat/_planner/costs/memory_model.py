@@ -90,6 +90,32 @@ def cotangent_bytes(
     return list(itertools.accumulate(change))[:-1]
 
 
+def passing_bytes(
+    program: Program, order: Sequence[int], active: set[Any], late: set[Any], compiler: Compiler
+) -> list[int]:
+    """Return, for each equation in order, the bytes of values without a derivative that are live.
+
+    They lie in memory for a while in the forward pass, beside what is saved before.
+
+    Args:
+        program: The program.
+        order: Its equations in the order in which they run.
+        active: The variables that a derivative flows through.
+        late: What a derivative reads; that is saved, or recomputed.
+        compiler: What is assumed of the platform's compiler.
+    """
+    at = {p: k for k, p in enumerate(order)}
+    change = [0] * (len(order) + 1)
+    for p in order:
+        for var in program.eqns[p].outvars:
+            if var in active or var in late or is_fused_variable(program, var, compiler):
+                continue
+            last = max((at[c] for c in program.consumers.get(var, ()) if c in at), default=at[p])
+            change[at[p]] += compiler.array_bytes(var.aval)
+            change[last + 1] -= compiler.array_bytes(var.aval)
+    return list(itertools.accumulate(change))[:-1]
+
+
 def kept_by_xla(graph: CostGraph, nodes: Iterable[CostNode]) -> frozenset[int]:
     """Return what XLA keeps for the backward pass of equations that are left to JAX.
 

@@ -16,7 +16,8 @@ import jax
 from jrc._errors import named_like
 from jrc._jaxpr import Program, Slices, abstract, evaluate, is_variable, nbytes, slice_program
 from jrc.remat._chunks.chunks import Chunks
-from jrc.remat._chunks.regions import Region, divisors
+from jrc.remat._chunks.counts import divisors
+from jrc.remat._chunks.regions import Region
 from jrc.remat._chunks.regions_within import chunks_of, region_of_loss
 from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised

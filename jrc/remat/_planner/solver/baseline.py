@@ -14,7 +14,8 @@ def baseline_bytes(
     """Return the bytes of temporaries of the baseline: halfway between two bounds.
 
     JAX saves all residuals. XLA may recompute what it can fuse into readers; it does not where it
-    writes broadcasts out. In loops and branches it keeps what JAX saves.
+    writes broadcasts out. In loops and branches it keeps what JAX saves. What has no derivative
+    lies in memory for a while.
 
     Args:
         graph: The cost graph.
@@ -22,4 +23,6 @@ def baseline_bytes(
         residuals: Bytes of all that JAX saves.
     """
     kept = [] if options else solve(graph, saved=kept_by_xla(graph, graph.nodes))
-    return (residuals + min(kept[-1].peak, residuals)) // 2 if kept else residuals
+    saved = (residuals + min(kept[-1].peak, residuals)) // 2 if kept else residuals
+    passing = (node.momentary_bytes for node in graph.nodes if not node.active)
+    return max(saved, *passing, 0)

@@ -153,7 +153,7 @@ def _moved(
     }
     back = _fetched_bytes(graph, reads)
     nodes = tuple(
-        dataclasses.replace(node, cotangent_bytes=node.cotangent_bytes + size)
+        dataclasses.replace(node, momentary_bytes=node.momentary_bytes + size)
         for node, size in zip(graph.nodes, back, strict=True)
     )
     sizes = tuple(0 if v in reads else size for v, size in enumerate(graph.sizes))

@@ -207,7 +207,7 @@ class _Solver:
         cost: int,
     ) -> tuple[Key, Labels]:
         """The labels before the equation: the recurrence at the head of this file."""
-        momentary = (node.cotangent_bytes if node.active else 0) + passing
+        momentary = node.momentary_bytes + passing
         others = self.times - 1
         open_ = np.maximum(labels.open, momentary + others * labels.saved) + here + others * saved
         rest = labels.rest + self.times * saved
