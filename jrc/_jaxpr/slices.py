@@ -25,6 +25,7 @@ from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.made_inside import MadeInside, Place, counts_along
 from jrc._jaxpr.primitives import Linear, facts_of
 from jrc._jaxpr.program import Program
+from jrc._jaxpr.sums_onto_zeros import with_sums_onto_zeros
 from jrc._tree import is_floating
 
 
@@ -191,7 +192,8 @@ class _Walk:
         among: Collection[int],
     ) -> None:
         self.among = frozenset(among)
-        self.program, self.axes, self.independent_axes = program, axes, independent_axes
+        self.program, self.axes = program, axes
+        self.independent_axes = with_sums_onto_zeros(program, independent_axes)
         self.steps: dict[Step, None] = {}
         self.demands: dict[Place, None] = {}
         self.given: dict[Place, None] = {}

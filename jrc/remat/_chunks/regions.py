@@ -36,6 +36,7 @@ from jrc._jaxpr import (
     nbytes,
     shape_of,
     sliced,
+    with_sums_onto_zeros,
 )
 from jrc._tree import is_floating
 
@@ -190,6 +191,9 @@ class _Limits:
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
     met_taken: bool = False
 
+    def axes_of(self, eqn: Any) -> Sequence[IndependentAxis]:
+        return with_sums_onto_zeros(self.program, independent_axes)(eqn)
+
     @functools.cached_property
     def live(self) -> Sequence[bool]:
         return self.program.live()
@@ -310,7 +314,7 @@ class _Growth:
         eqn = self.program.eqns[p]
         if has_effects(eqn) or facts_of(eqn).is_collective:
             raise _NoRegion
-        fitting = [x for x in independent_axes(eqn) if self._fits(eqn, x)]
+        fitting = [x for x in self.limits.axes_of(eqn) if self._fits(eqn, x)]
         if not fitting:
             raise _NoRegion
         axis = fitting[0]
