@@ -15,7 +15,7 @@ from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
 from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
-from jrc.remat import Memory, Plan, memory_needed
+from jrc.remat import Memory, Plan, memory_needed, with_op_tags
 from jrc.train._arguments import (
     check_options,
     check_order,
@@ -25,7 +25,6 @@ from jrc.train._arguments import (
     layout_of_step,
 )
 from jrc.train._budget import Budgeted
-from jrc.train._op_tags import with_op_tags
 from jrc.train._preflight import Preflight
 from jrc.train._replica import StepInfo, replica_step
 from jrc.train._runners import Programs, needs_placement
