@@ -71,7 +71,7 @@ def test_a_function_of_shards_gets_those_of_a_device():
     [
         (lambda: "mesh", "data", "mesh must be a jax.sharding.Mesh or None, got str"),
         (lambda: mesh(2), "model", "axis_name must be an axis of the mesh, got 'model'. The axes"),
-        (lambda: mesh(2), ("a",), "axis_name must be the name of a mesh axis, or a pair"),
+        (lambda: mesh(2), ("a",), "axis_name must be the name of one axis or a pair"),
         (lambda: None, ("a", "b"), "mesh must be given with a pair of axes"),
     ],
 )

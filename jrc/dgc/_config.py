@@ -11,10 +11,10 @@ import numpy as np
 import optax
 
 from jrc._errors import listed
+from jrc._mesh_axes import AxisName, axes_of_run
 from jrc._typing import Array, Real, Whole
 from jrc._validate import check_flag, is_real, one_of, scalar, whole_number
 from jrc.dgc._clip import CLIP_SCALINGS
-from jrc.dgc._collectives import AxisName, is_pair
 from jrc.dgc._exchanges import (
     EXCHANGES,
     Auto,
@@ -66,7 +66,8 @@ class DGCConfig:
 
     def __post_init__(self) -> None:
         """Check every field and bring it into its form."""
-        _check_axis(self.axis_name)
+        if self.axis_name is not None:
+            axes_of_run(self.axis_name, "None, the name of one axis")
         for name in ("factor_masking", "clip_before_rampup"):
             check_flag(getattr(self, name), name)
         one_of(self.clip_scaling, "clip_scaling", CLIP_SCALINGS)
@@ -170,15 +171,6 @@ def _clip_norm(norm: Number | None) -> Number | None:
         return None
     remedy = "Pass None for no clipping."
     return scalar(norm, "local_grad_clip_norm", rule="> 0", holds=lambda c: c > 0, remedy=remedy)
-
-
-def _check_axis(axis_name: Any) -> None:
-    if axis_name is None or isinstance(axis_name, str) or is_pair(axis_name):
-        return
-    raise ValueError(
-        "axis_name must be the name of one axis, a pair (inner, outer), or None, got "
-        f"{axis_name!r}. Name the mesh axis over which the replicas differ."
-    )
 
 
 def _trainers(num_trainers: Whole | None, axis_name: AxisName | None) -> int | None:

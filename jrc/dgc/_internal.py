@@ -1,9 +1,7 @@
 """What other packages of jrc need of this one, and users do not."""
 
-from jrc.dgc._collectives import AxisName as AxisName
 from jrc.dgc._collectives import as_local as as_local
 from jrc.dgc._collectives import gather as gather
-from jrc.dgc._collectives import replica_axis as replica_axis
 from jrc.dgc._config import DGCConfig as DGCConfig
 from jrc.dgc._config import checked_sparsity as checked_sparsity
 from jrc.dgc._entries import fits as fits

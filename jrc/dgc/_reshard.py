@@ -11,11 +11,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed, public
+from jrc._mesh_axes import AxisName, check_mesh_axes, replica_axis
 from jrc._specs import axes_of, padded, spec_inside, trimmed
 from jrc._tree import named_leaves, put
 from jrc._typing import Array, PyTree, Whole
 from jrc._validate import whole_number
-from jrc.dgc._collectives import AxisName, replica_axis
 from jrc.dgc._state import dgc_states
 from jrc.dgc._state_specs import dgc_specs
 
@@ -85,7 +85,8 @@ def reshard_dgc(
     remedy = "Pass mesh.shape['data']."
     replicas = whole_number(num_replicas, "num_replicas", least=1, remedy=remedy)
     axis = replica_axis(axis_name)
-    _check_mesh(mesh, axis)
+    if mesh is not None:
+        check_mesh_axes(mesh, (axis,))
     check_shardings_known(state, mesh, axis_name)
     old = _rows_of(state)
     specs = dgc_specs(state, axis)
@@ -229,22 +230,6 @@ def _check_leaf(path: Any, leaf: Any, old: int) -> None:
         raise ValueError(
             f"the first axis of {name} must be a multiple of {old}, the rows of u and v, "
             f"got shape {leaf.shape}. Pass the state of all replicas, not that of one."
-        )
-
-
-def _check_mesh(mesh: Mesh | None, axis_name: str) -> None:
-    """Raise unless this is a mesh with the axis."""
-    if mesh is None:
-        return
-    if not isinstance(mesh, Mesh):
-        raise TypeError(
-            f"mesh must be a jax.sharding.Mesh or None, got {mesh!r}. Pass "
-            f"jax.sharding.Mesh(devices, ({axis_name!r},))."
-        )
-    if axis_name not in mesh.axis_names:
-        raise ValueError(
-            f"axis_name must be an axis of the mesh, one of {listed(mesh.axis_names)}, got "
-            f"{axis_name!r}. Pass one of them."
         )
 
 

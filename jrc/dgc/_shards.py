@@ -13,10 +13,10 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrc._errors import listed
+from jrc._mesh_axes import is_tracked
 from jrc._specs import axes_of, is_spec, number_of_shards, restricted, trimmed
 from jrc._tree import tree_difference
 from jrc._typing import PyTree
-from jrc.dgc._collectives import is_tracked
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._exchanges import Sharded
 from jrc.dgc._leaves import Leaf, Trees

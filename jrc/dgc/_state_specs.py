@@ -8,10 +8,10 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jrc._errors import public
+from jrc._mesh_axes import AxisName, replica_axis
 from jrc._specs import Mirror, axes_of, is_spec, mirrored, trimmed
 from jrc._tree import path_name
 from jrc._typing import PyTree
-from jrc.dgc._collectives import AxisName, replica_axis
 from jrc.dgc._state import DGCState, dgc_states
 
 

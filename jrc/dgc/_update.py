@@ -16,18 +16,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from jrc._mesh_axes import bound_axes, num_replicas
+from jrc._nonfinite import finite_everywhere
 from jrc._ring import ring_all_reduce_bytes
 from jrc._tree import added, sum_dtype
 from jrc._typing import Array, Count, PyTree, Real, Scalar
 from jrc._validate import scalar
 from jrc.dgc._clip import clip_factor
-from jrc.dgc._collectives import (
-    bound_axes,
-    dense_mean,
-    finite_everywhere,
-    is_already_reduced,
-    num_replicas,
-)
+from jrc.dgc._collectives import dense_mean, is_already_reduced
 from jrc.dgc._compressed import compressed_step
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._leaves import Leaf, Trees, flatten, like, updates_of

@@ -10,12 +10,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import public, speaking_as
 from jrc._layout import Layout
+from jrc._mesh_axes import AxisName, replica_axis
 from jrc._specs import shards_of, spec_inside, trimmed
 from jrc._tree import aval_of
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import DGCState, reshard_dgc
-from jrc.dgc._internal import AxisName, changed, check_shardings_known, replica_axis
+from jrc.dgc._internal import changed, check_shardings_known
 from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
 from jrc.train._arguments import check_outer
 from jrc.train._synchronisation.outer_state import (

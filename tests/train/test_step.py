@@ -467,8 +467,8 @@ def test_errors_about_states_meshes_and_results():
     with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh or None, got list"):
         jrc.init_state(NET, tx, jax.random.key(0), mesh=jax.devices())
     with pytest.raises(
-        TypeError,
-        match="must be the name of a mesh axis, or a pair .inner, outer. of two, got None",
+        ValueError,
+        match="must be the name of one axis or a pair .inner, outer. of two, got None",
     ):
         jrc.make_train_step(net_loss, tx, axis_name=None)
     with pytest.raises(ValueError, match="before the compression must have no state of its own"):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._layout import Layout
+from jrc._nonfinite import chosen, finite_everywhere
 from jrc._typing import Array, PyTree, Transform
 from jrc.dgc import apply_gradients
 from jrc.dgc._internal import applies_in_place, dgc_states, served, state_specs, with_states
@@ -17,7 +18,6 @@ from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._loss import Objective
 from jrc.train._optax import differentiated, takes_extra_arguments, update
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import finite
 from jrc.train._synchronisation.mean import EachStep, specs_with
 from jrc.train._synchronisation.protocol import Synchronisation, Traffic
 from jrc.train._synchronisation.replicas import Replicas
@@ -66,7 +66,7 @@ class CompressedGradients(EachStep):
         before = state._replace(opt_state=_with_nothing_sent(state.opt_state))
         params, opt_state, skipped = self._updated(before, grads, over, extra)
         model_state = jax.tree.map(over.shared, found.model_state)
-        model_state = finite.chosen(~skipped, model_state, state.model_state)
+        model_state = chosen(~skipped, model_state, state.model_state)
         after = state._replace(params=params, model_state=model_state, opt_state=opt_state)
         density, sent = _sent(opt_state, found.grads, over)
         sent += over.bytes_of_mean(_only(found.grads, own, False))
@@ -96,7 +96,7 @@ class CompressedGradients(EachStep):
 
         # Computed before the update, so that the whole chain skips the step, and over all replicas,
         # so that all take the same branch: there are collectives in it.
-        ok = finite.gradients_are(grads, over)
+        ok = finite_everywhere(grads, over.axis or ())
         skip = lambda: (state.params, _count_skipped(state.opt_state))  # noqa: E731
         params, opt_state = jax.lax.cond(ok, step, skip)
         return params, opt_state, ~ok

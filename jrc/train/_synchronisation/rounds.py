@@ -26,6 +26,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jrc._layout import Layout
+from jrc._nonfinite import chosen, stays_finite
 from jrc._tree import named_leaves
 from jrc._typing import PyTree, Scalar, Transform
 from jrc._validate import whole_number
@@ -49,7 +50,6 @@ from jrc.outer_optimizers._internal import (
 from jrc.train._loss import Gradient, Objective
 from jrc.train._optax import check_same_state, differentiated, of_the_loss, update
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import finite
 from jrc.train._synchronisation.exchange import (
     Arrived,
     applied,
@@ -350,9 +350,9 @@ def _after_inner_step(
     check_same_state(own.opt_state, opt_state)
     new = optax.apply_updates(own.params, updates), model_state, opt_state
     norm = inner.mean(norm_of(found.grads))
-    good = finite.inner_step_is(loss, new[0], own.model_state, model_state)
+    good = stays_finite(loss, new[0], own.model_state, model_state)
     old = own.params, own.model_state, own.opt_state
-    params, model_state, opt_state = finite.chosen(good, new, old)
+    params, model_state, opt_state = chosen(good, new, old)
     return own._replace(
         params=params,
         model_state=model_state,
