@@ -21,7 +21,7 @@ from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._arguments import check_arrays, check_outer, check_transform
 from jrc.train._optax import check_structure, wrapped
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import Synchronisation, row_specs, synchronisation_of
+from jrc.train._synchronisation import Synchronisation, synchronisation_of
 
 
 @public("jrc.init_state")
@@ -107,7 +107,7 @@ def init_state(
         _check_same(state)
     first = way.init(params, model_state, opt_state, layout, shapes=abstract)
     state = state._replace(opt_state=first)
-    specs, rows = way.specs(state, layout), row_specs(way, state, layout)
+    specs, rows = way.specs(state, layout), way.row_specs(state, layout)
     place = functools.partial(_shape if abstract else _placed, layout)
     return jax.tree.map(place, state, specs, rows)
 

@@ -14,7 +14,7 @@ from jrc._layout import Layout, placed
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import Synchronisation, row_specs
+from jrc.train._synchronisation import Synchronisation
 
 VIAS = ("shard_map", "pmap", "jit")
 
@@ -86,7 +86,7 @@ class Programs:
         leaves, treedef = jax.tree.flatten(specs if specs is not None else state)
         key = program, treedef, () if specs is None else tuple(leaves)
         if key not in self._known:
-            rows = row_specs(way, state, self.layout)
+            rows = way.row_specs(state, self.layout)
             body = functools.partial(self._body, way, program, layout)
             self._known[key] = self._compiled(body, layout, rows, info_specs(way, layout))
         return self._known[key]

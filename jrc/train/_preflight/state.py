@@ -12,7 +12,7 @@ from jrc._tree import kind_of, named_leaves
 from jrc.dgc._internal import dgc_states
 from jrc.train._arguments import check_arrays
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import Synchronisation, row_specs
+from jrc.train._synchronisation import Synchronisation
 
 
 def check_form(state: Any) -> None:
@@ -72,7 +72,7 @@ def check_rows(
     Returns:
         In words, which array of all others has another shape than expected; `None` if none has.
     """
-    specs = jax.tree.leaves(row_specs(way, expected, layout).opt_state)
+    specs = jax.tree.leaves(way.row_specs(expected, layout).opt_state)
     what = "rows" if way.reports_rows else "compression"
     leaves = jax.tree.leaves(expected.opt_state), named_leaves(state.opt_state), specs
     for want, (name, got), spec in zip(*leaves, strict=True):

@@ -18,12 +18,11 @@ from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._loss import Objective
 from jrc.train._optax import differentiated, takes_extra_arguments, update
 from jrc.train._state import TrainState
-from jrc.train._synchronisation.mean import EachStep, specs_with
 from jrc.train._synchronisation.protocol import Synchronisation, Traffic
 from jrc.train._synchronisation.replicas import Replicas
 
 
-class CompressedGradients(EachStep):
+class CompressedGradients(Synchronisation):
     """Replicas exchange the largest entries of what each has gathered (DGC, EF21)."""
 
     @classmethod
@@ -43,14 +42,13 @@ class CompressedGradients(EachStep):
         if layout.parts > 1:
             _check_wrappers(self.tx, opt_state)
 
-    def specs(self, state: TrainState, layout: Layout) -> TrainState:
-        """Return how a state lies: u and v have a row for each replica."""
+    def opt_specs(self, state: TrainState, layout: Layout) -> PyTree:
+        """Return how its state lies: u and v have a row for each replica."""
         trees = differentiated(state.params), differentiated(layout.params)
-        opt_state = state_specs(state.opt_state, layout.replicas, *trees)
-        return specs_with(opt_state, state, layout)
+        return state_specs(state.opt_state, layout.replicas, *trees)
 
     def step(
-        self, program: Any, state: TrainState, objective: Objective, over: Replicas, layout: Layout
+        self, program: Any, state: TrainState, objective: Objective, over: Replicas
     ) -> tuple[TrainState, Traffic]:
         """Return the state after the exchange, or that before if a gradient was not finite."""
         del program
@@ -61,8 +59,8 @@ class CompressedGradients(EachStep):
         if gathers:
             grads = jax.tree.map(lambda g, own: _storable(g, over) if own else g, grads, own)
         extra = {"value": over.mean(found.loss)} if takes_extra_arguments(self.tx) else {}
-        if layout.params is not None:
-            extra["param_specs"] = differentiated(layout.params)
+        if over.layout.params is not None:
+            extra["param_specs"] = differentiated(over.layout.params)
         before = state._replace(opt_state=_with_nothing_sent(state.opt_state))
         params, opt_state, skipped = self._updated(before, grads, over, extra)
         model_state = jax.tree.map(over.shared, found.model_state)

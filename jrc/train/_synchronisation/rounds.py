@@ -56,7 +56,6 @@ from jrc.train._synchronisation.exchange import (
     exchanged,
     packed,
 )
-from jrc.train._synchronisation.mean import specs_with
 from jrc.train._synchronisation.outer_state import (
     first_outer_state,
     outer_state_specs,
@@ -67,15 +66,13 @@ from jrc.train._synchronisation.replicas import Replicas, norm_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounds:
+class Rounds(Synchronisation):
     """Replicas train with `tx` alone, and exchange differences by an outer optimizer.
 
     Attributes:
-        tx: The inner optimizer.
-        outer: The outer optimizer.
+        outer: The outer optimizer; `tx` is the inner one.
     """
 
-    tx: Transform
     outer: OuterOptimizer
 
     reports_rows = True
@@ -131,11 +128,9 @@ class Rounds:
         """Return the state before the first round."""
         return first_outer_state(self.outer, params, model_state, opt_state, layout, shapes)
 
-    def specs(self, state: TrainState, layout: Layout) -> TrainState:
-        """Return how a state lies: what replicas have of their own has a row for each of them."""
-        model_state = layout.specs(state.model_state, "model_state")
-        given = state.opt_state, state.params, model_state, layout
-        return specs_with(outer_state_specs(*given), state, layout)
+    def opt_specs(self, state: TrainState, layout: Layout) -> OuterState:
+        """Return how its state lies: what replicas have of their own has a row for each of them."""
+        return outer_state_specs(state, layout)
 
     def program(self, number: Callable[[], int]) -> Turn:
         """Return whether a round ends with this step, and that of which fragment."""
@@ -156,13 +151,13 @@ class Rounds:
         return turn_at(self.outer, last) if closing else INNER
 
     def step(
-        self, program: Turn, state: TrainState, objective: Objective, over: Replicas, layout: Layout
+        self, program: Turn, state: TrainState, objective: Objective, over: Replicas
     ) -> tuple[TrainState, Traffic]:
         """Return the state after the step of a replica, and of the exchange if a round ends."""
         # Without barriers XLA's CPU compiler makes the rows' reshapes part of its fusions, which
         # then copy every leaf and cannot write it in place.
         own = lax.optimization_barrier(row_of(state.opt_state.local))
-        round_ = _Round(self.outer, state, layout, over.first)
+        round_ = _Round(self.outer, state, over.layout, over.first)
         before, flight, arrived = state, own.in_flight, None
         if flight is not None:
             # Nothing below depends on it until the inner step is done.
