@@ -24,6 +24,7 @@ from jrc.dgc._exchanges import (
     TensorExchange,
 )
 from jrc.dgc._momentum import Average, Momentum
+from jrc.dgc._own_objects import with_checks
 from jrc.dgc._regularize import l2_penalty
 from jrc.dgc._schedule import COUNT_DTYPES
 from jrc.dgc._selectors import SELECTORS, Blocked, Selector
@@ -224,7 +225,7 @@ def _named(
     if isinstance(value, str) and value in known:
         return known[value]
     if not isinstance(value, str | type) and isinstance(value, protocols):
-        return value
+        return value if type(value) in map(type, known.values()) else with_checks(value, protocols)
     kinds = " or ".join(f"jrc.dgc.{protocol.__name__}" for protocol in protocols)
     raise ValueError(
         f"{name} must be one of {listed([*known, *more])} or an object with the methods of "

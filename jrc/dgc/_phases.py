@@ -17,7 +17,6 @@ from jrc.dgc._exchanges import (
     Exchange,
     Sharded,
     Transfer,
-    words_of,
 )
 from jrc.dgc._schedule import active_levels, entries_to_send
 from jrc.dgc._selectors import Blocked
@@ -107,7 +106,7 @@ def exchange_of_level(
                 candidates.append(Sharded())
     transfers = [transfers_of(each, sizes, counts, replicas, config) for each in candidates]
     words = [
-        sum(words_of(exchange, transfer) for _, transfer in parts)
+        sum(exchange.words(transfer) for _, transfer in parts)
         for exchange, parts in zip(candidates, transfers, strict=True)
     ]
     best = words.index(min(words))

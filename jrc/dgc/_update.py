@@ -29,17 +29,14 @@ from jrc.dgc._exchanges import (
     Sent,
     TensorExchange,
     Transfer,
-    exchanged_by,
-    mean_by,
 )
 from jrc.dgc._leaves import Leaf, Trees, like
 from jrc.dgc._local_gradients import local_gradients
 from jrc.dgc._momentum import AT, factor_masked, factor_masked_at, places_in
 from jrc.dgc._phases import Phase, entry_at, phase_at, plan_phases, sent_by
-from jrc.dgc._selectors import chosen_by, largest_masks
+from jrc.dgc._selectors import largest_masks
 from jrc.dgc._shards import as_split, on_shards, shards_of
 from jrc.dgc._state import DGCState
-from jrc.dgc._wires import decoded_by
 
 
 class Report(NamedTuple):
@@ -235,7 +232,7 @@ def tensors_sent(
     masks = [mask & scalars.ok for mask in found]
     pairs = list(zip(leaves, masks, strict=True))
     tensors = [jnp.where(mask, leaf.v, 0.0) for leaf, mask in pairs]
-    means = mean_by(cast(TensorExchange, phase.exchange), tensors, config.axis)
+    means = cast(TensorExchange, phase.exchange).mean(tensors, config.axis)
     return [
         _moved(
             leaf,
@@ -254,19 +251,20 @@ def entries_sent(
 
     Only entries that are sent or that arrive are touched in the state and in the targets.
     """
+    exchange = cast(EntryExchange, phase.exchange)
     leaves = _accumulated(leaves, scalars.ok, config)
     # What follows is not made part of the accumulation, which would take longer to compile.
     leaves, _ = _behind_barrier(leaves, ())
     chosen = []
     for part, transfer in phase.transfers:
         flat = [leaf.v.reshape(-1) for leaf in leaves[part]]
-        chosen.append(chosen_by(transfer.selector, flat, transfer.counts, transfer.space))
+        chosen.append(transfer.selector.choose(flat, transfer.counts, transfer.space))
     # All that is read of v is read before v is written over; XLA would copy it otherwise.
     leaves, chosen = _behind_barrier(leaves, chosen)
     out: list[Leaf] = []
     for (part, transfer), entries in zip(phase.transfers, chosen, strict=True):
         entries = Entries(jnp.where(scalars.ok, entries.values, 0.0), entries.positions)
-        arrived, sent = exchanged_by(cast(EntryExchange, phase.exchange), entries, transfer)
+        arrived, sent = exchange.exchange(entries, transfer)
         cleared = _cleared(leaves[part], sent, transfer, scalars.ok, config)
         out += _with_arrived(cleared, arrived, transfer, scalars.scale)
     return out
@@ -322,7 +320,7 @@ def _with_arrived(
 
     def add(row: Array, totals: list[Array]) -> list[Array]:
         words = lax.dynamic_index_in_dim(arrived.words, row, keepdims=False)
-        entries = decoded_by(transfer.wire, words, arrived.count, arrived.blocks)
+        entries = transfer.wire.decode(words, arrived.count, arrived.blocks)
         entries = Entries(
             # A mean of few entries costs less than a division of the whole tensor.
             scale * (entries.values / transfer.replicas),
