@@ -10,6 +10,7 @@ from jrc.dgc._leaves import served as served
 from jrc.dgc._phases import plan_phases as plan_phases
 from jrc.dgc._reshard import changed as changed
 from jrc.dgc._reshard import check_shardings_known as check_shardings_known
+from jrc.dgc._reshard import mixed_rows as mixed_rows
 from jrc.dgc._state import dgc_states as dgc_states
 from jrc.dgc._state import is_floating as is_floating
 from jrc.dgc._state import with_states as with_states

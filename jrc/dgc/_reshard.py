@@ -90,19 +90,30 @@ def reshard_dgc(
     check_shardings_known(state, mesh, axis_name)
     old = _rows_of(state)
     specs = dgc_specs(state, axis)
-    whole = shares_of(old or replicas, replicas)
 
     def resharded(path: Any, leaf: Any, spec: PartitionSpec) -> Any:
         if spec == PartitionSpec():
             there = None if mesh is None else NamedSharding(mesh, spec_inside(leaf, mesh, axis))
             return _placed(leaf, there)
         _check_leaf(path, leaf, old)
-        lead = leaf.shape[0] // old * replicas
-        shape = (lead, *leaf.shape[1:])
-        sharding = None if mesh is None else _sharding(leaf, shape, replicas, mesh, axis)
-        return changed(leaf, shape, functools.partial(_mixed, shares=whole), sharding)
+        return mixed_rows(leaf, old, replicas, mesh, axis)
 
     return jax.tree.map_with_path(resharded, state, specs)
+
+
+def mixed_rows(x: Any, old: int, new: int, mesh: Mesh | None, axis: str) -> Any:
+    """Return an array of N replicas, one after another, as one of N' with the same mean.
+
+    Args:
+        x: An array of NumPy or JAX, or its shape.
+        old: N.
+        new: N'.
+        mesh: The mesh on which the result lies; `None` leaves it where it is.
+        axis: The mesh axis over which rows are split.
+    """
+    shape = x.shape[0] // old * new, *x.shape[1:]
+    sharding = None if mesh is None else _sharding(x, shape, new, mesh, axis)
+    return changed(x, shape, functools.partial(_mixed, shares=shares_of(old, new)), sharding)
 
 
 def shares_of(old: int, new: int) -> Shares:

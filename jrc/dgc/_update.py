@@ -30,7 +30,7 @@ from jrc.dgc._exchanges import (
     TensorExchange,
     Transfer,
 )
-from jrc.dgc._leaves import Leaf, Trees, like
+from jrc.dgc._leaves import Leaf, Trees
 from jrc.dgc._local_gradients import local_gradients
 from jrc.dgc._momentum import AT, factor_masked, factor_masked_at, places_in
 from jrc.dgc._phases import Phase, entry_at, phase_at, plan_phases, sent_by
@@ -375,6 +375,7 @@ def state_after(state: DGCState, leaves: Sequence[Leaf], report: Report) -> Any:
     compressed = [leaf for leaf in leaves if leaf.compressed]
     velocity = [leaf.velocity for leaf in leaves if leaf.velocity is not None]
     ok = report.ok
+    like = lambda tree, arrays: jax.tree.structure(tree).unflatten(arrays)  # noqa: E731
     return state._replace(
         step=jnp.where(ok, optax.safe_increment(state.step), state.step),
         u=like(state.u, [leaf.u for leaf in compressed]),
