@@ -137,23 +137,6 @@ class Layout:
             )
         return trimmed(sharding.spec)
 
-    def check_whole(self, specs: PyTree, what: str, rule: str, remedy: str) -> None:
-        """Raise if an array is split over an axis of the replicas: each of them has whole ones.
-
-        Args:
-            specs: A `PartitionSpec` for each array.
-            what: The name of the tree.
-            rule: Why it must be whole, behind "on every replica".
-            remedy: The way out, a sentence in which `{over}` is the axes.
-        """
-        for name, spec in named_leaves(specs):
-            if names := sorted(set(axes_of(spec)) & set(self.names)):
-                over = listed(names)
-                raise ValueError(
-                    f"{what} must be whole on every replica {rule}, got "
-                    f"{name or 'a leaf'!r} split over {over} by {spec}. {remedy.format(over=over)}"
-                )
-
     def like_params(self, state: PyTree, params: PyTree) -> PyTree:
         """Return how the state of an optimizer is split: arrays of a parameter as it is.
 
@@ -254,6 +237,30 @@ class Layout:
             reduced = math.prod(sizes[name] for name in names if name not in split)
             total += own * (scattered - 1) + ring_all_reduce_bytes(own, reduced, itemsize=1)
         return total
+
+
+def check_whole(specs: PyTree, axes: Sequence[str], what: str, rule: str, remedy: str = "") -> None:
+    """Raise if an array is split over an axis of the replicas: each of them has whole ones.
+
+    Args:
+        specs: A `PartitionSpec` for each array, or one.
+        axes: The axes of the replicas.
+        what: The name of the tree.
+        rule: Why it must be whole, behind "on every replica".
+        remedy: The way out, a sentence in which `{over}` is the axes; to split arrays inside of a
+            replica if there is none.
+    """
+    for name, spec in named_leaves(specs):
+        if names := sorted(set(axes_of(spec)) & set(axes)):
+            over = listed(names)
+            remedy = remedy or (
+                f"Split {what} inside of a replica, over another axis: jax.make_mesh((2, 4), "
+                f"({axes[0]!r}, 'fsdp')) and PartitionSpec('fsdp') (hybrid sharding)."
+            )
+            raise ValueError(
+                f"{what} must be whole on every replica {rule}, got {name or 'a leaf'!r} split "
+                f"over {over} by {spec}. {remedy.format(over=over)}"
+            )
 
 
 def prescribed(leaf: Any) -> Any:

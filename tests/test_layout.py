@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jrc._layout import Layout
+from jrc._layout import Layout, check_whole
 
 
 def mesh(*sizes, names=("data", "chip", "fsdp")):
@@ -88,4 +88,4 @@ def test_arrays_of_another_mesh_are_refused():
     ):
         layout.with_params({"w": other})
     with pytest.raises(ValueError, match="params must be whole on every replica here, got 'w' spl"):
-        layout.check_whole({"w": P("data")}, "params", "here", "Split it over {over}.")
+        check_whole({"w": P("data")}, layout.names, "params", "here", "Split it over {over}.")

@@ -15,6 +15,5 @@ from jrc.dgc._state import dgc_states as dgc_states
 from jrc.dgc._state import is_floating as is_floating
 from jrc.dgc._state import with_states as with_states
 from jrc.dgc._state import without_axes as without_axes
-from jrc.dgc._state_specs import check_whole as check_whole
 from jrc.dgc._state_specs import state_specs as state_specs
 from jrc.dgc._transform import applies_in_place as applies_in_place

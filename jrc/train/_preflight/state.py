@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrc._layout import Layout, same_types
+from jrc._layout import Layout, check_whole, same_types
 from jrc._rng import check_key
 from jrc._tree import kind_of, named_leaves
 from jrc.dgc._internal import dgc_states
@@ -110,4 +110,5 @@ def check_split(state: TrainState, layout: Layout, via: str) -> None:
             "split them over another mesh axis inside of each replica."
         )
         rule = f"of axis_name with via={via!r}"
-        layout.check_whole(layout.specs(getattr(state, what), what), what, rule, remedy)
+        specs = layout.specs(getattr(state, what), what)
+        check_whole(specs, layout.names, what, rule, remedy)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrc._layout import Layout
+from jrc._layout import Layout, check_whole
 from jrc._nonfinite import chosen, finite_everywhere
 from jrc._typing import Array, PyTree, Transform
 from jrc.dgc import apply_gradients
@@ -37,8 +37,7 @@ class CompressedGradients(Synchronisation):
         """Raise if parameters are split over the replicas, or mini-steps would not agree."""
         del params, model_state
         rule = f"of the compressed axis {layout.replicas!r}"
-        remedy = _inside_of_a_replica(layout.replicas)
-        layout.check_whole(layout.params, "params", rule, remedy)
+        check_whole(layout.params, layout.names, "params", rule)
         if layout.parts > 1:
             _check_wrappers(self.tx, opt_state)
 
@@ -98,13 +97,6 @@ class CompressedGradients(Synchronisation):
         skip = lambda: (state.params, _count_skipped(state.opt_state))  # noqa: E731
         params, opt_state = jax.lax.cond(ok, step, skip)
         return params, opt_state, ~ok
-
-
-def _inside_of_a_replica(axis: str) -> str:
-    return (
-        f"Split parameters inside of a replica, over another axis: jax.make_mesh((2, 4), ({axis!r},"
-        " 'fsdp')) and PartitionSpec('fsdp') (hybrid sharding)."
-    )
 
 
 _NOT_AROUND: dict[type, tuple[str, str]] = {

@@ -25,7 +25,7 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jrc._layout import Layout
+from jrc._layout import Layout, check_whole
 from jrc._nonfinite import chosen, stays_finite
 from jrc._tree import named_leaves
 from jrc._typing import PyTree, Scalar, Transform
@@ -106,15 +106,9 @@ class Rounds(Synchronisation):
                     f"{jnp.result_type(leaf)} at {name!r}. Keep its real and its imaginary part as "
                     "two arrays, and join them in the loss function."
                 )
-        model_specs = layout.specs(model_state, "model_state")
-        for what, specs in (("params", layout.params), ("model_state", model_specs)):
-            remedy = (
-                f"Split {what} inside of a replica, over another axis: jax.make_mesh((2, 4), "
-                f"({layout.replicas!r}, 'fsdp')) and PartitionSpec('fsdp')."
-            )
-            layout.check_whole(
-                specs, what, "with outer=, whose replicas train on their own", remedy
-            )
+        rule = "with outer=, whose replicas train on their own"
+        for what, tree in (("params", params), ("model_state", model_state)):
+            check_whole(layout.specs(tree, what), layout.names, what, rule)
         split_fragments(params, fragment_count(self.outer), layout)
 
     def init(
