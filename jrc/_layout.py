@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
+from jrc._mesh_axes import axes_of_run, check_mesh_axes, mesh_over_all
 from jrc._ring import ring_all_reduce_bytes
 from jrc._specs import axes_of, mirrored, number_of_shards, padded, restricted, trimmed
 from jrc._tree import is_typed_key, named_leaves, put
@@ -59,13 +59,14 @@ class Layout:
             The layout.
 
         Raises:
-            TypeError: If `mesh` is no mesh, or `axis_name` neither a name nor a pair of two.
-            ValueError: If the mesh has no such axis or no device of this process, or if a parameter
-                is split over another mesh, or in a way that is no `NamedSharding`.
+            TypeError: If `mesh` is no mesh.
+            ValueError: If `axis_name` is neither a name nor a pair of two, if the mesh has no such
+                axis or no device of this process, or if a parameter is split over another mesh, or
+                in a way that is no `NamedSharding`.
         """
-        names = _checked_names(axis_name)
-        mesh = _mesh_over_all(axis_name) if mesh is None else mesh
-        _check_mesh(mesh, names)
+        names = axes_of_run(axis_name)
+        mesh = mesh_over_all(axis_name) if mesh is None else mesh
+        check_mesh_axes(mesh, names)
         inside = tuple(name for name in mesh.axis_names if name not in names)
         layout = cls(mesh, names[0], names[1] if len(names) > 1 else None, inside, None)
         return layout if params is None else layout.with_params(params)
@@ -135,23 +136,6 @@ class Layout:
                 "parameters to jrc.init_state and jrc.make_train_step, or place them on this one."
             )
         return trimmed(sharding.spec)
-
-    def check_whole(self, specs: PyTree, what: str, rule: str, remedy: str) -> None:
-        """Raise if an array is split over an axis of the replicas: each of them has whole ones.
-
-        Args:
-            specs: A `PartitionSpec` for each array.
-            what: The name of the tree.
-            rule: Why it must be whole, behind "on every replica".
-            remedy: The way out, a sentence in which `{over}` is the axes.
-        """
-        for name, spec in named_leaves(specs):
-            if names := sorted(set(axes_of(spec)) & set(self.names)):
-                over = listed(names)
-                raise ValueError(
-                    f"{what} must be whole on every replica {rule}, got "
-                    f"{name or 'a leaf'!r} split over {over} by {spec}. {remedy.format(over=over)}"
-                )
 
     def like_params(self, state: PyTree, params: PyTree) -> PyTree:
         """Return how the state of an optimizer is split: arrays of a parameter as it is.
@@ -255,56 +239,28 @@ class Layout:
         return total
 
 
-def _checked_names(axis_name: Any) -> tuple[str, ...]:
-    """Return the axes of a step, that of the replicas first."""
-    pair = isinstance(axis_name, tuple) and len(axis_name) == 2 and len(set(axis_name)) == 2
-    if not all(isinstance(name, str) for name in (axis_name if pair else (axis_name,))):
-        raise TypeError(
-            "axis_name must be the name of a mesh axis, or a pair (inner, outer) of two, "
-            f"got {axis_name!r}. Write axis_name='data'."
-        )
-    return axis_name[::-1] if pair else (axis_name,)
+def check_whole(specs: PyTree, axes: Sequence[str], what: str, rule: str, remedy: str = "") -> None:
+    """Raise if an array is split over an axis of the replicas: each of them has whole ones.
 
-
-def _check_mesh(mesh: Any, names: tuple[str, ...]) -> None:
-    """Raise unless the mesh has these axes, and devices of this process."""
-    if not isinstance(mesh, Mesh):
-        raise TypeError(
-            f"mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}. "
-            f"Write jax.sharding.Mesh(devices, ({names[0]!r},))."
-        )
-    for name in names:
-        if name not in mesh.axis_names:
-            raise ValueError(
-                f"axis_name must be an axis of the mesh, got {name!r}. The axes are "
-                f"{listed(mesh.axis_names)}: pass one of them."
-            )
-    if not mesh.local_devices:
-        raise ValueError(
-            "mesh must have devices of every process, got "
-            f"{listed(map(str, mesh.devices.flat))}, of which process {jax.process_index()} has "
-            "none. Build the mesh of jax.devices(), or leave it out."
-        )
-
-
-def _mesh_over_all(axis_name: Any) -> Mesh:
-    """Return one automatic axis over all devices of all processes, neighbours beside each other.
-
-    With several slices, whose network is slow, the devices of a slice lie one after another.
+    Args:
+        specs: A `PartitionSpec` for each array, or one.
+        axes: The axes of the replicas.
+        what: The name of the tree.
+        rule: Why it must be whole, behind "on every replica".
+        remedy: The way out, a sentence in which `{over}` is the axes; to split arrays inside of a
+            replica if there is none.
     """
-    if not isinstance(axis_name, str):
-        raise ValueError(
-            "mesh must be given with a pair of axes, which depend on the hosts, got "
-            f"axis_name={axis_name!r} alone. Pass "
-            f"mesh=jax.make_mesh((hosts, devices), {axis_name[::-1]!r})."
-        )
-    devices = jax.devices()
-    slices = {getattr(device, "slice_index", 0) for device in devices}
-    if len(slices) == 1:
-        return jax.make_mesh((len(devices),), (axis_name,), axis_types=(AxisType.Auto,))
-    shape = (len(devices) // len(slices),)
-    order = mesh_utils.create_hybrid_device_mesh(shape, (len(slices),), devices)
-    return Mesh(np.asarray(order), (axis_name,))
+    for name, spec in named_leaves(specs):
+        if names := sorted(set(axes_of(spec)) & set(axes)):
+            over = listed(names)
+            remedy = remedy or (
+                f"Split {what} inside of a replica, over another axis: jax.make_mesh((2, 4), "
+                f"({axes[0]!r}, 'fsdp')) and PartitionSpec('fsdp') (hybrid sharding)."
+            )
+            raise ValueError(
+                f"{what} must be whole on every replica {rule}, got {name or 'a leaf'!r} split "
+                f"over {over} by {spec}. {remedy.format(over=over)}"
+            )
 
 
 def prescribed(leaf: Any) -> Any:

@@ -11,8 +11,18 @@ import jrc
 ROOT = pathlib.Path(jrc.__file__).parent
 LAYERS = (
     {"_typing", "_errors"},
-    {"_tree", "_specs", "_multihost", "_progress", "_validate", "_text", "_ring", "_bits"},
-    {"_jaxpr", "_rng", "persist"},
+    {
+        "_tree",
+        "_specs",
+        "_mesh_axes",
+        "_multihost",
+        "_progress",
+        "_validate",
+        "_text",
+        "_ring",
+        "_bits",
+    },
+    {"_jaxpr", "_rng", "_nonfinite", "persist"},
     {"_targets"},
     {"_layout"},
     {"remat", "dgc", "outer_optimizers"},

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jrc._layout import Layout
+from jrc._layout import Layout, check_whole
 
 
 def mesh(*sizes, names=("data", "chip", "fsdp")):
@@ -71,7 +71,7 @@ def test_a_function_of_shards_gets_those_of_a_device():
     [
         (lambda: "mesh", "data", "mesh must be a jax.sharding.Mesh or None, got str"),
         (lambda: mesh(2), "model", "axis_name must be an axis of the mesh, got 'model'. The axes"),
-        (lambda: mesh(2), ("a",), "axis_name must be the name of a mesh axis, or a pair"),
+        (lambda: mesh(2), ("a",), "axis_name must be the name of one axis or a pair"),
         (lambda: None, ("a", "b"), "mesh must be given with a pair of axes"),
     ],
 )
@@ -88,4 +88,4 @@ def test_arrays_of_another_mesh_are_refused():
     ):
         layout.with_params({"w": other})
     with pytest.raises(ValueError, match="params must be whole on every replica here, got 'w' spl"):
-        layout.check_whole({"w": P("data")}, "params", "here", "Split it over {over}.")
+        check_whole({"w": P("data")}, layout.names, "params", "here", "Split it over {over}.")

@@ -1,4 +1,4 @@
-"""Collectives over the replica axis, its size, and what differs along it. `None` is one replica."""
+"""Collectives over the replica axis. `None` is one replica."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,91 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jrc._tree import all_finite
+from jrc._mesh_axes import is_bound, is_tracked, num_replicas, varies
 from jrc._typing import Array
-
-AxisName = str | tuple[str, str]
-"""One mesh axis, or a pair `(inner, outer)`: means along inner, compression along outer."""
-
-
-def is_pair(axis_name: object) -> bool:
-    """Whether this is a pair of two axis names, `(inner, outer)`."""
-    pair = isinstance(axis_name, tuple) and len(axis_name) == 2
-    return pair and all(isinstance(name, str) for name in axis_name) and len(set(axis_name)) == 2
-
-
-def replica_axis(axis_name: AxisName) -> str:
-    """Return the axis along which u and v differ: of a pair the outer one.
-
-    Args:
-        axis_name: One axis name, or a pair `(inner, outer)`.
-
-    Returns:
-        The axis name.
-
-    Raises:
-        ValueError: If it is neither.
-    """
-    if isinstance(axis_name, str):
-        return axis_name
-    if is_pair(axis_name):
-        return axis_name[1]
-    raise ValueError(
-        "axis_name must be the name of one axis or a pair (inner, outer), got "
-        f"{axis_name!r}. Pass the axis_name of the compression."
-    )
-
-
-def names_in(axis_name: AxisName | None) -> set[str]:
-    """Return the axes that an `axis_name` names: none, one or two."""
-    return {axis_name} if isinstance(axis_name, str) else set(axis_name or ())
-
-
-def is_bound(axis: str | None) -> bool:
-    """Whether the trace runs under a `shard_map` or `pmap` that names this axis."""
-    try:
-        axis is None or lax.axis_size(axis)
-    except NameError:
-        return False
-    return True
-
-
-def num_replicas(axis: str | None) -> int:
-    """Return the number of replicas along the axis.
-
-    Args:
-        axis: Name of the replica axis, `None` for one replica.
-
-    Returns:
-        The axis size, 1 for `None`.
-
-    Raises:
-        ValueError: When nothing binds the axis.
-    """
-    if not is_bound(axis):
-        raise ValueError(
-            "axis_name must be an axis that is bound where update runs, got "
-            f"axis_name={axis!r}. Call update inside jax.shard_map over a mesh with axis {axis!r} "
-            f"or inside jax.pmap(..., axis_name={axis!r}), or pass axis_name=None for one replica."
-        )
-    return 1 if axis is None else lax.axis_size(axis)
-
-
-def bound_axes(axis: str | None) -> tuple[str, ...]:
-    """Return the replica axis and all other manual axes of the trace."""
-    own = () if axis is None else (axis,)
-    others = jax.sharding.get_abstract_mesh().manual_axes
-    return (*own, *(name for name in others if name != axis and is_bound(name)))
-
-
-def varies(x: Array, axis: str) -> bool:
-    """Whether the type of `x` is varying: its value differs between the replicas."""
-    return axis in jax.typeof(x).mat.varying
-
-
-def is_tracked(axis: str) -> bool:
-    """Whether types say what varies along the axis, as with `check_vma=True`."""
-    return is_bound(axis) and varies(lax.axis_index(axis), axis)
 
 
 def is_already_reduced(gradient: Array, axis: str | None) -> bool:
@@ -134,19 +51,6 @@ def exchange_rows(rows: Array, axis: str | None) -> Array:
 def rank(axis: str | None) -> Array:
     """Return the number of this replica, `int32[]`."""
     return jnp.int32(0) if axis is None else lax.axis_index(axis)
-
-
-def finite_everywhere(gradients: list[Array], axes: Sequence[str]) -> Array:
-    """Whether every entry of every gradient is finite on every device of these axes, `bool[]`.
-
-    One scalar all-reduce: the devices take a step together or not at all.
-    """
-    if not gradients:
-        return jnp.bool_(True)
-    bad = (~all_finite(gradients)).astype(jnp.int32)
-    # What types say is equal along an axis cannot be added up over it, and need not be.
-    over = tuple(axis for axis in axes if varies(bad, axis) or not is_tracked(axis))
-    return (lax.psum(bad, over) if over else bad) == 0
 
 
 def dense_mean(tensors: Sequence[Array], axis: str | None) -> list[Array]:

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 
 from jrc._errors import listed
+from jrc._mesh_axes import AxisName, axes_of_run
 from jrc._typing import Array, Real, Whole
 from jrc._validate import check_flag, is_real, one_of, scalar, whole_number
 from jrc.dgc._clip import CLIP_SCALINGS
-from jrc.dgc._collectives import AxisName, is_pair
 from jrc.dgc._exchanges import (
     EXCHANGES,
     Auto,
@@ -24,6 +24,7 @@ from jrc.dgc._exchanges import (
     TensorExchange,
 )
 from jrc.dgc._momentum import Average, Momentum
+from jrc.dgc._own_objects import with_checks
 from jrc.dgc._regularize import l2_penalty
 from jrc.dgc._schedule import COUNT_DTYPES
 from jrc.dgc._selectors import SELECTORS, Blocked, Selector
@@ -66,7 +67,8 @@ class DGCConfig:
 
     def __post_init__(self) -> None:
         """Check every field and bring it into its form."""
-        _check_axis(self.axis_name)
+        if self.axis_name is not None:
+            axes_of_run(self.axis_name, "None, the name of one axis")
         for name in ("factor_masking", "clip_before_rampup"):
             check_flag(getattr(self, name), name)
         one_of(self.clip_scaling, "clip_scaling", CLIP_SCALINGS)
@@ -172,15 +174,6 @@ def _clip_norm(norm: Number | None) -> Number | None:
     return scalar(norm, "local_grad_clip_norm", rule="> 0", holds=lambda c: c > 0, remedy=remedy)
 
 
-def _check_axis(axis_name: Any) -> None:
-    if axis_name is None or isinstance(axis_name, str) or is_pair(axis_name):
-        return
-    raise ValueError(
-        "axis_name must be the name of one axis, a pair (inner, outer), or None, got "
-        f"{axis_name!r}. Name the mesh axis over which the replicas differ."
-    )
-
-
 def _trainers(num_trainers: Whole | None, axis_name: AxisName | None) -> int | None:
     if num_trainers is None:
         return None
@@ -232,7 +225,7 @@ def _named(
     if isinstance(value, str) and value in known:
         return known[value]
     if not isinstance(value, str | type) and isinstance(value, protocols):
-        return value
+        return value if type(value) in map(type, known.values()) else with_checks(value, protocols)
     kinds = " or ".join(f"jrc.dgc.{protocol.__name__}" for protocol in protocols)
     raise ValueError(
         f"{name} must be one of {listed([*known, *more])} or an object with the methods of "

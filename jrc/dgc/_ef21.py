@@ -1,5 +1,6 @@
 """EF21 with momentum: an estimate of the mean gradient, of which each step sends changes alone."""
 
+import dataclasses
 from typing import Any, Unpack
 
 import jax
@@ -10,10 +11,11 @@ from jrc._errors import public
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import scalar
 from jrc.dgc._config import DGCConfig, Number
+from jrc.dgc._leaves import flatten, updates_of
 from jrc.dgc._momentum import Average
 from jrc.dgc._options import EF21Options, with_options
 from jrc.dgc._state import EF21State, initial_estimates, initial_state
-from jrc.dgc._update import update_estimates
+from jrc.dgc._update import state_after, step
 
 
 @with_options(EF21Options, sparsity=0.99, rampup_begin_step=1)
@@ -104,7 +106,24 @@ def scale_by_ef21(
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
         del extra_args
-        return update_estimates(updates, state, params, config, param_specs)
+        trees, leaves = flatten(updates, state, params, "update", EF21State)
+        # What is sent is added to the estimates: the velocity of every leaf.
+        leaves = [
+            dataclasses.replace(leaf, target=leaf.velocity, velocity=None)
+            if leaf.compressed
+            else leaf
+            for leaf in leaves
+        ]
+        leaves, report = step(trees, leaves, state, 1.0, config, param_specs)
+        leaves = [
+            dataclasses.replace(leaf, velocity=leaf.target) if leaf.compressed else leaf
+            for leaf in leaves
+        ]
+        taken = [
+            dataclasses.replace(leaf, target=jnp.where(report.ok, leaf.velocity, 0.0))
+            for leaf in leaves
+        ]
+        return updates_of(trees, taken), state_after(state, leaves, report)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

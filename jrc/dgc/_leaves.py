@@ -148,11 +148,6 @@ def updates_of(trees: Trees, leaves: Sequence[Leaf]) -> PyTree:
     )
 
 
-def like(tree: PyTree, arrays: Sequence[Any]) -> PyTree:
-    """Return a tree of the state with other arrays in it."""
-    return jax.tree.structure(tree).unflatten(arrays)
-
-
 def _zero_update(gradient: Any, param: Any) -> Any:
     """Return the update of a leaf without state: zeros, or the placeholder itself."""
     if is_placeholder(gradient):

@@ -12,9 +12,9 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 import optax
 
+from jrc._mesh_axes import AxisName
 from jrc._text import brief
 from jrc._typing import Array, PyTree, Real, Whole
-from jrc.dgc._collectives import AxisName
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._exchanges import Auto, Exchange
 from jrc.dgc._selectors import Selector

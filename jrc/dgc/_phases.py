@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jrc._ring import ring_all_reduce_bytes
-from jrc._typing import Array, Count
+from jrc._typing import Array, Count, Scalar
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._entries import Space, buckets_of, fits
 from jrc.dgc._exchanges import (
@@ -17,7 +17,6 @@ from jrc.dgc._exchanges import (
     Exchange,
     Sharded,
     Transfer,
-    words_of,
 )
 from jrc.dgc._schedule import active_levels, entries_to_send
 from jrc.dgc._selectors import Blocked
@@ -107,7 +106,7 @@ def exchange_of_level(
                 candidates.append(Sharded())
     transfers = [transfers_of(each, sizes, counts, replicas, config) for each in candidates]
     words = [
-        sum(words_of(exchange, transfer) for _, transfer in parts)
+        sum(exchange.words(transfer) for _, transfer in parts)
         for exchange, parts in zip(candidates, transfers, strict=True)
     ]
     best = words.index(min(words))
@@ -174,3 +173,19 @@ def entry_at(column: Sequence[Any], now: Count, dtype: Any = jnp.float32) -> Arr
     if len(column) == 1:
         return jnp.asarray(column[0], dtype)
     return jnp.asarray(column, dtype)[now]
+
+
+def sent_by(now: Count, tables: Sequence[Sequence[Phase]], entries: int) -> tuple[Scalar, Scalar]:
+    """Return the density and the bytes of the running phase, of all groups of leaves.
+
+    Args:
+        now: Update counter, int32.
+        tables: The phases of each group, from `plan_phases`.
+        entries: Entries of all compressed leaves.
+    """
+    rows = list(zip(*tables, strict=True))
+    at = phase_at(now, tables[0])
+    density = [
+        sum(sum(phase.counts) for phase in row) / entries if entries else 1.0 for row in rows
+    ]
+    return entry_at(density, at), entry_at([sum(p.bytes_sent for p in row) for row in rows], at)

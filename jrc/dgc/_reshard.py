@@ -11,11 +11,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed, public
+from jrc._mesh_axes import AxisName, check_mesh_axes, replica_axis
 from jrc._specs import axes_of, padded, spec_inside, trimmed
 from jrc._tree import named_leaves, put
 from jrc._typing import Array, PyTree, Whole
 from jrc._validate import whole_number
-from jrc.dgc._collectives import AxisName, replica_axis
 from jrc.dgc._state import dgc_states
 from jrc.dgc._state_specs import dgc_specs
 
@@ -85,23 +85,35 @@ def reshard_dgc(
     remedy = "Pass mesh.shape['data']."
     replicas = whole_number(num_replicas, "num_replicas", least=1, remedy=remedy)
     axis = replica_axis(axis_name)
-    _check_mesh(mesh, axis)
+    if mesh is not None:
+        check_mesh_axes(mesh, (axis,))
     check_shardings_known(state, mesh, axis_name)
     old = _rows_of(state)
     specs = dgc_specs(state, axis)
-    whole = shares_of(old or replicas, replicas)
 
     def resharded(path: Any, leaf: Any, spec: PartitionSpec) -> Any:
         if spec == PartitionSpec():
             there = None if mesh is None else NamedSharding(mesh, spec_inside(leaf, mesh, axis))
             return _placed(leaf, there)
         _check_leaf(path, leaf, old)
-        lead = leaf.shape[0] // old * replicas
-        shape = (lead, *leaf.shape[1:])
-        sharding = None if mesh is None else _sharding(leaf, shape, replicas, mesh, axis)
-        return changed(leaf, shape, functools.partial(_mixed, shares=whole), sharding)
+        return mixed_rows(leaf, old, replicas, mesh, axis)
 
     return jax.tree.map_with_path(resharded, state, specs)
+
+
+def mixed_rows(x: Any, old: int, new: int, mesh: Mesh | None, axis: str) -> Any:
+    """Return an array of N replicas, one after another, as one of N' with the same mean.
+
+    Args:
+        x: An array of NumPy or JAX, or its shape.
+        old: N.
+        new: N'.
+        mesh: The mesh on which the result lies; `None` leaves it where it is.
+        axis: The mesh axis over which rows are split.
+    """
+    shape = x.shape[0] // old * new, *x.shape[1:]
+    sharding = None if mesh is None else _sharding(x, shape, new, mesh, axis)
+    return changed(x, shape, functools.partial(_mixed, shares=shares_of(old, new)), sharding)
 
 
 def shares_of(old: int, new: int) -> Shares:
@@ -229,22 +241,6 @@ def _check_leaf(path: Any, leaf: Any, old: int) -> None:
         raise ValueError(
             f"the first axis of {name} must be a multiple of {old}, the rows of u and v, "
             f"got shape {leaf.shape}. Pass the state of all replicas, not that of one."
-        )
-
-
-def _check_mesh(mesh: Mesh | None, axis_name: str) -> None:
-    """Raise unless this is a mesh with the axis."""
-    if mesh is None:
-        return
-    if not isinstance(mesh, Mesh):
-        raise TypeError(
-            f"mesh must be a jax.sharding.Mesh or None, got {mesh!r}. Pass "
-            f"jax.sharding.Mesh(devices, ({axis_name!r},))."
-        )
-    if axis_name not in mesh.axis_names:
-        raise ValueError(
-            f"axis_name must be an axis of the mesh, one of {listed(mesh.axis_names)}, got "
-            f"{axis_name!r}. Pass one of them."
         )
 
 

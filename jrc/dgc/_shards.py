@@ -13,15 +13,15 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrc._errors import listed
+from jrc._layout import check_whole
+from jrc._mesh_axes import is_tracked
 from jrc._specs import axes_of, is_spec, number_of_shards, restricted, trimmed
 from jrc._tree import tree_difference
 from jrc._typing import PyTree
-from jrc.dgc._collectives import is_tracked
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._exchanges import Sharded
 from jrc.dgc._leaves import Leaf, Trees
 from jrc.dgc._state import is_placeholder
-from jrc.dgc._state_specs import check_whole
 
 
 class Shards(NamedTuple):
@@ -72,7 +72,8 @@ def shards_of(
             "of the parameters, or PartitionSpec() if they are whole on each device."
         )
     if param_specs is not None and config.axis is not None:
-        check_whole(param_specs, config.axis)
+        rule = f"of the compressed axis {config.axis!r}"
+        check_whole(param_specs, (config.axis,), "params", rule)
     placed = []
     for leaf in leaves:
         whole = _typed(leaf) if given is None else given[leaf.place]

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Sharding
 
+from jrc._mesh_axes import AxisName, axes_of_run
 from jrc._specs import spec_of
 from jrc._text import brief
 from jrc._tree import is_number, is_traced
 from jrc._typing import Array, Count, Leaf, PyTree, Scalar
-from jrc.dgc._collectives import AxisName, as_local, names_in, replica_axis
+from jrc.dgc._collectives import as_local
 
 
 @jax.tree_util.register_static
@@ -104,8 +105,8 @@ def initial_state(params: PyTree, min_size: int, axis_name: AxisName | None) -> 
     Raises:
         TypeError: For a complex leaf, and for one that is no array.
     """
-    axis = None if axis_name is None else replica_axis(axis_name)
-    own = names_in(axis_name)
+    own = () if axis_name is None else axes_of_run(axis_name)
+    axis = own[0] if own else None
 
     def is_compressed(leaf: Leaf) -> bool:
         return is_floating(leaf) and jnp.size(leaf) >= max(min_size, 1)
@@ -135,19 +136,19 @@ def initial_state(params: PyTree, min_size: int, axis_name: AxisName | None) -> 
 
 def initial_estimates(params: PyTree, axis_name: AxisName | None) -> PyTree:
     """Return float32 zeros for each floating leaf, equal on every replica; others masked out."""
-    own = names_in(axis_name)
+    own = () if axis_name is None else axes_of_run(axis_name)
     return jax.tree.map(
         lambda leaf: _zeros_like(leaf, own) if is_floating(leaf) else optax.MaskedNode(),
         params,
     )
 
 
-def _zeros_like(leaf: Leaf, own: set[str]) -> Array:
+def _zeros_like(leaf: Leaf, own: tuple[str, ...]) -> Array:
     """Return float32 zeros that are split, and vary between shards, as the leaf does."""
     sharding = None if isinstance(leaf, jax.ShapeDtypeStruct) else _split_of(leaf)
     zeros = jnp.zeros(jnp.shape(leaf), jnp.float32, device=sharding)
     if isinstance(leaf, jax.core.Tracer):
-        for name in sorted(set(jax.typeof(leaf).mat.varying) - own):
+        for name in sorted(set(jax.typeof(leaf).mat.varying) - set(own)):
             zeros = as_local(zeros, name)
     return zeros
 

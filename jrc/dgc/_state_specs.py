@@ -8,10 +8,10 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jrc._errors import public
-from jrc._specs import Mirror, axes_of, is_spec, mirrored, trimmed
-from jrc._tree import path_name
+from jrc._layout import check_whole
+from jrc._mesh_axes import AxisName, replica_axis
+from jrc._specs import Mirror, axes_of, mirrored, trimmed
 from jrc._typing import PyTree
-from jrc.dgc._collectives import AxisName, replica_axis
 from jrc.dgc._state import DGCState, dgc_states
 
 
@@ -53,7 +53,7 @@ def dgc_specs(state: PyTree, axis_name: AxisName, param_specs: PyTree = None) ->
     """
     own = replica_axis(axis_name)
     if param_specs is not None:
-        check_whole(param_specs, own)
+        check_whole(param_specs, (own,), "params", f"of the compressed axis {own!r}")
     return state_specs(state, own, None, param_specs)
 
 
@@ -75,18 +75,6 @@ def state_specs(state: PyTree, axis: str, params: PyTree, specs: PyTree) -> PyTr
     mirrors = mirrored(state, params, specs)
     pairs = zip(layouts, mirrors, strict=True)
     return treedef.unflatten([_spec(layout, mirror, axis) for layout, mirror in pairs])
-
-
-def check_whole(param_specs: PyTree, axis: str) -> None:
-    """Raise if a parameter is split over the replica axis: each replica needs whole ones."""
-    for path, spec in jax.tree.flatten_with_path(param_specs, is_leaf=is_spec)[0]:
-        if spec is not None and axis in axes_of(spec):
-            raise ValueError(
-                f"params must be whole on every replica of the compressed axis {axis!r}, "
-                f"got {path_name(path) or 'a leaf'!r} split by {spec}. Split parameters inside of "
-                f"a replica, over another axis: jax.make_mesh((2, 4), ({axis!r}, 'fsdp')) and "
-                "PartitionSpec('fsdp') (hybrid sharding)."
-            )
 
 
 _LAYOUTS = {"u": "rows", "v": "rows", "acc_grads": "joined"}

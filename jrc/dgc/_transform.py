@@ -2,17 +2,21 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
+import jax.numpy as jnp
 import optax
 
 from jrc._errors import public
+from jrc._tree import added
 from jrc._typing import Array, PyTree, Real, Transform
-from jrc.dgc import _update
+from jrc._validate import scalar
 from jrc.dgc._config import DGCConfig, checked_momentum
+from jrc.dgc._leaves import flatten, updates_of
 from jrc.dgc._options import DGCOptions, call_text, with_options
 from jrc.dgc._regularize import check_stateless
-from jrc.dgc._state import DGCState, initial_state
+from jrc.dgc._state import DGCState, initial_state, is_placeholder
+from jrc.dgc._update import state_after, step
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -201,7 +205,9 @@ def scale_by_dgc(
     def update(
         gradients: PyTree, state: Any, params: PyTree, *, param_specs: PyTree
     ) -> tuple[PyTree, DGCState]:
-        return _update.update(gradients, cast(DGCState, state), params, config, param_specs)
+        trees, leaves = flatten(gradients, state, params, "update")
+        leaves, report = step(trees, leaves, state, 1.0, config, param_specs)
+        return updates_of(trees, leaves), state_after(state, leaves, report)
 
     @public("jrc.scale_by_dgc")
     def apply(
@@ -212,6 +218,21 @@ def scale_by_dgc(
         *,
         param_specs: PyTree = None,
     ) -> tuple[PyTree, DGCState]:
-        return _update.apply(gradients, state, params, scale, config, param_specs)
+        trees, leaves = flatten(gradients, state, params, "apply")
+        scalar(scale, "scale", remedy="Pass -0.1 to descend with a learning rate of 0.1.")
+        new = [x if is_placeholder(x) else jnp.asarray(x) for x in trees.params or ()]
+        # Sums of several replicas' entries are not rounded one by one to half precision.
+        leaves = [
+            dataclasses.replace(leaf, target=new[leaf.place])
+            if leaf.compressed and new[leaf.place].dtype == "float32"
+            else leaf
+            for leaf in leaves
+        ]
+        direct = {leaf.place for leaf in leaves if leaf.target is not None}
+        leaves, report = step(trees, leaves, state, scale, config, param_specs)
+        for leaf in leaves:
+            landed, old = leaf.target, new[leaf.place]
+            new[leaf.place] = landed if leaf.place in direct else added(old, landed)
+        return trees.treedef.unflatten(new), state_after(state, leaves, report)
 
     return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply, text))

@@ -1,137 +1,42 @@
-"""One update, in call order.
+"""One update, in call order: the step of all leaves, of one device's shards, of one phase.
 
-`update` returns the direction as an array for each parameter, `apply` adds it to the parameters,
-and `update_estimates` (EF21) to the estimates in the state. All three flatten the trees (`_leaves`)
-and take one `step`: checks, how the leaves are split (`_shards`), local gradients (`_clip`,
-`_regularize`), and then on each device the compressed leaves (`_compressed`) and the others.
+`step` takes the leaves that `_leaves.flatten` made of the trees, with the state and what the
+direction is added to, and returns them after the step. `jrc.scale_by_dgc` and `jrc.scale_by_ef21`
+make their updates and states of them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.sharding import PartitionSpec
 
+from jrc._mesh_axes import bound_axes, num_replicas
+from jrc._nonfinite import finite_everywhere
 from jrc._ring import ring_all_reduce_bytes
-from jrc._tree import added, sum_dtype
-from jrc._typing import Array, Count, PyTree, Real, Scalar
-from jrc._validate import scalar
-from jrc.dgc._clip import clip_factor
-from jrc.dgc._collectives import (
-    bound_axes,
-    dense_mean,
-    finite_everywhere,
-    is_already_reduced,
-    num_replicas,
-)
-from jrc.dgc._compressed import compressed_step
+from jrc._typing import Array, Count, Int, PyTree, Real, Scalar
+from jrc.dgc._collectives import as_local, dense_mean
 from jrc.dgc._config import DGCConfig
-from jrc.dgc._leaves import Leaf, Trees, flatten, like, updates_of
-from jrc.dgc._phases import Phase, entry_at, phase_at, plan_phases
+from jrc.dgc._entries import NOWHERE, Entries, shifted
+from jrc.dgc._exchanges import (
+    Arrived,
+    EntryExchange,
+    Sent,
+    TensorExchange,
+    Transfer,
+)
+from jrc.dgc._leaves import Leaf, Trees
+from jrc.dgc._local_gradients import local_gradients
+from jrc.dgc._momentum import AT, factor_masked, factor_masked_at, places_in
+from jrc.dgc._phases import Phase, entry_at, phase_at, plan_phases, sent_by
+from jrc.dgc._selectors import largest_masks
 from jrc.dgc._shards import as_split, on_shards, shards_of
-from jrc.dgc._state import DGCState, EF21State, is_placeholder
-
-
-def update(
-    gradients: PyTree,
-    state: DGCState,
-    params: PyTree | None,
-    config: DGCConfig,
-    param_specs: PyTree = None,
-) -> tuple[PyTree, DGCState]:
-    """Return updates that are equal on every replica, and the new state.
-
-    Args:
-        gradients: This replica's.
-        state: From `init` or the step before.
-        params: The parameters, if known.
-        config: The arguments of `scale_by_dgc`.
-        param_specs: How parameters are split; `None` takes that of the config.
-
-    Returns:
-        Updates like the gradients, in the parameters' dtypes, and the new state.
-    """
-    trees, leaves = flatten(gradients, state, params, "update")
-    leaves, report = step(trees, leaves, state, 1.0, config, param_specs)
-    velocity = [leaf.velocity for leaf in leaves if not leaf.compressed]
-    return updates_of(trees, leaves), _state_after(state, leaves, velocity, report)
-
-
-def apply(
-    gradients: PyTree,
-    state: DGCState,
-    params: PyTree,
-    scale: Array | Real,
-    config: DGCConfig,
-    param_specs: PyTree = None,
-) -> tuple[PyTree, DGCState]:
-    """Return the parameters with the scaled direction added, and the new state.
-
-    Only entries that were sent are touched.
-
-    Args:
-        gradients: This replica's.
-        state: From `init` or the step before.
-        params: The parameters.
-        scale: What the direction is multiplied by, `float32[]`.
-        config: The arguments of `scale_by_dgc`.
-        param_specs: How parameters are split; `None` takes that of the config.
-
-    Returns:
-        Parameters and state.
-    """
-    trees, leaves = flatten(gradients, state, params, "apply")
-    remedy = "Pass -0.1 to descend with a learning rate of 0.1."
-    scalar(scale, "scale", remedy=remedy)
-    new = [x if is_placeholder(x) else jnp.asarray(x) for x in trees.params or ()]
-    # Sums of several replicas' entries are not rounded one by one to half precision.
-    direct = {
-        leaf.place for leaf in leaves if leaf.compressed and new[leaf.place].dtype == "float32"
-    }
-    leaves = [
-        dataclasses.replace(leaf, target=new[leaf.place]) if leaf.place in direct else leaf
-        for leaf in leaves
-    ]
-    leaves, report = step(trees, leaves, state, scale, config, param_specs)
-    for leaf in leaves:
-        landed = leaf.target
-        new[leaf.place] = landed if leaf.place in direct else added(new[leaf.place], landed)
-    velocity = [leaf.velocity for leaf in leaves if not leaf.compressed]
-    return trees.treedef.unflatten(new), _state_after(state, leaves, velocity, report)
-
-
-def update_estimates(
-    gradients: PyTree,
-    state: EF21State,
-    params: PyTree | None,
-    config: DGCConfig,
-    param_specs: PyTree = None,
-) -> tuple[PyTree, EF21State]:
-    """Return the estimates of EF21 as updates, zeros if the step is skipped, and the new state.
-
-    Args:
-        gradients: This replica's.
-        state: From `init` or the step before.
-        params: The parameters, if known.
-        config: The arguments of `scale_by_ef21`; its momentum is an `Average`.
-        param_specs: How parameters are split; `None` takes that of the config.
-    """
-    trees, leaves = flatten(gradients, state, params, "update", EF21State)
-    estimates = [
-        dataclasses.replace(leaf, target=leaf.velocity, velocity=None) if leaf.compressed else leaf
-        for leaf in leaves
-    ]
-    leaves, report = step(trees, estimates, state, 1.0, config, param_specs)
-    after = [leaf.target if leaf.compressed else leaf.velocity for leaf in leaves]
-    taken = [
-        dataclasses.replace(leaf, target=jnp.where(report.ok, x, 0.0))
-        for leaf, x in zip(leaves, after, strict=True)
-    ]
-    return updates_of(trees, taken), _state_after(state, leaves, after, report)
+from jrc.dgc._state import DGCState
 
 
 class Report(NamedTuple):
@@ -169,14 +74,13 @@ def step(
         param_specs: How parameters are split; `None` takes that of the config.
     """
     replicas = _checked_replicas(config)
-    _check_local([leaf.gradient for leaf in leaves], config)
     specs = config.param_specs if param_specs is None else param_specs
     shards, leaves = shards_of(trees, leaves, specs, config)
     # Shards have equal sizes, so that one device's share is known without asking the mesh.
     dense_bytes = sum(
         leaf.gradient.size * leaf.gradient.dtype.itemsize / shards.parts(leaf) for leaf in leaves
     )
-    local = _local_gradients(trees, leaves, state.step, replicas, config)
+    local = local_gradients(trees, leaves, state.step, replicas, config)
     local = [as_split(leaf, shards.mesh) for leaf in local]
 
     split, whole = [leaf.specs() for leaf in leaves], PartitionSpec()
@@ -192,73 +96,16 @@ def step(
     return leaves, Report(ok, density, sent, dense)
 
 
-def _state_after(
-    state: DGCState, leaves: Sequence[Leaf], velocity: Sequence[Array], report: Report
-) -> Any:
-    """Return the state after a step, of the same class, with the given velocities."""
-    compressed = [leaf for leaf in leaves if leaf.compressed]
-    ok = report.ok
-    return state._replace(
-        step=jnp.where(ok, optax.safe_increment(state.step), state.step),
-        u=like(state.u, [leaf.u for leaf in compressed]),
-        v=like(state.v, [leaf.v for leaf in compressed]),
-        velocity=like(state.velocity, velocity),
-        skipped=jnp.where(ok, state.skipped, optax.safe_increment(state.skipped)),
-        density=report.density,
-        bytes_sent=report.bytes_sent,
-        bytes_dense=report.bytes_dense,
-    )
-
-
-def _local_gradients(
-    trees: Trees, leaves: list[Leaf], now: Count, replicas: int, config: DGCConfig
-) -> list[Leaf]:
-    """Return the leaves with what enters the momentum: `G = clip(g) + lambda w`, float32.
-
-    Compressed leaves are clipped, before `rampup_begin_step` only with `clip_before_rampup`.
-    """
-    local = [leaf.gradient for leaf in leaves]
-    if config.inner_axis is not None:
-        local = dense_mean(_as_float32(local), config.inner_axis)
-    local = _as_float32(local)
-    if (bound := config.local_grad_clip_norm) is not None:
-        clips = config.clip_before_rampup | (now >= config.rampup_begin_step)
-        manual = set(bound_axes(config.axis))
-        for i, leaf in enumerate(leaves):
-            if leaf.compressed:
-                given = local[i], bound, replicas, config.clip_scaling, sorted(leaf.axes & manual)
-                local[i] = local[i] * jnp.where(clips, clip_factor(*given), 1.0)
-    if config.regularization is not None:
-        # A float64 factor, or parameters of it, would make the state float64.
-        local = _regularized(trees, leaves, _as_float32(local), config.regularization)
-    local = [config.momentum.weighted(gradient, now) for gradient in _as_float32(local)]
-    pairs = zip(leaves, local, strict=True)
-    return [dataclasses.replace(leaf, gradient=gradient) for leaf, gradient in pairs]
-
-
-def _regularized(
-    trees: Trees, leaves: list[Leaf], local: list[Array], transform: optax.GradientTransformation
-) -> list[Array]:
-    """Return the gradients after the user's transform, which takes trees and not lists."""
-    places = [leaf.place for leaf in leaves]
-
-    def tree_of(arrays: list[Array]) -> PyTree:
-        own = dict(zip(places, arrays, strict=True))
-        masked = optax.MaskedNode()
-        return trees.treedef.unflatten(own.get(i, masked) for i in range(len(trees.gradients)))
-
-    params = None
-    if trees.params is not None:
-        arrays = [jnp.asarray(trees.params[place]) for place in places]
-        params = tree_of([x.astype(sum_dtype(x.dtype)) for x in arrays])
-    tree = tree_of(local)
-    updates, _ = transform.update(tree, transform.init(tree), params)
-    found = trees.treedef.flatten_up_to(updates)
-    return [found[place] for place in places]
-
-
-def _as_float32(gradients: Sequence[Any]) -> list[Array]:
-    return [gradient.astype(jnp.float32) for gradient in gradients]
+def _checked_replicas(config: DGCConfig) -> int:
+    """Return the axis size after checking it against `num_trainers`."""
+    num_replicas(config.inner_axis)
+    replicas = num_replicas(config.axis)
+    if config.num_trainers not in (None, replicas):
+        raise ValueError(
+            f"num_trainers must be the size of axis {config.axis!r}, which is "
+            f"{replicas}, got {config.num_trainers}. Leave num_trainers out to take that size."
+        )
+    return replicas
 
 
 def _device_step(
@@ -281,11 +128,234 @@ def _device_step(
         group = [leaf for leaf in compressed if leaf.axes == axes]
         sizes = [leaf.v.size for leaf in group]
         phases = plan_phases(sizes, 0 if tables else rest, replicas, config)
-        after += compressed_step(group, ok, scale, phases, phase_at(now, phases), config)
+        after += _compressed_step(group, ok, scale, phases, phase_at(now, phases), config)
         tables.append(phases)
     after += _dense_path(dense, ok, scale, config)
     entries = sum(leaf.v.size for leaf in compressed)
-    return sorted(after, key=lambda leaf: leaf.place), (ok, *_sent(now, tables, entries))
+    return sorted(after, key=lambda leaf: leaf.place), (ok, *sent_by(now, tables, entries))
+
+
+class Scalars(NamedTuple):
+    """What the leaves of a step have in common.
+
+    Attributes:
+        ok: Whether the step is taken: all gradients of all replicas are finite, `bool[]`.
+        scale: What the direction is multiplied by, `float32[]`.
+        counts: Entries that the running phase sends of each leaf, `int32[leaves]`.
+    """
+
+    ok: Array
+    scale: Array
+    counts: Int[Array, " leaves"]
+
+
+def _compressed_step(
+    leaves: Sequence[Leaf],
+    ok: Array,
+    scale: Array,
+    phases: Sequence[Phase],
+    now: Count,
+    config: DGCConfig,
+) -> list[Leaf]:
+    """Take the step of the running phase with leaves that are chosen and sent together.
+
+    Every replica is in the same phase, so collectives may be inside the branches.
+
+    Args:
+        leaves: Shards of this device.
+        ok: Whether the step is taken, `bool[]`.
+        scale: What the direction is multiplied by, `float32[]`.
+        phases: All phases of the run.
+        now: Index of the running one.
+        config: Momentum, masking and axis.
+
+    Returns:
+        The leaves with u, v and target of after the step; unchanged ones where not `ok`.
+    """
+    # Only a dense sum takes leaves with more entries than int32 counts.
+    counts = [[min(count, 2**31 - 1) for count in phase.counts] for phase in phases]
+    scalars = Scalars(ok, scale, entry_at(counts, now, jnp.int32))
+    own = [
+        dataclasses.replace(
+            leaf,
+            gradient=leaf.gradient[None],
+            u=as_local(leaf.u, config.axis),
+            v=as_local(leaf.v, config.axis),
+        )
+        for leaf in leaves
+    ]
+    # The program of an exchange of tensors does not depend on the counts.
+    keys = [
+        (phase.exchange, phase.counts if isinstance(phase.exchange, EntryExchange) else ())
+        for phase in phases
+    ]
+    programs = dict(zip(keys, phases, strict=True))
+    run = [partial(_function_of(phase), phase=phase, config=config) for phase in programs.values()]
+    if len(run) == 1:
+        return run[0](own, scalars)
+    branches = [list(programs).index(key) for key in keys]
+    return lax.switch(entry_at(branches, now, jnp.int32), run, own, scalars)
+
+
+def _function_of(phase: Phase) -> Callable[..., list[Leaf]]:
+    """Return the function of one kind of phase."""
+    if phase.exchange is None:
+        return uncompressed
+    return entries_sent if isinstance(phase.exchange, EntryExchange) else tensors_sent
+
+
+def uncompressed(
+    leaves: list[Leaf], scalars: Scalars, phase: Phase, config: DGCConfig
+) -> list[Leaf]:
+    """Take a step of ordinary momentum of the mean gradient; u is its velocity, v stays."""
+    del phase
+    momentum = config.momentum
+    directions = [momentum.step(leaf.u, leaf.gradient)[1] for leaf in leaves]
+    means = dense_mean(directions, config.axis)
+    return [
+        _moved(
+            leaf,
+            jnp.where(scalars.ok, momentum.velocity_of(leaf.u, mean), leaf.u),
+            leaf.v,
+            _added(leaf.target, mean, scalars),
+        )
+        for leaf, mean in zip(leaves, means, strict=True)
+    ]
+
+
+def tensors_sent(
+    leaves: list[Leaf], scalars: Scalars, phase: Phase, config: DGCConfig
+) -> list[Leaf]:
+    """Exchange tensors with zeros where nothing is sent; any counts, in one program."""
+    leaves = _accumulated(leaves, scalars.ok, config)
+    found = largest_masks([leaf.v for leaf in leaves], scalars.counts)
+    masks = [mask & scalars.ok for mask in found]
+    pairs = list(zip(leaves, masks, strict=True))
+    tensors = [jnp.where(mask, leaf.v, 0.0) for leaf, mask in pairs]
+    means = cast(TensorExchange, phase.exchange).mean(tensors, config.axis)
+    return [
+        _moved(
+            leaf,
+            factor_masked(leaf.u, mask) if config.factor_masking else leaf.u,
+            jnp.where(mask, 0.0, leaf.v),
+            _added(leaf.target, mean, scalars),
+        )
+        for (leaf, mask), mean in zip(pairs, means, strict=True)
+    ]
+
+
+def entries_sent(
+    leaves: list[Leaf], scalars: Scalars, phase: Phase, config: DGCConfig
+) -> list[Leaf]:
+    """Exchange the chosen entries with their positions.
+
+    Only entries that are sent or that arrive are touched in the state and in the targets.
+    """
+    exchange = cast(EntryExchange, phase.exchange)
+    leaves = _accumulated(leaves, scalars.ok, config)
+    # What follows is not made part of the accumulation, which would take longer to compile.
+    leaves, _ = _behind_barrier(leaves, ())
+    chosen = []
+    for part, transfer in phase.transfers:
+        flat = [leaf.v.reshape(-1) for leaf in leaves[part]]
+        chosen.append(transfer.selector.choose(flat, transfer.counts, transfer.space))
+    # All that is read of v is read before v is written over; XLA would copy it otherwise.
+    leaves, chosen = _behind_barrier(leaves, chosen)
+    out: list[Leaf] = []
+    for (part, transfer), entries in zip(phase.transfers, chosen, strict=True):
+        entries = Entries(jnp.where(scalars.ok, entries.values, 0.0), entries.positions)
+        arrived, sent = exchange.exchange(entries, transfer)
+        cleared = _cleared(leaves[part], sent, transfer, scalars.ok, config)
+        out += _with_arrived(cleared, arrived, transfer, scalars.scale)
+    return out
+
+
+def _accumulated(leaves: list[Leaf], ok: Array, config: DGCConfig) -> list[Leaf]:
+    """Return the leaves with u and v after momentum correction."""
+    pairs = [config.momentum.correct(leaf.u, leaf.v, leaf.gradient, ok) for leaf in leaves]
+    return [_moved(leaf, *pair, leaf.target) for leaf, pair in zip(leaves, pairs, strict=True)]
+
+
+def _moved(leaf: Leaf, u: Array, v: Array, target: Any) -> Leaf:
+    """Return a leaf with the state and the target of after the step."""
+    return dataclasses.replace(leaf, gradient=None, u=u, v=v, target=target)
+
+
+def _behind_barrier(leaves: list[Leaf], others: Any) -> tuple[list[Leaf], Any]:
+    """Return the leaves and others, with u and v that XLA computes before anything behind."""
+    state = [leaf.u for leaf in leaves], [leaf.v for leaf in leaves]
+    (us, vs), others = lax.optimization_barrier((state, others))
+    moved = zip(leaves, us, vs, strict=True)
+    return [dataclasses.replace(leaf, u=u, v=v) for leaf, u, v in moved], others
+
+
+def _cleared(
+    leaves: list[Leaf], sent: Sent, transfer: Transfer, ok: Array, config: DGCConfig
+) -> list[Leaf]:
+    """Return the leaves without what was sent in u and v, and with what came back in v."""
+    nowhere_unless_ok = jnp.where(ok, sent.left.positions, NOWHERE)
+    left = transfer.space.leaves(Entries(sent.left.values, nowhere_unless_ok), sent.counts)
+    back = None if sent.returned is None else transfer.space.leaves(sent.returned, None)
+    out = []
+    for i, leaf in enumerate(leaves):
+        u, v = leaf.u, leaf.v
+        v = v.at[places_in(v, left[i].indices)].set(left[i].values, **AT)
+        if config.factor_masking:
+            u = factor_masked_at(u, left[i].indices)
+        if back is not None:
+            v = v.at[places_in(v, back[i].indices)].add(back[i].values, **AT)
+        out.append(dataclasses.replace(leaf, u=u, v=v))
+    return out
+
+
+def _with_arrived(
+    leaves: list[Leaf], arrived: Arrived, transfer: Transfer, scale: Array
+) -> list[Leaf]:
+    """Return the leaves with the mean of what arrived, times a scale, added to their targets.
+
+    Row after row, in rank order: within one row positions are unique, so no two additions race and
+    the order of the sums is the same everywhere. Only entries that arrived are touched.
+    """
+    starts = jnp.asarray(arrived.starts, jnp.uint32)
+
+    def add(row: Array, totals: list[Array]) -> list[Array]:
+        words = lax.dynamic_index_in_dim(arrived.words, row, keepdims=False)
+        entries = transfer.wire.decode(words, arrived.count, arrived.blocks)
+        entries = Entries(
+            # A mean of few entries costs less than a division of the whole tensor.
+            scale * (entries.values / transfer.replicas),
+            shifted(entries.positions, starts[row], arrived.blocks),
+        )
+        found = transfer.space.leaves(entries, arrived.counts)
+        return [
+            total.at[places_in(total, leaf.indices)].add(leaf.values, **AT)
+            for total, leaf in zip(totals, found, strict=True)
+        ]
+
+    rows = [
+        (_zeros_of(leaf.v, transfer.axis) if leaf.target is None else leaf.target)[None]
+        for leaf in leaves
+    ]
+    totals = lax.fori_loop(0, arrived.words.shape[0], add, rows)
+    return [
+        dataclasses.replace(leaf, target=total[0])
+        for leaf, total in zip(leaves, totals, strict=True)
+    ]
+
+
+def _zeros_of(v: Array, axis: str | None) -> Array:
+    """Return a target of zeros: typed as v, but equal on all replicas."""
+    zeros = jnp.zeros(v.shape[1:], jnp.float32)
+    for name in sorted(set(jax.typeof(v).mat.varying) - {axis}):
+        zeros = as_local(zeros, name)
+    return zeros
+
+
+def _added(target: Any, mean: Array, scalars: Scalars) -> Array:
+    """Return a target with a scaled dense mean added; the target where the step is not taken."""
+    if target is None:
+        return jnp.where(scalars.ok, scalars.scale * mean[0], 0.0)
+    return jnp.where(scalars.ok, target + scalars.scale * mean[0], target)
 
 
 def _dense_path(leaves: list[Leaf], ok: Array, scale: Array, config: DGCConfig) -> list[Leaf]:
@@ -300,35 +370,19 @@ def _dense_path(leaves: list[Leaf], ok: Array, scale: Array, config: DGCConfig) 
     return out
 
 
-def _sent(now: Count, tables: Sequence[Sequence[Phase]], entries: int) -> tuple[Scalar, Scalar]:
-    """Return the density and the bytes of the running phase, of all groups of leaves."""
-    rows = list(zip(*tables, strict=True))
-    at = phase_at(now, tables[0])
-    density = [
-        sum(sum(phase.counts) for phase in row) / entries if entries else 1.0 for row in rows
-    ]
-    return entry_at(density, at), entry_at([sum(p.bytes_sent for p in row) for row in rows], at)
-
-
-def _checked_replicas(config: DGCConfig) -> int:
-    """Return the axis size after checking it against `num_trainers`."""
-    num_replicas(config.inner_axis)
-    replicas = num_replicas(config.axis)
-    if config.num_trainers not in (None, replicas):
-        raise ValueError(
-            f"num_trainers must be the size of axis {config.axis!r}, which is "
-            f"{replicas}, got {config.num_trainers}. Leave num_trainers out to take that size."
-        )
-    return replicas
-
-
-def _check_local(gradients: list[jax.Array], config: DGCConfig) -> None:
-    """Raise if gradients were summed over an axis before."""
-    for axis in (config.axis, config.inner_axis):
-        if any(is_already_reduced(gradient, axis) for gradient in gradients):
-            raise ValueError(
-                "gradients must be local to each replica, got ones that are "
-                f"equal along axis {axis!r}: jax.grad with respect to replicated parameters sums "
-                "them, and compression would save nothing. "
-                f'Call jax.lax.pcast(params, {axis!r}, to="varying") before jax.grad.'
-            )
+def state_after(state: DGCState, leaves: Sequence[Leaf], report: Report) -> Any:
+    """Return the state after a step, of the same class."""
+    compressed = [leaf for leaf in leaves if leaf.compressed]
+    velocity = [leaf.velocity for leaf in leaves if leaf.velocity is not None]
+    ok = report.ok
+    like = lambda tree, arrays: jax.tree.structure(tree).unflatten(arrays)  # noqa: E731
+    return state._replace(
+        step=jnp.where(ok, optax.safe_increment(state.step), state.step),
+        u=like(state.u, [leaf.u for leaf in compressed]),
+        v=like(state.v, [leaf.v for leaf in compressed]),
+        velocity=like(state.velocity, velocity),
+        skipped=jnp.where(ok, state.skipped, optax.safe_increment(state.skipped)),
+        density=report.density,
+        bytes_sent=report.bytes_sent,
+        bytes_dense=report.bytes_dense,
+    )

@@ -29,6 +29,7 @@ from jrc.remat._report.plot import check_writable as check_writable
 from jrc.remat._report.report import Report as Report
 from jrc.remat._scan.recompute_scan import recompute_scan as recompute_scan
 from jrc.remat._segments.apply_rules import apply_rules as apply_rules
+from jrc.remat._segments.apply_rules import with_op_tags as with_op_tags
 from jrc.remat._segments.mark import mark as mark
 from jrc.remat._segments.op_tags import keep_op as keep_op
 from jrc.remat._segments.op_tags import recompute_op as recompute_op

@@ -8,12 +8,11 @@ from jax.sharding import Mesh
 
 from jrc._errors import listed, name_of
 from jrc._layout import Layout
+from jrc._mesh_axes import AxisName
 from jrc._tree import is_number, is_traced, named_leaves
 from jrc._typing import PyTree
 from jrc._validate import check_flag, one_of
-from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
-from jrc.remat import Plan, check_offload, checked_budget, checked_compilations
 from jrc.train._runners import VIAS
 
 
@@ -26,18 +25,8 @@ def check_order(loss_fn: Any, tx: Any) -> None:
         )
 
 
-def check_options(
-    loss_fn: Any,
-    via: Any,
-    donate: Any,
-    plan: Any,
-    budget: Any,
-    respect_checkpoints: Any,
-    offload: Any,
-    compilations: Any,
-    minimize: Any,
-) -> None:
-    """Raise if an argument has a wrong type or value, or two do not go together."""
+def check_options(loss_fn: Any, via: Any, donate: Any) -> None:
+    """Raise if an argument has a wrong type or value."""
     if not callable(loss_fn):
         raise TypeError(
             "loss_fn must be a function loss_fn(params, batch, key), got "
@@ -45,48 +34,6 @@ def check_options(
         )
     one_of(via, "via", VIAS)
     check_flag(donate, "donate")
-    if plan is not None and not isinstance(plan, Plan):
-        raise TypeError(
-            f"plan must be a jrc.Plan, got {type(plan).__name__}. Read a stored one with "
-            "jrc.Plan.from_json(text)."
-        )
-    if plan is not None and budget is not None:
-        raise ValueError(
-            f"plan and memory_budget must not both be given, got a plan and {budget!r}. "
-            "Leave one of them out."
-        )
-    check_flag(respect_checkpoints, "respect_checkpoints")
-    if respect_checkpoints and budget is None:
-        raise ValueError(
-            "respect_checkpoints must go with memory_budget, got none. Pass "
-            "memory_budget='16GiB', or a plan that was made with respect_checkpoints=True."
-        )
-    check_offload(offload)
-    if offload is not False and budget is None:
-        raise ValueError(
-            "offload must go with memory_budget, got none. Pass memory_budget='16GiB', or "
-            "a plan that was made with offload=True."
-        )
-    checked_compilations(compilations)
-    if compilations is not None and budget is None:
-        raise ValueError(
-            "compilations must go with memory_budget, got none. Pass "
-            "memory_budget='16GiB', or a plan that was made with compilations=5."
-        )
-    one_of(minimize, "minimize", ("time", "flops"))
-    if minimize != "time" and budget is None:
-        raise ValueError(
-            "minimize must go with memory_budget, got none. Pass memory_budget='16GiB', or a plan "
-            "that was made with minimize='flops'."
-        )
-    if budget is None:
-        return
-    checked_budget(budget)
-    if via == "pmap":
-        raise ValueError(
-            "memory_budget must be used with a single program, got via='pmap', which makes "
-            "several. Use via='shard_map', or pass plan=jrc.plan(loss_fn, ...)."
-        )
 
 
 def layout_of_step(mesh: Mesh | None, axis_name: AxisName, via: str) -> Layout:

@@ -1,5 +1,6 @@
 """A train step that fits a memory budget, planned at its first call, when shapes are known."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,11 +12,70 @@ from jrc._specs import shards_of, spec_of
 from jrc._targets import chip_of_device, is_compile_only
 from jrc._tree import aval_of
 from jrc._typing import PyTree
-from jrc.remat import Plan, device_of, host_link, plan_within
+from jrc._validate import check_flag, one_of
+from jrc.remat import (
+    Plan,
+    check_offload,
+    checked_budget,
+    checked_compilations,
+    device_of,
+    host_link,
+    plan_within,
+)
 from jrc.train._loss import result_of
 from jrc.train._runners import Programs
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import Synchronisation
+
+
+@dataclasses.dataclass(frozen=True)
+class Planning:
+    """What is asked of a plan for a whole step: arguments of `jrc.make_train_step`."""
+
+    budget: Any  # bytes, a text or a fraction; None without a plan
+    respect_checkpoints: bool
+    offload: bool | float
+    compilations: int | None
+    minimize: Literal["time", "flops"]
+
+    def check(self, plan: Any, via: str) -> None:
+        """Raise if an argument has a wrong type or value, or two do not go together."""
+        if plan is not None and not isinstance(plan, Plan):
+            raise TypeError(
+                f"plan must be a jrc.Plan, got {type(plan).__name__}. Read a stored one with "
+                "jrc.Plan.from_json(text)."
+            )
+        if plan is not None and self.budget is not None:
+            raise ValueError(
+                f"plan and memory_budget must not both be given, got a plan and {self.budget!r}. "
+                "Leave one of them out."
+            )
+        check_flag(self.respect_checkpoints, "respect_checkpoints")
+        check_offload(self.offload)
+        checked_compilations(self.compilations)
+        one_of(self.minimize, "minimize", ("time", "flops"))
+        if self.budget is None:
+            return self._check_alone()
+        checked_budget(self.budget)
+        if via == "pmap":
+            raise ValueError(
+                "memory_budget must be used with a single program, got via='pmap', which makes "
+                "several. Use via='shard_map', or pass plan=jrc.plan(loss_fn, ...)."
+            )
+
+    def _check_alone(self) -> None:
+        """Raise if something is asked of a plan that no budget asks for."""
+        given = {
+            "respect_checkpoints=True": self.respect_checkpoints,
+            "offload=True": self.offload is not False,
+            "compilations=5": self.compilations is not None,
+            "minimize='flops'": self.minimize != "time",
+        }
+        for option in (option for option, is_given in given.items() if is_given):
+            raise ValueError(
+                f"{option.partition('=')[0]} must go with memory_budget, got none. Pass "
+                f"memory_budget='16GiB', or a plan that was made with {option}."
+            )
 
 
 class Budgeted:
@@ -29,16 +89,10 @@ class Budgeted:
         self,
         build: Callable[[Callable[..., Any]], Programs],
         loss_fn: Callable[..., Any],
-        budget: int | str | float,
-        respect_checkpoints: bool,
-        offload: bool | float = False,
-        compilations: int | None = None,
-        minimize: Literal["time", "flops"] = "time",
+        planning: Planning,
     ) -> None:
         self.plan: Plan | None = None
-        self._build, self._loss_fn, self._budget = build, loss_fn, budget
-        self._respects, self._offload = respect_checkpoints, offload
-        self._compilations, self._minimize = compilations, minimize
+        self._build, self._loss_fn, self._planning = build, loss_fn, planning
         self._known: dict[Any, tuple[Plan, Programs]] = {}
 
     def __call__(self, way: Synchronisation, state: TrainState, batch: PyTree) -> Programs:
@@ -47,21 +101,21 @@ class Budgeted:
         avals = map(aval_of, leaves)
         key = treedef, tuple((x.shape, str(x.dtype), x.weak_type, spec_of(x)) for x in avals)
         if key not in self._known:
-            device = device_of(leaves)
+            device, asked = device_of(leaves), self._planning
             plan = plan_within(
                 self._loss_fn,
                 lambda loss_fn: self._build(loss_fn).lower(way, way.lowered(), state, batch),
-                self._budget,
+                asked.budget,
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
                 platform=device.platform,
-                respect_checkpoints=self._respects,
-                link=host_link(self._offload, None, leaves),
+                respect_checkpoints=asked.respect_checkpoints,
+                link=host_link(asked.offload, None, leaves),
                 parts=max(
                     (shards_of(leaf, 0) for leaf in jax.tree.leaves(state.params)), default=1
                 ),
                 target=_target(device),
-                compilations=self._compilations,
-                minimize=self._minimize,
+                compilations=asked.compilations,
+                minimize=asked.minimize,
             )
             self._known[key] = plan, self._build(plan.apply(self._loss_fn))
         self.plan, programs = self._known[key]

@@ -10,17 +10,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed, public
 from jrc._layout import Layout, copied
+from jrc._mesh_axes import AxisName
 from jrc._multihost import all_or_none, differing
 from jrc._rng import check_key
 from jrc._targets import is_compile_only
 from jrc._tree import is_typed_key, named_leaves, put, with_static
 from jrc._typing import PyTree, RandomKey, Transform
-from jrc.dgc._internal import AxisName, dgc_states
+from jrc.dgc._internal import dgc_states
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._arguments import check_arrays, check_outer, check_transform
 from jrc.train._optax import check_structure, wrapped
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import Synchronisation, row_specs, synchronisation_of
+from jrc.train._synchronisation import Synchronisation, synchronisation_of
 
 
 @public("jrc.init_state")
@@ -106,7 +107,7 @@ def init_state(
         _check_same(state)
     first = way.init(params, model_state, opt_state, layout, shapes=abstract)
     state = state._replace(opt_state=first)
-    specs, rows = way.specs(state, layout), row_specs(way, state, layout)
+    specs, rows = way.specs(state, layout), way.row_specs(state, layout)
     place = functools.partial(_shape if abstract else _placed, layout)
     return jax.tree.map(place, state, specs, rows)
 

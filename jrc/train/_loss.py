@@ -52,7 +52,10 @@ class Objective(NamedTuple):
         """Return the gradient of the mean loss."""
         if self.accumulate == 1:
             return self._gradient(params, model_state, self.batch, self.key)
-        found = self._mean_of_parts(functools.partial(self._gradient, params), model_state)
+        # A bfloat16 sum would lose many small parts of a bfloat16 gradient.
+        zeros = jax.tree.map(lambda x: jnp.zeros_like(x, sum_dtype(x.dtype)), params)
+        part = functools.partial(self._gradient, params)
+        found = self._mean_of_parts(part, zeros, model_state)
         grads = jax.tree.map(lambda g, x: g.astype(x.dtype), found.grads, params)
         return found._replace(grads=grads, aux=jax.tree.map(_over_parts, found.aux))
 
@@ -69,28 +72,28 @@ class Objective(NamedTuple):
             loss, state, _ = self._result(params, state, batch, key)
             return Gradient(loss, None, state, None)
 
-        return self._mean_of_parts(part, model_state).loss
+        return self._mean_of_parts(part, None, model_state).loss
 
-    def _mean_of_parts(self, part: Callable[..., Gradient], model_state: PyTree) -> Gradient:
-        """Return the mean of what `part(model_state, batch, key)` returns; aux is not reduced."""
-        parts = self._parts()
+    def _mean_of_parts(
+        self, part: Callable[..., Gradient], zeros: PyTree, model_state: PyTree
+    ) -> Gradient:
+        """Return the mean of what `part(model_state, batch, key)` returns; aux is not reduced.
 
-        def add_part(total: Gradient, given: tuple[Array, PyTree]) -> tuple[Gradient, PyTree]:
-            index, batch = given
-            new = part(total.model_state, batch, fold_all(self.key, index))
-            loss, grads = jax.tree.map(lambda x, y: x + y.astype(x.dtype), total[:2], new[:2])
-            return Gradient(loss, grads, new.model_state, None), new.aux
+        Gradients are added to zeros, part by part.
+        """
 
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(lambda: part(model_state, first, self.key))
-        # A bfloat16 sum would lose many small parts of a bfloat16 gradient.
-        loss, grads = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, sum_dtype(x.dtype), device=x.sharding), shapes[:2]
-        )
-        start = Gradient(loss, grads, model_state, None)
-        total, aux = jax.lax.scan(add_part, start, (jnp.arange(self.accumulate), parts))
-        loss, grads = jax.tree.map(lambda x: x / self.accumulate, total[:2])
-        return Gradient(loss, grads, total.model_state, aux)
+        def add_part(
+            total: tuple[PyTree, PyTree], given: tuple[Array, PyTree]
+        ) -> tuple[tuple[PyTree, PyTree], tuple[Scalar, PyTree]]:
+            (sums, state), (index, batch) = total, given
+            new = part(state, batch, fold_all(self.key, index))
+            sums = jax.tree.map(lambda x, y: x + y.astype(x.dtype), sums, new.grads)
+            return (sums, new.model_state), (new.loss, new.aux)
+
+        given = jnp.arange(self.accumulate), self._parts()
+        (sums, state), (losses, aux) = jax.lax.scan(add_part, (zeros, model_state), given)
+        loss = jnp.mean(losses, dtype=sum_dtype(losses.dtype))
+        return Gradient(loss, jax.tree.map(lambda x: x / self.accumulate, sums), state, aux)
 
     def _parts(self) -> PyTree:
         """Return the batch in equal parts, along a new leading axis of each leaf."""

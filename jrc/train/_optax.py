@@ -54,38 +54,21 @@ def takes_extra_arguments(tx: Transform) -> bool:
 
 def of_the_loss(
     grads: PyTree,
-    params: PyTree,
+    current: PyTree,
     loss_of: Callable[[PyTree], Scalar],
     mean: Callable[[Any], Any],
 ) -> dict[str, Any]:
     """Return the extra arguments that are the mean gradient, or functions of parameters.
 
+    These are the mean loss over the replicas and its gradient, for a line search. Derivatives of
+    the loss, forward and backward, are those of the mean too. Parameters that `optax.masked` hides
+    are those of this step.
+
     Args:
         grads: The mean gradient.
-        params: The parameters of this step.
-        loss_of: The loss over the batch of this replica.
-        mean: The mean over the replicas.
-    """
-    value_fn = value_function(loss_of, mean, params)
-    grad_fn = lambda params, *number: jax.grad(value_fn)(params)  # noqa: E731
-    return {"grad": grads, "value_fn": value_fn, "obj_fn": value_fn, "grad_fn": grad_fn}
-
-
-_OFFERED = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
-
-
-def value_function(
-    loss_of: Callable[[PyTree], Scalar], mean: Callable[[Any], Any], current: PyTree
-) -> Callable[[PyTree], Scalar]:
-    """Return the mean loss over the replicas as a function of parameters, for a line search.
-
-    Its derivatives, forward and backward, are those of the mean too. Parameters that
-    `optax.masked` hides are those of this step.
-
-    Args:
-        loss_of: The loss over the batch of this replica.
-        mean: The mean over the replicas.
         current: The parameters of this step.
+        loss_of: The loss over the batch of this replica.
+        mean: The mean over the replicas.
     """
 
     @jax.custom_jvp
@@ -102,16 +85,19 @@ def value_function(
     # this function.
     def value_fn(params: PyTree, obj_fn: Any = None, grad_fn: Any = None) -> Scalar:
         is_hidden = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
-        own = differentiated(params)
         whole = jax.tree.map(
             lambda new, old: old if is_hidden(new) else new,
-            own,
+            differentiated(params),
             differentiated(current),
             is_leaf=is_hidden,
         )
         return mean(loss_of(shared(whole)))
 
-    return value_fn
+    grad_fn = lambda params, *number: jax.grad(value_fn)(params)  # noqa: E731
+    return {"grad": grads, "value_fn": value_fn, "obj_fn": value_fn, "grad_fn": grad_fn}
+
+
+_OFFERED = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
 
 
 def update(

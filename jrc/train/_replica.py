@@ -85,7 +85,7 @@ def replica_step(
     over = Replicas(layout, layout.names, is_mapped)
     key = fold_all(state.key, state.step, over.rank)
     objective = Objective(loss_fn, batch, key, accumulate, layout.params is not None)
-    after, traffic = way.step(program, state, objective, over, layout)
+    after, traffic = way.step(program, state, objective, over)
     return after._replace(step=state.step + 1), _report(traffic, over)
 
 

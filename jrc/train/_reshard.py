@@ -10,12 +10,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import public, speaking_as
 from jrc._layout import Layout
+from jrc._mesh_axes import AxisName, replica_axis
 from jrc._specs import shards_of, spec_inside, trimmed
 from jrc._tree import aval_of
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
-from jrc.dgc import DGCState, reshard_dgc
-from jrc.dgc._internal import AxisName, changed, check_shardings_known, replica_axis
+from jrc.dgc import reshard_dgc
+from jrc.dgc._internal import changed, check_shardings_known, mixed_rows
 from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
 from jrc.train._arguments import check_outer
 from jrc.train._synchronisation.outer_state import (
@@ -103,21 +104,14 @@ def reshard(
             check_shardings_known(state, layout.mesh, axis_name)
             for each in found:
                 _check_split(each, begun.params, placed, outer, layout)
-        # The rows are mixed as those of a compression.
-        local = [_floats(_apart(each, begun.params)) for each in found]
-        rows = reshard_dgc(_as_compression(local), replicas, mesh=mesh, axis_name=axis).v
     params, model_state = jax.tree.map(placed.shared, (begun.params, begun.model_state))
-    fresh = iter(rows)
 
     def resharded(node: Any) -> Any:
         if not isinstance(node, OuterState):
             return placed.shared(node)
         old = node.rounds, node.shared, node.report
         rounds, momentum, report = jax.tree.map(placed.shared, old)
-        floats = iter(next(fresh))
-        own = jax.tree.map(
-            lambda x: next(floats) if _is_float(x) else placed.nearest(x), node.local
-        )
+        own = jax.tree.map(placed.rows, _apart(node, begun.params))
         if _exchanges_all(node):
             own = own._replace(
                 params=jax.tree.map(placed.copies, begun.params),
@@ -243,19 +237,6 @@ def _local_part(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _floats(local: LocalState) -> list[Any]:
-    return [x for x in jax.tree.leaves(local) if _is_float(x)]
-
-
-def _as_compression(rows: PyTree) -> DGCState:
-    zero = jnp.zeros(())
-    return DGCState(jnp.int32(0), (), rows, (), jnp.int32(0), zero, zero, zero)
-
-
 class _Placement:
     """How the arrays that are not mixed get their new rows, and where they lie."""
 
@@ -266,8 +247,10 @@ class _Placement:
         """Return what is equal on every replica."""
         return changed(x, x.shape, lambda x, like: x, self._sharding(x))
 
-    def nearest(self, x: Any) -> Any:
-        """Return the rows of the nearest old replicas."""
+    def rows(self, x: Any) -> Any:
+        """Return floats mixed as those of a compression, and of all else the nearest old rows."""
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return mixed_rows(x, x.shape[0], self.replicas, self._mesh, self._axis)
         at = np.arange(self.replicas) * x.shape[0] // self.replicas
         shape = self.replicas, *x.shape[1:]
         return changed(x, shape, lambda x, like: x[at], self._sharding(x, first=1))

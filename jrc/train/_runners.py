@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jrc._layout import Layout, placed
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import Synchronisation, row_specs
+from jrc.train._synchronisation import Synchronisation
 
 VIAS = ("shard_map", "pmap", "jit")
 
@@ -31,9 +31,26 @@ class Programs:
     """
 
     def __init__(self, body: Body, layout: Layout, via: str, donate: bool) -> None:
-        self._body, self._layout, self._via = body, layout, via
-        self._donated = (0,) if donate else ()
+        self.layout, self.via = layout, via
+        self._body, self._donated = body, (0,) if donate else ()
         self._known: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def is_split(self) -> bool:
+        """Whether XLA splits arrays: on several devices of one `jit`, or inside of a replica."""
+        layout = self.layout
+        return bool(layout.splits_replicas) or (self.via == "jit" and layout.mesh.size > 1)
+
+    @property
+    def places_batches(self) -> bool:
+        """Whether batches must be placed, and the mesh set, by more than `jit` does by itself."""
+        return self.via != "pmap" and (self.is_split or self.layout.is_explicit)
+
+    def mesh(self) -> Any:
+        """Set the mesh of the step, so that a loss function may name its axes."""
+        if not self.places_batches:
+            return outside_of_meshes()
+        return jax.sharding.use_abstract_mesh(self.layout.mesh.abstract_mesh)
 
     def __call__(
         self, way: Synchronisation, program: Hashable, state: TrainState, batch: PyTree
@@ -53,23 +70,23 @@ class Programs:
         return call.lower(state, self._placed(batch))
 
     def _placed(self, batch: PyTree) -> PyTree:
-        if not needs_placement(self._layout, self._via):
+        if not self.places_batches:
             return batch
-        layout = self._layout
+        layout = self.layout
         return jax.tree.map(placed, batch, layout.shardings(layout.batch(batch)))
 
     def _built(
         self, way: Synchronisation, program: Hashable, state: TrainState
     ) -> Callable[..., Any]:
-        layout, specs = self._layout.of_single_devices(), None
-        if is_split(self._layout, self._via):
-            layout = self._layout.with_params(state.params)
+        layout, specs = self.layout.of_single_devices(), None
+        if self.is_split:
+            layout = self.layout.with_params(state.params)
             specs = way.specs(state, layout)
             layout = dataclasses.replace(layout, state=specs)
         leaves, treedef = jax.tree.flatten(specs if specs is not None else state)
         key = program, treedef, () if specs is None else tuple(leaves)
         if key not in self._known:
-            rows = row_specs(way, state, self._layout)
+            rows = way.row_specs(state, self.layout)
             body = functools.partial(self._body, way, program, layout)
             self._known[key] = self._compiled(body, layout, rows, info_specs(way, layout))
         return self._known[key]
@@ -78,10 +95,10 @@ class Programs:
         self, body: Callable[..., Any], layout: Layout, rows: TrainState, infos: StepInfo
     ) -> Callable[..., Any]:
         """Return the step of all replicas, with the specs of rows in state and report."""
-        if self._via == "pmap":
+        if self.via == "pmap":
             return _pmapped(body, layout, rows, infos, self._donated)
         call: Callable[..., Any] = body
-        if self._via == "shard_map":
+        if self.via == "shard_map":
             call = jax.shard_map(
                 body,
                 mesh=layout.mesh,
@@ -104,14 +121,9 @@ class Programs:
         return jax.jit(train_step, donate_argnums=self._donated, out_shardings=out)
 
 
-def is_split(layout: Layout, via: str) -> bool:
-    """Whether XLA splits arrays: on several devices of one `jit`, or inside of a replica."""
-    return bool(layout.splits_replicas) or (via == "jit" and layout.mesh.size > 1)
-
-
-def needs_placement(layout: Layout, via: str) -> bool:
-    """Whether batches must be placed, or shardings kept, by more than `jit` does by itself."""
-    return via != "pmap" and (is_split(layout, via) or layout.is_explicit)
+def outside_of_meshes() -> Any:
+    """Unset the mesh of `jax.set_mesh`, whose axis types may differ from the step's own mesh."""
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
 
 
 def _pmapped(

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from jrc._errors import listed, named_like, public
+from jrc._mesh_axes import AxisName
 from jrc._tree import without_static
 from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
-from jrc.dgc._internal import AxisName
 from jrc.outer_optimizers import OuterOptimizer
-from jrc.remat import Memory, Plan, memory_needed
+from jrc.remat import Memory, Plan, memory_needed, with_op_tags
 from jrc.train._arguments import (
     check_options,
     check_order,
@@ -24,11 +24,10 @@ from jrc.train._arguments import (
     check_via,
     layout_of_step,
 )
-from jrc.train._budget import Budgeted
-from jrc.train._op_tags import with_op_tags
+from jrc.train._budget import Budgeted, Planning
 from jrc.train._preflight import Preflight
 from jrc.train._replica import StepInfo, replica_step
-from jrc.train._runners import Programs, needs_placement
+from jrc.train._runners import Programs, outside_of_meshes
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import Synchronisation
 
@@ -50,11 +49,10 @@ class TrainStep:
 
     replicas: int
     via: str
-    _mesh: Mesh = _hidden()
     _preflight: Preflight = _hidden()
-    _programs: Callable[[Synchronisation, TrainState, PyTree], Programs] = _hidden()
-    _inside: Callable[[], Any] = _hidden()
-    _plan: Plan | None = _hidden(default=None)
+    _programs: Programs = _hidden()
+    _budgeted: Budgeted | None = _hidden()
+    _plan: Plan | None = _hidden()
     _calls: int = _hidden(default=0)
     _last: Any = _hidden(default=None)
     _number: int = _hidden(default=0)
@@ -62,7 +60,7 @@ class TrainStep:
     @property
     def plan(self) -> Plan | None:
         """Return the plan of recomputation; with a budget it is made at the first call."""
-        return self._programs.plan if isinstance(self._programs, Budgeted) else self._plan
+        return self._plan if self._budgeted is None else self._budgeted.plan
 
     @public("jrc.make_train_step")
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, StepInfo]:
@@ -78,11 +76,11 @@ class TrainStep:
         Returns:
             The new state, and the report of the step.
         """
-        with _outside_of_meshes():
+        with outside_of_meshes():
             way = self._preflight.check(state, batch)
         program = way.program(functools.partial(self._number_of, state.step))
-        with self._inside():
-            programs = self._programs(way, state, batch)
+        with self._programs.mesh():
+            programs = self._planned(way, state, batch)
             state, info = programs(way, program, state, batch)
         self._calls += 1
         # Kept to know it again; a tracer would leak.
@@ -92,11 +90,16 @@ class TrainStep:
             jax.block_until_ready(info.loss)
         return state, info
 
+    def _planned(self, way: Synchronisation, state: TrainState, batch: PyTree) -> Programs:
+        """Return the programs of these arguments: with a budget they have a plan of their own."""
+        return self._programs if self._budgeted is None else self._budgeted(way, state, batch)
+
     @property
     def _blocks(self) -> bool:
         """Whether to wait for the devices now and then."""
-        devices = self._mesh.local_devices
-        return self._mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
+        mesh = self._programs.layout.mesh
+        devices = mesh.local_devices
+        return mesh.size > 1 and len(devices) > 1 and devices[0].platform == "cpu"
 
     def _number_of(self, step: Any) -> int:
         """Return the number of the step that follows, from 1 on.
@@ -133,7 +136,7 @@ class TrainStep:
 
         Source: XLA's figures for the compiled program.
         """
-        platform = self._mesh.devices.flat[0].platform
+        platform = self._programs.layout.mesh.devices.flat[0].platform
         return memory_needed(self._lowered(state, batch), platform)
 
     @public("jrc.TrainStep.lower")
@@ -157,7 +160,7 @@ class TrainStep:
             raise ValueError(
                 "via must be one that makes a single program, got via='pmap'. Use via='shard_map'."
             )
-        with public("jrc.make_train_step"), _outside_of_meshes():
+        with public("jrc.make_train_step"), outside_of_meshes():
             way = self._preflight.check(state, batch, runs=False)
         if unknown := sorted(options.keys() - set(way.options)):
             raise TypeError(
@@ -165,8 +168,8 @@ class TrainStep:
                 f", got {listed(unknown)}. Leave it out."
             )
         program = way.lowered(**options)
-        with public("jrc.make_train_step"), self._inside():
-            return self._programs(way, state, batch).lower(way, program, state, batch)
+        with public("jrc.make_train_step"), self._programs.mesh():
+            return self._planned(way, state, batch).lower(way, program, state, batch)
 
 
 @public("jrc.make_train_step")
@@ -287,17 +290,9 @@ def make_train_step(
     """
     check_order(loss_fn, tx)
     check_transform(tx)
-    check_options(
-        loss_fn,
-        via,
-        donate,
-        plan,
-        memory_budget,
-        respect_checkpoints,
-        offload,
-        compilations,
-        minimize,
-    )
+    check_options(loss_fn, via, donate)
+    planning = Planning(memory_budget, respect_checkpoints, offload, compilations, minimize)
+    planning.check(plan, via)
     check_outer(outer)
     accumulate = whole_number(
         accumulate, "accumulate", least=1, remedy="1 takes the batch as one part."
@@ -311,22 +306,9 @@ def make_train_step(
 
     loss_fn = _without_static(loss_fn if plan is None else plan.apply(loss_fn))
     programs = build(with_op_tags(loss_fn) if plan is None else loss_fn)
-    planned: Any = lambda *_: programs  # noqa: E731
-    if memory_budget is not None:
-        given = loss_fn, memory_budget, respect_checkpoints, offload, compilations, minimize
-        planned = Budgeted(build, *given)
-    lower = lambda way, *given: programs.lower(way, way.lowered(), *given)  # noqa: E731
-    preflight = Preflight(tx, outer, layout, via, accumulate, lower)
-    placed = needs_placement(layout, via)
-    return TrainStep(
-        layout.parts,
-        via,
-        layout.mesh,
-        preflight,
-        planned,
-        functools.partial(_inside, layout.mesh) if placed else _outside_of_meshes,
-        plan,
-    )
+    budgeted = None if memory_budget is None else Budgeted(build, loss_fn, planning)
+    preflight = Preflight(tx, outer, accumulate, programs)
+    return TrainStep(layout.parts, via, preflight, programs, budgeted, plan)
 
 
 def _without_static(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -337,13 +319,3 @@ def _without_static(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         return loss_fn(without_static(params), *rest)
 
     return call
-
-
-def _inside(mesh: Mesh) -> Any:
-    """Set the mesh of the step, so that a loss function may name its axes."""
-    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
-
-
-def _outside_of_meshes() -> Any:
-    """Unset the mesh of `jax.set_mesh`, whose axis types may differ from the step's own mesh."""
-    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))

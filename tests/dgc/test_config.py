@@ -65,7 +65,7 @@ WRONG = [
     ),
     (
         {"axis_name": ("host", "host")},
-        "axis_name must be the name of one axis, a pair (inner, outer), or None, got ('host', ",
+        "axis_name must be None, the name of one axis or a pair (inner, outer) of two, got ('host'",
     ),
 ]
 

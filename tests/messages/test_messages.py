@@ -39,7 +39,7 @@ TAKES_ANYTHING = {
     "for jrc's own packages, behind a function with rows": """checked_budget check_picture
         check_writable check_offload checked_compilations checked_reserve host_link plan_for_each
         plan_within
-        memory_needed device_of""",
+        memory_needed device_of with_op_tags""",
     "a piece of `apply`, which checks": "block embed unembed stem",
 }
 

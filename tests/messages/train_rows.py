@@ -130,7 +130,7 @@ ROWS = [
         "a jax.sharding.Mesh or None", "got list", "Write jax.sharding.Mesh("),
     Row(INIT, "a mesh without the axis", lambda: state(mesh=mesh(2, "host")), Value,
         "must be an axis of the mesh", "got 'data'", "The axes are 'host'"),
-    Row(INIT, "no axis", lambda: state(axis_name=None), Type, "the name of a mesh axis", "got None",
+    Row(INIT, "no axis", lambda: state(axis_name=None), Value, "the name of one axis", "got None",
         "Write axis_name='data'"),
     Row(STEP, "no function", lambda: make(None), Type, "loss_fn must be a function", "got NoneType",
         "Pass the function itself"),

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.train import _preflight
+from jrc.train._preflight import batch as preflight_batch
 
 STEPS, SAVED = 20, 12
 SPECS = {"a": P("fsdp", "model"), "b": P(None, "model"), "c": P("model", "fsdp")}
@@ -104,7 +104,7 @@ def errors(mesh):
     state, step = start(mesh, donate=False)
     step(state, own(mesh, 0))
     step(state, own(mesh, 1, rows=32))  # on both: allowed
-    _preflight._SECONDS = 2.0
+    preflight_batch._SECONDS = 2.0
     texts["apart"] = said(lambda: step(state, own(mesh, 2, 64 if jax.process_index() else 96)))
     if jax.process_index():  # the other is in its step, and waits
         texts["alone"] = said(lambda: step(state, own(mesh, 3)))

@@ -467,8 +467,8 @@ def test_errors_about_states_meshes_and_results():
     with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh or None, got list"):
         jrc.init_state(NET, tx, jax.random.key(0), mesh=jax.devices())
     with pytest.raises(
-        TypeError,
-        match="must be the name of a mesh axis, or a pair .inner, outer. of two, got None",
+        ValueError,
+        match="must be the name of one axis or a pair .inner, outer. of two, got None",
     ):
         jrc.make_train_step(net_loss, tx, axis_name=None)
     with pytest.raises(ValueError, match="before the compression must have no state of its own"):
@@ -770,3 +770,24 @@ def test_numbers_of_python_alone_are_no_parameters():
         jrc.init_state({"w": 1.0, "n": 2}, optax.sgd(0.1), jax.random.key(0))
     state = jrc.init_state({"w": np.float64(1.0)}, optax.sgd(0.1), jax.random.key(0))
     assert state.params["w"].shape == ()
+
+
+@pytest.mark.parametrize("tx", ["dgc", "sgd", "outer"])
+@pytest.mark.parametrize("via, accumulate", [("shard_map", 1), ("shard_map", 2), ("pmap", 1)])
+def test_python_calls_the_loss_once_for_each_program(tx, via, accumulate):
+    calls = []
+
+    def loss_fn(params, batch, key):
+        calls.append(key)
+        return net_loss(params, batch, key), {"examples": len(batch)}
+
+    outer = jrc.DiLoCo(sync_every=2) if tx == "outer" else None
+    tx = dgc() if tx == "dgc" else optax.sgd(0.1)
+    state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh(), outer=outer)
+    step = jrc.make_train_step(
+        loss_fn, tx, mesh=mesh(), outer=outer, via=via, accumulate=accumulate
+    )
+    for i in range(4):
+        state, _ = step(state, net_batch(i))
+    # With an outer optimizer there are two programs: the inner step, and the one of the exchange.
+    assert len(calls) == (2 if outer else 1)

@@ -8,22 +8,21 @@ import pytest
 
 import jrc
 from jrc.train import _synchronisation
-from jrc.train._synchronisation import Traffic
-from jrc.train._synchronisation.mean import EachStep, specs_with
+from jrc.train._synchronisation import Synchronisation, Traffic
 from tests.train.test_step import NET, mesh, net_batch, net_loss
 
 
-class MajorityVote(EachStep):
+class MajorityVote(Synchronisation):
     """Each replica sends the signs of its gradient, and moves by the sign of their sum."""
 
     @classmethod
     def of(cls, tx, outer, opt_state):
         return cls(tx) if isinstance(tx, Voted) else None
 
-    def specs(self, state, layout):
-        return specs_with(layout.like_params(state.opt_state, state.params), state, layout)
+    def opt_specs(self, state, layout):
+        return layout.like_params(state.opt_state, state.params)
 
-    def step(self, program, state, objective, over, layout):
+    def step(self, program, state, objective, over):
         found = objective.gradient(state.params, state.model_state)
         votes = jax.tree.map(lambda g: over.total(jnp.sign(g).astype(jnp.int8)), found.grads)
         grads = jax.tree.map(lambda x: jnp.sign(x).astype(jnp.float32), votes)

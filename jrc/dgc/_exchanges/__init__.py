@@ -1,9 +1,6 @@
 """Exchanges: how the entries that each replica sends become their mean on every replica."""
 
 from jrc.dgc._exchanges.allgather import AllGather as AllGather
-from jrc.dgc._exchanges.checked import exchanged_by as exchanged_by
-from jrc.dgc._exchanges.checked import mean_by as mean_by
-from jrc.dgc._exchanges.checked import words_of as words_of
 from jrc.dgc._exchanges.dense_sum import DenseSum as DenseSum
 from jrc.dgc._exchanges.names import EXCHANGES as EXCHANGES
 from jrc.dgc._exchanges.names import Auto as Auto

@@ -5,7 +5,6 @@ import dataclasses
 from jrc.dgc._collectives import gather
 from jrc.dgc._entries import Entries
 from jrc.dgc._exchanges.protocol import Arrived, Sent, Transfer, encoded
-from jrc.dgc._wires import words_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +13,7 @@ class AllGather:
 
     def words(self, transfer: Transfer) -> float:
         """Return the words that one replica sends to each of the others: its payload."""
-        return words_by(transfer.wire, sum(transfer.counts), transfer.space.blocks)
+        return transfer.wire.words(sum(transfer.counts), transfer.space.blocks)
 
     def exchange(self, entries: Entries, transfer: Transfer) -> tuple[Arrived, Sent]:
         """Gather the entries of all replicas."""

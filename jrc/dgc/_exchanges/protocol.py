@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jrc._typing import AnyArray, Array, Float, UInt
 from jrc.dgc._entries import Entries, Space
 from jrc.dgc._selectors import Selector
-from jrc.dgc._wires import Wire, decoded_by, encoded_by, ordered_by
+from jrc.dgc._wires import Wire
 
 
 class Transfer(NamedTuple):
@@ -133,9 +133,9 @@ def encoded(entries: Entries, transfer: Transfer) -> tuple[UInt[Array, " words"]
         ValueError: When it writes another number of words than its `words` returns.
     """
     wire, blocks = transfer.wire, transfer.space.blocks
-    entries = ordered_by(wire, entries)
-    words = encoded_by(wire, entries, blocks)
-    read = decoded_by(wire, words, entries.values.size, blocks).values
+    entries = wire.ordered(entries)
+    words = wire.encode(entries, blocks)
+    read = wire.decode(words, entries.values.size, blocks).values
     left = Entries(rounded_away(entries.values, read), entries.positions)
     return words, Sent(left, transfer.counts_by_leaf, None)
 

@@ -20,7 +20,6 @@ from jrc.dgc._collectives import exchange_rows, gather, rank
 from jrc.dgc._entries import BLOCK, NOWHERE, Entries, Space, shifted
 from jrc.dgc._exchanges.protocol import Arrived, Sent, Transfer, rounded_away
 from jrc.dgc._selectors import GROUP, Blocked, blocks_of
-from jrc.dgc._wires import decoded_by, encoded_by, ordered_by, words_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,28 +33,28 @@ class Sharded:
     def words(self, transfer: Transfer) -> float:
         """Return the words that one replica sends to each of the others, in both rounds."""
         owners = _owners(transfer)
-        return 2 * words_by(transfer.wire, owners.most, owners.blocks)
+        return 2 * transfer.wire.words(owners.most, owners.blocks)
 
     def exchange(self, entries: Entries, transfer: Transfer) -> tuple[Arrived, Sent]:
         """Send entries to their owners and the largest sums back to all."""
         owners, wire, axis = _owners(transfer), transfer.wire, transfer.axis
         most, blocks = owners.most, owners.blocks
         starts = jnp.asarray(owners.starts, jnp.uint32)
-        parts = jax.vmap(lambda part: ordered_by(wire, part))(_by_owner(entries, owners))
-        rows = jax.vmap(lambda part: encoded_by(wire, part, blocks))(parts)
-        read = jax.vmap(lambda row: decoded_by(wire, row, most, blocks))(rows).values
+        parts = jax.vmap(lambda part: wire.ordered(part))(_by_owner(entries, owners))
+        rows = jax.vmap(lambda part: wire.encode(part, blocks))(parts)
+        read = jax.vmap(lambda row: wire.decode(row, most, blocks))(rows).values
         there = shifted(parts.positions, starts[:, None], blocks)
         left = Entries(rounded_away(parts.values, read).reshape(-1), there.reshape(-1))
 
         received = exchange_rows(rows, axis)
-        sums = _summed(jax.vmap(lambda row: decoded_by(wire, row, most, blocks))(received))
+        sums = _summed(jax.vmap(lambda row: wire.decode(row, most, blocks))(received))
         inside = sums.positions < np.uint32(blocks * BLOCK)
         largest = lax.top_k(jnp.where(inside, jnp.abs(sums.values), -1.0), most)[1]
         # In the order of positions, in which every format writes and reads.
         chosen = jnp.sort(largest)
         best = Entries(sums.values[chosen], sums.positions[chosen])
-        words = encoded_by(wire, best, blocks)
-        lost = rounded_away(best.values, decoded_by(wire, words, most, blocks).values)
+        words = wire.encode(best, blocks)
+        lost = rounded_away(best.values, wire.decode(words, most, blocks).values)
         own = starts[rank(axis)]
         returned = Entries(sums.values.at[chosen].set(lost), shifted(sums.positions, own, blocks))
         arrived = Arrived(gather(words, axis), most, blocks, owners.starts, None)

@@ -8,7 +8,6 @@ from jrc.dgc._selectors.exact import Global as Global
 from jrc.dgc._selectors.names import SELECTORS as SELECTORS
 from jrc.dgc._selectors.protocol import Selector as Selector
 from jrc.dgc._selectors.protocol import choose_each as choose_each
-from jrc.dgc._selectors.protocol import chosen_by as chosen_by
 from jrc.dgc._selectors.sampled import Sampled as Sampled
 from jrc.dgc._selectors.threshold import largest_masks as largest_masks
 from jrc.dgc._selectors.top_k import GROUP as GROUP

@@ -6,7 +6,6 @@ from typing import Protocol, runtime_checkable
 import jax.numpy as jnp
 
 from jrc._typing import Array, Float, Int
-from jrc.dgc._check_own_objects import check_entries, check_unique
 from jrc.dgc._entries import Entries, Space
 
 Leaves = Sequence[Float[Array, " _n"]]
@@ -39,20 +38,6 @@ class Selector(Protocol):
             is undefined, and only an update outside of `jit` can check it.
         """
         ...
-
-
-def chosen_by(selector: Selector, leaves: Leaves, counts: Sequence[int], space: Space) -> Entries:
-    """Return what a selector chooses, after a check.
-
-    Raises:
-        TypeError: If that is no `Entries`.
-        ValueError: If it is not `sum(counts)` entries, or a position comes twice.
-    """
-    entries = selector.choose(leaves, counts, space)
-    what, remedy = "selector.choose(...)", "Build them with jrc.dgc.choose_each."
-    check_entries(entries, sum(counts), what, selector, remedy)
-    check_unique(entries.positions, space.starts[-1], what, selector, remedy)
-    return entries
 
 
 def choose_each(

@@ -5,7 +5,3 @@ from jrc.dgc._wires.eight_bits import EightBits as EightBits
 from jrc.dgc._wires.float32 import Float32 as Float32
 from jrc.dgc._wires.names import WIRES as WIRES
 from jrc.dgc._wires.protocol import Wire as Wire
-from jrc.dgc._wires.protocol import decoded_by as decoded_by
-from jrc.dgc._wires.protocol import encoded_by as encoded_by
-from jrc.dgc._wires.protocol import ordered_by as ordered_by
-from jrc.dgc._wires.protocol import words_by as words_by

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from jrc._errors import name_of, named_like, public
-from jrc._jaxpr import tagged, trace
+from jrc._jaxpr import Program, evaluate, tag_of, tagged, trace, walk
 from jrc._validate import check_flag
 from jrc.remat._policy.check import check_policy
 from jrc.remat._policy.resolution import KEEP_TAG, Policy
 from jrc.remat._policy.rules import Rule, check_keep
 from jrc.remat._region.interpreter import EquationRange, inner_function
-from jrc.remat._region.region import should_inline
+from jrc.remat._region.region import Run, should_inline
 from jrc.remat._segments.cut import one_segment
 from jrc.remat._segments.run_sections import run_sections
 
@@ -67,10 +67,30 @@ def apply_rules[F: Callable[..., Any]](
             check_policy(policy, traced.program, name_of(fn))
         program = traced.program
         if keep is None or policy.saves_by_default:
-            return traced.run(
-                tagged(inner_function(program.jaxpr, policy, EquationRange.run_saved), KEEP_TAG)
-            )
+            return traced.run(_saved(program, policy))
         sections = one_segment(program, policy)
         return traced.run(lambda *inputs: run_sections(program, sections, inputs))
 
     return ruled  # type: ignore[return-value]
+
+
+def with_op_tags[F: Callable[..., Any]](fn: F) -> F:
+    """Return a function with `apply_rules` around it where it has tagged operators.
+
+    Python calls `fn` once. Without tags its program runs as it is.
+    """
+    policy = Policy(None)
+
+    @named_like(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        traced = trace(fn, args, kwargs)
+        program = traced.program
+        has_tags = any(tag_of(eqn) is not None for eqn, _ in walk(program.jaxpr))
+        return traced.run(_saved(program, policy) if has_tags else evaluate(program.jaxpr))
+
+    return call  # type: ignore[return-value]
+
+
+def _saved(program: Program, policy: Policy) -> Run:
+    """Return the program whose values are all saved, except what a rule or a tag recomputes."""
+    return tagged(inner_function(program.jaxpr, policy, EquationRange.run_saved), KEEP_TAG)

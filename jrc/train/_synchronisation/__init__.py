@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from jrc._layout import Layout
-from jrc._tree import plain
 from jrc._typing import PyTree, Transform
 from jrc.outer_optimizers import OuterOptimizer
-from jrc.train._state import TrainState
 from jrc.train._synchronisation.compressed import CompressedGradients
 from jrc.train._synchronisation.mean import MeanGradients
 from jrc.train._synchronisation.protocol import Synchronisation as Synchronisation
@@ -31,16 +28,3 @@ def synchronisation_of(
     """
     found = (way.of(tx, outer, opt_state) for way in WAYS)
     return next(each for each in found if each is not None)
-
-
-def row_specs(way: Synchronisation, state: TrainState, layout: Layout) -> TrainState:
-    """Return the specs of a state over the replicas: rows are split, all else is whole.
-
-    Args:
-        way: How replicas agree.
-        state: The state, or its shapes.
-        layout: The layout of the run.
-    """
-    shapes = plain(state)
-    alone = layout.of_single_devices().with_params(shapes.params)
-    return way.specs(shapes, alone)

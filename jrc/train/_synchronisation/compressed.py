@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrc._layout import Layout
+from jrc._layout import Layout, check_whole
+from jrc._nonfinite import chosen, finite_everywhere
 from jrc._typing import Array, PyTree, Transform
 from jrc.dgc import apply_gradients
 from jrc.dgc._internal import applies_in_place, dgc_states, served, state_specs, with_states
@@ -17,13 +18,11 @@ from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._loss import Objective
 from jrc.train._optax import differentiated, takes_extra_arguments, update
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import finite
-from jrc.train._synchronisation.mean import EachStep, specs_with
 from jrc.train._synchronisation.protocol import Synchronisation, Traffic
 from jrc.train._synchronisation.replicas import Replicas
 
 
-class CompressedGradients(EachStep):
+class CompressedGradients(Synchronisation):
     """Replicas exchange the largest entries of what each has gathered (DGC, EF21)."""
 
     @classmethod
@@ -38,19 +37,17 @@ class CompressedGradients(EachStep):
         """Raise if parameters are split over the replicas, or mini-steps would not agree."""
         del params, model_state
         rule = f"of the compressed axis {layout.replicas!r}"
-        remedy = _inside_of_a_replica(layout.replicas)
-        layout.check_whole(layout.params, "params", rule, remedy)
+        check_whole(layout.params, layout.names, "params", rule)
         if layout.parts > 1:
             _check_wrappers(self.tx, opt_state)
 
-    def specs(self, state: TrainState, layout: Layout) -> TrainState:
-        """Return how a state lies: u and v have a row for each replica."""
+    def opt_specs(self, state: TrainState, layout: Layout) -> PyTree:
+        """Return how its state lies: u and v have a row for each replica."""
         trees = differentiated(state.params), differentiated(layout.params)
-        opt_state = state_specs(state.opt_state, layout.replicas, *trees)
-        return specs_with(opt_state, state, layout)
+        return state_specs(state.opt_state, layout.replicas, *trees)
 
     def step(
-        self, program: Any, state: TrainState, objective: Objective, over: Replicas, layout: Layout
+        self, program: Any, state: TrainState, objective: Objective, over: Replicas
     ) -> tuple[TrainState, Traffic]:
         """Return the state after the exchange, or that before if a gradient was not finite."""
         del program
@@ -61,12 +58,12 @@ class CompressedGradients(EachStep):
         if gathers:
             grads = jax.tree.map(lambda g, own: _storable(g, over) if own else g, grads, own)
         extra = {"value": over.mean(found.loss)} if takes_extra_arguments(self.tx) else {}
-        if layout.params is not None:
-            extra["param_specs"] = differentiated(layout.params)
+        if over.layout.params is not None:
+            extra["param_specs"] = differentiated(over.layout.params)
         before = state._replace(opt_state=_with_nothing_sent(state.opt_state))
         params, opt_state, skipped = self._updated(before, grads, over, extra)
         model_state = jax.tree.map(over.shared, found.model_state)
-        model_state = finite.chosen(~skipped, model_state, state.model_state)
+        model_state = chosen(~skipped, model_state, state.model_state)
         after = state._replace(params=params, model_state=model_state, opt_state=opt_state)
         density, sent = _sent(opt_state, found.grads, over)
         sent += over.bytes_of_mean(_only(found.grads, own, False))
@@ -96,17 +93,10 @@ class CompressedGradients(EachStep):
 
         # Computed before the update, so that the whole chain skips the step, and over all replicas,
         # so that all take the same branch: there are collectives in it.
-        ok = finite.gradients_are(grads, over)
+        ok = finite_everywhere(grads, over.axis or ())
         skip = lambda: (state.params, _count_skipped(state.opt_state))  # noqa: E731
         params, opt_state = jax.lax.cond(ok, step, skip)
         return params, opt_state, ~ok
-
-
-def _inside_of_a_replica(axis: str) -> str:
-    return (
-        f"Split parameters inside of a replica, over another axis: jax.make_mesh((2, 4), ({axis!r},"
-        " 'fsdp')) and PartitionSpec('fsdp') (hybrid sharding)."
-    )
 
 
 _NOT_AROUND: dict[type, tuple[str, str]] = {

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrc._layout import Layout
+from jrc._nonfinite import chosen, finite_everywhere
 from jrc._specs import number_of_shards
 from jrc._tree import is_typed_key
 from jrc._typing import Array, PyTree
@@ -32,7 +33,6 @@ from jrc.outer_optimizers._internal import (
     with_part,
 )
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import finite
 
 
 class Arrived(NamedTuple):
@@ -72,11 +72,12 @@ def packed(
     """
     count = fragment_count(outer)
     difference = jax.tree.map(_difference, fragment.of(params), fragment.of(own.params))
-    valid = finite.contribution_is(difference, own.failed, layout)
+    # Counts on all devices of the replica or on none.
+    valid = (own.failed == 0) & finite_everywhere(difference, layout.inside)
     difference = jax.tree.map(lambda x: jnp.where(valid, x, 0.0), difference)
     before = part_of(own.outer, index, count)
     encoded = outer.encode(difference, before)
-    local = finite.chosen(valid, encoded.local, before)
+    local = chosen(valid, encoded.local, before)
     carried = header_like(outer, index, own.model_state).model_state
     kept = _squares(encoded.kept, fragment, layout)
     header = Header(valid, own.loss, own.grad_norm, own.steps, kept, carried)
@@ -153,7 +154,7 @@ def applied(
     mean = lambda rows, like: _mean_of_rows(rows, headers.valid, like)  # noqa: E731
     new = params, momentum, jax.tree.map(mean, headers.model_state, old[2])
     some = headers.valid.any()
-    params, momentum, statistics = finite.chosen(some, new, old)
+    params, momentum, statistics = chosen(some, new, old)
     outer_state = before._replace(
         rounds=before.rounds + 1,
         shared=with_part(before.shared, index, count, momentum),

@@ -13,7 +13,7 @@ from jrc._specs import mirrored, number_of_shards, shards_of
 from jrc._tree import plain
 from jrc._typing import PyTree
 from jrc.dgc._internal import state_specs
-from jrc.outer_optimizers import OuterOptimizer, OuterState
+from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
 from jrc.outer_optimizers._internal import (
     Fragment,
     Kept,
@@ -23,6 +23,7 @@ from jrc.outer_optimizers._internal import (
     initial_state,
 )
 from jrc.train._optax import differentiated
+from jrc.train._state import TrainState
 
 
 def outer_states(tree: PyTree) -> list[OuterState]:
@@ -126,28 +127,25 @@ def _kept_specs(kept: Kept, fragments: Sequence[Fragment], params: PyTree, layou
     return Kept(all_specs(kept.local), all_specs(kept.shared), flight)
 
 
-def outer_state_specs(
-    state: OuterState, params: PyTree, model_specs: PyTree, layout: Layout
-) -> OuterState:
-    """Return how a state is split over the mesh: rows over the replicas, and inside of them.
+def outer_state_specs(train: TrainState, layout: Layout) -> OuterState:
+    """Return how an outer state is split over the mesh: rows over the replicas, and inside of them.
 
     Args:
-        state: The state or its shapes, with rows.
-        params: The parameters, or their shapes.
-        model_specs: A `PartitionSpec` for each leaf of the model state.
+        train: The train state or its shapes, with rows.
         layout: The layout, with the specs of the parameters.
 
     Returns:
-        The state with a `PartitionSpec` in each leaf's place.
+        Its `opt_state` with a `PartitionSpec` in each leaf's place.
     """
     whole: Any = PartitionSpec()
+    state, params = train.opt_state, train.params
     fragments = split_fragments(params, state.report.kept.size, layout)
     own = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.local)
     kept = _kept_specs(Kept(own.outer, state.shared, own.in_flight), fragments, params, layout)
     trees = differentiated(params), differentiated(layout.params)
-    own = own._replace(
+    own = LocalState(
         params=layout.params,
-        model_state=model_specs,
+        model_state=layout.specs(train.model_state, "model_state"),
         opt_state=state_specs(own.opt_state, layout.replicas, *trees),
         outer=kept.local,
         loss=whole,

@@ -3,10 +3,15 @@
 `WAYS` in `jrc.train._synchronisation` lists all of them.
 """
 
+import abc
+import dataclasses
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
+
+from jax.sharding import PartitionSpec
 
 from jrc._layout import Layout
+from jrc._tree import plain
 from jrc._typing import Array, PyTree, Real, Scalar, Transform
 from jrc.outer_optimizers import OuterOptimizer, RoundReport
 from jrc.train._loss import Gradient, Objective
@@ -39,26 +44,30 @@ class Traffic(NamedTuple):
     round: RoundReport | None = None
 
 
-@runtime_checkable
-class Synchronisation(Protocol):
-    """When and how replicas agree: a frozen value, the same for `init_state` and the step."""
+@dataclasses.dataclass(frozen=True)
+class Synchronisation(abc.ABC):
+    """When and how replicas agree: a frozen value, the same for `init_state` and the step.
+
+    What is not abstract is that of a way that exchanges gradients in each step.
+
+    Attributes:
+        tx: The optimizer.
+        reports_rows: Whether losses and aux are returned as they are on each replica.
+        options: The names of the options of `TrainStep.lower`.
+    """
+
+    tx: Transform
+
+    reports_rows: ClassVar[bool] = False
+    options: ClassVar[tuple[str, ...]] = ()
 
     @property
     def made_for(self) -> str:
         """What a state must be built for, for errors."""
-        ...
-
-    @property
-    def reports_rows(self) -> bool:
-        """Whether losses and aux are returned as they are on each replica."""
-        ...
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The names of the options of `TrainStep.lower`."""
-        ...
+        return "the optimizer tx"
 
     @classmethod
+    @abc.abstractmethod
     def of(
         cls, tx: Transform, outer: OuterOptimizer | None, opt_state: PyTree
     ) -> "Synchronisation | None":
@@ -66,6 +75,7 @@ class Synchronisation(Protocol):
 
     def check(self, params: PyTree, model_state: PyTree, opt_state: PyTree, layout: Layout) -> None:
         """Raise if arrays or optimizers cannot be synchronised so; `opt_state` is that of `tx`."""
+        del params, model_state, opt_state, layout
 
     def init(
         self,
@@ -84,16 +94,29 @@ class Synchronisation(Protocol):
             layout: The layout of the run.
             shapes: Whether shapes will do.
         """
-        ...
+        del params, model_state, layout, shapes
+        return opt_state
 
-    def specs(self, state: TrainState, layout: Layout) -> TrainState:
-        """Return how a state lies on the mesh: a `PartitionSpec` for each leaf.
+    @abc.abstractmethod
+    def opt_specs(self, state: TrainState, layout: Layout) -> PyTree:
+        """Return how the `opt_state` lies on the mesh: a `PartitionSpec` for each leaf.
 
         Args:
-            state: The state or its shapes.
+            state: The train state or its shapes.
             layout: The layout, with the specs of the state's parameters.
         """
-        ...
+
+    def specs(self, state: TrainState, layout: Layout) -> TrainState:
+        """Return how a state lies on the mesh: a `PartitionSpec` for each leaf."""
+        whole: Any = PartitionSpec()
+        model_state = layout.specs(state.model_state, "model_state")
+        opt_state = self.opt_specs(state, layout)
+        return TrainState(whole, layout.params, model_state, opt_state, whole)
+
+    def row_specs(self, state: TrainState, layout: Layout) -> TrainState:
+        """Return the specs of a state over the replicas: rows are split, all else is whole."""
+        shapes = plain(state)
+        return self.specs(shapes, layout.of_single_devices().with_params(shapes.params))
 
     def program(self, number: Callable[[], int]) -> Hashable:
         """Return which program runs in a step, of whose collectives none is in the others.
@@ -101,6 +124,8 @@ class Synchronisation(Protocol):
         Args:
             number: Returns the number of the step, from 1 on; it may wait for the device.
         """
+        del number
+        return ()
 
     def lowered(self, closing: bool = True, number: int | None = None) -> Hashable:
         """Return the program that `lower` shows: that which needs most memory.
@@ -109,14 +134,12 @@ class Synchronisation(Protocol):
             closing: Whether it may exchange something; of the names in `options`, as the next.
             number: The number of the step, whatever it does.
         """
+        del closing, number
+        return ()
 
+    @abc.abstractmethod
     def step(
-        self,
-        program: Any,
-        state: TrainState,
-        objective: Objective,
-        over: Replicas,
-        layout: Layout,
+        self, program: Any, state: TrainState, objective: Objective, over: Replicas
     ) -> tuple[TrainState, Traffic]:
         """Return the state after a step of one replica, and what was sent for it.
 
@@ -124,7 +147,6 @@ class Synchronisation(Protocol):
             program: Which one is traced.
             state: Of this replica, with one row.
             objective: The loss over this replica's batch, and its gradient.
-            over: The reductions over the replicas.
-            layout: How XLA splits a replica; its `params` are `None` if it is one device.
+            over: The reductions over the replicas. The `params` of its layout are `None` where a
+                replica is one device.
         """
-        ...

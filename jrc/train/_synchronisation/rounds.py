@@ -25,7 +25,8 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jrc._layout import Layout
+from jrc._layout import Layout, check_whole
+from jrc._nonfinite import chosen, stays_finite
 from jrc._tree import named_leaves
 from jrc._typing import PyTree, Scalar, Transform
 from jrc._validate import whole_number
@@ -49,14 +50,12 @@ from jrc.outer_optimizers._internal import (
 from jrc.train._loss import Gradient, Objective
 from jrc.train._optax import check_same_state, differentiated, of_the_loss, update
 from jrc.train._state import TrainState
-from jrc.train._synchronisation import finite
 from jrc.train._synchronisation.exchange import (
     Arrived,
     applied,
     exchanged,
     packed,
 )
-from jrc.train._synchronisation.mean import specs_with
 from jrc.train._synchronisation.outer_state import (
     first_outer_state,
     outer_state_specs,
@@ -67,15 +66,13 @@ from jrc.train._synchronisation.replicas import Replicas, norm_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounds:
+class Rounds(Synchronisation):
     """Replicas train with `tx` alone, and exchange differences by an outer optimizer.
 
     Attributes:
-        tx: The inner optimizer.
-        outer: The outer optimizer.
+        outer: The outer optimizer; `tx` is the inner one.
     """
 
-    tx: Transform
     outer: OuterOptimizer
 
     reports_rows = True
@@ -109,15 +106,9 @@ class Rounds:
                     f"{jnp.result_type(leaf)} at {name!r}. Keep its real and its imaginary part as "
                     "two arrays, and join them in the loss function."
                 )
-        model_specs = layout.specs(model_state, "model_state")
-        for what, specs in (("params", layout.params), ("model_state", model_specs)):
-            remedy = (
-                f"Split {what} inside of a replica, over another axis: jax.make_mesh((2, 4), "
-                f"({layout.replicas!r}, 'fsdp')) and PartitionSpec('fsdp')."
-            )
-            layout.check_whole(
-                specs, what, "with outer=, whose replicas train on their own", remedy
-            )
+        rule = "with outer=, whose replicas train on their own"
+        for what, tree in (("params", params), ("model_state", model_state)):
+            check_whole(layout.specs(tree, what), layout.names, what, rule)
         split_fragments(params, fragment_count(self.outer), layout)
 
     def init(
@@ -131,11 +122,9 @@ class Rounds:
         """Return the state before the first round."""
         return first_outer_state(self.outer, params, model_state, opt_state, layout, shapes)
 
-    def specs(self, state: TrainState, layout: Layout) -> TrainState:
-        """Return how a state lies: what replicas have of their own has a row for each of them."""
-        model_state = layout.specs(state.model_state, "model_state")
-        given = state.opt_state, state.params, model_state, layout
-        return specs_with(outer_state_specs(*given), state, layout)
+    def opt_specs(self, state: TrainState, layout: Layout) -> OuterState:
+        """Return how its state lies: what replicas have of their own has a row for each of them."""
+        return outer_state_specs(state, layout)
 
     def program(self, number: Callable[[], int]) -> Turn:
         """Return whether a round ends with this step, and that of which fragment."""
@@ -156,29 +145,69 @@ class Rounds:
         return turn_at(self.outer, last) if closing else INNER
 
     def step(
-        self, program: Turn, state: TrainState, objective: Objective, over: Replicas, layout: Layout
+        self, program: Turn, state: TrainState, objective: Objective, over: Replicas
     ) -> tuple[TrainState, Traffic]:
         """Return the state after the step of a replica, and of the exchange if a round ends."""
         # Without barriers XLA's CPU compiler makes the rows' reshapes part of its fusions, which
         # then copy every leaf and cannot write it in place.
         own = lax.optimization_barrier(row_of(state.opt_state.local))
-        round_ = _Round(self.outer, state, layout, over.first)
+        round_ = _Round(self.outer, state, over.layout, over.first)
         before, flight, arrived = state, own.in_flight, None
         if flight is not None:
             # Nothing below depends on it until the inner step is done.
-            arrived = round_.landed(program.receives, own, flight)
-        found = objective.gradient(differentiated(own.params), own.model_state)
-        own = _after_inner_step(self.tx, own, found, objective, over.inside, self.outer)
+            arrived = round_.exchanged(program.receives, own, flight)
+        own, found = self._inner_step(own, objective, over.inside)
         if flight is None:
-            packet, own = round_.made(program.sends, own)
-            arrived = round_.landed(program.receives, own, packet)
-        state, own = round_.after(program.receives, own, arrived)
+            packet, own = round_.packed(program.sends, own)
+            arrived = round_.exchanged(program.receives, own, packet)
+        state, own = round_.applied(program.receives, own, arrived)
         if flight is not None:
-            packet, own = dataclasses.replace(round_, state=state).made(program.sends, own)
+            packet, own = dataclasses.replace(round_, state=state).packed(program.sends, own)
             own = own._replace(in_flight=round_.waiting(packet, flight))
         traffic = _traffic(round_, program, before, state, found, over)
         local = as_rows(lax.optimization_barrier(own))
         return state._replace(opt_state=state.opt_state._replace(local=local)), traffic
+
+    def _inner_step(
+        self, own: LocalState, objective: Objective, inner: Replicas
+    ) -> tuple[LocalState, Gradient]:
+        """Return what a replica has after a step of its own, and the gradient of that step.
+
+        A step that is not finite changes nothing.
+
+        Args:
+            own: What the replica has.
+            objective: The loss over its batch, and its gradient.
+            inner: The reductions inside of the replica.
+        """
+        found = objective.gradient(differentiated(own.params), own.model_state)
+        grads, loss = inner.mean((found.grads, found.loss.astype(jnp.float32)))
+
+        def loss_of(params: PyTree) -> Scalar:
+            return objective.loss(params, own.model_state)
+
+        extra = {"value": loss.astype(found.loss.dtype)}
+        extra |= of_the_loss(grads, own.params, loss_of, inner.mean)
+        model_state = (
+            jax.tree.map(inner.shared, found.model_state) if inner.axis else found.model_state
+        )
+        updates, opt_state = update(self.tx, grads, own.opt_state, own.params, extra)
+        check_same_state(own.opt_state, opt_state)
+        new = optax.apply_updates(own.params, updates), model_state, opt_state
+        norm = inner.mean(norm_of(found.grads))
+        good = stays_finite(loss, new[0], own.model_state, model_state)
+        old = own.params, own.model_state, own.opt_state
+        params, model_state, opt_state = chosen(good, new, old)
+        own = own._replace(
+            params=params,
+            model_state=model_state,
+            opt_state=opt_state,
+            loss=own.loss + jnp.where(good, loss, 0.0),
+            grad_norm=own.grad_norm + jnp.where(good, norm, 0.0),
+            steps=own.steps + 1,
+            failed=jnp.where(good, own.failed, fragment_count(self.outer)).astype(jnp.int32),
+        )
+        return own, found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -242,7 +271,7 @@ class _Round:
         part = self.fragment(index).shapes(self.shapes("params"))
         return header_words(self.outer, index, self.shapes("model_state")), part
 
-    def made(self, index: int | None, own: LocalState) -> tuple[Packet | None, LocalState]:
+    def packed(self, index: int | None, own: LocalState) -> tuple[Packet | None, LocalState]:
         """Return the packet of a fragment, if there is one to send, and what the replica keeps."""
         if index is None:
             return None, own
@@ -251,7 +280,9 @@ class _Round:
         packet, new = self.layout.on_devices(run, ins, outs)(self.state.params, _in_exchange(own))
         return packet, _joined(new, own)
 
-    def landed(self, index: int | None, own: LocalState, packet: Packet | None) -> Arrived | None:
+    def exchanged(
+        self, index: int | None, own: LocalState, packet: Packet | None
+    ) -> Arrived | None:
         """Exchange a packet, which may be longer than what it has, if there is one to receive."""
         if index is None or packet is None:
             return None
@@ -265,7 +296,7 @@ class _Round:
         ins = self.packets, self.specs.model_state
         return self.layout.on_devices(run, ins, self.arrivals)(packet, own.model_state)
 
-    def after(
+    def applied(
         self, index: int | None, own: LocalState, arrived: Arrived | None
     ) -> tuple[TrainState, LocalState]:
         """Return what is shared and what a replica has after an exchange, if there was one."""
@@ -326,39 +357,4 @@ def _traffic(
         synchronised=synchronised,
         left_out=left_out,
         round=report,
-    )
-
-
-def _after_inner_step(
-    tx: Transform,
-    own: LocalState,
-    found: Gradient,
-    objective: Objective,
-    inner: Replicas,
-    outer: OuterOptimizer,
-) -> LocalState:
-    """Return what a replica has after a step of its own; one that is not finite changes nothing."""
-    grads, loss = inner.mean((found.grads, found.loss.astype(jnp.float32)))
-
-    def loss_of(params: PyTree) -> Scalar:
-        return objective.loss(params, own.model_state)
-
-    extra = {"value": loss.astype(found.loss.dtype)}
-    extra |= of_the_loss(grads, own.params, loss_of, inner.mean)
-    model_state = jax.tree.map(inner.shared, found.model_state) if inner.axis else found.model_state
-    updates, opt_state = update(tx, grads, own.opt_state, own.params, extra)
-    check_same_state(own.opt_state, opt_state)
-    new = optax.apply_updates(own.params, updates), model_state, opt_state
-    norm = inner.mean(norm_of(found.grads))
-    good = finite.inner_step_is(loss, new[0], own.model_state, model_state)
-    old = own.params, own.model_state, own.opt_state
-    params, model_state, opt_state = finite.chosen(good, new, old)
-    return own._replace(
-        params=params,
-        model_state=model_state,
-        opt_state=opt_state,
-        loss=own.loss + jnp.where(good, loss, 0.0),
-        grad_norm=own.grad_norm + jnp.where(good, norm, 0.0),
-        steps=own.steps + 1,
-        failed=jnp.where(good, own.failed, fragment_count(outer)).astype(jnp.int32),
     )

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 import jrc
 from jrc._layout import Layout
-from jrc.train._check_axis import check_axis
+from jrc.train._preflight.compression_axis import check_compression_axis
 
 PARAMS = {"w": jnp.ones((8, 8)), "b": jnp.ones(8)}
 SHAPES = jax.eval_shape(lambda: PARAMS)
@@ -59,7 +59,7 @@ DIFFERENT = {
 
 
 def check(tx, axis="data", mesh=MESH):
-    check_axis(tx, SHAPES, jax.eval_shape(tx.init, SHAPES), Layout.of(mesh, axis))
+    check_compression_axis(tx, SHAPES, jax.eval_shape(tx.init, SHAPES), Layout.of(mesh, axis))
 
 
 @pytest.mark.parametrize("name", EQUAL)

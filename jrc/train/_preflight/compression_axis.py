@@ -1,4 +1,4 @@
-"""Checks that replicas stay equal: every compression exchanges over the axes of the step."""
+"""Every compression must exchange over the axes of the step, or replicas would differ."""
 
 from typing import Any
 
@@ -18,7 +18,9 @@ from jrc.train._optax import differentiated, update
 _GUARDS = (optax.MultiStepsState, optax.ApplyIfFiniteState)
 
 
-def check_axis(tx: Transform, params: PyTree, opt_state: PyTree, layout: Layout) -> None:
+def check_compression_axis(
+    tx: Transform, params: PyTree, opt_state: PyTree, layout: Layout
+) -> None:
     """Raise if a compression in `tx` exchanges over no axis or another one than the step's.
 
     Args:
