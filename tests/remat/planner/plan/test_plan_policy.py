@@ -356,7 +356,7 @@ KERAS = """
 import jax, jax.numpy as jnp, keras
 from jax.ad_checkpoint import checkpoint_name
 import jrc
-from tests.remat.planner.test_plan_policy import plans_of
+from tests.remat.planner.plan.test_plan_policy import plans_of
 from tests.remat.measure import saved_bytes
 
 class Block(keras.layers.Layer):
@@ -402,7 +402,7 @@ def test_recipe_keras():
 def test_with_the_next_remat():
     code = """
 import jax
-from tests.remat.planner import test_plan_policy as t
+from tests.remat.planner.plan import test_plan_policy as t
 assert jax.config.jax_remat3
 t.test_a_policy_saves_what_the_plan_saves(t.unrolled)
 t.test_a_policy_saves_what_the_plan_saves(t.scanned)

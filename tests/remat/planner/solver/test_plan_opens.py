@@ -495,7 +495,7 @@ def test_all_of_it_with_the_next_remat():
     """JAX's remat of the future writes regions and names in another form."""
     code = """
 import jax
-from tests.remat.planner import test_plan_opens as t
+from tests.remat.planner.solver import test_plan_opens as t
 assert jax.config.jax_remat3
 for name in ("checkpoint", "names"):
     for shape in t.SHAPES:
