@@ -30,6 +30,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    # Each child process would compile the sources of JAX and jrc: three of its five seconds.
+    sources = tempfile.TemporaryDirectory(prefix="jrc-pycache-", ignore_cleanup_errors=True)
+    os.environ["PYTHONPYCACHEPREFIX"] = sources.name
+
 if "JRC_HOST_RATES" not in os.environ:
     # Plans of the suite are those of one machine, wherever it runs.
     rates = tempfile.NamedTemporaryFile("w", prefix="jrc-rates-", suffix=".json")  # noqa: SIM115
