@@ -79,7 +79,7 @@ BUILDS = {
 }
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("name", BUILDS)
 def test_parameters_that_are_gathered_again_for_recomputation(name):
     fn, again = BUILDS[name]

@@ -52,7 +52,7 @@ def test_bytes_of_unusual_types():
     assert shapes == [6, 7, 3, 4, 0, 16, (8, (3, 0)), 16]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("rerun", [False, True])
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_peak_is_what_xla_assigns(scan, rerun):

@@ -103,7 +103,7 @@ def with_rule(saved):
 POLICIES = jax.checkpoint_policies
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     "fns",
     [

@@ -110,7 +110,7 @@ def compiled_peak(fn, *args):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*args)).peak
 
 
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 def test_block_checkpoints_by_hand_need_no_less(net):
@@ -172,7 +172,7 @@ def test_regions_have_the_gradients_of_the_function(net):
         assert largest_error(lean, plain) < 1e-5
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("net", NETS)
 def test_flops_of_the_baseline_are_those_that_are_counted(net):
     loss, args, problem = planned(net)

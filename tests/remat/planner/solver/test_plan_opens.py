@@ -88,7 +88,7 @@ def problem_without(shape, is_nested):
     return problem_of(SHAPES[shape](plain("nested" if is_nested else "")(block)), (WS, X))
 
 
-@pytest.mark.slow_after(5)
+@pytest.mark.slow(after=5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["checkpoint", "dots_saveable", "names", "no cse", "nested"])
 def test_a_region_is_planned_like_the_rest(name, shape):
@@ -324,7 +324,7 @@ def conditional_steps(ws, x):
     return jnp.sum(jax.lax.scan(step, x, jnp.stack(ws))[0])
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("fn", [conditional, switched, conditional_steps])
 def test_branches_are_planned_inside(fn):
     found = problem_of(fn, (WS, X))
