@@ -7,12 +7,12 @@ Equal programs are compiled once for all workers and child processes: they share
 results, made for this run alone. That is an eighth of the time.
 
 The default run has every capability, in few cases each. `-m slow` runs the other cases, and
-`-m exhaustive` more of the same; `slow_after(n)` and `exhaustive_after(n)` leave out the first n
-parameter sets of a test.
+`-m exhaustive` more of the same; `slow(after=3)` and `exhaustive(after=3)` do not mark the first
+three parameter sets of a test.
 
 In tests of the default run the annotations of `jrc` are checked (`tests/typechecked.py`), unless a
-test passes wrong types on purpose: it expects an error, or is marked `wrong_types`. Slow tests are
-other cases of the same, and are run without these checks, which take a fifth of the time.
+test expects an error: it passes wrong types on purpose. Slow tests are other cases of the same, and
+are run without these checks.
 """
 
 import collections
@@ -29,6 +29,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     compiled = tempfile.TemporaryDirectory(prefix="jrc-tests-", ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    # Each child process would compile the sources of JAX and jrc: three of its five seconds.
+    sources = tempfile.TemporaryDirectory(prefix="jrc-pycache-", ignore_cleanup_errors=True)
+    os.environ["PYTHONPYCACHEPREFIX"] = sources.name
 
 if "JRC_HOST_RATES" not in os.environ:
     # Plans of the suite are those of one machine, wherever it runs.
@@ -52,13 +57,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark what stands behind the first parameter sets of a test, as `slow_after` says."""
+    """Take a mark with `after` off the first parameter sets of a test."""
     seen = collections.Counter()
     for item in items:
         place = seen[item.parent.nodeid, item.originalname]
-        for name in ("slow", "exhaustive"):
-            if (mark := item.get_closest_marker(f"{name}_after")) and place >= mark.args[0]:
-                item.add_marker(name)
+        item.own_markers = [m for m in item.own_markers if place >= m.kwargs.get("after", 0)]
         seen[item.parent.nodeid, item.originalname] += 1
 
 
@@ -72,8 +75,6 @@ def annotations_are_checked(request):
 
 
 def _passes_wrong_types(request):
-    if request.node.get_closest_marker("wrong_types"):
-        return True
     code = getattr(getattr(request, "function", None), "__code__", None)
     return code is not None and "raises" in _names(code)
 

@@ -549,12 +549,6 @@ def as_a_module(*argv):
     )  # fmt: skip
 
 
-def test_as_a_module(net):
-    done = as_a_module("explain", "net_to_see:nothing")
-    assert done.returncode == 2 and "got 'nothing', which net_to_see has not" in done.stderr
-
-
-@pytest.mark.slow
 def test_a_platform_that_is_not_there_is_one_line(net):
     done = as_a_module("explain", "net_to_see:setup", "--platform", "nowhere")
     assert done.returncode == 2 and done.stderr.count("\n") == 1

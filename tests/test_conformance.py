@@ -69,7 +69,7 @@ def run(tx, steps, update=None):
     return params, state
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow(after=3)
 @table
 def test_updates_are_like_the_parameters(name):
     tx = TRANSFORMS[name]
@@ -81,7 +81,7 @@ def test_updates_are_like_the_parameters(name):
         assert (update.shape, update.dtype) == (param.shape, param.dtype)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @table
 def test_state_keeps_its_type_so_that_steps_can_be_scanned(name):
     tx = TRANSFORMS[name]
@@ -100,7 +100,7 @@ def test_state_keeps_its_type_so_that_steps_can_be_scanned(name):
         assert np.allclose(a.astype(jnp.float32), b.astype(jnp.float32), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @table
 def test_jit_gives_the_same_and_update_is_pure(name):
     tx = TRANSFORMS[name]
@@ -124,7 +124,7 @@ def test_init_works_on_shapes_alone(name):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), state, jitted))
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @table
 def test_state_saves_and_restores(name, tmp_path):
     _, state = run(TRANSFORMS[name], 2)
@@ -134,7 +134,7 @@ def test_state_saves_and_restores(name, tmp_path):
     assert jax.tree.structure(found) == jax.tree.structure(state)
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow(after=3)
 @table
 def test_a_zero_gradient_gives_zero_updates_at_first(name):
     tx = TRANSFORMS[name]
@@ -149,7 +149,7 @@ def test_a_zero_gradient_gives_zero_updates_at_first(name):
 # (`optax/contrib/_common_test.py`), whose lists of optimizers are fixed.
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow(after=8)
 @table
 def test_update_ignores_extra_arguments(name):
     tx = TRANSFORMS[name]

@@ -65,7 +65,6 @@ def test_a_function_of_shards_gets_those_of_a_device():
     assert layout.of_single_devices().on_devices(fn, P(), P()) is fn
 
 
-@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("on", "axis", "words"),
     [

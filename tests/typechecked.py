@@ -1,7 +1,9 @@
 """Checks of `jrc`'s annotations while tests run: shapes and dtypes by jaxtyping, types by beartype.
 
 `install()` must run before the first import of `jrc`. Each function of a module and each method of
-its classes checks its arguments and its result. `JRC_NO_TYPE_CHECKS=1` leaves them out.
+its classes checks its arguments and its result, in its first calls since the checks were turned on.
+Solvers call small functions thousands of times: checks of all calls took half of the time of a
+plan. `JRC_NO_TYPE_CHECKS=1` leaves them out.
 
 A function that is defined inside of another is left as it is: its code and its place are part of
 what `jrc` traces, and it would be wrapped again at each call of the outer one.
@@ -24,6 +26,10 @@ with mock.patch("random.getrandbits", random.Random(0).getrandbits):
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 """Wraps a function; an `int` passes for a `float`, as type checkers allow."""
 
+CHECKED_CALLS = 8
+_calls = {}
+_left = {"calls": CHECKED_CALLS}
+
 
 def install():
     """Have every module of `jrc` that is imported from here on check its annotations."""
@@ -31,13 +37,16 @@ def install():
         return
     # A wrapper is a frame around the user's code: source lines must not name it.
     register_exclusion(os.path.dirname(jaxtyping.__file__) + os.sep)
+    register_exclusion(__file__)
     jaxtyping.jaxtyped = _outer_functions(jaxtyping.jaxtyped)
     jaxtyping.install_import_hook("jrc", f"{__name__}.check")
 
 
 def switch(on):
-    """Turn the checks on or off."""
+    """Turn the checks on, for the first calls of each function from here on, or off."""
     jaxtyping.config.update("jaxtyping_disable", not on)
+    _calls.clear()
+    _left["calls"] = CHECKED_CALLS if on else 0
 
 
 def _outer_functions(jaxtyped):
@@ -51,9 +60,30 @@ def _outer_functions(jaxtyped):
         decorate = jaxtyped(*args, **kwargs)
         if args:
             return decorate
-        return lambda function: function if _is_inner(function) else decorate(function)
+        return lambda function: (
+            function if _is_inner(function) else _in_first_calls(function, decorate)
+        )
 
     return decorator
+
+
+def _in_first_calls(function, decorate):
+    """Return a function that checks its first calls; a class as jaxtyping has it."""
+    if isinstance(function, classmethod | staticmethod):
+        return type(function)(_in_first_calls(function.__func__, decorate))
+    if not inspect.isfunction(function):
+        return decorate(function)
+    checked = decorate(function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        __tracebackhide__ = True
+        if (count := _calls.get(function, 0)) < _left["calls"]:
+            _calls[function] = count + 1
+            return checked(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _is_inner(function):

@@ -38,7 +38,7 @@ def test_nearly_all_parameters_are_split(name):
     assert whole < 0.001 * sum(x.size for x in leaves)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["vit_l", "gpt2_124m", "llama_8b", "resnet50"])
 def test_ways_have_one_value_on_one_and_two_devices(name):
     model = MODELS[name](True)

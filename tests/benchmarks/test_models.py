@@ -37,7 +37,7 @@ MODELS_TIMED = [
 ]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", MODELS_TIMED)
 def test_every_way_has_the_plain_gradients(name):
     plain = gradients(name)
@@ -51,7 +51,7 @@ def test_every_way_has_the_plain_gradients(name):
         assert same, way
 
 
-@pytest.mark.exhaustive_after(3)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_ways_save_fewer_bytes_and_compute_more(name):
@@ -68,7 +68,7 @@ def test_ways_save_fewer_bytes_and_compute_more(name):
     assert found[ROOT]["saved"] < found[EACH]["saved"]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["gpt", "gpt_scanned", "gpt_dropout"])
 def test_the_gpt_is_that_of_the_library(name):
     model = built(name)
@@ -77,7 +77,7 @@ def test_the_gpt_is_that_of_the_library(name):
     assert bit_equal(model.fn(*args), gpt.loss(*args, config=config))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["gpt", "lstm", "resnet"])
 def test_xla_has_as_many_products_as_are_counted(name):
     model = built(name)

@@ -37,7 +37,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_has_the_plain_gradients(way):
     args = drawn(SHAPES)

@@ -130,8 +130,8 @@ def of_leaf(tree, *path):
     }
 
 
-@pytest.mark.exhaustive_after(5)
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive(after=5)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_parameters_that_are_not_listed_are_unchanged(name):
     tx = TRANSFORMS[name]
@@ -154,7 +154,7 @@ def test_parameters_that_are_not_listed_are_unchanged(name):
     assert name == "lamb" or not counts or not bit_equal(counts, later)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["adamw", "decay, then clip", "lamb", "dgc"])
 def test_listed_parameters_are_updated_as_if_alone(name):
     """Norms and decays leave out parameters without a gradient."""
@@ -213,7 +213,7 @@ TAKING_MORE = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", TAKING_MORE)
 def test_transforms_with_extra_arguments(name):
     tx = TAKING_MORE[name]

@@ -15,7 +15,7 @@ def loss(call):
     return lambda w, x: jnp.sum(call([lambda x: jnp.sin(x @ w)] * 4, x))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("segments", [1, 2, 4])
 def test_it_is_ours_with_paddle_s_arguments(segments):
     ctx = {"segments": segments, "preserve_rng_state": True}

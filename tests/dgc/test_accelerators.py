@@ -74,7 +74,7 @@ def chooser(name):
     return jax.jit(lambda leaves: largest_in_cuts(leaves, cuts, HOWS[name]))
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow(after=6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HOWS)
 def test_counting_chooses_what_a_sort_chooses(name, kind):
@@ -84,7 +84,7 @@ def test_counting_chooses_what_a_sort_chooses(name, kind):
         np.testing.assert_array_equal(indices, largest(leaf, k))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("size, k, block", [(5001, 40, 2000), (70_001, 300, 5000), (5000, 37, 512)])
 @pytest.mark.parametrize("name", HOWS)
 def test_blocks_that_are_no_multiple_of_a_row(name, size, k, block):
@@ -173,7 +173,7 @@ def test_what_many_entries_need_is_in_proportion_to_the_leaf(name):
     assert gathered and max(gathered) == size // 128
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("selector", [Exact(), Blocked(size=500), *SELECTORS.values()], ids=str)
 def test_each_platform_lowers_its_own_program(selector):
     space = Space((70_001, 40))
@@ -194,7 +194,7 @@ def as_on(platform, monkeypatch):
     monkeypatch.setattr(lax, "platform_dependent", chosen)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 def test_a_batch_of_leaves(platform, monkeypatch):
     as_on(platform, monkeypatch)

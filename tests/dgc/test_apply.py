@@ -68,7 +68,7 @@ def assert_same(actual, expected):
     jax.tree.map(check, actual, expected)
 
 
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_apply_is_update_and_apply_updates(form):

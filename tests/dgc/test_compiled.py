@@ -67,7 +67,7 @@ def copies(text, least):
     return [size for size in sizes if size >= least]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("wire", WIRES)
 def test_each_branch_sends_the_words_of_its_format(wire):
     tx = dgc_momentum(
@@ -100,7 +100,7 @@ FIXED = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", FIXED)
 def test_apply_writes_into_the_donated_arrays(name):
     tx = dgc_momentum(0.1, 0.9, 0, sparsity=0.999, axis_name=AXIS, **FIXED[name])

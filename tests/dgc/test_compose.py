@@ -94,7 +94,7 @@ def test_multi_steps_on_one_replica_is_the_mean_of_its_parts():
     assert int(dgc_stats_state(state).step) == 3
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("via", ["unchecked", "pmap"])
 def test_multi_steps_on_replicas(via):
     gradients = normal(5, FLOATS, 6, 4)
@@ -105,7 +105,7 @@ def test_multi_steps_on_replicas(via):
     assert_trees_close(jax.tree.map(lambda x: x[1::2], path), whole, 1e-6)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("sparsity", [0.0, 0.99])
 def test_bfloat16_parameters_under_a_ramp(sparsity):
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), some_params())

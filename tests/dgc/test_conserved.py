@@ -74,8 +74,8 @@ def some_gradients(params, replicas, dtype, whole):
     return jax.tree.map(draw, params)
 
 
-@pytest.mark.exhaustive_after(6)
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive(after=6)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("exchange", "selector", "wire", "replicas", "schedule", "dtype"),
     CASES,

@@ -47,7 +47,7 @@ class Published:
         return self.g
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("via", VIAS)
 def test_the_published_algorithm(via):
     params = some_params()
@@ -70,7 +70,7 @@ def test_the_published_algorithm(via):
             np.testing.assert_allclose(flat(state.v[name]), left, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -40,7 +40,7 @@ def run(tx, gradients, check_vma=True):
     return jax.jit(over(one, in_specs=(P(), both), out_specs=(both, specs)))(PARAMS, gradients)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_host_is_one_replica_with_the_mean_gradient(check_vma):
     gradients = normal(0, PARAMS, 6, HOSTS * DEVICES)

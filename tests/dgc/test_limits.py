@@ -26,7 +26,7 @@ def shapes_of_a_step(sizes, **options):
     return [update.size for update in updates]
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sizes", [(2**31 - 1,), (2**30,) * 3])
 def test_a_tree_may_have_more_entries_than_a_leaf(way, sizes):
@@ -60,7 +60,7 @@ def test_buckets_golden(sizes, buckets):
     assert all(Space(sizes[part]).starts[-1] <= 2**31 for part in found)
 
 
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["allgather", "sharded"])
 def test_buckets_send_what_one_bucket_sends(way, monkeypatch):

@@ -14,7 +14,7 @@ WAYS = {
 }
 
 
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_replicas_stay_bit_equal(way):

@@ -127,7 +127,7 @@ def test_own_selector():
         np.testing.assert_array_equal(state.v[name].reshape(REPLICAS, -1), kept)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("exchange", ["allgather", "sharded"])
 def test_own_wire(exchange):
     gradients, out = stepped(wire=Half(), exchange=exchange)
@@ -145,8 +145,8 @@ def test_own_wire(exchange):
     assert sent.size and ((rounded > 0) & (rounded < 1e-3)).any()
 
 
-@pytest.mark.exhaustive_after(5)
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive(after=5)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("selector", ["exact", "global", Last()])
 @pytest.mark.parametrize("wire", ["f32", "int8", Half()])
 def test_own_exchange_of_entries(selector, wire):

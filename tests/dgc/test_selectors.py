@@ -56,7 +56,7 @@ def chosen(selector, leaves):
     return found
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("selector", ALL, ids=str)
 def test_the_number_of_entries_is_the_sum_of_counts(selector):
     for kind in KINDS:

@@ -78,7 +78,7 @@ def two_choices(v, k, block, replicas):
     return updates, v
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(("replicas", "size", "block"), [(4, 1000, 64), (8, 40, 16), (3, 777, 16)])
 def test_owners_add_up_and_select_the_largest_sums(replicas, size, block):
     tx = scale_by_dgc(

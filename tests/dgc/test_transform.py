@@ -67,8 +67,8 @@ def descended(tx, params, gradients):
     return jax.jit(functools.partial(descend, tx))(params, gradients)
 
 
-@pytest.mark.exhaustive_after(6)
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive(after=6)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("name", "exchange"),
     [*((name, "auto") for name in SETTINGS), ("plain", "dense"), ("all", "dense")],
@@ -104,7 +104,7 @@ def test_shard_map_and_pmap_give_the_same():
         assert_trees_close(other, state, 1e-5)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("via", VIAS)
 def test_replicas_stay_bit_equal_over_a_thousand_steps(via):
     params = {"w": jnp.linspace(-1.0, 1.0, 320), "b": jnp.ones(5)}
@@ -121,7 +121,7 @@ def test_replicas_stay_bit_equal_over_a_thousand_steps(via):
     assert (ranks[0] != ranks[1]).any()
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(("begin", "axis"), [(0, None), (0, AXIS), (1000, AXIS)])
 def test_everything_sent_is_momentum_sgd(nesterov, begin, axis):
@@ -171,7 +171,7 @@ def test_paddle_case_of_five_levels():
     assert float(dgc_stats(state).density) == 0.25
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("exchange", ["allgather", "dense"])
 @pytest.mark.parametrize("sparsity", [0.5, 0.99])
 def test_all_sent_and_kept_is_the_sum_of_all_gradients(exchange, sparsity):
@@ -235,7 +235,7 @@ def test_zero_gradients_are_clipped_to_zero():
     assert int(state.skipped) == 0
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("turns", [1, 2, 10, 100])
 def test_factor_masking_takes_a_known_share_of_momentum(turns):
     # Equal gradients: each entry is sent every `turns` steps.

@@ -16,7 +16,7 @@ FORMS = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_gradient_that_is_not_finite_on_one_replica_skips_the_step_on_all(form):
     params = some_params()

@@ -64,8 +64,8 @@ def drawn(space, count, filling, seed, kind):
     return values, positions
 
 
-@pytest.mark.exhaustive_after(14)
-@pytest.mark.slow_after(8)
+@pytest.mark.exhaustive(after=14)
+@pytest.mark.slow(after=8)
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("wire", WIRES)
 @settings(max_examples=12, deadline=None)
@@ -120,7 +120,7 @@ def within_a_step(read, values, block, wire):
             np.testing.assert_allclose(np.abs(read[here]).max(), top, rtol=3e-7)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["edges", "nothing"])
 def test_filling_entries_decode_to_no_position(name):
     sizes, count, filling = SPACES[name]
@@ -135,7 +135,7 @@ def test_filling_entries_decode_to_no_position(name):
         assert sum(int(here.sum()) for here in inside) == count - filling
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_rest_and_what_receivers_read_add_up_to_what_was_sent(wire):
     space = Space((300, 40))
@@ -151,7 +151,7 @@ def test_the_rest_and_what_receivers_read_add_up_to_what_was_sent(wire):
     assert (left == 0).all() == (wire == "f32")
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_a_format_rounds_away_stays_in_v(wire):
     gradient = jax.random.normal(jax.random.key(0), (500,))

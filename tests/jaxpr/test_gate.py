@@ -22,7 +22,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_the_probe_gets_the_gradient_of_the_value(name):
     def f(x, probe):

@@ -91,7 +91,7 @@ def test_errors(build, text):
         build()
 
 
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_scanned_blocks_are_the_unrolled_ones(dropout):

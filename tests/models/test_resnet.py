@@ -190,8 +190,8 @@ def test_half_precision_keeps_its_dtype_and_the_state_float32():
     assert logits.dtype == jnp.float32
 
 
-@pytest.mark.exhaustive_after(1)
-@pytest.mark.slow_after(1)
+@pytest.mark.exhaustive(after=1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("config", "convolutions"),
     [

@@ -21,7 +21,7 @@ def arrays(shapes):
     return jax.tree.map(lambda s: jnp.full(s, next(number), jnp.float32), shapes, is_leaf=is_shape)
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("shapes", [LAYERS, STACKED], ids=["layers", "stacked"])
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_each_entry_is_in_one_fragment_of_equal_size(shapes, count):

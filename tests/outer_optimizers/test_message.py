@@ -65,7 +65,7 @@ def test_a_tile_is_a_square_of_neighbours():
     )
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("name", SPARSE)
 def test_a_code_says_the_nearest_level(name):
     quantizer = SPARSE[name]

@@ -34,7 +34,7 @@ def one_round(outer, theta, own, local, shared, valid=None):
     return params, shared, found
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("mean", ["all", "senders"])
 def test_sparseloco_is_its_formula(mean):
     outer = jrc.SparseLoCo(2, density=1 / 32, chunk=1024, outer_lr=0.8, mean=mean)
@@ -98,7 +98,7 @@ def test_four_bits_of_diloco_are_close_and_an_eighth_of_the_words():
     assert np.abs(np.asarray(got["w"] - want["w"])).max() < 0.25 * step
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("wire", ["2bit", "4bit", "bf16", "f32"])
 @pytest.mark.parametrize("levels", ["leaf", "chunk"])
 def test_what_is_sent_and_what_is_kept_is_what_was_accumulated(wire, levels):
@@ -197,7 +197,7 @@ def test_leaves_without_entries_and_of_few_bits():
     assert got["half"].tolist() == [0.5] * 4
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     "outer", [jrc.DiLoCo(2), jrc.DiLoCo(2, wire="4bit"), jrc.SparseLoCo(2, density=1 / 8)], ids=str
 )

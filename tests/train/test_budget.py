@@ -56,7 +56,7 @@ def plain(via, accumulate=1):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize(("via", "accumulate"), [("shard_map", 1), ("shard_map", 2), ("jit", 1)])
 def test_a_whole_step_fits_its_budget_and_stays_the_same(via, accumulate):
     peak, wanted = plain(via, accumulate)
@@ -251,7 +251,7 @@ def weak_loss(params, batch, key):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize("via", ["jit", "shard_map"])
 def test_a_weakly_typed_batch_leaf_is_planned_as_it_is_traced(via):
     """`jnp.full(shape, 2.0)` is weak: times bfloat16 it stays bfloat16."""

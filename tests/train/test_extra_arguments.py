@@ -81,7 +81,7 @@ def assert_near(one, other):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_step_of_two_replicas_is_the_step_of_the_whole_batch(name):
     state = trained(TRANSFORMS[name], 4, mesh())
@@ -91,7 +91,7 @@ def test_a_step_of_two_replicas_is_the_step_of_the_whole_batch(name):
     assert float(loss(state.params, BATCH)) < float(loss(PARAMS, BATCH))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -108,7 +108,7 @@ def test_other_ways_give_the_same(name, options):
     assert_near(trained(TRANSFORMS[name], 3, **options).params, by_optax(name, 3)[0])
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["compressed", "adamw", "reduce_on_plateau"])
 def test_the_loss_is_reduced_once(name):
     """The report's loss, norm and residual norm are the only floats that are reduced alone."""

@@ -42,7 +42,7 @@ def run(tags, fn=loss_fn, via="shard_map", accumulate=1):
     return jax.device_get((new.params, info.loss, info.aux)), operators(step, state, BATCH)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("via, accumulate", [("jit", 1), ("shard_map", 1), ("shard_map", 2)])
 def test_a_tagged_operator_runs_once_more(via, accumulate):
     plain, before = run({}, via=via, accumulate=accumulate)

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from tests.train.tasks import REPLICAS, dgc, mesh, same_bits, start
+from tests.train.tasks import REPLICAS, dgc, digits, mesh, same_bits, start
 
 
 def run(task, tx, steps, **options):
@@ -30,7 +30,7 @@ def close(a, b, tolerance):
     return all(np.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in leaves)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("task", ["digits", pytest.param("gpt", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("tx", ["dgc", "sgd"])
 def test_pmap_equals_shard_map(task, tx):
@@ -49,7 +49,7 @@ def test_mean_of_gradients_equals_one_device_on_the_whole_batch():
     assert close([i.loss for i in infos], [i.loss for i in alone], 1e-5)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("via", ["shard_map", "pmap", "jit"])
 def test_accumulation_is_the_mean_of_its_parts(via):
     on = Mesh(jax.devices()[:1], ("data",)) if via == "jit" else mesh()
@@ -62,16 +62,16 @@ def test_accumulation_is_the_mean_of_its_parts(via):
 
 @pytest.mark.slow
 def test_recomputation_changes_nothing_in_a_step():
-    from tests.train.tasks import tiny_gpt
-
-    params, lean, batch = tiny_gpt()
+    config = jrc.models.mlp.Config((64, 32, 32, 10), "relu")
+    plain = functools.partial(jrc.models.mlp.loss, config=config)
     results = []
     tx = jrc.dgc_momentum(0.1, 0.9, 0, sparsity=(0.99,), min_size=1000, axis_name="data")
-    for loss in (lean, lean.__wrapped__):
+    for loss in (jrc.recompute_segments(plain, config.boundaries), plain):
+        params = jrc.models.mlp.init(jax.random.key(0), config)
         state = jrc.init_state(params, tx, jax.random.key(7), mesh=mesh())
         step = jrc.make_train_step(loss, tx, mesh=mesh())
         for i in range(4):
-            state, info = step(state, batch(i))
+            state, info = step(state, digits()[2](i))
         results.append((state.params, info.loss))
     assert close(results[0], results[1], 1e-5)
 
@@ -236,7 +236,7 @@ def test_the_shapes_of_a_state_cost_nothing():
         assert (shape.shape, shape.dtype) == (leaf.shape, leaf.dtype)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_any_mesh_and_any_placement_of_the_batch(kind):
     on = jax.make_mesh((REPLICAS,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])
@@ -277,7 +277,7 @@ def test_memory_is_that_of_the_compiled_step():
         start("gpt", dgc(), via="pmap")[1].lower(state, batch(0))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("via", ["shard_map", "jit"])
 def test_steps_in_a_loop_are_steps_one_by_one(via):
     on = Mesh(jax.devices()[:1], ("data",)) if via == "jit" else mesh()
@@ -361,8 +361,8 @@ WRAPPED = {
 }
 
 
-@pytest.mark.exhaustive_after(6)
-@pytest.mark.slow_after(2)
+@pytest.mark.exhaustive(after=6)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 @pytest.mark.parametrize("name", WRAPPED)
 def test_replicas_never_drift_apart(name, via):
@@ -517,7 +517,7 @@ def test_errors_about_states_meshes_and_results():
             returning(*arguments)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_under_a_mesh_that_is_set_and_inside_jit(kind):
     on = jax.make_mesh((REPLICAS,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])
@@ -603,7 +603,7 @@ def test_a_skipped_step_is_skipped_behind_what_takes_nan_out():
     assert same_bits((new.u, new.v, new.step), (old.u, old.v, old.step)) and int(new.skipped) == 1
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("axes", ["data", ("chip", "data")])
 def test_gradients_that_multi_steps_gathers_are_saved_whole(axes, tmp_path):
     on = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "chip"))
@@ -737,7 +737,7 @@ class Layer:
     inference: Any
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     "options", [{}, {"via": "pmap"}, {"memory_budget": 1.0}, {"outer": jrc.DiLoCo(sync_every=2)}]
 )

@@ -30,7 +30,7 @@ def gradients(program, fn):
     return (value[0] if program.has_aux else value), eqx.filter(grads, eqx.is_array)
 
 
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 def test_a_module_passed_whole(program):
     """Functions, flags and integers among the leaves reach the module as they are."""
@@ -57,7 +57,7 @@ def test_a_module_in_the_largest_batch():
     assert 0 < found.plain < found.recomputed
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_a_module_recomputed_as_one_segment(use_reentrant):
     """The module is the function itself, or an argument of one."""

@@ -176,7 +176,7 @@ def test_a_number_that_is_the_only_thing_differentiated():
             call(fn, 2.0, X)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("other", ["train", None, jnp.tanh, ("a", {"b": print})])
 def test_what_is_no_array_stays_what_it_is(other):
     def fn(ws, x, other, scale):
@@ -231,7 +231,7 @@ def counting_plan():
     return jrc.plan(counted, Counting(), jnp.tile(X, (8, 1)), budget=0.0, verify=False)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("transform", [nnx.grad, lambda f: nnx.jit(nnx.grad(f))])
 def test_what_a_function_changes_in_a_module_is_changed(transform):
     """Twice: the second step draws other masks, and goes on from the means of the first."""

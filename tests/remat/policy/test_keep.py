@@ -82,7 +82,7 @@ def test_the_operand_of_a_saved_result_is_recomputed_if_the_derivative_reads_it(
     assert_same(lean, plain, W, X)
 
 
-@pytest.mark.slow_after(12)
+@pytest.mark.slow(after=12)
 @pytest.mark.parametrize("name", OWN_RESULT | READS_ARGUMENT)
 @pytest.mark.parametrize("region", ["recompute", "checkpoint build", "segments", "rules"])
 def test_neither_a_kept_operator_nor_its_operand_is_recomputed(name, region):
@@ -308,7 +308,7 @@ PATTERNS = {
 }
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns_save_runs_of_operators(name):
     pattern, held = PATTERNS[name]
@@ -513,7 +513,7 @@ def odd_operators():
     }
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("name", odd_operators())
 def test_odd_operators_under_every_rule(name):
     op = odd_operators()[name]
@@ -627,7 +627,7 @@ ALONE = {
 }
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("name", ALONE)
 def test_recompute_op_acts_alone(name, around):

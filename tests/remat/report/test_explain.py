@@ -295,7 +295,7 @@ def test_any_leaf_may_be_an_argument():
     assert report.memory.outputs >= 4 + 256 + 4 + 128 and report.saved_bytes > 0
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("rerun", [False, True])
 def test_memory_and_flops_are_those_of_the_gradient(rerun):
     """The name scopes of marks do not change the compiled program's memory."""

@@ -15,6 +15,7 @@ from jrc._text import exchange_text
 from jrc.remat._compiled.collectives import Collective, collectives
 from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._compiled.replica_groups import axes_of_groups, groups_of
+from tests.compiled_texts import compiled_text
 
 W, X = jnp.full((8, 8), 0.1), jnp.ones((4, 8))
 LAYERS, WIDTH = 3, 64
@@ -78,7 +79,7 @@ BUILDS = {
 }
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("name", BUILDS)
 def test_parameters_that_are_gathered_again_for_recomputation(name):
     fn, again = BUILDS[name]
@@ -177,54 +178,9 @@ def test_a_report_of_before_is_read():
     assert "all-reduce" in str(jrc.Report.from_json(json.dumps(data)))
 
 
-TPU = """HloModule jit_f, is_scheduled=true, num_partitions=8
+TPU = compiled_text("collectives_of_a_tpu")
 
-%start (p: bf16[8,4]) -> (bf16[8,4], bf16[8,16]) {
-  %p = bf16[8,4]{1,0} parameter(0)
-  %g = bf16[8,16]{0,1:T(8,128)(2,1)} all-gather(%p), channel_id=6, replica_groups=[2,4]<=[4,2]T(1,0), metadata={op_name="jit(f)/transpose(jvp())/remat2"}
-  ROOT %s = (bf16[8,4]{1,0}, bf16[8,16]{1,0}) custom-call(%g), custom_call_target="AsyncCollectiveStart"
-}
-%done (q: bf16[8,16]) -> bf16[8,16] {
-  %q = bf16[8,16]{1,0} parameter(0)
-  ROOT %h = bf16[8,16]{0,1} all-gather(%q), channel_id=6, replica_groups=[2,4]<=[4,2]T(1,0), metadata={op_name="jit(f)/transpose(jvp())/remat2"}
-}
-%body (b: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
-  %b = (s32[], bf16[8,4]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%b), index=0
-  %x = bf16[8,4]{1,0} get-tuple-element(%b), index=1
-  %one = (bf16[8,4]{1,0}, bf16[8,16]{1,0}) fusion(%x), kind=kCustom, calls=%start
-  %y = bf16[8,16]{1,0} get-tuple-element(%one), index=1
-  %two = bf16[8,16]{1,0} fusion(%y), kind=kCustom, calls=%done
-  ROOT %n = (s32[], bf16[8,4]{1,0}) tuple(%i, %x)
-}
-%condition (c: (s32[], bf16[8,4])) -> pred[] {
-  %limit = s32[]{:T(128)} constant(5)
-  %c = (s32[], bf16[8,4]{1,0}) parameter(0)
-  %k = s32[] get-tuple-element(%c), index=0
-  ROOT %lt = pred[]{:T(512)} compare(%k, %limit), direction=LT
-}
-ENTRY %main (x: bf16[8,4]) -> (s32[], bf16[8,4]) {
-  %x = bf16[8,4]{1,0} parameter(0)
-  %zero = s32[] constant(0)
-  %t = (s32[], bf16[8,4]{1,0}) tuple(%zero, %x)
-  ROOT %w = (s32[], bf16[8,4]{1,0}) while(%t), condition=%condition, body=%body
-}
-"""  # fmt: skip  # noqa: E501
-
-GPU = """HloModule jit_f, is_scheduled=true, num_partitions=4
-
-ENTRY %main (x: f32[8], y: f32[2]) -> f32[8] {
-  %x = f32[8]{0} parameter(0)
-  %y = f32[2]{0} parameter(1)
-  %s = ((f32[8]{0}), f32[8]{0}) all-reduce-start(%x), channel_id=1, replica_groups=[2,2]<=[4]
-  %d = f32[8]{0} all-reduce-done(%s)
-  %a = ((f32[8]{0}, f32[2]{0}), (f32[32]{0}, f32[8]{0})) all-gather-start(%x, %y), channel_id=2, replica_groups={}, dimensions={0}
-  %e = (f32[32]{0}, f32[8]{0}) all-gather-done(%a)
-  %p = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%x), source_target_pairs={{0,2},{2,0},{1,3},{3,1}}
-  %t = (f32[16]{0}, u32[], token[]) send(%e, %k), channel_id=4, is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
-  ROOT %q = f32[8]{0} collective-permute-done(%p)
-}
-"""  # fmt: skip  # noqa: E501
+GPU = compiled_text("collectives_of_a_gpu")
 
 
 def test_one_collective_in_several_fusions_of_a_tpu_s_loop():

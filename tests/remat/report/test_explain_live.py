@@ -10,49 +10,9 @@ import jrc
 from jrc.models import gpt, resnet
 from jrc.remat._compiled.hlo import parse_hlo
 from jrc.remat._report.buffer_liveness import live_bytes
+from tests.compiled_texts import compiled_text
 
-TEXT = """
-HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
-
-%body (p: (s32[], f32[8], f32[4,8])) -> (s32[], f32[8], f32[4,8]) {
-  %p = (s32[], f32[8]{0}, /*index=2*/f32[4,8]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %c = f32[8]{0} get-tuple-element(%p), index=1
-  %ys = f32[4,8]{1,0} get-tuple-element(%p), index=2
-  %wide = f32[100]{0} custom-call(%c), custom_call_target="wide"
-  %new = f32[8]{0} custom-call(%wide), custom_call_target="narrow"
-  %stacked = f32[4,8]{1,0} dynamic-update-slice(%ys, %new, %i)
-  %next = s32[] add(%i, %i)
-  ROOT %t = (s32[], f32[8]{0}, f32[4,8]{1,0}) tuple(%next, %new, %stacked)
-}
-
-%condition (p: (s32[], f32[8], f32[4,8])) -> pred[] {
-  %p = (s32[], f32[8]{0}, f32[4,8]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  ROOT %lt = pred[] compare(%i, %i), direction=LT
-}
-
-%fused (a: f32[8], b: f32[8]) -> f32[8] {
-  %a = f32[8]{0} parameter(0)
-  %b = f32[8]{0} parameter(1)
-  %r = f32[8]{0} reverse(%b), dimensions={0}
-  ROOT %s = f32[8]{0} add(%a, %r), metadata={op_name="jit(f)/jvp(jrc_mark_3_)/add"}
-}
-
-ENTRY %main (x: f32[8]) -> f32[8] {
-  %x = f32[8]{0} parameter(0)
-  %zero = s32[] constant(0)
-  %y = f32[8]{0} sine(%x), metadata={op_name="jit(f)/jvp()/sin"}
-  %buffer = f32[4,8]{1,0} broadcast(%zero), dimensions={}
-  %in = (s32[], f32[8]{0}, f32[4,8]{1,0}) tuple(%zero, %y, %buffer)
-  %loop = (s32[], f32[8]{0}, f32[4,8]{1,0}) while(%in), condition=%condition, body=%body, \
-backend_config={"known_trip_count":{"n":"4"}}
-  %c = f32[8]{0} get-tuple-element(%loop), index=1
-  %over = f32[8]{0} cosine(%c)
-  %both = f32[8]{0} fusion(%over, %x), kind=kLoop, calls=%fused
-  ROOT %out = f32[8]{0} custom-call(%both), custom_call_target="out"
-}
-"""
+TEXT = compiled_text("loop_and_fusion")
 
 
 def test_compiled_text_is_parsed():
@@ -92,7 +52,7 @@ def test_bytes_of_unusual_types():
     assert shapes == [6, 7, 3, 4, 0, 16, (8, (3, 0)), 16]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("rerun", [False, True])
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_peak_is_what_xla_assigns(scan, rerun):

@@ -444,7 +444,7 @@ def test_vmap():
     assert largest_error(run(cut((2, 2))), run(jax.lax.scan)) < 1e-6
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_inside_shard_map(check_vma):
     mesh = Mesh(jax.devices()[:2], ("data",))

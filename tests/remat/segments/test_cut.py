@@ -51,7 +51,7 @@ def naive_pairs(order, position, reader):
 NAIVE = {"partition": naive_partition, "fluid": naive_fluid, "pass": naive_pass}
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("rule", NAIVE)
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)

@@ -42,7 +42,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_reference_that_a_scan_writes(name):
     lean, products = TRANSFORMS[name]

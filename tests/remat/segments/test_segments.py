@@ -37,7 +37,7 @@ def layers(ws, x, activation=jnp.sin):
 NAMES = [f"layer_{i}" for i in range(4)]
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("activation", [jnp.sin, jnp.tanh, jax.nn.gelu, jax.nn.relu])
 def test_bit_equal_to_the_plain_function_without_fusion(activation):
     plain = functools.partial(layers, activation=activation)
@@ -68,7 +68,7 @@ def test_saves_only_what_crosses():
     assert saved_bytes(lean, WS, X) == 3 * layer + body
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("rule", ["partition", "fluid", "pass"])
 @given(graph=graphs(mark_all=False), data=st.data())
 @settings(max_examples=30, deadline=None)
@@ -93,7 +93,7 @@ def test_random_graphs_rerun_what_is_predicted(rule, graph, data):
     assert rerun_operators(lean, plain, W, X, argnums=(0, 1)) == predicted
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("rule", ["partition", "fluid", "pass"])
 def test_dropout_masks_are_bit_equal(rule):
     def dropped(w, x, key):
@@ -138,7 +138,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.slow_after(5)
+@pytest.mark.slow(after=5)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_under_transforms(name):
     lean = jrc.recompute_segments(layers, NAMES[:3])

@@ -28,7 +28,7 @@ def lean(w, x, segments):
 
 
 # Five functions: the chunks' sizes and how many of them are re-run.
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("segments", "rerun"), [(1, 0), (2, 2), (3, 2), (4, 3), (5, 4)]
 )  # 5 | 2 3 | 1 1 3 | 1 1 1 2 | 1 1 1 1 1

@@ -210,7 +210,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow(after=4)
 @both
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_closures_over_tracers(name, reentrant):

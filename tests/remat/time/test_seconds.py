@@ -17,6 +17,7 @@ from jrc.remat._time.kernel import kernel_of
 from jrc.remat._time.rates import rates_of_chip
 from jrc.remat._time.roofline import roofline_seconds
 from jrc.remat._time.seconds import Device, known_device, seconds_on
+from tests.compiled_texts import compiled_text
 
 SOURCE = "a test"
 CHIP = Chip(
@@ -26,48 +27,9 @@ CHIP = Chip(
 CLOCK = Figure(1e6, SOURCE)
 RATES = rates_of_chip(CHIP)
 
-LOOP = """
-%slice (p0: f32[10,1000], p1: s32[]) -> f32[1000] {
-  %p0 = f32[10,1000]{1,0} parameter(0)
-  %p1 = s32[] parameter(1)
-  %zero = s32[] constant(0)
-  %cut = f32[1,1000]{1,0} dynamic-slice(%p0, %p1, %zero), dynamic_slice_sizes={1,1000}
-  ROOT %row = f32[1000]{0} bitcast(%cut)
-}
+CONDITIONAL = compiled_text("conditional")
 
-%update (q0: f32[10,1000], q1: f32[1000], q2: s32[]) -> f32[10,1000] {
-  %q0 = f32[10,1000]{1,0} parameter(0)
-  %q1 = f32[1000]{0} parameter(1)
-  %q2 = s32[] parameter(2)
-  %zero.1 = s32[] constant(0)
-  %line = f32[1,1000]{1,0} bitcast(%q1)
-  %view = f32[10,1000]{1,0} bitcast(%q0)
-  ROOT %into = f32[10,1000]{1,0} dynamic-update-slice(%view, %line, %q2, %zero.1)
-}
-
-%body (s: (s32[], f32[10,1000], f32[10,1000])) -> (s32[], f32[10,1000], f32[10,1000]) {
-  %s = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%s), index=0
-  %xs = f32[10,1000]{1,0} get-tuple-element(%s), index=1
-  %ys = f32[10,1000]{1,0} get-tuple-element(%s), index=2
-  %x = f32[1000]{0} fusion(%xs, %i), kind=kLoop, calls=%slice, backend_config={"estimated_cycles":"30"}
-  %new = f32[10,1000]{1,0} fusion(%ys, %x, %i), kind=kLoop, calls=%update, backend_config={"estimated_cycles":"12"}
-  ROOT %next = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) tuple(%i, %xs, %new)
-}
-
-%condition (c: (s32[], f32[10,1000], f32[10,1000])) -> pred[] {
-  %c = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) parameter(0)
-  ROOT %true = pred[] constant(true)
-}
-
-ENTRY %main (a: f32[10,1000], b: f32[10,1000]) -> (s32[], f32[10,1000], f32[10,1000]) {
-  %a = f32[10,1000]{1,0} parameter(0)
-  %b = f32[10,1000]{1,0} parameter(1)
-  %start = s32[] constant(0)
-  %state = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) tuple(%start, %a, %b)
-  ROOT %loop = (s32[], f32[10,1000]{1,0}, f32[10,1000]{1,0}) while(%state), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"10"}}
-}
-"""  # noqa: E501
+LOOP = compiled_text("loop_of_ten")
 
 
 def entry(*lines):
@@ -145,23 +107,7 @@ def test_views_and_constants_take_no_time():
 
 
 def test_of_a_conditional_the_dearest_branch_counts():
-    module = parse_hlo("""
-%cheap (p: f32[8]) -> f32[8] {
-  %p = f32[8]{0} parameter(0)
-  ROOT %x = f32[8]{0} fusion(%p), kind=kLoop, backend_config={"estimated_cycles":"5"}
-}
-
-%dear (q: f32[8]) -> f32[8] {
-  %q = f32[8]{0} parameter(0)
-  ROOT %y = f32[8]{0} fusion(%q), kind=kLoop, backend_config={"estimated_cycles":"70"}
-}
-
-ENTRY %main (i: s32[], a: f32[8]) -> f32[8] {
-  %i = s32[] parameter(0)
-  %a = f32[8]{0} parameter(1)
-  ROOT %c = f32[8]{0} conditional(%i, %a, %a), branch_computations={%cheap, %dear}
-}
-""")
+    module = parse_hlo(CONDITIONAL)
     assert cycles(module) == 70
 
 

@@ -53,25 +53,20 @@ def test_a_plan_is_found_again(tmp_path, searches):
     assert jax.jit(jax.grad(again.apply(loss)))(*ARGS).shape == (16, 16)
 
 
-@pytest.mark.slow_after(2)
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_a_plan_follows_from_is_compared(tmp_path, searches):
+    given = dict(budget=0.5, verify=False, cache=tmp_path)
+    jrc.plan(loss, *ARGS, **given)
+    changes = [
         dict(budget=0.25),
-        dict(verify=False),
-        dict(compilations=4),
+        dict(verify=True),
+        dict(verify=True, compilations=4),
         dict(args=(ARGS[0], jnp.ones((32, 16)))),
         dict(args=(ARGS[0].astype(jnp.bfloat16), ARGS[1])),
         dict(args=jax.device_put(ARGS, jax.devices()[1])),
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_what_a_plan_follows_from_is_compared(tmp_path, searches, change):
-    jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path)
-    change = dict(change)
-    args = change.pop("args", ARGS)
-    jrc.plan(loss, *args, **dict(budget=0.5) | change, cache=tmp_path)
-    assert len(searches) == 2 and len(list(tmp_path.glob("*.json"))) == 2
+    ]
+    for count, change in enumerate(changes, 2):
+        jrc.plan(loss, *change.pop("args", ARGS), **given | change)
+        assert len(searches) == len(list(tmp_path.glob("*.json"))) == count
 
 
 def test_a_plan_of_another_compiler_is_not_taken(tmp_path, searches, monkeypatch):
@@ -108,7 +103,7 @@ def with_rule(saved):
 POLICIES = jax.checkpoint_policies
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     "fns",
     [
@@ -127,11 +122,11 @@ def test_what_the_gradient_does_is_compared(tmp_path, searches, fns):
 
 
 def test_a_damaged_plan_is_made_again(tmp_path, searches, caplog):
-    first = jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path)
+    first = jrc.plan(loss, *ARGS, budget=0.5, verify=False, cache=tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text(path.read_text()[:100])
     with caplog.at_level(logging.WARNING, "jrc"):
-        assert jrc.plan(loss, *ARGS, budget=0.5, cache=tmp_path) == first
+        assert jrc.plan(loss, *ARGS, budget=0.5, verify=False, cache=tmp_path) == first
     assert "is no plan and is replaced" in caplog.text
     assert jrc.Plan.from_json(path.read_text()) == first and len(searches) == 2
 

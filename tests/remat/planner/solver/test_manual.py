@@ -99,11 +99,18 @@ def encoder_decoder(wrap):
 NETS = [mirrored, unet, encoder_decoder]
 
 
+@functools.cache
+def planned(net):
+    """A net without regions, its arguments, and the problem of it."""
+    loss, *args = net(lambda fn: fn)
+    return loss, args, problem_of(loss, args)
+
+
 def compiled_peak(fn, *args):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*args)).peak
 
 
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 def test_block_checkpoints_by_hand_need_no_less(net):
@@ -153,8 +160,7 @@ def test_equations_apart_are_in_no_region():
 @pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 def test_regions_have_the_gradients_of_the_function(net):
-    loss, *args = net(lambda fn: fn)
-    problem = problem_of(loss, args)
+    loss, args, problem = planned(net)
     regions = [each for each in problem.manual if each.name.endswith("regions recomputed")]
     assert regions
     for each in regions:
@@ -166,11 +172,11 @@ def test_regions_have_the_gradients_of_the_function(net):
         assert largest_error(lean, plain) < 1e-5
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("net", NETS)
 def test_flops_of_the_baseline_are_those_that_are_counted(net):
-    loss, *args = net(lambda fn: fn)
-    assert problem_of(loss, args).flops == flops(jax.make_jaxpr(jax.value_and_grad(loss))(*args))
+    loss, args, problem = planned(net)
+    assert problem.flops == flops(jax.make_jaxpr(jax.value_and_grad(loss))(*args))
 
 
 @pytest.mark.skipif(
@@ -197,8 +203,7 @@ def test_a_barrier_stands_where_xla_could_merge(length, unroll, has_barrier):
 @pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 def test_flops_of_manual_plans_are_those_that_are_counted(net):
-    loss, *args = net(lambda fn: fn)
-    problem = problem_of(loss, args)
+    problem = planned(net)[2]
     for each in problem.manual:
         counted = flops(gradient_of(problem, each))
         assert abs(counted - problem.flops_of(each)) <= 0.01 * problem.flops
@@ -391,7 +396,7 @@ def test_the_head_is_recomputed_with_the_blocks():
     args = params, draw(8, 256, 8), draw(9, 256, 8)
     by_hand = compiled_peak(contrastive(jax.checkpoint), *args)
     problem = problem_of(contrastive(lambda fn: fn), args)
-    assert min(map(compiled_peaks(problem), problem.manual)) <= by_hand
+    assert any(peak <= by_hand for peak in map(compiled_peaks(problem), problem.manual))
     # Predictions are far too low here: twice as many compilations find it among fifty.
     plan = jrc.plan(contrastive(lambda fn: fn), *args, budget=by_hand, compilations=10)
     assert plan.verified.peak_bytes <= by_hand

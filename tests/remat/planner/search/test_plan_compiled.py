@@ -22,7 +22,7 @@ def with_aux(x, params):
     return loss(params, x), {"mean": x.mean(), "none": None}
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     "fn, args, argnums",
     [

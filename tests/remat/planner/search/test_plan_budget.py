@@ -128,10 +128,10 @@ def test_fractions_lie_between_the_two_ends():
 @pytest.mark.parametrize("compilations", [1, 2, 3])
 def test_few_compilations_find_a_plan_that_fits(compilations):
     budget = sum(ends()) // 2
-    plan = jrc.plan(layers, *NET, budget=budget, compilations=compilations)
+    plan = planned(budget, compilations)
     assert plan.reruns and plan.verified.peak_bytes <= budget
     with pytest.raises(jrc.BudgetError) as info:
-        jrc.plan(layers, *NET, budget=1000, compilations=compilations)
+        planned(1000, compilations)
     assert info.value.plan.compilations <= compilations + 4
 
 

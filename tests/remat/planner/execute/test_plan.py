@@ -54,7 +54,7 @@ def some_options(problem):
     return list(dict.fromkeys([lean_of(problem), row[len(row) // 2]]))
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow(after=4)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_function(name):
     case, problem = CASES[name], problem_of_case(name)
@@ -96,8 +96,8 @@ OFF_IN_REMAT3 = dict.fromkeys((name for name in CASES if name.startswith("scan")
 }
 
 
-@pytest.mark.exhaustive_after(6)
-@pytest.mark.slow_after(3)
+@pytest.mark.exhaustive(after=6)
+@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("name", CASES)
 def test_flops_are_those_that_are_predicted(name):
     """What a plan says that it keeps is kept: else its makers would be counted again."""
@@ -116,7 +116,7 @@ def rerun_names(problem, option):
     return [primitive_name(program.eqns[program.steps[p]]) for p in again]
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("name", ["wide batch", "skips", "custom_vjp", "dropout", "flax linen"])
 def test_matrix_products_of_the_compiled_program(name):
     """As many more as the plan says: XLA has merged none, and a name alone holds nothing."""
@@ -184,7 +184,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_under_transforms(name):
     transform = TRANSFORMS[name]
@@ -234,7 +234,7 @@ def inside(fn, local, has_aux=False):
 INSIDE = ["custom_vjp", "integers_and_booleans", "dropout", "nested_scans", "what_the_user_wraps"]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", [*INSIDE, "closing"])
 def test_inside_of_shard_map(name):
     """A plan that was made outside, for one device's part, whether gradients are local or not."""
@@ -413,7 +413,7 @@ def test_a_loop_of_no_turns():
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.skipif(
     getattr(jax.config, "jax_remat3", False), reason="jax.checkpoint itself leaves its names behind"
 )

@@ -82,7 +82,7 @@ def test_a_budget_between_buys_what_it_pays_for():
     assert 1.0 < half.verified.flops_ratio < 1.3 < least.flops_ratio
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_parts_change_no_value_and_no_gradient(reverse):
     loss = functools.partial(lstm, reverse=reverse)

@@ -14,7 +14,7 @@ from jrc.remat._planner.program.unshare import unshared
 from tests.remat.measure import largest_error, operators
 from tests.remat.planner.problems import applied, named, problem_of, program_of
 
-LAYERS, WIDTH, BATCH, LENGTH, HEADS = 6, 32, 4, 32, 2
+LAYERS, WIDTH, BATCH, LENGTH, HEADS = 4, 32, 4, 32, 2
 
 
 def block(p, x, mask, tables):

@@ -24,9 +24,8 @@ def peak(fn, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 12])
-def test_one_step_more_does_not_fit(step):
-    budget = 60_000
+def test_one_step_more_does_not_fit():
+    budget, step = 60_000, 12
     found = jrc.largest_batch(make_args, loss, budget, multiple_of=step)
     assert 0 < found.plain < found.recomputed < found.most and "more may" not in str(found)
     assert found.plain % step == found.recomputed % step == 0

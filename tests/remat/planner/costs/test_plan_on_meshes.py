@@ -82,7 +82,7 @@ def problem_on(kind, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_after(1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize("sizes", [(8,), (4, 2), (2, 2, 2)])
 @pytest.mark.parametrize(("kind", "within"), [("gpt", (0.1, 0.1, 0.1)), ("moe", (0.2, 0.2, 0.55))])
 def test_predicted_peaks_are_near_the_compiled_ones(kind, within, sizes):
