@@ -33,11 +33,11 @@ def _table(models: Mapping[str, Figures], aim: str, report: Report) -> Table:
     cost = {"time": "seconds as jrc states them", "flops": "FLOPs"}[aim]
     title = (
         f'`jrc.plan(..., minimize="{aim}")` on programs of others ({device}, jax {report["jax"]}): '
-        f"compiled peak, MiB, and in brackets {cost} over those of the program without "
-        "recomputation; under `jax.checkpoint` around each block or step; with `dots_saveable` "
-        "over each block, or over the whole; as the authors recompute; plans at fractions of the range "
-        "of peaks; the plan within the peak of the authors' way, or of each block where they offer "
-        "none; ways by hand that beat a plan by more than 1 %"
+        f"compiled peak, MiB, and in brackets {cost} over those of the program as written; under "
+        "`jax.checkpoint` around each block or step; with `dots_saveable` over each block, or over "
+        "the whole; as the authors recompute; plans at fractions of the range of peaks; the plan "
+        "within the peak of the authors' way, or of each block where they offer none; ways by hand "
+        "that beat a plan by more than 1 %"
     )
     heads = (
         "", "as written", "each block", "dots", "authors", "0.5", "0.25", "least", "same peak",

@@ -6,7 +6,8 @@ import importlib.util
 
 from tests.zoo.program import Program
 
-TOLERANCE = 1e-6
+TOLERANCE = 1e-5
+"""Of gradients: plans in chunks add up in another order, which is 1e-6 to 4e-6."""
 _MODULES = {
     "decoder_programs": ("optax", "decoder_softcap decoder_alibi decoder_scanned hidden_loss"),
     "curvature_programs": ("flax", "hessian per_example"),
