@@ -43,7 +43,11 @@ def _table(models: Mapping[str, Figures], aim: str, report: Report) -> Table:
         "", "as written", "each block", "dots", "authors", "0.5", "0.25", "least", "same peak",
         "beaten by",
     )  # fmt: skip
-    rows = [_row(name, found, aim) for name, found in models.items()]
+    rows = [
+        _row(name, found, aim)
+        for name, found in models.items()
+        if any(key.startswith(aim) for key in found["plans"])
+    ]
     plans = [
         row
         for found in models.values()
