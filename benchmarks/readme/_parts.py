@@ -12,7 +12,7 @@ from benchmarks._private import network_text
 from benchmarks.convergence import _tables as convergence
 from benchmarks.convergence import outer
 from benchmarks.dgc import _tables as dgc
-from benchmarks.memory import _plan_tables, _zoo_tables, recompute, segments
+from benchmarks.memory import _others_tables, _plan_tables, _zoo_tables, recompute, segments
 from benchmarks.network import _tables as network
 from benchmarks.network import _training_tables as network_training
 from benchmarks.pytorch import _tables as pytorch
@@ -88,6 +88,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "segments": part("segments", segments.tables),
     "plan": part("plan", _plan_tables.summary),
     "zoo": part("zoo", _zoo_tables.summary),
+    "others": part("others", _others_tables.tables),
     "zoo_h100": part("zoo_h100", _zoo_tables.summary),
     "zoo_v5e": part("zoo_v5e", _zoo_tables.summary),
     "peers": part(

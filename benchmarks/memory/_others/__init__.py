@@ -1,0 +1,1 @@
+"""Losses from packages of others, with the recomputation that their authors wrote."""
