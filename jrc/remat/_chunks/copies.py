@@ -14,7 +14,7 @@ holds both. With a product for each, two regions do, and the matrix is never in 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, facts_of, has_effects, inner_programs, nbytes, shape_of
+from jrc._jaxpr import INPUT, Program, facts_of, has_effects, inner_programs, nbytes
 
 Copies = tuple[tuple[int, tuple[int, ...]], ...]
 """For the position of a reader, the equations that are copied in front of it."""
@@ -39,7 +39,7 @@ def copies_of_wide(
         if not is_live or p in held or len(wide) != 1:
             continue
         (v,) = wide
-        groups = _groups(program, program.consumers.get(v, ()))
+        groups = _groups(program, program.consumers.get(v, ()), narrow)
         chain = _makers(program, v, narrow) if len(set(groups.values())) > 1 else None
         if chain is not None:
             before = None
@@ -50,23 +50,26 @@ def copies_of_wide(
     return {reader: sorted(set(chain)) for reader, chain in copied.items()}
 
 
-def _groups(program: Program, readers: Sequence[int]) -> dict[int, int]:
-    """The readers of a value; those that make something together have one number."""
+def _groups(program: Program, readers: Sequence[int], narrow: int) -> dict[int, int]:
+    """The readers of a value, each with a number.
+
+    It is the same where one needs another, or where they make a wide value together.
+    """
     if len(program.eqns) in readers:
         return {}  # a result of the program is one value
     group = {reader: reader for reader in readers}
-    reached: dict[int, set[int]] = {}
+    wide = {reader: _reached(program, reader, narrow) for reader in readers}
     for reader in readers:
-        reached[reader] = _reached(program, reader)
+        needing = _reached(program, reader, -1)
         for other in readers:
-            if other < reader and not reached[other].isdisjoint(reached[reader]):
-                old, new = group[reader], group[other]
+            if other in needing or not wide[other].isdisjoint(wide[reader]):
+                old, new = group[other], group[reader]
                 group = {k: new if g == old else g for k, g in group.items()}
     return group
 
 
-def _reached(program: Program, p: int) -> set[int]:
-    """The equations that depend on one through values that have an axis."""
+def _reached(program: Program, p: int, narrow: int) -> set[int]:
+    """The equations that depend on one through values of more than some bytes, itself too."""
     found, wanted = set[int](), [p]
     while wanted:
         q = wanted.pop()
@@ -74,7 +77,7 @@ def _reached(program: Program, p: int) -> set[int]:
             continue
         found.add(q)
         for v in program.eqns[q].outvars:
-            if shape_of(v):
+            if nbytes(v.aval) > narrow:
                 wanted += program.consumers.get(v, ())
     return found
 

@@ -39,6 +39,7 @@ from jrc._jaxpr import (
     with_sums_onto_zeros,
 )
 from jrc._tree import is_floating
+from jrc.remat._chunks.turns import can_run_in_turn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,9 +105,12 @@ def wide_regions(
             held: list[Region] = []
             if region is None and limits.met_taken:
                 region, held = _with_another(limits, v, found)
-            kept = [each for each in found if each not in held]
-            if region is not None and _can_run_in_turn(program, [*kept, region]):
-                found = [*kept, region]
+            if region is None:
+                continue
+            new = [*(each for each in found if each not in held), region]
+            reads, equations = zip(*((x.slices.read, x.equations) for x in new), strict=True)
+            if can_run_in_turn(program, reads, equations):
+                found = new
                 taken.update(region.equations)
     return sorted(found, key=lambda region: region.equations)
 
@@ -122,31 +126,6 @@ def _with_another(
         if region is not None:
             return region, [each]
     return None, []
-
-
-def _can_run_in_turn(program: Program, regions: Sequence[Region]) -> bool:
-    """Whether no two regions wait for each other, directly or through what stands between."""
-    owner = {p: n for n, each in enumerate(regions) for p in each.equations}
-
-    def needed(region: Region) -> set[int]:
-        """The regions that one needs, through equations outside."""
-        wanted, seen, found = list(region.slices.read), set[int](), set[int]()
-        while wanted:
-            p = program.producer[wanted.pop()]
-            if p == INPUT or p in seen:
-                continue
-            seen.add(p)
-            if p in owner:
-                found.add(owner[p])
-            else:
-                wanted += program.reads(p)
-        return found
-
-    needs = [needed(each) for each in regions]  # one that needs itself is never ready
-    done: set[int] = set()
-    while ready := [n for n, need in enumerate(needs) if n not in done and need <= done]:
-        done.update(ready)
-    return len(done) == len(regions)
 
 
 def region_of_widest(
@@ -190,9 +169,6 @@ class _Limits:
     taken: set[int] = dataclasses.field(default_factory=set)
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
     met_taken: bool = False
-
-    def axes_of(self, eqn: Any) -> Sequence[IndependentAxis]:
-        return with_sums_onto_zeros(self.program, independent_axes)(eqn)
 
     @functools.cached_property
     def live(self) -> Sequence[bool]:
@@ -314,7 +290,11 @@ class _Growth:
         eqn = self.program.eqns[p]
         if has_effects(eqn) or facts_of(eqn).is_collective:
             raise _NoRegion
-        fitting = [x for x in self.limits.axes_of(eqn) if self._fits(eqn, x)]
+        fitting = [
+            x
+            for x in with_sums_onto_zeros(self.program, independent_axes)(eqn)
+            if self._fits(eqn, x)
+        ]
         if not fitting:
             raise _NoRegion
         axis = fitting[0]
