@@ -20,8 +20,12 @@ Copies = tuple[tuple[int, tuple[int, ...]], ...]
 """For the position of a reader, the equations that are copied in front of it."""
 
 
+_NUMBER = 16
+"""Bytes of a number, at most."""
+
+
 def copies_of_wide(
-    program: Program, narrow: int, held: Collection[int]
+    program: Program, narrow: int, held: Collection[int], apart: bool = False
 ) -> Mapping[int, Sequence[int]]:
     """Return what is copied for readers of wide values that have nothing else in common.
 
@@ -29,6 +33,7 @@ def copies_of_wide(
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that stays whole.
         held: Equations of regions that were found without copies.
+        apart: Whether readers that meet in narrow values have copies of their own too.
 
     Returns:
         For each reader the equations that make its copy, in program order.
@@ -39,7 +44,7 @@ def copies_of_wide(
         if not is_live or p in held or len(wide) != 1:
             continue
         (v,) = wide
-        groups = _groups(program, program.consumers.get(v, ()), narrow)
+        groups = _groups(program, program.consumers.get(v, ()), narrow if apart else _NUMBER)
         chain = _makers(program, v, narrow) if len(set(groups.values())) > 1 else None
         if chain is not None:
             before = None
@@ -53,7 +58,7 @@ def copies_of_wide(
 def _groups(program: Program, readers: Sequence[int], narrow: int) -> dict[int, int]:
     """The readers of a value, each with a number.
 
-    It is the same where one needs another, or where they make a wide value together.
+    It is the same where one needs another, or where they make a value of more bytes together.
     """
     if len(program.eqns) in readers:
         return {}  # a result of the program is one value

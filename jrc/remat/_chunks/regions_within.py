@@ -105,15 +105,34 @@ def regions_within(
     """
     search = _RegionSearch(narrow, inline or inlined, around_loops)
     found = list(search.within(program, split, ()))
-    held = {p for each in found for p in (each.path[:1] or each.region.equations)}
-    copied = copies_of_wide(program, narrow, held)
-    if not copied:
-        return found
-    copies = tuple((reader, tuple(chain)) for reader, chain in copied.items())
-    new = copy_for_readers(program, copied)
-    more = list(search.within(new, split and split.of_program(new), ()))
-    more = [dataclasses.replace(each, copies=copies) for each in more]
-    return more if len(more) > len(found) else found
+    whole = _wide_outside(program, narrow, found)
+    for apart in (False, True):
+        if not whole:
+            break
+        copied = copies_of_wide(program, narrow, _held(found) if not apart else (), apart)
+        if not copied:
+            continue
+        new = copy_for_readers(program, copied)
+        more = list(search.within(new, split and split.of_program(new), ()))
+        left = _wide_outside(new, narrow, more)
+        if left < whole:
+            copies = tuple((reader, tuple(chain)) for reader, chain in copied.items())
+            found = [dataclasses.replace(each, copies=copies) for each in more]
+            whole = left
+    return found
+
+
+def _held(regions: Sequence[RegionInside]) -> set[int]:
+    """The equations of regions, and loops that have regions inside."""
+    return {p for each in regions for p in (each.path[:1] or each.region.equations)}
+
+
+def _wide_outside(program: Program, narrow: int, regions: Sequence[RegionInside]) -> int:
+    """Bytes of the wide values that no region makes."""
+    held = _held(regions)
+    outside = (p for p, is_live in enumerate(program.live()) if is_live and p not in held)
+    made = (nbytes(v.aval) for p in outside for v in program.eqns[p].outvars)
+    return sum(size for size in made if size > narrow)
 
 
 @dataclasses.dataclass(frozen=True)
