@@ -88,6 +88,7 @@ from jrc._jaxpr.source_info import place as place
 from jrc._jaxpr.source_info import scope_of as scope_of
 from jrc._jaxpr.source_info import trace_id as trace_id
 from jrc._jaxpr.sums_onto_zeros import with_sums_onto_zeros as with_sums_onto_zeros
+from jrc._jaxpr.sums_onto_zeros import zeros_below as zeros_below
 from jrc._jaxpr.trace import Traced as Traced
 from jrc._jaxpr.trace import trace as trace
 from jrc._jaxpr.varying_casts import folded as folded

@@ -5,6 +5,9 @@ from typing import Any, TypeGuard
 
 import jax
 from jax.extend.core import Literal, Var
+from jax.sharding import NamedSharding
+
+from jrc._specs import axes_of
 
 
 def is_atom(x: Any) -> bool:
@@ -28,8 +31,11 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 
 
 def abstract(atom: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a variable or a literal."""
-    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+    """Return the shape and dtype of a variable or a literal, and its split over explicit axes."""
+    sharding = getattr(atom.aval, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not axes_of(sharding.spec):
+        sharding = None
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype, sharding=sharding)
 
 
 def substitute(atoms: Sequence[Any], new: Mapping[Any, Any]) -> list[Any]:

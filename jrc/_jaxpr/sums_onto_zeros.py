@@ -16,9 +16,9 @@ other: slices of them may be summed one after the other.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Var
 
-from jrc._jaxpr.atoms import is_variable, shape_of
+from jrc._jaxpr.atoms import shape_of
 from jrc._jaxpr.axes import dimension_numbers
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.primitives import primitive_name
@@ -37,20 +37,31 @@ def with_sums_onto_zeros(program: Program, independent_axes: AxesOf) -> AxesOf:
 
     def axes(eqn: JaxprEqn) -> Sequence[IndependentAxis]:
         found = independent_axes(eqn)
-        if primitive_name(eqn) == "scatter-add" and _is_zeros(program, eqn.invars[0]):
+        if zeros_below(program, eqn):
             found = [*found, *_axes_of_updates(eqn)]
         return found
 
     return axes
 
 
-def _is_zeros(program: Program, x: Any) -> bool:
-    if not is_variable(x):
-        return bool(x.val == 0)
-    p = program.producer[x]
-    if p == INPUT or primitive_name(program.eqns[p]) != "broadcast_in_dim":
-        return False
-    return _is_zeros(program, program.eqns[p].invars[0])
+def zeros_below(program: Program, eqn: JaxprEqn) -> list[int]:
+    """Return the equations that make the zeros which an equation scatters a sum onto, if it does.
+
+    Args:
+        program: The program.
+        eqn: An equation of it.
+    """
+    if primitive_name(eqn) != "scatter-add":
+        return []
+    found: list[int] = []
+    x: Any = eqn.invars[0]
+    while isinstance(x, Var):
+        p = program.producer[x]
+        if p == INPUT or primitive_name(program.eqns[p]) != "broadcast_in_dim":
+            return []
+        found.append(p)
+        x = program.eqns[p].invars[0]
+    return found if x.val == 0 else []
 
 
 def _axes_of_updates(eqn: JaxprEqn) -> list[IndependentAxis]:

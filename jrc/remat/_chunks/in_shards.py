@@ -36,6 +36,7 @@ from jrc._jaxpr import (
     independent_axes,
     slice_program,
     sliced,
+    zeros_below,
 )
 from jrc._specs import without_axes
 from jrc._tree import is_floating
@@ -211,15 +212,21 @@ def _sum_of_parts(x: Any) -> Any:
     return jnp.sum(x, axis=0, dtype=raised(x.dtype)).astype(x.dtype)
 
 
-def region_program(slices: Slices, results: Sequence[Any]) -> Program:
-    """Return a region as a program of its own, with the cheap values that it makes inside.
+def region_program(slices: Slices, results: Sequence[Any]) -> tuple[Program, dict[int, int]]:
+    """Return a region as a program of its own, and where its inputs are cut.
+
+    The cheap values that it makes inside are in the program, and zeros that it sums onto.
 
     Args:
         slices: What runs on slices.
         results: Values that others read.
     """
+    program = slices.program
     run = {step.position for step in slices.steps}
-    return Program(slices.program.cut(run, results))
+    run |= {p for q in run for p in zeros_below(program, program.eqns[q])}
+    alone = Program(program.cut(run, results))
+    position = {v: i for i, v in enumerate(alone.jaxpr.invars)}
+    return alone, {position[v]: at for v, at in slices.given if v in position}
 
 
 def parts_of(inputs: Sequence[Any], split: SplitValues) -> list[PartsOf]:

@@ -27,6 +27,7 @@ from jrc._jaxpr import (
     MadeInside,
     Program,
     Slices,
+    counted,
     equation_flops,
     facts_of,
     has_effects,
@@ -230,6 +231,8 @@ class _Growth:
         results = tuple(self._leaving())
         if slices.after or slices.parts < 2 or any(v not in slices.made for v in results):
             raise _NoRegion
+        if not slices.given and not counted(slices):
+            raise _NoRegion  # all slices are the same
         equations = tuple(sorted(self.inside))
         return Region(
             slices, equations, inputs, results, self.wide, self._width(), self._edge(slices)

@@ -15,6 +15,7 @@ from typing import Any
 
 from jrc._jaxpr import (
     INPUT,
+    Dependent,
     Program,
     SplitValues,
     copy_for_readers,
@@ -27,6 +28,7 @@ from jrc._jaxpr import (
     shape_of,
     without_mesh_axes,
 )
+from jrc._tree import is_floating
 from jrc.remat._chunks.chunks import Chunks, Shards
 from jrc.remat._chunks.copies import Copies, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
@@ -202,16 +204,23 @@ class _Devices:
     def _names(self, v: Any, axis: int) -> set[str]:
         return set(self._split.of(self._original[v])[axis]) if self._split else set()
 
+    def _is_weight(self, v: Any) -> bool:
+        is_data = self._split is not None and self._original[v] in self._split.data
+        return is_floating(v.aval) and bool(shape_of(v)) and not is_data
+
     def placed(self, region: Region, path: tuple[int, ...]) -> RegionInside | None:
         """Return a region with how devices split it; `None` if slices would lie across them."""
         slices = region.slices
         if self._split is None:
             return RegionInside(self.part, region, path, (), slices.parts)
-        alone = region_program(slices, region.results)
-        inputs = alone.jaxpr.invars
-        axes = {i: region.inputs[v] for i, v in enumerate(inputs) if v in region.inputs}
-        parts = parts_of([self._original[v] for v in inputs], self._split)
-        sharded = sharded_region(alone, axes, parts)
+        alone, axes = region_program(slices, region.results)
+        parts = parts_of([self._original[v] for v in alone.jaxpr.invars], self._split)
+        try:
+            sharded = sharded_region(alone, axes, parts)
+        except (Dependent, ValueError):
+            return None
+        if len(sharded.parts) < len(parts) and any(map(self._is_weight, slices.whole)):
+            return None  # its gradient would be summed over devices in each chunk
         known = {name for each in sharded.parts for name in each.names}
         along = set().union(*(self._names(v, at) for v, at in slices.axes.items()))
         if not along <= known or sharded.slices.parts < 2:
@@ -236,7 +245,7 @@ def chunks_of(
         parts: How devices split it.
     """
     wide: Any = region.wide
-    inputs = region_program(region.slices, region.results).jaxpr.invars
+    inputs = region_program(region.slices, region.results)[0].jaxpr.invars
     shards = tuple(
         Shards(
             each.names,

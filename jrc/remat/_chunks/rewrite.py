@@ -151,9 +151,8 @@ def _sharded(
     program: Program, choice: Chunks, slices: Slices, results: Sequence[Any]
 ) -> tuple[Program, ShardedRegion]:
     """A region as a program of its own, and how its parts run."""
-    alone = region_program(slices, results)
+    alone, axes = region_program(slices, results)
     position = {v: i for i, v in enumerate(alone.jaxpr.invars)}
-    axes = _positions(program, choice.cut, position)
     parts = [
         PartsOf(_positions(program, each.cut, position), each.parts, each.names)
         for each in choice.shards

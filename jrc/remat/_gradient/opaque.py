@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jrc._jaxpr import (
+    UNKNOWN,
     Program,
     call_name,
     can_rebuild,
@@ -60,7 +61,8 @@ class Opaque:
         """One line: what, where, and its bytes."""
         times = f"{self.times:,} x " if self.times > 1 else ""
         fate = "recomputed" if self.recomputed else "saved"
-        return f"{times}{self.name} at {self.place}, {memory_text(self.bytes)} {fate}"
+        where = "" if self.place == UNKNOWN else f" at {self.place}"
+        return f"{times}{self.name}{where}, {memory_text(self.bytes)} {fate}"
 
 
 def opaque_equations(
@@ -186,4 +188,6 @@ def _opaque(program: Program, p: int, active: Collection[Any], times: int) -> Op
     size = residuals_of(run, [v.aval for v in given], perturbed).bytes
     function = call_name(eqn)
     name = primitive_name(eqn) + (f" of {function}" if function else "")
+    if function == "loss_in_chunks":  # what chunks of this package compute beside their values
+        name = "gradients beside a sum in chunks"
     return Opaque(name, place(eqn), times, size * times)

@@ -220,3 +220,35 @@ def test_an_axis_of_the_mesh_is_left_out_of_a_program():
     (constraint,) = loop.params["jaxpr"].eqns
     assert constraint.params["sharding"].spec == P(("model",), P.UNCONSTRAINED)
     assert without_mesh_axes(part, []) is part
+
+
+def test_rows_of_a_table_and_sums_of_messages_on_a_mesh():
+    """What is read is gathered inside of the region; sums are scattered onto zeros."""
+    mesh = mesh_of(AxisType.Auto)
+    table, ids = DRAW.normal(size=(64, WIDTH)).astype(np.float32), DRAW.integers(0, 64, 4096)
+
+    def messages(params, table, ids):
+        sent = jnp.tanh(jnp.tanh(table[ids] @ params["a"]) @ params["head"])
+        return jnp.mean(jax.ops.segment_sum(sent @ params["head"].T, ids // 2, 32) ** 2)
+
+    weights = jax.tree.map(lambda _: P(), PARAMS)
+    args = (put(PARAMS, weights, mesh), *put((table, ids), (P(), P("data")), mesh))
+    run, chunks = chunked_in_shards(messages, args, 2**20, 2**20)
+    assert chunks and all(each.shards for each in chunks)
+    wanted, found = (jax.jit(jax.value_and_grad(f))(*args) for f in (messages, run))
+    for a, b in zip(*map(jax.tree.leaves, (wanted, found)), strict=True):
+        np.testing.assert_allclose(a, b, atol=4e-6 * float(jnp.abs(a).max()), rtol=0)
+
+
+def test_what_is_the_same_in_all_slices_is_no_region():
+    def loss(w, x):
+        mask = jax.lax.broadcasted_iota(jnp.int32, (64, 2048), 0) % 3 == 0
+        y = jnp.where(mask, jnp.tanh(x @ w), 0.1)
+        return jnp.mean(jnp.cumsum(jnp.sort(y, axis=0), axis=1) ** 2)
+
+    args = jnp.ones((8, 2048)) / 10, jnp.ones((64, 8))
+    program = inlined_program(jax.make_jaxpr(loss)(*args))
+    for narrow in (2**15, 2**16, 2**17, 2**18):
+        chunks = [each.chunks(2**14) for each in regions_within(program, narrow, inlined_program)]
+        (found,) = in_chunks(program, list(filter(None, chunks)), inlined_program)(*args)
+        np.testing.assert_allclose(found, loss(*args), rtol=1e-6)
