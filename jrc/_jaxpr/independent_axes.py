@@ -151,9 +151,13 @@ def _derivative_of(eqn: JaxprEqn) -> Jaxpr:
 
 
 def _custom_jvp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
-    """Of a function with a derivative of its own; both must compute slices by themselves."""
+    """Of a function with a derivative of its own; both must compute slices by themselves.
+
+    On an explicit mesh the rule was traced for the types of the whole, not of a part.
+    """
     found = _calls(eqn, operand, axis)
-    if found is None:
+    meshes = [getattr(getattr(x.aval, "sharding", None), "mesh", None) for x in eqn.invars]
+    if found is None or any(mesh and mesh.explicit_axes for mesh in meshes):
         return None
     floating = floating_operands(eqn)
     given = (*found.operands, *(found.operands[i] for i in floating))
