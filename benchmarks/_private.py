@@ -119,7 +119,7 @@ class PlanSearch:
         nothing = (0,) * len(graph.sizes)
         nodes = tuple(
             dataclasses.replace(
-                node, cotangent_bytes=0, operands=(), cost=node.cost * _is_product(program, node)
+                node, momentary_bytes=0, operands=(), cost=node.cost * _is_product(program, node)
             )
             for node in graph.nodes
         )
