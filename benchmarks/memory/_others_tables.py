@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table, mib
 from benchmarks.memory._others.catalogue import package_of
+from benchmarks.memory._zoo_tables import peak_and_cost
 
 Figures = Mapping[str, Any]
 FIGURES = {"time": "stated", "flops": "flops"}
@@ -79,7 +80,7 @@ def _row(name: str, found: Figures, aim: str) -> Sequence[str]:
     return (
         f"{name} ({package_of(name)})",
         mib(base["peak"], 1),
-        *(_cell(row, base, figure) for row in cells),
+        *(peak_and_cost(row, base, figure) for row in cells),
         "; ".join(beaten) or "-",
     )
 
@@ -88,15 +89,6 @@ def authors_way(hand: Figures) -> str:
     """Return the name of the authors' leanest way; empty where they offer none."""
     offered = [way for way, row in hand.items() if way.startswith("authors") and "peak" in row]
     return min(offered, key=lambda way: hand[way]["peak"], default="")
-
-
-def _cell(row: Figures | None, base: Figures, figure: str) -> str:
-    if row is None:
-        return "-"
-    if "peak" not in row:
-        return "failed"
-    known = row.get(figure) and base.get(figure)
-    return mib(row["peak"], 1) + (f" ({row[figure] / base[figure]:.3f})" if known else "")
 
 
 def beating(found: Figures, key: str) -> list[str]:

@@ -186,14 +186,15 @@ def _row(name: str, found: Figures, keys: Sequence[str], aim: str) -> Iterator[s
     yield name
     yield mib(hand["nothing"]["peak"], 1)
     for row in (hand.get("each block"), *map(plans.get, keys)):
-        yield _peak_and_cost(row, hand["nothing"], AIMS[aim][0])
+        yield peak_and_cost(row, hand["nothing"], AIMS[aim][0])
     beaten = {key: names for key, names in beating(found).items() if key in keys}
     ways = [f"{way} (at {_budget(key)})" for key, names in beaten.items() for way in names]
     yield ", ".join(ways) or "-"
     yield description(name)
 
 
-def _peak_and_cost(row: Figures | None, base: Figures, figure: str) -> str:
+def peak_and_cost(row: Figures | None, base: Figures, figure: str) -> str:
+    """Return a peak in MiB, and in brackets a figure over that of the baseline."""
     if row is None:
         return "-"
     if "peak" not in row:

@@ -20,7 +20,6 @@ than 1 % more than a way by hand within its budget, or has other gradients.
 
 import argparse
 import functools
-import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,11 +28,12 @@ import jax
 
 import jrc
 from benchmarks._lib import platform
-from benchmarks._lib.command import Benchmark, Run, names_of
+from benchmarks._lib.command import Benchmark, Run
 from benchmarks._lib.gradient import Cache
 from benchmarks._lib.report import Report
 from benchmarks.memory import _others_tables
 from benchmarks.memory._others.catalogue import NAMES, make, missing
+from benchmarks.memory._plan_options import add_plan_options
 from benchmarks.memory.zoo import (
     AIMS,
     Compiler,
@@ -134,12 +134,7 @@ def problems(report: Report) -> Iterator[str]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the programs."""
-    add = parser.add_argument
-    add("--models", type=names_of(NAMES), default=list(NAMES), help="default: all")
-    add("--minimize", type=names_of(AIMS), default=list(AIMS), help="default: time,flops")
-    add("--target", default="", help="an accelerator that need not be there, such as h100")
-    add("--resume", action="store_true", help="leave rows alone that --out has")
-    add("--cache", type=pathlib.Path, help="folder for what XLA states of programs")
+    add_plan_options(parser, NAMES, AIMS)
 
 
 BENCHMARK = Benchmark(

@@ -27,7 +27,6 @@ computed.
 import argparse
 import dataclasses
 import functools
-import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +36,7 @@ import jax
 
 import jrc
 from benchmarks._lib import platform
-from benchmarks._lib.command import Benchmark, Run, names_of
+from benchmarks._lib.command import Benchmark, Run
 from benchmarks._lib.gradient import UNFUSED, Cache
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table
@@ -49,6 +48,7 @@ from benchmarks._private import (
     program_figures,
 )
 from benchmarks.memory import _zoo_tables
+from benchmarks.memory._plan_options import add_plan_options
 from tests.zoo.catalogue import NAMES, make, missing
 from tests.zoo.program import Program, gradient, gradient_error
 
@@ -253,12 +253,7 @@ def _allowed(row: dict[str, Any], tolerance: float) -> float:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the models."""
-    add = parser.add_argument
-    add("--models", type=names_of(NAMES), default=list(NAMES), help="default: all")
-    add("--minimize", type=names_of(AIMS), default=list(AIMS), help="default: time,flops")
-    add("--target", default="", help="an accelerator that need not be there, such as h100")
-    add("--resume", action="store_true", help="leave rows alone that --out has")
-    add("--cache", type=pathlib.Path, help="folder for what XLA states of programs")
+    add_plan_options(parser, NAMES, AIMS)
 
 
 BENCHMARK = Benchmark(

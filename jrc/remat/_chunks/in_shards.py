@@ -212,7 +212,7 @@ def _sum_of_parts(x: Any) -> Any:
     return jnp.sum(x, axis=0, dtype=raised(x.dtype)).astype(x.dtype)
 
 
-def region_program(slices: Slices, results: Sequence[Any]) -> tuple[Program, dict[int, int]]:
+def region_alone(slices: Slices, results: Sequence[Any]) -> tuple[Program, dict[int, int]]:
     """Return a region as a program of its own, and where its inputs are cut.
 
     The cheap values that it makes inside are in the program, and zeros that it sums onto.

@@ -32,7 +32,7 @@ from jrc._tree import is_floating
 from jrc.remat._chunks.chunks import Chunks, Shards
 from jrc.remat._chunks.copies import Copies, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
-from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_program, sharded_region
+from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
 from jrc.remat._chunks.regions import Region, region_of_widest, wide_regions
 
 Inline = Callable[[Any], Program]
@@ -213,7 +213,7 @@ class _Devices:
         slices = region.slices
         if self._split is None:
             return RegionInside(self.part, region, path, (), slices.parts)
-        alone, axes = region_program(slices, region.results)
+        alone, axes = region_alone(slices, region.results)
         parts = parts_of([self._original[v] for v in alone.jaxpr.invars], self._split)
         try:
             sharded = sharded_region(alone, axes, parts)
@@ -245,7 +245,7 @@ def chunks_of(
         parts: How devices split it.
     """
     wide: Any = region.wide
-    inputs = region_program(region.slices, region.results)[0].jaxpr.invars
+    inputs = region_alone(region.slices, region.results)[0].jaxpr.invars
     shards = tuple(
         Shards(
             each.names,

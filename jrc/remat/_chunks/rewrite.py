@@ -12,7 +12,7 @@ True
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +34,7 @@ from jrc._jaxpr import (
     without_mesh_axes,
 )
 from jrc.remat._chunks.chunks import Chunks, Place
-from jrc.remat._chunks.in_shards import PartsOf, ShardedRegion, region_program
+from jrc.remat._chunks.in_shards import PartsOf, ShardedRegion, region_alone
 from jrc.remat._chunks.regions_within import Inline, inlined
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
 from jrc.remat._gradient.activity import active_variables
@@ -96,7 +96,7 @@ def _in_chunks(
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
         for step in order:
             if isinstance(step, int):
-                made = runs[step](_Renamed(values, original))
+                made = runs[step]({v: values[w] for v, w in original.items() if w in values})
                 named = [original[v] for v in regions[step][1]]
                 values |= dict(zip(named, made, strict=True))
             else:
@@ -106,22 +106,6 @@ def _in_chunks(
         return program.results(values)
 
     return run
-
-
-class _Renamed(Mapping[Any, Any]):
-    """The values of a program under the names that they have in the program of one part."""
-
-    def __init__(self, values: Mapping[Any, Any], original: Mapping[Any, Any]) -> None:
-        self._values, self._original = values, original
-
-    def __getitem__(self, v: Any) -> Any:
-        return self._values[self._original[v]]
-
-    def __iter__(self) -> Iterator[Any]:
-        return (v for v, w in self._original.items() if w in self._values)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def _region_run(
@@ -151,7 +135,7 @@ def _sharded(
     program: Program, choice: Chunks, slices: Slices, results: Sequence[Any]
 ) -> tuple[Program, ShardedRegion]:
     """A region as a program of its own, and how its parts run."""
-    alone, axes = region_program(slices, results)
+    alone, axes = region_alone(slices, results)
     position = {v: i for i, v in enumerate(alone.jaxpr.invars)}
     parts = [
         PartsOf(_positions(program, each.cut, position), each.parts, each.names)
