@@ -65,7 +65,7 @@ def problems_in_chunks(
         look_at(_fewer_bytes(regions, temporaries, problem.devices))
     different: dict[Any, Problem] = {}
     for _, each in sorted(found.values(), key=lambda each: each[0]):
-        different.setdefault(tuple(map(_about, each.options)), each)
+        different.setdefault(tuple(map(_about, each.solved)), each)
     return list(different.values())[: SETTINGS.chunked_problems_kept]
 
 
@@ -147,4 +147,4 @@ def _promised_cost(problem: Problem, temporaries: int) -> float:
         needed = option.peak * factor / temporaries
         return problem.predicted_cost(option) * max(needed, 1.0) ** SETTINGS.too_large_costs
 
-    return min(map(cost, problem.options))
+    return min(map(cost, problem.solved))

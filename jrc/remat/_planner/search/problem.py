@@ -102,7 +102,8 @@ class Problem:
         gradient: Its gradient program in the form that is to fit.
         front: The solver's options, the leanest first.
         baseline: The option that recomputes nothing.
-        manual: Manual plans, the leanest first.
+        make_manual: Returns manual plans, the leanest first. Of few ways to run a function in
+            chunks they are looked at, so that they are made when they are asked for.
         given: Bytes of arguments on one device.
         returned: Bytes of results: the function's and the gradients, which lie as arguments do.
         flops: FLOPs of the baseline's gradient program.
@@ -125,7 +126,7 @@ class Problem:
     gradient: Gradient
     front: tuple[Option, ...]
     baseline: Option
-    manual: tuple[Option, ...]
+    make_manual: Callable[[], tuple[Option, ...]]
     given: int
     returned: int
     flops: int
@@ -177,9 +178,13 @@ class Problem:
         returned = results + sum(sizes[v] for v in perturbed)
         found = _options(traced, perturbed, compiler, unit, request.link)
         baseline_cost = unit.total(gradient)
-        manual = list(found.manual)
-        if traced.regions:
-            manual.append(as_written_option(traced.written, at, unit, baseline_cost))
+
+        def make_manual() -> tuple[Option, ...]:
+            manual = found.make_manual()
+            if traced.regions:
+                manual.append(as_written_option(traced.written, at, unit, baseline_cost))
+            return tuple(sorted(manual, key=lambda each: (each.peak, each.cost)))
+
         left_to_jax = baseline_bytes(found.graph, found.options, residuals.bytes)
         # An option that recomputes nothing is the baseline, and shows what it needs at most.
         whole = min([left_to_jax, *(each.peak for each in found.front if not _recomputes(each))])
@@ -194,7 +199,7 @@ class Problem:
             else GradientInside(function, request.program),
             front=tuple(filter(_recomputes, found.front)),
             baseline=Option(whole, residuals.bytes, 0, Baseline, BASELINE, family="baseline"),
-            manual=tuple(sorted(manual, key=lambda each: (each.peak, each.cost))),
+            make_manual=make_manual,
             # XLA counts closed-over arrays as constants of the program, and not as its arguments.
             given=given // request.parts,
             returned=returned // request.parts,
@@ -217,14 +222,24 @@ class Problem:
             self,
             front=tuple(map(marked, self.front)),
             baseline=marked(self.baseline),
-            manual=tuple(map(marked, self.manual)),
+            make_manual=lambda: tuple(map(marked, self.manual)),
             chunks=chunks,
         )
+
+    @functools.cached_property
+    def manual(self) -> tuple[Option, ...]:
+        """Manual plans, the leanest first."""
+        return self.make_manual()
+
+    @property
+    def solved(self) -> tuple[Option, ...]:
+        """The options of the solver, and the baseline."""
+        return (*self.front, self.baseline)
 
     @property
     def options(self) -> tuple[Option, ...]:
         """All options: those of the solver, the baseline, and manual plans."""
-        return (*self.front, self.baseline, *self.manual)
+        return (*self.solved, *self.manual)
 
     @property
     def own(self) -> int:
@@ -289,7 +304,7 @@ class _Found:
     graphs: Mapping[Any, CostGraph]
     options: Options
     front: list[Option]
-    manual: list[Option]
+    make_manual: Callable[[], list[Option]]
 
 
 def _options(
@@ -314,12 +329,17 @@ def _options(
     )
     front = spread_options(front, 3 * graph.cost, SETTINGS.options)
     on_device = {k: [each for each in some if not each.host] for k, some in options.items()}
-    manual = manual_options(program, graph, on_device)
-    if any(each.host for each in front):
-        # What moves less than the model says must not hide what was reached without it.
-        lean = front_of(graph, on_device, most=1)
-        manual += [dataclasses.replace(each, name="leanest with nothing moved") for each in lean]
-    return _Found(graph, graphs, options, front, manual)
+
+    def make_manual() -> list[Option]:
+        manual = manual_options(program, graph, on_device)
+        if any(each.host for each in front):
+            # What moves less than the model says must not hide what was reached without it.
+            lean = front_of(graph, on_device, most=1)
+            name = "leanest with nothing moved"
+            manual += [dataclasses.replace(each, name=name) for each in lean]
+        return manual
+
+    return _Found(graph, graphs, options, front, make_manual)
 
 
 def _unit(request: Request, device: Device | None, compiler: Compiler) -> CostUnit:

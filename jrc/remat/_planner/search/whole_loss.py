@@ -162,7 +162,7 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
         gradient=dataclasses.replace(problem.gradient, function=function),  # type: ignore[type-var]
         front=tuple(map(of_all_chunks, inner.front)),
         baseline=of_all_chunks(inner.baseline),
-        manual=tuple(map(of_all_chunks, inner.manual)),
+        make_manual=lambda: tuple(map(of_all_chunks, inner.manual)),
         given=problem.given,
         returned=problem.returned,
         flops=problem.flops,

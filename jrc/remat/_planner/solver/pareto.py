@@ -6,6 +6,7 @@ everything; where too many remain, they are thinned evenly.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +35,12 @@ class Labels:
 
     def take(self, which: Any) -> "Labels":
         """Return some of the labels."""
-        return Labels(*(getattr(self, f.name)[which] for f in dataclasses.fields(self)))
+        return Labels(*(x[which] for x in self.columns))
+
+    @property
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """All arrays, in the order of the attributes."""
+        return self.open, self.rest, self.cost, self.saved, self.step
 
 
 class DecisionTree:
@@ -84,8 +90,10 @@ class ParetoFilter:
         """Return the front of all these labels; `closed` where no region is open."""
         if len(parts) == 1 and len(parts[0].cost) == 1:
             return parts[0]
-        fields = [f.name for f in dataclasses.fields(Labels)]
-        labels = Labels(*(np.concatenate([getattr(p, f) for p in parts]) for f in fields))
+        labels = parts[0]
+        if len(parts) > 1:
+            columns = zip(*(part.columns for part in parts), strict=True)
+            labels = Labels(*map(np.concatenate, columns))
         labels = labels.take(np.lexsort((labels.saved, labels.open, labels.cost, labels.rest)))
         if closed and self.times == 1:
             return self._thinned(falling_cost(labels), self.limit)
@@ -99,11 +107,12 @@ class ParetoFilter:
             cells = rest_cells * 1000 + other * SETTINGS.coarse_open // self.scale
             labels = labels.take(_cheapest_of_each(cells, labels.cost))
         # Sorted by `rest`: only an earlier label can dominate, and of equal ones the first stays.
-        order = np.arange(len(labels.cost))
-        dominates = order[:, None] < order[None, :]
+        n = len(labels.cost)
+        dominates = _earlier(1 << n.bit_length())[:n, :n].copy()
         for x in (labels.open, labels.cost, *([labels.saved] if self.times > 1 else [])):
-            dominates &= x[:, None] <= x[None, :]
-        return labels.take(~dominates.any(0))
+            dominates &= x[:, None] <= x
+        is_dominated = dominates.any(0)
+        return labels.take(~is_dominated) if is_dominated.any() else labels
 
     def _thinned(self, labels: Labels, limit: int) -> Labels:
         """About `limit` labels, evenly spread; the ends stay."""
@@ -121,6 +130,12 @@ def falling_cost(labels: Labels) -> Labels:
     """Return, of labels sorted by `rest`, those of less cost than all before them."""
     best = np.minimum.accumulate(labels.cost)
     return labels.take(np.concatenate([[True], labels.cost[1:] < best[:-1]]))
+
+
+@functools.cache
+def _earlier(n: int) -> np.ndarray:
+    """Whether label i is in front of label j, for n labels."""
+    return np.tri(n, n, -1, dtype=bool).T
 
 
 def _cheapest_of_each(cells: np.ndarray, cost: np.ndarray) -> np.ndarray:
