@@ -28,6 +28,7 @@ from jrc._jaxpr.cost import live_flops as live_flops
 from jrc._jaxpr.cost import nbytes as nbytes
 from jrc._jaxpr.cost import own_flops as own_flops
 from jrc._jaxpr.cost import stated_cost as stated_cost
+from jrc._jaxpr.custom_derivatives import tangents_of as tangents_of
 from jrc._jaxpr.dce import LiveEquation as LiveEquation
 from jrc._jaxpr.dce import live_equations as live_equations
 from jrc._jaxpr.equations import call_name as call_name
@@ -45,7 +46,6 @@ from jrc._jaxpr.equations import sharding_of as sharding_of
 from jrc._jaxpr.equations import walk as walk
 from jrc._jaxpr.gradient_gate import gate as gate
 from jrc._jaxpr.gradient_gate import stops_gradient as stops_gradient
-from jrc._jaxpr.independent_axes import derivative_of as derivative_of
 from jrc._jaxpr.independent_axes import independent_axes as independent_axes
 from jrc._jaxpr.inline import inline_all as inline_all
 from jrc._jaxpr.inline import inline_marked as inline_marked

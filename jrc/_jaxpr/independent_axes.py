@@ -7,23 +7,22 @@
 [(0, 1)]
 """
 
+import dataclasses
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import Jaxpr, JaxprEqn
 
-from jrc._jaxpr.atoms import abstract, is_variable, shape_of
+from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.control_flow import loop_parts
-from jrc._jaxpr.equations import has_effects, inner_program, inner_programs
+from jrc._jaxpr.custom_derivatives import cotangents_of, floating_positions, tangents_of
+from jrc._jaxpr.equations import has_effects, inner_programs
 from jrc._jaxpr.inline import inline_all
 from jrc._jaxpr.primitives import facts_of, primitive_name
-from jrc._jaxpr.program import Program, evaluate
+from jrc._jaxpr.program import Program
 from jrc._jaxpr.slices import Dependent, counted, sliced
-from jrc._tree import is_floating
 
 Axes = tuple[int | None, ...]
 
@@ -33,8 +32,8 @@ def independent_axes(
 ) -> Sequence[IndependentAxis]:
     """Return the axes along which an equation computes each slice by itself.
 
-    Those of a loop, a conditional, a `custom_jvp` function or a `jax.checkpoint` region are those
-    of the programs inside.
+    Those of a loop, a conditional, a function with a derivative of its own or a `jax.checkpoint`
+    region are those of the programs inside.
 
     Args:
         eqn: The equation.
@@ -66,14 +65,20 @@ def axes_of_program(
 
     Returns:
         `None` if the axis is not independent, an input is read in slices and as a whole too, or a
-        result does not have the axis.
+        result neither has the axis nor is a sum over it, whose axis is `None`.
     """
     inputs = program.jaxpr.invars
     axes = {v: a for v, a in zip(inputs, given, strict=True) if a is not None}
-    try:
-        slices = sliced(program, axes, axes_of)
-    except Dependent:
-        return None
+    while True:
+        try:
+            slices = sliced(program, axes, axes_of)
+        except Dependent:
+            return None
+        # What reads another input that is cut too runs on slices as well.
+        more = {v: at for v, at in slices.given if v in inputs and v not in axes}
+        if not more:
+            break
+        axes |= more
     places = dict(slices.given)
     before = [program.eqns[p] for p in slices.before]
     whole = {*slices.whole, *(x for eqn in before for x in eqn.invars if is_variable(x))}
@@ -83,6 +88,9 @@ def axes_of_program(
     if is_whole_too or is_inside or counted(slices) or any(map(has_effects, before)):
         return None
     results = tuple(slices.axes.get(x) if is_variable(x) else None for x in program.jaxpr.outvars)
+    pairs = zip(program.jaxpr.outvars, results, strict=True)
+    if any(at is None and x not in slices.sums for x, at in pairs):
+        return None
     return tuple(places.get(v, axes.get(v)) for v in inputs), results, slices.parts
 
 
@@ -106,73 +114,52 @@ def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
     return IndependentAxis((*(None for _ in range(first)), *axes), results, parts)
 
 
-def floating_operands(eqn: JaxprEqn) -> list[int]:
-    """Return which operands of an equation have tangents."""
-    return [i for i, x in enumerate(eqn.invars) if is_floating(x.aval)]
-
-
-_DERIVATIVES: weakref.WeakKeyDictionary[Jaxpr, Jaxpr] = weakref.WeakKeyDictionary()
-
-
-def derivative_of(eqn: JaxprEqn) -> Jaxpr:
-    """Return the program of a `custom_jvp` call's results, and of the tangents of floating ones.
-
-    Its inputs are the operands, then the tangents of floating ones.
-    """
-    key = inner_program(eqn)
-    if key not in _DERIVATIVES:
-        _DERIVATIVES[key] = _derivative_of(eqn)
-    return _DERIVATIVES[key]
-
-
-def _derivative_of(eqn: JaxprEqn) -> Jaxpr:
-    floating = floating_operands(eqn)
-    inputs: list[Any] = [Var(x.aval) for x in eqn.invars]
-    outputs = [Var(x.aval) for x in eqn.outvars]
-    alone = inner_program(eqn).replace(
-        constvars=[],
-        invars=inputs,
-        outvars=outputs,
-        eqns=[eqn.replace(invars=inputs, outvars=outputs)],
-        effects=eqn.effects,
-    )
-
-    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        def run(*chosen: Any) -> list[Any]:
-            new = dict(zip(floating, chosen, strict=True))
-            return evaluate(alone)(*(new.get(i, x) for i, x in enumerate(primals)))
-
-        given = [primals[i] for i in floating]
-        results, made = jax.jvp(run, given, list(tangents))
-        return results, [t for x, t in zip(results, made, strict=True) if is_floating(x)]
-
-    whole = [abstract(x) for x in eqn.invars]
-    return jax.make_jaxpr(derivative)(whole, [whole[i] for i in floating])
-
-
 def _custom_jvp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
-    """Of a function with a derivative of its own; both must compute slices by themselves.
-
-    On an explicit mesh the rule was traced for the types of the whole, not of a part.
-    """
-    found = _calls(eqn, operand, axis)
-    meshes = [getattr(getattr(x.aval, "sharding", None), "mesh", None) for x in eqn.invars]
-    if found is None or any(mesh and mesh.explicit_axes for mesh in meshes):
+    """Of a function with tangents of its own; both must compute slices by themselves."""
+    found = _with_own_derivative(eqn, operand, axis)
+    if found is None:
         return None
-    floating = floating_operands(eqn)
-    given = (*found.operands, *(found.operands[i] for i in floating))
-    tangents = (at for at, x in zip(found.results, eqn.outvars, strict=True) if is_floating(x.aval))
-    derivative = axes_of_program(_program(derivative_of(eqn)), given, _of_values)
-    is_same = derivative is not None and derivative[:2] == (given, (*found.results, *tangents))
-    return found if is_same else None
+    given = [*found.operands, *(found.operands[i] for i in floating_positions(eqn.invars))]
+    made = [*found.results, *(found.results[i] for i in floating_positions(eqn.outvars))]
+    return _if_same(found, tangents_of(eqn), given, made)
+
+
+def _custom_vjp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+    """Of a function with cotangents of its own; those of what every slice reads are sums."""
+    found = _with_own_derivative(eqn, operand, axis)
+    if found is None:
+        return None
+    derivative = cotangents_of(eqn)
+    given = [*found.operands, *(found.results[i] for i in floating_positions(eqn.outvars))]
+    made = [*found.results, *(found.operands[i] for i in derivative.operands)]
+    return _if_same(found, derivative.program, given, made)
+
+
+def _with_own_derivative(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+    """Like `_calls`; on an explicit mesh the rule was traced for the types of the whole."""
+    meshes = [getattr(getattr(x.aval, "sharding", None), "mesh", None) for x in eqn.invars]
+    if any(mesh and mesh.explicit_axes for mesh in meshes):
+        return None
+    return _calls(eqn, operand, axis)
+
+
+def _if_same(
+    found: IndependentAxis, derivative: Jaxpr, given: Sequence[Any], made: Sequence[Any]
+) -> IndependentAxis | None:
+    """The axis of a function, if its derivative has it in the same places."""
+    inside = axes_of_program(_program(derivative), tuple(given), _of_values)
+    if inside is None or inside[:2] != (tuple(given), tuple(made)):
+        return None
+    return dataclasses.replace(found, parts=math.gcd(found.parts, inside[2]))
 
 
 def _of_values(eqn: JaxprEqn) -> Sequence[IndependentAxis]:
-    """The axes inside of a derivative: of a `custom_jvp` call there, not of its own derivative.
+    """The axes inside of a derivative: of a function there, not of its own derivative.
 
     The rule of a function may call the function itself.
     """
-    return independent_axes(eqn, {**_INSIDE, "custom_jvp_call": _calls})
+    without = {"custom_jvp_call": _calls, "custom_vjp_call": _calls}
+    return independent_axes(eqn, {**_INSIDE, **without})
 
 
 def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
@@ -212,6 +199,7 @@ _INSIDE: dict[str, Callable[[JaxprEqn, int, int], Any]] = {
     "scan": _scan,
     "cond": _calls,
     "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
     "jit": _calls,
     "remat2": _calls,
 }

@@ -1,7 +1,7 @@
 """The program of one slice: equations of a program, on values of which one axis is shorter.
 
 >>> import jax, jax.numpy as jnp
->>> from jrc._jaxpr.independent_axes import derivative_of, floating_operands, independent_axes
+>>> from jrc._jaxpr.independent_axes import independent_axes
 >>> from jrc._jaxpr.slices import sliced
 >>> program = Program(jax.make_jaxpr(lambda x: jnp.tanh(x).reshape(6, 8))(jnp.ones((6, 2, 4))))
 >>> slices = sliced(program, {program.jaxpr.invars[0]: 0}, independent_axes)
@@ -9,6 +9,7 @@
 [(2, 2, 4), (2, 8)]
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,8 +20,14 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jrc._jaxpr.atoms import abstract, is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis, resized
 from jrc._jaxpr.control_flow import loop_parts
-from jrc._jaxpr.equations import inner_program, inner_programs
-from jrc._jaxpr.independent_axes import derivative_of, floating_operands, independent_axes
+from jrc._jaxpr.custom_derivatives import (
+    cotangents_of,
+    floating_positions,
+    split_at_cotangents,
+    tangents_of,
+)
+from jrc._jaxpr.equations import call_name, inner_program, inner_programs
+from jrc._jaxpr.independent_axes import independent_axes
 from jrc._jaxpr.inline import inline_all, splice
 from jrc._jaxpr.made_inside import counts_along
 from jrc._jaxpr.primitives import primitive_name
@@ -143,22 +150,63 @@ def _custom_jvp(
 ) -> Rewritten:
     """A function with a derivative of its own: both get slices."""
     call = _on_slices(inner_program(eqn), axis.operands, chunks)
-    floating = floating_operands(eqn)
+    floating = floating_positions(eqn.invars)
     places = [*axis.operands, *(axis.operands[i] for i in floating)]
 
-    @jax.custom_jvp
-    def function(*args: Any) -> list[Any]:
-        return evaluate(call)(*args)
+    function: Any = jax.custom_jvp(_as_function(call, eqn))
 
     @function.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         # Not before: the rule may call the function itself.
-        rule = _on_slices(derivative_of(eqn), places, chunks)
+        rule = _on_slices(tangents_of(eqn), places, chunks)
         found = evaluate(rule)(*primals, *(tangents[i] for i in floating))
         results, made = found[: len(avals)], iter(found[len(avals) :])
         zero = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
         return results, [next(made) if is_floating(x) else zero(x) for x in results]
 
+    return _called(function, eqn, invars)
+
+
+def _custom_vjp(
+    eqn: JaxprEqn, axis: IndependentAxis, chunks: int, invars: Sequence[Any], avals: Sequence[Any]
+) -> Rewritten:
+    """The same of a function with cotangents of its own."""
+    call = _on_slices(inner_program(eqn), axis.operands, chunks)
+    floating = floating_positions(eqn.outvars)
+    places = [*axis.operands, *(axis.results[i] for i in floating)]
+
+    @functools.cache
+    def rule() -> tuple[Jaxpr, Jaxpr]:
+        on_slices = _on_slices(cotangents_of(eqn).program, places, chunks)
+        return split_at_cotangents(on_slices, len(eqn.invars), len(eqn.outvars))
+
+    function: Any = jax.custom_vjp(_as_function(call, eqn))
+
+    def forward(*args: Any) -> Any:
+        found = evaluate(rule()[0])(*args)
+        return found[: len(avals)], found[len(avals) :]
+
+    def backward(saved: Any, cotangents: Any) -> tuple[Any, ...]:
+        made = evaluate(rule()[1])(*saved, *(cotangents[i] for i in floating))
+        of_operands = dict(zip(cotangents_of(eqn).operands, made, strict=True))
+        return tuple(of_operands.get(i) for i in range(len(eqn.invars)))  # None: zeros
+
+    function.defvjp(forward, backward)
+    return _called(function, eqn, invars)
+
+
+def _as_function(call: Jaxpr, eqn: JaxprEqn) -> Callable[..., list[Any]]:
+    """A program as a function with the name of the one that an equation calls."""
+
+    def run(*args: Any) -> list[Any]:
+        return evaluate(call)(*args)
+
+    run.__name__ = call_name(eqn) or run.__name__
+    return run
+
+
+def _called(function: Callable[..., Any], eqn: JaxprEqn, invars: Sequence[Any]) -> Rewritten:
+    """The equations that call a function in the place of an equation."""
     traced = jax.make_jaxpr(lambda *args: function(*args))(*map(abstract, invars))
     eqns, outvars = splice(traced, invars)
     return [each.replace(source_info=eqn.source_info) for each in eqns], outvars
@@ -189,6 +237,7 @@ _CONSTRUCTS: dict[str, Callable[..., Rewritten]] = {
     "jit": _with_programs,
     "remat2": _with_programs,
     "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
 }
 
 

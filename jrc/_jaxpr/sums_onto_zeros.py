@@ -53,15 +53,19 @@ def zeros_below(program: Program, eqn: JaxprEqn) -> list[int]:
     """
     if primitive_name(eqn) != "scatter-add":
         return []
+    return made_as_zeros(program, eqn.invars[0]) or []
+
+
+def made_as_zeros(program: Program, x: Any) -> list[int] | None:
+    """Return the equations that make a value which is a broadcast zero; `None` if it is none."""
     found: list[int] = []
-    x: Any = eqn.invars[0]
     while isinstance(x, Var):
         p = program.producer[x]
         if p == INPUT or primitive_name(program.eqns[p]) != "broadcast_in_dim":
-            return []
+            return None
         found.append(p)
         x = program.eqns[p].invars[0]
-    return found if x.val == 0 else []
+    return found if x.val == 0 else None
 
 
 def _axes_of_updates(eqn: JaxprEqn) -> list[IndependentAxis]:

@@ -24,6 +24,7 @@ from jrc._jaxpr.slices import counted
 
 X = jnp.sin(7.0 * jnp.arange(24.0)).reshape(2, 4, 3)
 Y = jnp.cos(5.0 * X)
+W = jnp.cos(3.0 * jnp.arange(12.0)).reshape(3, 4)
 S = jnp.stack([jnp.eye(3) * 3 + 0.1 * k for k in range(4)])
 AT = jnp.array([[0], [2], [1], [0]])
 IMAGE, KERNEL = jnp.sin(jnp.arange(96.0)).reshape(2, 4, 4, 3), jnp.ones((2, 2, 3, 4)) / 7
@@ -54,6 +55,28 @@ def doubled(x, y):
 def _(primals, tangents):
     x, y = primals
     return doubled(x, y), 2 * y * tangents[0] + tangents[1]
+
+
+@jax.custom_vjp
+def weighted(x, y, w):
+    return jnp.tanh(x) * y @ w, x > y
+
+
+def _weighted_forward(x, y, w):
+    return weighted(x, y, w), (x, y, w)
+
+
+def _weighted_backward(read, cotangents):
+    (x, y, w), g = read, cotangents[0]
+    return 2 * (g @ w.T) * y, jnp.zeros_like(y), jnp.einsum("abc,abd->cd", x, g)
+
+
+weighted.defvjp(_weighted_forward, _weighted_backward)
+
+
+def of_weighted(x, y, w):
+    results, vjp = jax.vjp(weighted, x, y, w)
+    return results, vjp((jnp.sin(results[0]), np.zeros(results[1].shape, jax.dtypes.float0)))
 
 
 def steps(x, y):
@@ -106,6 +129,7 @@ SAMPLES = {
     "solve_triangular": (
         lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True), S, S + 1),
     "relu": (jax.nn.relu, X), "custom_jvp": (doubled, X, Y), "scan": (steps, X, Y),
+    "custom_vjp": (weighted, X, Y, W), "derivative of a custom_vjp": (of_weighted, X, Y, W),
     "cond": (lambda x, y: lax.cond(x[0, 0, 0] > 0, lambda a, b: a + b, lambda a, b: a, x, y), X, Y),
     "checkpoint": (jax.checkpoint(lambda x, y: jnp.sin(x) @ y[0].T), X, Y),
     "logsumexp": (lambda x: jax.nn.logsumexp(x, 1), X), "softmax": (jax.nn.softmax, X),

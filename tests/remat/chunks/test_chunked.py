@@ -292,6 +292,65 @@ def test_a_rule_that_closes_over_the_axis_is_refused():
         jrc.chunked(fn, chunks=2)(X)
 
 
+@jax.custom_vjp
+def cross_entropy(logits, labels, z_loss):
+    log_z = jax.nn.logsumexp(logits, -1)
+    return log_z - jnp.take_along_axis(logits, labels[:, None], 1)[:, 0] + z_loss * log_z**2
+
+
+def _forward(logits, labels, z_loss):
+    return cross_entropy(logits, labels, z_loss), (logits, labels, z_loss)
+
+
+def _backward(read, g):
+    logits, labels, z_loss = read
+    log_z = jax.nn.logsumexp(logits, -1)
+    weights = g * (1 + 2 * z_loss * log_z)
+    hits = jax.nn.one_hot(labels, logits.shape[1])
+    gradient = weights[:, None] * jax.nn.softmax(logits) - g[:, None] * hits
+    return 3 * gradient, None, jnp.sum(g * log_z**2)  # 3: no derivative of the function itself
+
+
+cross_entropy.defvjp(_forward, _backward)
+
+
+@pytest.mark.parametrize("mean", [jnp.mean, lambda x: x], ids=["a sum", "of each"])
+def test_a_function_with_cotangents_of_its_own_keeps_them(mean):
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, w = jax.random.normal(keys[0], (24, 6)), jax.random.normal(keys[1], (6, 50))
+    labels, z_loss = jax.random.randint(keys[2], (24,), 0, 50), jnp.float32(0.1)
+    fn = lambda w, z, x: mean(cross_entropy(x @ w, labels, z))  # noqa: E731
+    cut = lambda w, z, x, labels: mean(cross_entropy(x @ w, labels, z))  # noqa: E731
+    lean = jrc.chunked(cut, (None, None, 0, 0), chunks=4)
+    of_all = lambda fn: lambda *args: jnp.sum(jnp.log1p(fn(*args)))  # noqa: E731
+    want = jax.jit(jax.value_and_grad(of_all(fn), (0, 1, 2)))(w, z_loss, x)
+    got = jax.jit(jax.value_and_grad(of_all(lambda *args: lean(*args, labels)), (0, 1, 2)))(
+        w, z_loss, x
+    )
+    close(got, want)
+    jaxpr = jax.make_jaxpr(lean)(w, z_loss, x, labels)
+    assert "cross_entropy" in str(jaxpr)
+    assert "f32[24,50]" not in str(jaxpr)
+
+
+@pytest.mark.parametrize("backward", [
+    lambda _, g: (g / jnp.sum(g),), lambda _, g: (g * jnp.arange(24.0)[:, None],),
+    lambda _, g: (jnp.flip(g, 0),),
+])  # fmt: skip
+def test_cotangents_that_depend_on_other_slices_are_refused(backward):
+    fn = jax.custom_vjp(lambda x: x * 2)
+    fn.defvjp(lambda x: (x * 2, None), backward)
+    with pytest.raises(ValueError, match="custom_vjp_call.* does not compute slices"):
+        jrc.chunked(fn, chunks=2)(X)
+
+
+def test_cotangents_of_what_is_read_whole_are_summed_or_refused():
+    fn = jax.custom_vjp(lambda x, w: x * w[None])
+    fn.defvjp(lambda x, w: (x * w[None], w), lambda w, g: (g * w[None], jnp.ones_like(w)))
+    with pytest.raises(ValueError, match="custom_vjp_call.* does not compute slices"):
+        jrc.chunked(fn, (0, None), chunks=2)(X, X[0])
+
+
 def test_trees_with_nothing_and_with_static_values():
     lean = jrc.chunked(lambda x, mask: {"y": x * 2, "n": 3, "mask": mask}, chunks=2)
     found = lean(X, None)

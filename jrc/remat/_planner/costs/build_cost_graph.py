@@ -7,12 +7,12 @@ from typing import Any
 from jrc._jaxpr import (
     INPUT,
     Program,
-    derivative_of,
     has_effects,
     inline_marked,
     inner_program,
     is_variable,
     primitive_name,
+    tangents_of,
     walk,
 )
 from jrc.remat._planner.costs import memory_model
@@ -110,7 +110,7 @@ def _beside_derivative(eqn: Any, compiler: Compiler) -> int:
     loops = any(primitive_name(each) == "scan" for each, _ in walk(inner_program(eqn)))
     if not loops:
         return 0
-    derivative = Program(inline_marked(derivative_of(eqn), lambda _: True))
+    derivative = Program(inline_marked(tangents_of(eqn), lambda _: True))
     return working_bytes(derivative, compiler)
 
 

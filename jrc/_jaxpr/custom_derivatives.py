@@ -1,0 +1,158 @@
+"""The derivative of a function that has one of its own (`custom_jvp`, `custom_vjp`), as a program.
+
+>>> import jax, jax.numpy as jnp
+>>> @jax.custom_vjp
+... def scaled(x, w):
+...     return x * w
+>>> scaled.defvjp(lambda x, w: (x * w, (x, w)), lambda read, g: (g * read[1], g * read[0]))
+>>> (eqn,) = jax.make_jaxpr(scaled)(2.0, 3.0).eqns
+>>> rule = cotangents_of(eqn)
+>>> len(rule.program.invars), len(rule.program.outvars), rule.operands
+(3, 3, (0, 1))
+"""
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from jrc._jaxpr.atoms import abstract, is_variable
+from jrc._jaxpr.equations import inner_program
+from jrc._jaxpr.inline import inline_all
+from jrc._jaxpr.program import Program, evaluate
+from jrc._jaxpr.sums_onto_zeros import made_as_zeros
+from jrc._tree import is_floating
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cotangents:
+    """The program of a `custom_vjp` call's results, and of the cotangents of its operands.
+
+    Attributes:
+        program: Its inputs are the operands, then the cotangents of floating results; its results
+            are those of the call, then the cotangents of `operands`.
+        operands: The operands whose cotangents are not zero.
+    """
+
+    program: Jaxpr
+    operands: tuple[int, ...]
+
+
+def floating_positions(atoms: Sequence[Any]) -> list[int]:
+    """Return which of some operands or results have tangents."""
+    return [i for i, x in enumerate(atoms) if is_floating(x.aval)]
+
+
+_FOUND: weakref.WeakKeyDictionary[Jaxpr, dict[int, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+
+
+def tangents_of(eqn: JaxprEqn) -> Jaxpr:
+    """Return the program of a `custom_jvp` call's results, and of the tangents of floating ones.
+
+    Its inputs are the operands, then the tangents of floating ones.
+    """
+    return _once(eqn, eqn.params["jvp_jaxpr_fun"], _tangents_of)
+
+
+def cotangents_of(eqn: JaxprEqn) -> Cotangents:
+    """Return the program of a `custom_vjp` call's results, and of its operands' cotangents."""
+    return _once(eqn, eqn.params["bwd"], _cotangents_of)
+
+
+def _once(eqn: JaxprEqn, rule: Any, make: Callable[[JaxprEqn], Any]) -> Any:
+    """What is made of an equation; the same for each with this program and this derivative."""
+    known = _FOUND.setdefault(inner_program(eqn), {})
+    if id(rule) not in known:
+        known[id(rule)] = rule, make(eqn)
+    return known[id(rule)][1]
+
+
+def _tangents_of(eqn: JaxprEqn) -> Jaxpr:
+    floating = floating_positions(eqn.invars)
+
+    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        given = [primals[i] for i in floating]
+        results, made = jax.jvp(_of_floating(eqn, primals), given, list(tangents))
+        return results, [t for x, t in zip(results, made, strict=True) if is_floating(x)]
+
+    whole = [abstract(x) for x in eqn.invars]
+    return jax.make_jaxpr(derivative)(whole, [whole[i] for i in floating])
+
+
+def _cotangents_of(eqn: JaxprEqn) -> Cotangents:
+    floating = floating_positions(eqn.invars)
+
+    def derivative(primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        def run(*chosen: Any) -> Any:
+            found = _of_floating(eqn, primals)(*chosen)
+            return [x for x in found if is_floating(x)], [x for x in found if not is_floating(x)]
+
+        given = [primals[i] for i in floating]
+        results, vjp, others = jax.vjp(run, *given, has_aux=True)
+        floats, rest = iter(results), iter(others)
+        merged = [next(floats) if is_floating(x.aval) else next(rest) for x in eqn.outvars]
+        return merged, vjp(list(cotangents))
+
+    given = [abstract(x) for x in eqn.invars]
+    of_results = [abstract(eqn.outvars[i]) for i in floating_positions(eqn.outvars)]
+    program = Program(inline_all(jax.make_jaxpr(derivative)(given, of_results)))
+    results, made = program.jaxpr.outvars[: len(eqn.outvars)], program.jaxpr.outvars
+    pairs = zip(floating, made[len(eqn.outvars) :], strict=True)
+    found = [(i, v) for i, v in pairs if made_as_zeros(program, v) is None]
+    outvars = [*results, *(v for _, v in found)]
+    return Cotangents(program.jaxpr.replace(outvars=outvars), tuple(i for i, _ in found))
+
+
+def _of_floating(eqn: JaxprEqn, primals: Sequence[Any]) -> Callable[..., list[Any]]:
+    """An equation as a function of its floating operands."""
+    inputs: list[Any] = [Var(x.aval) for x in eqn.invars]
+    outputs = [Var(x.aval) for x in eqn.outvars]
+    alone = inner_program(eqn).replace(
+        constvars=[],
+        invars=inputs,
+        outvars=outputs,
+        eqns=[eqn.replace(invars=inputs, outvars=outputs)],
+        effects=eqn.effects,
+    )
+    floating = floating_positions(eqn.invars)
+
+    def run(*chosen: Any) -> list[Any]:
+        new = dict(zip(floating, chosen, strict=True))
+        return evaluate(alone)(*(new.get(i, x) for i, x in enumerate(primals)))
+
+    return run
+
+
+def split_at_cotangents(rule: Jaxpr, operands: int, results: int) -> tuple[Jaxpr, Jaxpr]:
+    """Return the forward and the backward program of one like `Cotangents.program`.
+
+    Args:
+        rule: The program.
+        operands: How many of its inputs are no cotangents.
+        results: How many of its results are no cotangents.
+
+    Returns:
+        The forward program, from operands to results and then what is saved, and the backward
+        program, from what is saved and then the cotangents of results, to those of operands.
+    """
+    late = set(rule.invars[operands:])
+    backward = []
+    for eqn in rule.eqns:
+        if any(is_variable(x) and x in late for x in eqn.invars):
+            backward.append(eqn)
+            late.update(eqn.outvars)
+    made = {id(eqn) for eqn in backward}
+    forward = [eqn for eqn in rule.eqns if id(eqn) not in made]
+    wanted = rule.outvars[results:]
+    read = [x for eqn in backward for x in eqn.invars] + list(wanted)
+    saved = [x for x in dict.fromkeys(filter(is_variable, read)) if x not in late]
+    first = rule.replace(
+        invars=rule.invars[:operands], outvars=[*rule.outvars[:results], *saved], eqns=forward
+    )
+    second = rule.replace(
+        invars=[*saved, *rule.invars[operands:]], outvars=list(wanted), eqns=backward
+    )
+    return first, second
