@@ -1,7 +1,7 @@
 """The axes along which one equation computes each slice by itself, one rule a kind of primitive.
 
-A rule names every such axis where operands and results have it. Slices are contiguous and of equal
-size. Sources: JAX's batching rules, and the factors of Shardy's sharding rules
+A rule names every such axis where operands and results have it. Slices are contiguous.
+Sources: JAX's batching rules, and the factors of Shardy's sharding rules
 (https://openxla.org/shardy).
 
 >>> import jax, jax.numpy as jnp
@@ -16,6 +16,7 @@ IndependentAxis(operands=(1, 0), results=(None,), parts=3, is_summed=True)
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 from jax.extend.core import JaxprEqn
@@ -31,8 +32,7 @@ class IndependentAxis:
     Attributes:
         operands: Where each operand has the axis; `None` if every slice reads all of the operand.
         results: Where each result has it; all `None` where results are sums over it.
-        parts: Its length in the units that may be told apart; slices of equal size are possible
-            for divisors of it.
+        parts: Its length in the units that may be told apart: slices are some of them.
         is_summed: Whether results are sums of what the slices give.
     """
 
@@ -316,24 +316,40 @@ def matrices(eqn: JaxprEqn) -> list[IndependentAxis]:
     ]
 
 
-def resized(eqn: JaxprEqn, axis: IndependentAxis, chunks: int) -> dict[str, Any]:
-    """Return the parameters of the equation for one of several slices along an axis."""
+def fourier(eqn: JaxprEqn) -> list[IndependentAxis]:
+    """Return the axes in front of those that are transformed, the last ones."""
+    rank = len(shape_of(eqn.invars[0]))
+    return _kept(eqn, range(rank - len(eqn.params["fft_lengths"]), rank))
+
+
+def barrier(eqn: JaxprEqn) -> list[IndependentAxis]:
+    """Return the axes of what passes a barrier together, if all of it has one shape."""
+    return elementwise(eqn) if len({shape_of(x) for x in eqn.invars}) == 1 else []
+
+
+def resized(eqn: JaxprEqn, axis: IndependentAxis, share: Fraction) -> dict[str, Any]:
+    """Return the parameters of the equation for a slice that is this share of an axis."""
     params = dict(eqn.params)
     (to, *_) = axis.results
     if to is None:
         return params
     for key in ("shape", "new_sizes", "slice_sizes", "limit_indices"):
         if key in params and eqn.primitive.name != "gather":
-            params[key] = _shorter(params[key], to, chunks)
+            params[key] = shorter(params[key], to, share)
     if eqn.primitive.name == "gather" and axis.operands[0] is not None:
         numbers = params["dimension_numbers"]
         if axis.operands[0] not in numbers.operand_batching_dims:
-            params["slice_sizes"] = _shorter(params["slice_sizes"], axis.operands[0], chunks)
+            params["slice_sizes"] = shorter(params["slice_sizes"], axis.operands[0], share)
     return params
 
 
-def _shorter(shape: Sequence[int], axis: int, chunks: int) -> tuple[int, ...]:
-    return tuple(n // chunks if i == axis else n for i, n in enumerate(shape))
+def shorter(shape: Sequence[int], axis: int, share: Fraction) -> tuple[int, ...]:
+    """Return the shape of a slice that is this share of an axis.
+
+    >>> shorter((2, 6), 1, Fraction(2, 3))
+    (2, 4)
+    """
+    return tuple(int(n * share) if i == axis else n for i, n in enumerate(shape))
 
 
 def _kept(eqn: JaxprEqn, used: Collection[int]) -> list[IndependentAxis]:

@@ -190,7 +190,7 @@ _row(
     axes=sharding_axis_rules.constraint,
 )
 _row("reshard", **_free, **_no_reads, view=View.ANNOTATION, axes=sharding_axis_rules.reshard)
-_row("optimization_barrier", **_free, **_no_reads, view=View.ANNOTATION)
+_row("optimization_barrier", **_free, **_no_reads, view=View.ANNOTATION, axes=axis_rules.barrier)
 
 # The same entries, moved.
 _row(
@@ -275,7 +275,7 @@ _row("approx_top_k", flops=rules.top_k)
 _row("reduce_window", flops=rules.reduce_window)
 _row("reduce_window_sum", flops=rules.reduce_window, axes=axis_rules.window)
 _row("reduce_window_max reduce_window_min", flops=rules.reduce_window, axes=axis_rules.window)
-_row("fft", flops=rules.fft)
+_row("fft", flops=rules.fft, axes=axis_rules.fourier)
 _row("cholesky", flops=rules.cholesky, axes=axis_rules.matrices)
 _row("lu", flops=rules.lu, axes=axis_rules.matrices)
 _row("qr", flops=rules.qr, axes=axis_rules.matrices)

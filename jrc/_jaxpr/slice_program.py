@@ -5,12 +5,14 @@
 >>> from jrc._jaxpr.slices import sliced
 >>> program = Program(jax.make_jaxpr(lambda x: jnp.tanh(x).reshape(6, 8))(jnp.ones((6, 2, 4))))
 >>> slices = sliced(program, {program.jaxpr.invars[0]: 0}, independent_axes)
->>> [eqn.outvars[0].aval.shape for eqn in slice_program(slices, 3, program.jaxpr.outvars).eqns]
+>>> third = slice_program(slices, Fraction(1, 3), program.jaxpr.outvars)
+>>> [eqn.outvars[0].aval.shape for eqn in third.eqns]
 [(2, 2, 4), (2, 8)]
 """
 
 import functools
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -18,7 +20,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from jrc._jaxpr.atoms import abstract, is_variable, shape_of
-from jrc._jaxpr.axis_rules import IndependentAxis, resized
+from jrc._jaxpr.axis_rules import IndependentAxis, resized, shorter
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.custom_derivatives import (
     cotangents_of,
@@ -36,26 +38,26 @@ from jrc._jaxpr.slices import Slices, counted, sliced
 from jrc._tree import is_floating
 
 
-def slice_program(slices: Slices, chunks: int, results: Sequence[Var]) -> Jaxpr:
-    """Return the program of one of several equal slices.
+def slice_program(slices: Slices, share: Fraction, results: Sequence[Var]) -> Jaxpr:
+    """Return the program of a slice.
 
     Its inputs are the whole values, then the slices of what is given, then, for each `iota` along
     the axis, its slice of the numbers from 0.
 
     Args:
         slices: What runs on slices.
-        chunks: How many slices there are; a divisor of `slices.parts`.
+        share: The share of the whole that the slice is: some of `slices.parts`.
         results: The results: sums, or values of which it returns the slices.
     """
-    return _Builder(slices, chunks).program(results)
+    return _Builder(slices, share).program(results)
 
 
 class _Builder:
-    def __init__(self, slices: Slices, chunks: int) -> None:
-        self.slices, self.chunks = slices, chunks
+    def __init__(self, slices: Slices, share: Fraction) -> None:
+        self.slices, self.share = slices, share
         self.whole = {v: Var(v.aval) for v in slices.whole}
-        self.part = {place: Var(_shorter(*place, chunks)) for place in slices.given}
-        self.counts = [Var(_count(each, chunks)) for each in counted(slices)]
+        self.part = {place: Var(_shorter(*place, share)) for place in slices.given}
+        self.counts = [Var(_count(each, share)) for each in counted(slices)]
         self.sums: dict[Var, Var] = {}
 
     def program(self, results: Sequence[Var]) -> Jaxpr:
@@ -89,10 +91,10 @@ class _Builder:
         if axis.is_summed:
             avals = [v.aval for v in eqn.outvars]
         else:
-            avals = [_shorter(v, at or 0, self.chunks)
+            avals = [_shorter(v, at or 0, self.share)
                      for v, at in zip(eqn.outvars, axis.results, strict=True)]  # fmt: skip
         rewrite = _CONSTRUCTS.get(primitive_name(eqn), _plain)
-        eqns, outvars = rewrite(eqn, axis, self.chunks, invars, avals)
+        eqns, outvars = rewrite(eqn, axis, self.share, invars, avals)
         for v, at, new in zip(eqn.outvars, axis.results, outvars, strict=True):
             if axis.is_summed:
                 self.sums[v] = new
@@ -110,7 +112,7 @@ class _Builder:
 
     def _count(self, eqn: JaxprEqn, numbers: Var) -> list[JaxprEqn]:
         (out,), axis = eqn.outvars, eqn.params["dimension"]
-        shape = _shorter(out, axis, self.chunks).shape
+        shape = _shorter(out, axis, self.share).shape
         written = jax.make_jaxpr(lambda x: jax.lax.broadcast_in_dim(x, shape, (axis,)))(
             abstract(numbers)
         )
@@ -122,22 +124,30 @@ Rewritten = tuple[list[JaxprEqn], list[Any]]
 
 
 def _plain(
-    eqn: JaxprEqn, axis: IndependentAxis, chunks: int, invars: Sequence[Any], avals: Sequence[Any]
+    eqn: JaxprEqn,
+    axis: IndependentAxis,
+    share: Fraction,
+    invars: Sequence[Any],
+    avals: Sequence[Any],
 ) -> Rewritten:
     outvars = [Var(aval) for aval in avals]
-    params = resized(eqn, axis, chunks)
+    params = resized(eqn, axis, share)
     return [eqn.replace(invars=list(invars), outvars=outvars, params=params)], outvars
 
 
 def _with_programs(
-    eqn: JaxprEqn, axis: IndependentAxis, chunks: int, invars: Sequence[Any], avals: Sequence[Any]
+    eqn: JaxprEqn,
+    axis: IndependentAxis,
+    share: Fraction,
+    invars: Sequence[Any],
+    avals: Sequence[Any],
 ) -> Rewritten:
     """A loop, a conditional or a region: the programs inside get slices too."""
     jaxprs = inner_programs(eqn)
     first = len(eqn.invars) - len(jaxprs[0].invars)
     end = sum(loop_parts(eqn)) if primitive_name(eqn) == "scan" else len(eqn.invars)
     axes = [at if at is None or i < end else at - 1 for i, at in enumerate(axis.operands)][first:]
-    inner = [_on_slices(jaxpr, axes, chunks) for jaxpr in jaxprs]
+    inner = [_on_slices(jaxpr, axes, share) for jaxpr in jaxprs]
     key = "branches" if "branches" in eqn.params else "jaxpr"
     value = tuple(inner) if key == "branches" else inner[0]
     outvars = [Var(aval) for aval in avals]
@@ -146,10 +156,14 @@ def _with_programs(
 
 
 def _custom_jvp(
-    eqn: JaxprEqn, axis: IndependentAxis, chunks: int, invars: Sequence[Any], avals: Sequence[Any]
+    eqn: JaxprEqn,
+    axis: IndependentAxis,
+    share: Fraction,
+    invars: Sequence[Any],
+    avals: Sequence[Any],
 ) -> Rewritten:
     """A function with a derivative of its own: both get slices."""
-    call = _on_slices(inner_program(eqn), axis.operands, chunks)
+    call = _on_slices(inner_program(eqn), axis.operands, share)
     floating = floating_positions(eqn.invars)
     places = [*axis.operands, *(axis.operands[i] for i in floating)]
 
@@ -158,7 +172,7 @@ def _custom_jvp(
     @function.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         # Not before: the rule may call the function itself.
-        rule = _on_slices(tangents_of(eqn), places, chunks)
+        rule = _on_slices(tangents_of(eqn), places, share)
         found = evaluate(rule)(*primals, *(tangents[i] for i in floating))
         results, made = found[: len(avals)], iter(found[len(avals) :])
         zero = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
@@ -168,16 +182,20 @@ def _custom_jvp(
 
 
 def _custom_vjp(
-    eqn: JaxprEqn, axis: IndependentAxis, chunks: int, invars: Sequence[Any], avals: Sequence[Any]
+    eqn: JaxprEqn,
+    axis: IndependentAxis,
+    share: Fraction,
+    invars: Sequence[Any],
+    avals: Sequence[Any],
 ) -> Rewritten:
     """The same of a function with cotangents of its own."""
-    call = _on_slices(inner_program(eqn), axis.operands, chunks)
+    call = _on_slices(inner_program(eqn), axis.operands, share)
     floating = floating_positions(eqn.outvars)
     places = [*axis.operands, *(axis.results[i] for i in floating)]
 
     @functools.cache
     def rule() -> tuple[Jaxpr, Jaxpr]:
-        on_slices = _on_slices(cotangents_of(eqn).program, places, chunks)
+        on_slices = _on_slices(cotangents_of(eqn).program, places, share)
         return split_at_cotangents(on_slices, len(eqn.invars), len(eqn.outvars))
 
     function: Any = jax.custom_vjp(_as_function(call, eqn))
@@ -212,15 +230,15 @@ def _called(function: Callable[..., Any], eqn: JaxprEqn, invars: Sequence[Any]) 
     return [each.replace(source_info=eqn.source_info) for each in eqns], outvars
 
 
-def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], chunks: int) -> Jaxpr:
+def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jaxpr:
     """A program with the same inputs and results, of which those with an axis are slices."""
     program = Program(inline_all(jaxpr))
     inputs = program.jaxpr.invars
     found = {v: at for v, at in zip(inputs, axes, strict=True) if at is not None}
     slices = sliced(program, found, independent_axes)
     made = [v for v in dict.fromkeys(program.jaxpr.outvars) if v in slices.made]
-    one = slice_program(slices, chunks, made)
-    short = {v: Var(_shorter(v, at, chunks)) for v, at in found.items()}
+    one = slice_program(slices, share, made)
+    short = {v: Var(_shorter(v, at, share)) for v, at in found.items()}
     eqns, parts = splice(one, [*slices.whole, *(short[v] for v, _ in slices.given)])
     results: dict[Any, Any] = {**short, **dict(zip(made, parts, strict=True))}
     before = [program.eqns[p] for p in slices.before]
@@ -241,11 +259,10 @@ _CONSTRUCTS: dict[str, Callable[..., Rewritten]] = {
 }
 
 
-def _shorter(v: Any, axis: int, chunks: int) -> Any:
-    shape = [n // chunks if i == axis else n for i, n in enumerate(shape_of(v))]
-    return v.aval.update(shape=tuple(shape))
+def _shorter(v: Any, axis: int, share: Fraction) -> Any:
+    return v.aval.update(shape=shorter(shape_of(v), axis, share))
 
 
-def _count(numbers: jax.ShapeDtypeStruct, chunks: int) -> Any:
-    part = jax.ShapeDtypeStruct((numbers.shape[0] // chunks,), numbers.dtype)
+def _count(numbers: jax.ShapeDtypeStruct, share: Fraction) -> Any:
+    part = jax.ShapeDtypeStruct(shorter(numbers.shape, 0, share), numbers.dtype)
     return jax.make_jaxpr(lambda x: x)(part).invars[0].aval

@@ -26,7 +26,6 @@ from jrc._jaxpr import (
 )
 from jrc._tree import is_traced, named_leaves
 from jrc._validate import is_whole, whole_number
-from jrc.remat._chunks.counts import divisors
 from jrc.remat._chunks.run_in_chunks import program_in_chunks
 from jrc.remat._gradient.variable_changes import with_changes
 
@@ -40,8 +39,8 @@ def chunked(
     """Return the function run in chunks along an axis whose slices it computes independently.
 
     The function is written for whole arrays, as it is: a mean stays a mean over everything. Its
-    program is cut where it reads slices, into a loop over `chunks` slices of equal size: what the
-    slices make is joined, what they add up to (a loss, the gradient of a weight) is summed, in
+    program is cut where it reads slices, into a loop over `chunks` slices: what the slices make is
+    joined, what they add up to (a loss, the gradient of a weight) is summed, in
     float32 at least. What does not depend on the slices runs once, before the loop; what reads sums
     runs once, after it.
 
@@ -61,7 +60,8 @@ def chunked(
             quarter of each.
         out_axes: The axis of each result along which chunks are joined, as in `jax.vmap`; `None`
             for a sum. A scalar that is a sum may have any.
-        chunks: How many chunks; a divisor of the length of each axis that is cut.
+        chunks: How many chunks. They have equal size if that divides the axes that are cut; else
+            each has as few entries as possible, and the last one what is left.
 
     Returns:
         A function of the same arguments with the same results.
@@ -69,8 +69,8 @@ def chunked(
     Raises:
         TypeError: If `fn` is not callable, an axis or `chunks` no whole number.
         ValueError: If the axis is not independent: the error names the equation that needs more
-            than its slice, with its line. If `chunks` does not divide it, or a result has the axis
-            elsewhere than `out_axes` says.
+            than its slice, with its line. If there are fewer slices than `chunks`, or a result has
+            the axis elsewhere than `out_axes` says.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -99,7 +99,7 @@ def chunked(
             args = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, args)
             traced = _traced(fn, args, kwargs)
             slices = _slices(fn, traced, args, in_axes, count)
-            if slices.parts % count:
+            if slices.parts < count:
                 raise ValueError(_wrong_count(slices.parts, count))
             _check_results(traced, slices, out_axes)
             return traced.run(program_in_chunks(slices, count))
@@ -141,7 +141,7 @@ def _slices(
     for v, (name, axis) in zip(inputs, axes, strict=True):
         if axis is not None:
             cut[v] = at = _axis(axis, v, f"in_axes of {name}")
-            if shape_of(v)[at] % count or not shape_of(v)[at]:
+            if shape_of(v)[at] < count:
                 raise ValueError(_wrong_count(shape_of(v)[at], count))
             _check_whole_on_device(v, at, name)
     if not cut:
@@ -228,12 +228,9 @@ def _check_whole_on_device(v: Any, axis: int, name: str) -> None:
 
 
 def _wrong_count(parts: int, chunks: int) -> str:
-    counts = [str(n) for n in divisors(parts)]
-    if len(counts) > 12:
-        counts = [*counts[:6], "...", *counts[-5:]]
     return (
-        f"chunks must divide the axis, which has {parts} independent parts, got {chunks}. "
-        f"Take one of {', '.join(counts)}."
+        f"chunks must be at most the slices of the axis, which has {parts}, got {chunks}. Write "
+        f"chunks={max(parts, 1)}, or fewer."
     )
 
 

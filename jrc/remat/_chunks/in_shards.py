@@ -20,6 +20,7 @@ once, after the loop. In the same way it is gathered once, before the loop.
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -110,7 +111,7 @@ class ShardedRegion:
             return
         if not self._slices.parts or self._slices.parts % first.parts:
             raise ValueError(f"{self._slices.parts} slices are no {first.parts} equal parts")
-        part = slice_program(self._slices, first.parts, self._made)
+        part = slice_program(self._slices, Fraction(1, first.parts), self._made)
         self._inner = ShardedRegion(
             Program(part),
             self._of_part(axes),

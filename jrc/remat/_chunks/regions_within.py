@@ -64,7 +64,7 @@ class RegionInside:
         region: The region.
         path: The loops around it, each as the position of its equation.
         parts: How devices split it, the outermost first.
-        slices: Into how many slices each part may be cut; or into a divisor of that.
+        slices: Into how many slices each part may be cut at most.
         copies: The equations of the program that are copied for readers, as in `Chunks`.
     """
 
@@ -240,7 +240,7 @@ def chunks_of(
     Args:
         program: The program.
         region: The region.
-        count: How many chunks; a divisor of its parts.
+        count: How many chunks, see `sizes`.
         path: The loops around the program.
         parts: How devices split it.
     """

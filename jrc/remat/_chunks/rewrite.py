@@ -240,7 +240,7 @@ def region_of(program: Program, choice: Chunks) -> tuple[Slices, list[Any]]:
         for v in program.eqns[p].outvars
         if any(c not in inside for c in program.consumers.get(v, ()))
     ]
-    is_cut = choice.chunks > 0 and slices.parts % choice.chunks == 0
+    is_cut = 0 < choice.chunks <= slices.parts
     if not is_cut or any(v not in slices.made for v in results):
         raise _another(choice)
     return slices, results

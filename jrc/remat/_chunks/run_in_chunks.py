@@ -2,7 +2,8 @@
 
 Where all results are sums, the loop computes the gradient of a chunk beside its value, so that
 nothing runs again in the backward pass. Elsewhere each chunk is recomputed in the backward pass.
-Sums over chunks, those of gradients too, have at least the precision of float32.
+Sums over chunks, those of gradients too, have at least the precision of float32. Where the number
+of chunks does not divide the axis the last chunk is shorter, and runs behind the loop.
 
 >>> import jax, jax.numpy as jnp
 >>> from jrc._jaxpr import Program, independent_axes, sliced
@@ -16,6 +17,7 @@ True
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -23,8 +25,10 @@ import jax.numpy as jnp
 
 from jrc._jaxpr import INPUT, Slices, counted, evaluate, is_variable, slice_program
 from jrc._tree import is_floating
+from jrc.remat._chunks.counts import sizes
 from jrc.remat._chunks.sum_and_gradient import (
     Inputs,
+    added,
     can_pair,
     raised,
     sum_and_gradient,
@@ -46,7 +50,7 @@ def program_in_chunks(slices: Slices, chunks: int) -> Callable[..., list[Any]]:
 
     Args:
         slices: What of the program runs on slices.
-        chunks: How many slices; a divisor of `slices.parts`.
+        chunks: How many slices, see `sizes`.
     """
     program = slices.program
     after = program.cut(slices.after, [v for p in slices.after for v in program.eqns[p].outvars])
@@ -91,7 +95,7 @@ def run_in_chunks(
 
     Args:
         slices: What runs on slices.
-        chunks: How many slices; a divisor of `slices.parts`.
+        chunks: How many slices, see `sizes`.
         values: The values of what is read whole, and of what is cut.
         results: Values that the slices make, which are joined, and sums.
         recompute: Whether each chunk is recomputed in the backward pass, where results are no sums.
@@ -103,15 +107,20 @@ def run_in_chunks(
     """
     sums = [v for v in results if v in slices.sums]
     joined = [v for v in results if v not in slices.sums]
-    program = slice_program(slices, chunks, [*sums, *joined])
-    one: Any = evaluate(program)
+    cuts = _Cuts(slices, chunks)
+    made = [*sums, *joined]
+    program = slice_program(slices, cuts.share, made)
+    functions: list[Any] = [evaluate(program)]
+    if cuts.rest:
+        functions.append(evaluate(slice_program(slices, cuts.rest, made)))
     if loss is not None:
-        one = plan_one(one, loss)
-    numbers = counted(slices)
+        functions = [plan_one(one, loss) for one in functions]
+    numbers = [jnp.arange(*x.shape, dtype=x.dtype) for x in counted(slices)]
+    places = [*((values[v], axis) for v, axis in slices.given), *((x, 0) for x in numbers)]
     inputs = Inputs(
         [values[v] for v in slices.whole],
-        [cut(values[v], axis, chunks) for v, axis in slices.given]
-        + [jnp.arange(*x.shape, dtype=x.dtype).reshape(chunks, -1) for x in numbers],
+        [cuts.stacked(x, axis) for x, axis in places],
+        [cuts.last(x, axis) for x, axis in places] if cuts.rest else [],
     )
     active = active_variables(slices.program, filter(_is_floating, slices.read), sums)
     varies = [v in active for v in sums]
@@ -119,13 +128,40 @@ def run_in_chunks(
     is_one_pass = len(varying) < 2 or not varying <= differentiated
     if not joined and is_one_pass and can_pair([v.aval for v in sums], inputs, program.eqns):
         avals, first = [v.aval for v in sums], None if loss is None else sums.index(results[loss])
-        totals, stacked = sum_and_gradient(one, inputs, avals, varies, first), []
+        totals, pieces = sum_and_gradient(functions, inputs, avals, varies, first), []
     else:
-        totals, stacked = _loop(one, inputs, sums, recompute, len(numbers))
+        totals, pieces = _loop(functions, inputs, sums, recompute, len(numbers))
     found = dict(zip(sums, totals, strict=True))
-    for v, x in zip(joined, stacked, strict=True):
-        found[v] = join(x, slices.axes[v])
+    for v, (stacked, *last) in zip(joined, pieces, strict=True):
+        axis = slices.axes[v]
+        found[v] = jnp.concatenate([join(stacked, axis), *last], axis)
     return [found[v] for v in results]
+
+
+class _Cuts:
+    """Where an axis is cut: into equal chunks, and a shorter last one.
+
+    Attributes:
+        share: The share of the whole that a chunk is.
+        rest: That of the last one; 0 if all are equal.
+    """
+
+    def __init__(self, slices: Slices, chunks: int) -> None:
+        size, self._count, rest = sizes(slices.parts, chunks)
+        self.share, self.rest = Fraction(size, slices.parts), Fraction(rest, slices.parts)
+
+    def _length(self, x: Any, axis: int) -> int:
+        return int(x.shape[axis] * self.share * self._count)
+
+    def stacked(self, x: Any, axis: int) -> Any:
+        """The equal chunks of an array, stacked in front."""
+        if self.rest:
+            x = jax.lax.slice_in_dim(x, 0, self._length(x, axis), axis=axis)
+        return cut(x, axis, self._count)
+
+    def last(self, x: Any, axis: int) -> Any:
+        """The shorter last chunk."""
+        return jax.lax.slice_in_dim(x, self._length(x, axis), x.shape[axis], axis=axis)
 
 
 def _is_floating(v: Any) -> bool:
@@ -158,29 +194,33 @@ def _tied(counts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
 
 
 def _loop(
-    one: Any, inputs: Inputs, sums: Sequence[Any], recompute: bool, counts: int
-) -> tuple[list[Any], list[Any]]:
+    functions: Sequence[Any], inputs: Inputs, sums: Sequence[Any], recompute: bool, counts: int
+) -> tuple[list[Any], list[tuple[Any, ...]]]:
+    """The sums, and of other results the stacked chunks and the last one."""
     dtypes = [x.dtype for x in inputs.whole]
 
-    def body(totals: list[Any], whole: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
-        as_given = [x.astype(dtype) if x.dtype != dtype else x
-                    for x, dtype in zip(whole, dtypes, strict=True)]  # fmt: skip
-        parts, numbers = parts[: len(parts) - counts], parts[len(parts) - counts :]
-        if numbers:
-            numbers = _tied(numbers, [*as_given, *parts])
-        made = one(*as_given, *parts, *numbers)
-        more = [
-            total + x.astype(total.dtype)
-            for total, x in zip(totals, made[: len(sums)], strict=True)
-        ]
-        return more, made[len(sums) :]
+    def body_of(one: Any) -> Any:
+        def body(totals: Any, whole: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
+            as_given = [x.astype(dtype) if x.dtype != dtype else x
+                        for x, dtype in zip(whole, dtypes, strict=True)]  # fmt: skip
+            parts, numbers = parts[: len(parts) - counts], parts[len(parts) - counts :]
+            if numbers:
+                numbers = _tied(numbers, [*as_given, *parts])
+            made = one(*as_given, *parts, *numbers)
+            return added(totals, made[: len(sums)]), made[len(sums) :]
 
-    if recompute:
-        body = jax.checkpoint(body, prevent_cse=False)
+        return jax.checkpoint(body, prevent_cse=False) if recompute else body
+
     # The gradients of whole values are summed over chunks in the type that they have outside.
     whole = [x.astype(raised(x.dtype)) if is_floating(x) else x for x in inputs.whole]
-    start = zeros_for([v.aval for v in sums])
+    bodies = [body_of(one) for one in functions]
     totals, stacked = jax.lax.scan(
-        lambda totals, parts: body(totals, whole, parts), start, inputs.parts
+        lambda totals, parts: bodies[0](totals, whole, parts),
+        zeros_for([v.aval for v in sums]),
+        inputs.parts,
     )
-    return [x.astype(v.aval.dtype) for x, v in zip(totals, sums, strict=True)], stacked
+    pieces = [(x,) for x in stacked]
+    if inputs.rest:
+        totals, last = bodies[-1](totals, whole, inputs.rest)
+        pieces = list(zip(stacked, last, strict=True))
+    return [x.astype(v.aval.dtype) for x, v in zip(totals, sums, strict=True)], pieces

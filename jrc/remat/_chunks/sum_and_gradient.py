@@ -23,11 +23,13 @@ class Inputs(NamedTuple):
 
     Attributes:
         whole: What each chunk reads whole.
-        parts: What is cut: the slices of all chunks, stacked in front.
+        parts: What is cut: the slices of all equal chunks, stacked in front.
+        rest: The slices of a shorter last chunk; nothing if there is none.
     """
 
     whole: list[Any]
     parts: list[Any]
+    rest: list[Any] = []  # noqa: RUF012
 
 
 def raised(dtype: Any) -> Any:
@@ -70,7 +72,7 @@ def _has_wide_range(x: Any) -> bool:
 
 
 def sum_and_gradient(
-    one: Callable[..., Sequence[Any]],
+    functions: Sequence[Callable[..., Sequence[Any]]],
     inputs: Inputs,
     avals: Sequence[Any],
     varies: Sequence[bool],
@@ -79,7 +81,8 @@ def sum_and_gradient(
     """Return sums over chunks, scalars where they are floating.
 
     Args:
-        one: From whole inputs and one slice of the others to what the chunk adds to each sum.
+        functions: From whole inputs and one slice of the others to what the chunk adds to each sum:
+            of an equal chunk, and of the last one where that is shorter.
         inputs: The inputs of all chunks.
         avals: The types of the sums.
         varies: Of each whether it is a differentiable function of the inputs.
@@ -92,16 +95,15 @@ def sum_and_gradient(
 
     @jax.custom_jvp
     def loss_in_chunks(inputs: Inputs) -> list[Any]:
-        def body(totals: list[Any], parts: list[Any]) -> tuple[list[Any], None]:
-            made = one(*inputs.whole, *parts)
-            return _added(totals, made), None
+        def body(one: Any, totals: list[Any], parts: list[Any]) -> tuple[list[Any], None]:
+            return added(totals, one(*inputs.whole, *parts)), None
 
-        return lowered(jax.lax.scan(body, zeros_for(avals), inputs.parts)[0])
+        return lowered(_over_chunks(body, functions, zeros_for(avals), inputs)[0])
 
     def rule(primals: Any, tangents: Any) -> Any:
         (inputs,), (given,) = primals, tangents
         chosen = sorted((i for i, does in enumerate(varies) if does), key=lambda i: i != first)
-        totals, gradients = _sums_and_gradients(one, inputs, given, avals, chosen)
+        totals, gradients = _sums_and_gradients(functions, inputs, given, avals, chosen)
         sums = lowered(totals)
         out = [zero_from_primal(x, True) for x in sums]
         for i, each in zip(chosen, gradients, strict=True):
@@ -112,8 +114,22 @@ def sum_and_gradient(
     return loss_in_chunks(inputs)
 
 
+def _over_chunks(
+    body: Callable[[Any, Any, list[Any]], tuple[Any, Any]],
+    functions: Sequence[Any],
+    start: Any,
+    inputs: Inputs,
+) -> tuple[Any, Any, Any]:
+    """What the loop over equal chunks carries and stacks, and what the last one gives."""
+    state, stacked = jax.lax.scan(functools.partial(body, functions[0]), start, inputs.parts)
+    if not inputs.rest:
+        return state, stacked, None
+    state, last = body(functions[-1], state, inputs.rest)
+    return state, stacked, last
+
+
 def _sums_and_gradients(
-    one: Callable[..., Sequence[Any]],
+    functions: Sequence[Callable[..., Sequence[Any]]],
     inputs: Inputs,
     tangents: Inputs,
     avals: Sequence[Any],
@@ -123,7 +139,7 @@ def _sums_and_gradients(
     perturbed = Inputs(*([not isinstance(t, SymbolicZero) for t in each] for each in tangents))
     chosen = _chosen(inputs.whole, perturbed.whole)
 
-    def body(state: Any, parts: list[Any]) -> Any:
+    def body(one: Any, state: Any, parts: list[Any]) -> Any:
         totals, sums = state
 
         def values(whole: list[Any], part: list[Any], i: int) -> tuple[Any, Any]:
@@ -141,13 +157,14 @@ def _sums_and_gradients(
             value, pull, all_sums = jax.vjp(one_sum, *given, has_aux=True)
             made = made or all_sums
             pulled.append(pull(jnp.ones_like(value)))
-        sums = [_added(a, whole) for a, (whole, _) in zip(sums, pulled, strict=True)]
-        return (_added(totals, made), sums), [part for _, part in pulled]
+        sums = [added(a, whole) for a, (whole, _) in zip(sums, pulled, strict=True)]
+        return (added(totals, made), sums), [part for _, part in pulled]
 
     types = [jax.typeof(x) for x in chosen]
     start = zeros_for(avals), [zeros_for(types) for _ in differentiated]
-    (totals, sums), stacked = jax.lax.scan(body, start, inputs.parts)
-    return totals, [Inputs(*each) for each in zip(sums, stacked, strict=True)]
+    (totals, sums), stacked, last = _over_chunks(body, functions, start, inputs)
+    last = [[] for _ in differentiated] if last is None else last
+    return totals, [Inputs(*each) for each in zip(sums, stacked, last, strict=True)]
 
 
 def _slope(gradients: Inputs, tangents: Inputs) -> Any:
@@ -175,5 +192,6 @@ def zeros_for(avals: Sequence[Any]) -> list[Any]:
     return [zeros_of(aval).astype(raised(aval.dtype)) for aval in avals]
 
 
-def _added(totals: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+def added(totals: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    """Return totals with more added to them, in the types that they have."""
     return [total + x.astype(total.dtype) for total, x in zip(totals, more, strict=True)]

@@ -34,11 +34,29 @@ def temporaries(fn, *args):
     return jax.jit(fn).lower(*args).compile().memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 8, 24])
+@pytest.mark.parametrize("chunks", [1, 2, 7, 9, 24])
 def test_a_loss_and_its_gradient(chunks):
     lean = jrc.chunked(loss, (None, 0, 0), chunks=chunks)
     found = jax.jit(jax.value_and_grad(lean, (0, 1)))(W, X, LABELS)
     close(found, jax.jit(jax.value_and_grad(loss, (0, 1)))(W, X, LABELS))
+
+
+@pytest.mark.parametrize("chunks", [2, 5, 16])
+def test_a_prime_number_of_rows_runs_in_few_chunks(chunks):
+    """The last chunk is shorter: its value and gradient are computed behind the loop."""
+    x, labels = X[:23], LABELS[:23]
+    lean = jrc.chunked(loss, (None, 0, 0), chunks=chunks)
+    both = lambda fn: jax.jit(jax.value_and_grad(fn, (0, 1)))(W, x, labels)  # noqa: E731
+    close(both(lean), both(loss))
+    close(jax.hessian(lean, 1)(W, x, labels), jax.hessian(loss, 1)(W, x, labels), 1e-5)
+    causal = lambda x: jnp.cumsum(jnp.where(  # noqa: E731
+        lax.broadcasted_iota(int, x.shape, 0) > 11, jnp.tanh(x), x), axis=1)  # fmt: skip
+    joined = jrc.chunked(causal, chunks=chunks)
+    close(jax.jit(joined)(x), causal(x))
+    gradient = lambda fn: jax.grad(lambda x: jnp.sum(jnp.sin(fn(x))))(x)  # noqa: E731
+    close(gradient(joined), gradient(causal))
+    wide = [each for each in str(jax.make_jaxpr(lean)(W, x, labels)).split() if "f32[23," in each]
+    assert all("f32[23,6]" in each for each in wide), wide
 
 
 def test_forward_mode_and_second_derivatives():
@@ -229,8 +247,8 @@ REFUSED = {
     "cumsum": (lambda x: jnp.cumsum(x, 0), 0, 0, 4),
     "reads a slice and a sum over all slices": (lambda x: x - x.sum(0, keepdims=True), 0, 0, 4),
     "has a side effect": (lambda x: (jax.debug.print("{}", x), x)[1], 0, 0, 4),
-    "chunks must divide the axis, which has 24 independent parts, got 5. Take one of 1, 2, 3, 4, "
-    "6, 8, 12, 24.": (jnp.tanh, 0, 0, 5),
+    "chunks must be at most the slices of the axis, which has 24, got 25. Write chunks=24": (
+        jnp.tanh, 0, 0, 25),
     "out_axes must say where a result has the axis, got 0 for result 0, which has it at 1. Write "
     "out_axes=1.": (jnp.transpose, 0, 0, 4),
     "got 1 for result 0, which is a sum over it. Write out_axes=None.": (
@@ -279,7 +297,7 @@ def test_branches_are_cut_as_both_may_be():
         second = lambda x: jnp.sin(x.reshape(6, 2)).reshape(12)  # noqa: E731
         return lax.cond(p > 0, first, second, x)
 
-    with pytest.raises(ValueError, match="which has 2 independent parts, got 4"):
+    with pytest.raises(ValueError, match="which has 2, got 4. Write chunks=2"):
         jrc.chunked(fn, (None, 0), chunks=4)(jnp.int32(1), jnp.ones(12))
     close(jrc.chunked(fn, (None, 0), chunks=2)(1, X[:12, 0]), fn(1, X[:12, 0]))
 

@@ -9,6 +9,7 @@ the function of one chunk, and what is compiled is the whole.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -177,7 +178,7 @@ def _one_chunk(
     slices: Slices, chunks: int, results: Sequence[Any]
 ) -> tuple[Callable[..., list[Any]], tuple[jax.ShapeDtypeStruct, ...]]:
     """The function of one chunk, and the types of its arguments."""
-    jaxpr = slice_program(slices, chunks, results)
+    jaxpr = slice_program(slices, Fraction(1, chunks), results)
     return evaluate(jaxpr), tuple(map(abstract, jaxpr.invars))
 
 
