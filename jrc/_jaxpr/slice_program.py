@@ -88,13 +88,7 @@ class _Builder:
             x if not is_variable(x) else self.whole[x] if at is None else self.part[x, at]
             for x, at in zip(eqn.invars, axis.operands, strict=True)
         ]
-        if axis.is_summed:
-            avals = [v.aval for v in eqn.outvars]
-        else:
-            avals = [_shorter(v, at or 0, self.share)
-                     for v, at in zip(eqn.outvars, axis.results, strict=True)]  # fmt: skip
-        rewrite = _CONSTRUCTS.get(primitive_name(eqn), _plain)
-        eqns, outvars = rewrite(eqn, axis, self.share, invars, avals)
+        eqns, outvars = on_slice(eqn, axis, self.share, invars)
         for v, at, new in zip(eqn.outvars, axis.results, outvars, strict=True):
             if axis.is_summed:
                 self.sums[v] = new
@@ -121,6 +115,25 @@ class _Builder:
 
 
 Rewritten = tuple[list[JaxprEqn], list[Any]]
+
+
+def on_slice(
+    eqn: JaxprEqn, axis: IndependentAxis, share: Fraction, invars: Sequence[Any]
+) -> Rewritten:
+    """Return the equations for a slice of what an equation computes, and their results.
+
+    Args:
+        eqn: The equation.
+        axis: The axis of the slice.
+        share: The share of the whole that the slice is.
+        invars: The operands, slices where they have the axis.
+    """
+    if axis.is_summed:
+        avals = [v.aval for v in eqn.outvars]
+    else:
+        avals = [_shorter(v, at or 0, share)
+                 for v, at in zip(eqn.outvars, axis.results, strict=True)]  # fmt: skip
+    return _CONSTRUCTS.get(primitive_name(eqn), _plain)(eqn, axis, share, invars, avals)
 
 
 def _plain(

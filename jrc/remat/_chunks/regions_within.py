@@ -19,6 +19,7 @@ from jrc._jaxpr import (
     Program,
     SplitValues,
     copy_for_readers,
+    early_slices,
     inline_marked,
     inner_program,
     label,
@@ -105,6 +106,7 @@ def regions_within(
             none then.
         split: How devices split the values; `None` on one device.
     """
+    program, split = _with_early_slices(program, split)
     search = _RegionSearch(narrow, inline or inlined, around_loops)
     found = list(search.within(program, split, ()))
     whole = _wide_outside(program, narrow, found)
@@ -180,9 +182,16 @@ def region_of_loss(program: Program, narrow: int, split: SplitValues | None) -> 
         narrow: Bytes of the widest value that may enter or leave it.
         split: How devices split the values; `None` on one device.
     """
-    devices = _Devices(program, split)
+    devices = _Devices(*_with_early_slices(program, split))
     region = region_of_widest(devices.part, narrow, devices.lies_across)
     return None if region is None else devices.placed(region, ())
+
+
+def _with_early_slices(
+    program: Program, split: SplitValues | None
+) -> tuple[Program, SplitValues | None]:
+    new = early_slices(program)
+    return new, split if split is None or new is program else split.of_program(new)
 
 
 class _Devices:

@@ -23,6 +23,7 @@ from jrc._jaxpr import (
     Program,
     Slices,
     copy_for_readers,
+    early_slices,
     evaluate,
     independent_axes,
     inner_program,
@@ -49,7 +50,7 @@ def in_chunks(
     """Return the program as a function of its inputs, with regions in chunks.
 
     Args:
-        program: The program.
+        program: The program; regions are those of `early_slices` of it.
         choices: The regions.
         inline: As for `chunks_within`.
         plan_one: From the function of one chunk of the whole loss, and which of its results is
@@ -58,6 +59,7 @@ def in_chunks(
     Raises:
         ValueError: If the program has no such regions.
     """
+    program = early_slices(program)
     copies = choices[0].copies if choices else ()
     if copies:
         program = copy_for_readers(program, dict(copies))
@@ -171,6 +173,7 @@ def one_chunk_of(program: Program, choice: Chunks, inputs: Iterable[Any]) -> One
         choice: The region.
         inputs: The inputs of the program that it is differentiated by.
     """
+    program = early_slices(program)
     part = without_mesh_axes(program, {name for each in choice.shards for name in each.names})
     slices, results = region_of(part, choice)
     found = active_variables(program, inputs, program.jaxpr.outvars[:1])

@@ -15,7 +15,16 @@ from typing import Any
 import jax
 
 from jrc._errors import named_like
-from jrc._jaxpr import Program, Slices, abstract, evaluate, is_variable, nbytes, slice_program
+from jrc._jaxpr import (
+    Program,
+    Slices,
+    abstract,
+    early_slices,
+    evaluate,
+    is_variable,
+    nbytes,
+    slice_program,
+)
 from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.counts import divisors
 from jrc.remat._chunks.regions import Region
@@ -143,6 +152,7 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
     added = problem.unit.of_sums(sum(v.aval.size for v in whole), sums)
     devices = math.prod(each.parts for each in chunks.shards)
     times = chunks.chunks * devices
+    outside = _cost_outside(problem, early_slices(program), chunks.equations)
 
     def of_all_chunks(option: Option) -> Option:
         peak, cost = devices * (option.peak + besides), option.cost * times
@@ -167,7 +177,7 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
         given=problem.given,
         returned=problem.returned,
         flops=problem.flops,
-        cost=times * (inner.cost + added) + _cost_outside(problem, program, chunks.equations),
+        cost=times * (inner.cost + added) + outside,
         recomputed=times * inner.recomputed,
         parts=problem.parts,
         times=times,
