@@ -19,14 +19,12 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-import jax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Var
 
-from jrc._jaxpr.atoms import abstract, is_variable, shape_of
+from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.independent_axes import independent_axes
-from jrc._jaxpr.inline import splice
 from jrc._jaxpr.primitives import facts_of, primitive_name
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.slice_program import on_slice
@@ -157,6 +155,7 @@ class _Rewriting:
         self._program, self._wanted = program, wanted
         self._eqns: list[JaxprEqn] = []
         self._parts: dict[tuple[Any, _Slice], Any] = {}
+        self._any_slice = program.eqns[min(wanted.absorbed)]
 
     def program(self) -> Any:
         """The rewritten program."""
@@ -192,11 +191,20 @@ class _Rewriting:
     def _part(self, x: Any, part: _Slice, reader: JaxprEqn) -> Any:
         """A slice of a value, made where it is read first."""
         if (x, part) not in self._parts:
-            taken = jax.make_jaxpr(
-                lambda x: jax.lax.slice_in_dim(x, part.start, part.limit, axis=part.axis)
-            )(abstract(x))
-            eqns, (self._parts[x, part],) = splice(taken, [x])
-            self._eqns += [each.replace(source_info=reader.source_info) for each in eqns]
+            shape = list(shape_of(x))
+            starts, limits = [0 for _ in shape], list(shape)
+            starts[part.axis], limits[part.axis] = part.start, part.limit
+            shape[part.axis] = part.limit - part.start
+            found = self._parts[x, part] = Var(x.aval.update(shape=tuple(shape)))
+            params = {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
+            self._eqns.append(
+                self._any_slice.replace(
+                    invars=[x],
+                    outvars=[found],
+                    params=params | {"strides": None},
+                    source_info=reader.source_info,
+                )
+            )
         return self._parts[x, part]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 
 from jrc._errors import name_of
-from jrc._specs import shards_of, spec_of
+from jrc._specs import spec_of
 from jrc._targets import chip_of_device, is_compile_only
 from jrc._tree import aval_of
 from jrc._typing import PyTree
@@ -110,9 +110,7 @@ class Budgeted:
                 platform=device.platform,
                 respect_checkpoints=asked.respect_checkpoints,
                 link=host_link(asked.offload, None, leaves),
-                parts=max(
-                    (shards_of(leaf, 0) for leaf in jax.tree.leaves(state.params)), default=1
-                ),
+                placed=self._build(self._loss_fn).placed_inside(state, batch),
                 target=_target(device),
                 compilations=asked.compilations,
                 minimize=asked.minimize,

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jrc._layout import Layout, placed
+from jrc._specs import axes_of
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
 from jrc.train._state import TrainState
@@ -68,6 +69,30 @@ class Programs:
         """Return a lowered program."""
         call: Any = self._built(way, program, state)
         return call.lower(state, self._placed(batch))
+
+    def placed_inside(self, state: TrainState, batch: PyTree) -> Callable[[Any], Any] | None:
+        """Return what gives the arguments of the loss function the shardings that XLA gives them.
+
+        There are none where each device runs the loss function by itself.
+        """
+        if not self.is_split:
+            return None
+        layout = self.layout.with_params(state.params)
+        params, rows = layout.params, layout.batch(batch)
+        if self.via == "shard_map":
+            params, rows = layout.within(params), layout.within(rows)
+
+        def placed_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
+            mesh = jax.sharding.get_abstract_mesh() if self.via == "shard_map" else layout.mesh
+
+            def split(x: Any, spec: PartitionSpec) -> Any:
+                return x.update(sharding=NamedSharding(mesh, spec)) if axes_of(spec) else x
+
+            first, *between, examples, key = args
+            examples = jax.tree.map(split, examples, rows)
+            return jax.tree.map(split, first, params), *between, examples, key
+
+        return placed_args
 
     def _placed(self, batch: PyTree) -> PyTree:
         if not self.places_batches:

@@ -183,7 +183,8 @@ class ShardedRegion:
         operands = [
             *(x if at is None else _for_parts(x, self.parts[0])
               for x, at in zip(whole, for_all, strict=True)),
-            *(cut(values[v], axis, count) for v, axis in slices.given),
+            *(_where_parts_are(cut(values[v], axis, count), self.parts[0])
+              for v, axis in slices.given),
             *(jnp.arange(*x.shape, dtype=x.dtype).reshape(count, -1) for x in counted(slices)),
         ]  # fmt: skip
         in_axes = [*for_all, *(0 for _ in operands[len(whole) :])]
@@ -201,12 +202,21 @@ def _for_parts(x: Any, parts: PartsOf) -> Any:
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
         return jnp.broadcast_to(x, shape)
     if not all(name in sharding.mesh.explicit_axes for name in parts.names):
-        return jnp.broadcast_to(x, shape)
+        return _where_parts_are(jnp.broadcast_to(x, shape), parts)
     spec = without_axes(sharding.spec, parts.names)
     if spec != sharding.spec:  # gathered once for all chunks
         x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
     split = NamedSharding(sharding.mesh, PartitionSpec(parts.names, *spec))
     return jnp.broadcast_to(x, shape, out_sharding=split)
+
+
+def _where_parts_are(x: Any, parts: PartsOf) -> Any:
+    """A value with the parts in front, which XLA is told to split, where the mesh is known."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not set(parts.names) <= set(mesh.auto_axes):
+        return x
+    rest = (PartitionSpec.UNCONSTRAINED for _ in x.shape[1:])
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(parts.names, *rest))
 
 
 def _sum_of_parts(x: Any) -> Any:

@@ -24,7 +24,7 @@ def plan_within(
     budget: int | str | float,
     has_aux: Callable[[Any], bool],
     platform: str | None = None,
-    parts: int = 1,
+    placed: Callable[[Any], Any] | None = None,
     respect_checkpoints: bool = False,
     link: HostLink | None = None,
     target: str = "",
@@ -39,7 +39,8 @@ def plan_within(
         budget: As for `plan`.
         has_aux: Of what `fn` returned, whether it is `(loss, aux)`.
         platform: What the program is lowered for; by default JAX's own.
-        parts: Into how many parts XLA splits arrays over devices; 1 on one, or in `shard_map`.
+        placed: From the types of the arguments to these with the shardings that XLA gives them,
+            which is not seen inside of the program.
         respect_checkpoints: As for `plan`.
         link: What copies to the host cost, where saved values may be moved there.
         target: The accelerator that the program is lowered for, where it is not there.
@@ -57,15 +58,15 @@ def plan_within(
     def recorded(*args: Any) -> Any:
         out = fn(*args)
         if not found:
+            avals = jax.tree.map(_aval_within, args)
             request = Request(
                 fn,
-                jax.tree.map(_aval_within, args),
+                avals if placed is None else placed(avals),
                 has_aux=has_aux(out),
                 respect_checkpoints=respect_checkpoints,
                 target=target,
                 platform=platform,
                 link=link,
-                parts=parts,
                 program=lower,
                 minimize=minimize,
             )

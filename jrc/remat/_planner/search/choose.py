@@ -1,5 +1,6 @@
 """The plan for a budget: the option that the search finds, or the error that none fits."""
 
+import itertools
 from collections.abc import Sequence
 
 from jrc._text import exact_memory_text, memory_text
@@ -80,13 +81,17 @@ def _is_dear(problem: Problem, option: Option | None) -> bool:
 def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None:
     """Return the cheapest option that fits, of those with chunks for ever smaller budgets.
 
-    What chunks need is predicted too low at times. Then those for a smaller budget fit.
+    What chunks need is predicted too low at times. Then those for a smaller budget fit. Last come
+    regions that hold what the whole loss holds, and may be cut along another axis.
     """
-    for share in SETTINGS.leaner_chunks:
+    for may_be_all, share in itertools.product((False, True), SETTINGS.leaner_chunks):
         temporaries = int(share * search.temporaries_within(limit))
         known = {each.chunks for each in search.options}
-        options = options_in_chunks(peaks, temporaries, whole_loss=True)
-        search.add([each for each in options if each.chunks not in known])
+        options = options_in_chunks(peaks, temporaries, True, may_be_all)
+        new = [each for each in options if each.chunks not in known]
+        if not new:
+            continue
+        search.add(new)
         if search.compilations:
             search.allow_more(SETTINGS.compiled_in_chunks)
         found = search.cheapest_fitting(limit)
@@ -95,17 +100,20 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
     return None
 
 
-def options_in_chunks(peaks: Peaks, temporaries: int, whole_loss: bool) -> list[Option]:
+def options_in_chunks(
+    peaks: Peaks, temporaries: int, whole_loss: bool, may_be_all: bool = False
+) -> list[Option]:
     """Return the options with regions in chunks that promise most for a budget.
 
     Args:
         peaks: What is known of the function.
         temporaries: Bytes that there are for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
+        may_be_all: Whether a region may hold all that is dear, where the whole loss may too.
     """
-    asked = temporaries, whole_loss
+    asked = temporaries, whole_loss, may_be_all
     if asked not in peaks.in_chunks:
-        peaks.in_chunks[asked] = problems_in_chunks(peaks.problem, temporaries, whole_loss)
+        peaks.in_chunks[asked] = problems_in_chunks(peaks.problem, *asked)
     return [option for each in peaks.in_chunks[asked] for option in each.options]
 
 

@@ -26,7 +26,7 @@ from jrc.remat._planner.solver.option import Option
 
 
 def problems_in_chunks(
-    problem: Problem, temporaries: int, whole_loss: bool = True
+    problem: Problem, temporaries: int, whole_loss: bool, may_be_all: bool
 ) -> list[Problem]:
     """Return the problems of a function with regions in chunks that promise most.
 
@@ -34,7 +34,14 @@ def problems_in_chunks(
         problem: The problem of the function as it is.
         temporaries: Bytes that there are for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
+        may_be_all: Whether a region may hold all that is dear, where the whole loss may too.
     """
+    return _within(problem.request, lambda: _problems(problem, temporaries, whole_loss, may_be_all))
+
+
+def _problems(
+    problem: Problem, temporaries: int, whole_loss: bool, may_be_all: bool
+) -> list[Problem]:
     temporaries = max(temporaries, SETTINGS.least_chunk)  # where none fits, the least is told
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)
@@ -60,8 +67,8 @@ def problems_in_chunks(
             for regions in _distinct_regions(one, temporaries, may_be_all=False):
                 ways = _fewer_bytes(regions, temporaries, one.devices)
                 look_at((*one.chunks, *each) for each in ways)
-    # Where each chunk of the whole loss can be planned, no region holds all of it.
-    for regions in _distinct_regions(problem, temporaries, may_be_all=not of_loss):
+    # Where each chunk of the whole loss can be planned, no region need hold all of it.
+    for regions in _distinct_regions(problem, temporaries, may_be_all or not of_loss):
         look_at(_fewer_bytes(regions, temporaries, problem.devices))
     different: dict[Any, Problem] = {}
     for _, each in sorted(found.values(), key=lambda each: each[0]):
@@ -110,21 +117,21 @@ def _in_chunks(problem: Problem, chunks: tuple[Chunks, ...]) -> Problem:
     """The problem of the function with regions in chunks."""
     first, *inside = chunks
     if first.is_whole_loss:
-        return _within(problem.request, lambda: in_chunks_of_loss(problem, first, tuple(inside)))
+        return in_chunks_of_loss(problem, first, tuple(inside))
     request, digest = problem.request, problem.function.signature.digest
     fn = chunked_function(request.fn, chunks, request.respect_checkpoints, digest)
     new = dataclasses.replace(request, fn=fn)
-    return _within(request, lambda: Problem.of(new)).with_chunks(chunks)
+    return Problem.of(new).with_chunks(chunks)
 
 
-def _within(request: Request, make: Callable[[], Problem]) -> Problem:
+def _within[T](request: Request, make: Callable[[], T]) -> T:
     """What is made where a larger program calls the function, if it is in one.
 
     There its arguments lie on the mesh of a `shard_map`, say.
     """
     if request.program is None:
         return make()
-    found: list[Problem] = []
+    found: list[T] = []
 
     @named_like(request.fn)
     def recorded(*args: Any) -> Any:

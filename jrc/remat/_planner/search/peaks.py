@@ -50,8 +50,7 @@ class Peaks:
 
     Attributes:
         problem: The problem of the function as it is.
-        in_chunks: The problems with regions in chunks, by the bytes that they were looked for, and
-            by whether the whole loss might run so.
+        in_chunks: The problems with regions in chunks, by what `problems_in_chunks` was asked.
 
     Args:
         problem: The problem.
@@ -59,7 +58,7 @@ class Peaks:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.in_chunks: dict[tuple[int, bool], list[Problem]] = {}
+        self.in_chunks: dict[tuple[int, bool, bool], list[Problem]] = {}
         self._known: dict[Option, _Known] = {}
 
     def problem_of(self, option: Option) -> Problem:

@@ -73,7 +73,6 @@ class Request:
         target: The name of the target that programs are compiled for; empty without one.
         platform: What programs are compiled for, if the arguments do not say it.
         link: How long copies to the host take, where saved values may lie there.
-        parts: Into how many parts XLA splits arrays over devices, though no argument says so.
         program: The larger program that the function is part of, lowered, with another function in
             the place of this one; `None` if the gradient alone is to fit.
         minimize: What a plan minimises; FLOPs, where nothing is known of the device's rates.
@@ -87,7 +86,6 @@ class Request:
     target: str = ""
     platform: str | None = None
     link: HostLink | None = None
-    parts: int = 1
     program: Callable[[Callable[..., Any]], jax.stages.Lowered] | None = None
     minimize: Minimize = "flops"
 
@@ -173,7 +171,7 @@ class Problem:
         perturbed = [program.jaxpr.invars[i] for i in at]
         sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
-        parts = max(request.parts, most_parts(arguments.of(arguments.arrays), program))
+        parts = most_parts(arguments.of(arguments.arrays), program)
         given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         returned = results + sum(sizes[v] for v in perturbed)
         found = _options(traced, perturbed, compiler, unit, request.link)
@@ -201,8 +199,8 @@ class Problem:
             baseline=Option(whole, residuals.bytes, 0, Baseline, BASELINE, family="baseline"),
             make_manual=make_manual,
             # XLA counts closed-over arrays as constants of the program, and not as its arguments.
-            given=given // request.parts,
-            returned=returned // request.parts,
+            given=given,
+            returned=returned,
             flops=flops(gradient),
             cost=baseline_cost,
             recomputed=_recomputed_flops(traced.opened.jaxpr, gradient) if opaque else 0,
