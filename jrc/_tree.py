@@ -227,6 +227,16 @@ def split(tree: Any) -> tuple[list[Any], Skeleton]:
     return arrays, Skeleton(treedef, tuple(_HOLE if is_traced(leaf) else leaf for leaf in leaves))
 
 
+def nodes_of(tree: Any, kinds: type | tuple[type, ...]) -> list[Any]:
+    """Return the outermost nodes of some types, in tree order.
+
+    >>> [type(node).__name__ for node in nodes_of({"a": (1, Static(2)), "b": [Static(3)]}, Static)]
+    ['Static', 'Static']
+    """
+    is_one = lambda node: isinstance(node, kinds)  # noqa: E731
+    return list(filter(is_one, jax.tree.leaves(tree, is_leaf=is_one)))
+
+
 def path_name(path: Sequence[Any]) -> str:
     """Return the name of a leaf: `layer_0/w`."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")

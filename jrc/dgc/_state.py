@@ -11,7 +11,7 @@ from jax.sharding import Sharding
 from jrc._mesh_axes import AxisName, axes_of_run
 from jrc._specs import spec_of
 from jrc._text import brief
-from jrc._tree import is_number, is_traced
+from jrc._tree import is_number, is_traced, nodes_of
 from jrc._typing import Array, Count, Leaf, PyTree, Scalar
 from jrc.dgc._collectives import as_local
 
@@ -181,8 +181,7 @@ def is_floating(leaf: Any) -> bool:
 
 def dgc_states(tree: PyTree) -> list[DGCState]:
     """Return every `DGCState` in a tree, in the tree's order."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, DGCState))
-    return [leaf for leaf in leaves if isinstance(leaf, DGCState)]
+    return nodes_of(tree, DGCState)
 
 
 def with_states(tree: PyTree, change: Callable[[DGCState], DGCState]) -> PyTree:

@@ -1,7 +1,6 @@
 """The state before the first step, placed on the mesh."""
 
 import functools
-from collections import OrderedDict
 from typing import Any
 
 import jax
@@ -16,7 +15,6 @@ from jrc._rng import check_key
 from jrc._targets import is_compile_only
 from jrc._tree import is_typed_key, named_leaves, put, with_static
 from jrc._typing import PyTree, RandomKey, Transform
-from jrc.dgc._internal import dgc_states
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._arguments import check_arrays, check_outer, check_transform
 from jrc.train._optax import check_structure, wrapped
@@ -93,7 +91,6 @@ def init_state(
         check_outer(outer)
         shapes = _is_abstract((params, model_state, key), layout.mesh)
         opt_state = jax.eval_shape(tx.init, params) if shapes else tx.init(params)
-        _check_first(opt_state)
         stepped = wrapped(params, opt_state)
         check_structure(stepped, opt_state)
         layout, way = layout.with_params(stepped), synchronisation_of(tx, outer, opt_state)
@@ -154,43 +151,3 @@ def _check_same(state: TrainState) -> None:
             f"processes, got different {listed(names)}. Draw them from the same key on every "
             "process."
         )
-
-
-def _check_first(opt_state: PyTree) -> None:
-    """Raise if a transform before the compression stores local gradients in its state."""
-    chains = jax.tree.leaves(opt_state, is_leaf=_is_chain)
-    for chain in map(_parts_of_chain, filter(_is_chain, chains)):
-        at = next(i for i, part in enumerate(chain) if dgc_states(part))
-        for part in chain[:at]:
-            if _has_floats(part):
-                raise ValueError(
-                    "a transform before the compression must have no state of its own, "
-                    f"which would differ between replicas, got {type(part).__name__}. Chain it "
-                    "behind jrc.scale_by_dgc."
-                )
-        for part in chain:
-            _check_first(part)
-
-
-def _has_floats(state: PyTree) -> bool:
-    """Whether a state has floats besides injected hyperparameters."""
-    leaves = jax.tree.leaves(state, is_leaf=_is_injected)
-    return any(
-        _has_floats(x.inner_state) if _is_injected(x) else jnp.issubdtype(x.dtype, jnp.inexact)
-        for x in leaves
-    )
-
-
-def _is_injected(node: Any) -> bool:
-    return hasattr(node, "hyperparams") and hasattr(node, "inner_state")
-
-
-def _is_chain(node: Any) -> bool:
-    return any(dgc_states(part) for part in _parts_of_chain(node))
-
-
-def _parts_of_chain(node: Any) -> tuple[Any, ...]:
-    """Return the states of an `optax.chain` or an `optax.named_chain` in call order."""
-    if isinstance(node, OrderedDict):
-        return tuple(node.values())
-    return node if type(node) is tuple else ()

@@ -14,7 +14,7 @@ import jax
 import optax
 
 from jrc._errors import listed
-from jrc._tree import tree_difference
+from jrc._tree import nodes_of, tree_difference
 from jrc._typing import PyTree, Scalar, Transform
 
 # What optax calls: an error that is raised there comes from its caller.
@@ -29,19 +29,9 @@ def differentiated(params: PyTree) -> PyTree:
 
 def wrapped(params: PyTree, opt_state: PyTree) -> PyTree:
     """Return parameters in the structure that the transform with this state steps with."""
-    if isinstance(params, optax.LookaheadParams) or not _has_lookahead(opt_state):
+    if isinstance(params, optax.LookaheadParams) or not nodes_of(opt_state, optax.LookaheadState):
         return params
     return optax.LookaheadParams.init_synced(params)
-
-
-def _has_lookahead(opt_state: PyTree) -> bool:
-    return _has(opt_state, optax.LookaheadState)
-
-
-def _has(opt_state: PyTree, kinds: Any) -> bool:
-    """Whether a state has a node of some types."""
-    is_one = lambda node: isinstance(node, kinds)  # noqa: E731
-    return any(map(is_one, jax.tree.leaves(opt_state, is_leaf=is_one)))
 
 
 def takes_extra_arguments(tx: Transform) -> bool:
@@ -118,7 +108,7 @@ def update(
         return extended.update(grads, opt_state, params, **taken)
     except Exception as error:
         text = _missing(reached, extra)
-        if text is None and "grad" in extra and _has(opt_state, _LINE_SEARCHES):
+        if text is None and "grad" in extra and nodes_of(opt_state, _LINE_SEARCHES):
             text = _search_text(error) if _is_raised_by_optax(error) else None
         if text is None:
             raise
@@ -238,7 +228,8 @@ def check_same_state(old: PyTree, new: PyTree) -> None:
 
 def check_structure(params: PyTree, opt_state: PyTree) -> None:
     """Raise if the parameters lack the structure that the transform steps with."""
-    if isinstance(params, optax.LookaheadParams) and not _has_lookahead(opt_state):
+    has_lookahead = bool(nodes_of(opt_state, optax.LookaheadState))
+    if isinstance(params, optax.LookaheadParams) and not has_lookahead:
         raise ValueError(
             "params must be the model's own where tx has no optax.lookahead, got "
             "optax.LookaheadParams. Pass params.slow."

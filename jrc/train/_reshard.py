@@ -1,6 +1,7 @@
 """Another number of replicas, for any training state: workers leave and join between rounds."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jrc._errors import public, speaking_as
 from jrc._layout import Layout
 from jrc._mesh_axes import AxisName, replica_axis
 from jrc._specs import shards_of, spec_inside, trimmed
-from jrc._tree import aval_of
+from jrc._tree import aval_of, nodes_of
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import reshard_dgc
@@ -22,7 +23,6 @@ from jrc.train._arguments import check_outer
 from jrc.train._synchronisation.outer_state import (
     first_outer_state,
     fragments_where_they_lie,
-    outer_states,
 )
 
 
@@ -90,7 +90,7 @@ def reshard(
     """
     remedy = "Pass mesh.shape['data']."
     replicas = whole_number(num_replicas, "num_replicas", least=1, remedy=remedy)
-    found = outer_states(state)
+    found = nodes_of(state, OuterState)
     with speaking_as("jrc.reshard", "jrc.reshard_dgc"):
         if not found:
             return reshard_dgc(state, replicas, mesh=mesh, axis_name=axis_name)
@@ -118,7 +118,7 @@ def reshard(
                 model_state=jax.tree.map(placed.copies, begun.model_state),
             )
         else:
-            own = own._replace(params=jax.tree.map(placed.together, begun.params, own.params))
+            own = own._replace(params=jax.tree.map(_together, own.params, params))
         if node.local.in_flight is not None and layout is not None and outer is not None:
             empty = _in_flight(outer, params, model_state, layout, own.steps)
             own = own._replace(in_flight=empty)
@@ -220,14 +220,25 @@ def _apart(state: OuterState, shared: PyTree) -> LocalState:
 
     def apart(rows: Any, x: Any) -> Any:
         wide = jnp.promote_types(rows.dtype, jnp.float32)
-        if isinstance(rows, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(rows.shape, wide, sharding=rows.sharding)
         subtract = lambda rows, x: rows.astype(wide) - x.astype(wide)[None]  # noqa: E731
-        if isinstance(rows, np.ndarray):
-            return subtract(rows, np.asarray(x))
-        return jax.jit(subtract, out_shardings=rows.sharding)(rows, x)
+        return _of_rows(subtract, rows, x, wide)
 
     return state.local._replace(params=jax.tree.map(apart, state.local.params, shared))
+
+
+def _together(rows: Any, x: Any) -> Any:
+    """Return rows that differ so much from what is shared, in its dtype."""
+    add = lambda rows, x: (rows + x.astype(rows.dtype)[None]).astype(x.dtype)  # noqa: E731
+    return _of_rows(add, rows, x, x.dtype)
+
+
+def _of_rows(fn: Callable[..., Any], rows: Any, x: Any, dtype: Any) -> Any:
+    """Return `fn(rows, x)`, of this dtype, where the rows lie; of shapes its shape."""
+    if isinstance(rows, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(rows.shape, dtype, sharding=rows.sharding)
+    if isinstance(rows, np.ndarray):
+        return fn(rows, np.asarray(x))
+    return jax.jit(fn, out_shardings=rows.sharding)(rows, x)
 
 
 def _local_part(x: Any) -> np.ndarray:
@@ -270,13 +281,3 @@ class _Placement:
             splits = self.replicas % self._mesh.shape[self._axis] == 0
             spec = PartitionSpec(self._axis if splits else None, *spec[first:])
         return NamedSharding(self._mesh, trimmed(spec))
-
-    def together(self, x: Any, differences: Any) -> Any:
-        """Return rows that differ so much from what is shared, in its dtype."""
-        if isinstance(x, jax.ShapeDtypeStruct):
-            sharding = differences.sharding
-            return jax.ShapeDtypeStruct(differences.shape, x.dtype, sharding=sharding)
-        add = lambda rows, x: (rows + x.astype(rows.dtype)[None]).astype(x.dtype)  # noqa: E731
-        if isinstance(differences, np.ndarray):
-            return add(differences, np.asarray(x))
-        return jax.jit(add, out_shardings=differences.sharding)(differences, self.shared(x))

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 import jrc
 from jrc._layout import Layout
 from jrc.train._preflight.compression_axis import check_compression_axis
+from jrc.train._synchronisation.compressed_chain import check_mixing
 
 PARAMS = {"w": jnp.ones((8, 8)), "b": jnp.ones(8)}
 SHAPES = jax.eval_shape(lambda: PARAMS)
@@ -59,7 +60,9 @@ DIFFERENT = {
 
 
 def check(tx, axis="data", mesh=MESH):
-    check_compression_axis(tx, SHAPES, jax.eval_shape(tx.init, SHAPES), Layout.of(mesh, axis))
+    state, layout = jax.eval_shape(tx.init, SHAPES), Layout.of(mesh, axis)
+    check_compression_axis(state, layout)
+    check_mixing(tx, SHAPES, state, layout)
 
 
 @pytest.mark.parametrize("name", EQUAL)

@@ -28,6 +28,7 @@ from jrc.train._preflight.state import (
 from jrc.train._runners import Programs
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import Synchronisation, synchronisation_of
+from jrc.train._synchronisation.compressed_chain import check_mixing
 
 
 class Preflight:
@@ -111,7 +112,8 @@ class Preflight:
                 f"{difference}. Build it with jrc.init_state(params, tx, key{argument})."
             )
         if dgc_states(inner) and layout.parts > 1:
-            check_compression_axis(self._tx, params, inner, layout)
+            check_compression_axis(inner, layout)
+            check_mixing(self._tx, params, inner, layout)
 
     def _check_program(self, way: Synchronisation, state: TrainState, batch: PyTree) -> None:
         """Look into the program, which is lowered once, for what arrays do not tell."""

@@ -18,6 +18,7 @@ from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._loss import Objective
 from jrc.train._optax import differentiated, takes_extra_arguments, update
 from jrc.train._state import TrainState
+from jrc.train._synchronisation.compressed_chain import check_first, check_wrappers
 from jrc.train._synchronisation.protocol import Synchronisation, Traffic
 from jrc.train._synchronisation.replicas import Replicas
 
@@ -34,12 +35,13 @@ class CompressedGradients(Synchronisation):
         return cls(tx) if dgc_states(opt_state) else None
 
     def check(self, params: PyTree, model_state: PyTree, opt_state: PyTree, layout: Layout) -> None:
-        """Raise if parameters are split over the replicas, or mini-steps would not agree."""
+        """Raise if parameters are split over the replicas, or another transform does not go."""
         del params, model_state
+        check_first(opt_state)
         rule = f"of the compressed axis {layout.replicas!r}"
         check_whole(layout.params, layout.names, "params", rule)
         if layout.parts > 1:
-            _check_wrappers(self.tx, opt_state)
+            check_wrappers(self.tx, opt_state)
 
     def opt_specs(self, state: TrainState, layout: Layout) -> PyTree:
         """Return how its state lies: u and v have a row for each replica."""
@@ -54,7 +56,7 @@ class CompressedGradients(Synchronisation):
         found = objective.gradient(differentiated(state.params), state.model_state)
         own = served(found.grads, dgc_states(state.opt_state))
         grads = jax.tree.map(lambda g, own: g if own else over.mean(g), found.grads, own)
-        gathers = _is_gathered(state.opt_state)
+        gathers = isinstance(state.opt_state, optax.MultiStepsState)
         if gathers:
             grads = jax.tree.map(lambda g, own: _storable(g, over) if own else g, grads, own)
         extra = {"value": over.mean(found.loss)} if takes_extra_arguments(self.tx) else {}
@@ -85,10 +87,9 @@ class CompressedGradients(Synchronisation):
             return params, opt_state, new.skipped != old.skipped
 
         def step() -> tuple[PyTree, PyTree]:
-            given = grads, state.opt_state, state.params, extra
-            updates, opt_state = (_mini_step if _is_gathered(state.opt_state) else update)(
-                tx, *given
-            )
+            gathers = isinstance(state.opt_state, optax.MultiStepsState)
+            stepped = _mini_step if gathers else update
+            updates, opt_state = stepped(tx, grads, state.opt_state, state.params, extra)
             return optax.apply_updates(state.params, updates), opt_state
 
         # Computed before the update, so that the whole chain skips the step, and over all replicas,
@@ -97,67 +98,6 @@ class CompressedGradients(Synchronisation):
         skip = lambda: (state.params, _count_skipped(state.opt_state))  # noqa: E731
         params, opt_state = jax.lax.cond(ok, step, skip)
         return params, opt_state, ~ok
-
-
-_NOT_AROUND: dict[type, tuple[str, str]] = {
-    optax.contrib.SAMState: (
-        "optax.contrib.sam",
-        "which it calls in every step and of which it drops all but one result in a period",
-    ),
-    optax.contrib.MechanicState: (
-        "optax.contrib.mechanize",
-        "whose step size it would set by the local gradients of each replica",
-    ),
-    optax.contrib.GaLoreState: (
-        "optax.contrib.galore",
-        "whose gradients it would project by a matrix of each replica's own",
-    ),
-    optax.ConditionallyTransformState: (
-        "optax.conditionally_transform",
-        "whose local gradients it would apply as they are in the steps that it leaves out",
-    ),
-}
-"""By the type of its state, each wrapper of optax with which replicas would send in vain or differ,
-and the reason."""
-
-
-def _check_wrappers(tx: Transform, opt_state: PyTree) -> None:
-    """Raise if replicas would send in vain, differ or wait for each other with a wrapper."""
-    picks = lambda node: isinstance(node, tuple(_NOT_AROUND))  # noqa: E731
-    for node in filter(picks, jax.tree.leaves(opt_state, is_leaf=picks)):
-        if dgc_states(node):
-            name, why = _NOT_AROUND[type(node)]
-            raise ValueError(
-                f"{name} must not be around a compression, {why}, got one. Leave one of the two "
-                "out."
-            )
-    is_one = lambda node: isinstance(node, optax.MultiStepsState)  # noqa: E731
-    inside = () if is_one(opt_state) else jax.tree.leaves(opt_state, is_leaf=is_one)
-    if any(is_one(node) and dgc_states(node) for node in inside):
-        raise ValueError(
-            "optax.MultiSteps must be outermost around a compression, which would be sent "
-            "in every mini-step, got one inside of another transform. Write "
-            "optax.MultiSteps(optax.chain(...), k)."
-        )
-    if is_one(opt_state) and not _never_skips(tx):
-        raise ValueError(
-            "optax.MultiSteps must not skip by the gradient of one replica around a "
-            "compression, for which the others would wait, got a should_skip_update_fn. Leave "
-            "should_skip_update_fn out: a step whose gradient is not finite is skipped by itself."
-        )
-
-
-def _never_skips(tx: Transform) -> bool:
-    """Whether this is an `optax.MultiSteps` with the function that it makes by itself."""
-    code = lambda steps: getattr(steps._should_skip_update_fn, "__code__", None)  # noqa: E731
-    given = getattr(tx.update, "__self__", None)
-    without = optax.MultiSteps(optax.identity(), 1)
-    return isinstance(given, optax.MultiSteps) and code(given) is code(without)
-
-
-def _is_gathered(opt_state: PyTree) -> bool:
-    """Whether this is the state of an `optax.MultiSteps` around a compression."""
-    return isinstance(opt_state, optax.MultiStepsState) and bool(dgc_states(opt_state))
 
 
 def _mini_step(

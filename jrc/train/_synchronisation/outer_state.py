@@ -26,12 +26,6 @@ from jrc.train._optax import differentiated
 from jrc.train._state import TrainState
 
 
-def outer_states(tree: PyTree) -> list[OuterState]:
-    """Return every `OuterState` in a tree; a train state has one with `outer=`."""
-    is_one = lambda node: isinstance(node, OuterState)  # noqa: E731
-    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_one) if is_one(leaf)]
-
-
 def first_outer_state(
     outer: OuterOptimizer,
     params: PyTree,

@@ -1,0 +1,149 @@
+"""Which transforms of optax may stand before a compression and around it.
+
+A wrapper may not send in vain, nor make replicas wait for each other (`check_wrappers`). A
+transform before the compression gets local gradients, and may not store them (`check_first`). What
+comes out is one update for all (`check_mixing`).
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from jrc._errors import listed
+from jrc._layout import Layout
+from jrc._tree import named_leaves, nodes_of
+from jrc._typing import PyTree, Transform
+from jrc.dgc._internal import dgc_states, served
+from jrc.train._optax import differentiated, update
+
+# States of wrappers that decide by the gradients of their own replica, equally on all of them.
+_GUARDS = (optax.MultiStepsState, optax.ApplyIfFiniteState)
+
+_NOT_AROUND: dict[type, tuple[str, str]] = {
+    optax.contrib.SAMState: (
+        "optax.contrib.sam",
+        "which it calls in every step and of which it drops all but one result in a period",
+    ),
+    optax.contrib.MechanicState: (
+        "optax.contrib.mechanize",
+        "whose step size it would set by the local gradients of each replica",
+    ),
+    optax.contrib.GaLoreState: (
+        "optax.contrib.galore",
+        "whose gradients it would project by a matrix of each replica's own",
+    ),
+    optax.ConditionallyTransformState: (
+        "optax.conditionally_transform",
+        "whose local gradients it would apply as they are in the steps that it leaves out",
+    ),
+}
+"""By the type of its state, each wrapper of optax with which replicas would send in vain or differ,
+and the reason."""
+
+
+def check_wrappers(tx: Transform, opt_state: PyTree) -> None:
+    """Raise if replicas would send in vain, differ or wait for each other with a wrapper."""
+    for node in nodes_of(opt_state, tuple(_NOT_AROUND)):
+        if dgc_states(node):
+            name, why = _NOT_AROUND[type(node)]
+            raise ValueError(
+                f"{name} must not be around a compression, {why}, got one. Leave one of the two "
+                "out."
+            )
+    gathered = nodes_of(opt_state, optax.MultiStepsState)
+    is_outermost = isinstance(opt_state, optax.MultiStepsState)
+    if not is_outermost and any(map(dgc_states, gathered)):
+        raise ValueError(
+            "optax.MultiSteps must be outermost around a compression, which would be sent "
+            "in every mini-step, got one inside of another transform. Write "
+            "optax.MultiSteps(optax.chain(...), k)."
+        )
+    if is_outermost and not _never_skips(tx):
+        raise ValueError(
+            "optax.MultiSteps must not skip by the gradient of one replica around a "
+            "compression, for which the others would wait, got a should_skip_update_fn. Leave "
+            "should_skip_update_fn out: a step whose gradient is not finite is skipped by itself."
+        )
+
+
+def _never_skips(tx: Transform) -> bool:
+    """Whether this is an `optax.MultiSteps` with the function that it makes by itself."""
+    code = lambda steps: getattr(steps._should_skip_update_fn, "__code__", None)  # noqa: E731
+    given = getattr(tx.update, "__self__", None)
+    without = optax.MultiSteps(optax.identity(), 1)
+    return isinstance(given, optax.MultiSteps) and code(given) is code(without)
+
+
+def check_first(opt_state: PyTree) -> None:
+    """Raise if a transform before the compression stores local gradients in its state."""
+    chains = jax.tree.leaves(opt_state, is_leaf=_is_chain)
+    for chain in map(_parts_of_chain, filter(_is_chain, chains)):
+        at = next(i for i, part in enumerate(chain) if dgc_states(part))
+        for part in chain[:at]:
+            if _has_floats(part):
+                raise ValueError(
+                    "a transform before the compression must have no state of its own, "
+                    f"which would differ between replicas, got {type(part).__name__}. Chain it "
+                    "behind jrc.scale_by_dgc."
+                )
+        for part in chain:
+            check_first(part)
+
+
+def _has_floats(state: PyTree) -> bool:
+    """Whether a state has floats besides injected hyperparameters."""
+    leaves = jax.tree.leaves(state, is_leaf=_is_injected)
+    return any(
+        _has_floats(x.inner_state) if _is_injected(x) else jnp.issubdtype(x.dtype, jnp.inexact)
+        for x in leaves
+    )
+
+
+def _is_injected(node: Any) -> bool:
+    return hasattr(node, "hyperparams") and hasattr(node, "inner_state")
+
+
+def _is_chain(node: Any) -> bool:
+    return any(dgc_states(part) for part in _parts_of_chain(node))
+
+
+def _parts_of_chain(node: Any) -> tuple[Any, ...]:
+    """Return the states of an `optax.chain` or an `optax.named_chain` in call order."""
+    if isinstance(node, OrderedDict):
+        return tuple(node.values())
+    return node if type(node) is tuple else ()
+
+
+def check_mixing(tx: Transform, params: PyTree, opt_state: PyTree, layout: Layout) -> None:
+    """Raise if an update differs between replicas, as a norm of local and mean gradients does.
+
+    The update is traced once: types of its results have the axes along which they vary.
+    """
+    local = served(differentiated(params), dgc_states(opt_state))
+    if nodes_of(opt_state, _GUARDS):
+        return
+    names, differing = layout.names, []
+
+    def updates(params: PyTree) -> None:
+        vary = lambda p, own: jax.lax.pcast(p, names, to="varying") if own else p  # noqa: E731
+        grads = jax.tree.map(vary, differentiated(params), local)
+        new, _ = update(tx, grads, tx.init(params), params, {"value": jnp.float32(0)})
+        differing.extend(name for name, x in named_leaves(new) if jax.typeof(x).mat.varying)
+
+    bound, whole = AbstractMesh(tuple(layout.mesh.shape[x] for x in names), names), PartitionSpec()
+    specs: Any = {"in_specs": whole, "out_specs": whole}
+    try:
+        jax.eval_shape(jax.shard_map(updates, mesh=bound, **specs), params)
+    except (TypeError, ValueError, NotImplementedError):
+        return  # what JAX cannot type with replication types is not judged
+    if differing:
+        raise ValueError(
+            "tx must give every replica the same update, got different ones of "
+            f"{listed(differing[:3])}: something before the compression or around it mixes local "
+            "gradients with those that are averaged, as a norm of all leaves does. Leave it out, "
+            "or put it inside of the mask: optax.masked(optax.chain(clip, compression), mask)."
+        )
