@@ -48,6 +48,6 @@ def stays_finite(loss: Any, params: PyTree, old_model: PyTree, model_state: PyTr
     return jnp.isfinite(loss) & all_finite(params) & jnp.stack([True, *stays]).all()
 
 
-def chosen(ok: Array, new: PyTree, old: PyTree) -> PyTree:
+def chosen[Tree](ok: Array, new: Tree, old: Tree) -> Tree:
     """Return the new values, or the old ones where something was not finite."""
-    return jax.tree.map(lambda x, y: jnp.where(ok, x, y), new, old)
+    return jax.tree.map(lambda x, y: x if x is y else jnp.where(ok, x, y), new, old)

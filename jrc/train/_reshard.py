@@ -94,7 +94,7 @@ def reshard(
     with speaking_as("jrc.reshard", "jrc.reshard_dgc"):
         if not found:
             return reshard_dgc(state, replicas, mesh=mesh, axis_name=axis_name)
-        begun = _begin(state)
+        _check_whole(state)
         for each in found:
             _check_finished(each)
         axis = replica_axis(axis_name)
@@ -103,19 +103,19 @@ def reshard(
         if layout is not None:
             check_shardings_known(state, layout.mesh, axis_name)
             for each in found:
-                _check_split(each, begun.params, placed, outer, layout)
-    params, model_state = jax.tree.map(placed.shared, (begun.params, begun.model_state))
+                _check_split(each, state.params, placed, outer, layout)
+    params, model_state = jax.tree.map(placed.shared, (state.params, state.model_state))
 
     def resharded(node: Any) -> Any:
         if not isinstance(node, OuterState):
             return placed.shared(node)
         old = node.rounds, node.shared, node.report
         rounds, momentum, report = jax.tree.map(placed.shared, old)
-        own = jax.tree.map(placed.rows, _apart(node, begun.params))
+        own = jax.tree.map(placed.rows, _apart(node, state.params))
         if _exchanges_all(node):
             own = own._replace(
-                params=jax.tree.map(placed.copies, begun.params),
-                model_state=jax.tree.map(placed.copies, begun.model_state),
+                params=jax.tree.map(placed.copies, state.params),
+                model_state=jax.tree.map(placed.copies, state.model_state),
             )
         else:
             own = own._replace(params=jax.tree.map(_together, own.params, params))
@@ -127,14 +127,13 @@ def reshard(
     return jax.tree.map(resharded, state, is_leaf=lambda node: isinstance(node, OuterState))
 
 
-def _begin(state: Any) -> Any:
-    """Return the train state, whose parameters every replica begins a round with."""
-    if hasattr(state, "params") and hasattr(state, "model_state"):
-        return state
-    raise ValueError(
-        "state must be a whole train state with an outer optimizer, which has the shared "
-        f"parameters, got {type(state).__name__}. Pass the state of jrc.init_state."
-    )
+def _check_whole(state: Any) -> None:
+    """Raise unless there are the parameters with which every replica begins a round."""
+    if not (hasattr(state, "params") and hasattr(state, "model_state")):
+        raise ValueError(
+            "state must be a whole train state with an outer optimizer, which has the shared "
+            f"parameters, got {type(state).__name__}. Pass the state of jrc.init_state."
+        )
 
 
 def _exchanges_all(state: OuterState) -> bool:

@@ -7,9 +7,10 @@ import jax
 import optax
 
 from jrc._layout import Layout
-from jrc._typing import PyTree, Transform
-from jrc.outer_optimizers import OuterOptimizer
-from jrc.train._loss import Objective
+from jrc._tree import sum_dtype
+from jrc._typing import PyTree, Scalar, Transform
+from jrc.outer_optimizers import LocalState, OuterOptimizer
+from jrc.train._loss import Gradient, Objective
 from jrc.train._optax import check_same_state, differentiated, of_the_loss, update
 from jrc.train._state import TrainState
 from jrc.train._synchronisation.protocol import Synchronisation, Traffic
@@ -35,17 +36,35 @@ class MeanGradients(Synchronisation):
     ) -> tuple[TrainState, Traffic]:
         """Return the state after the step of the whole batch."""
         del program
-        found = objective.gradient(differentiated(state.params), state.model_state)
-        grads = over.mean(found.grads)
-        loss_of = lambda params: objective.loss(params, state.model_state)  # noqa: E731
-        extra = {"value": over.mean(found.loss)}
-        extra |= of_the_loss(grads, state.params, loss_of, over.mean)
-        updates, opt_state = update(self.tx, grads, state.opt_state, state.params, extra)
-        if over.axis is not None:
-            check_same_state(state.opt_state, opt_state)
-        state = state._replace(
-            params=optax.apply_updates(state.params, updates),
-            model_state=jax.tree.map(over.shared, found.model_state),
-            opt_state=opt_state,
-        )
-        return state, Traffic(found, over.bytes_of_mean(grads))
+        state, found, _ = mean_step(self.tx, state, objective, over)
+        return state, Traffic(found, over.bytes_of_mean(found.grads))
+
+
+def mean_step[State: (TrainState, LocalState)](
+    tx: Transform, before: State, objective: Objective, over: Replicas
+) -> tuple[State, Gradient, Scalar]:
+    """Take the step of the mean gradient, which is the same on all replicas.
+
+    Args:
+        tx: The optimizer.
+        before: A state whose parameters, model state and optimizer state are equal on them.
+        objective: The loss over the batch of this replica.
+        over: The reductions.
+
+    Returns:
+        The state after the step, the gradient of this replica, and the mean loss, at least float32.
+    """
+    found = objective.gradient(differentiated(before.params), before.model_state)
+    wide = found.loss.astype(sum_dtype(found.loss.dtype))
+    grads, loss = over.mean((found.grads, wide))
+    loss_of = lambda params: objective.loss(params, before.model_state)  # noqa: E731
+    extra = {"value": loss.astype(found.loss.dtype)}
+    extra |= of_the_loss(grads, before.params, loss_of, over.mean)
+    updates, opt_state = update(tx, grads, before.opt_state, before.params, extra)
+    check_same_state(before.opt_state, opt_state)
+    after = before._replace(
+        params=optax.apply_updates(before.params, updates),
+        model_state=jax.tree.map(over.shared, found.model_state),
+        opt_state=opt_state,
+    )
+    return after, found, loss

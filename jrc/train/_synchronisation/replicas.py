@@ -66,6 +66,8 @@ class Replicas:
 
     def shared(self, x: Array) -> Array:
         """Return one value for all: the mean of floats, replica 0's integers, bools and keys."""
+        if self.axis is None:
+            return x
         if is_typed_key(x):
             data = self.shared(jax.random.key_data(x))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))

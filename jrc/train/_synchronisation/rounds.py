@@ -21,14 +21,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from jrc._layout import Layout, check_whole
 from jrc._nonfinite import chosen, stays_finite
 from jrc._tree import named_leaves
-from jrc._typing import PyTree, Scalar, Transform
+from jrc._typing import PyTree, Transform
 from jrc._validate import whole_number
 from jrc.dgc._internal import dgc_states
 from jrc.outer_optimizers import LocalState, OuterOptimizer, OuterState
@@ -48,14 +47,9 @@ from jrc.outer_optimizers._internal import (
     turn_at,
 )
 from jrc.train._loss import Gradient, Objective
-from jrc.train._optax import check_same_state, differentiated, of_the_loss, update
 from jrc.train._state import TrainState
-from jrc.train._synchronisation.exchange import (
-    Arrived,
-    applied,
-    exchanged,
-    packed,
-)
+from jrc.train._synchronisation.exchange import Arrived, applied, exchanged, packed
+from jrc.train._synchronisation.mean import mean_step
 from jrc.train._synchronisation.outer_state import (
     first_outer_state,
     outer_state_specs,
@@ -180,28 +174,10 @@ class Rounds(Synchronisation):
             objective: The loss over its batch, and its gradient.
             inner: The reductions inside of the replica.
         """
-        found = objective.gradient(differentiated(own.params), own.model_state)
-        grads, loss = inner.mean((found.grads, found.loss.astype(jnp.float32)))
-
-        def loss_of(params: PyTree) -> Scalar:
-            return objective.loss(params, own.model_state)
-
-        extra = {"value": loss.astype(found.loss.dtype)}
-        extra |= of_the_loss(grads, own.params, loss_of, inner.mean)
-        model_state = (
-            jax.tree.map(inner.shared, found.model_state) if inner.axis else found.model_state
-        )
-        updates, opt_state = update(self.tx, grads, own.opt_state, own.params, extra)
-        check_same_state(own.opt_state, opt_state)
-        new = optax.apply_updates(own.params, updates), model_state, opt_state
-        norm = inner.mean(norm_of(found.grads))
-        good = stays_finite(loss, new[0], own.model_state, model_state)
-        old = own.params, own.model_state, own.opt_state
-        params, model_state, opt_state = chosen(good, new, old)
-        own = own._replace(
-            params=params,
-            model_state=model_state,
-            opt_state=opt_state,
+        after, found, loss = mean_step(self.tx, own, objective, inner)
+        loss, norm = loss.astype(jnp.float32), inner.mean(norm_of(found.grads))
+        good = stays_finite(loss, after.params, own.model_state, after.model_state)
+        own = chosen(good, after, own)._replace(
             loss=own.loss + jnp.where(good, loss, 0.0),
             grad_norm=own.grad_norm + jnp.where(good, norm, 0.0),
             steps=own.steps + 1,
