@@ -96,7 +96,7 @@ def update(
     """Call a transform's update with those of some extra arguments that it takes.
 
     Raises:
-        TypeError: If it needs another one.
+        TypeError: If it needs another one, or returns a state of another structure.
     """
     # An `optax.MultiSteps` takes extra arguments, though it is no transform of optax's class.
     given: Any = tx
@@ -105,7 +105,7 @@ def update(
     closed = [each.names for each in reached if each.is_reached and not each.is_open]
     taken = {name: x for name, x in extra.items() if all(name in names for names in closed)}
     try:
-        return extended.update(grads, opt_state, params, **taken)
+        updates, new_state = extended.update(grads, opt_state, params, **taken)
     except Exception as error:
         text = _missing(reached, extra)
         if text is None and "grad" in extra and nodes_of(opt_state, _LINE_SEARCHES):
@@ -113,6 +113,13 @@ def update(
         if text is None:
             raise
         raise TypeError(text) from error
+    if difference := tree_difference(opt_state, new_state):
+        raise TypeError(
+            "tx must return a state of the structure that it gets, got another one: "
+            f"{difference}. Give the train state the state of tx after one update: optax.monitor "
+            "and the like begin with an empty one."
+        )
+    return updates, new_state
 
 
 class _Update(NamedTuple):
@@ -214,16 +221,6 @@ def _search_text(error: Exception) -> str:
         "mask_compatible_extra_args=True to optax.masked and optax.partition; inside of "
         "optax.flatten a line search cannot run: leave one of the two out."
     )
-
-
-def check_same_state(old: PyTree, new: PyTree) -> None:
-    """Raise if a transform returns a state of another structure than it was given."""
-    if difference := tree_difference(old, new):
-        raise TypeError(
-            "tx must return a state of the structure that it gets, got another one: "
-            f"{difference}. Give the train state the state of tx after one update: optax.monitor "
-            "and the like begin with an empty one."
-        )
 
 
 def check_structure(params: PyTree, opt_state: PyTree) -> None:

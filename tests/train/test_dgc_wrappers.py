@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 import jrc
 from jrc.remat._compiled.collectives import collectives
 from jrc.remat._compiled.hlo import parse_hlo
+from tests.train.optax_wrappers import public_wrappers
 
 MESH = Mesh(jax.devices()[:2], ("data",))
 PARAMS = {"b": np.zeros(16, np.float32), "w": np.linspace(-1, 1, 128, dtype=np.float32)}
@@ -57,6 +58,7 @@ WRAPPERS = {
     "optax.inject_hyperparams": optax.inject_hyperparams(jrc.dgc_momentum, static_args=STATIC)(
         optax.linear_schedule(0.1, 0.01, 4), momentum=0.9, rampup_begin_step=0, **SEND
     ),
+    "optax.with_extra_args_support": optax.with_extra_args_support(dgc()),
     "optax.apply_if_finite": optax.apply_if_finite(dgc(), 3),
     "optax.apply_every": optax.chain(dgc(), optax.apply_every(2)),
     "optax.keep_params_nonnegative": optax.chain(dgc(), optax.keep_params_nonnegative()),
@@ -79,11 +81,19 @@ REFUSED = {
         contrib.galore(0.05, rank=2, base_optimizer=scale_by_dgc()),
         "galore must not be around",
     ),
+    "optax.contrib.scale_by_galore": (
+        contrib.scale_by_galore(rank=2, base_optimizer=scale_by_dgc()),
+        "galore must not be around",
+    ),
     "optax.conditionally_transform": (
         optax.conditionally_transform(dgc(), at_first),
         "conditionally_transform must not be around",
     ),
     "optax.snapshot": (SNAPSHOT, "must have no state of its own.*got SnapshotState"),
+    "optax.monitor": (
+        optax.chain(dgc(), optax.monitor({"norm": optax.tree.norm})),
+        "jrc.make_train_step: tx must return a state of the structure that it gets",
+    ),
     "optax.lbfgs": (optax.chain(scale_by_dgc(), optax.lbfgs()), "needs 'grad' and 'value_fn'"),
     "optax.contrib.sophia": (
         optax.chain(scale_by_dgc(), contrib.sophia(0.05)),
@@ -143,3 +153,4 @@ def test_wrappers_that_cannot_work_are_told(name):
 def test_the_guide_has_the_table():
     text = GUIDE.read_text()
     assert not [name for name in (*WRAPPERS, *REFUSED) if f"`{name}`" not in text]
+    assert not [name for name in public_wrappers() if name not in {**WRAPPERS, **REFUSED}]

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 import jrc
 from jrc.remat._compiled.collectives import collectives
 from jrc.remat._compiled.hlo import parse_hlo
+from tests.train.optax_wrappers import public_wrappers
 from tests.train.test_step import NET, net_batch, net_loss
 
 ROUND = 3
@@ -55,6 +56,7 @@ WRAPPERS = {
     "optax.inject_hyperparams": optax.inject_hyperparams(optax.adamw)(
         optax.linear_schedule(0.1, 0.01, 4)
     ),
+    "optax.with_extra_args_support": optax.with_extra_args_support(adamw()),
     "optax.apply_every": optax.chain(adamw(), optax.apply_every(3)),
     "optax.keep_params_nonnegative": optax.chain(adamw(), optax.keep_params_nonnegative()),
     "optax.snapshot": optax.chain(optax.snapshot("norm", optax.tree.norm), adamw()),
@@ -66,6 +68,9 @@ WRAPPERS = {
     "optax.contrib.split_real_and_imaginary": contrib.split_real_and_imaginary(adamw()),
     "optax.contrib.reduce_on_plateau": optax.chain(adamw(), contrib.reduce_on_plateau(patience=1)),
     "optax.contrib.galore": contrib.galore(0.05, rank=2, base_optimizer=optax.scale_by_adam()),
+    "optax.contrib.scale_by_galore": optax.chain(
+        contrib.scale_by_galore(rank=2, base_optimizer=optax.scale_by_adam()), optax.scale(-0.05)
+    ),
     "optax.contrib.sophia": contrib.sophia(0.05, update_interval=2),
     "optax.contrib.momo_adam": contrib.momo_adam(0.05),
 }  # fmt: skip
@@ -166,3 +171,4 @@ def test_a_guard_of_optax_keeps_a_replica_in_the_round():
 def test_the_guide_has_the_table():
     text = GUIDE.read_text()
     assert not [name for name in (*WRAPPERS, *REFUSED) if f"`{name}`" not in text]
+    assert not [name for name in public_wrappers() if name not in {**WRAPPERS, **REFUSED}]

@@ -11,7 +11,7 @@ from jrc._tree import sum_dtype
 from jrc._typing import PyTree, Scalar, Transform
 from jrc.outer_optimizers import LocalState, OuterOptimizer
 from jrc.train._loss import Gradient, Objective
-from jrc.train._optax import check_same_state, differentiated, of_the_loss, update
+from jrc.train._optax import differentiated, of_the_loss, update
 from jrc.train._state import TrainState
 from jrc.train._synchronisation.protocol import Synchronisation, Traffic
 from jrc.train._synchronisation.replicas import Replicas
@@ -61,7 +61,6 @@ def mean_step[State: (TrainState, LocalState)](
     extra = {"value": loss.astype(found.loss.dtype)}
     extra |= of_the_loss(grads, before.params, loss_of, over.mean)
     updates, opt_state = update(tx, grads, before.opt_state, before.params, extra)
-    check_same_state(before.opt_state, opt_state)
     after = before._replace(
         params=optax.apply_updates(before.params, updates),
         model_state=jax.tree.map(over.shared, found.model_state),
