@@ -20,6 +20,7 @@ LAYERS = (
         "_validate",
         "_text",
         "_ring",
+        "_extra_arguments",
         "_bits",
     },
     {"_jaxpr", "_rng", "_nonfinite", "persist"},

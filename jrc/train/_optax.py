@@ -5,15 +5,15 @@
 `optax.lookahead` keeps two sets of parameters, of which one is differentiated.
 """
 
-import inspect
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import jax
 import optax
 
 from jrc._errors import listed
+from jrc._extra_arguments import Signature, extended, signatures_of, taken
 from jrc._tree import nodes_of, tree_difference
 from jrc._typing import PyTree, Scalar, Transform
 
@@ -32,14 +32,6 @@ def wrapped(params: PyTree, opt_state: PyTree) -> PyTree:
     if isinstance(params, optax.LookaheadParams) or not nodes_of(opt_state, optax.LookaheadState):
         return params
     return optax.LookaheadParams.init_synced(params)
-
-
-def takes_extra_arguments(tx: Transform) -> bool:
-    """Whether extra arguments reach a transform; optax drops them before others."""
-    # `MultiSteps.gradient_transformation()` says that it takes none, and takes them.
-    owner = getattr(tx.update, "__self__", None)
-    extended = optax.GradientTransformationExtraArgs | optax.MultiSteps
-    return isinstance(tx, extended) or isinstance(owner, optax.MultiSteps)
 
 
 def of_the_loss(
@@ -98,16 +90,11 @@ def update(
     Raises:
         TypeError: If it needs another one, or returns a state of another structure.
     """
-    # An `optax.MultiSteps` takes extra arguments, though it is no transform of optax's class.
-    given: Any = tx
-    extended = given if takes_extra_arguments(tx) else optax.with_extra_args_support(given)
-    reached = list(_reached(extended.update, True))
-    closed = [each.names for each in reached if each.is_reached and not each.is_open]
-    taken = {name: x for name, x in extra.items() if all(name in names for names in closed)}
+    tx = extended(tx)
     try:
-        updates, new_state = extended.update(grads, opt_state, params, **taken)
+        updates, new_state = tx.update(grads, opt_state, params, **taken(tx, extra))
     except Exception as error:
-        text = _missing(reached, extra)
+        text = _missing(signatures_of(tx), extra)
         if text is None and "grad" in extra and nodes_of(opt_state, _LINE_SEARCHES):
             text = _search_text(error) if _is_raised_by_optax(error) else None
         if text is None:
@@ -122,58 +109,7 @@ def update(
     return updates, new_state
 
 
-class _Update(NamedTuple):
-    """The signature of an update function in a transform.
-
-    Attributes:
-        names: Extra arguments that it names.
-        needed: Those of them without a default.
-        is_open: Whether it takes others too, and hands them on.
-        is_reached: Whether extra arguments reach it.
-    """
-
-    names: frozenset[str]
-    needed: tuple[str, ...]
-    is_open: bool
-    is_reached: bool
-
-
-def _reached(update: Callable[..., Any], is_reached: bool) -> Iterator[_Update]:
-    """Return the signatures of an update function and of those that it calls.
-
-    Transforms of optax are closures: what a wrapper calls is in its closure, or an attribute of its
-    object.
-    """
-    try:
-        arguments = inspect.signature(update).parameters.values()
-    except (TypeError, ValueError):
-        return
-    named = [x for x in arguments if x.kind is x.KEYWORD_ONLY]
-    needed = tuple(x.name for x in named if x.default is x.empty)
-    is_open = any(x.kind is x.VAR_KEYWORD for x in arguments)
-    yield _Update(frozenset(x.name for x in named), needed, is_open, is_reached)
-    function = inspect.unwrap(getattr(update, "__func__", update))
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    owner = getattr(update, "__self__", None)
-    held = [*cells, *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
-    for inner, is_extended in _updates_in(held):
-        yield from _reached(inner, is_reached and is_open and is_extended)
-
-
-def _updates_in(values: Any) -> Iterator[tuple[Callable[..., Any], bool]]:
-    """Return the update functions of transforms, and whether each gets extra arguments at all."""
-    for value in values:
-        if isinstance(value, optax.GradientTransformation):
-            yield value.update, isinstance(value, optax.GradientTransformationExtraArgs)
-        elif isinstance(value, Mapping):
-            yield from _updates_in(value.values())
-        elif isinstance(value, tuple | list):
-            # `optax.chain` has functions, of transforms that it has extended.
-            yield from ((x, True) for x in value if inspect.isfunction(x))
-            yield from _updates_in(value)
-
-
-def _missing(reached: Sequence[_Update], extra: Collection[str]) -> str | None:
+def _missing(reached: Iterable[Signature], extra: Collection[str]) -> str | None:
     """Return what to do about an extra argument that a transform lacks; `None` if none does."""
     for each in reached:
         missing = [x for x in each.needed if x not in extra or not each.is_reached]

@@ -249,6 +249,13 @@ def test_a_transform_that_takes_only_arguments_that_it_knows():
         listed.apply_gradients(PARAMS, state, pairs, value=1.0)
 
 
+def test_one_in_a_chain_too():
+    sam = optax.contrib.sam(optax.sgd(0.05), optax.sgd(0.05), sync_period=2)
+    tx = optax.chain(sam, optax.identity())
+    params, *_ = train(optimizer(tx), 2)
+    assert largest_error(params, plainly(tx, 2)[0]) < 1e-6
+
+
 def test_a_line_search_updates_the_listed_parameters_only():
     def loss(p):
         return jnp.sum((p["a"] - p["b"]) ** 2) + jnp.sum(p["b"])

@@ -10,13 +10,14 @@ import numpy as np
 import optax
 
 from jrc._errors import public
+from jrc._extra_arguments import taken
 from jrc._tree import named_leaves
 from jrc._typing import Array, PyTree
 from jrc.compat.paddle._callbacks import Callback
 from jrc.compat.paddle._check_loss import check_function
 from jrc.compat.paddle._gradients import Arguments, Found, ParamGrad, gradients
 from jrc.compat.paddle._names import Name
-from jrc.compat.paddle._update import check_given, clipped, gradient_tree, offered, update
+from jrc.compat.paddle._update import check_given, clipped, gradient_tree, update
 from jrc.dgc._internal import as_local
 
 
@@ -229,7 +230,7 @@ class Optimizer:
             "value": jnp.reshape(found.value[0] if has_aux else found.value, ()),
             "value_fn": lambda params: found.value_of(dict(named_leaves(params))),
         }
-        extra = offered(self.tx, extra)
+        extra = taken(self.tx, extra)
         params, opt_state = self._apply(params, opt_state, of_params, grad_clip, extra)
         return params, opt_state, found.value, found.pairs
 
@@ -265,7 +266,7 @@ class Optimizer:
     ) -> tuple[PyTree, PyTree]:
         check_given(opt_state)
         grads = gradient_tree(params, params_grads)
-        extra_args = offered(self.tx, {"grad": grads}) | extra_args
+        extra_args = taken(self.tx, {"grad": grads}) | extra_args
         grads = clipped(grad_clip, grads, params)
         return update(self.tx, params, opt_state, grads, extra_args)
 

@@ -1,6 +1,5 @@
 """Updates of the parameters with a gradient; the others, and their state, are unchanged."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._errors import close_to, listed
+from jrc._extra_arguments import extended
 from jrc._tree import tree_difference
 from jrc._typing import Array, PyTree, Transform
 from jrc.compat.paddle._check_loss import leaf_names
@@ -87,19 +87,6 @@ def clipped(grad_clip: Any, grads: PyTree, params: PyTree) -> PyTree:
     return grad_clip.update(grads, grad_clip.init(params), params)[0]
 
 
-def offered(tx: Transform, extra_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some extra arguments that a transform takes, by the signature of `update`.
-
-    >>> offered(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), {"value": 1.0})
-    {}
-    """
-    if not isinstance(tx, optax.GradientTransformationExtraArgs):
-        return dict(extra_args)  # optax drops them
-    arguments = inspect.signature(tx.update).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
-    return {name: x for name, x in extra_args.items() if takes_all or name in arguments}
-
-
 def update(
     tx: Transform,
     params: PyTree,
@@ -113,7 +100,7 @@ def update(
     they are in no norm over all gradients and in no decay of all weights. State that belongs to no
     single parameter, such as a count of steps, is updated.
     """
-    tx = optax.with_extra_args_support(cast(optax.GradientTransformation, tx))
+    tx = extended(tx)
     _check_state(tx, params, opt_state)
     if not any(map(_is_masked, jax.tree.leaves(grads, is_leaf=_is_masked))):
         updates, new_state = tx.update(grads, opt_state, params, **extra_args)

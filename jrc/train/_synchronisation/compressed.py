@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jrc._extra_arguments import takes_extra_arguments
 from jrc._layout import Layout, check_whole
 from jrc._nonfinite import chosen, finite_everywhere
 from jrc._typing import Array, PyTree, Transform
@@ -16,7 +17,7 @@ from jrc.dgc import apply_gradients
 from jrc.dgc._internal import applies_in_place, dgc_states, served, state_specs, with_states
 from jrc.outer_optimizers import OuterOptimizer
 from jrc.train._loss import Objective
-from jrc.train._optax import differentiated, takes_extra_arguments, update
+from jrc.train._optax import differentiated, update
 from jrc.train._state import TrainState
 from jrc.train._synchronisation.compressed_chain import check_first, check_wrappers
 from jrc.train._synchronisation.protocol import Synchronisation, Traffic
