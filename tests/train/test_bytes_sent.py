@@ -49,6 +49,31 @@ def test_gradients_are_sent_once_in_k_steps(as_transform):
     assert "all-gather(" in text and "all-gather(" not in program
 
 
+EXCHANGED = []
+
+
+def exchanged(x):
+    EXCHANGED.append(x.shape)
+    return np.asarray(x)
+
+
+class CountedSum(jrc.dgc.DenseSum):
+    """Counts its tensors where it runs: the text of a program does not tell how often that is."""
+
+    def mean(self, tensors, axis):
+        counted = [jax.pure_callback(exchanged, x, x) for x in tensors]
+        return super().mean(counted, axis)
+
+
+def test_an_exchange_runs_once_in_k_steps():
+    """Optax itself calls the compression in each mini-step, and drops what comes out."""
+    EXCHANGED.clear()
+    tx = optax.MultiSteps(compress(exchange=CountedSum()), 2)
+    _, states, _ = trained(tx, map(net_batch, range(4)))
+    jax.block_until_ready(states[-1])
+    assert len(EXCHANGED) == 2 * 4 * len(NET)  # rounds, replicas, leaves
+
+
 def test_mini_steps_are_those_of_accumulation():
     """Two mini-steps of half a batch are a step with both halves."""
     halves = [np.concatenate([net_batch(t)[r::2] for r in range(2)]) for t in range(2)]
