@@ -106,10 +106,9 @@ class Preflight:
         if difference is None:
             difference = check_rows(way, state._replace(opt_state=expected), state, layout)
         if difference is not None:
-            argument = "" if self._outer is None else ", outer=outer"
             raise ValueError(
                 f"state must be built for {way.made_for}, got one with another opt_state: "
-                f"{difference}. Build it with jrc.init_state(params, tx, key{argument})."
+                f"{difference}. Build it with {way.made_by}."
             )
         if dgc_states(inner) and layout.parts > 1:
             check_compression_axis(inner, layout)

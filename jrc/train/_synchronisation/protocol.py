@@ -54,12 +54,14 @@ class Synchronisation(abc.ABC):
         tx: The optimizer.
         reports_rows: Whether losses and aux are returned as they are on each replica.
         options: The names of the options of `TrainStep.lower`.
+        made_by: The call that makes its state, for errors.
     """
 
     tx: Transform
 
     reports_rows: ClassVar[bool] = False
     options: ClassVar[tuple[str, ...]] = ()
+    made_by: ClassVar[str] = "jrc.init_state(params, tx, key)"
 
     @property
     def made_for(self) -> str:

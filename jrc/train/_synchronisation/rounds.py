@@ -71,6 +71,7 @@ class Rounds(Synchronisation):
 
     reports_rows = True
     options = ("closing", "number")
+    made_by = "jrc.init_state(params, tx, key, outer=outer)"
 
     @property
     def made_for(self) -> str:
