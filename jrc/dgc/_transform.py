@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._errors import public
+from jrc._extra_arguments import extended
 from jrc._tree import added
 from jrc._typing import Array, PyTree, Real, Transform
 from jrc._validate import scalar
@@ -89,9 +90,7 @@ def apply_gradients(
     """
     if isinstance(tx.update, InPlaceUpdate):
         return tx.update.apply(gradients, state, params, **extra_args)
-    given: Any = tx
-    extended = optax.with_extra_args_support(given)
-    updates, state = extended.update(gradients, state, params, **extra_args)
+    updates, state = extended(tx).update(gradients, state, params, **extra_args)
     return optax.apply_updates(params, updates), state
 
 

@@ -139,6 +139,20 @@ def test_any_transform_applies_gradients(wrapped):
     assert new.tolist() == [0.0, 2.0, 0.0, 0.0]
 
 
+def test_extra_arguments_reach_what_is_inside_of_multi_steps():
+    seen = []
+
+    def update(updates, state, params=None, **extra):
+        seen.append(extra)
+        return updates, state
+
+    one = jnp.ones(2)
+    inner = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    tx = optax.MultiSteps(inner, 1)
+    apply_gradients(tx, one, tx.init(one), one, param_specs="given")
+    assert seen and all(extra == {"param_specs": "given"} for extra in seen)
+
+
 @pytest.mark.slow
 def test_copies_and_replacements():
     tx = scale_by_dgc(0.9, sparsity=0.5, min_size=0)

@@ -82,8 +82,9 @@ class CompressedGradients(Synchronisation):
         tx = self.tx
         if applies_in_place(tx):
             # It skips by itself, and writes only the parameter entries that were sent.
-            specs = {name: extra[name] for name in ("param_specs",) if name in extra}
-            params, opt_state = apply_gradients(tx, grads, state.opt_state, state.params, **specs)
+            specs = extra.get("param_specs")
+            given = grads, state.opt_state, state.params
+            params, opt_state = apply_gradients(tx, *given, param_specs=specs)
             ((old,), (new,)) = dgc_states(state.opt_state), dgc_states(opt_state)
             return params, opt_state, new.skipped != old.skipped
 
