@@ -256,6 +256,15 @@ def test_one_in_a_chain_too():
     assert largest_error(params, plainly(tx, 2)[0]) < 1e-6
 
 
+def test_they_reach_what_is_inside_of_multi_steps():
+    plateau = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
+    opt = optimizer(optax.MultiSteps(plateau, 1))
+    new, *_ = opt.minimize(LOSS, PARAMS, opt.init(PARAMS), *batches(1))
+    assert largest_error(new, PARAMS) > 0
+    updates, _ = opt.update(PARAMS, opt.init(PARAMS), PARAMS, value=1.0)
+    assert largest_error(updates, jax.tree.map(lambda x: -0.1 * x, PARAMS)) < 1e-6
+
+
 def test_a_line_search_updates_the_listed_parameters_only():
     def loss(p):
         return jnp.sum((p["a"] - p["b"]) ** 2) + jnp.sum(p["b"])

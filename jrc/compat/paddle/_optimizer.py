@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from jrc._errors import public
-from jrc._extra_arguments import taken
+from jrc._extra_arguments import extended, taken
 from jrc._tree import named_leaves
 from jrc._typing import Array, PyTree
 from jrc.compat.paddle._callbacks import Callback
@@ -79,7 +79,7 @@ class Optimizer:
             TypeError: If the state is `None`.
         """
         check_given(state)
-        return optax.with_extra_args_support(self.tx).update(updates, state, params, **extra_args)
+        return extended(self.tx).update(updates, state, params, **extra_args)
 
     @method
     def backward(
