@@ -14,6 +14,7 @@ from jrc._validate import finite_number, whole_number
 from jrc.advice._dgc_advice import dgc_advice
 from jrc.outer_optimizers import DiLoCo, OuterOptimizer, SparseLoCo
 from jrc.outer_optimizers._internal import (
+    Fragment,
     bytes_of_exchange,
     fragment_count,
     header_words,
@@ -184,7 +185,7 @@ def communication_advice(
             found.append(_Way(name, 1, [getattr(each, each.best).bytes], each.overhead))
     for outer in sorted(outers, key=lambda outer: outer.sync_every):
         parts = shapes_of_fragments(outer, shapes)
-        header = header_words(outer, 0, None)
+        header = header_words(Fragment(), None)
         sent = [bytes_of_exchange(outer, part, header, replicas) for part in parts]
         hidden, least = float(step_time) * overlap_of(outer), len(parts) * (1 + overlap_of(outer))
         every = int(outer.sync_every)

@@ -40,9 +40,18 @@ class Fragment:
 
     Attributes:
         pieces: Its rows; `None` for the whole tree.
+        index: Its number.
+        count: The number of fragments.
     """
 
     pieces: tuple[Piece, ...] | None = None
+    index: int = 0
+    count: int = 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last fragment of a round."""
+        return self.index == self.count - 1
 
     def of(self, tree: PyTree) -> PyTree:
         """Return this part as a list of arrays, or the tree as it is if this is all of it."""
@@ -82,6 +91,16 @@ class Fragment:
             return tree
         leaves = jax.tree.leaves(tree)
         return [leaves[each.leaf] for each in self.pieces]
+
+    def entry_of(self, states: PyTree) -> PyTree:
+        """Return its own of a state that has an entry for each of several fragments."""
+        return states if self.count == 1 else states[self.index]
+
+    def with_entry(self, states: PyTree, new: PyTree) -> PyTree:
+        """Return such a state with another entry for this fragment."""
+        if self.count == 1:
+            return new
+        return (*states[: self.index], new, *states[self.index + 1 :])
 
 
 class Turn(NamedTuple):
@@ -196,7 +215,8 @@ def fragments_of(params: Any, count: int, uncut: Collection[int] = ()) -> tuple[
             f"{split}. Use fewer fragments."
         )
     pairs = itertools.pairwise(map(cuts.row_at, cuts.even(count)))
-    return tuple(Fragment(_pieces(begin, end, shapes)) for begin, end in pairs)
+    pieces = [_pieces(begin, end, shapes) for begin, end in pairs]
+    return tuple(Fragment(each, index, count) for index, each in enumerate(pieces))
 
 
 def _pieces(
@@ -225,13 +245,3 @@ def shapes_of_fragments(outer: Any, params: Any) -> list[PyTree]:
     """Return the shapes of each fragment's arrays."""
     fragments = fragments_of(params, fragment_count(outer))
     return [fragment.shapes(params) for fragment in fragments]
-
-
-def part_of(states: PyTree, index: int, count: int) -> PyTree:
-    """Return a fragment's own of a state that has an entry for each of several fragments."""
-    return states if count == 1 else states[index]
-
-
-def with_part(states: PyTree, index: int, count: int, new: PyTree) -> PyTree:
-    """Return such a state with another entry for a fragment."""
-    return new if count == 1 else (*states[:index], new, *states[index + 1 :])

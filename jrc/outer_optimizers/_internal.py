@@ -7,10 +7,8 @@ from jrc.outer_optimizers._fragments import blend_of as blend_of
 from jrc.outer_optimizers._fragments import fragment_count as fragment_count
 from jrc.outer_optimizers._fragments import fragments_of as fragments_of
 from jrc.outer_optimizers._fragments import overlap_of as overlap_of
-from jrc.outer_optimizers._fragments import part_of as part_of
 from jrc.outer_optimizers._fragments import shapes_of_fragments as shapes_of_fragments
 from jrc.outer_optimizers._fragments import turn_at as turn_at
-from jrc.outer_optimizers._fragments import with_part as with_part
 from jrc.outer_optimizers._packets import Header as Header
 from jrc.outer_optimizers._packets import Packet as Packet
 from jrc.outer_optimizers._packets import bytes_of_exchange as bytes_of_exchange

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jrc._ring import ring_all_reduce_bytes
 from jrc._typing import Array, PyTree, Scalar
-from jrc.outer_optimizers._fragments import fragment_count
+from jrc.outer_optimizers._fragments import Fragment
 from jrc.outer_optimizers._protocol import OuterOptimizer
 from jrc.outer_optimizers._words import to_words
 
@@ -45,16 +45,16 @@ class Packet(NamedTuple):
     message: Array
 
 
-def header_like(outer: OuterOptimizer, index: int, model_state: PyTree) -> Header:
+def header_like(fragment: Fragment, model_state: PyTree) -> Header:
     """Return a header of a fragment with other values: the last one carries the model state."""
     zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
-    carried = model_state if index == fragment_count(outer) - 1 else None
+    carried = model_state if fragment.is_last else None
     return Header(jnp.zeros((), bool), zero, zero, none, zero, carried)
 
 
-def header_words(outer: OuterOptimizer, index: int, model_state: PyTree) -> int:
+def header_words(fragment: Fragment, model_state: PyTree) -> int:
     """Return the words of a fragment's header."""
-    like = lambda state: to_words(header_like(outer, index, state))  # noqa: E731
+    like = lambda state: to_words(header_like(fragment, state))  # noqa: E731
     return jax.eval_shape(like, model_state).size
 
 
@@ -69,16 +69,19 @@ def bytes_of_exchange(
     return 4.0 * (words + header_words) * (replicas - 1)
 
 
-def empty_packet(outer: OuterOptimizer, shapes: Sequence[PyTree], model_state: PyTree) -> Packet:
+def empty_packet(
+    outer: OuterOptimizer, fragments: Sequence[Fragment], params: PyTree, model_state: PyTree
+) -> Packet:
     """Return zeros, as many as the longest packet of a fragment has words.
 
     Args:
         outer: The outer optimizer.
-        shapes: Those of each fragment's arrays.
+        fragments: The parts of the parameters.
+        params: The parameters, or their shapes.
         model_state: The model state, or its shapes.
     """
-    header = max(header_words(outer, i, model_state) for i in range(len(shapes)))
-    message = max(outer.message_words(each) for each in shapes)
+    header = max(header_words(each, model_state) for each in fragments)
+    message = max(outer.message_words(each.shapes(params)) for each in fragments)
     dtype = jnp.float32 if outer.collective == "all_reduce" else jnp.uint32
     return Packet(jnp.zeros(header, jnp.uint32), jnp.zeros(message, dtype))
 

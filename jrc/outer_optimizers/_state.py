@@ -122,8 +122,7 @@ def first_kept(
     local, shared = zip(*pairs, strict=True) if len(fragments) > 1 else pairs[0]
     if not overlap_of(outer):
         return Kept(local, shared, None)
-    shapes = [each.shapes(params) for each in fragments]
-    return Kept(local, shared, empty_packet(outer, shapes, model_state))
+    return Kept(local, shared, empty_packet(outer, fragments, params, model_state))
 
 
 def initial_state(

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc.outer_optimizers._internal import header_words
+from jrc.outer_optimizers._internal import Fragment, header_words
 from jrc.remat._compiled.collectives import collectives
 from jrc.remat._compiled.hlo import parse_hlo
 from tests.targets.test_target import needs_cuda, needs_libtpu
@@ -46,7 +46,7 @@ def test_inner_steps_exchange_nothing_and_a_round_the_predicted_bytes(name):
     rows = NamedSharding(mesh, P("data"))
     batch = jax.ShapeDtypeStruct((32, 256), jnp.float32, sharding=rows)
     assert sent_by(step, state, batch, mesh, closing=False) == []
-    words = header_words(SPARSE, 0, None) + SPARSE.message_words(PARAMS)
+    words = header_words(Fragment(), None) + SPARSE.message_words(PARAMS)
     # Two levels for each leaf, 64 of 4096 entries of `w` and three of `b`: 14 bits each, in
     # seven words for sixteen.
     assert SPARSE.message_words(PARAMS) == 2 * 2 + (256 * 192 // 64 + 3 + 15) // 16 * 7

@@ -24,13 +24,10 @@ from jrc.outer_optimizers._internal import (
     Header,
     Packet,
     blend_of,
-    fragment_count,
     from_words,
     header_like,
     overlap_of,
-    part_of,
     to_words,
-    with_part,
 )
 from jrc.train._state import TrainState
 
@@ -52,7 +49,6 @@ class Arrived(NamedTuple):
 def packed(
     outer: OuterOptimizer,
     fragment: Fragment,
-    index: int,
     layout: Layout,
     params: PyTree,
     own: LocalState,
@@ -62,7 +58,6 @@ def packed(
     Args:
         outer: The outer optimizer.
         fragment: The part of the parameters.
-        index: Its number.
         layout: How a replica is split.
         params: The shared parameters.
         own: What the replica has.
@@ -70,20 +65,19 @@ def packed(
     Returns:
         The packet, and its own without what was sent.
     """
-    count = fragment_count(outer)
     difference = jax.tree.map(_difference, fragment.of(params), fragment.of(own.params))
     # Counts on all devices of the replica or on none.
     valid = (own.failed == 0) & finite_everywhere(difference, layout.inside)
     difference = jax.tree.map(lambda x: jnp.where(valid, x, 0.0), difference)
-    before = part_of(own.outer, index, count)
+    before = fragment.entry_of(own.outer)
     encoded = outer.encode(difference, before)
     local = chosen(valid, encoded.local, before)
-    carried = header_like(outer, index, own.model_state).model_state
+    carried = own.model_state if fragment.is_last else None
     kept = _squares(encoded.kept, fragment, layout)
     header = Header(valid, own.loss, own.grad_norm, own.steps, kept, carried)
     zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
     own = own._replace(
-        outer=with_part(own.outer, index, count, local),
+        outer=fragment.with_entry(own.outer, local),
         loss=zero,
         grad_norm=zero,
         steps=none,
@@ -107,7 +101,7 @@ def _squares(kept: Array, fragment: Fragment, layout: Layout) -> Array:
 
 
 def exchanged(
-    outer: OuterOptimizer, index: int, axis: str | None, packet: Packet, model_state: PyTree
+    outer: OuterOptimizer, fragment: Fragment, axis: str | None, packet: Packet, model_state: PyTree
 ) -> Arrived:
     """Exchange the packets of all replicas by one all-gather.
 
@@ -115,13 +109,13 @@ def exchanged(
 
     Args:
         outer: The outer optimizer.
-        index: The number of the fragment.
+        fragment: The part of the parameters.
         axis: The axis of the replicas.
         packet: Of this replica, or of this device of it.
         model_state: One like that in the header.
     """
     words, message = packet
-    valid = from_words(words[None], header_like(outer, index, model_state)).valid[0]
+    valid = from_words(words[None], header_like(fragment, model_state)).valid[0]
     if outer.collective == "all_reduce":
         rows = gather(words, axis)
         message = jnp.where(valid, message, 0.0)
@@ -135,7 +129,6 @@ def exchanged(
 def applied(
     outer: OuterOptimizer,
     fragment: Fragment,
-    index: int,
     state: TrainState,
     own: LocalState,
     arrived: Arrived,
@@ -145,9 +138,9 @@ def applied(
     Every replica computes the shared state from the same gathered words in the same order, bit for
     bit. It stays as it is if no replica is valid.
     """
-    count, before = fragment_count(outer), state.opt_state
-    headers = from_words(arrived.headers, header_like(outer, index, own.model_state))
-    momentum = part_of(before.shared, index, count)
+    before = state.opt_state
+    headers = from_words(arrived.headers, header_like(fragment, own.model_state))
+    momentum = fragment.entry_of(before.shared)
     carries = headers.model_state is not None
     old = fragment.of(state.params), momentum, state.model_state if carries else None
     params, momentum = outer.decode(old[0], momentum, arrived.messages, headers.valid)
@@ -157,8 +150,8 @@ def applied(
     params, momentum, statistics = chosen(some, new, old)
     outer_state = before._replace(
         rounds=before.rounds + 1,
-        shared=with_part(before.shared, index, count, momentum),
-        report=_report(headers, before.report, index),
+        shared=fragment.with_entry(before.shared, momentum),
+        report=_report(headers, before.report, fragment.index),
     )
     model_state = statistics if carries else state.model_state
     state = TrainState(

@@ -245,14 +245,15 @@ class _Round:
 
     def words(self, index: int) -> tuple[int, PyTree]:
         """Return the words of a fragment's header, and the shapes of a device's part of it."""
-        part = self.fragment(index).shapes(self.shapes("params"))
-        return header_words(self.outer, index, self.shapes("model_state")), part
+        fragment = self.fragment(index)
+        part = fragment.shapes(self.shapes("params"))
+        return header_words(fragment, self.shapes("model_state")), part
 
     def packed(self, index: int | None, own: LocalState) -> tuple[Packet | None, LocalState]:
         """Return the packet of a fragment, if there is one to send, and what the replica keeps."""
         if index is None:
             return None, own
-        run = functools.partial(packed, self.outer, self.fragment(index), index, self.layout)
+        run = functools.partial(packed, self.outer, self.fragment(index), self.layout)
         ins, outs = (self.specs.params, self.own), (self.packets, self.own)
         packet, new = self.layout.on_devices(run, ins, outs)(self.state.params, _in_exchange(own))
         return packet, _joined(new, own)
@@ -268,7 +269,7 @@ class _Round:
 
         def run(packet: Packet, model_state: PyTree) -> Arrived:
             own = cut_to(packet, header, message)
-            return exchanged(self.outer, index, self.axis, own, model_state)
+            return exchanged(self.outer, self.fragment(index), self.axis, own, model_state)
 
         ins = self.packets, self.specs.model_state
         return self.layout.on_devices(run, ins, self.arrivals)(packet, own.model_state)
@@ -279,7 +280,7 @@ class _Round:
         """Return what is shared and what a replica has after an exchange, if there was one."""
         if index is None or arrived is None:
             return self.state, own
-        run = functools.partial(applied, self.outer, self.fragment(index), index)
+        run = functools.partial(applied, self.outer, self.fragment(index))
         specs = _shared(self.specs), self.own
         run = self.layout.on_devices(run, (*specs, self.arrivals), specs)
         state, new = run(_shared(self.state), _in_exchange(own), arrived)
