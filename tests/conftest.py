@@ -16,8 +16,11 @@ are run without these checks.
 """
 
 import collections
+import gc
 import json
 import os
+import pathlib
+import sys
 import tempfile
 
 os.environ.setdefault(
@@ -31,9 +34,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    # Each child process would compile the sources of JAX and jrc: three of its five seconds.
-    sources = tempfile.TemporaryDirectory(prefix="jrc-pycache-", ignore_cleanup_errors=True)
-    os.environ["PYTHONPYCACHEPREFIX"] = sources.name
+    # Each process would compile the sources of JAX, jrc and the tests: twelve seconds of a worker,
+    # three of the five of a child process. They are kept for later runs, beside no source.
+    sources = pathlib.Path(__file__).parents[1] / ".pytest_cache" / "pycache"
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(sources)
+    sys.dont_write_bytecode = False
 
 if "JRC_HOST_RATES" not in os.environ:
     # Plans of the suite are those of one machine, wherever it runs.
@@ -63,6 +68,14 @@ def pytest_collection_modifyitems(items):
         place = seen[item.parent.nodeid, item.originalname]
         item.own_markers = [m for m in item.own_markers if place >= m.kwargs.get("after", 0)]
         seen[item.parent.nodeid, item.originalname] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """What is there before the first test is no garbage; XLA is asked at each look for some."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,7 @@ def test_ways_have_one_value_on_one_and_two_devices(name):
     np.testing.assert_allclose(values[1:], values[0], rtol=2e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # .ci/run runs the toy size, too
 def test_a_toy_run(tmp_path, monkeypatch):
     monkeypatch.setattr(
         accelerator, "compile_only_devices", lambda named: tuple(jax.devices()[-1:])

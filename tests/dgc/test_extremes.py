@@ -78,6 +78,7 @@ def one_step(tx, gradients):
     return over(one, out_specs=(P(), specs))(gradients)
 
 
+@pytest.mark.slow
 def test_shard_map_and_pmap_give_the_same():
     tx = scale_by_dgc(0.9, sparsity=0.9, axis_name=AXIS, min_size=10, **WAYS["byte"])
     params = {"w": PARAMS["w"], "one": PARAMS["one"]}

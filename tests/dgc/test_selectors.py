@@ -111,7 +111,8 @@ def test_share_of_the_exact_mass(name):
     np.testing.assert_allclose(shares["constant"], 1.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("width", [128, 100, 768])
+@pytest.mark.slow(after=1)
+@pytest.mark.parametrize("width", [100, 128, 768])
 def test_samples_see_every_column(width):
     # One column a hundred times as large as the others, which some strides never meet.
     leaf = data("normal", 1536 * width if width > 512 else 8192 * width).reshape(-1, width)

@@ -152,6 +152,7 @@ def test_a_compression_skips_what_a_transform_before_it_made_infinite():
 PAIR = {"axis_name": ("chip", "data")}
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("kind", ["compressed", "rounds", "mean"])
 def test_the_inner_axis_of_a_pair_counts(kind):
     two = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "chip"))

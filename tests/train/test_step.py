@@ -193,6 +193,7 @@ def test_info_reports_what_was_exchanged():
     assert all(float(each.bytes_received) == float(each.bytes_sent) for each in (info, *infos))
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 def test_info_reports_what_all_replicas_keep_back(via):
     state, infos = run("digits", dgc(), 5, via=via)
@@ -667,6 +668,7 @@ def test_a_state_of_another_optimizer_is_refused_at_every_call():
     assert int(step(state, net_batch(1))[0].step) == 2
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 @pytest.mark.parametrize("donate", [True, False])
 def test_a_donated_state_is_deleted(via, donate):
@@ -772,8 +774,9 @@ def test_numbers_of_python_alone_are_no_parameters():
     assert state.params["w"].shape == ()
 
 
+@pytest.mark.slow(after=4)
 @pytest.mark.parametrize("tx", ["dgc", "sgd", "outer"])
-@pytest.mark.parametrize("via, accumulate", [("shard_map", 1), ("shard_map", 2), ("pmap", 1)])
+@pytest.mark.parametrize("via, accumulate", [("shard_map", 1), ("pmap", 1), ("shard_map", 2)])
 def test_python_calls_the_loss_once_for_each_program(tx, via, accumulate):
     calls = []
 

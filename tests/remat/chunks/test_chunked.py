@@ -207,9 +207,20 @@ def programs(draw):
 DONE = []
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(programs())
 def test_random_programs(program):
+    chunked_or_refused(program)
+
+
+@pytest.mark.slow
+@settings(max_examples=120, deadline=None)
+@given(programs())
+def test_more_random_programs(program):
+    chunked_or_refused(program)
+
+
+def chunked_or_refused(program):
     """A program is refused, or has the values and gradients of the unchunked one."""
     ops, is_sum, axis, in_axes = program
 

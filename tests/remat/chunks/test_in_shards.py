@@ -92,11 +92,26 @@ def collectives_of(fn, args):
     return jrc.explain(fn, *args).collectives
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.exhaustive(after=8)
+@pytest.mark.slow(after=4)
 @pytest.mark.parametrize(
-    ("fn", "kind"), [(head, AxisType.Auto), (head, AxisType.Explicit), (mlp, AxisType.Auto)]
+    ("fn", "kind", "weights"),
+    [
+        (head, AxisType.Auto, "fsdp"),
+        (head, AxisType.Auto, "fsdp and tensor"),
+        (head, AxisType.Explicit, "fsdp and tensor"),
+        (mlp, AxisType.Auto, "fsdp"),
+        (head, AxisType.Auto, "tensor"),
+        (head, AxisType.Explicit, "fsdp"),
+        (mlp, AxisType.Auto, "fsdp and tensor"),
+        (mlp, AxisType.Auto, "copied"),
+        (head, AxisType.Auto, "copied"),
+        (head, AxisType.Explicit, "copied"),
+        (head, AxisType.Explicit, "tensor"),
+        (mlp, AxisType.Auto, "tensor"),
+    ],
 )
-def test_weights_are_gathered_and_their_gradients_summed_once(fn, weights, kind):
+def test_weights_are_gathered_and_their_gradients_summed_once(fn, kind, weights):
     """Values and gradients are those of the whole, and no weight's collective is in the loop."""
     if kind is AxisType.Explicit:
         fn = gathered(fn)
@@ -118,6 +133,7 @@ def test_weights_are_gathered_and_their_gradients_summed_once(fn, weights, kind)
     assert sent(lean) <= sent(plain)
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("data", DATA)
 def test_every_way_to_split_the_data(data):
     spec, wanted_names = DATA[data]
@@ -144,7 +160,8 @@ def layers(params, x):
     return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
 
 
-@pytest.mark.parametrize("spec", [P(), P(None, "data"), P(None, None, "model")])
+@pytest.mark.slow(after=1)
+@pytest.mark.parametrize("spec", [P(None, "data"), P(None, None, "model"), P()])
 def test_layers_in_a_loop_run_in_chunks_of_what_a_device_has(spec):
     mesh = mesh_of(AxisType.Auto)
     weights = DRAW.normal(size=(3, WIDTH, WIDTH)).astype(np.float32) / 50
@@ -159,6 +176,7 @@ def test_layers_in_a_loop_run_in_chunks_of_what_a_device_has(spec):
     assert not any(each.kind == "all-to-all" for each in lean)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_budget_on_a_mesh_is_met_in_chunks(kind):
     """The logits of a device are 8 MiB; all its temporaries fit 4 MiB."""

@@ -306,7 +306,7 @@ class Linen(nn.Module):
 
 
 _normal = jax.random.normal(KEY, (8, 4))
-_variables = Linen().init({"params": KEY, "dropout": KEY}, _normal)
+_variables = jax.jit(Linen().init)({"params": KEY, "dropout": KEY}, _normal)
 CASES["flax linen"] = Case(
     lambda p, x, key: jnp.sum(Linen().apply(p, x, rngs={"dropout": key}) ** 2),
     (_variables, _normal, KEY),
@@ -336,17 +336,22 @@ def split_module(params, rest, x):
     return loss, nnx.state(module, nnx.BatchStat)
 
 
+def drawn(init, config):
+    """Parameters in one program: drawn leaf by leaf each import would compile dozens."""
+    return jax.jit(functools.partial(init, config=config))(KEY)
+
+
 def _gpt(scan, dropout):
     layers = 3 if scan else 1
     config = jrc.models.gpt.Config(16, layers, 2, 4, 4, dropout=dropout, scan=scan)
     tokens = jax.random.randint(KEY, (2, 5), 0, 16)
     loss = functools.partial(jrc.models.gpt.loss, config=config)
-    return Case(loss, (jrc.models.gpt.init(KEY, config), tokens, KEY), 0, exact=False)
+    return Case(loss, (drawn(jrc.models.gpt.init, config), tokens, KEY), 0, exact=False)
 
 
 def _resnet():
     config = jrc.models.resnet.Config(depth=8, classes=4, width=4)
-    params, state = jrc.models.resnet.init(KEY, config)
+    params, state = drawn(jrc.models.resnet.init, config)
     batch = jax.random.normal(KEY, (4, 8, 8, 3)), jnp.arange(4)
     loss = functools.partial(jrc.models.resnet.loss, config=config)
     return Case(loss, (params, state, batch), 0, has_aux=True, exact=False, tolerance=1e-5)
@@ -355,7 +360,7 @@ def _resnet():
 def _mlp():
     config = jrc.models.mlp.Config((4, 8, 6, 4), activation="tanh")
     loss = functools.partial(jrc.models.mlp.loss, config=config)
-    return Case(loss, (jrc.models.mlp.init(KEY, config), (X, jnp.arange(4))), 0)
+    return Case(loss, (drawn(jrc.models.mlp.init, config), (X, jnp.arange(4))), 0)
 
 
 CASES["mlp"] = _mlp()

@@ -152,6 +152,7 @@ def stretched(p, x):
     return jnp.sum(x)
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.5, np.float32(0.5)])
 def test_a_module_with_numbers_that_python_reads(rate):

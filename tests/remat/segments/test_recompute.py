@@ -274,6 +274,7 @@ class FiveBlocks:
         return found
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @both
 def test_paddle_s_five_blocks_train_alike_whatever_is_recomputed(reentrant):

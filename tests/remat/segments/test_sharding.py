@@ -109,7 +109,7 @@ EACH = [n if n in QUICK else pytest.param(n, marks=pytest.mark.exhaustive) for n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", EACH)
 def test_collectives_are_recomputed_only_on_request(name, check_vma):
     collective, operator = COLLECTIVES[name]

@@ -53,20 +53,20 @@ def with_policy(shape, policy=None, **kwargs):
 
 
 def plans_of(fn, *args):
-    problem = problem_of(fn, args or (WS, X))
-    options = enumerate(problem.options)
-    return {each.name or i: plan_as(problem, each, 2**40) for i, each in options}
+    return dict(plans_one_by_one(fn, *(args or (WS, X))))
+
+
+def plans_one_by_one(fn, *args):
+    """Every plan with its name or number, made when it is asked for."""
+    problem = problem_of(fn, args)
+    for i, each in enumerate(problem.options):
+        yield each.name or i, plan_as(problem, each, 2**40)
 
 
 @functools.cache
 def plans_of_net(shape, wrap=True):
     """The plans of the blocks, each under `jax.checkpoint` or not."""
     return plans_of(with_policy(shape, wrap=wrap))
-
-
-@functools.cache
-def plans_of_decoder(unroll=False):
-    return plans_of(functools.partial(decoder, unroll=unroll), *decoder_args())
 
 
 def said_by_names(shape):
@@ -266,7 +266,7 @@ def test_the_nearest_names_are_those_of_fewest_flops(most_in_all_sets, monkeypat
 
 def test_the_nearest_names_of_layers_without_a_loop():
     fn = functools.partial(decoder, unroll=True)
-    lossy = (plan for plan in plans_of_decoder(unroll=True).values() if plan.by_name.lost)
+    lossy = (plan for _, plan in plans_one_by_one(fn, *decoder_args()) if plan.by_name.lost)
     check_nearest_names(fn, next(plan for plan in lossy if 1 < len(plan.by_name.names) < 6))
 
 
@@ -274,7 +274,7 @@ def test_the_nearest_names_take_about_the_bytes_of_the_plan():
     found = 0
     bare = functools.partial(decoder, policy=policies.nothing_saveable)
     least = saved_bytes(bare, *decoder_args())
-    for plan in plans_of_decoder().values():
+    for plan in plans_of(decoder, *decoder_args()).values():
         if isinstance(plan.decision, Stages) and plan.by_name.lost:
             named = functools.partial(decoder, policy=plan.policy(approximate=True))
             more = saved_bytes(named, *decoder_args()) - least
