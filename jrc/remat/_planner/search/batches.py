@@ -32,7 +32,8 @@ class Batches:
         step: Batches are multiples of this.
         end: The largest batch, a multiple of `step`.
         compilations: How many programs the search for the cheapest plan may compile.
-        chunks: Whether regions may run in chunks. The whole loss never does: any batch would fit.
+        chunks: Whether regions may run in chunks. The whole loss may in the plan for the batch that
+            is found, but not where it is looked for: any batch would fit.
     """
 
     def __init__(
@@ -102,6 +103,11 @@ class Batches:
         search = Search(problem.options, peaks, self.compilations)
         if peaks.in_chunks:
             search.add(options_in_chunks(peaks, self.limit - peaks.own, False))
+        if self.chunks and batch > without:
+            known = {each.chunks for each in search.options}
+            of_loss = options_in_chunks(peaks, self.limit - peaks.own, True)
+            search.add([each for each in of_loss if each.chunks not in known])
+            search.allow_more(SETTINGS.compiled_in_chunks)
         lean = problem.baseline if batch == without else self._lean_in_chunks_or_not(peaks)
         fitting = (option for option, cost in peaks.known() if cost.peak <= self.limit)
         lean = next(fitting, lean)

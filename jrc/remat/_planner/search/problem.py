@@ -251,6 +251,16 @@ class Problem:
 
     def flops_of(self, option: Option) -> int:
         """Return the FLOPs of the gradient program under an option, as they are predicted."""
+        if id(option) not in self._flops:
+            self._flops[id(option)] = option, self._flops_of(option)
+        return self._flops[id(option)][1]
+
+    @functools.cached_property
+    def _flops(self) -> dict[int, tuple[Option, int]]:
+        """What is known of options, which are asked again for each budget."""
+        return {}
+
+    def _flops_of(self, option: Option) -> int:
         match option.decision:
             case Stages():
                 program = self.function.traced.program

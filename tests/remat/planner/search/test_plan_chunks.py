@@ -57,7 +57,7 @@ def next_token(w, x, tokens):
     return jnp.mean(cross_entropy((x @ w)[:, :-1], labels))
 
 
-NEXT = (HEAD[0], jax.random.normal(KEYS[1], (1, 1020, 32)), HEAD[2][None, :1020])
+NEXT = (HEAD[0], HEAD[1][None, :1020], HEAD[2][None, :1020])
 
 
 def attention(q, k, v):
