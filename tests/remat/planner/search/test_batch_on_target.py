@@ -61,7 +61,7 @@ def test_a_search_compiles_few_programs(compiled, activation, in_chunks):
     # the batch that is found, two of them with the whole loss in chunks.
     assert 0 < found.plain < found.recomputed and len(compiled) <= 8 + in_chunks + 5
     whole = jrc.largest_batch(make_args, fn, budget, target="h100", chunks=False)
-    assert found.recomputed > 1.5 * whole.recomputed
+    assert found.recomputed > 1.4 * whole.recomputed
     assert found.plan.target == "h100" and found.plan.verified.peak_bytes <= budget
     assert found.plan.compilations <= 6
     assert peak(fn, found.plain) <= budget < peak(fn, found.plain + 1)
