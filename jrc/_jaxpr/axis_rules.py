@@ -31,7 +31,8 @@ class IndependentAxis:
 
     Attributes:
         operands: Where each operand has the axis; `None` if every slice reads all of the operand.
-        results: Where each result has it; all `None` where results are sums over it.
+        results: Where each result has it; all `None` where results are sums over it. `None` too
+            for a result that nothing reads and that is the same in all slices.
         parts: Its length in the units that may be told apart: slices are some of them.
         is_summed: Whether results are sums of what the slices give.
     """

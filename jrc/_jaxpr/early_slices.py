@@ -134,10 +134,12 @@ def _axis(eqn: JaxprEqn, part: _Slice) -> IndependentAxis | None:
     """The axis of an equation whose results are wanted in slices."""
     if has_effects(eqn) or facts_of(eqn).is_collective or _lies_across(eqn, part.axis):
         return None
-    lengths = {shape_of(v)[part.axis : part.axis + 1] for v in eqn.outvars}
-    for axis in independent_axes(eqn) if len(lengths) == 1 else ():
-        places = {at for at in axis.results if at is not None}
-        if places == {part.axis} and not axis.is_summed and {(axis.parts,)} == lengths:
+    for axis in independent_axes(eqn):
+        made = [(v, at) for v, at in zip(eqn.outvars, axis.results, strict=True) if at is not None]
+        has_places = made and all(
+            at == part.axis and shape_of(v)[at] == axis.parts for v, at in made
+        )
+        if has_places and not axis.is_summed:
             return axis
     return None
 

@@ -26,6 +26,9 @@ from jrc._jaxpr.slices import Dependent, counted, sliced
 
 Axes = tuple[int | None, ...]
 
+SUM = -1
+"""In the place of the axis of a result that is a sum over slices."""
+
 
 def independent_axes(
     eqn: JaxprEqn, constructs: Mapping[str, Callable[..., Any]] | None = None
@@ -64,8 +67,9 @@ def axes_of_program(
         axes_of: The axes of an equation.
 
     Returns:
-        `None` if the axis is not independent, an input is read in slices and as a whole too, or a
-        result neither has the axis nor is a sum over it, whose axis is `None`.
+        The axes, `None` for what is the same in all slices, and `SUM` for sums over slices; `None`
+        if the axis is not independent, an input is read in slices and as a whole too, or a result
+        is made of sums.
     """
     inputs = program.jaxpr.invars
     axes = {v: a for v, a in zip(inputs, given, strict=True) if a is not None}
@@ -87,10 +91,13 @@ def axes_of_program(
     is_inside = not set(places) <= set(inputs)
     if is_whole_too or is_inside or counted(slices) or any(map(has_effects, before)):
         return None
-    results = tuple(slices.axes.get(x) if is_variable(x) else None for x in program.jaxpr.outvars)
-    pairs = zip(program.jaxpr.outvars, results, strict=True)
-    if any(at is None and x not in slices.sums for x, at in pairs):
+    outvars = program.jaxpr.outvars
+    if any(is_variable(x) and x in slices.late and x not in slices.sums for x in outvars):
         return None
+    results = tuple(
+        None if not is_variable(x) else SUM if x in slices.sums else slices.axes.get(x)
+        for x in outvars
+    )
     return tuple(places.get(v, axes.get(v)) for v in inputs), results, slices.parts
 
 
@@ -109,7 +116,7 @@ def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
             if found is None or (results and found[1] != results):
                 return None
             axes, results, parts = found[0], found[1], math.gcd(parts, found[2])
-    if None in results:
+    if SUM in results or set(results) == {None}:
         return None
     return IndependentAxis((*(None for _ in range(first)), *axes), results, parts)
 
@@ -131,7 +138,8 @@ def _custom_vjp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | Non
         return None
     derivative = cotangents_of(eqn)
     given = [*found.operands, *(found.results[i] for i in floating_positions(eqn.outvars))]
-    made = [*found.results, *(found.operands[i] for i in derivative.operands)]
+    cotangents = (found.operands[i] for i in derivative.operands)
+    made = [*found.results, *(SUM if at is None else at for at in cotangents)]
     return _if_same(found, derivative.program, given, made)
 
 
@@ -178,16 +186,16 @@ def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
             return None
         inputs, results, count = found
         parts = math.gcd(parts, count)
+        if SUM in results or set(results) == {None}:
+            return None
         after = tuple(results[i - consts] if consts <= i < end else a for i, a in enumerate(inputs))
         if any(a is not None and a != b for a, b in zip(inputs, after, strict=True)):
             return None  # a carry has the axis elsewhere, or no longer
         if after == axes:
             break
         axes = after
-    if None in results:
-        return None
     outer = tuple(a if a is None or i < end else a + 1 for i, a in enumerate(axes))
-    made = tuple(a if i < carried else a + 1 for i, a in enumerate(results) if a is not None)
+    made = tuple(a if a is None or i < carried else a + 1 for i, a in enumerate(results))
     return IndependentAxis(outer, made, parts)
 
 

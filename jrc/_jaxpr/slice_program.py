@@ -92,8 +92,8 @@ class _Builder:
         for v, at, new in zip(eqn.outvars, axis.results, outvars, strict=True):
             if axis.is_summed:
                 self.sums[v] = new
-            else:
-                self.part[v, at or 0] = new
+            elif at is not None:
+                self.part[v, at] = new
         return eqns
 
     def _linear(self, eqn: JaxprEqn) -> list[JaxprEqn]:
@@ -131,7 +131,7 @@ def on_slice(
     if axis.is_summed:
         avals = [v.aval for v in eqn.outvars]
     else:
-        avals = [_shorter(v, at or 0, share)
+        avals = [v.aval if at is None else _shorter(v, at, share)
                  for v, at in zip(eqn.outvars, axis.results, strict=True)]  # fmt: skip
     return _CONSTRUCTS.get(primitive_name(eqn), _plain)(eqn, axis, share, invars, avals)
 
@@ -249,15 +249,19 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jax
     inputs = program.jaxpr.invars
     found = {v: at for v, at in zip(inputs, axes, strict=True) if at is not None}
     slices = sliced(program, found, independent_axes)
-    made = [v for v in dict.fromkeys(program.jaxpr.outvars) if v in slices.made]
+    outvars = dict.fromkeys(filter(is_variable, program.jaxpr.outvars))
+    made = [v for v in outvars if v in slices.made]
     one = slice_program(slices, share, made)
     short = {v: Var(_shorter(v, at, share)) for v, at in found.items()}
     eqns, parts = splice(one, [*slices.whole, *(short[v] for v, _ in slices.given)])
     results: dict[Any, Any] = {**short, **dict(zip(made, parts, strict=True))}
-    before = [program.eqns[p] for p in slices.before]
+    # What is the same in all slices is made in front of them, a count of steps for one.
+    same = [v for v in outvars if v not in results]
+    live = program.live([*slices.read, *same])
+    before = [program.eqns[p] for p, is_live in enumerate(live) if is_live and p not in slices.run]
     return program.jaxpr.replace(
         invars=[short.get(v, v) for v in inputs],
-        outvars=[results[v] for v in program.jaxpr.outvars],
+        outvars=[results.get(v, v) if is_variable(v) else v for v in program.jaxpr.outvars],
         eqns=[*before, *eqns],
     )
 

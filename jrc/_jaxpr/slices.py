@@ -238,10 +238,21 @@ class _Walk:
 
     def _axis(self, eqn: JaxprEqn, read: Mapping[int, int]) -> IndependentAxis:
         known = self.independent_axes(eqn)
-        fitting = [x for x in known if all(x.operands[i] == axis for i, axis in read.items())]
+        fitting = [
+            x
+            for x in known
+            if all(x.operands[i] == axis for i, axis in read.items())
+            and not self._reads_same(eqn, x)
+        ]
         if not fitting:
             raise Dependent(eqn, _reason(eqn, read))
         return fitting[0]
+
+    def _reads_same(self, eqn: JaxprEqn, axis: IndependentAxis) -> bool:
+        """Whether anything reads a result that is the same in all slices."""
+        pairs = zip(eqn.outvars, axis.results, strict=True)
+        same = [v for v, at in pairs if at is None and not axis.is_summed]
+        return any(self.program.consumers.get(v) for v in same)
 
     def _take(self, p: int, axis: IndependentAxis) -> None:
         """Run an equation on slices: what it reads is a slice, is cut, or is read whole."""

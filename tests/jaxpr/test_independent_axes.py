@@ -132,6 +132,11 @@ SAMPLES = {
     "solve_triangular": (
         lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True), S, S + 1),
     "relu": (jax.nn.relu, X), "custom_jvp": (doubled, X, Y), "scan": (steps, X, Y),
+    "a loop with a counter": (
+        lambda x: lax.fori_loop(0, 3, lambda i, y: jnp.sin(y) * (i + 1) + x, x), X),
+    "a branch with a number that nothing reads": (
+        lambda x, y: lax.cond(y[0, 0, 0] > 0, lambda x: (2 * x, 1.0), lambda x: (x, 2.0), x)[0],
+        X, Y),
     "custom_vjp": (weighted, X, Y, W), "derivative of a custom_vjp": (of_weighted, X, Y, W),
     "cond": (lambda x, y: lax.cond(x[0, 0, 0] > 0, lambda a, b: a + b, lambda a, b: a, x, y), X, Y),
     "checkpoint": (jax.checkpoint(lambda x, y: jnp.sin(x) @ y[0].T), X, Y),
