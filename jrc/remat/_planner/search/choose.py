@@ -132,7 +132,8 @@ def _fastest(options: Sequence[Option], peaks: Peaks) -> Option:
 def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
     """Return a budget in bytes.
 
-    Both ends of a fraction are compiled, and the search may compile some more between them.
+    Both ends of a fraction are compiled, and the search may compile some more between them. Where
+    the compiler fails for the baseline its predicted peak counts.
 
     Args:
         budget: As for `plan_for`.
@@ -141,17 +142,17 @@ def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
     """
     if isinstance(budget, int):
         return budget
+    whole = search.attempt(baseline) if search.compilations else None
+    whole = search.expected(baseline) if whole is None else whole
     if isinstance(budget, Share):
-        peak = search.compile if search.compilations else search.expected
-        return int(budget.of_baseline * peak(baseline))
+        return int(budget.of_baseline * whole)
     if not search.compilations:
-        ends = sorted((search.expected(search.least()), search.expected(baseline)))
+        ends = sorted((search.expected(search.least()), whole))
     else:
         most = SETTINGS.leanest_compiled
         if budget == 0:
             most = max(search.compilations - 1, 1)
-        search.compile(baseline)
-        ends = sorted((search.compile(search.least(most=most)), search.compile(baseline)))
+        ends = sorted((search.compile(search.least(most=most)), whole))
         search.allow_more(SETTINGS.compiled_between)
     return int(ends[0] + budget * (ends[1] - ends[0]))
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from jrc.remat._planner.budget import Share
 from jrc.remat._planner.plan.decision import LeftToJax, Stages
 from jrc.remat._planner.search.choose import bytes_of, fitting_option
 from jrc.remat._planner.search.compiled_cost import CompiledCost
@@ -222,6 +223,19 @@ def test_what_the_compiler_fails_for_is_left_out():
     assert fitting_option(search, 130, fakes.baseline).cost == 30
     assert len(fakes.asked) == len({*fakes.asked})  # none is compiled twice
     assert search.failed.keys() | search.compiled.keys() == {*fakes.asked}
+
+
+@pytest.mark.parametrize("budget", [Share(0.2), 0.05])
+def test_a_share_of_a_baseline_that_the_compiler_fails_for_is_one_of_its_prediction(budget):
+    fakes = Failing([way(30, 100, 90), way(20, 120, 110), way(0, 900, None)])
+    search = Search(fakes.options, fakes, 5)
+    limit = bytes_of(budget, search, fakes.baseline)
+    expected = search.expected(fakes.baseline)
+    assert expected > 800
+    low = 0 if isinstance(budget, Share) else 90
+    share = 0.2 if isinstance(budget, Share) else 0.05
+    assert limit == int(low + share * (expected - low))
+    assert fitting_option(search, limit, fakes.baseline).cost == 20
 
 
 def test_an_error_for_all_programs_is_raised():
