@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from sklearn.datasets import load_digits
 
 import jrc
 from jrc.models import gpt, mlp
@@ -19,6 +18,8 @@ def mesh():
 
 
 def digits():
+    from sklearn.datasets import load_digits  # seconds, in each worker and child process
+
     config = mlp.Config((64, 128, 10), "relu")
     x, y = load_digits(return_X_y=True)
     x = (x / 16.0).astype(np.float32)
