@@ -14,7 +14,7 @@ def sizes(parts: int, chunks: int) -> tuple[int, int, int]:
 
 
 def chunk_count(parts: int, least: float) -> int:
-    """Return how many chunks are at least so many; of equal size where that takes few more.
+    """Return how many chunks are at least so many; of equal size where that takes at most twice as many.
 
     >>> chunk_count(12, 3.5), chunk_count(8191, 3.5), chunk_count(7, 9)
     (4, 4, 7)
@@ -22,7 +22,7 @@ def chunk_count(parts: int, least: float) -> int:
     size = max(int(parts / least), 1) if least > 1 else parts
     fewest = -(-parts // size)
     even = next(n for n in divisors(parts) if n >= fewest)
-    return even if 2 * even <= 3 * fewest else fewest
+    return even if even <= 2 * fewest else fewest
 
 
 def divisors(number: int) -> list[int]:
