@@ -14,7 +14,7 @@ def sizes(parts: int, chunks: int) -> tuple[int, int, int]:
 
 
 def chunk_count(parts: int, least: float) -> int:
-    """Return how many chunks are at least so many; of equal size where that takes at most twice as many.
+    """Return how many chunks are at least so many; equal ones where at most twice as many are.
 
     >>> chunk_count(12, 3.5), chunk_count(8191, 3.5), chunk_count(7, 9)
     (4, 4, 7)
