@@ -13,15 +13,16 @@
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from jrc._jaxpr.atoms import abstract, is_variable
-from jrc._jaxpr.equations import inner_program
+from jrc._jaxpr.equations import inner_program, inner_programs, walk
 from jrc._jaxpr.inline import inline_all
+from jrc._jaxpr.primitives import Linear, facts_of, primitive_name
 from jrc._jaxpr.program import Program, evaluate
 from jrc._jaxpr.sums_onto_zeros import made_as_zeros
 from jrc._tree import is_floating
@@ -75,7 +76,7 @@ def _tangents_of(eqn: JaxprEqn) -> Jaxpr:
 
     def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         given = [primals[i] for i in floating]
-        results, made = jax.jvp(_of_floating(eqn, primals), given, list(tangents))
+        results, made = jax.jvp(_of_operands(eqn, primals, floating), given, list(tangents))
         return results, [t for x, t in zip(results, made, strict=True) if is_floating(x)]
 
     whole = [abstract(x) for x in eqn.invars]
@@ -83,15 +84,25 @@ def _tangents_of(eqn: JaxprEqn) -> Jaxpr:
 
 
 def _cotangents_of(eqn: JaxprEqn) -> Cotangents:
-    floating = floating_positions(eqn.invars)
+    # What the function closes over comes first; JAX refuses to differentiate by it. Inside of a
+    # derivative it no longer counts it, so that the refusal is what says it.
+    floating = [i for i in floating_positions(eqn.invars) if i >= eqn.params["num_consts"]]
+    while True:
+        try:
+            return _cotangents_by(eqn, floating)
+        except Exception as error:
+            if type(error).__name__ != "CustomVJPException" or not floating:
+                raise
+            del floating[0]
 
+
+def _cotangents_by(eqn: JaxprEqn, floating: Sequence[int]) -> Cotangents:
     def derivative(primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def run(*chosen: Any) -> Any:
-            found = _of_floating(eqn, primals)(*chosen)
+            found = _of_operands(eqn, primals, floating)(*chosen)
             return [x for x in found if is_floating(x)], [x for x in found if not is_floating(x)]
 
-        given = [primals[i] for i in floating]
-        results, vjp, others = jax.vjp(run, *given, has_aux=True)
+        results, vjp, others = jax.vjp(run, *(primals[i] for i in floating), has_aux=True)
         floats, rest = iter(results), iter(others)
         merged = [next(floats) if is_floating(x.aval) else next(rest) for x in eqn.outvars]
         return merged, vjp(list(cotangents))
@@ -106,8 +117,10 @@ def _cotangents_of(eqn: JaxprEqn) -> Cotangents:
     return Cotangents(program.jaxpr.replace(outvars=outvars), tuple(i for i, _ in found))
 
 
-def _of_floating(eqn: JaxprEqn, primals: Sequence[Any]) -> Callable[..., list[Any]]:
-    """An equation as a function of its floating operands."""
+def _of_operands(
+    eqn: JaxprEqn, primals: Sequence[Any], positions: Sequence[int]
+) -> Callable[..., list[Any]]:
+    """An equation as a function of some of its operands."""
     inputs: list[Any] = [Var(x.aval) for x in eqn.invars]
     outputs = [Var(x.aval) for x in eqn.outvars]
     alone = inner_program(eqn).replace(
@@ -117,13 +130,69 @@ def _of_floating(eqn: JaxprEqn, primals: Sequence[Any]) -> Callable[..., list[An
         eqns=[eqn.replace(invars=inputs, outvars=outputs)],
         effects=eqn.effects,
     )
-    floating = floating_positions(eqn.invars)
 
     def run(*chosen: Any) -> list[Any]:
-        new = dict(zip(floating, chosen, strict=True))
+        new = dict(zip(positions, chosen, strict=True))
         return evaluate(alone)(*(new.get(i, x) for i, x in enumerate(primals)))
 
     return run
+
+
+def are_linear_rules(eqns: Iterable[JaxprEqn]) -> bool:
+    """Return whether the backward rules of all `custom_vjp` functions in equations are linear.
+
+    One that clips or adds to a gradient is not: for a cotangent of zero it may give another number,
+    and for twice the cotangent not twice the gradient. `False` where that is not known.
+    """
+    for eqn in eqns:
+        if primitive_name(eqn) == "custom_vjp_call" and not _is_linear_rule(eqn):
+            return False
+        inner = (each for jaxpr in inner_programs(eqn) for each, _ in walk(jaxpr))
+        if not all(_is_linear_rule(x) for x in inner if primitive_name(x) == "custom_vjp_call"):
+            return False
+    return True
+
+
+def _is_linear_rule(eqn: JaxprEqn) -> bool:
+    try:
+        rule = cotangents_of(eqn)
+    except Exception:  # noqa: BLE001  the rule is a user's function, and may raise anything
+        return False
+    return _is_linear(eqn, rule.program)
+
+
+def _is_linear(eqn: JaxprEqn, rule: Jaxpr) -> bool:
+    program, late = Program(rule), set(rule.invars[len(eqn.invars) :])
+    for each in rule.eqns:
+        reads = [is_variable(x) and x in late for x in each.invars]
+        if any(reads):
+            if not _is_linear_in(program, each, reads):
+                return False
+            late.update(each.outvars)
+    return all(is_variable(x) and x in late for x in rule.outvars[len(eqn.outvars) :])
+
+
+def _is_linear_in(program: Program, eqn: JaxprEqn, reads: Sequence[bool]) -> bool:
+    """Whether an equation is linear in the operands that it reads of the cotangents."""
+    pairs = list(zip(eqn.invars, reads, strict=True))
+    are_zero = [read or made_as_zeros(program, x) is not None for x, read in pairs]
+    match primitive_name(eqn):
+        case "convert_element_type":
+            return all(map(is_floating, (v.aval for v in eqn.outvars)))
+        case "select_n":
+            return not reads[0] and all(are_zero[1:])
+        case "pad":
+            return all(are_zero)
+        case "scatter-add":
+            return not reads[1] and are_zero[0] and are_zero[2]
+    match facts_of(eqn).linear:
+        case Linear.FIRST:
+            return reads[0] and not any(reads[1:])
+        case Linear.ONE:
+            return sum(reads) == 1
+        case Linear.ALL:
+            return all(are_zero)
+    return False
 
 
 def split_at_cotangents(rule: Jaxpr, operands: int, results: int) -> tuple[Jaxpr, Jaxpr]:

@@ -23,6 +23,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
+from jrc._jaxpr.custom_derivatives import are_linear_rules
 from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.independent_axes import independent_axes
 from jrc._jaxpr.primitives import facts_of, primitive_name
@@ -134,6 +135,8 @@ def _axis(eqn: JaxprEqn, part: _Slice) -> IndependentAxis | None:
     """The axis of an equation whose results are wanted in slices."""
     if has_effects(eqn) or facts_of(eqn).is_collective or _lies_across(eqn, part.axis):
         return None
+    if not are_linear_rules([eqn]):
+        return None  # a gradient may come from a row that nothing reads
     for axis in independent_axes(eqn):
         made = [(v, at) for v, at in zip(eqn.outvars, axis.results, strict=True) if at is not None]
         has_places = made and all(

@@ -213,12 +213,14 @@ _row(
 )
 _row("copy", **_free, **_no_reads, **_inside, **_each, view=View.COPY, linear=Linear.ALL)
 _row("broadcast_in_dim", **_free, **_no_reads, **_inside, view=View.REORDER,
-     axes=axis_rules.broadcast)  # fmt: skip
+     axes=axis_rules.broadcast, linear=Linear.ALL)  # fmt: skip
 _row("broadcast_to", **_free, **_no_reads, **_inside, view=View.REORDER)
 _row("convert_element_type", **_free, **_no_reads, **_inside, **_each, view=View.REORDER)
-_row("transpose", **_free, **_no_reads, **_inside, view=View.REORDER, axes=axis_rules.transpose)
-_row("rev", **_free, **_no_reads, **_inside, view=View.REORDER, axes=axis_rules.reverse)
-_row("slice", **_free, **_no_reads, **_inside, axes=axis_rules.part)
+_row("transpose", **_free, **_no_reads, **_inside, view=View.REORDER, axes=axis_rules.transpose,
+     linear=Linear.ALL)  # fmt: skip
+_row("rev", **_free, **_no_reads, **_inside, view=View.REORDER, axes=axis_rules.reverse,
+     linear=Linear.ALL)  # fmt: skip
+_row("slice", **_free, **_no_reads, **_inside, axes=axis_rules.part, linear=Linear.ALL)
 _row("real imag stop_gradient", **_free, **_no_reads, **_inside, **_each)
 _row("pad", **_free, **_no_reads, **_inside, axes=axis_rules.padding)
 _row("split", **_free, **_no_reads, **_loop, **_axis)
@@ -227,9 +229,9 @@ _row("stack", **_free, **_no_reads, axes=axis_rules.stack)
 _row("unstack", **_free, **_no_reads, axes=axis_rules.unstack)
 _row("tile", **_free, **_no_reads, axes=axis_rules.tile)
 _row("dynamic_update_slice", **_free, **_no_reads, axes=axis_rules.update)
-_row("concatenate", **_free, **_no_reads, **_axis)
-_row("dynamic_slice", **_free, **_no_reads, axes=axis_rules.part)
-_row("gather", **_free, **_operands, axes=axis_rules.gather)
+_row("concatenate", **_free, **_no_reads, **_axis, linear=Linear.ALL)
+_row("dynamic_slice", **_free, **_no_reads, axes=axis_rules.part, linear=Linear.FIRST)
+_row("gather", **_free, **_operands, axes=axis_rules.gather, linear=Linear.FIRST)
 _row("bitcast_convert_type", **_free, **_inside)
 _row("scatter", **_free, axes=axis_rules.scatter)
 _row("scatter-add scatter-mul scatter-min scatter-max", axes=axis_rules.scatter)
@@ -257,18 +259,19 @@ _row("tanh logistic exp exp2 sqrt cbrt", **_result, **_loop, **_each)
 _row("expm1 log log1p log2 sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc "
      "erf_inv rsqrt pow rem atan2 nextafter lgamma digamma one_minus_square", **_loop,
      **_each)  # fmt: skip
-_row("reduce_sum", **_no_reads, **_loop, is_reduction=True, axes=axis_rules.sum_of_axes)
+_row("reduce_sum", **_no_reads, **_loop, is_reduction=True, axes=axis_rules.sum_of_axes,
+     linear=Linear.ALL)  # fmt: skip
 _row("reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin", **_loop,
      is_reduction=True, axes=axis_rules.reduction)  # fmt: skip
-_row("cumsum", **_no_reads, **_loop, **_axis, is_cumulative=True)
+_row("cumsum", **_no_reads, **_loop, **_axis, is_cumulative=True, linear=Linear.ALL)
 _row("cumprod cummax cummin cumlogsumexp", **_loop, **_axis, is_cumulative=True)
 
 # Kernels of their own.
 _row("dot_general", flops=rules.dot_general, **_operands, is_contraction=True,
-     axes=axis_rules.dot_general)  # fmt: skip
+     axes=axis_rules.dot_general, linear=Linear.ONE)  # fmt: skip
 _row("ragged_dot_general", flops=rules.ragged_dot_general, **_operands, is_contraction=True)
 _row("conv_general_dilated", flops=rules.convolution, **_operands, is_contraction=True,
-     axes=axis_rules.convolution)  # fmt: skip
+     axes=axis_rules.convolution, linear=Linear.ONE)  # fmt: skip
 _row("sort", flops=rules.sort, **_axis)
 _row("top_k", flops=rules.top_k, **_axis)
 _row("approx_top_k", flops=rules.top_k)

@@ -62,6 +62,9 @@ def doubled(x):
 
 doubled.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
 
+decayed = jax.custom_vjp(lambda x: x)
+decayed.defvjp(lambda x: (x, x), lambda x, g: (g + x,))
+
 MOVED = {
     "several readers that want the same": log_probabilities,
     "two slices alike": lambda x, w: jnp.tanh(x @ w)[1:] + jnp.sin(jnp.tanh(x @ w)[1:]),
@@ -76,6 +79,8 @@ STAYS = {
     "of two axes": lambda x, w: jnp.tanh(x @ w)[1:, 1:],
     "along the axis of a sum": lambda x, w: lax.cumsum(jnp.tanh(x @ w), 0)[1:],
     "an effect": lambda x, w: (y := jnp.tanh(x @ w), jax.debug.print("{}", y), y[1:])[2],
+    "a rule that adds to a gradient of zero": lambda x, w: decayed(x @ w)[2:],
+    "such a rule in a loop": lambda x, w: lax.fori_loop(0, 2, lambda _, y: decayed(y), x @ w)[2:],
     "a result": lambda x, w: ((y := jnp.tanh(x @ w)), y[1:]),
     "an argument": lambda x, w: x[1:] @ w,
 }

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
-from jrc._jaxpr import inner_programs, walk, zeros_of
+from jrc._jaxpr import are_linear_rules, inner_programs, walk, zeros_of
 from jrc._tree import is_floating, sum_dtype
 
 
@@ -41,13 +41,15 @@ def can_pair(avals: Sequence[Any], inputs: Inputs, eqns: Iterable[Any]) -> bool:
     """Return whether sums of these types may have their gradients in the pass of their values.
 
     Floating ones must be real scalars. The gradient of a chunk is computed before it is multiplied
-    by the tangent, so that all that it is computed through must have the range of float32.
+    by the tangent, so that all that it is computed through must have the range of float32, and
+    backward rules of a `custom_vjp` must be linear.
 
     Args:
         avals: The types of the sums.
         inputs: What chunks read, or types of it.
         eqns: The equations that run in chunks.
     """
+    eqns = list(eqns)
     sums = [aval for aval in avals if is_floating(aval)]
     are_scalars = not any(aval.shape for aval in sums)
     is_real = not any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in sums)
@@ -57,6 +59,7 @@ def can_pair(avals: Sequence[Any], inputs: Inputs, eqns: Iterable[Any]) -> bool:
         and is_real
         and all(map(_has_wide_range, (*inputs.whole, *inputs.parts)))
         and all(map(_has_wide_range, made))
+        and are_linear_rules(eqns)
     )
 
 

@@ -373,6 +373,43 @@ def test_cotangents_that_depend_on_other_slices_are_refused(backward):
         jrc.chunked(fn, chunks=2)(X)
 
 
+RULES = {
+    "clipped": lambda read, g: (jnp.clip(g, -0.05, 0.05),),
+    "sign": lambda read, g: (jnp.sign(g),),
+    "with decay": lambda read, g: (g + 1e-3 * read,),
+    "scaled": lambda read, g: (3 * g,),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_gradient_that_a_rule_changes_is_that_of_the_whole_loss(name):
+    """The gradient of a chunk's own sum, scaled afterwards, is another one."""
+    changed = jax.custom_vjp(lambda x: x)
+    changed.defvjp(lambda x: (x, x), RULES[name])
+    fn = lambda w, x: 100 * jnp.exp(jnp.mean(jnp.sin(changed(x @ w))))  # noqa: E731
+    lean = jrc.chunked(fn, (None, 0), chunks=5)
+    both = lambda fn: jax.jit(jax.value_and_grad(fn, (0, 1)))(W, X)  # noqa: E731
+    close(both(lean), both(fn), 2e-6)
+
+
+def test_what_a_custom_vjp_closes_over_has_no_cotangent():
+    table = jnp.cos(jnp.arange(6.0))
+    fn = jax.custom_vjp(lambda x: x * table[None])
+    fn.defvjp(lambda x: (fn(x), None), lambda _, g: (2 * g * table[None],))
+    total = lambda x: jnp.sum(jnp.sin(fn(x)))  # noqa: E731
+    close(jax.grad(jrc.chunked(total, chunks=5))(X), jax.grad(total)(X))
+
+
+def test_a_rule_that_cannot_be_traced_is_refused_in_our_words():
+    def backward(_, g):
+        raise NotImplementedError
+
+    fn = jax.custom_vjp(lambda x: x * 2)
+    fn.defvjp(lambda x: (x * 2, None), backward)
+    with pytest.raises(ValueError, match="custom_vjp_call.* does not compute slices"):
+        jrc.chunked(fn, chunks=2)(X)
+
+
 def test_cotangents_of_what_is_read_whole_are_summed_or_refused():
     fn = jax.custom_vjp(lambda x, w: x * w[None])
     fn.defvjp(lambda x, w: (x * w[None], w), lambda w, g: (g * w[None], jnp.ones_like(w)))
