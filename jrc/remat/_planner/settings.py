@@ -161,7 +161,7 @@ class PlannerSettings:
     offloaded_levels: int = 6
     offloaded_share: float = 0.005
     chunk_shares: tuple[float, ...] = (0.5, 0.25, 0.125, 0.06, 0.03, 0.015, 0.0075)
-    chunk_sizes: tuple[float, ...] = (0.5, 0.125, 0.03, 0.0075)
+    chunk_sizes: tuple[float, ...] = (0.5, 0.125, 0.03, 0.0075, 0.002)
     narrow_in_loss: int = 2**10
     cost_outside_loss: float = 0.1
     chunked_problems: int = 16
