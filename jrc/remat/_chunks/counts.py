@@ -13,16 +13,22 @@ def sizes(parts: int, chunks: int) -> tuple[int, int, int]:
     return size, *divmod(parts, size)
 
 
-def chunk_count(parts: int, least: float) -> int:
-    """Return how many chunks are at least so many; equal ones where at most twice as many are.
+def chunk_count(parts: int, least: float, most: float = 0.0) -> int:
+    """Return how many chunks are at least so many, of equal size if that takes not many more.
 
-    >>> chunk_count(12, 3.5), chunk_count(8191, 3.5), chunk_count(7, 9)
-    (4, 4, 7)
+    Args:
+        parts: Into how many slices the whole may be cut.
+        least: How many chunks there are at least.
+        most: With so many at most they are large enough; up to twice as many as are needed are
+            taken in any case.
+
+    >>> chunk_count(12, 3.5), chunk_count(8191, 3.5), chunk_count(7, 9), chunk_count(11, 3.5, 20)
+    (4, 4, 7, 11)
     """
     size = max(int(parts / least), 1) if least > 1 else parts
     fewest = -(-parts // size)
     even = next(n for n in divisors(parts) if n >= fewest)
-    return even if even <= 2 * fewest else fewest
+    return even if even <= max(2 * fewest, most) else fewest
 
 
 def divisors(number: int) -> list[int]:

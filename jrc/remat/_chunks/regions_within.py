@@ -10,6 +10,7 @@
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,9 @@ from jrc.remat._chunks.copies import Copies, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
 from jrc.remat._chunks.regions import Region, region_of_widest, wide_regions
+
+_LARGE = 2**24
+"""Bytes of a chunk that keep a device busy."""
 
 Inline = Callable[[Any], Program]
 """From the body of a loop to its program."""
@@ -82,7 +86,11 @@ class RegionInside:
         Args:
             most_bytes: Bytes of a chunk, on all devices together.
         """
-        count = chunk_count(self.slices, self.region.bytes / most_bytes)
+        # Each chunk reads all of what it reads whole, which should be less than what it makes.
+        devices = math.prod(each.parts for each in self.parts)
+        whole = devices * sum(nbytes(v.aval) for v in self.region.slices.whole)
+        most = self.region.bytes / max(whole, _LARGE * devices)
+        count = chunk_count(self.slices, self.region.bytes / most_bytes, most)
         if count < 2:
             return None
         chunks = chunks_of(self.program, self.region, count, self.path, self.parts)
