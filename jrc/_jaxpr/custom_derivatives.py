@@ -22,7 +22,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jrc._jaxpr.atoms import abstract, is_variable
 from jrc._jaxpr.equations import inner_program, inner_programs, walk
 from jrc._jaxpr.inline import inline_all
-from jrc._jaxpr.primitives import Linear, facts_of, primitive_name
+from jrc._jaxpr.primitives import is_linear_in, primitive_name
 from jrc._jaxpr.program import Program, evaluate
 from jrc._jaxpr.sums_onto_zeros import made_as_zeros
 from jrc._tree import is_floating
@@ -61,6 +61,21 @@ def tangents_of(eqn: JaxprEqn) -> Jaxpr:
 def cotangents_of(eqn: JaxprEqn) -> Cotangents:
     """Return the program of a `custom_vjp` call's results, and of its operands' cotangents."""
     return _once(eqn, eqn.params["bwd"], _cotangents_of)
+
+
+def traced_rule[T](trace: Callable[[JaxprEqn], T], eqn: JaxprEqn) -> T | None:
+    """Return the program of a derivative; `None` where the user's rule cannot be traced.
+
+    It may be one that is never asked for, or names an axis that is not there.
+
+    Args:
+        trace: `tangents_of` or `cotangents_of`.
+        eqn: The equation.
+    """
+    try:
+        return trace(eqn)
+    except Exception:  # noqa: BLE001  a user's function may raise anything
+        return None
 
 
 def _once(eqn: JaxprEqn, rule: Any, make: Callable[[JaxprEqn], Any]) -> Any:
@@ -154,11 +169,8 @@ def are_linear_rules(eqns: Iterable[JaxprEqn]) -> bool:
 
 
 def _is_linear_rule(eqn: JaxprEqn) -> bool:
-    try:
-        rule = cotangents_of(eqn)
-    except Exception:  # noqa: BLE001  the rule is a user's function, and may raise anything
-        return False
-    return _is_linear(eqn, rule.program)
+    rule = traced_rule(cotangents_of, eqn)
+    return rule is not None and _is_linear(eqn, rule.program)
 
 
 def _is_linear(eqn: JaxprEqn, rule: Jaxpr) -> bool:
@@ -185,14 +197,7 @@ def _is_linear_in(program: Program, eqn: JaxprEqn, reads: Sequence[bool]) -> boo
             return all(are_zero)
         case "scatter-add":
             return not reads[1] and are_zero[0] and are_zero[2]
-    match facts_of(eqn).linear:
-        case Linear.FIRST:
-            return reads[0] and not any(reads[1:])
-        case Linear.ONE:
-            return sum(reads) == 1
-        case Linear.ALL:
-            return all(are_zero)
-    return False
+    return is_linear_in(eqn, reads, are_zero)
 
 
 def split_at_cotangents(rule: Jaxpr, operands: int, results: int) -> tuple[Jaxpr, Jaxpr]:

@@ -17,7 +17,12 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.control_flow import loop_parts
-from jrc._jaxpr.custom_derivatives import cotangents_of, floating_positions, tangents_of
+from jrc._jaxpr.custom_derivatives import (
+    cotangents_of,
+    floating_positions,
+    tangents_of,
+    traced_rule,
+)
 from jrc._jaxpr.equations import has_effects, inner_programs
 from jrc._jaxpr.inline import inline_all
 from jrc._jaxpr.primitives import facts_of, primitive_name
@@ -124,7 +129,7 @@ def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
 def _custom_jvp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
     """Of a function with tangents of its own; both must compute slices by themselves."""
     found = _with_own_derivative(eqn, operand, axis)
-    derivative = _traced_rule(tangents_of, eqn) if found else None
+    derivative = traced_rule(tangents_of, eqn) if found else None
     if found is None or derivative is None:
         return None
     given = [*found.operands, *(found.operands[i] for i in floating_positions(eqn.invars))]
@@ -135,24 +140,13 @@ def _custom_jvp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | Non
 def _custom_vjp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
     """Of a function with cotangents of its own; those of what every slice reads are sums."""
     found = _with_own_derivative(eqn, operand, axis)
-    derivative = _traced_rule(cotangents_of, eqn) if found else None
+    derivative = traced_rule(cotangents_of, eqn) if found else None
     if found is None or derivative is None:
         return None
     given = [*found.operands, *(found.results[i] for i in floating_positions(eqn.outvars))]
     cotangents = (found.operands[i] for i in derivative.operands)
     made = [*found.results, *(SUM if at is None else at for at in cotangents)]
     return _if_same(found, derivative.program, given, made)
-
-
-def _traced_rule[T](trace: Callable[[JaxprEqn], T], eqn: JaxprEqn) -> T | None:
-    """The program of a derivative; `None` where the user's rule cannot be traced.
-
-    It may be one that is never asked for, or names an axis that is not there.
-    """
-    try:
-        return trace(eqn)
-    except Exception:  # noqa: BLE001  a user's function may raise anything
-        return None
 
 
 def _with_own_derivative(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:

@@ -11,6 +11,7 @@ own kernel, whose derivative reads both its operands and its results.
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 from jax.extend.core import JaxprEqn
 
@@ -150,6 +151,24 @@ def facts_of(eqn: JaxprEqn) -> Facts:
 def _has_positional_axes_alone(eqn: JaxprEqn) -> bool:
     axes = reduced_axes(eqn)
     return bool(axes) and all(isinstance(axis, int) for axis in axes)
+
+
+def is_linear_in(eqn: JaxprEqn, reads: Sequence[bool], zeros: Sequence[bool] = ()) -> bool:
+    """Return whether an equation is linear in some of its operands, the others fixed.
+
+    Args:
+        eqn: The equation.
+        reads: Of each operand, whether it is one of these.
+        zeros: Of each operand, whether it is zero; without it none is.
+    """
+    match facts_of(eqn).linear:
+        case Linear.FIRST:
+            return reads[0] and not any(reads[1:])
+        case Linear.ONE:
+            return sum(reads) == 1
+        case Linear.ALL:
+            return all(a or b for a, b in zip(reads, zeros or [False] * len(reads), strict=True))
+    return False
 
 
 def primitive_name(eqn: JaxprEqn) -> str:

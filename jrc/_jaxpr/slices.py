@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import jax
 from jax.extend.core import JaxprEqn, Var
 
+from jrc._jaxpr import primitives
 from jrc._jaxpr.atoms import abstract, is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.made_inside import MadeInside, Place, counts_along
-from jrc._jaxpr.primitives import Linear, facts_of
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.sums_onto_zeros import with_sums_onto_zeros
 from jrc._tree import is_floating
@@ -124,14 +124,7 @@ def is_linear_in(eqn: JaxprEqn, sums: Collection[Var]) -> bool:
     if any(shape_of(v) or not is_floating(v.aval) for v in eqn.outvars):
         return False
     reads = [is_variable(x) and x in sums for x in eqn.invars]
-    match facts_of(eqn).linear:
-        case Linear.FIRST:
-            return reads[0] and not any(reads[1:])
-        case Linear.ONE:
-            return sum(reads) == 1
-        case Linear.ALL:
-            return all(reads)
-    return False
+    return primitives.is_linear_in(eqn, reads)
 
 
 def counted(slices: Slices) -> list[jax.ShapeDtypeStruct]:

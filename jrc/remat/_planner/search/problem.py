@@ -10,16 +10,11 @@ import jax
 
 from jrc._errors import name_of, named_like
 from jrc._jaxpr import (
-    UNKNOWN,
-    Program,
     SplitValues,
     flops,
     inline_marked,
-    is_variable,
     live_equations,
     nbytes,
-    own_place,
-    place,
 )
 from jrc._targets import Chip, chip_named, chip_of_device
 from jrc._tree import is_traced
@@ -35,10 +30,11 @@ from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
 from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
 from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.costs.compilers import Compiler, compiler_on
-from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
+from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.cost_unit import CostUnit, FlopUnit, Minimize, TimeUnit
 from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.costs.sharding import most_parts, split_values
+from jrc.remat._planner.costs.widest_equation import widest_equation
 from jrc.remat._planner.plan.decision import AsWritten, Baseline, Stages
 from jrc.remat._planner.plan.recomputed_flops import recomputed_flops
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
@@ -205,7 +201,7 @@ class Problem:
             cost=baseline_cost,
             recomputed=_recomputed_flops(traced.opened.jaxpr, gradient) if opaque else 0,
             parts=parts,
-            widest=_widest(program, found.graph),
+            widest=widest_equation(program, found.graph),
             opaque=opaque,
             graphs=found.graphs,
             platform=platform,
@@ -371,23 +367,6 @@ def _recomputed_flops(forward: Any, gradient: Any) -> int:
 def _recomputes(option: Option) -> bool:
     """Whether an option recomputes anything, or moves it to the host."""
     return option.stages.recomputes or bool(option.host)
-
-
-def _widest(program: Program, graph: CostGraph) -> str:
-    """The equation whose differentiation alone needs most bytes, as a label."""
-
-    def width(node: CostNode) -> int:
-        eqn = program.eqns[program.steps[node.position]]
-        own = sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars) if is_variable(x))
-        return own * (node.active and bool(node.cost))
-
-    nodes = [node for node in graph.nodes if node.position >= 0]
-    if not nodes:
-        return "nothing"
-    k = program.steps[max(nodes, key=width).position]
-    eqn = program.eqns[k]
-    own = own_place(eqn)
-    return program.name(k) + ("" if own in (UNKNOWN, place(eqn)) else f", from {own}")
 
 
 def _checked(fn: Callable[..., Any], arguments: Arguments, has_aux: bool) -> Callable[..., Any]:
