@@ -172,7 +172,7 @@ class PlannerSettings:
     leaner_chunks: tuple[float, ...] = (0.7, 0.4, 0.15)
     chunks_alike: float = 0.7
     chunks_worth: float = 0.03
-    least_chunk: int = 2**18
+    least_chunk: int = 2**14
     bytes_by_names: float = 1.1
     tags_in_all_sets: int = 12
     raw_key_words: int = 64

@@ -12,8 +12,18 @@ from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 
 
-def apply_decision[F: Callable[..., Any]](fn: F, decision: Decision, signature: Signature) -> F:
-    """Return a function whose gradient saves what is decided; see `Plan.apply`."""
+def apply_decision[F: Callable[..., Any]](
+    fn: F, decision: Decision, signature: Signature, any_sizes: bool = False
+) -> F:
+    """Return a function whose gradient saves what is decided; see `Plan.apply`.
+
+    Args:
+        fn: The function.
+        decision: What is saved and recomputed.
+        signature: That of the program that the decision is for.
+        any_sizes: Whether the program may be one of the same operators on other sizes: a chunk that
+            is shorter than the others.
+    """
     if not callable(fn):
         raise TypeError(
             f"the argument must be a function, got {type(fn).__name__}. Pass the function "
@@ -27,9 +37,13 @@ def apply_decision[F: Callable[..., Any]](fn: F, decision: Decision, signature: 
         traced = traced_for_plan(fn, args, kwargs, respected)
         program = traced.program
         found = signature_of(traced, respected)
-        difference = signature.difference(found)
+        is_other_size = any_sizes and signature.inputs != found.inputs
+        difference = (
+            signature.other_operators(found) if is_other_size else signature.difference(found)
+        )
         if (
             not difference
+            and not is_other_size
             and isinstance(decision, AsWritten)
             and found.written != signature.written
         ):

@@ -74,6 +74,8 @@ def plan_of_chunk(
 ) -> PlanOne:
     """Return what puts the function of one chunk of the whole loss under a decision.
 
+    The last chunk may be shorter than that which the decision is for.
+
     Args:
         decision: What of it is saved and recomputed.
         signature: That of its program, with the regions in chunks.
@@ -82,7 +84,7 @@ def plan_of_chunk(
 
     def plan_one(one: Callable[..., Any], loss: int) -> Callable[..., Any]:
         fn = loss_first(one, loss, inside, signature.respect_checkpoints)
-        planned = apply_decision(fn, decision, signature)
+        planned = apply_decision(fn, decision, signature, any_sizes=True)
         return lambda *args: planned(*args)[1]
 
     return plan_one

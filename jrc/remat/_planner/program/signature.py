@@ -59,6 +59,13 @@ class Signature:
             "the same operators are joined in another way, work along other axes, or differ inside"
         )
 
+    def other_operators(self, other: "Signature") -> str | None:
+        """Return in words how the operators of another program differ, whatever their sizes."""
+        was, now = ([text.partition(":")[0] for text in x.equations] for x in (self, other))
+        if was == now:
+            return None
+        return self._other_equations(other)
+
     def _other_inputs(self, other: "Signature") -> str | None:
         """How the inputs of the programs differ, in words."""
         was, now = len(self.inputs) - self.closed, len(other.inputs) - other.closed

@@ -55,14 +55,18 @@ def _problems(
                 break
             if chunks not in found:
                 new = _in_chunks(problem, chunks)
+                if new is None:
+                    continue
                 found[chunks] = _promised_cost(new, temporaries), new
             if found[chunks][0] > best:
                 break
             best = found[chunks][0]
 
-    if whole_loss and of_loss:
+    if whole_loss:
         look_at((each,) for each in of_loss)
-        cost, one = min(found.values(), key=lambda each: each[0])
+    # A last chunk that is shorter has no chunks inside.
+    if even := [each for each in found.values() if each[1].times % 1 == 0]:
+        cost, one = min(even, key=lambda each: each[0])
         if cost > (1 + SETTINGS.chunks_worth) * problem.cost:
             for regions in _distinct_regions(one, temporaries, may_be_all=False):
                 ways = _fewer_bytes(regions, temporaries, one.devices)
@@ -113,8 +117,8 @@ def _fewer_bytes(
         before = chunks
 
 
-def _in_chunks(problem: Problem, chunks: tuple[Chunks, ...]) -> Problem:
-    """The problem of the function with regions in chunks."""
+def _in_chunks(problem: Problem, chunks: tuple[Chunks, ...]) -> Problem | None:
+    """The problem of the function with regions in chunks; see `in_chunks_of_loss`."""
     first, *inside = chunks
     if first.is_whole_loss:
         return in_chunks_of_loss(problem, first, tuple(inside))

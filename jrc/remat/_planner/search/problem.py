@@ -112,7 +112,8 @@ class Problem:
         device: The device that programs are compiled for, if its rates are known and seconds count.
         unit: What costs are counted in.
         chunks: Regions of the function that run in chunks.
-        times: How many times the program runs: the chunks of the whole loss.
+        times: How many times the program runs: the chunks of the whole loss, a share of one for
+            a shorter last one.
     """
 
     request: Request
@@ -134,7 +135,7 @@ class Problem:
     device: Device | None
     unit: CostUnit
     chunks: tuple[Chunks, ...] = ()
-    times: int = 1
+    times: float = 1
 
     @classmethod
     def of(cls, request: Request) -> "Problem":
@@ -260,7 +261,7 @@ class Problem:
         match option.decision:
             case Stages():
                 program = self.function.traced.program
-                return self.flops + self.times * recomputed_flops(program, option.decision)
+                return self.flops + int(self.times * recomputed_flops(program, option.decision))
             case AsWritten():
                 return self._flops_as_written
             case _:

@@ -26,7 +26,7 @@ from jrc._jaxpr import (
     slice_program,
 )
 from jrc.remat._chunks.chunks import Chunks
-from jrc.remat._chunks.counts import divisors
+from jrc.remat._chunks.counts import chunk_count, sizes
 from jrc.remat._chunks.regions import Region
 from jrc.remat._chunks.regions_within import chunks_of, region_of_loss
 from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
@@ -35,7 +35,8 @@ from jrc.remat._gradient.activity import active_variables
 from jrc.remat._gradient.residuals import gradient_program
 from jrc.remat._planner.execute.chunked_function import loss_first, plan_of_chunk, planned_chunks
 from jrc.remat._planner.plan.decision import Decision
-from jrc.remat._planner.program.trace import inlined_program
+from jrc.remat._planner.program.signature import signature_of
+from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
 from jrc.remat._planner.search.gradient import PlannedFunction
 from jrc.remat._planner.search.problem import Problem
 from jrc.remat._planner.settings import SETTINGS
@@ -61,20 +62,26 @@ def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
         return []
     # Of the leanest option half as much as in proportion may fit; more would be in vain.
     fewest = min(each.peak for each in problem.options) / problem.parts / (2 * temporaries)
-    most = problem.baseline.peak // problem.parts // SETTINGS.least_chunk
-    ways = [n for n in divisors(found.slices) if 1 < n <= most]
-    ways = _spread([n for n in ways if n >= fewest] or ways[-1:])
+    most = min(problem.baseline.peak // problem.parts // SETTINGS.least_chunk, found.slices)
+    ways = _counts(found.slices, min(fewest, most), most)
     chunks = (chunks_of(program, region, n, (), found.parts) for n in ways)
     return [dataclasses.replace(each, loss=loss) for each in chunks]
 
 
-def _spread(counts: Sequence[int]) -> list[int]:
-    """The counts, each at least half as many again as the one before."""
-    found: list[int] = []
-    for n in counts:
-        if not found or 2 * n >= 3 * found[-1]:
-            found.append(n)
-    return found
+def _counts(slices: int, fewest: float, most: int) -> list[int]:
+    """Numbers of chunks, each at least half as many again as the one before.
+
+    >>> _counts(347, 3.2, 30), _counts(8, 0.5, 8), _counts(3, 2.5, 1)
+    ([4, 6, 9, 14, 21, 29], [2, 4, 8], [])
+    """
+    found: dict[int, None] = {}
+    wanted = max(fewest, 2.0)
+    while wanted <= most:
+        size = math.ceil(slices / wanted)
+        count = chunk_count(slices, slices / size)
+        found[count] = None
+        wanted = math.inf if wanted == most else min(1.5 * max(wanted, count), most)
+    return list(found)
 
 
 def holds_all(problem: Problem, program: Program, equations: Sequence[int]) -> bool:
@@ -118,8 +125,13 @@ def _loss(program: Program, region: Region) -> int | None:
     return found[0] if len(found) == 1 and are_sums and pairs else None
 
 
-def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ...] = ()) -> Problem:
+def in_chunks_of_loss(
+    problem: Problem, chunks: Chunks, inside: tuple[Chunks, ...] = ()
+) -> Problem | None:
     """Return the problem of one chunk, its costs and peaks those of the whole.
+
+    It is `None` if a last chunk that is shorter has other operators, or other chunks inside: what
+    is decided for the others could not be done there.
 
     Args:
         problem: The problem of the function as it is.
@@ -129,16 +141,23 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
     program, request = problem.function.traced.program, problem.request
     inputs = [program.jaxpr.invars[i] for i in problem.function.perturbed]
     slices, results, positions, active = one_chunk_of(program, chunks, inputs)
-    run, avals = _one_chunk(slices, chunks.chunks, results)
     assert chunks.loss is not None
+    loss, respected = positions.index(chunks.loss), request.respect_checkpoints
+
+    def one_of(size: int) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+        run, avals = _one_chunk(slices, size, results)
+        return named_like(request.fn)(loss_first(run, loss, inside, respected)), avals
+
+    size, _, rest = sizes(slices.parts, chunks.chunks)
+    if rest and inside:
+        return None
+    fn, avals = one_of(size)
     whole: list[Any] = [v for v in slices.whole if v in active]
     cut = [v for v, _ in slices.given]
     inner = Problem.of(
         dataclasses.replace(
             request,
-            fn=named_like(request.fn)(
-                loss_first(run, positions.index(chunks.loss), inside, request.respect_checkpoints)
-            ),
+            fn=fn,
             args=avals,
             argnums=tuple(i for i, v in enumerate([*slices.whole, *cut]) if v in active),
             has_aux=True,
@@ -146,16 +165,20 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
             program=None,
         )
     )
+    if rest:
+        last = traced_for_plan(*one_of(rest), {}, respected)
+        if inner.function.signature.other_operators(signature_of(last, respected)):
+            return None
     # In a chunk the gradients of what it reads whole lie beside their sums over chunks.
     sums = sum(v.aval.size * raised(v.aval.dtype).itemsize for v in whole)
     besides = inner.returned + sums + sum(nbytes(v.aval) for v in cut if v in active)
     added = problem.unit.of_sums(sum(v.aval.size for v in whole), sums)
     devices = math.prod(each.parts for each in chunks.shards)
-    times = chunks.chunks * devices
+    times = slices.parts / size * devices
     outside = _cost_outside(problem, early_slices(program), chunks.equations)
 
     def of_all_chunks(option: Option) -> Option:
-        peak, cost = devices * (option.peak + besides), option.cost * times
+        peak, cost = devices * (option.peak + besides), int(option.cost * times)
         return dataclasses.replace(option, peak=peak, cost=cost)
 
     function = _PlannedChunk(
@@ -177,18 +200,18 @@ def in_chunks_of_loss(problem: Problem, chunks: Chunks, inside: tuple[Chunks, ..
         given=problem.given,
         returned=problem.returned,
         flops=problem.flops,
-        cost=times * (inner.cost + added) + outside,
-        recomputed=times * inner.recomputed,
+        cost=int(times * (inner.cost + added)) + outside,
+        recomputed=int(times * inner.recomputed),
         parts=problem.parts,
         times=times,
     ).with_chunks((chunks, *inside))
 
 
 def _one_chunk(
-    slices: Slices, chunks: int, results: Sequence[Any]
+    slices: Slices, size: int, results: Sequence[Any]
 ) -> tuple[Callable[..., list[Any]], tuple[jax.ShapeDtypeStruct, ...]]:
-    """The function of one chunk, and the types of its arguments."""
-    jaxpr = slice_program(slices, Fraction(1, chunks), results)
+    """The function of one chunk of so many slices, and the types of its arguments."""
+    jaxpr = slice_program(slices, Fraction(size, slices.parts), results)
     return evaluate(jaxpr), tuple(map(abstract, jaxpr.invars))
 
 

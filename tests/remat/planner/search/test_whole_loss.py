@@ -86,6 +86,20 @@ def test_a_loss_of_examples_runs_in_chunks(fn, budget):
     assert f"the whole loss in {plan.chunks[0].chunks} chunks" in str(plan)
 
 
+@pytest.mark.parametrize("fn", [loss, loss_and_metrics])
+def test_the_last_of_a_prime_number_of_examples_are_a_shorter_chunk(fn):
+    args, has_aux = (WEIGHTS, X[:8191], Y[:8191]), fn is loss_and_metrics
+    plan = jrc.plan(fn, *args, budget="14MiB", has_aux=has_aux, minimize="flops")
+    assert plan.plans_one_chunk and plan.chunks[0].chunks < 100
+    again = jrc.Plan.from_json(plan.to_json())
+    assert again == plan and plan.verified.peak_bytes <= plan.budget
+    run = jax.jit(jax.value_and_grad(again.apply(fn), has_aux=has_aux))
+    close(run(*args), jax.jit(jax.value_and_grad(fn, has_aux=has_aux))(*args))
+    assert flops(jax.make_jaxpr(run)(*args)) == plan.verified.flops
+    with pytest.raises(ValueError, match="made for another program"):
+        again.apply(fn)(WEIGHTS, X[:8190], Y[:8190])
+
+
 def test_flops_are_those_of_the_program_that_runs():
     plan = planned(loss_and_metrics)
     run = jax.value_and_grad(plan.apply(loss_and_metrics), has_aux=True)
