@@ -44,6 +44,8 @@ class PlannerSettings:
             for itself, the largest; the others all alike.
         labels: How many labels the solver keeps at one place, about.
         states: How many states of undecided values the solver keeps between two equations.
+        state_weights: These are taken in turn from those of the least peak plus cost times each of
+            these, both as shares of the graph's.
         label_steps: The bound on the solver's work: labels, summed over the equations. Where it is
             reached, only manual plans are candidates.
         coarse_rest: Cells into which closed bytes are divided when there are too many labels.
@@ -124,6 +126,7 @@ class PlannerSettings:
     decided_apart: int = 8
     labels: int = 400
     states: int = 64
+    state_weights: tuple[float, ...] = (0.2, 1.0, 5.0)
     label_steps: int = 20_000_000
     coarse_rest: int = 400
     coarse_open: int = 100

@@ -59,6 +59,8 @@ def plan_for(
         found = search.cheapest_fitting(limit)
         if found is None:
             found = _in_leaner_chunks(search, peaks, limit)
+        if found is None:
+            found = _without_chunks(search, limit, compilations)
     if found is None:
         found = fitting_option(search, limit, problem.baseline)
     if found is None:
@@ -98,6 +100,19 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
         if found is not None:
             return found
     return None
+
+
+def _without_chunks(search: Search, limit: int, compilations: int) -> Option | None:
+    """Return what a search of its own finds among options without chunks.
+
+    The others may have used up the compilations: what fits without chunks is not to be refused.
+    """
+    peaks, options = search.peaks, [each for each in search.options if not each.chunks]
+    alone = Search(options, peaks, compilations)
+    found = alone.cheapest_fitting(limit)
+    for each in alone.compiled:
+        search.compile(each)  # it is known
+    return found
 
 
 def options_in_chunks(

@@ -84,7 +84,7 @@ def decision_of_regions(
         # A node without a position is the carries of a loop.
         nodes = [k for k in part if graph.nodes[k].position >= 0]
         is_region = part in regions and any(
-            recomputed[k] and not _is_fused(graph, k) for k in nodes
+            recomputed[k] and (by_name or not _is_fused(graph, k)) for k in nodes
         )
         if part.start in alone:
             stages.append(constructs[graph.nodes[part.start].position])

@@ -30,6 +30,7 @@ max-plus form above, and the result is the whole front, and not one budget.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -275,19 +276,31 @@ class _Solver:
         return {v: node for node in self.graph.nodes for v in node.makes}
 
     def _fewer(self, states: dict[Key, Labels]) -> dict[Key, Labels]:
-        """The most promising states; those in which no region is open come first."""
+        """The most promising states; those in which no region is open come first.
+
+        Of the others those for lean plans, and those for cheap ones: a value that is read far
+        behind (the skips of a U-Net) must be saved in the former and may be recomputed in the
+        latter.
+        """
         most = self.settings.states
         if len(states) <= most:
             return states
+        closed = [key for key in states if _is_closed(key)]
+        scores = {key: self._scores(labels) for key, labels in states.items()}
+        open_ = [key for key in states if key not in set(closed)]
+        orders = [
+            sorted(open_, key=lambda key, i=i: scores[key][i])
+            for i in range(len(self.settings.state_weights))
+        ]
+        mixed = dict.fromkeys(itertools.chain.from_iterable(zip(*orders, strict=True)))
+        best = list(mixed)[: max(most - len(closed), most // 2)]
+        return {key: states[key] for key in (*closed, *best)}
 
-        def score(item: tuple[Key, Labels]) -> float:
-            labels = item[1]
-            peak = np.maximum(labels.open, labels.rest)
-            return float(np.min(peak / self.filter.scale + labels.cost / self.graph.cost))
-
-        closed = [item for item in states.items() if _is_closed(item[0])]
-        open_ = sorted((item for item in states.items() if not _is_closed(item[0])), key=score)
-        return dict(closed + open_[: max(most - len(closed), most // 2)])
+    def _scores(self, labels: Labels) -> list[float]:
+        """The least sum of peak and cost among some labels, the cost weighted in several ways."""
+        peak = np.maximum(labels.open, labels.rest) / self.filter.scale
+        cost = labels.cost / self.graph.cost
+        return [float(np.min(peak + weight * cost)) for weight in self.settings.state_weights]
 
 
 def _decision(graph: CostGraph, values: frozenset[int], chosen: Mapping[int, Option]) -> Stages:
