@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._jaxpr import Program, inline_all, is_variable, nbytes
+from jrc._jaxpr import Program, inline_all, is_variable, loop_parts, nbytes, primitive_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,17 @@ class Residuals:
     def bytes(self) -> int:
         """Bytes of the residuals."""
         return sum(nbytes(x.aval) for x in self.variables)
+
+    @property
+    def stacked_bytes(self) -> int:
+        """Bytes of those that loops stack: what their steps save."""
+        return sum(
+            nbytes(x.aval)
+            for eqn in self.jaxpr.eqns
+            if primitive_name(eqn) == "scan"
+            for x in eqn.outvars[loop_parts(eqn)[1] :]
+            if x in self.variables
+        )
 
     def inlined(self) -> tuple[Program, list[Any]]:
         """Return the program without `jit` calls, and the residuals in it."""

@@ -33,6 +33,7 @@ def build_cost_graph(
     compiler: Compiler = CPU,
     results: Sequence[int] = (),
     unit: CostUnit = FLOPS,
+    in_loop: bool = False,
 ) -> CostGraph:
     """Return the cost graph of a program.
 
@@ -44,6 +45,7 @@ def build_cost_graph(
         compiler: What is assumed of the platform's compiler.
         results: Bytes of each result in whose memory saved values may lie.
         unit: What costs are counted in.
+        in_loop: Whether it is the body of a loop, of which each step saves its values.
     """
     eqns, steps = program.eqns, {p: k for k, p in enumerate(program.steps)}
     order = [p for p in schedule(program, compiler) if p in steps]
@@ -90,7 +92,9 @@ def build_cost_graph(
         ),
         may_save=tuple(save_candidates(nodes, sizes, fused, compiler)),
         saving_costs=tuple(
-            unit.of_written(size) if compiler.fuses_passes and is_fused and v not in written else 0
+            _cost_of_saving(size, is_fused and v not in written, in_loop, unit)
+            if compiler.fuses_passes
+            else 0
             for v, (size, is_fused, _) in enumerate(facts)
         ),
         names=tuple(_name(program, v, steps) for v in made),
@@ -98,6 +102,13 @@ def build_cost_graph(
         fuses_passes=compiler.fuses_passes,
         unit=unit,
     )
+
+
+def _cost_of_saving(size: int, is_fused: bool, in_loop: bool, unit: CostUnit) -> int:
+    """What it costs to save a value: a fused one is written for it, in a loop one is stacked."""
+    if in_loop:
+        return unit.of_stacked(size)
+    return unit.of_written(size) if is_fused else 0
 
 
 def _beside_derivative(eqn: Any, compiler: Compiler) -> int:

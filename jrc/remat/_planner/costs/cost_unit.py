@@ -53,6 +53,9 @@ class CostUnit(Protocol):
     def of_written(self, size: int) -> int:
         """Return what it costs that so many bytes are written by a kernel of their own."""
 
+    def of_stacked(self, size: int) -> int:
+        """Return what it costs that so many bytes are copied into a stack of all steps, and out."""
+
     def of_sums(self, entries: int, size: int) -> int:
         """Return what it costs to add up so many entries of gradients, of so many bytes."""
 
@@ -85,6 +88,10 @@ class FlopUnit:
         return live_cost(live_equations(jaxpr), own_flops)
 
     def of_written(self, size: int) -> int:
+        """Return 0."""
+        return 0
+
+    def of_stacked(self, size: int) -> int:
         """Return 0."""
         return 0
 
@@ -133,6 +140,15 @@ class TimeUnit:
     def of_written(self, size: int) -> int:
         """Return the time in which so many bytes are written, and a kernel is launched."""
         return self.of_seconds(size / self.rates.bandwidth + self.rates.launch)
+
+    def of_stacked(self, size: int) -> int:
+        """Return the time in which so many bytes are written and read once more.
+
+        On a CPU that is not counted: what a step saves is in its caches.
+        """
+        if not self.compiler.fuses_passes:
+            return 0
+        return self.of_seconds(2 * size / self.rates.bandwidth)
 
     def of_sums(self, entries: int, size: int) -> int:
         """Return the time in which two summands are read and a sum is written."""

@@ -172,12 +172,13 @@ class Problem:
         given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         returned = results + sum(sizes[v] for v in perturbed)
         found = _options(traced, perturbed, compiler, unit, request.link)
-        baseline_cost = unit.total(gradient)
+        of_stacks = unit.of_stacked(residuals.stacked_bytes)
+        of_operations = unit.total(gradient)
 
         def make_manual() -> tuple[Option, ...]:
             manual = found.make_manual()
             if traced.regions:
-                manual.append(as_written_option(traced.written, at, unit, baseline_cost))
+                manual.append(as_written_option(traced.written, at, unit, of_operations))
             return tuple(sorted(manual, key=lambda each: (each.peak, each.cost)))
 
         left_to_jax = baseline_bytes(found.graph, found.options, residuals.bytes)
@@ -193,13 +194,15 @@ class Problem:
             if request.program is None
             else GradientInside(function, request.program),
             front=tuple(filter(_recomputes, found.front)),
-            baseline=Option(whole, residuals.bytes, 0, Baseline, BASELINE, family="baseline"),
+            baseline=Option(
+                whole, residuals.bytes, of_stacks, Baseline, BASELINE, family="baseline"
+            ),
             make_manual=make_manual,
             # XLA counts closed-over arrays as constants of the program, and not as its arguments.
             given=given,
             returned=returned,
             flops=flops(gradient),
-            cost=baseline_cost,
+            cost=of_operations + of_stacks,
             recomputed=_recomputed_flops(traced.opened.jaxpr, gradient) if opaque else 0,
             parts=parts,
             widest=widest_equation(program, found.graph),
@@ -244,7 +247,7 @@ class Problem:
     def predicted_cost(self, option: Option) -> int:
         """Return the cost of the whole gradient program of an option, as the model has it."""
         memory = self.unit.of_memory(option.peak / self.parts)
-        return max(1, self.cost + option.cost + memory)
+        return max(1, self.cost - self.baseline.cost + option.cost + memory)
 
     def flops_of(self, option: Option) -> int:
         """Return the FLOPs of the gradient program under an option, as they are predicted."""

@@ -32,14 +32,15 @@ def as_written_option(
         written: The program with its regions; its first result is the loss.
         perturbed: Positions of the inputs that it is differentiated by.
         unit: What costs are counted in.
-        baseline: The cost of the gradient program of the baseline.
+        baseline: The cost of the operations in the gradient program of the baseline.
     """
     avals = [v.aval for v in written.invars]
     loss = evaluate(written.replace(outvars=written.outvars[:1]))
-    saved = residuals_of(loss, avals, perturbed).bytes
+    saved = residuals_of(loss, avals, perturbed)
     total = unit.total(gradient_program(evaluate(written), avals, perturbed))
-    cost = max(total - baseline, 0)
-    return Option(saved + _most_inside(written), saved, cost, AsWritten, NAME, family="policy")
+    cost = max(total - baseline, 0) + unit.of_stacked(saved.stacked_bytes)
+    peak = saved.bytes + _most_inside(written)
+    return Option(peak, saved.bytes, cost, AsWritten, NAME, family="policy")
 
 
 def _most_inside(jaxpr: Any) -> int:
