@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jrc._errors import name_error
+from jrc._optional import needed
 
 # Bytes of an error's text that the other processes get.
 _TEXT_BYTES = 1000
@@ -121,8 +122,7 @@ def reached_by_all(point: str, seconds: float) -> bool:
     """
     if jax.process_count() == 1:
         return True
-    from orbax.checkpoint import multihost
-
+    multihost = needed("orbax.checkpoint").multihost
     try:
         wait = multihost.get_barrier_sync_fn()
     except ValueError:  # started without jax.distributed.initialize

@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 
+from jrc._optional import needed
 from jrc._tree import place_difference
 from jrc.persist._leaves import Leaf
 
@@ -43,8 +43,9 @@ def stored(leaves: list[Leaf]) -> dict[str, Any]:
     return {"format": np.asarray(FORMAT)} | full
 
 
-def read_manifest(reader: ocp.Checkpointer, where: str) -> list[list[Any]]:
-    """Return the manifest of a save, or raise if it has none that can be read."""
+def read_manifest(reader: Any, where: str) -> list[list[Any]]:
+    """Return the manifest of a save, by orbax's reader, or raise if none can be read."""
+    ocp = needed("orbax.checkpoint")
     try:
         args = ocp.args.Composite(manifest=ocp.args.JsonRestore())
         manifest = reader.restore(where, args=args)["manifest"]

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jrc._errors import public
 from jrc._multihost import all_or_none, of_all
+from jrc._optional import needed
 from jrc._tree import is_typed_key
 from jrc._typing import Whole
 from jrc.persist._folder import (
@@ -41,6 +41,7 @@ def restore(path: str | os.PathLike[str], like: Any, *, step: Whole | None = Non
         A pytree like `like` with the saved values, bit for bit.
 
     Raises:
+        ModuleNotFoundError: If orbax is not installed.
         TypeError: If a leaf of `like` is not an array, `path` no path, or `step` no number.
         FileNotFoundError: If there is no complete save at `path`, or none of this step.
         ValueError: If the tree, a shape or a dtype differs, `path` is a URL, or the save was not
@@ -54,6 +55,7 @@ def restore(path: str | os.PathLike[str], like: Any, *, step: Whole | None = Non
         ...     jrc.restore(folder, {"w": jnp.zeros(2)})["w"].tolist()
         [1.0, 1.0]
     """
+    needed("orbax.checkpoint")
     check_order(path, like, "like")
     leaves = leaves_of(like)
     if step is not None:
@@ -111,6 +113,7 @@ def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:
         check_same(read_manifest(reader, where), manifest_of(leaves), where)
         wanted = {key: _target(x) for key, x in stored(leaves).items()}
         try:
+            ocp = needed("orbax.checkpoint")
             args = ocp.args.Composite(arrays=ocp.args.StandardRestore(wanted))
             found = reader.restore(where, args=args)["arrays"]
         except Exception as error:
@@ -126,8 +129,9 @@ def _read(folder: str, step: int, like: Any, leaves: list[Leaf]) -> Any:
     return jax.tree.structure(like).unflatten(values)
 
 
-def _reader() -> ocp.Checkpointer:
+def _reader() -> Any:
     """Return an orbax reader without barriers: each process reads its own shards."""
+    ocp = needed("orbax.checkpoint")
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"jrc_{here}"

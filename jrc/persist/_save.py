@@ -5,10 +5,10 @@ import os
 from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jrc._errors import public
 from jrc._multihost import all_or_none, differing, of_all
+from jrc._optional import needed
 from jrc._typing import Whole
 from jrc._validate import check_flag, whole_number
 from jrc.persist._folder import (
@@ -56,6 +56,7 @@ def save(
             save wait.
 
     Raises:
+        ModuleNotFoundError: If orbax is not installed.
         TypeError: If a leaf is not an array, `path` is not a path, or a number is none.
         NotADirectoryError: If `path` is a file.
         ValueError: If `path` is a URL, an array was donated, the processes of a run have different
@@ -75,6 +76,7 @@ def save(
 
     Source: orbax-checkpoint.
     """
+    ocp = needed("orbax.checkpoint")
     check_order(path, state, "state")
     leaves = leaves_of(state)
     check_flag(wait, "wait")

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from jrc._errors import close_to, listed, public
+from jrc._optional import needed
 from jrc._validate import check_flag, is_whole
 from jrc.remat._flax.module_region import ModuleOptions
 from jrc.remat._policy.rules import Rule, check_keep
@@ -94,6 +95,7 @@ def _flavour(cls: type, module: Any) -> ModuleType:
 
     flax is slow to import: it is imported here, at the first use.
     """
+    needed("flax")
     from jrc.remat._flax import linen, nnx
 
     for flavour in (linen, nnx):

@@ -1,0 +1,41 @@
+"""Packages that only some functions need."""
+
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+import jrc
+
+
+def test_neither_flax_nor_orbax_is_imported_before_it_is_needed():
+    """A plan is made and applied where neither is installed."""
+    run = """
+import sys
+sys.modules |= {"flax": None, "orbax": None, "orbax.checkpoint": None}
+import jax, jax.numpy as jnp, jrc
+loss = lambda w, x: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
+args = jnp.ones((8, 8)), jnp.ones((512, 8))
+plan = jrc.plan(loss, *args, budget=0.5, verify=False)
+print(jax.grad(plan.apply(loss))(*args).shape)
+"""
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
+    assert done.stdout == "(8, 8)\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "call"),
+    [
+        ("orbax.checkpoint", "orbax", lambda path: jrc.save(path, {"w": jnp.ones(2)})),
+        ("orbax.checkpoint", "orbax", lambda path: jrc.restore(path, {"w": jnp.ones(2)})),
+        ("flax", "flax", lambda path: jrc.recompute_module(print)),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_the_extra(
+    module, extra, call, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    match = rf"^jrc\.\w+: {extra} must be installed\. Run pip install 'jrc\[{extra}\]'\.$"
+    with pytest.raises(ModuleNotFoundError, match=match):
+        call(tmp_path)
