@@ -331,7 +331,7 @@ ROWS = [
         "made for another program", "'x' was float32[2,4], now it is float32[1,4]",
         "plan again with jrc.plan"),
     Row("jrc.Plan.from_json", "another format", lambda: jrc.Plan.from_json(report().to_json()),
-        Value, "text must be a plan of format 12", "'jrc.Report/3'", "Plan again with jrc.plan"),
+        Value, "text must be a plan of format 13", "'jrc.Report/3'", "Plan again with jrc.plan"),
     Row("jrc.largest_batch", "offload on a CPU", lambda: largest(offload=True), Value,
         "offload must be used with an accelerator", "got a CPU", "target='h100'"),
     Row("jrc.largest_batch", "arguments for a function", lambda: largest(make_args=(W, X)), Type,

@@ -13,6 +13,19 @@ on (0 is the program's inputs), which of its results, and the axis."""
 
 
 @dataclasses.dataclass(frozen=True)
+class SplitAxis:
+    """An axis of a value that enters a region and is no data: a weight.
+
+    Attributes:
+        place: The value and its axis.
+        names: The mesh axes that it is split over.
+    """
+
+    place: Place
+    names: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Shards:
     """The parts of a region that devices compute by themselves: chunks are slices of each.
 
@@ -20,11 +33,13 @@ class Shards:
         names: The mesh axes that split the region.
         parts: Into how many parts.
         cut: The values that enter in parts, each with its axis.
+        split: How values that enter whole are split over other mesh axes.
     """
 
     names: tuple[str, ...]
     parts: int
     cut: tuple[Place, ...]
+    split: tuple[SplitAxis, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +92,16 @@ def chunks_from_data(data: dict[str, Any]) -> Chunks:
         data["name"],
         data["bytes"],
         data["loss"],
-        tuple(Shards(tuple(x["names"]), x["parts"], _places(x["cut"])) for x in data["shards"]),
+        tuple(map(_shards, data["shards"])),
         tuple((reader, tuple(chain)) for reader, chain in data["copies"]),
     )
+
+
+def _shards(data: dict[str, Any]) -> Shards:
+    split = tuple(
+        SplitAxis(*_places([each["place"]]), tuple(each["names"])) for each in data["split"]
+    )
+    return Shards(tuple(data["names"]), data["parts"], _places(data["cut"]), split)
 
 
 def _places(data: Sequence[Sequence[int]]) -> tuple[Place, ...]:

@@ -31,6 +31,7 @@ from jrc._jaxpr import (
     Dependent,
     Program,
     Slices,
+    Split,
     SplitValues,
     counted,
     evaluate,
@@ -58,11 +59,13 @@ class PartsOf(NamedTuple):
         axes: The axis of each input that has it, by the input's position.
         parts: How many parts.
         names: The mesh axes that they lie along.
+        split: How inputs that are no data are split over other mesh axes, by their position.
     """
 
     axes: Mapping[int, int]
     parts: int
     names: tuple[str, ...]
+    split: Mapping[int, Split] = {}
 
 
 class ShardedRegion:
@@ -111,11 +114,15 @@ class ShardedRegion:
             return
         if not self._slices.parts or self._slices.parts % first.parts:
             raise ValueError(f"{self._slices.parts} slices are no {first.parts} equal parts")
+        given = {inputs[i]: split for i, split in first.split.items()}
+        split = SplitValues(program, given, (), {})
+        self._splits = [split.of(v) for v in self._slices.whole]
+        inside = {i: split.of(v) for i, v in enumerate(self._slices.read) if any(split.of(v))}
         part = slice_program(self._slices, Fraction(1, first.parts), self._made)
         self._inner = ShardedRegion(
             Program(part),
             self._of_part(axes),
-            [each._replace(axes=self._of_part(each.axes)) for each in rest],
+            [each._replace(axes=self._of_part(each.axes), split=inside) for each in rest],
         )
         self.slices = self._inner.slices
 
@@ -181,8 +188,8 @@ class ShardedRegion:
         whole = [values[v] for v in slices.whole]
         for_all = [0 if is_floating(x) else None for x in whole]
         operands = [
-            *(x if at is None else _for_parts(x, self.parts[0])
-              for x, at in zip(whole, for_all, strict=True)),
+            *(x if at is None else _for_parts(x, self.parts[0], split)
+              for x, at, split in zip(whole, for_all, self._splits, strict=True)),
             *(_where_parts_are(cut(values[v], axis, count), self.parts[0])
               for v, axis in slices.given),
             *(jnp.arange(*x.shape, dtype=x.dtype).reshape(count, -1) for x in counted(slices)),
@@ -195,14 +202,14 @@ class ShardedRegion:
                          for v, x in zip(self._joined, joined, strict=True))]  # fmt: skip
 
 
-def _for_parts(x: Any, parts: PartsOf) -> Any:
-    """Copies of a value, one for each part, where that part is."""
+def _for_parts(x: Any, parts: PartsOf, split: Split) -> Any:
+    """Copies of a value, one for each part, where that part is; each is split as the value is."""
     sharding = getattr(jax.typeof(x), "sharding", None)
     shape = (parts.parts, *x.shape)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
         return jnp.broadcast_to(x, shape)
     if not all(name in sharding.mesh.explicit_axes for name in parts.names):
-        return _where_parts_are(jnp.broadcast_to(x, shape), parts)
+        return _where_parts_are(jnp.broadcast_to(x, shape), parts, split)
     spec = without_axes(sharding.spec, parts.names)
     if spec != sharding.spec:  # gathered once for all chunks
         x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
@@ -210,12 +217,25 @@ def _for_parts(x: Any, parts: PartsOf) -> Any:
     return jnp.broadcast_to(x, shape, out_sharding=split)
 
 
-def _where_parts_are(x: Any, parts: PartsOf) -> Any:
-    """A value with the parts in front, which XLA is told to split, where the mesh is known."""
+def _where_parts_are(x: Any, parts: PartsOf, split: Split = ()) -> Any:
+    """A value with the parts in front, which XLA is told to split, where the mesh is known.
+
+    Args:
+        x: The value.
+        parts: The parts.
+        split: How each part is split over other mesh axes; XLA decides it where that is not known.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if not set(parts.names) <= set(mesh.auto_axes):
         return x
-    rest = (PartitionSpec.UNCONSTRAINED for _ in x.shape[1:])
+    others = set(mesh.auto_axes) - set(parts.names)
+    rest: list[Any] = [tuple(name for name in names if name in others) for names in split]
+    known = any(rest) and all(
+        size % math.prod(mesh.shape[name] for name in names) == 0
+        for size, names in zip(x.shape[1:], rest, strict=True)
+    )
+    if not known:
+        rest = [PartitionSpec.UNCONSTRAINED for _ in x.shape[1:]]
     return jax.lax.with_sharding_constraint(x, PartitionSpec(parts.names, *rest))
 
 
@@ -247,6 +267,8 @@ def parts_of(inputs: Sequence[Any], split: SplitValues) -> list[PartsOf]:
         inputs: What it reads.
         split: How devices split the values of the program that the region is of.
     """
+    weights = {i: split.of(v) for i, v in enumerate(inputs) if v not in split.data}
+    weights = {i: names for i, names in weights.items() if any(names)}
     found: dict[tuple[tuple[int, int], ...], list[str]] = {}
     for name in split.names:
         axes = tuple(
@@ -259,7 +281,7 @@ def parts_of(inputs: Sequence[Any], split: SplitValues) -> list[PartsOf]:
         if axes:
             found.setdefault(axes, []).append(name)
     return [
-        PartsOf(dict(axes), math.prod(split.names[name] for name in names), tuple(names))
+        PartsOf(dict(axes), math.prod(split.names[name] for name in names), tuple(names), weights)
         for axes, names in found.items()
     ]
 

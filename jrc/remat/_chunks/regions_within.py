@@ -31,7 +31,7 @@ from jrc._jaxpr import (
     without_mesh_axes,
 )
 from jrc._tree import is_floating
-from jrc.remat._chunks.chunks import Chunks, Shards
+from jrc.remat._chunks.chunks import Chunks, Shards, SplitAxis
 from jrc.remat._chunks.copies import Copies, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
@@ -268,6 +268,12 @@ def chunks_of(
             each.names,
             each.parts,
             tuple((*_place(program, inputs[i]), at) for i, at in each.axes.items()),
+            tuple(
+                SplitAxis((*_place(program, inputs[i]), at), names)
+                for i, split in each.split.items()
+                for at, names in enumerate(split)
+                if names
+            ),
         )
         for each in parts
     )

@@ -22,6 +22,7 @@ from jrc._jaxpr import (
     Dependent,
     Program,
     Slices,
+    Split,
     copy_for_readers,
     early_slices,
     evaluate,
@@ -30,11 +31,12 @@ from jrc._jaxpr import (
     is_variable,
     primitive_name,
     same_values,
+    shape_of,
     sliced,
     with_inner_program,
     without_mesh_axes,
 )
-from jrc.remat._chunks.chunks import Chunks, Place
+from jrc.remat._chunks.chunks import Chunks, Place, SplitAxis
 from jrc.remat._chunks.in_shards import PartsOf, ShardedRegion, region_alone
 from jrc.remat._chunks.regions_within import Inline, inlined
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
@@ -140,7 +142,12 @@ def _sharded(
     alone, axes = region_alone(slices, results)
     position = {v: i for i, v in enumerate(alone.jaxpr.invars)}
     parts = [
-        PartsOf(_positions(program, each.cut, position), each.parts, each.names)
+        PartsOf(
+            _positions(program, each.cut, position),
+            each.parts,
+            each.names,
+            _splits(program, each.split, position),
+        )
         for each in choice.shards
     ]
     try:
@@ -190,6 +197,21 @@ def _positions(
     """The axis of each input of a region, by the input's position."""
     values = [(_variable(program, p, i), axis) for p, i, axis in places]
     return {position[v]: axis for v, axis in values if v in position}
+
+
+def _splits(
+    program: Program,
+    split: Sequence[SplitAxis],
+    position: Mapping[Any, int],
+) -> dict[int, Split]:
+    """How inputs of a region that are no data are split, by the input's position."""
+    found: dict[int, list[tuple[str, ...]]] = {}
+    for each in split:
+        p, i, axis = each.place
+        v = _variable(program, p, i)
+        if v in position:
+            found.setdefault(position[v], [()] * len(shape_of(v)))[axis] = each.names
+    return {i: tuple(names) for i, names in found.items()}
 
 
 def _with_shared(
