@@ -12,10 +12,11 @@ import pytest
 import jrc
 from jrc.compat import DGCMomentumOptimizer, RecomputeOptimizer
 from jrc.models import mlp
+from tests.draws import parameters
 from tests.remat.measure import bit_equal, largest_error, operators
 
 CONFIG = mlp.Config()
-PARAMS = mlp.init(jax.random.key(0), CONFIG)
+PARAMS = parameters(mlp.init, jax.random.key(0), config=CONFIG)
 LOSS = functools.partial(mlp.loss, config=CONFIG)
 
 

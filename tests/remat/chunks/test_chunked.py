@@ -10,10 +10,10 @@ from jax import lax
 
 import jrc
 from jrc._jaxpr import flops
+from tests.draws import integers, normal
 
 KEY = jax.random.key(0)
-W, X = jax.random.normal(KEY, (6, 50)), jax.random.normal(jax.random.key(1), (24, 6))
-LABELS = jax.random.randint(jax.random.key(2), (24,), 0, 50)
+W, X, LABELS = normal(0, 6, 50), normal(1, 24, 6), integers(2, 50, 24)
 
 
 def loss(w, x, labels):
