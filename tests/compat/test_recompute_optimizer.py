@@ -44,10 +44,15 @@ def train(opt, steps=10, params=PARAMS, **options):
 
 def plainly(tx, steps=10):
     params, state, losses = PARAMS, tx.init(PARAMS), []
-    for batch in batches(steps):
-        loss, grads = jax.jit(jax.value_and_grad(LOSS))(params, batch)
+
+    @jax.jit
+    def step(params, state, batch):
+        loss, grads = jax.value_and_grad(LOSS)(params, batch)
         updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state, loss
+
+    for batch in batches(steps):
+        params, state, loss = step(params, state, batch)
         losses.append(loss)
     return params, losses
 
