@@ -10,6 +10,9 @@ The default run has every capability, in few cases each. `-m slow` runs the othe
 `-m exhaustive` more of the same; `slow(after=3)` and `exhaustive(after=3)` do not mark the first
 three parameter sets of a test.
 
+Modules draw their arrays with `tests/draws.py`, and tests compare many small results in one program
+or in NumPy: JAX compiles each operator for each shape, and every worker imports every module.
+
 In tests of the default run the annotations of `jrc` are checked (`tests/typechecked.py`), unless a
 test expects an error: it passes wrong types on purpose. Slow tests are other cases of the same, and
 are run without these checks.

@@ -42,6 +42,13 @@ def test_a_shape_that_differs_from_another_argument_s_is_found(checks_on):
         Momentum(0.9).step(jnp.zeros((1, 4)), jnp.zeros((1, 5)))
 
 
+def test_a_wrong_field_of_a_dataclass_is_found(checks_on):
+    for _ in range(2):
+        Momentum(0.9)
+    with pytest.raises(jaxtyping.TypeCheckError, match="Momentum.*__init__"):
+        Momentum("0.9")
+
+
 def test_a_test_that_expects_an_error_runs_without_them():
     with pytest.raises(TypeError):
         jrc.plan(3)

@@ -1,14 +1,15 @@
 """Checks of `jrc`'s annotations while tests run: shapes and dtypes by jaxtyping, types by beartype.
 
 `install()` must run before the first import of `jrc`. Each function of a module and each method of
-its classes checks its arguments and its result, in its first calls since the checks were turned on.
-Solvers call small functions thousands of times: checks of all calls took half of the time of a
-plan. `JRC_NO_TYPE_CHECKS=1` leaves them out.
+its classes checks its arguments and its result, in its first calls since the checks were turned on:
+in each test anew. Solvers call small functions thousands of times: checks of all calls took half of
+the time of a plan. `JRC_NO_TYPE_CHECKS=1` leaves them out.
 
 A function that is defined inside of another is left as it is: its code and its place are part of
 what `jrc` traces, and it would be wrapped again at each call of the outer one.
 """
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -26,9 +27,9 @@ with mock.patch("random.getrandbits", random.Random(0).getrandbits):
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 """Wraps a function; an `int` passes for a `float`, as type checkers allow."""
 
-CHECKED_CALLS = 8
-_calls = {}
-_left = {"calls": CHECKED_CALLS}
+CHECKED_CALLS = 3
+_called = []
+"""For each function that was called, in a list: how many of its calls are still to be checked."""
 
 
 def install():
@@ -45,8 +46,9 @@ def install():
 def switch(on):
     """Turn the checks on, for the first calls of each function from here on, or off."""
     jaxtyping.config.update("jaxtyping_disable", not on)
-    _calls.clear()
-    _left["calls"] = CHECKED_CALLS if on else 0
+    for left in _called:
+        left[0] = CHECKED_CALLS
+    _called.clear()
 
 
 def _outer_functions(jaxtyped):
@@ -68,20 +70,28 @@ def _outer_functions(jaxtyped):
 
 
 def _in_first_calls(function, decorate):
-    """Return a function that checks its first calls; a class as jaxtyping has it."""
+    """Return a function that checks its first calls; a dataclass checks how it is made."""
     if isinstance(function, classmethod | staticmethod):
         return type(function)(_in_first_calls(function.__func__, decorate))
+    if inspect.isclass(function):
+        if dataclasses.is_dataclass(function) and "__init__" in vars(function):
+            function.__init__ = _in_first_calls(function.__init__, decorate)
+        return function
     if not inspect.isfunction(function):
         return decorate(function)
-    checked = decorate(function)
+    left, checked = [CHECKED_CALLS], []
 
     @functools.wraps(function)
     def call(*args, **kwargs):
         __tracebackhide__ = True
-        if (count := _calls.get(function, 0)) < _left["calls"]:
-            _calls[function] = count + 1
-            return checked(*args, **kwargs)
-        return function(*args, **kwargs)
+        if not left[0]:
+            return function(*args, **kwargs)
+        if left[0] == CHECKED_CALLS:
+            _called.append(left)
+        left[0] -= 1
+        if not checked:  # most functions are called by few tests, and some by none
+            checked.append(decorate(function))
+        return checked[0](*args, **kwargs)
 
     return call
 

@@ -15,10 +15,11 @@ import jrc
 from jrc.compat import DGCMomentumOptimizer, RecomputeOptimizer
 from jrc.models import mlp
 from tests.dgc.replicas import AXIS, mesh
+from tests.draws import parameters
 from tests.remat.measure import bit_equal, largest_error
 
 CONFIG = mlp.Config((8, 16, 2), "tanh")
-PARAMS = mlp.init(jax.random.key(0), CONFIG)
+PARAMS = parameters(mlp.init, jax.random.key(0), config=CONFIG)
 LOSS = functools.partial(mlp.loss, config=CONFIG)
 RAMP = {"rampup_begin_step": 1, "rampup_step": 2, "sparsity": [0.5, 0.9], "min_size": 20}
 

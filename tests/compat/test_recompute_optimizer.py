@@ -12,10 +12,11 @@ import pytest
 import jrc
 from jrc.compat import DGCMomentumOptimizer, RecomputeOptimizer
 from jrc.models import mlp
+from tests.draws import parameters
 from tests.remat.measure import bit_equal, largest_error, operators
 
 CONFIG = mlp.Config()
-PARAMS = mlp.init(jax.random.key(0), CONFIG)
+PARAMS = parameters(mlp.init, jax.random.key(0), config=CONFIG)
 LOSS = functools.partial(mlp.loss, config=CONFIG)
 
 
@@ -43,10 +44,15 @@ def train(opt, steps=10, params=PARAMS, **options):
 
 def plainly(tx, steps=10):
     params, state, losses = PARAMS, tx.init(PARAMS), []
-    for batch in batches(steps):
-        loss, grads = jax.jit(jax.value_and_grad(LOSS))(params, batch)
+
+    @jax.jit
+    def step(params, state, batch):
+        loss, grads = jax.value_and_grad(LOSS)(params, batch)
         updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state, loss
+
+    for batch in batches(steps):
+        params, state, loss = step(params, state, batch)
         losses.append(loss)
     return params, losses
 

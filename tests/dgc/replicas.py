@@ -10,6 +10,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jrc.dgc import dgc_specs
+from tests import draws
 
 AXIS = "data"
 VIAS = ("shard_map", "unchecked", "pmap")
@@ -22,14 +23,9 @@ def mesh(replicas=4):
 
 def normal(key, params, steps, replicas):
     """Gradients like `params`, with leading axes for steps and replicas."""
-    leaves, treedef = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(key), len(leaves))
-    return treedef.unflatten(
-        [
-            jax.random.normal(k, (steps, replicas, *leaf.shape), leaf.dtype)
-            for k, leaf in zip(keys, leaves, strict=True)
-        ]
-    )
+    draw = np.random.default_rng(key)  # in NumPy: JAX compiles a program for each shape it draws
+    like = lambda x: draw.normal(size=(steps, replicas, *x.shape)).astype(x.dtype)  # noqa: E731
+    return jax.tree.map(lambda x: jnp.asarray(like(x)), params)
 
 
 def descend(tx, params, gradients):
@@ -105,10 +101,9 @@ def assert_bit_equal(actual, expected):
 
 
 def some_params(key=0):
-    keys = jax.random.split(jax.random.key(key), 2)
     return {
-        "kernel": jax.random.normal(keys[0], (40, 50)),
-        "bias": jnp.linspace(0.0, 1.0, 7),
-        "scale": jax.random.normal(keys[1], (1200,)),
+        "kernel": draws.normal((key, 0), 40, 50),
+        "bias": jnp.asarray(np.linspace(0, 1, 7, dtype=np.float32)),
+        "scale": draws.normal((key, 1), 1200),
         "shift": jnp.float32(0.5),
     }

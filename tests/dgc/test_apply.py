@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jrc.dgc import apply_gradients, dgc_momentum, dgc_specs, scale_by_dgc
+from tests import draws
 from tests.dgc.replicas import AXIS, assert_bit_equal, mesh
 
 PARAMS = {
@@ -33,8 +34,7 @@ def some_gradients(seed, leading):
     def draw(leaf):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return jnp.zeros((*leading, *leaf.shape), leaf.dtype)
-        key = jax.random.key(seed + leaf.size)
-        return jax.random.normal(key, (*leading, *leaf.shape), leaf.dtype)
+        return draws.normal(seed + leaf.size, *leading, *leaf.shape).astype(leaf.dtype)
 
     return jax.tree.map(draw, PARAMS)
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrc._jaxpr import call_name, primitive_name, walk
 
@@ -48,15 +49,23 @@ def rerun_operators(recomputed, plain, *args, argnums=0):
 def bit_equal(a, b):
     if jax.tree.structure(a) != jax.tree.structure(b):
         return False
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(bool(jnp.array_equal(x, y, equal_nan=True)) for x, y in pairs)
+    pairs = zip(_values(a), _values(b), strict=True)
+    return all(np.array_equal(x, y, equal_nan=True) for x, y in pairs)
 
 
 def largest_error(a, b):
     """Return the largest difference of two trees, each leaf relative to its largest entry."""
     errors = [
-        float(jnp.max(jnp.abs(x - y)) / jnp.maximum(jnp.max(jnp.abs(y)), 1e-30))
-        for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
+        np.max(np.abs(x - y)) / np.maximum(np.max(np.abs(y)), 1e-30)
+        for x, y in zip(_values(a, wide=True), _values(b, wide=True), strict=True)
         if x.size
     ]
-    return max(errors, default=0.0)
+    return float(np.max(errors, initial=0.0))
+
+
+def _values(tree, wide=False):
+    """Leaves in NumPy, where nothing is compiled for their shapes; `wide`: in double precision."""
+    for x in jax.tree.leaves(tree):
+        is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+        x = np.asarray(jax.random.key_data(x) if is_key else x)
+        yield x.astype(complex if np.iscomplexobj(x) else float) if wide else x

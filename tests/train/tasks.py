@@ -17,6 +17,12 @@ def mesh():
     return Mesh(jax.devices()[:REPLICAS], ("data",))
 
 
+def drawn(init, config):
+    """Parameters, in one program."""
+    return jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+
+
+@functools.cache  # a state has copies of the parameters
 def digits():
     from sklearn.datasets import load_digits  # seconds, in each worker and child process
 
@@ -28,9 +34,10 @@ def digits():
         at = np.random.default_rng(i).integers(0, len(x), 32)
         return x[at], y[at].astype(np.int32)
 
-    return mlp.init(jax.random.key(0), config), functools.partial(mlp.loss, config=config), batch
+    return drawn(mlp.init, config), functools.partial(mlp.loss, config=config), batch
 
 
+@functools.cache
 def tiny_gpt(dropout=0.0):
     config = gpt.Config(layers=2, heads=2, width=32, length=16, dropout=dropout)
     loss = functools.partial(gpt.loss, config=config)
@@ -39,7 +46,7 @@ def tiny_gpt(dropout=0.0):
         return np.random.default_rng(i).integers(0, 256, (8, 17)).astype(np.int32)
 
     lean = jrc.recompute_segments(loss, config.boundaries)
-    return gpt.init(jax.random.key(0), config), lean, batch
+    return drawn(gpt.init, config), lean, batch
 
 
 TASKS = {

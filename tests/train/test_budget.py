@@ -14,6 +14,7 @@ from jrc.remat._gradient.compiled_memory import memory_of
 from jrc.remat._planner.search import peaks
 from jrc.remat._planner.search.compiled_cost import compiled_cost
 from jrc.train import _budget
+from tests.draws import normal
 
 DEPTH, WIDTH, BATCH = 3, 16, 64
 TX = optax.adam(1e-3)
@@ -32,14 +33,13 @@ def mesh(via):
 
 
 def start(via="shard_map", **options):
-    keys = jax.random.split(jax.random.key(0), DEPTH)
-    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 4 for k in keys]
+    params = [normal(i, WIDTH, WIDTH, scale=1 / 4) for i in range(DEPTH)]
     state = jrc.init_state(params, TX, jax.random.key(1), mesh=mesh(via))
     return state, jrc.make_train_step(loss_fn, TX, mesh=mesh(via), via=via, **options)
 
 
 def batch(size=BATCH):
-    return jax.random.normal(jax.random.key(2), (size, WIDTH))
+    return normal(DEPTH, size, WIDTH)
 
 
 def peak_of(step, state, size=BATCH):
@@ -102,8 +102,7 @@ def sorted_data(params, batch, key):
 
 @pytest.mark.slow
 def test_operations_are_counted_and_not_predicted():
-    keys = jax.random.split(jax.random.key(0), DEPTH)
-    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 4 for k in keys]
+    params = [normal(i, WIDTH, WIDTH, scale=1 / 4) for i in range(DEPTH)]
     state = jrc.init_state(params, TX, jax.random.key(1), mesh=mesh("shard_map"))
     step = jrc.make_train_step(sorted_data, TX, mesh=mesh("shard_map"), memory_budget=0.0)
     step.lower(state, batch())

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
+from tests.draws import integers, normal
 
 TOKENS, WIDTH, WORDS = 128, 32, 4096
 TX = optax.sgd(0.1)
@@ -25,16 +26,15 @@ def loss_fn(params, batch, key):
 
 def start(sizes, names, rows, weights=ROWS, via=None, **options):
     mesh = jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
-    keys = jax.random.split(jax.random.key(0), 5)
     shapes = {"up": (WIDTH, 2 * WIDTH), "down": (2 * WIDTH, WIDTH), "head": (WIDTH, WORDS)}
     split = NamedSharding(mesh, weights)
     params = {
-        name: jax.device_put(jax.random.normal(key, shape) / 8, split)
-        for key, (name, shape) in zip(keys, shapes.items(), strict=False)
+        name: jax.device_put(normal(i, *shape, scale=1 / 8), split)
+        for i, (name, shape) in enumerate(shapes.items())
     }
-    x = jax.random.normal(keys[3], (16, TOKENS, WIDTH))
-    labels = jax.random.randint(keys[4], (16, TOKENS, 1), 0, WORDS)
-    batch = jax.device_put(jnp.concatenate([x, labels], -1), NamedSharding(mesh, P(rows)))
+    x, labels = normal(3, 16, TOKENS, WIDTH), integers(4, WORDS, 16, TOKENS, 1)
+    batch = np.concatenate([x, labels], -1).astype(np.float32)
+    batch = jax.device_put(batch, NamedSharding(mesh, P(rows)))
     state = jrc.init_state(params, TX, jax.random.key(0), mesh=mesh, axis_name=names[0])
     via = via or ("jit" if len(names) == 1 else "shard_map")
     step = jrc.make_train_step(

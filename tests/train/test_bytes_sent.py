@@ -152,7 +152,7 @@ def test_a_compression_skips_what_a_transform_before_it_made_infinite():
 PAIR = {"axis_name": ("chip", "data")}
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("kind", ["compressed", "rounds", "mean"])
 def test_the_inner_axis_of_a_pair_counts(kind):
     two = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "chip"))
@@ -190,8 +190,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow(after=6)
+@pytest.mark.parametrize(("way", "parts"), [(way, parts) for parts in (2, 1) for way in WAYS])
 def test_bytes_of_a_pair_are_those_of_the_program(way, parts):
     """A device sends its own shards, and a mean over the inner axis in the steps that have one."""
     devices = np.array(jax.devices()[: 4 * parts]).reshape(2, 2, parts)

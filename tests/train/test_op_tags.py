@@ -14,7 +14,7 @@ import jrc
 from tests.remat.measure import operators
 
 TX = optax.sgd(0.1)
-PARAMS = {"w": jnp.eye(8) / 2}
+PARAMS = {"w": jnp.asarray(np.eye(8, dtype=np.float32) / 2)}
 BATCH = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
 
 

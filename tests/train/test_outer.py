@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jrc
+from tests.draws import normal
 from tests.train.tasks import same_bits
 
 REPLICAS, ROWS, WIDTH = 4, 64, 128
@@ -21,8 +22,7 @@ def on(count=REPLICAS):
 
 
 def params():
-    w = 0.1 * jax.random.normal(jax.random.key(0), (ROWS, WIDTH))
-    return {"b": jnp.zeros(WIDTH), "w": w}
+    return {"b": jnp.zeros(WIDTH), "w": normal(0, ROWS, WIDTH, scale=0.1)}
 
 
 def loss_fn(params, batch, key):

@@ -275,7 +275,7 @@ def test_memory_is_that_of_the_compiled_step():
     assert step.memory(jax.eval_shape(lambda x: x, state), batch(0)).outputs == memory.outputs
     step(state, batch(0))
     with pytest.raises(ValueError, match="via must be one that makes a single program"):
-        start("gpt", dgc(), via="pmap")[1].lower(state, batch(0))
+        start("digits", dgc(), via="pmap")[1].lower(state, batch(0))
 
 
 @pytest.mark.slow(after=1)

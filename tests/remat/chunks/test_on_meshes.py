@@ -8,10 +8,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jrc
+from tests.draws import integers, normal
 
-KEYS = jax.random.split(jax.random.key(0), 4)
-W, X = jax.random.normal(KEYS[0], (6, 50)), jax.random.normal(KEYS[1], (32, 6))
-LABELS = jax.random.randint(KEYS[2], (32,), 0, 50)
+W, X, LABELS = normal(0, 6, 50), normal(1, 32, 6), integers(2, 50, 32)
 
 
 def loss(w, x, labels):
@@ -61,10 +60,10 @@ def head(params, batch, key):
 def test_the_budget_of_a_train_step():
     """Logits are 16 MiB on each of two devices; the whole step fits 12 MiB."""
     params = {
-        "a": jax.random.normal(KEYS[0], (32, 32)) / 6,
-        "w": jax.random.normal(KEYS[1], (32, 4096)) / 6,
+        "a": normal(0, 32, 32, scale=1 / 6),
+        "w": normal(1, 32, 4096, scale=1 / 6),
     }
-    batch = (jax.random.normal(KEYS[2], (2048, 32)), jax.random.randint(KEYS[3], (2048,), 0, 4096))
+    batch = normal(2, 2048, 32), integers(3, 4096, 2048)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     tx, ends = optax.adam(1e-3), []
     for budget in (None, "12MiB"):

@@ -16,14 +16,15 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jrc
+from tests.draws import integers, normal, parameters
 from tests.remat.planner.problems import plan_as, problem_of, row_of
 
-W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
-X = jnp.linspace(-0.4, 0.6, 16).reshape(4, 4)
+W = jnp.asarray(np.linspace(-0.5, 0.5, 16, dtype=np.float32).reshape(4, 4))
+X = jnp.asarray(np.linspace(-0.4, 0.6, 16, dtype=np.float32).reshape(4, 4))
 WS = [W + 0.1 * i for i in range(4)]
 KEY = jax.random.key(1)
 RAW_KEY = jax.random.PRNGKey(1)
-TABLE = jnp.arange(16.0).reshape(4, 4) / 9
+TABLE = jnp.asarray(np.arange(16, dtype=np.float32).reshape(4, 4) / 9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,8 +306,8 @@ class Linen(nn.Module):
         return x
 
 
-_normal = jax.random.normal(KEY, (8, 4))
-_variables = jax.jit(Linen().init)({"params": KEY, "dropout": KEY}, _normal)
+_normal = normal(1, 8, 4)
+_variables = parameters(Linen().init, {"params": KEY, "dropout": KEY}, _normal)
 CASES["flax linen"] = Case(
     lambda p, x, key: jnp.sum(Linen().apply(p, x, rngs={"dropout": key}) ** 2),
     (_variables, _normal, KEY),
@@ -336,23 +337,20 @@ def split_module(params, rest, x):
     return loss, nnx.state(module, nnx.BatchStat)
 
 
-def drawn(init, config):
-    """Parameters in one program: drawn leaf by leaf each import would compile dozens."""
-    return jax.jit(functools.partial(init, config=config))(KEY)
-
-
 def _gpt(scan, dropout):
     layers = 3 if scan else 1
     config = jrc.models.gpt.Config(16, layers, 2, 4, 4, dropout=dropout, scan=scan)
-    tokens = jax.random.randint(KEY, (2, 5), 0, 16)
+    tokens = integers(1, 16, 2, 5)
     loss = functools.partial(jrc.models.gpt.loss, config=config)
-    return Case(loss, (drawn(jrc.models.gpt.init, config), tokens, KEY), 0, exact=False)
+    return Case(
+        loss, (parameters(jrc.models.gpt.init, KEY, config=config), tokens, KEY), 0, exact=False
+    )
 
 
 def _resnet():
     config = jrc.models.resnet.Config(depth=8, classes=4, width=4)
-    params, state = drawn(jrc.models.resnet.init, config)
-    batch = jax.random.normal(KEY, (4, 8, 8, 3)), jnp.arange(4)
+    params, state = parameters(jrc.models.resnet.init, KEY, config=config)
+    batch = normal(2, 4, 8, 8, 3), jnp.arange(4)
     loss = functools.partial(jrc.models.resnet.loss, config=config)
     return Case(loss, (params, state, batch), 0, has_aux=True, exact=False, tolerance=1e-5)
 
@@ -360,7 +358,7 @@ def _resnet():
 def _mlp():
     config = jrc.models.mlp.Config((4, 8, 6, 4), activation="tanh")
     loss = functools.partial(jrc.models.mlp.loss, config=config)
-    return Case(loss, (drawn(jrc.models.mlp.init, config), (X, jnp.arange(4))), 0)
+    return Case(loss, (parameters(jrc.models.mlp.init, KEY, config=config), (X, jnp.arange(4))), 0)
 
 
 CASES["mlp"] = _mlp()

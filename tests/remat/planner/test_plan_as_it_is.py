@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jrc
-
-KEYS = jax.random.split(jax.random.key(0), 4)
+from tests.draws import integers, normal
 
 
 def log_probabilities(w, x, labels):
@@ -30,16 +29,15 @@ def norms(p, x):
 CASES = {
     "log-probabilities": (
         log_probabilities, "20MiB",
-        (jax.random.normal(KEYS[0], (32, 8192)), jax.random.normal(KEYS[1], (2048, 32)),
-         jax.random.randint(KEYS[2], (2048,), 0, 8192)),
+        (normal(0, 32, 8192), normal(1, 2048, 32), integers(2, 8192, 2048)),
     ),
     "hessian": (
         jax.hessian(network), "40MiB",
-        (jax.random.normal(KEYS[0], (1024,)), jax.random.normal(KEYS[1], (512, 16))),
+        (normal(0, 1024), normal(1, 512, 16)),
     ),
     "per-example gradients": (
         norms, "16MiB",
-        (jax.random.normal(KEYS[0], (64, 128)), jax.random.normal(KEYS[1], (1024, 64))),
+        (normal(0, 64, 128), normal(1, 1024, 64)),
     ),
 }  # fmt: skip
 

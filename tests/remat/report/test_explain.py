@@ -179,7 +179,7 @@ def test_what_runs_once_is_not_counted(name):
 
 @pytest.mark.slow
 @given(graph=graphs(mark_all=False), data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_random_programs(graph, data):
     """Bytes are those of the derivative, operators those of the compiled program."""
     marked = sorted(i for i in graph.marked if i in graph.live())

@@ -6,6 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jrc
@@ -136,7 +137,7 @@ def net(ws, x):
     return jnp.mean(x**2)
 
 
-NET = ([jnp.ones((64, 64)) / 64] * 8, jnp.ones((2048, 64)))
+NET = ([jnp.asarray(np.full((64, 64), np.float32(1 / 64)))] * 6, jnp.ones((2048, 64)))
 
 
 def test_seconds_count_and_are_stated():

@@ -200,7 +200,7 @@ def test_each_replica_under_vmap_draws_its_own_mask():
     problem = problem_of_case("dropout")
     keys = jax.random.split(KEY, 2)
     plain, planned = (
-        jax.vmap(lambda key, f=f: f(WS, X, key)[1])(keys)
+        jax.jit(jax.vmap(lambda key, f=f: f(WS, X, key)[1]))(keys)
         for f in (dropped, applied(problem, lean_of(problem)))
     )
     assert bit_equal(plain == 0, planned == 0) and not bit_equal(plain[0] == 0, plain[1] == 0)

@@ -26,7 +26,7 @@ def loss(weights, x, times=4):
     return jnp.sum(x**2)
 
 
-ARGS = jnp.eye(16) / 2, jnp.ones((64, 16))
+ARGS = jnp.asarray(np.eye(16, dtype=np.float32) / 2), jnp.ones((64, 16))
 
 
 @pytest.fixture

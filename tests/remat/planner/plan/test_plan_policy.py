@@ -19,14 +19,15 @@ from jrc._jaxpr import flops
 from jrc.remat._planner.plan import cheapest_names
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
 from jrc.remat._planner.solver.option import Option, made
+from tests.draws import normal
 from tests.processes import run_python
 from tests.remat.measure import largest_error, operators, saved_bytes
 from tests.remat.planner.problems import applied, plan_as, problem_of
 
 policies = jax.checkpoint_policies
 KEY = jax.random.key(0)
-WS = [0.2 * jax.random.normal(k, (64, 64)) for k in jax.random.split(KEY, 4)]
-X = jax.random.normal(KEY, (256, 64))
+WS = [normal(i, 64, 64, scale=0.2) for i in range(4)]
+X = normal(4, 256, 64)
 DOCS = pathlib.Path(jrc.__file__).parent.parent / "docs" / "plans_for_other_frameworks.md"
 
 

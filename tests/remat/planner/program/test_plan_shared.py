@@ -1,6 +1,7 @@
 """Values that many blocks read, and what a person would write by hand."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jrc._jaxpr import Program, inline_all
 from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.plan.decision import variable_at
 from jrc.remat._planner.program.unshare import unshared
+from tests.draws import normal
 from tests.remat.measure import largest_error, operators
 from tests.remat.planner.problems import applied, named, problem_of, program_of
 
@@ -39,11 +41,11 @@ def loss(params, x, wrap=lambda fn: fn):
 
 
 def arguments():
-    keys = iter(jax.random.split(jax.random.key(0), 6 * LAYERS + 1))
+    seeds = itertools.count()
     shapes = [(WIDTH, WIDTH)] * 4 + [(WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)]
-    draw = lambda shape: jax.random.normal(next(keys), shape) / 6  # noqa: E731
+    draw = lambda shape: normal(next(seeds), *shape, scale=1 / 6)  # noqa: E731
     params = [[draw(shape) for shape in shapes] for _ in range(LAYERS)]
-    return params, jax.random.normal(next(keys), (BATCH, LENGTH, WIDTH))
+    return params, normal(next(seeds), BATCH, LENGTH, WIDTH)
 
 
 @functools.cache

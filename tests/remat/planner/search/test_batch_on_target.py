@@ -60,13 +60,23 @@ def test_a_search_compiles_few_programs(compiled, activation, in_chunks):
     # be the leanest; those of the leanest in chunks; and five that cost less than the leanest at
     # the batch that is found, two of them with the whole loss in chunks.
     assert 0 < found.plain < found.recomputed and len(compiled) <= 8 + in_chunks + 5
-    whole = jrc.largest_batch(make_args, fn, budget, target="h100", chunks=False)
-    assert found.recomputed > 1.4 * whole.recomputed
     assert found.plan.target == "h100" and found.plan.verified.peak_bytes <= budget
     assert found.plan.compilations <= 6
     assert peak(fn, found.plain) <= budget < peak(fn, found.plain + 1)
     planned = found.plan.apply(fn)
     assert peak(planned, found.recomputed) == found.plan.verified.peak_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive(after=1)
+@pytest.mark.parametrize("activation", [jax.nn.gelu, jnp.square])
+def test_chunks_fit_more_examples(compiled, activation):
+    fn = functools.partial(loss, activation=activation)
+    with_chunks, whole = (
+        jrc.largest_batch(make_args, fn, 2**26, target="h100", chunks=chunks)
+        for chunks in (True, False)
+    )
+    assert with_chunks.recomputed > 1.4 * whole.recomputed
 
 
 def test_what_cannot_fit_is_not_compiled(compiled):

@@ -1,6 +1,7 @@
 """Plans with regions in chunks: what no recomputation shrinks."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -83,7 +84,13 @@ WIDE = (normal(2, 16, 1024, scale=1 / 4), normal(2, 1024, 16, scale=1 / 32)), no
 
 def close(found, wanted):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert float(jnp.max(jnp.abs(a - b))) <= 2e-6 * float(jnp.max(jnp.abs(b)))
+        a, b = np.asarray(a), np.asarray(b)
+        assert np.max(np.abs(a - b)) <= 2e-6 * np.max(np.abs(b))
+
+
+@functools.cache
+def of_the_head():
+    return jrc.plan(head, *HEAD, budget="12MiB", argnums=(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +105,7 @@ def close(found, wanted):
 def test_a_budget_that_no_recomputation_reaches(fn, args, argnums, budget, in_loop):
     with pytest.raises(jrc.BudgetError):
         jrc.plan(fn, *args, budget=budget, argnums=argnums, chunks=False)
-    plan = jrc.plan(fn, *args, budget=budget, argnums=argnums)
+    plan = of_the_head() if fn is head else jrc.plan(fn, *args, budget=budget, argnums=argnums)
     assert plan.chunks and plan.verified.peak_bytes <= plan.budget
     assert any(each.path for each in plan.chunks) == in_loop
     assert "chunks" in str(plan)
@@ -112,7 +119,7 @@ def test_a_budget_that_no_recomputation_reaches(fn, args, argnums, budget, in_lo
 
 
 def test_the_head_runs_nothing_twice():
-    plan = jrc.plan(head, *HEAD, budget="12MiB", argnums=(0, 1))
+    plan = of_the_head()
     assert plan.verified.flops_ratio < 1.01
     (region,) = plan.chunks
     assert region.shape == (1024, 4096)
@@ -120,7 +127,7 @@ def test_the_head_runs_nothing_twice():
 
 
 def test_another_program_is_refused():
-    plan = jrc.plan(head, *HEAD, budget="12MiB", argnums=(0, 1))
+    plan = of_the_head()
     with pytest.raises(ValueError, match=r"jrc\.Plan\.apply: this plan was made for another"):
         plan.apply(lambda w, x, y: head(w, jnp.tanh(x), y))(*HEAD)
     data = json.loads(plan.to_json())
@@ -272,24 +279,25 @@ def clipped(w, x, y):
     return jnp.einsum("i,i...->...", jnp.minimum(1, 1 / norms), gradients)
 
 
-SMALL = [jax.random.normal(k, s) / 4 for k, s in zip(
-    jax.random.split(jax.random.key(3), 3), [(16, 64), (2048, 16), (2048, 64)], strict=True
-)]  # fmt: skip
+@functools.cache
+def small():
+    keys, shapes = jax.random.split(jax.random.key(3), 3), [(16, 64), (2048, 16), (2048, 64)]
+    return [jax.random.normal(k, s) / 4 for k, s in zip(keys, shapes, strict=True)]
 
 
-@pytest.mark.slow(after=3)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("fn", "argnums", "budget", "y"),
     [
         (penalty, 0, "2MiB", 1),
-        (messages, 0, "2MiB", 1),
         (clipped, None, "2MiB", 1),
+        (messages, 0, "2MiB", 1),  # segment sums in chunks are in test_in_shards.py too
         (contrastive, (0, 1), "8MiB", 2),
         (quantised, 0, "4MiB", 1),
     ],
 )
 def test_forms_of_other_fields_run_in_chunks(fn, argnums, budget, y):
-    args = (SMALL[0], SMALL[1], SMALL[y])
+    args = (small()[0], small()[1], small()[y])
     plan = jrc.plan(fn, *args, budget=budget, argnums=argnums)
     assert plan.chunks and plan.verified.peak_bytes <= plan.budget
     run = lambda fn: fn if argnums is None else jax.value_and_grad(fn, argnums)  # noqa: E731
@@ -297,7 +305,7 @@ def test_forms_of_other_fields_run_in_chunks(fn, argnums, budget, y):
 
 
 @pytest.mark.slow(after=1)
-@pytest.mark.parametrize("budgets", [(3, 5, 8, 11), (4, 6, 7, 9, 10)])
+@pytest.mark.parametrize("budgets", [(5, 8), (3, 4, 6, 7, 9, 10, 11)])
 def test_budgets_between_those_of_few_chunks_are_met(budgets):
     """Of 2 and of 3 chunks there is a plan each; a budget between them is met too."""
 

@@ -14,6 +14,7 @@ from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.plan.decision import LeftToJax, Region
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.solver.manual import cuts
+from tests.draws import normal
 from tests.remat.measure import largest_error, operators
 from tests.remat.planner.problems import (
     applied,
@@ -41,8 +42,7 @@ def mirrored(wrap):
             x = merge(w, x, skips.pop())
         return jnp.mean(x**2)
 
-    keys = jax.random.split(jax.random.key(0), DEPTH)
-    return loss, [jax.random.normal(k, (32, 32)) / 6 for k in keys], jnp.ones((512, 32))
+    return loss, [normal(i, 32, 32, scale=1 / 6) for i in range(DEPTH)], jnp.ones((512, 32))
 
 
 def unet(wrap):
@@ -68,7 +68,7 @@ def unet(wrap):
         return jnp.mean(x**2)
 
     widths = [(4, 8, 8), (8, 16, 16), (16, 16, 16), (32, 16, 16), (24, 8, 8)]
-    draw = lambda i, o: jax.random.normal(jax.random.key(i), (3, 3, i, o)) / 9  # noqa: E731
+    draw = lambda i, o: normal(i, 3, 3, i, o, scale=1 / 9)  # noqa: E731
     return loss, [(draw(a, b), draw(b, c)) for a, b, c in widths], jnp.ones((2, 32, 32, 4))
 
 
@@ -90,7 +90,7 @@ def encoder_decoder(wrap):
             y = decode(p, y, memory)
         return jnp.mean(y**2)
 
-    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 8  # noqa: E731
+    draw = functools.partial(normal, scale=1 / 8)
     encoder = [(draw(i, 16, 64), draw(i, 64, 16)) for i in range(3)]
     decoder = [(draw(i, 16, 16), draw(i, 16, 64), draw(i, 64, 16)) for i in range(3)]
     return loss, (encoder, decoder), jnp.ones((128, 16))
@@ -389,7 +389,7 @@ def test_the_head_is_recomputed_with_the_blocks():
 
         return loss
 
-    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 4  # noqa: E731
+    draw = functools.partial(normal, scale=1 / 4)
     params = [[(draw(i, 8, 32), draw(i, 32, 8)) for i in range(3)] for _ in range(2)]
     args = params, draw(8, 256, 8), draw(9, 256, 8)
     by_hand = compiled_peak(contrastive(jax.checkpoint), *args)
@@ -415,7 +415,7 @@ def test_steps_between_blocks_are_recomputed_with_the_blocks():
 
         return loss
 
-    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 4  # noqa: E731
+    draw = functools.partial(normal, scale=1 / 4)
     blocks = [(draw(i, 16, 64), draw(i, 64, 16)) for i in range(4)]
     args = [*blocks, draw(8, 16, 256)], draw(9, 512, 16)
     plain, wrapped = chunked(lambda fn: fn), chunked(jax.checkpoint)
@@ -450,7 +450,7 @@ def test_steps_and_chunks_of_them_are_recomputed_with_the_blocks():
         parts = xs.reshape(8, -1, *xs.shape[1:])
         return jax.lax.scan(jax.checkpoint(inner, prevent_cse=False), carry, parts)[0]
 
-    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 4  # noqa: E731
+    draw = functools.partial(normal, scale=1 / 4)
     blocks = [(draw(i, 16, 32), draw(i, 32, 16)) for i in range(6)]
     args = [*blocks, draw(8, 16, 16)], draw(9, 65, 64, 16)
     plain = recursive(lambda fn: fn, lambda *given: jax.lax.scan(*given)[0])

@@ -17,6 +17,7 @@ from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.solver.loops import _convex_front, _for_steps, _Loop, _near_divisor
 from jrc.remat._planner.solver.option import Option, made
+from tests.draws import normal
 from tests.remat.measure import largest_error
 from tests.remat.planner.problems import (
     applied,
@@ -43,9 +44,8 @@ def lstm(params, xs, reverse=False):
 
 
 def arguments():
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = [jax.random.normal(key, (WIDTH, 4 * WIDTH)) / 4 for key in keys[:2]]
-    return params, jax.random.normal(keys[2], (STEPS, 32, WIDTH))
+    params = [normal(i, WIDTH, 4 * WIDTH, scale=1 / 4) for i in range(2)]
+    return params, normal(2, STEPS, 32, WIDTH)
 
 
 @functools.cache
@@ -195,7 +195,7 @@ def coupled(wrap):
 
         return jnp.mean(jax.lax.fori_loop(0, 8, wrap(layer), x) ** 2)
 
-    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 3  # noqa: E731
+    draw = functools.partial(normal, scale=1 / 3)
     return loss, (draw(0, 8, 8, 64), draw(1, 8, 64, 16)), draw(2, 256, 16)
 
 

@@ -14,6 +14,7 @@ import jrc
 from jrc._jaxpr import flops
 from jrc.remat import memory_needed
 from jrc.remat._planner.plan.decision import Branches, walk
+from tests.draws import normal
 from tests.processes import run_python
 from tests.remat.measure import bit_equal, largest_error, operators
 from tests.remat.planner.problems import (
@@ -29,8 +30,8 @@ from tests.remat.planner.problems import (
 
 policies = jax.checkpoint_policies
 KEY = jax.random.key(0)
-WS = [0.2 * jax.random.normal(k, (32, 32)) for k in jax.random.split(KEY, 6)]
-X = jax.random.normal(jax.random.key(1), (64, 32))
+WS = [normal(i, 32, 32, scale=0.2) for i in range(6)]
+X = normal(6, 64, 32)
 AS_WRITTEN = "your jax.checkpoint as written"
 
 
