@@ -107,7 +107,10 @@ class PlannerSettings:
         cost_outside_loss: Of the cost of a gradient at most this share lies outside of it.
         chunks_worth: Where the plan without chunks costs less than this share more than the
             operations of the baseline, none with chunks is looked for.
-        compiled_in_chunks: So many more programs are compiled where a plan without chunks fits.
+        compiled_in_chunks: So many more programs are compiled where a plan without chunks fits, or
+            where the leanest fits though it was not expected to.
+        off_chip_share: Of temporaries that fit into on-chip memory this share is outside all the
+            same.
         leaner_chunks: Where none with chunks fits, those for these shares of a budget are tried.
         chunks_alike: How much of their errors options of programs with other chunks have in common.
         least_chunk: Bytes that a chunk has at least.
@@ -172,6 +175,7 @@ class PlannerSettings:
     chunk_equations: int = 20_000
     chunked_problems_kept: int = 3
     compiled_in_chunks: int = 2
+    off_chip_share: float = 0.1
     leaner_chunks: tuple[float, ...] = (0.7, 0.4, 0.15)
     chunks_alike: float = 0.7
     chunks_worth: float = 0.03

@@ -53,7 +53,8 @@ def plan_for(
     if not (chunks and _is_dear(problem, found)):
         found = search.cheapest_fitting(limit)
     if chunks and _is_dear(problem, found):
-        search.add(options_in_chunks(peaks, search.temporaries_within(limit), whole_loss=True))
+        temporaries = search.temporaries_within(limit) + problem.on_chip
+        search.add(options_in_chunks(peaks, temporaries, whole_loss=True))
         if search.compiled:
             search.allow_more(compilations if found is None else SETTINGS.compiled_in_chunks)
         found = search.cheapest_fitting(limit)
@@ -87,7 +88,7 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
     regions that hold what the whole loss holds, and may be cut along another axis.
     """
     for may_be_all, share in itertools.product((False, True), SETTINGS.leaner_chunks):
-        temporaries = int(share * search.temporaries_within(limit))
+        temporaries = int(share * search.temporaries_within(limit)) + peaks.problem.on_chip
         known = {each.chunks for each in search.options}
         options = options_in_chunks(peaks, temporaries, True, may_be_all)
         new = [each for each in options if each.chunks not in known]
@@ -176,7 +177,7 @@ def fitting_option(search: Search, budget: int, baseline: Option) -> Option | No
     """Return the cheapest option that the search finds within a budget.
 
     Before it gives up it compiles the baseline, of which XLA may recompute much of its own accord,
-    and a few that may be the leanest.
+    and a few that may be the leanest. If one of these fits, others may, which are cheaper.
     """
     found = search.cheapest_fitting(budget)
     if found is not None or not search.compilations:
@@ -184,6 +185,9 @@ def fitting_option(search: Search, budget: int, baseline: Option) -> Option | No
     peak = search.attempt(baseline)
     if peak is None or peak > budget:
         search.least(budget, most=SETTINGS.compiled_before_refusal)
+        if search.best(budget) is not None:
+            search.allow_more(SETTINGS.compiled_in_chunks)
+            search.cheapest_fitting(budget)
     return search.best(budget)
 
 

@@ -85,7 +85,7 @@ class Peaks:
 
     def predicted(self, option: Option) -> int:
         """Return the peak of an option in bytes, as the solver's model has it."""
-        return self.own + option.peak // self.problem.parts
+        return self.own + self.problem.temporaries(option)
 
     @property
     def are_costs_exact(self) -> bool:

@@ -111,6 +111,8 @@ class Problem:
         platform: The platform.
         device: The device that programs are compiled for, if its rates are known and seconds count.
         unit: What costs are counted in.
+        on_chip: Bytes of temporaries that the compiler keeps in on-chip memory; they are in no
+            peak.
         chunks: Regions of the function that run in chunks.
         times: How many times the program runs: the chunks of the whole loss, a share of one for
             a shorter last one.
@@ -134,6 +136,7 @@ class Problem:
     platform: str
     device: Device | None
     unit: CostUnit
+    on_chip: int = 0
     chunks: tuple[Chunks, ...] = ()
     times: float = 1
 
@@ -211,6 +214,7 @@ class Problem:
             platform=platform,
             device=device,
             unit=unit,
+            on_chip=chip.on_chip_bytes if chip else 0,
         )
 
     def with_chunks(self, chunks: tuple[Chunks, ...]) -> "Problem":
@@ -243,6 +247,13 @@ class Problem:
     def own(self) -> int:
         """Bytes of arguments and results on one device, which every peak has."""
         return self.given + self.returned
+
+    def temporaries(self, option: Option) -> int:
+        """Return the bytes of temporaries on one device that count in a peak, as predicted."""
+        size = option.peak // self.parts
+        if not self.on_chip:
+            return size
+        return max(size - self.on_chip, int(SETTINGS.off_chip_share * size))
 
     def predicted_cost(self, option: Option) -> int:
         """Return the cost of the whole gradient program of an option, as the model has it."""
