@@ -144,14 +144,14 @@ _MEASURED = {
 
 _ALL = (
     _tpu("v4", "TPU v4", 32, 275e12, 1.2e12, 16e9, 300e9, 262_144, "30.75 GiB",
-         on_chip=120),
+         on_chip=90),
     _tpu("v5e", "TPU v5e", 16, 197e12, 819e9, 16e9, 200e9, 131_072, "15.75 GiB",
-         on_chip=112),
+         on_chip=80),
     _tpu("v5p", "TPU v5p", 95, 459e12, 2.765e12, 16e9, 600e9, 262_144, "95.73 GiB"),
     _tpu("v6e", "TPU v6e (Trillium)", 32, 918e12, 1.64e12, 32e9, 400e9, 524_288, "31.24 GiB",
-         on_chip=80),
+         on_chip=60),
     _tpu("tpu7x", "TPU7x (Ironwood)", 192, 2307e12, 7.38e12, None, 600e9, 524_288, "94.74 GiB", 2,
-         on_chip=40),
+         on_chip=30),
     _gpu("a100-40", "A100 SXM 40 GB", 42_298_834_944, f"{_OPENXLA}/a100_sxm_40", 312e12, 1.555e12,
          _GEN4, (300e9, "NVLink")),
     _gpu("a100-80", "A100 SXM 80 GB", 85_100_068_864, f"{_OPENXLA}/a100_sxm_80", 312e12, 2.039e12,

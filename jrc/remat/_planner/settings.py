@@ -16,6 +16,7 @@ class ErrorSizes:
         of_option: What they have in common the less, the farther they are from each other.
         of_baseline: The error of the baseline.
         noise: What of an error says nothing of others.
+        chunks_are_alike: How much of it programs with other regions in chunks have in common.
         baseline_is_alike: Whether the baseline has a part in what all have in common.
     """
 
@@ -24,6 +25,7 @@ class ErrorSizes:
     of_option: float
     of_baseline: float
     noise: float
+    chunks_are_alike: float
     baseline_is_alike: bool = True
 
 
@@ -112,7 +114,6 @@ class PlannerSettings:
         off_chip_share: Of temporaries that fit into on-chip memory this share is outside all the
             same.
         leaner_chunks: Where none with chunks fits, those for these shares of a budget are tried.
-        chunks_alike: How much of their errors options of programs with other chunks have in common.
         least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.
@@ -151,8 +152,8 @@ class PlannerSettings:
     compiled_between: int = 2
     compiled_before_refusal: int = 3
     # XLA recomputes of its own accord in the baseline, so that its peak says nothing of others.
-    peak_errors: ErrorSizes = ErrorSizes(0.2, 0.15, 0.3, 0.3, 0.02, baseline_is_alike=False)
-    time_errors: ErrorSizes = ErrorSizes(0.5, 0.03, 0.06, 0.51, 0.005)
+    peak_errors: ErrorSizes = ErrorSizes(0.2, 0.15, 0.3, 0.3, 0.02, 0.7, baseline_is_alike=False)
+    time_errors: ErrorSizes = ErrorSizes(0.5, 0.03, 0.06, 0.51, 0.005, 0.97)
     near_peaks: float = 0.5
     near_costs: float = 0.2
     dearest_counts: float = 1.25
@@ -177,7 +178,6 @@ class PlannerSettings:
     compiled_in_chunks: int = 2
     off_chip_share: float = 0.1
     leaner_chunks: tuple[float, ...] = (0.7, 0.4, 0.15)
-    chunks_alike: float = 0.7
     chunks_worth: float = 0.03
     least_chunk: int = 2**14
     bytes_by_names: float = 1.1

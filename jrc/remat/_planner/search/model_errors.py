@@ -50,7 +50,7 @@ class ModelErrors:
         # The program with regions in chunks is another one.
         programs = {each.chunks: None for each in options}
         number = np.array([list(programs).index(each.chunks) for each in options])
-        covariance[np.not_equal.outer(number, number)] *= SETTINGS.chunks_alike
+        covariance[np.not_equal.outer(number, number)] *= sizes.chunks_are_alike
         # Where the baseline is not like the others, its error says nothing of theirs.
         covariance[baseline, :] *= sizes.baseline_is_alike
         covariance[:, baseline] *= sizes.baseline_is_alike

@@ -258,7 +258,10 @@ class Problem:
     def predicted_cost(self, option: Option) -> int:
         """Return the cost of the whole gradient program of an option, as the model has it."""
         memory = self.unit.of_memory(option.peak / self.parts)
-        return max(1, self.cost - self.baseline.cost + option.cost + memory)
+        cost = self.cost - self.baseline.cost + option.cost + memory
+        if isinstance(self.unit, TimeUnit) and any(not each.is_whole_loss for each in self.chunks):
+            cost = int(cost * compiler_on(self.platform).regions_in_chunks)
+        return max(1, cost)
 
     def flops_of(self, option: Option) -> int:
         """Return the FLOPs of the gradient program under an option, as they are predicted."""

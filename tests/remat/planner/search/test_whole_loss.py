@@ -147,7 +147,7 @@ def test_a_loss_of_all_examples_together_stays_whole(fn):
 
 def test_a_train_step_within_a_budget():
     step = jrc.make_train_step(
-        lambda params, batch, key: loss(params, *batch), optax.sgd(0.1), memory_budget="4MiB"
+        lambda params, batch, key: loss(params, *batch), optax.sgd(0.1), memory_budget="3MiB"
     )
     plain = jrc.make_train_step(lambda params, batch, key: loss(params, *batch), optax.sgd(0.1))
     copies = [[jnp.copy(w) for w in WEIGHTS] for _ in range(2)]

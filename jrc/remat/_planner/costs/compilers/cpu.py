@@ -10,6 +10,7 @@ from jrc.remat._planner.costs.compilers.compiler import Compiler
 class _Cpu(Compiler):
     fuses_passes = False
     model_error = 0.1
+    regions_in_chunks = 1.0
 
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return the bytes of a fused value that are written for a kernel of its own.
