@@ -12,10 +12,14 @@ import pytest
 import jrc
 from jrc._jaxpr import inner_program
 from jrc._targets.chips import CHIPS
+from jrc.remat._chunks.chunks import chunks_from_data
 from jrc.remat._planner.costs.compilers import CPU, GPU
 from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._planner.search.compiled_cost import CompiledCost
+from jrc.remat._planner.search.model_errors import ModelErrors
+from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.search.search import Search
+from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 from jrc.remat._time import host_rates as host_rates_file
 from jrc.remat._time.host_rates import host_rates, measured
@@ -305,3 +309,51 @@ def test_the_rates_of_this_machine_are_those_of_a_machine():
     assert 1e8 < found.products < 1e14 and 1e7 < found.convolutions < 1e14
     assert 1e7 < found.functions < 1e13 and 1e8 < found.bandwidth < 1e13
     assert 1e7 < found.new_memory < 1e14
+
+
+def layers(ws, x):
+    return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0])
+
+
+def on(target, minimize="time"):
+    """The problem of three layers in a loop, for an accelerator that need not be there."""
+    shapes = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((3, 128, 128), (1024, 128))]
+    platform = CHIPS[target].platform if target else None
+    return Problem.of(
+        Request(layers, tuple(shapes), target=target, platform=platform, minimize=minimize)
+    )
+
+
+def test_what_a_loop_saves_is_copied_into_a_stack_and_out_on_accelerators():
+    """JAX stacks the carry of each step, and what the derivative of tanh reads."""
+    problem = on("h100")
+    bandwidth = CHIPS["h100"].memory_bandwidth.value
+    saved = problem.baseline.saved
+    assert saved == 2 * 3 * 1024 * 128 * 4
+    assert problem.baseline.cost == pytest.approx(2e12 * saved / bandwidth, rel=1e-6)
+    assert problem.predicted_cost(problem.baseline) == problem.cost
+    assert on("").baseline.cost == 0 and on("h100", "flops").baseline.cost == 0
+
+
+def test_temporaries_in_on_chip_memory_count_in_no_peak():
+    of_v5e, of_h100 = (on(name) for name in ("v5e", "h100"))
+    large = dataclasses.replace(of_v5e.baseline, peak=10 * of_v5e.on_chip)
+    assert of_v5e.on_chip > of_v5e.baseline.peak and of_h100.on_chip == 0
+    assert of_v5e.temporaries(of_v5e.baseline) == of_v5e.baseline.peak // 10
+    assert of_v5e.temporaries(large) == 9 * of_v5e.on_chip
+    assert of_h100.temporaries(large) == large.peak
+
+
+def test_seconds_of_programs_in_chunks_are_off_as_those_of_others():
+    """One compiled program that is slow says that those with regions in chunks are slow too."""
+    whole = Option(100, 0, 2)
+    region = chunks_from_data(
+        {"path": [], "equations": [0], "cut": [], "chunks": 2, "shape": [], "dtype": "float32",
+         "name": "", "bytes": 8, "loss": None, "shards": [], "copies": []}
+    )  # fmt: skip
+    options = [whole, dataclasses.replace(whole, chunks=(region,))]
+    seconds, peaks = (
+        ModelErrors(options, [100.0, 100.0], sizes).given({0: 0.5})[0][1]
+        for sizes in (SETTINGS.time_errors, SETTINGS.peak_errors)
+    )
+    assert 0.45 < seconds < 0.5 and peaks < 0.36

@@ -19,6 +19,7 @@ from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.plan.decision import Stages
 from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.compiled_cost import CompiledCost
+from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver import decisions, solver
@@ -424,3 +425,28 @@ def test_spread_keeps_both_ends_and_the_order(steps):
     assert [id(each) for each in front if each in some] == [id(each) for each in some]
     assert len(some) <= CANDIDATES - 1
     assert len(front) > CANDIDATES - 1 or some == front
+
+
+def test_lean_plans_are_found_where_values_are_read_far_behind():
+    """Skips from the first half to the mirrored layer of the second: a lean plan saves them all."""
+    half, width, batch = 8, 32, 256
+    shape = jax.ShapeDtypeStruct
+    params = [(shape((width, 2 * width), jnp.float32), shape((2 * width, width), jnp.float32))]
+
+    def layer(p, x, skip):
+        y = x + skip
+        y = (y - jnp.mean(y, -1, keepdims=True)) * jax.lax.rsqrt(jnp.var(y, -1, keepdims=True) + 1)
+        return x + jnp.tanh(jax.nn.gelu(y @ p[0]) @ p[1])
+
+    def loss(params, x):
+        skips = []
+        for p in params[:half]:
+            x = layer(p, x, 0)
+            skips.append(x)
+        for p in params[half:]:
+            x = layer(p, x, skips.pop())
+        return jnp.mean(x**2)
+
+    args = params * 2 * half, shape((batch, width), jnp.float32)
+    problem = Problem.of(Request(loss, args, target="h100", platform="gpu", minimize="time"))
+    assert problem.front[0].peak <= min(each.peak for each in problem.manual)
