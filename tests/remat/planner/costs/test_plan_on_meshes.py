@@ -141,7 +141,7 @@ def split_rows(devices, batch=512):
 
 
 def test_a_target_compiles_three_programs_for_sharded_arguments_too(compilations, caplog):
-    target = jrc.target("v5e:2x2")
+    target = jrc.target("v5p:2x2x1")
     args = split_rows(target.devices)
     with caplog.at_level("INFO", "jrc"):
         plan = jrc.plan(chain, *args, budget="200KiB", target=target)
@@ -154,13 +154,13 @@ def test_a_target_compiles_three_programs_for_sharded_arguments_too(compilations
 
 
 def test_nothing_recomputed_is_compiled_first_where_its_part_fits(compilations):
-    target = jrc.target("v5e:2x2")
+    target = jrc.target("v5p:2x2x1")
     plan = jrc.plan(chain, *split_rows(target.devices), budget="512KiB", target=target)
     assert not plan.reruns and plan.compilations == len(compilations) == 1
 
 
 def test_without_verification_nothing_is_compiled(compilations):
-    target = jrc.target("v5e:2x2")
+    target = jrc.target("v5p:2x2x1")
     args = split_rows(target.devices)
     plan = jrc.plan(chain, *args, budget="200KiB", target=target, verify=False)
     assert plan.verified is None and plan.compilations == len(compilations) == 0

@@ -161,7 +161,7 @@ def test_memory_that_is_new_in_each_run_makes_a_lean_program_the_faster_one(monk
     monkeypatch.setattr("jrc.remat._time.seconds.host_rates", lambda: rates)
     plan = jrc.plan(net, *NET, budget=1.0, chunks=False)
     free = jrc.plan(net, *NET, budget=1.0, minimize="flops")
-    assert plan.reruns and plan.verified.peak_bytes < 0.75 * free.verified.peak_bytes
+    assert plan.reruns and plan.verified.peak_bytes < 0.8 * free.verified.peak_bytes
     kept = dataclasses.replace(rates, new_memory=math.inf)
     monkeypatch.setattr("jrc.remat._time.seconds.host_rates", lambda: kept)
     assert jrc.plan(net, *NET, budget=1.0).verified.flops_ratio < 1.01
