@@ -98,8 +98,10 @@ def chunks_from_data(data: dict[str, Any]) -> Chunks:
 
 
 def _shards(data: dict[str, Any]) -> Shards:
+    places = _places([each["place"] for each in data["split"]])
     split = tuple(
-        SplitAxis(*_places([each["place"]]), tuple(each["names"])) for each in data["split"]
+        SplitAxis(place, tuple(each["names"]))
+        for place, each in zip(places, data["split"], strict=True)
     )
     return Shards(tuple(data["names"]), data["parts"], _places(data["cut"]), split)
 

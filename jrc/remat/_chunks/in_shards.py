@@ -213,8 +213,8 @@ def _for_parts(x: Any, parts: PartsOf, split: Split) -> Any:
     spec = without_axes(sharding.spec, parts.names)
     if spec != sharding.spec:  # gathered once for all chunks
         x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
-    split = NamedSharding(sharding.mesh, PartitionSpec(parts.names, *spec))
-    return jnp.broadcast_to(x, shape, out_sharding=split)
+    placed = NamedSharding(sharding.mesh, PartitionSpec(parts.names, *spec))
+    return jnp.broadcast_to(x, shape, out_sharding=placed)
 
 
 def _where_parts_are(x: Any, parts: PartsOf, split: Split = ()) -> Any:
@@ -223,19 +223,17 @@ def _where_parts_are(x: Any, parts: PartsOf, split: Split = ()) -> Any:
     Args:
         x: The value.
         parts: The parts.
-        split: How each part is split over other mesh axes; XLA decides it where that is not known.
+        split: How each part is split over other mesh axes, where that is known; else XLA decides.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not set(parts.names) <= set(mesh.auto_axes):
         return x
     others = set(mesh.auto_axes) - set(parts.names)
-    rest: list[Any] = [tuple(name for name in names if name in others) for names in split]
-    known = any(rest) and all(
-        size % math.prod(mesh.shape[name] for name in names) == 0
-        for size, names in zip(x.shape[1:], rest, strict=True)
-    )
-    if not known:
-        rest = [PartitionSpec.UNCONSTRAINED for _ in x.shape[1:]]
+    rest: list[Any] = [PartitionSpec.UNCONSTRAINED for _ in x.shape[1:]]
+    for at, names in enumerate(split):
+        names = tuple(name for name in names if name in others)
+        if names and x.shape[1 + at] % math.prod(mesh.shape[name] for name in names) == 0:
+            rest[at] = names
     return jax.lax.with_sharding_constraint(x, PartitionSpec(parts.names, *rest))
 
 

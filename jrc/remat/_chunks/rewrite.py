@@ -210,7 +210,8 @@ def _splits(
         p, i, axis = each.place
         v = _variable(program, p, i)
         if v in position:
-            found.setdefault(position[v], [()] * len(shape_of(v)))[axis] = each.names
+            whole: list[tuple[str, ...]] = [() for _ in shape_of(v)]
+            found.setdefault(position[v], whole)[axis] = each.names
     return {i: tuple(names) for i, names in found.items()}
 
 

@@ -64,8 +64,7 @@ def _problems(
 
     if whole_loss:
         look_at((each,) for each in of_loss)
-    # A last chunk that is shorter has no chunks inside.
-    if even := [each for each in found.values() if each[1].times % 1 == 0]:
+    if even := [each for each in found.values() if each[1].chunks_are_equal]:
         cost, one = min(even, key=lambda each: each[0])
         if cost > (1 + SETTINGS.chunks_worth) * problem.cost:
             for regions in _distinct_regions(one, temporaries, may_be_all=False):

@@ -39,7 +39,8 @@ from jrc.remat._planner.plan.decision import AsWritten, Baseline, Stages
 from jrc.remat._planner.plan.recomputed_flops import recomputed_flops
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
 from jrc.remat._planner.program.signature import signature_of
-from jrc.remat._planner.program.trace import TracedForPlan, inlined_program, traced_for_plan
+from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
+from jrc.remat._planner.search.found_options import options_of
 from jrc.remat._planner.search.gradient import (
     Gradient,
     GradientAlone,
@@ -49,9 +50,7 @@ from jrc.remat._planner.search.gradient import (
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.as_written import as_written_option
 from jrc.remat._planner.solver.baseline import baseline_bytes
-from jrc.remat._planner.solver.constructs import Options, front_of, pareto_front
-from jrc.remat._planner.solver.manual import manual_options
-from jrc.remat._planner.solver.option import Option, spread_options
+from jrc.remat._planner.solver.option import Option
 from jrc.remat._report.recompute_count import reruns
 from jrc.remat._time.seconds import Device, known_device
 
@@ -174,7 +173,7 @@ class Problem:
         parts = most_parts(arguments.of(arguments.arrays), program)
         given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         returned = results + sum(sizes[v] for v in perturbed)
-        found = _options(traced, perturbed, compiler, unit, request.link)
+        found = options_of(traced, perturbed, compiler, unit, request.link)
         of_stacks = unit.of_stacked(residuals.stacked_bytes)
         of_operations = unit.total(gradient)
 
@@ -289,10 +288,20 @@ class Problem:
         return flops(self.function.gradient(AsWritten()))
 
     @property
+    def _parts_of_loss(self) -> int:
+        """In how many parts the whole loss runs in chunks."""
+        shards = self.chunks[0].shards if self.chunks and self.chunks[0].is_whole_loss else ()
+        return math.prod(each.parts for each in shards)
+
+    @property
     def devices(self) -> int:
         """Over how many devices the program's values are split; that of one chunk is one part."""
-        shards = self.chunks[0].shards if self.chunks and self.chunks[0].is_whole_loss else ()
-        return max(self.parts // math.prod(each.parts for each in shards), 1)
+        return max(self.parts // self._parts_of_loss, 1)
+
+    @property
+    def chunks_are_equal(self) -> bool:
+        """Whether no last chunk of the whole loss is shorter: a shorter one has none inside."""
+        return self.times / self._parts_of_loss % 1 == 0
 
     @functools.cached_property
     def split(self) -> SplitValues | None:
@@ -313,55 +322,6 @@ class Problem:
         if not title:
             title = f"plan {self.front.index(option) + 1} of {len(self.front)}, the leanest first"
         return f"{title}, {len(self.chunks)} regions in chunks" if self.chunks else title
-
-
-@dataclasses.dataclass(frozen=True)
-class _Found:
-    """The cost graph of a program, options of constructs, the solver's front, and manual plans.
-
-    The cost graphs are those of the program and of all programs inside.
-    """
-
-    graph: CostGraph
-    graphs: Mapping[Any, CostGraph]
-    options: Options
-    front: list[Option]
-    make_manual: Callable[[], list[Option]]
-
-
-def _options(
-    traced: TracedForPlan,
-    perturbed: Sequence[Any],
-    compiler: Compiler,
-    unit: CostUnit,
-    link: HostLink | None,
-) -> _Found:
-    program = traced.program
-    results = [nbytes(v.aval) for v in perturbed]
-    graphs: dict[Any, CostGraph] = {}
-    graph, options, front = pareto_front(
-        program,
-        perturbed,
-        program.jaxpr.outvars[:1],
-        compiler=compiler,
-        unit=unit,
-        link=link,
-        results=results,
-        graphs=graphs,
-    )
-    front = spread_options(front, 3 * graph.cost, SETTINGS.options)
-    on_device = {k: [each for each in some if not each.host] for k, some in options.items()}
-
-    def make_manual() -> list[Option]:
-        manual = manual_options(program, graph, on_device)
-        if any(each.host for each in front):
-            # What moves less than the model says must not hide what was reached without it.
-            lean = front_of(graph, on_device, most=1)
-            name = "leanest with nothing moved"
-            manual += [dataclasses.replace(each, name=name) for each in lean]
-        return manual
-
-    return _Found(graph, graphs, options, front, make_manual)
 
 
 def _unit(request: Request, device: Device | None, compiler: Compiler) -> CostUnit:

@@ -26,7 +26,7 @@ from jrc._jaxpr import (
     slice_program,
 )
 from jrc.remat._chunks.chunks import Chunks
-from jrc.remat._chunks.counts import chunk_count, sizes
+from jrc.remat._chunks.counts import divisors, sizes
 from jrc.remat._chunks.regions import Region
 from jrc.remat._chunks.regions_within import chunks_of, region_of_loss
 from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
@@ -69,16 +69,18 @@ def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
 
 
 def _counts(slices: int, fewest: float, most: int) -> list[int]:
-    """Numbers of chunks, each at least half as many again as the one before.
+    """Numbers of chunks, each about half as many again as the one before; equal ones where near.
 
-    >>> _counts(347, 3.2, 30), _counts(8, 0.5, 8), _counts(3, 2.5, 1)
-    ([4, 6, 9, 14, 21, 29], [2, 4, 8], [])
+    >>> _counts(347, 3.2, 30), _counts(8, 0.5, 8), _counts(13, 2, 9), _counts(3, 2.5, 1)
+    ([4, 6, 9, 14, 21, 29], [2, 4, 8], [2, 3, 5, 7], [])
     """
     found: dict[int, None] = {}
     wanted = max(fewest, 2.0)
     while wanted <= most:
         size = math.ceil(slices / wanted)
-        count = chunk_count(slices, slices / size)
+        count = math.ceil(slices / size)
+        even = next(n for n in divisors(slices) if n >= wanted)
+        count = even if even <= min(1.5 * count, most) else count
         found[count] = None
         wanted = math.inf if wanted == most else min(1.5 * max(wanted, count), most)
     return list(found)
