@@ -144,7 +144,7 @@ class TimeUnit:
     def of_stacked(self, size: int) -> int:
         """Return the time in which so many bytes are written and read once more.
 
-        On a CPU that is not counted: what a step saves is in its caches.
+        On a CPU that is not counted: its predictions were compared with measured seconds without.
         """
         if not self.compiler.fuses_passes:
             return 0
