@@ -3,9 +3,10 @@
 import os
 import re
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 from jax.extend.source_info_util import register_exclusion, summarize
 
+from jrc._jaxpr.equations import inner_programs, walk
 from jrc._jaxpr.primitives import primitive_name
 
 UNKNOWN = "unknown"
@@ -24,6 +25,22 @@ def place(eqn: JaxprEqn) -> str:
     """Return the user's source line of an equation: `model.py:31`, or `UNKNOWN`."""
     found = re.match(r"(.*?):(\d+)", summarize(eqn.source_info))
     return f"{os.path.basename(found[1])}:{found[2]}" if found else UNKNOWN
+
+
+def place_in(jaxpr: Jaxpr, eqn: JaxprEqn) -> str:
+    """Return the user's source line of an equation that was inlined from calls of a program.
+
+    What JAX traced for several calls at once (`jnp.roll`) has none: then that of the first call.
+    """
+    if place(eqn) != UNKNOWN:
+        return place(eqn)
+    calls = (
+        call
+        for call in jaxpr.eqns
+        for inner in inner_programs(call)
+        if any(trace_id(each) == trace_id(eqn) for each, _ in walk(inner))
+    )
+    return next(map(place, calls), UNKNOWN)
 
 
 def own_place(eqn: JaxprEqn) -> str:

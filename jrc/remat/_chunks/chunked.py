@@ -19,7 +19,7 @@ from jrc._jaxpr import (
     is_variable,
     label,
     open_regions,
-    place,
+    place_in,
     shape_of,
     sliced,
     trace,
@@ -97,8 +97,13 @@ def chunked(
             if count == 1:
                 return fn(*args, **kwargs)
             args = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, args)
-            traced = _traced(fn, args, kwargs)
-            slices = _slices(fn, traced, args, in_axes, count)
+            written = _traced(fn, args, kwargs)
+            traced = dataclasses.replace(written, program=_opened(written.program))
+            try:
+                slices = _slices(fn, traced, args, in_axes, count)
+            except Dependent as error:
+                place = place_in(written.program.jaxpr, error.eqn)
+                raise ValueError(_dependent(fn, error, place)) from None
             if slices.parts < count:
                 raise ValueError(_wrong_count(slices.parts, count))
             _check_results(traced, slices, out_axes)
@@ -108,7 +113,7 @@ def chunked(
 
 
 def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-    """The program of a call, without `jit` calls and `jax.checkpoint` regions.
+    """The program of a call.
 
     Raises:
         TypeError: If the function changes a flax module.
@@ -121,14 +126,19 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         changed[:] = changes
         return out
 
-    traced = trace(run, args, kwargs, lambda _: True)
+    traced = trace(run, args, kwargs)
     if changed:
         raise TypeError(
             f"fn must not change a flax module in place, got {name_of(fn)!r}, which does. Return "
             "what it changes, or chunk a function inside of it."
         )
-    opened = inline_marked(open_regions(traced.program.jaxpr).jaxpr, lambda _: True)
-    return dataclasses.replace(traced, program=Program(opened))
+    return traced
+
+
+def _opened(program: Program) -> Program:
+    """The program without `jit` calls and `jax.checkpoint` regions."""
+    inlined = inline_marked(program.jaxpr, lambda _: True)
+    return Program(inline_marked(open_regions(inlined).jaxpr, lambda _: True))
 
 
 def _slices(
@@ -149,10 +159,7 @@ def _slices(
             f"in_axes must name an axis of at least one array of `{name_of(fn)}`, got {in_axes!r}. "
             "Write the axis along which its results are independent, such as 0."
         )
-    try:
-        return sliced(program, cut, independent_axes)
-    except Dependent as error:
-        raise ValueError(_dependent(fn, error)) from None
+    return sliced(program, cut, independent_axes)
 
 
 def _axes_of_arrays(args: tuple[Any, ...], in_axes: Axes) -> list[tuple[str, Any]]:
@@ -234,9 +241,10 @@ def _wrong_count(parts: int, chunks: int) -> str:
     )
 
 
-def _dependent(fn: Callable[..., Any], error: Dependent) -> str:
+def _dependent(fn: Callable[..., Any], error: Dependent, place: str) -> str:
+    what = label(error.eqn).partition("@")[0]
     return (
         f"in_axes must name an axis along which `{name_of(fn)}` computes each slice by itself, got "
-        f"one where {label(error.eqn)} ({place(error.eqn)}) {error.reason}. Cut another axis, or "
+        f"one where {what} at {place} {error.reason}. Cut another axis, or "
         "take that operator out of the function."
     )

@@ -287,6 +287,12 @@ def test_what_is_refused(text):
     assert text in str(caught.value)
 
 
+def test_a_refused_call_of_a_library_names_the_line_of_the_user():
+    """JAX traces `jnp.roll` for all its calls at once."""
+    with pytest.raises(ValueError, match=r"got one where slice:\(1,6\) at test_chunked\.py:\d+ do"):
+        jrc.chunked(lambda x: jnp.roll(x * 2, 1, axis=0), chunks=4)(X)
+
+
 def test_complex_sums():
     def total(x):
         return jnp.sum(jnp.exp(1j * x))
