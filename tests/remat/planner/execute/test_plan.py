@@ -86,7 +86,7 @@ OFF = {
     "loop with raw keys": 0.01,
     "sharded": 0.02,
     "resnet": 0.003,
-} | dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.03)
+} | dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.04)
 # The next remat runs a body inside of a chunk once more, and transposes results that are not read.
 OFF_IN_REMAT3 = dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.25) | {
     "what_the_user_wraps": 0.08,
