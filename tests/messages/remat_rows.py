@@ -236,7 +236,7 @@ ROWS = [
         "text must be a report in the format 'jrc.Report/3'", "NoneType",
         "jrc.explain(...).to_json()"),
     Row("jrc.Report.from_json", "a plan", lambda: jrc.Report.from_json(plan().to_json()), Value,
-        "text must be a report in the format", "format 12", "jrc.explain(...).to_json()"),
+        "text must be a report in the format", "format 13", "jrc.explain(...).to_json()"),
     Row("jrc.Report.from_json", "half of it",
         lambda: jrc.Report.from_json('{"format": "jrc.Report/3"}'), Value,
         "text must be a report in the format", "name is missing", "jrc.explain(...).to_json()"),

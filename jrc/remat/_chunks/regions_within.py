@@ -272,7 +272,7 @@ def chunks_of(
                 SplitAxis((*_place(program, inputs[i]), at), names)
                 for i, split in each.split.items()
                 for at, names in enumerate(split)
-                if names
+                if names and not path  # in a loop XLA would exchange what it carries
             ),
         )
         for each in parts
