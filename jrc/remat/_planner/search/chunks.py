@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
+
 from jrc._errors import named_like
 from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.regions_within import RegionInside, regions_within
@@ -42,6 +44,8 @@ def problems_in_chunks(
 def _problems(
     problem: Problem, temporaries: int, whole_loss: bool, may_be_all: bool
 ) -> list[Problem]:
+    if problem.request.respect_checkpoints and jax.config.jax_remat3:
+        return []  # the regions that stay have the types of the whole
     temporaries = max(temporaries, SETTINGS.least_chunk)  # where none fits, the least is told
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)
