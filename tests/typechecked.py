@@ -2,8 +2,8 @@
 
 `install()` must run before the first import of `jrc`. Each function of a module and each method of
 its classes checks its arguments and its result, in its first calls since the checks were turned on:
-in each test anew. Solvers call small functions thousands of times: checks of all calls took half of
-the time of a plan. `JRC_NO_TYPE_CHECKS=1` leaves them out.
+in each test again. Solvers call small functions thousands of times: checks of all calls took half
+of the time of a plan. `JRC_NO_TYPE_CHECKS=1` leaves them out.
 
 A function that is defined inside of another is left as it is: its code and its place are part of
 what `jrc` traces, and it would be wrapped again at each call of the outer one.

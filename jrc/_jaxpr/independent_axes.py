@@ -216,4 +216,5 @@ _INSIDE: dict[str, Callable[[JaxprEqn, int, int], Any]] = {
     "custom_vjp_call": _custom_vjp,
     "jit": _calls,
     "remat2": _calls,
+    "RematTraced": _calls,
 }

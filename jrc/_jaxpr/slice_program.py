@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from jrc._jaxpr.atoms import abstract, is_variable, shape_of
@@ -28,10 +29,11 @@ from jrc._jaxpr.custom_derivatives import (
     split_at_cotangents,
     tangents_of,
 )
-from jrc._jaxpr.equations import call_name, inner_program, inner_programs
+from jrc._jaxpr.equations import call_name, inner_program, inner_programs, policy_in
 from jrc._jaxpr.independent_axes import independent_axes
 from jrc._jaxpr.inline import inline_all, splice
 from jrc._jaxpr.made_inside import counts_along
+from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.primitives import primitive_name
 from jrc._jaxpr.program import Program, evaluate
 from jrc._jaxpr.slices import Slices, counted, sliced
@@ -168,6 +170,32 @@ def _with_programs(
     return [eqn.replace(invars=list(invars), outvars=outvars, params=params)], outvars
 
 
+def _checkpoint(
+    eqn: JaxprEqn,
+    axis: IndependentAxis,
+    share: Fraction,
+    invars: Sequence[Any],
+    avals: Sequence[Any],
+) -> Rewritten:
+    """A `jax.checkpoint` region that `jax_remat3` wraps: its types are not only in the program."""
+    call = _on_slices(inner_program(eqn), axis.operands, share)
+    prevent_cse = eqn.params["_prim"].prevent_cse
+    run = jax.checkpoint(_as_function(call, eqn), policy=policy_in(eqn), prevent_cse=prevent_cse)
+    return _called(run, eqn, invars)
+
+
+def _name(
+    eqn: JaxprEqn,
+    axis: IndependentAxis,
+    share: Fraction,
+    invars: Sequence[Any],
+    avals: Sequence[Any],
+) -> Rewritten:
+    """A `checkpoint_name` that `jax_remat3` wraps: it has the type of the whole."""
+    (name, _) = mark_of(eqn) or ("", 0)
+    return _called(lambda x: [checkpoint_name(x, name)], eqn, invars)
+
+
 def _custom_jvp(
     eqn: JaxprEqn,
     axis: IndependentAxis,
@@ -271,6 +299,8 @@ _CONSTRUCTS: dict[str, Callable[..., Rewritten]] = {
     "cond": _with_programs,
     "jit": _with_programs,
     "remat2": _with_programs,
+    "RematTraced": _checkpoint,
+    "CheckpointName": _name,
     "custom_jvp_call": _custom_jvp,
     "custom_vjp_call": _custom_vjp,
 }

@@ -46,8 +46,8 @@ class PlannerSettings:
             for itself, the largest; the others all alike.
         labels: How many labels the solver keeps at one place, about.
         states: How many states of undecided values the solver keeps between two equations.
-        state_weights: These are taken in turn from those of the least peak plus cost times each of
-            these, both as shares of the graph's.
+        state_weights: For each of these numbers the states of the least peak plus cost times the
+            number stay, both as shares of the graph's.
         label_steps: The bound on the solver's work: labels, summed over the equations. Where it is
             reached, only manual plans are candidates.
         coarse_rest: Cells into which closed bytes are divided when there are too many labels.

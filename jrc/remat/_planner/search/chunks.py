@@ -13,10 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
-
 from jrc._errors import named_like
-from jrc._jaxpr import primitive_name
 from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.regions_within import RegionInside, regions_within
 from jrc.remat._planner.costs.compilers import compiler_on
@@ -45,10 +42,6 @@ def problems_in_chunks(
 def _problems(
     problem: Problem, temporaries: int, whole_loss: bool, may_be_all: bool
 ) -> list[Problem]:
-    if jax.config.jax_remat3 and "RematTraced" in map(
-        primitive_name, problem.function.traced.written.eqns
-    ):
-        return []  # the regions that stay have the types of the whole
     temporaries = max(temporaries, SETTINGS.least_chunk)  # where none fits, the least is told
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)

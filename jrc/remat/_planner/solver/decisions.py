@@ -58,8 +58,9 @@ def decision_of_regions(
 ) -> Stages:
     """Return the decision that puts parts of a program under `jax.checkpoint`.
 
-    A part of which nothing is recomputed, but what XLA fuses into its readers, is left to JAX, as
-    are the equations between the parts, but for constructs that have a decision of their own.
+    A part of which nothing is recomputed, but what XLA fuses into its readers, is left to JAX,
+    unless a policy saves by name there. So are the equations between the parts, but for constructs
+    that have a decision of their own.
 
     Args:
         graph: The cost graph.

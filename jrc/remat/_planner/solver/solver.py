@@ -286,10 +286,9 @@ class _Solver:
         if len(states) <= most:
             return states
         closed = [key for key in states if _is_closed(key)]
-        scores = {key: self._scores(labels) for key, labels in states.items()}
-        open_ = [key for key in states if key not in set(closed)]
+        scores = {key: self._scores(states[key]) for key in states if not _is_closed(key)}
         orders = [
-            sorted(open_, key=lambda key, i=i: scores[key][i])
+            sorted(scores, key=lambda key, i=i: scores[key][i])
             for i in range(len(self.settings.state_weights))
         ]
         mixed = dict.fromkeys(itertools.chain.from_iterable(zip(*orders, strict=True)))
