@@ -110,7 +110,8 @@ class PlannerSettings:
         chunks_worth: Where the plan without chunks costs less than this share more than the
             operations of the baseline, none with chunks is looked for.
         compiled_in_chunks: So many more programs are compiled where a plan without chunks fits, or
-            where the leanest fits though it was not expected to.
+            where the leanest fits though it was not expected to. In the former case the options of
+            so many ways are searched.
         off_chip_share: Of temporaries that fit into on-chip memory this share is outside all the
             same.
         leaner_chunks: Where none with chunks fits, those for these shares of a budget are tried.

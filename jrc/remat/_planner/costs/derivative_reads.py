@@ -1,4 +1,7 @@
-"""What derivatives read. JAX is asked, once for each kind of equation of a program."""
+"""What derivatives read. JAX is asked, once for each kind of equation.
+
+A search looks at a dozen programs that are alike but for some regions in chunks.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,11 +23,16 @@ class _Answer:
     bytes: int | None = None
 
 
+_KNOWN: dict[Any, _Answer] = {}
+"""What JAX said of equations without programs inside, the last `_MOST_KNOWN` kinds."""
+_MOST_KNOWN = 10_000
+
+
 class DerivativeReads:
     """What derivatives read; equations of one kind share an answer."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, _Answer] = {}
+        self._of_constructs: dict[Any, _Answer] = {}
 
     def of(self, program: Program, p: int, active: set[Any]) -> tuple[list[Any], int | None]:
         """Return the variables that the derivative of equation `p` reads, and its inner residuals.
@@ -34,9 +42,12 @@ class DerivativeReads:
         eqn, given = program.eqns[p], program.reads(p)
         perturbed = [i for i, v in enumerate(given) if v in active]
         key = _kind(eqn, given, perturbed)
-        if key not in self._known:
-            self._known[key] = _ask_jax(program, p, perturbed)
-        known = self._known[key]
+        answers = self._of_constructs if inner_programs(eqn) else _KNOWN
+        if key not in answers:
+            answers[key] = _ask_jax(program, p, perturbed)
+            if len(_KNOWN) > _MOST_KNOWN:
+                del _KNOWN[next(iter(_KNOWN))]
+        known = answers[key]
         operands = [v for i, v in enumerate(given) if i in known.operands]
         results = [v for i, v in enumerate(eqn.outvars) if i in known.results]
         return operands + results, known.bytes

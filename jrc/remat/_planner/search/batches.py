@@ -13,6 +13,7 @@ from jrc._errors import running_name
 from jrc._text import memory_text
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.search.choose import options_in_chunks, plan_of
+from jrc.remat._planner.search.chunks import Wanted
 from jrc.remat._planner.search.largest_within import largest_within, predicted_start
 from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem
@@ -102,10 +103,10 @@ class Batches:
         problem = peaks.problem
         search = Search(problem.options, peaks, self.compilations)
         if peaks.in_chunks:
-            search.add(options_in_chunks(peaks, self.limit - peaks.own, False))
+            search.add(self._in_chunks(peaks))
         if self.chunks and batch > without:
             known = {each.chunks for each in search.options}
-            of_loss = options_in_chunks(peaks, self.limit - peaks.own, True)
+            of_loss = self._in_chunks(peaks, whole_loss=True)
             search.add([each for each in of_loss if each.chunks not in known])
             search.allow_more(SETTINGS.compiled_in_chunks)
         lean = problem.baseline if batch == without else self._lean_in_chunks_or_not(peaks)
@@ -157,8 +158,10 @@ class Batches:
 
     def _lean_in_chunks(self, peaks: Peaks) -> Option | None:
         """The option in chunks of the least predicted peak, if there is any."""
-        options = options_in_chunks(peaks, self.limit - peaks.own, False)
-        return min(options, key=peaks.predicted, default=None)
+        return min(self._in_chunks(peaks), key=peaks.predicted, default=None)
+
+    def _in_chunks(self, peaks: Peaks, whole_loss: bool = False) -> list[Option]:
+        return options_in_chunks(peaks, Wanted(self.limit - peaks.own, whole_loss))
 
     def _lean_option(self, peaks: Peaks) -> Option:
         """The option that is taken for the leanest.

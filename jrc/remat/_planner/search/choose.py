@@ -12,7 +12,7 @@ from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_candidates import Estimate, PlanCandidate
 from jrc.remat._planner.plan.policy_by_names import by_name
 from jrc.remat._planner.plan.saved_by_plan import Kept, change_text, saved_by
-from jrc.remat._planner.search.chunks import problems_in_chunks
+from jrc.remat._planner.search.chunks import Wanted, problems_in_chunks
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem
@@ -54,7 +54,7 @@ def plan_for(
         found = search.cheapest_fitting(limit)
     if chunks and _is_dear(problem, found):
         temporaries = search.temporaries_within(limit) + problem.on_chip
-        search.add(options_in_chunks(peaks, temporaries, whole_loss=True))
+        search.add(options_in_chunks(peaks, Wanted(temporaries, is_urgent=found is None)))
         if search.compiled:
             search.allow_more(compilations if found is None else SETTINGS.compiled_in_chunks)
         found = search.cheapest_fitting(limit)
@@ -90,7 +90,7 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
     for may_be_all, share in itertools.product((False, True), SETTINGS.leaner_chunks):
         temporaries = int(share * search.temporaries_within(limit)) + peaks.problem.on_chip
         known = {each.chunks for each in search.options}
-        options = options_in_chunks(peaks, temporaries, True, may_be_all)
+        options = options_in_chunks(peaks, Wanted(temporaries, may_be_all=may_be_all))
         new = [each for each in options if each.chunks not in known]
         if not new:
             continue
@@ -116,21 +116,16 @@ def _without_chunks(search: Search, limit: int, compilations: int) -> Option | N
     return found
 
 
-def options_in_chunks(
-    peaks: Peaks, temporaries: int, whole_loss: bool, may_be_all: bool = False
-) -> list[Option]:
+def options_in_chunks(peaks: Peaks, wanted: Wanted) -> list[Option]:
     """Return the options with regions in chunks that promise most for a budget.
 
     Args:
         peaks: What is known of the function.
-        temporaries: Bytes that there are for temporaries.
-        whole_loss: Whether the whole loss may run in chunks.
-        may_be_all: Whether a region may hold all that is dear, where the whole loss may too.
+        wanted: What is looked for.
     """
-    asked = temporaries, whole_loss, may_be_all
-    if asked not in peaks.in_chunks:
-        peaks.in_chunks[asked] = problems_in_chunks(peaks.problem, *asked)
-    return [option for each in peaks.in_chunks[asked] for option in each.options]
+    if wanted not in peaks.in_chunks:
+        peaks.in_chunks[wanted] = problems_in_chunks(peaks.problem, wanted)
+    return [option for each in peaks.in_chunks[wanted] for option in each.options]
 
 
 def _fastest(options: Sequence[Option], peaks: Peaks) -> Option:

@@ -4,7 +4,8 @@ The function with some regions in chunks is a function like any other: it is tra
 it, and its options stand beside those of the function as it is. Nothing is compiled here. Which
 values are wide, and how many bytes a chunk may have, are shares of what a budget leaves for
 temporaries. Each set of regions is tried with fewer and fewer bytes a chunk, as long as the
-cheapest option that is predicted to fit becomes cheaper.
+cheapest option that is predicted to fit becomes cheaper. Where a plan without chunks fits, larger
+sets are tried under the same condition.
 """
 
 import dataclasses
@@ -25,30 +26,43 @@ from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 
 
-def problems_in_chunks(
-    problem: Problem, temporaries: int, whole_loss: bool, may_be_all: bool
-) -> list[Problem]:
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What ways to run a function in chunks are looked for.
+
+    Attributes:
+        temporaries: Bytes that there are for temporaries.
+        whole_loss: Whether the whole loss may run in chunks.
+        may_be_all: Whether a region may hold all that is dear, where the whole loss may too.
+        is_urgent: Whether nothing fits without chunks. Else only the best so far is gone on with.
+    """
+
+    temporaries: int
+    whole_loss: bool = True
+    may_be_all: bool = False
+    is_urgent: bool = True
+
+
+def problems_in_chunks(problem: Problem, wanted: Wanted) -> list[Problem]:
     """Return the problems of a function with regions in chunks that promise most.
 
     Args:
         problem: The problem of the function as it is.
-        temporaries: Bytes that there are for temporaries.
-        whole_loss: Whether the whole loss may run in chunks.
-        may_be_all: Whether a region may hold all that is dear, where the whole loss may too.
+        wanted: What is looked for.
     """
-    return _within(problem.request, lambda: _problems(problem, temporaries, whole_loss, may_be_all))
+    return _within(problem.request, lambda: _problems(problem, wanted))
 
 
-def _problems(
-    problem: Problem, temporaries: int, whole_loss: bool, may_be_all: bool
-) -> list[Problem]:
-    temporaries = max(temporaries, SETTINGS.least_chunk)  # where none fits, the least is told
+def _problems(problem: Problem, wanted: Wanted) -> list[Problem]:
+    # Where none fits, the least is told.
+    temporaries = max(wanted.temporaries, SETTINGS.least_chunk)
     most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
     most = min(most, SETTINGS.chunked_problems)
     of_loss = whole_loss_chunks(problem, temporaries)
     found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
 
-    def look_at(ways: Iterable[tuple[Chunks, ...]]) -> None:
+    def look_at(ways: Iterable[tuple[Chunks, ...]]) -> float:
+        """The least cost of some ways, which are looked at as long as it falls."""
         best = math.inf
         for chunks in ways:
             if len(found) == most:
@@ -61,22 +75,34 @@ def _problems(
             if found[chunks][0] > best:
                 break
             best = found[chunks][0]
+        return best
 
-    if whole_loss:
+    def look_around(values_of: Problem, may_be_all: bool) -> float:
+        """The least cost with regions around wide values, then around narrower ones too."""
+        best = math.inf
+        for regions in _distinct_regions(values_of, temporaries, may_be_all):
+            ways = _fewer_bytes(regions, temporaries, values_of.devices)
+            cost = look_at((*values_of.chunks, *each) for each in ways)
+            if cost >= best and not wanted.is_urgent:
+                break
+            best = min(best, cost)
+        return best
+
+    if wanted.whole_loss:
         look_at((each,) for each in of_loss)
-    if even := [each for each in found.values() if each[1].chunks_are_equal]:
-        cost, one = min(even, key=lambda each: each[0])
-        if cost > (1 + SETTINGS.chunks_worth) * problem.cost:
-            for regions in _distinct_regions(one, temporaries, may_be_all=False):
-                ways = _fewer_bytes(regions, temporaries, one.devices)
-                look_at((*one.chunks, *each) for each in ways)
+    even = [each for each in found.values() if each[1].chunks_are_equal]
     # Where each chunk of the whole loss can be planned, no region need hold all of it.
-    for regions in _distinct_regions(problem, temporaries, may_be_all or not of_loss):
-        look_at(_fewer_bytes(regions, temporaries, problem.devices))
+    of_regions = look_around(problem, wanted.may_be_all or not of_loss)
+    if even:
+        cost, one = min(even, key=lambda each: each[0])
+        is_dear = cost > (1 + SETTINGS.chunks_worth) * problem.cost
+        if is_dear and (wanted.is_urgent or cost < of_regions):
+            look_around(one, may_be_all=False)
     different: dict[Any, Problem] = {}
     for _, each in sorted(found.values(), key=lambda each: each[0]):
         different.setdefault(tuple(map(_about, each.solved)), each)
-    return list(different.values())[: SETTINGS.chunked_problems_kept]
+    kept = SETTINGS.chunked_problems_kept if wanted.is_urgent else SETTINGS.compiled_in_chunks
+    return list(different.values())[:kept]
 
 
 def _about(option: Option) -> tuple[int, int]:
@@ -86,21 +112,22 @@ def _about(option: Option) -> tuple[int, int]:
 
 def _distinct_regions(
     problem: Problem, temporaries: int, may_be_all: bool
-) -> list[list[RegionInside]]:
+) -> Iterator[list[RegionInside]]:
     """The regions around values wider than each share of the bytes, where they are others."""
-    found: dict[Any, list[RegionInside]] = {}
+    found: set[Any] = set()
     program = problem.function.traced.program
     if problem.devices > 1 and problem.split is None:
-        return []  # slices might be cut across devices
+        return  # slices might be cut across devices
     for share, around in itertools.product(SETTINGS.chunk_shares, sorted({False, may_be_all})):
         narrow = max(int(share * temporaries), SETTINGS.least_chunk) * problem.devices
         regions = regions_within(program, narrow, inlined_program, around, problem.split)
         is_all = any(
             not x.path and holds_all(problem, x.program, x.region.equations) for x in regions
         )
-        if regions and (may_be_all or not is_all):
-            found.setdefault(tuple((x.path, x.region.equations) for x in regions), regions)
-    return list(found.values())
+        key = tuple((x.path, x.region.equations) for x in regions)
+        if regions and key not in found and (may_be_all or not is_all):
+            found.add(key)
+            yield regions
 
 
 def _fewer_bytes(

@@ -18,6 +18,7 @@ from jrc._jaxpr import flops
 from jrc._text import memory_text
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.costs.cost_unit import TimeUnit
+from jrc.remat._planner.search.chunks import Wanted
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.search.gradient import GradientAlone
 from jrc.remat._planner.search.problem import Problem
@@ -58,7 +59,7 @@ class Peaks:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.in_chunks: dict[tuple[int, bool, bool], list[Problem]] = {}
+        self.in_chunks: dict[Wanted, list[Problem]] = {}
         self._known: dict[Option, _Known] = {}
 
     def problem_of(self, option: Option) -> Problem:

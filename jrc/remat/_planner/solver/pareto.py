@@ -88,9 +88,9 @@ class ParetoFilter:
 
     def filtered(self, parts: Sequence[Labels], closed: bool) -> Labels:
         """Return the front of all these labels; `closed` where no region is open."""
-        if len(parts) == 1 and len(parts[0].cost) == 1:
-            return parts[0]
         labels = parts[0]
+        if len(parts) == 1 and len(labels.cost) <= (1 if closed else self.limit // 2):
+            return labels  # one step from a front makes labels equal in open bytes at the most
         if len(parts) > 1:
             columns = zip(*(part.columns for part in parts), strict=True)
             labels = Labels(*map(np.concatenate, columns))
