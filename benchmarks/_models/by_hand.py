@@ -122,10 +122,10 @@ def _two_loops(body: Callable[..., Any], carry: Any, xs: Any, rounds: int) -> An
     xs = jax.tree.map(lambda x: x.reshape(rounds, -1, *x.shape[1:]), xs)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def chunk(carry: Any, xs: Any) -> Any:
+    def segment(carry: Any, xs: Any) -> Any:
         return jax.lax.scan(body, carry, xs)
 
-    carry, ys = jax.lax.scan(chunk, carry, xs)
+    carry, ys = jax.lax.scan(segment, carry, xs)
     return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
 
 

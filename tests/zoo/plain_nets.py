@@ -132,16 +132,16 @@ def lstm_scan(toy: bool) -> Program:
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
         return (h, c), h
 
-    def build(remat: Remat, chunks: int = 0) -> Any:
+    def build(remat: Remat, segments: int = 0) -> Any:
         options = None if remat is None else {**remat, "prevent_cse": False}
 
         def loss(params: Any, xs: Any, labels: Any) -> Any:
             carry = (jnp.zeros((batch, width)),) * 2
             body = wrapped(functools.partial(step, params), options)
-            if chunks:
-                chunk = jax.checkpoint(lambda c, xs: jax.lax.scan(body, c, xs), prevent_cse=False)
-                parts = xs.reshape(chunks, -1, *xs.shape[1:])
-                _, hs = jax.lax.scan(chunk, carry, parts)
+            if segments:
+                segment = jax.checkpoint(lambda c, xs: jax.lax.scan(body, c, xs), prevent_cse=False)
+                parts = xs.reshape(segments, -1, *xs.shape[1:])
+                _, hs = jax.lax.scan(segment, carry, parts)
                 hs = hs.reshape(steps, batch, width)
             else:
                 _, hs = jax.lax.scan(body, carry, xs)
@@ -149,7 +149,7 @@ def lstm_scan(toy: bool) -> Program:
 
         return loss
 
-    root = {"sqrt(N) chunks": build(None, math.isqrt(steps))}
+    root = {"sqrt(N) segments": build(None, math.isqrt(steps))}
     return Program(build, (params, drawn(steps, batch, width), drawn(steps, batch)), ways=root)
 
 

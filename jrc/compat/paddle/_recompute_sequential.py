@@ -13,10 +13,10 @@ _SETTINGS = ("segments", "preserve_rng_state")
 def recompute_sequential(
     ctx: Mapping[str, Any], functions: Iterable[Callable[..., Any]], *args: Any
 ) -> Any:
-    """Call functions one after another and recompute chunks of them: `jrc.recompute_sequential`.
+    """Call functions one after another and recompute segments of them: `jrc.recompute_sequential`.
 
     Args:
-        ctx: A dict with `"segments"`, the number of chunks (1, which recomputes nothing, if left
+        ctx: A dict with `"segments"`, the number of segments (1, which recomputes nothing, if left
             out), and `"preserve_rng_state"` (True if left out).
         functions: The functions, at least one, in the order of their calls.
         *args: The arguments of the first function.

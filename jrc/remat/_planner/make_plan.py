@@ -60,7 +60,7 @@ def plan(
     For every intermediate value the planner weighs saving it against recomputing it, in seconds and
     in bytes at each position of the backward pass: what is saved so far, what is recomputed there,
     cotangents. It plans inside of `lax.scan`, `lax.cond` and `shard_map` too, cuts loops into
-    chunks where that pays, and gives the first steps of a loop a leaner plan than the last. The
+    segments where that pays, and gives the first steps of a loop a leaner plan than the last. The
     result is a list of candidates from the leanest to the baseline, in which nothing is recomputed.
     Manual plans stand beside them: the program cut into regions, each under a `jax.checkpoint`,
     products saved, and the like. A few candidates are compiled to find the one that fits; nothing

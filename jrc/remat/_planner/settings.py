@@ -60,8 +60,8 @@ class PlannerSettings:
         inner_options: About how many options of a loop the outer program chooses from.
         mapped_options: The same of a `shard_map`, which is most of a program.
         branch_levels: How many options of a `cond`, and of each of its branches.
-        chunk_scales: Numbers of chunks of a loop that are tried, in multiples of the number that
-            balances carries between chunks against saved values inside of them.
+        segment_scales: Numbers of segments of a loop that are tried, in multiples of the number
+            that balances carries between segments against saved values inside of them.
         part_price: Between two options of a loop, a part of its steps is moved from one to the
             other for each such share of the FLOPs of its gradient.
         most_parts: At most so many such steps between two options.
@@ -142,7 +142,7 @@ class PlannerSettings:
     inner_options: int = 64
     mapped_options: int = 128
     branch_levels: int = 8
-    chunk_scales: tuple[float, ...] = (0.5, 1.0, 2.0)
+    segment_scales: tuple[float, ...] = (0.5, 1.0, 2.0)
     part_price: float = 0.02
     most_parts: int = 16
     cost_weight: float = 10.0

@@ -1,4 +1,4 @@
-"""`jrc.recompute_sequential`: a chain of functions, cut into chunks that are recomputed."""
+"""`jrc.recompute_sequential`: a chain of functions, cut into segments that are recomputed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,18 +15,18 @@ def recompute_sequential(
     segments: int,
     preserve_rng_state: bool = True,
 ) -> Any:
-    """Call functions one after another; of each chunk of them only the input is saved.
+    """Call functions one after another; of each segment of them only the input is saved.
 
-    The chain is cut into `segments` chunks of `len(functions) // segments` functions; the last
-    chunk takes the remainder. Each chunk is one `jrc.recompute`, except the last: the backward
-    pass begins with it, so that it is not recomputed.
+    The chain is cut into segments of `len(functions) // segments` functions; the last one takes the
+    remainder. Each segment is one `jrc.recompute`, except the last: the backward pass begins with
+    it, so that it is not recomputed.
 
     Args:
         functions: The functions, at least one, in the order of their calls. Each is called with
             the result of the one before, as ONE argument, a tuple too: as in both sources below.
         *args: The arguments of the first function: one or many, any pytrees, any batch size.
-        segments: Number of chunks, from 1 (nothing is recomputed) to `len(functions)`.
-        preserve_rng_state: As for `jrc.recompute`, for each chunk that is recomputed. `False`
+        segments: Number of segments, from 1 (nothing is recomputed) to `len(functions)`.
+        preserve_rng_state: As for `jrc.recompute`, for each segment that is recomputed. `False`
             needs a typed key in the input of each of them.
 
     Returns:
@@ -52,22 +52,22 @@ def recompute_sequential(
     check_flag(preserve_rng_state, "preserve_rng_state")
     segments = whole_number(
         segments, "segments", least=1, most=len(chain),
-        remedy=f"segments={len(chain)} makes each function a chunk.",
+        remedy=f"segments={len(chain)} makes each function a segment.",
     )  # fmt: skip
     size = len(chain) // segments
     for k in range(segments - 1):
-        chunk = chain[k * size : (k + 1) * size]
+        segment = chain[k * size : (k + 1) * size]
         with speaking_as("jrc.recompute_sequential", "jrc.recompute"):
-            args = (recompute(_composed(chunk), *args, preserve_rng_state=preserve_rng_state),)
+            args = (recompute(_composed(segment), *args, preserve_rng_state=preserve_rng_state),)
     return _composed(chain[(segments - 1) * size :])(*args)
 
 
-def _composed(chunk: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """The functions of a chunk as one."""
+def _composed(segment: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """The functions of a segment as one."""
 
     def call(*args: Any) -> Any:
-        result = chunk[0](*args)
-        for function in chunk[1:]:
+        result = segment[0](*args)
+        for function in segment[1:]:
             result = function(result)
         return result
 

@@ -1,4 +1,4 @@
-"""A chain of functions, cut into chunks, of which all but the last are recomputed."""
+"""A chain of functions, cut into segments, of which all but the last are recomputed."""
 
 import functools
 
@@ -27,12 +27,12 @@ def lean(w, x, segments):
     return jnp.sum(jrc.recompute_sequential(layers(w), x, segments=segments) ** 2)
 
 
-# Five functions: the chunks' sizes and how many of them are re-run.
+# Five functions: the segments' sizes and how many of them are re-run.
 @pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("segments", "rerun"), [(1, 0), (2, 2), (3, 2), (4, 3), (5, 4)]
 )  # 5 | 2 3 | 1 1 3 | 1 1 1 2 | 1 1 1 1 1
-def test_gradients_equal_and_products_recomputed_in_all_chunks_but_the_last(segments, rerun):
+def test_gradients_equal_and_products_recomputed_in_all_segments_but_the_last(segments, rerun):
     cut = functools.partial(lean, segments=segments)
     grads = [jax.value_and_grad(f, argnums=(0, 1)) for f in (cut, plain)]
     with jax.disable_jit():
@@ -42,11 +42,11 @@ def test_gradients_equal_and_products_recomputed_in_all_chunks_but_the_last(segm
     assert more == rerun
 
 
-def test_saved_bytes_fall_by_the_inner_values_of_the_chunks():
+def test_saved_bytes_fall_by_the_inner_values_of_the_segments():
     saved = [saved_bytes(functools.partial(lean, segments=k), W, X) for k in (1, 2, 5)]
     assert saved[0] == saved_bytes(plain, W, X)
     # A function saves two cosines, and the sine that is the next one's input. Recomputed, the last
-    # of a chunk still leaves that sine: it is the input of the next chunk, which is saved.
+    # of a segment still leaves that sine: it is the input of the next segment, which is saved.
     assert saved[0] - saved[1] == (2 * 2 + 1) * X.nbytes
     assert saved[0] - saved[2] == (4 * 2) * X.nbytes
 

@@ -17,7 +17,7 @@ from jrc._jaxpr import (
     rebuild,
 )
 from jrc._tree import is_floating, is_typed_key
-from jrc.remat._planner.execute.run_loop import scan_in_chunks, scan_in_parts
+from jrc.remat._planner.execute.run_loop import scan_in_parts, scan_in_segments
 from jrc.remat._planner.plan.decision import (
     Body,
     Construct,
@@ -251,14 +251,14 @@ def _loop(eqn: Any, loop: Loop, inner: Sequence[Body]) -> Run:
 
 
 def _is_compiled_once(eqn: Any, part: LoopPart) -> bool:
-    """Whether XLA compiles one step of a part: it is a loop, or chunks of one, of several steps."""
+    """Whether XLA compiles one step of a part: a loop, or segments of one, of several steps."""
     if is_unrolled(eqn):
         return False
     # A loop of one step is written in place of the loop.
-    chunks, steps = part.chunks, part.steps
-    return 1 not in ((steps // chunks, steps % chunks) if chunks else (steps,))
+    segments, steps = part.segments, part.steps
+    return 1 not in ((steps // segments, steps % segments) if segments else (steps,))
 
 
 def _loop_of(part: LoopPart) -> Callable[..., Any]:
     """What runs a part of a `scan`."""
-    return functools.partial(scan_in_chunks, part.chunks) if part.chunks else jax.lax.scan
+    return functools.partial(scan_in_segments, part.segments) if part.segments else jax.lax.scan

@@ -1,4 +1,4 @@
-"""Running a loop in chunks that are recomputed, or in parts that have plans of their own."""
+"""Running a loop in segments that are recomputed, or in parts that have plans of their own."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ Body = Callable[..., Any]
 Loop = Callable[..., tuple[Sequence[Any], Sequence[Any]]]
 
 
-def scan_in_chunks(
-    chunks: int,
+def scan_in_segments(
+    segments: int,
     body: Body,
     carry: Sequence[Any],
     xs: Sequence[Any],
@@ -23,27 +23,27 @@ def scan_in_chunks(
     reverse: bool,
     unroll: int,
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Run `lax.scan` in equal chunks, each recomputed; steps that are left over run last."""
-    size = length // chunks
+    """Run `lax.scan` in equal segments, each recomputed; steps that are left over run last."""
+    size = length // segments
     scan = functools.partial(jax.lax.scan, body, reverse=reverse, unroll=unroll)
-    rest = length - size * chunks
+    rest = length - size * segments
     first = _steps(0, length - rest, length, reverse)
     last = _steps(length - rest, length, length, reverse)
 
-    def chunk(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, Any]:
+    def segment(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, Any]:
         def flat(*inputs: Any) -> list[Any]:
             new, ys = scan(list(inputs[: len(carry)]), list(inputs[len(carry) :]), length=size)
             return [*new, *ys]
 
         # Not `recomputed_region`, which would save what the regions inside save. The backward pass
-        # of several chunks is a loop of its own: XLA has nothing there to merge it with.
+        # of several segments is a loop of its own: XLA has nothing there to merge it with.
         with planned_scope():
-            results = jax.checkpoint(flat, prevent_cse=chunks == 1)(*carry, *xs)
+            results = jax.checkpoint(flat, prevent_cse=segments == 1)(*carry, *xs)
         return results[: len(carry)], results[len(carry) :]
 
-    parts = [x[first].reshape(chunks, size, *x.shape[1:]) for x in xs]
-    carry, ys = jax.lax.scan(chunk, list(carry), parts, length=chunks, reverse=reverse)
-    ys = [y.reshape(chunks * size, *y.shape[2:]) for y in ys]
+    parts = [x[first].reshape(segments, size, *x.shape[1:]) for x in xs]
+    carry, ys = jax.lax.scan(segment, list(carry), parts, length=segments, reverse=reverse)
+    ys = [y.reshape(segments * size, *y.shape[2:]) for y in ys]
     if not rest:
         return carry, ys
     carry, more = scan(list(carry), [x[last] for x in xs], length=rest)

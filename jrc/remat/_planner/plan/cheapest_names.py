@@ -188,7 +188,7 @@ def _bytes_in_regions(
 ) -> int:
     """Return the bytes that a plan saves on the device of what is made in regions.
 
-    A loop in chunks does not count: what its steps save is there for one chunk alone.
+    A loop in segments does not count: what its steps save is there for one segment alone.
     """
     graph = graphs.get(program.jaxpr)
     places = _saved_places(graph, decision) if graph else set()
@@ -196,9 +196,9 @@ def _bytes_in_regions(
     values = {program.unmarked(var) for var in saved if _is_inside(opened, var)}
     total = times * sum(nbytes(var.aval) for var in values)
     for stage in decision.stages:
-        chunks = [part.chunks for part in stage.parts] if isinstance(stage, Loop) else []
+        segments = [part.segments for part in stage.parts] if isinstance(stage, Loop) else []
         for k, body in enumerate(bodies(program, stage)):
-            if body.decision is not None and not (chunks and chunks[k]):
+            if body.decision is not None and not (segments and segments[k]):
                 inner = times * body.times
                 total += _bytes_in_regions(body.program, body.decision, opened, graphs, inner)
     return total

@@ -54,9 +54,9 @@ def check_decision(decision: Decision, count: int | None = None, where: str = "d
                 _check_region(stage, name)
             case Loop():
                 for i, part in enumerate(stage.parts):
-                    if part.chunks > part.steps:
+                    if part.segments > part.steps:
                         raise ValueError(
-                            f"{name}, part {i}: {part.chunks} chunks of {part.steps} steps"
+                            f"{name}, part {i}: {part.segments} segments of {part.steps} steps"
                         )
                     check_decision(part.body, None, f"{name}, part {i}")
             case Branches():

@@ -66,18 +66,18 @@ class LoopPart:
     Attributes:
         steps: How many steps.
         body: The decision for each step.
-        chunks: Into how many chunks the steps are cut. Only the carries between chunks are saved,
-            and each chunk is recomputed in turn; 0 is no cut.
+        segments: Into how many segments the steps are cut. Only the carries between segments are
+            saved, and each segment is recomputed in turn; 0 is no cut.
     """
 
     steps: int
     body: "Stages"
-    chunks: int = 0
+    segments: int = 0
 
     def to_data(self) -> dict[str, Any]:
         """Return the part as plain data for JSON."""
         data = {"steps": self.steps, "body": self.body.to_data()}
-        return data | {"chunks": self.chunks} if self.chunks else data
+        return data | {"segments": self.segments} if self.segments else data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _recomputes(stage: Stage) -> bool:
         case Region():
             return bool(stage.recomputed)
         case Loop():
-            return any(part.chunks or part.body.recomputes for part in stage.parts)
+            return any(part.segments or part.body.recomputes for part in stage.parts)
         case Branches():
             return any(branch is not None and branch.recomputes for branch in stage.branches)
         case Mapped():

@@ -24,7 +24,7 @@ def _is_recomputed(decision: Decision, path: Path) -> bool:
                 return position in stage.recomputed
             case Loop():
                 # The first part is the leanest: what it does not recompute, none does.
-                if stage.parts[0].chunks:
+                if stage.parts[0].segments:
                     return True
                 inner = stage.parts[0].body
             case Branches():

@@ -155,8 +155,8 @@ class _Reader:
         if len(parts) > 1:
             steps = " and ".join(str(part.steps) for part in parts)
             self.constructs.append(f"the {where} runs in parts of {steps} steps")
-        elif parts and parts[0].chunks:
-            self.constructs.append(f"the {where} runs in {parts[0].chunks} chunks")
+        elif parts and parts[0].segments:
+            self.constructs.append(f"the {where} runs in {parts[0].segments} segments")
         elif not self.opened.count:
             self.constructs.append(f"the {where} has no jax.checkpoint around what it repeats")
         else:

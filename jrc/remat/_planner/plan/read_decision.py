@@ -91,9 +91,9 @@ def _loop(data: Any) -> Loop:
 
 
 def _loop_part(data: Any) -> LoopPart:
-    found = _fields(data, "steps", "body", "chunks")
+    found = _fields(data, "steps", "body", "segments")
     steps = _whole(data["steps"], "steps", least=1)
-    return LoopPart(steps, _stages(data["body"]), _whole(found.get("chunks", 0), "chunks"))
+    return LoopPart(steps, _stages(data["body"]), _whole(found.get("segments", 0), "segments"))
 
 
 def _branches(data: Any) -> Branches:

@@ -11,8 +11,8 @@ from jrc.remat._planner.plan.decision import Branches, Construct, Loop, Stages, 
 def recomputed_flops(program: Program, decision: Stages) -> int:
     """Return the FLOPs of all that a decision recomputes, in loops as often as it runs.
 
-    A loop in chunks, or in parts, also adds up gradients of what all of its steps read, chunk by
-    chunk; and of what it goes over, part by part.
+    A loop in segments, or in parts, also adds up gradients of what all of its steps read, segment
+    by segment; and of what it goes over, part by part.
 
     Args:
         program: The program.
@@ -35,17 +35,17 @@ def _inside(program: Program, stage: Construct) -> int:
     if isinstance(stage, Branches):
         return max(found)
     if isinstance(stage, Loop):
-        return sum(found) + _of_chunks(program.eqns[program.steps[stage.equation]], stage)
+        return sum(found) + _of_segments(program.eqns[program.steps[stage.equation]], stage)
     return sum(found)
 
 
-def _of_chunks(eqn: Any, loop: Loop) -> int:
+def _of_segments(eqn: Any, loop: Loop) -> int:
     start, count = loop_parts(eqn)
     step = sum(map(equation_flops, inner_program(eqn).eqns))
     constants, gone_over = _entries(eqn.invars[:start]), _entries(eqn.invars[start + count :])
-    chunks = sum((step * (part.steps // part.chunks) + constants) * part.chunks
-                 for part in loop.parts if part.chunks)  # fmt: skip
-    return chunks + (len(loop.parts) - 1) * (constants + gone_over)
+    segments = sum((step * (part.steps // part.segments) + constants) * part.segments
+                 for part in loop.parts if part.segments)  # fmt: skip
+    return segments + (len(loop.parts) - 1) * (constants + gone_over)
 
 
 def _entries(atoms: Sequence[Any]) -> int:

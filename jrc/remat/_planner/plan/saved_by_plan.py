@@ -92,17 +92,17 @@ def _each(program: Program, decision: Stages) -> Iterable[tuple[str, int, int]]:
             name += ON_HOST if each in stages.offloaded else ""
             yield name, times, times * nbytes(var.aval)
         for loop in (stage for stage in stages.stages if isinstance(stage, Loop)):
-            yield from _between_chunks(inner, loop, times)
+            yield from _between_segments(inner, loop, times)
 
 
-def _between_chunks(program: Program, loop: Loop, times: int) -> Iterable[tuple[str, int, int]]:
-    """The carries that are saved between the chunks of a loop."""
+def _between_segments(program: Program, loop: Loop, times: int) -> Iterable[tuple[str, int, int]]:
+    """The carries that are saved between the segments of a loop."""
     eqn = program.eqns[program.steps[loop.equation]]
     start, count = loop_parts(eqn)
     for body, part in zip(bodies(program, loop), loop.parts, strict=True):
-        carries = times * part.chunks
+        carries = times * part.segments
         for var in body.program.jaxpr.invars[start : start + count] if carries else ():
-            name = f"carry between chunks of the loop at {place(eqn)}"
+            name = f"carry between segments of the loop at {place(eqn)}"
             yield name, carries, carries * nbytes(var.aval)
 
 

@@ -1,4 +1,4 @@
-"""Planning inside of a loop: plans of its body, the same in chunks, and parts of two plans."""
+"""Planning inside of a loop: plans of its body, the same in segments, and parts of two plans."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from jrc.remat._planner.plan.decision import Loop, LoopPart
 from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option, undominated
-from jrc.remat._planner.solver.save_sets import IN_CHUNKS, NOTHING_SAVED, distinct, policy_sets
+from jrc.remat._planner.solver.save_sets import IN_SEGMENTS, NOTHING_SAVED, distinct, policy_sets
 from jrc.remat._planner.solver.under_checkpoint import under_checkpoint
 
 Front = Callable[..., Any]
@@ -53,9 +53,9 @@ def loop_options(front: Front, program: Program, k: int, active: set[Any]) -> li
     options = [loop.whole(each) for each in found]
     named: list[Option] = []
     if not any(node.runs_once for node in graph.nodes if node.position >= 0):
-        options += _chunked(options, loop)
+        options += _in_segments(options, loop)
         named = [loop.whole(each) for each in _under_one_checkpoint(body, graph, length)]
-        named += _steps_and_chunks(named, loop)
+        named += _steps_and_segments(named, loop)
     options = undominated(options)
     return undominated(options + _in_parts(options, loop)) + named
 
@@ -84,12 +84,12 @@ def _under_one_checkpoint(body: Program, graph: CostGraph, length: int) -> list[
     return [each for each in found if each is not None]
 
 
-def _steps_and_chunks(named: Sequence[Option], loop: "_Loop") -> list[Option]:
-    """The loop in the chunks of the least peak, each chunk and each step under `jax.checkpoint`."""
+def _steps_and_segments(named: Sequence[Option], loop: "_Loop") -> list[Option]:
+    """The loop in the segments of the least peak, each one and each step under `jax.checkpoint`."""
     steps = [each for each in named if each.name == NOTHING_SAVED]
-    chunked = sorted(_chunked(steps, loop), key=lambda each: each.peak)[:1]
+    cut = sorted(_in_segments(steps, loop), key=lambda each: each.peak)[:1]
     return [
-        dataclasses.replace(each, name=IN_CHUNKS) for each in chunked if each.peak < steps[0].peak
+        dataclasses.replace(each, name=IN_SEGMENTS) for each in cut if each.peak < steps[0].peak
     ]
 
 
@@ -137,7 +137,7 @@ def _part(option: Option) -> LoopPart:
 
 
 def _changed(option: Option, equation: int, **changes: Any) -> Loop:
-    """The decision of an option that runs all steps alike, with other steps or chunks."""
+    """The decision of an option that runs all steps alike, with other steps or segments."""
     return Loop(equation, (dataclasses.replace(_part(option), **changes),))
 
 
@@ -154,25 +154,26 @@ def _gradients(eqn: Any, end: int, active: set[Any]) -> list[Any]:
     return [x for x in eqn.invars[end:] if is_variable(x) and x in active]
 
 
-def _chunked(options: Sequence[Option], loop: _Loop) -> list[Option]:
-    """The options in chunks: carries between chunks are saved, each chunk is recomputed.
+def _in_segments(options: Sequence[Option], loop: _Loop) -> list[Option]:
+    """The options in segments: carries between segments are saved, each segment is recomputed.
 
-    Gradients of constants are added up chunk by chunk too.
+    Gradients of constants are added up segment by segment too.
     """
     found = []
     for option in (each for each in options if not each.host):
         each = option.saved / loop.length
         work = option.peak - option.saved
         best = math.sqrt(loop.length * each / max(loop.carry, 1))
-        for chunks in {_near_divisor(loop.length, scale * best) for scale in SETTINGS.chunk_scales}:
-            if not 1 < chunks < loop.length:
+        targets = [scale * best for scale in SETTINGS.segment_scales]
+        for segments in {_near_divisor(loop.length, target) for target in targets}:
+            if not 1 < segments < loop.length:
                 continue
             # Steps that are left over run last, and are not recomputed.
-            size, rest = divmod(loop.length, chunks)
-            saved = int(chunks * loop.carry + rest * each)
-            peak = int(chunks * loop.carry + max(size, rest) * each + work)
-            cost = option.cost + (loop.cost * size + loop.constants) * chunks
-            decision = functools.partial(_changed, option, loop.equation, chunks=chunks)
+            size, rest = divmod(loop.length, segments)
+            saved = int(segments * loop.carry + rest * each)
+            peak = int(segments * loop.carry + max(size, rest) * each + work)
+            cost = option.cost + (loop.cost * size + loop.constants) * segments
+            decision = functools.partial(_changed, option, loop.equation, segments=segments)
             found.append(Option(peak, saved, cost, decision))
     return found
 
@@ -188,15 +189,15 @@ def _in_parts(options: Sequence[Option], loop: _Loop) -> list[Option]:
         price = (lean.cost - rich.cost) / (3 * loop.cost * loop.length)
         count = min(int(price / SETTINGS.part_price), SETTINGS.most_parts, loop.length)
         for i in range(1, count):
-            steps = _whole_chunks(_part(lean), round(loop.length * i / count))
+            steps = _whole_segments(_part(lean), round(loop.length * i / count))
             if 0 < steps < loop.length:
                 found.append(_split(lean, rich, loop, steps))
     return found
 
 
-def _whole_chunks(part: LoopPart, steps: int) -> int:
-    """The number of steps, rounded to whole chunks."""
-    size = part.steps // part.chunks if part.chunks else 1
+def _whole_segments(part: LoopPart, steps: int) -> int:
+    """The number of steps, rounded to whole segments."""
+    size = part.steps // part.segments if part.segments else 1
     return round(steps / size) * size
 
 
@@ -214,21 +215,21 @@ def _split(lean: Option, rich: Option, loop: _Loop, steps: int) -> Option:
 
 
 def _for_steps(option: Option, loop: _Loop, steps: int) -> Option:
-    """The option for fewer steps of a loop, in chunks of nearly the same size."""
+    """The option for fewer steps of a loop, in segments of nearly the same size."""
     part = _part(option)
     decision = functools.partial(_changed, option, loop.equation, steps=steps)
     share, work = steps / loop.length, option.peak - option.saved
-    if not part.chunks:
+    if not part.segments:
         saved = int(option.saved * share)
         cost, host = (int(n * share) for n in (option.cost, option.host))
         return Option(saved + work, saved, cost, decision, host=host)
-    size = loop.length // part.chunks
-    chunks = max(steps // size, 1)
-    saved = chunks * loop.carry
-    plain = option.cost - (loop.cost * size + loop.constants) * part.chunks
-    # Where they are no whole number of those chunks, each chunk has more steps.
-    cost = int(plain * share) + (loop.cost * (steps // chunks) + loop.constants) * chunks
-    return Option(saved + work, saved, cost, functools.partial(decision, chunks=chunks))
+    size = loop.length // part.segments
+    segments = max(steps // size, 1)
+    saved = segments * loop.carry
+    plain = option.cost - (loop.cost * size + loop.constants) * part.segments
+    # Where they are no whole number of those segments, each segment has more steps.
+    cost = int(plain * share) + (loop.cost * (steps // segments) + loop.constants) * segments
+    return Option(saved + work, saved, cost, functools.partial(decision, segments=segments))
 
 
 def _convex_front(options: Sequence[Option]) -> list[Option]:

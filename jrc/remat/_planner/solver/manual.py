@@ -20,7 +20,7 @@ from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
 from jrc.remat._planner.solver.option import Family, Option, made
 from jrc.remat._planner.solver.save_sets import (
-    IN_CHUNKS,
+    IN_SEGMENTS,
     MARKS,
     NOTHING_SAVED,
     distinct,
@@ -45,13 +45,13 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
     found = [*_by_policy(program, graph, options), *_inside_constructs(program, graph, options)]
     for name, regions in _all_regions(program, graph):
         found += _under_checkpoints(program, graph, name, regions)
-    bare, chunked = (_named(options, what) for what in (NOTHING_SAVED, IN_CHUNKS))
+    bare, segmented = (_named(options, what) for what in (NOTHING_SAVED, IN_SEGMENTS))
     apart = [k for k, node in enumerate(graph.nodes) if node.position in bare]
     for name, regions in _all_regions(program, graph, apart) if bare else ():
         name = f"{name}, and every {_what(program, bare)}"
         found += _option(graph, name, regions, constructs=bare)
-        if chunked:
-            found += _option(graph, f"{name}, in chunks", regions, constructs=bare | chunked)
+        if segmented:
+            found += _option(graph, f"{name}, in segments", regions, constructs=bare | segmented)
     first: dict[tuple[int, int], Option] = {}
     for each in found:
         cost = round(each.cost / (SETTINGS.equal_cost * graph.cost))
@@ -224,7 +224,7 @@ def _inside_constructs(program: Program, graph: CostGraph, options: Options) -> 
         offered = {
             k: [named.get(k, some[0])] if k in chosen else some for k, some in options.items()
         }
-        titles = {NOTHING_SAVED: whole, IN_CHUNKS: f"{whole}, in chunks"}
+        titles = {NOTHING_SAVED: whole, IN_SEGMENTS: f"{whole}, in segments"}
         name = titles.get(what, f"{whole}, {what} saved")
         for option in solve(graph, offered, saved=kept_by_xla(graph, graph.nodes))[:1]:
             yield _without_regions(graph, dataclasses.replace(option, name=name, family="policy"))

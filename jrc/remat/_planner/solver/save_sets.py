@@ -9,8 +9,8 @@ from jrc.remat._planner.costs.cost_graph import CostGraph
 NOTHING_SAVED = "nothing"
 """What a bare `jax.checkpoint` saves of its inside."""
 
-IN_CHUNKS = "nothing, in chunks"
-"""The same around each step of a loop, and around chunks of its steps."""
+IN_SEGMENTS = "nothing, in segments"
+"""The same around each step of a loop, and around segments of its steps."""
 
 MARKS = "marks"
 """What the values are called that carry a mark."""

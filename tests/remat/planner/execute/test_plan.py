@@ -73,7 +73,7 @@ def test_gradients_are_those_of_the_function(name):
 
 
 # By how much of all operations the count may be off, at these tiny sizes; elsewhere by nothing.
-# Cotangents are added in another place, dead parts of a chunk or a branch are not run, complex
+# Cotangents are added in another place, dead parts of a segment or a branch are not run, complex
 # numbers are kept in two parts.
 OFF = {
     "skips": 0.03,
@@ -87,7 +87,8 @@ OFF = {
     "sharded": 0.02,
     "resnet": 0.003,
 } | dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.04)
-# The next remat runs a body inside of a chunk once more, and transposes results that are not read.
+# The next remat runs a body inside of a segment once more, and transposes results that nothing
+# reads.
 OFF_IN_REMAT3 = dict.fromkeys((name for name in CASES if name.startswith("scan")), 0.25) | {
     "what_the_user_wraps": 0.08,
     "dropout": 0.01,

@@ -163,9 +163,9 @@ def test_what_names_lose_is_said():
 
     lost = refusal(plans_of(untagged)["products saved"], "names")
     assert "dot_general" in lost and "without a name" in lost
-    long = plans_of(with_policy(scanned), [*WS, *WS], X)  # of eight steps, some plans have chunks
-    chunks = [plan.by_name.lost for plan in long.values()]
-    assert any("chunks" in text for lost in chunks for text in lost)
+    long = plans_of(with_policy(scanned), [*WS, *WS], X)  # of eight steps, some plans have segments
+    segments = [plan.by_name.lost for plan in long.values()]
+    assert any("segments" in text for lost in segments for text in lost)
     bare = [p.by_name.lost for p in plans_of_net(scanned, wrap=False).values()]
     assert any("no jax.checkpoint around" in text for lost in bare for text in lost)
 

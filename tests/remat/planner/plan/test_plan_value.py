@@ -75,7 +75,7 @@ def test_a_plan_from_json_is_applied_as_the_plan_itself():
 )
 def test_what_is_no_plan(text):
     with pytest.raises(
-        ValueError, match=r"jrc\.Plan\.from_json: text must be a plan of format 13, "
+        ValueError, match=r"jrc\.Plan\.from_json: text must be a plan of format 14, "
     ) as e:
         jrc.Plan.from_json(text)
     assert str(e.value).endswith("Plan again with jrc.plan.")
@@ -149,9 +149,9 @@ def of_candidate(**changes):
         (lambda: edited(saved=[[0, -1]]), "result must be a whole number >= 0, got -1"),
         (lambda: edited(saved=[["0", 0]]), "equation must be a whole number >= -1, got '0'"),
         (lambda: edited(recomputed="99"), "equation 99 is recomputed, but not in the region"),
-        (lambda: of_loop(chunks=-2), "chunks must be a whole number >= 0, got -2"),
-        (lambda: of_loop(chunks="2"), "chunks must be a whole number >= 0, got '2'"),
-        (lambda: of_loop(chunks=2), "stage 0, part 0: 2 chunks of 1 steps"),
+        (lambda: of_loop(segments=-2), "segments must be a whole number >= 0, got -2"),
+        (lambda: of_loop(segments="2"), "segments must be a whole number >= 0, got '2'"),
+        (lambda: of_loop(segments=2), "stage 0, part 0: 2 segments of 1 steps"),
         (lambda: of_loop(steps=0), "steps must be a whole number >= 1, got 0"),
         (lambda: of_loop(body="baseline"), "got 'baseline'"),
         (lambda: edited(budget=-1), "budget is -1, not a whole number from 0"),
@@ -174,7 +174,7 @@ def of_candidate(**changes):
 def test_a_plan_that_was_edited(text, said):
     with pytest.raises(ValueError, match=re.escape(said)) as info:
         jrc.Plan.from_json(text())
-    assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 13, ")
+    assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 14, ")
     assert str(info.value).endswith(". Plan again with jrc.plan.")
 
 
@@ -221,10 +221,10 @@ def test_an_inside_that_was_edited(edit, said):
     assert str(info.value).endswith("with jrc.plan(fn, *args, budget=...).")
 
 
-def test_chunks_of_a_loop_that_were_edited():
+def test_segments_of_a_loop_that_were_edited():
     """No program is needed to tell that a part has not so many steps."""
-    text = edited_inside(lambda part: part.update(chunks=99))
-    with pytest.raises(ValueError, match="stage 1, part 0: 99 chunks of 12 steps"):
+    text = edited_inside(lambda part: part.update(segments=99))
+    with pytest.raises(ValueError, match="stage 1, part 0: 99 segments of 12 steps"):
         jrc.Plan.from_json(text)
 
 

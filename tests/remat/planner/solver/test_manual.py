@@ -431,7 +431,7 @@ def test_steps_between_blocks_are_recomputed_with_the_blocks():
 
 
 @pytest.mark.slow
-def test_steps_and_chunks_of_them_are_recomputed_with_the_blocks():
+def test_steps_and_segments_of_them_are_recomputed_with_the_blocks():
     """Layers, and behind them a recursion over many steps: the carries of all are too much."""
 
     def recursive(block_wrap, scan):
@@ -445,7 +445,7 @@ def test_steps_and_chunks_of_them_are_recomputed_with_the_blocks():
 
         return loss
 
-    def chunks(step, carry, xs):
+    def segments(step, carry, xs):
         inner = functools.partial(jax.lax.scan, jax.checkpoint(step, prevent_cse=False))
         parts = xs.reshape(8, -1, *xs.shape[1:])
         return jax.lax.scan(jax.checkpoint(inner, prevent_cse=False), carry, parts)[0]
@@ -454,10 +454,10 @@ def test_steps_and_chunks_of_them_are_recomputed_with_the_blocks():
     blocks = [(draw(i, 16, 32), draw(i, 32, 16)) for i in range(6)]
     args = [*blocks, draw(8, 16, 16)], draw(9, 65, 64, 16)
     plain = recursive(lambda fn: fn, lambda *given: jax.lax.scan(*given)[0])
-    wrapped = recursive(jax.checkpoint, chunks)
+    wrapped = recursive(jax.checkpoint, segments)
     problem = problem_of(plain, args)
     names = named(problem)
-    ways = [names[name] for name in names if name.endswith("every step, in chunks")]
+    ways = [names[name] for name in names if name.endswith("every step, in segments")]
     peak_of = compiled_peaks(problem)
     way = min(ways, key=peak_of)
     assert peak_of(way) <= 1.01 * compiled_peak(wrapped, *args)

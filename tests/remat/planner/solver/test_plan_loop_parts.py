@@ -95,11 +95,11 @@ def test_parts_change_no_value_and_no_gradient(reverse):
 
 
 @pytest.mark.slow
-def test_parts_of_chunks_and_a_rest_that_is_not_recomputed():
-    """A part may run in chunks that do not divide it."""
+def test_parts_of_segments_and_a_rest_that_is_not_recomputed():
+    """A part may run in segments that do not divide it."""
     option = in_parts(problem())[0]
     body = parts_of(option)[0].body
-    parts = (LoopPart(29, body, chunks=4), LoopPart(19, body))
+    parts = (LoopPart(29, body, segments=4), LoopPart(19, body))
     stages = tuple(
         dataclasses.replace(stage, parts=parts) if isinstance(stage, Loop) else stage
         for stage in option.stages.stages
@@ -109,13 +109,13 @@ def test_parts_of_chunks_and_a_rest_that_is_not_recomputed():
     assert largest_error(lean, plain) < 1e-5
 
 
-def test_a_part_recomputes_all_steps_of_its_chunks():
-    """Eight of eleven steps are two chunks of four, where the whole loop has chunks of three."""
+def test_a_part_recomputes_all_steps_of_its_segments():
+    """Eight of eleven steps are two segments of four, where the whole loop has some of three."""
     loop = _Loop(equation=0, length=11, cost=100, carry=8, copied=0, added=0, constants=5)
-    three = Loop(0, (LoopPart(11, Stages(()), chunks=3),))
+    three = Loop(0, (LoopPart(11, Stages(()), segments=3),))
     whole = Option(90, 40, 3 * (3 * 100 + 5) + 11 * 20, made(three))
     found = _for_steps(whole, loop, 8)
-    assert found.decision == Loop(0, (LoopPart(8, Stages(()), chunks=2),))
+    assert found.decision == Loop(0, (LoopPart(8, Stages(()), segments=2),))
     assert found.cost == 2 * (4 * 100 + 5) + 8 * 20
 
 
@@ -162,8 +162,8 @@ def test_a_plan_in_parts_is_stored_and_edits_are_refused():
     edited = jrc.Plan.from_json(json.dumps(data)).apply(lstm)
     with pytest.raises(ValueError, match=r"parts of 49 steps of a loop of 48"):
         jax.eval_shape(edited, *arguments())
-    loop["parts"][0]["chunks"] = 47
-    with pytest.raises(ValueError, match=r"part 0: 47 chunks of \d+ steps"):
+    loop["parts"][0]["segments"] = 47
+    with pytest.raises(ValueError, match=r"part 0: 47 segments of \d+ steps"):
         jrc.Plan.from_json(json.dumps(data))
 
 
@@ -177,7 +177,7 @@ def test_every_step_recomputed_is_a_manual_plan():
     option = named(problem())["every step recomputed"]
     (part,) = parts_of(option)
     (region,) = part.body.stages
-    assert part.steps == STEPS and not part.chunks
+    assert part.steps == STEPS and not part.segments
     assert isinstance(region, Region) and region.recomputed and not region.saved
     plain = jax.jit(jax.value_and_grad(lstm))(*arguments())
     lean = applied(problem(), option)
