@@ -62,6 +62,7 @@ from jrc._jaxpr.mesh_axes import split_of_spec as split_of_spec
 from jrc._jaxpr.op_tag import tag_of as tag_of
 from jrc._jaxpr.op_tag import tagged as tagged
 from jrc._jaxpr.open_regions import Opened as Opened
+from jrc._jaxpr.open_regions import backward_regions_opened as backward_regions_opened
 from jrc._jaxpr.open_regions import open_regions as open_regions
 from jrc._jaxpr.primitives import Fusion as Fusion
 from jrc._jaxpr.primitives import Reads as Reads

@@ -12,18 +12,20 @@ name as a mark.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import Jaxpr
 
 from jrc._jaxpr.atoms import is_variable, substitute
 from jrc._jaxpr.control_flow import can_rebuild
-from jrc._jaxpr.equations import inner_programs, is_differentiated_region
+from jrc._jaxpr.equations import has_barrier, inner_programs, is_differentiated_region
 from jrc._jaxpr.inline import inline_marked, source_inside, splice
 from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.op_tag import tag_of
 from jrc._jaxpr.primitives import facts_of
+from jrc._jaxpr.program import evaluate
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,18 +56,42 @@ def open_regions(jaxpr: Jaxpr, is_dropped: Callable[[str], bool] = lambda _: Fal
         is_dropped: Of a name that a region saves, whether it is dropped from a program with
             regions; others stay as marks.
     """
-    count = sum(map(_regions_in, jaxpr.eqns))
+    count = sum(_regions_in(eqn, _is_opened) for eqn in jaxpr.eqns)
     if not count:
         return Opened(jaxpr, 0)
-    opener = _Opener(is_dropped, set(), set())
+    opener = _Opener(is_dropped, _is_opened, lambda inner: inner, set(), set())
     opened = opener.opened(jaxpr, False)
     return Opened(opened, count, frozenset(opener.inside), frozenset(opener.leaving))
 
 
-def _regions_in(eqn: Any) -> int:
-    """How many regions an equation is or has inside."""
-    inside = inner_programs(eqn) if _is_opened(eqn) or _is_entered(eqn) else ()
-    return _is_opened(eqn) + sum(_regions_in(each) for jaxpr in inside for each in jaxpr.eqns)
+def backward_regions_opened(
+    jaxpr: Jaxpr, barrier: Callable[[Sequence[Any]], Sequence[Any]]
+) -> Jaxpr:
+    """Return a program with the equations of the regions of backward passes, behind barriers.
+
+    Where a gradient is taken of a program with such a region, as the rule of a custom derivative
+    has one, JAX writes out what the region computes without its barrier. XLA would then merge the
+    recomputation with the first computation, and keep all that is saved without regions.
+
+    Args:
+        jaxpr: The program.
+        barrier: Returns arrays behind a barrier.
+    """
+    if not any(_regions_in(eqn, has_barrier) for eqn in jaxpr.eqns):
+        return jaxpr
+
+    def behind(inner: Jaxpr) -> Jaxpr:
+        avals = [v.aval for v in inner.invars]
+        return jax.make_jaxpr(lambda *inputs: evaluate(inner)(*barrier(inputs)))(*avals)
+
+    return _Opener(lambda _: False, has_barrier, behind, set(), set()).opened(jaxpr, False)
+
+
+def _regions_in(eqn: Any, is_opened: Callable[[Any], bool]) -> int:
+    """How many regions that are opened an equation is or has inside."""
+    inside = inner_programs(eqn) if is_opened(eqn) or _is_entered(eqn) else ()
+    more = (_regions_in(each, is_opened) for jaxpr in inside for each in jaxpr.eqns)
+    return is_opened(eqn) + sum(more)
 
 
 def _is_opened(eqn: Any) -> bool:
@@ -79,6 +105,8 @@ def _is_entered(eqn: Any) -> bool:
 @dataclasses.dataclass(frozen=True)
 class _Opener:
     is_dropped: Callable[[str], bool]
+    is_opened: Callable[[Any], bool]
+    written: Callable[[Jaxpr], Jaxpr]
     inside: set[Any]
     leaving: set[Any]
 
@@ -91,7 +119,7 @@ class _Opener:
         for eqn in jaxpr.eqns:
             eqn = eqn.replace(invars=substitute(eqn.invars, renamed))
             mark = mark_of(eqn)
-            if _is_opened(eqn):
+            if self.is_opened(eqn):
                 eqns += self._in_place(eqn, renamed, within)
             elif mark and self.is_dropped(mark[0]):
                 renamed[eqn.outvars[0]] = eqn.invars[0]
@@ -103,7 +131,7 @@ class _Opener:
     def _in_place(self, eqn: Any, renamed: dict[Any, Any], within: bool) -> list[Any]:
         """The equations of a region."""
         (inner,) = inner_programs(eqn)
-        more, results = splice(self.opened(inner, True), eqn.invars)
+        more, results = splice(self.written(self.opened(inner, True)), eqn.invars)
         renamed |= dict(zip(eqn.outvars, results, strict=True))
         made = {v for each in more for v in each.outvars}
         leaving = set() if within else made.intersection(filter(is_variable, results))

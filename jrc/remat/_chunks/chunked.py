@@ -98,12 +98,17 @@ def chunked(
                 return fn(*args, **kwargs)
             args = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, args)
             written = _traced(fn, args, kwargs)
-            traced = dataclasses.replace(written, program=_opened(written.program))
             try:
+                # A `jax.checkpoint` region stays one where a slice of it can run by itself.
+                traced = dataclasses.replace(written, program=_inlined(written.program))
                 slices = _slices(fn, traced, args, in_axes, count)
-            except Dependent as error:
-                place = place_in(written.program.jaxpr, error.eqn)
-                raise ValueError(_dependent(fn, error, place)) from None
+            except Dependent:
+                traced = dataclasses.replace(written, program=_opened(written.program))
+                try:
+                    slices = _slices(fn, traced, args, in_axes, count)
+                except Dependent as error:
+                    place = place_in(written.program.jaxpr, error.eqn)
+                    raise ValueError(_dependent(fn, error, place)) from None
             if slices.parts < count:
                 raise ValueError(_wrong_count(slices.parts, count))
             _check_results(traced, slices, out_axes)
@@ -135,10 +140,14 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return traced
 
 
+def _inlined(program: Program) -> Program:
+    """The program without `jit` calls."""
+    return Program(inline_marked(program.jaxpr, lambda _: True))
+
+
 def _opened(program: Program) -> Program:
     """The program without `jit` calls and `jax.checkpoint` regions."""
-    inlined = inline_marked(program.jaxpr, lambda _: True)
-    return Program(inline_marked(open_regions(inlined).jaxpr, lambda _: True))
+    return _inlined(Program(open_regions(_inlined(program).jaxpr).jaxpr))
 
 
 def _slices(

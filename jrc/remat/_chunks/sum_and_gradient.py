@@ -14,8 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
-from jrc._jaxpr import are_linear_rules, inner_programs, walk, zeros_of
+from jrc._jaxpr import (
+    are_linear_rules,
+    backward_regions_opened,
+    evaluate,
+    inner_programs,
+    walk,
+    zeros_of,
+)
 from jrc._tree import is_floating, sum_dtype
+from jrc.remat._region.barrier import barrier
 
 
 class Inputs(NamedTuple):
@@ -152,14 +160,17 @@ def _sums_and_gradients(
             )
             return made[i], made
 
-        given = chosen, _chosen(parts, perturbed.parts)
-        made: Any = () if differentiated else one(*inputs.whole, *parts)
-        pulled = []
-        for i in differentiated:  # each by itself: zero times an infinite slope would be no number
-            one_sum = functools.partial(values, i=i)
-            value, pull, all_sums = jax.vjp(one_sum, *given, has_aux=True)
-            made = made or all_sums
-            pulled.append(pull(jnp.ones_like(value)))
+        def pulled_back(whole: list[Any], part: list[Any]) -> Any:
+            made: Any = () if differentiated else one(*inputs.whole, *parts)
+            pulled = []
+            for i in differentiated:  # each by itself: zero times an infinite slope is no number
+                one_sum = functools.partial(values, i=i)
+                value, pull, all_sums = jax.vjp(one_sum, whole, part, has_aux=True)
+                made = made or all_sums
+                pulled.append(pull(jnp.ones_like(value)))
+            return made, pulled
+
+        made, pulled = _behind_barriers(pulled_back, chosen, _chosen(parts, perturbed.parts))
         sums = [added(a, whole) for a, (whole, _) in zip(sums, pulled, strict=True)]
         return (added(totals, made), sums), [part for _, part in pulled]
 
@@ -168,6 +179,18 @@ def _sums_and_gradients(
     (totals, sums), stacked, last = _over_chunks(body, functions, start, inputs)
     last = [[] for _ in differentiated] if last is None else last
     return totals, [Inputs(*each) for each in zip(sums, stacked, last, strict=True)]
+
+
+def _behind_barriers(run: Callable[..., Any], *inputs: Any) -> Any:
+    """What a function returns; what its regions recompute stays apart from the first computation.
+
+    JAX differentiates the rule that it is called in, and would drop the barriers of regions.
+    """
+    jaxpr, shapes = jax.make_jaxpr(run, return_shape=True)(*inputs)
+    opened = backward_regions_opened(jaxpr, barrier)
+    return jax.tree.unflatten(
+        jax.tree.structure(shapes), evaluate(opened)(*jax.tree.leaves(inputs))
+    )
 
 
 def _slope(gradients: Inputs, tangents: Inputs) -> Any:

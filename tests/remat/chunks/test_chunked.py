@@ -470,3 +470,30 @@ def test_wrong_types():
         jrc.chunked(jnp.tanh, "x", chunks=2)
     with pytest.raises(ValueError, match=r"chunks must be a whole number >= 1, got 0"):
         jrc.chunked(jnp.tanh, chunks=0)
+
+
+def test_what_is_recomputed_in_a_chunk_stays_apart_from_the_first_computation():
+    """JAX drops the barrier of a region that it differentiates in a rule: all would be saved."""
+    shape = jax.ShapeDtypeStruct
+    weights = [shape((64, 512), "float32"), shape((512, 64), "float32")] * 4
+
+    def loss(block):
+        def run(weights, x):
+            for up, down in zip(weights[::2], weights[1::2], strict=True):
+                x = block(up, down, x)
+            return jnp.mean(x**2)
+
+        return jrc.chunked(run, in_axes=(None, 0), chunks=4)
+
+    def block(up, down, x):
+        return x + jnp.tanh(x @ up) @ down
+
+    def compiled(fn):
+        lowered = jax.jit(jax.value_and_grad(fn)).lower(weights, shape((4096, 64), "float32"))
+        memory = lowered.compile().memory_analysis()
+        return lowered.as_text().count("optimization_barrier"), memory.temp_size_in_bytes
+
+    plain, saved = compiled(loss(block))
+    barriers, recomputed = compiled(loss(jax.checkpoint(block)))
+    assert plain == 0 and barriers >= 4
+    assert recomputed < 0.75 * saved
