@@ -28,15 +28,15 @@ class Residuals:
         return sum(nbytes(x.aval) for x in self.variables)
 
     @property
-    def stacked_bytes(self) -> int:
-        """Bytes of those that loops stack: what their steps save."""
-        return sum(
-            nbytes(x.aval)
+    def stacked(self) -> list[Any]:
+        """The types of those that loops stack: what their steps save."""
+        return [
+            x.aval
             for eqn in self.jaxpr.eqns
             if primitive_name(eqn) == "scan"
             for x in eqn.outvars[loop_parts(eqn)[1] :]
             if x in self.variables
-        )
+        ]
 
     def inlined(self) -> tuple[Program, list[Any]]:
         """Return the program without `jit` calls, and the residuals in it."""

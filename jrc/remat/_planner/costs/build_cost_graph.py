@@ -81,6 +81,7 @@ def build_cost_graph(
     written = {v: size for node in nodes for v, size in node.operands if size}
     nodes = [_with_written(node, written, unit) for node in nodes]
     facts = list(zip(sizes, fused, late, strict=True))
+    candidates = save_candidates(nodes, sizes, fused, compiler)
     return CostGraph(
         nodes=tuple(nodes),
         sizes=sizes,
@@ -90,25 +91,28 @@ def build_cost_graph(
         passing_bytes=tuple(
             0 if is_late or is_fused else size for size, is_fused, is_late in facts
         ),
-        may_save=tuple(save_candidates(nodes, sizes, fused, compiler)),
+        may_save=candidates.may_save,
         saving_costs=tuple(
-            _cost_of_saving(size, is_fused and v not in written, in_loop, unit)
-            if compiler.fuses_passes
-            else 0
-            for v, (size, is_fused, _) in enumerate(facts)
+            _cost_of_saving(var.aval, v not in candidates.written, in_loop, compiler, unit)
+            for v, var in enumerate(made)
         ),
         names=tuple(_name(program, v, steps) for v in made),
         results=tuple(results),
         fuses_passes=compiler.fuses_passes,
+        without_barrier=compiler.without_barrier,
         unit=unit,
     )
 
 
-def _cost_of_saving(size: int, is_fused: bool, in_loop: bool, unit: CostUnit) -> int:
-    """What it costs to save a value: a fused one is written for it, in a loop one is stacked."""
+def _cost_of_saving(
+    aval: Any, is_new: bool, in_loop: bool, compiler: Compiler, unit: CostUnit
+) -> int:
+    """What it costs to save a value: one may be written for it alone, in a loop one is stacked."""
+    if not compiler.fuses_passes:
+        return 0
     if in_loop:
-        return unit.of_stacked(size)
-    return unit.of_written(size) if is_fused else 0
+        return unit.of_stacked([aval])
+    return unit.of_written(compiler.moved_bytes(aval)) if is_new else 0
 
 
 def _beside_derivative(eqn: Any, compiler: Compiler) -> int:

@@ -6,6 +6,7 @@ The solver sees this graph and nothing else of the program; `build_cost_graph` m
 import dataclasses
 import functools
 
+from jrc.remat._planner.costs.compilers import WithoutBarrier
 from jrc.remat._planner.costs.cost_unit import FLOPS, CostUnit
 
 
@@ -58,6 +59,7 @@ class CostGraph:
         results: Bytes of the results that are computed last; saved values may lie in their memory.
         saving_costs: What it costs to save a variable that would not be written else; 0 of others.
         fuses_passes: Whether the compiler computes what is elementwise inside of its readers.
+        without_barrier: Which saved values stand behind no barrier.
         unit: What costs are counted in.
     """
 
@@ -70,6 +72,7 @@ class CostGraph:
     results: tuple[int, ...] = ()
     saving_costs: tuple[int, ...] = ()
     fuses_passes: bool = False
+    without_barrier: WithoutBarrier = "none"
     unit: CostUnit = FLOPS
 
     def is_fused(self, v: int) -> bool:

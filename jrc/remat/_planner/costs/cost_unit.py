@@ -15,7 +15,6 @@ from jrc._jaxpr import (
     facts_of,
     live_cost,
     live_equations,
-    nbytes,
     own_flops,
     primitive_name,
     stated_cost,
@@ -50,13 +49,13 @@ class CostUnit(Protocol):
     def total(self, jaxpr: Any) -> int:
         """Return the cost of all equations of a program that are not dead."""
 
-    def of_written(self, size: int) -> int:
+    def of_written(self, size: float) -> int:
         """Return what it costs that so many bytes are written by a kernel of their own."""
 
-    def of_stacked(self, size: int) -> int:
-        """Return what it costs that so many bytes are copied into a stack of all steps, and out."""
+    def of_stacked(self, avals: Iterable[Any]) -> int:
+        """Return what it costs that arrays are copied into a stack of all steps, and out."""
 
-    def of_sums(self, entries: int, size: int) -> int:
+    def of_sums(self, entries: int, size: float) -> int:
         """Return what it costs to add up so many entries of gradients, of so many bytes."""
 
     def of_memory(self, size: float) -> int:
@@ -87,15 +86,15 @@ class FlopUnit:
         """Return the FLOPs of a program."""
         return live_cost(live_equations(jaxpr), own_flops)
 
-    def of_written(self, size: int) -> int:
+    def of_written(self, size: float) -> int:
         """Return 0."""
         return 0
 
-    def of_stacked(self, size: int) -> int:
+    def of_stacked(self, avals: Iterable[Any]) -> int:
         """Return 0."""
         return 0
 
-    def of_sums(self, entries: int, size: int) -> int:
+    def of_sums(self, entries: int, size: float) -> int:
         """Return one operation an entry."""
         return entries
 
@@ -137,20 +136,21 @@ class TimeUnit:
         """Return the picoseconds of a program."""
         return live_cost(live_equations(jaxpr), self._own)
 
-    def of_written(self, size: int) -> int:
+    def of_written(self, size: float) -> int:
         """Return the time in which so many bytes are written, and a kernel is launched."""
         return self.of_seconds(size / self.rates.bandwidth + self.rates.launch)
 
-    def of_stacked(self, size: int) -> int:
-        """Return the time in which so many bytes are written and read once more.
+    def of_stacked(self, avals: Iterable[Any]) -> int:
+        """Return the time in which arrays are written and read once more.
 
         On a CPU that is not counted: its predictions were compared with measured seconds without.
         """
         if not self.compiler.fuses_passes:
             return 0
+        size = sum(map(self.compiler.moved_bytes, avals))
         return self.of_seconds(2 * size / self.rates.bandwidth)
 
-    def of_sums(self, entries: int, size: int) -> int:
+    def of_sums(self, entries: int, size: float) -> int:
         """Return the time in which two summands are read and a sum is written."""
         return self.of_seconds(3 * size / self.rates.bandwidth)
 
@@ -178,20 +178,24 @@ class TimeUnit:
         seconds = own_flops(eqn) / self.rates.functions / (1 if is_function else _ARITHMETIC)
         if self.compiler.fuses(eqn):
             return seconds
-        return max(seconds, _bytes(eqn.outvars) / self.rates.bandwidth)
+        return max(seconds, self._moved(eqn.outvars) / self.rates.bandwidth)
 
     def _of_kernel(self, eqn: Any) -> float:
         """Seconds of a kernel of its own."""
-        written, flops, stated = _bytes(eqn.outvars), own_flops(eqn), stated_cost(eqn)
+        written, flops, stated = self._moved(eqn.outvars), own_flops(eqn), stated_cost(eqn)
         if stated is not None:
-            moved = stated.bytes_accessed or written + _bytes(eqn.invars)
+            moved = stated.bytes_accessed or written + self._moved(eqn.invars)
             computed = self.rates.seconds_of_products("bf16", flops)
         else:
             # What only moves data reads as much of an operand as it writes.
             most = written if facts_of(eqn).moves_data else math.inf
-            moved = written + sum(min(_bytes([x]), most) for x in eqn.invars)
+            moved = written + sum(min(self._moved([x]), most) for x in eqn.invars)
             computed = self._computed(eqn, flops)
         return max(computed, moved / self.rates.bandwidth) + self.rates.launch
+
+    def _moved(self, atoms: Iterable[Any]) -> float:
+        """Bytes that are read or written where some arrays are."""
+        return sum(self.compiler.moved_bytes(x.aval) for x in atoms)
 
     def _computed(self, eqn: Any, flops: int) -> float:
         if not facts_of(eqn).is_contraction:
@@ -201,11 +205,6 @@ class TimeUnit:
         return self.rates.seconds_of_products(
             dtype, flops, primitive_name(eqn) == "conv_general_dilated"
         )
-
-
-def _bytes(atoms: Iterable[Any]) -> int:
-    """Bytes of the arrays among some atoms."""
-    return sum(nbytes(x.aval) for x in atoms)
 
 
 FLOPS = FlopUnit()

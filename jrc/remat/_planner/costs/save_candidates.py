@@ -1,5 +1,6 @@
 """Which values a plan may save: the decisions that the solver has to take."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jrc.remat._planner.costs.compilers import Compiler
@@ -7,10 +8,23 @@ from jrc.remat._planner.costs.cost_graph import CostNode
 from jrc.remat._planner.settings import SETTINGS
 
 
+@dataclasses.dataclass(frozen=True)
+class SaveCandidates:
+    """Which values a plan may save, and which of them are written anyway.
+
+    Attributes:
+        may_save: For each value whether a plan may save it.
+        written: The values that kernels write, whether they are saved or not.
+    """
+
+    may_save: tuple[bool, ...]
+    written: frozenset[int]
+
+
 def save_candidates(
     nodes: Sequence[CostNode], sizes: Sequence[int], fused: Sequence[bool], compiler: Compiler
-) -> list[bool]:
-    """Return, for each value, whether a plan may save it.
+) -> SaveCandidates:
+    """Return the values that a plan may save.
 
     In a small program every value may be saved, where the compiler writes what is elementwise. Else
     these: of a value that a kernel makes and the fused values that are computed from it one after
@@ -25,13 +39,13 @@ def save_candidates(
         compiler: The platform's compiler: whether what follows on a kernel is written with it.
     """
     if len(sizes) <= SETTINGS.decide_every_value and not compiler.fuses_passes:
-        return [True] * len(sizes)
+        return SaveCandidates((True,) * len(sizes), frozenset(range(len(sizes))))
     readers: dict[int, list[CostNode]] = {}
     for node in nodes:
         for v in node.reads:
             readers.setdefault(v, []).append(node)
 
-    def written(v: int) -> int:
+    def last_written(v: int) -> int:
         """The value that a kernel writes, of this one and what follows on it alone."""
         least = v
         while len(readers.get(v, ())) == 1:
@@ -50,12 +64,12 @@ def save_candidates(
         made_of = frozenset().union(*(sources[v] for v in node.reads))
         for v in node.makes:
             if not fused[v]:
-                may_save[written(v)] = True
+                may_save[last_written(v)] = True
             elif compiler.fuses_passes and v in written_for_kernels:
                 may_save[v] = True
             elif not may_save[v] and made_of:
                 share = SETTINGS.smaller_than_sources * sum(sizes[each] for each in made_of)
-                may_save[v] = written(v) == v and sizes[v] <= share
+                may_save[v] = last_written(v) == v and sizes[v] <= share
             sources[v] = frozenset({v}) if may_save[v] or not fused[v] else made_of
     for node in nodes:
         if node.inner_bytes is not None:
@@ -64,7 +78,8 @@ def save_candidates(
                 may_save[v] = True
     for v in _read_past_barriers(nodes, readers):
         may_save[v] = True
-    return may_save
+    by_kernels = {last_written(v) for v, is_fused in enumerate(fused) if not is_fused}
+    return SaveCandidates(tuple(may_save), frozenset(by_kernels | written_for_kernels))
 
 
 def _read_past_barriers(

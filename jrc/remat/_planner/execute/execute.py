@@ -8,6 +8,7 @@ import jax
 
 from jrc._jaxpr import (
     INPUT,
+    Fusion,
     Program,
     evaluate,
     facts_of,
@@ -41,7 +42,8 @@ from jrc.remat._segments.run_sections import run_section
 
 Run = Callable[..., Sequence[Any]]
 
-# How the result of a product or a reduction is saved, in the place of `SAVED`.
+# How the result of a product or a reduction, or what follows on it, is saved, in the place of
+# `SAVED`.
 _OF_KERNEL = "of a kernel"
 
 
@@ -127,8 +129,9 @@ def _section(
 ) -> Section:
     values = [variable_at(program, place) for place in region.saved]
     saved = dict.fromkeys(values if region.by_name else (), SAVED)
-    if decision.kernels_without_barrier:
-        saved |= {v: _OF_KERNEL for v in saved if _is_of_kernel(program, v)}
+    if decision.without_barrier != "none":
+        follows = decision.without_barrier == "chains"
+        saved |= {v: _OF_KERNEL for v in saved if _is_of_kernel(program, v, follows)}
     # What a region reads is saved with it: on the host if it is named inside.
     read = program.cut(positions).invars
     saved |= {v: PINNED_HOST for v in (*values, *read) if v in offloaded}
@@ -183,11 +186,20 @@ def _is_made(program: Program, var: Any) -> bool:
     return is_variable(source) and program.producer[source] != INPUT
 
 
-def _is_of_kernel(program: Program, var: Any) -> bool:
-    """Whether a variable is made by a product or a reduction."""
-    p = program.producer[var]
-    facts = None if p == INPUT else facts_of(program.eqns[p])
-    return facts is not None and (facts.is_contraction or facts.is_reduction)
+def _is_of_kernel(program: Program, var: Any, follows: bool) -> bool:
+    """Whether a variable is made by a product or a reduction.
+
+    With `follows`, what is elementwise and alone reads such a result is made there too.
+    """
+    found = [var]
+    for v in found:
+        p = program.producer[v]
+        facts = None if p == INPUT else facts_of(program.eqns[p])
+        if facts is not None and (facts.is_contraction or facts.is_reduction):
+            return True
+        if follows and facts is not None and facts.fusion is not Fusion.NONE:
+            found += [x for x in program.reads(p) if len(program.consumers.get(x, ())) == 1]
+    return False
 
 
 def _name(x: Any, how: str, has_barrier: bool) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, inner_program, inner_programs, repeats
+from jrc.remat._planner.costs.compilers import WithoutBarrier
 from jrc.remat._planner.program.trace import inlined_program
 
 Place = tuple[int, int]
@@ -144,14 +145,13 @@ class Stages:
         stages: Its equations, in the order in which they run.
         offloaded: The saved values that lie in the host's memory until the backward pass reads
             them; -1 is the equation of what the program is given.
-        kernels_without_barrier: Whether saved results of products and of reductions stand behind no
-            barrier. On accelerators it would keep their readers from being fused; on a CPU XLA
-            needs less memory with it.
+        without_barrier: Which saved values stand behind no barrier. On accelerators a barrier keeps
+            readers from being fused; on a CPU XLA needs less memory with it.
     """
 
     stages: tuple[Stage, ...]
     offloaded: tuple[Place, ...] = ()
-    kernels_without_barrier: bool = False
+    without_barrier: WithoutBarrier = "none"
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -171,7 +171,9 @@ class Stages:
         """Return the decision as plain data for JSON."""
         data: dict[str, Any] = {"stages": [stage.to_data() for stage in self.stages]}
         data |= {"offloaded": _pairs(self.offloaded)} if self.offloaded else {}
-        return data | ({"kernels_without_barrier": True} if self.kernels_without_barrier else {})
+        if self.without_barrier == "none":
+            return data
+        return data | {"without_barrier": self.without_barrier}
 
 
 def _recomputes(stage: Stage) -> bool:

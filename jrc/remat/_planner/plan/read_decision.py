@@ -5,8 +5,9 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
+from jrc.remat._planner.costs.compilers import WithoutBarrier
 from jrc.remat._planner.plan.decision import (
     AsWritten,
     Baseline,
@@ -37,12 +38,12 @@ def decision_from_data(data: Any) -> Decision:
 
 
 def _stages(data: Any) -> Stages:
-    found = _fields(data, "stages", "offloaded", "kernels_without_barrier")
+    found = _fields(data, "stages", "offloaded", "without_barrier")
     stages = [_named(f"stage {k}", _stage, each) for k, each in enumerate(_list(data, "stages"))]
     offloaded = _named("offloaded", _places, found.get("offloaded", ()))
-    without = found.get("kernels_without_barrier", False)
-    if not isinstance(without, bool):
-        raise ValueError(f"kernels_without_barrier must be true or false, got {without!r:.80}")
+    without, known = found.get("without_barrier", "none"), get_args(WithoutBarrier)
+    if without not in known:
+        raise ValueError(f"without_barrier must be one of {', '.join(known)}, got {without!r:.80}")
     return Stages(tuple(stages), offloaded, without)
 
 

@@ -174,7 +174,7 @@ class Problem:
         given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         returned = results + sum(sizes[v] for v in perturbed)
         found = options_of(traced, perturbed, compiler, unit, request.link)
-        of_stacks = unit.of_stacked(residuals.stacked_bytes)
+        of_stacks = unit.of_stacked(residuals.stacked)
         of_operations = unit.total(gradient)
 
         def make_manual() -> tuple[Option, ...]:
@@ -248,11 +248,18 @@ class Problem:
         return self.given + self.returned
 
     def temporaries(self, option: Option) -> int:
-        """Return the bytes of temporaries on one device that count in a peak, as predicted."""
+        """Return the bytes of temporaries on one device that count in a peak, as predicted.
+
+        Where more is saved for the backward pass than fits on the chip, all of that lies in device
+        memory, but for what follows the last of manual regions: that is read soon.
+        """
         size = option.peak // self.parts
         if not self.on_chip:
             return size
-        return max(size - self.on_chip, int(SETTINGS.off_chip_share * size))
+        saved = min(option.saved // self.parts, size)
+        if option.family == "regions" or saved <= self.on_chip:
+            saved = 0
+        return max(size - self.on_chip, saved, int(SETTINGS.off_chip_share * size))
 
     def predicted_cost(self, option: Option) -> int:
         """Return the cost of the whole gradient program of an option, as the model has it."""

@@ -38,7 +38,7 @@ def as_written_option(
     loss = evaluate(written.replace(outvars=written.outvars[:1]))
     saved = residuals_of(loss, avals, perturbed)
     total = unit.total(gradient_program(evaluate(written), avals, perturbed))
-    cost = max(total - baseline, 0) + unit.of_stacked(saved.stacked_bytes)
+    cost = max(total - baseline, 0) + unit.of_stacked(saved.stacked)
     peak = saved.bytes + _most_inside(written)
     return Option(peak, saved.bytes, cost, AsWritten, NAME, family="policy")
 

@@ -101,17 +101,19 @@ def test_on_accelerators_regions_recompute_something_dear(platform):
     assert seen
 
 
-@pytest.mark.parametrize(("platform", "without"), [("cpu", False), ("gpu", True), ("tpu", True)])
+@pytest.mark.parametrize(
+    ("platform", "without"), [("cpu", "none"), ("gpu", "kernels"), ("tpu", "chains")]
+)
 def test_saved_products_stand_behind_a_barrier_on_cpus_alone(platform, without):
     problem = problem_of(mixed_widths, MIXED, platform=platform)
     saving = [each for each in problem.front if any(r.saved for r in each.stages.regions)]
     decision = saving[-1].stages
-    assert decision.kernels_without_barrier is without
+    assert decision.without_barrier == without
     assert decision_from_data(decision.to_data()) == decision
 
     def barriers(each):
         return str(problem.function.gradient(each)).count("optimization_barrier")
 
-    with_all = dataclasses.replace(decision, kernels_without_barrier=False)
-    with_few = dataclasses.replace(decision, kernels_without_barrier=True)
+    with_all = dataclasses.replace(decision, without_barrier="none")
+    with_few = dataclasses.replace(decision, without_barrier="kernels")
     assert barriers(with_few) < barriers(with_all)

@@ -13,7 +13,7 @@ import jrc
 from jrc._jaxpr import inner_program
 from jrc._targets.chips import CHIPS
 from jrc.remat._chunks.chunks import chunks_from_data
-from jrc.remat._planner.costs.compilers import CPU, GPU
+from jrc.remat._planner.costs.compilers import CPU, GPU, TPU
 from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.model_errors import ModelErrors
@@ -28,7 +28,7 @@ from jrc.remat._time.rates import Rates, rates_of_chip
 RATES = Rates(
     products=1e9, convolutions=1e8, functions=1e6, bandwidth=1e6, launch=0.5, new_memory=1e5
 )
-ON_CPU, ON_GPU = TimeUnit(RATES, CPU), TimeUnit(RATES, GPU)
+ON_CPU, ON_GPU, ON_TPU = (TimeUnit(RATES, compiler) for compiler in (CPU, GPU, TPU))
 X = jnp.ones((100, 1000))
 
 
@@ -61,11 +61,44 @@ def test_what_is_fused_takes_its_operations_and_on_a_cpu_its_bytes():
     assert seconds(ON_CPU, jnp.add, X, X) == pytest.approx(100_000 / 8e6)
 
 
-def test_rows_are_reduced_in_the_kernel_that_reads_them_on_a_gpu():
+def test_rows_are_reduced_in_the_kernel_that_reads_them_on_accelerators():
     total = lambda x: jnp.sum(x, -1)  # noqa: E731
     assert seconds(ON_GPU, total, X) == pytest.approx(100_000 / 8e6)
+    assert seconds(ON_TPU, total, X) == pytest.approx(100_000 / 8e6)
     columns = lambda x: jnp.sum(x, 0)  # noqa: E731
     assert seconds(ON_GPU, columns, X) == pytest.approx((400_000 + 4_000) / 1e6 + 0.5)
+
+
+def test_narrow_values_take_whole_words_on_a_tpu():
+    """A transposed array is read and written; TPUs reach 0.8 of the bandwidth."""
+    for dtype, words in ((jnp.float32, 1), (jnp.bfloat16, 1), (jnp.int8, 1), (jnp.complex64, 2)):
+        x = X.astype(dtype)
+        assert seconds(ON_TPU, lambda x: jnp.sum(x, 0), x) > 4e5 * words / 0.8 / 1e6
+        assert TPU.moved_bytes(x) == pytest.approx(4e5 * words / 0.8)
+        assert GPU.moved_bytes(x) == x.nbytes
+
+
+@pytest.mark.parametrize("target", ["h100", "v5e"])
+def test_saving_what_a_kernel_writes_costs_nothing(target):
+    """A cast of a product is written with it; what else is saved is written for itself."""
+
+    def loss(w, x):
+        for _ in range(12):
+            x = (x @ w).astype(jnp.bfloat16).astype(jnp.float32)
+            x = 1 + jnp.tanh(x)
+        return jnp.sum(x)
+
+    shape = jax.ShapeDtypeStruct
+    args = shape((128, 128), "float32"), shape((1024, 128), "float32")
+    request = Request(loss, args, target=target, platform=CHIPS[target].platform, minimize="time")
+    problem = Problem.of(request)
+    program = problem.function.traced.program
+    graph = problem.graphs[program.jaxpr]
+    eqns = [program.eqns[program.steps[p]] for p, _ in graph.names]
+    casts = [v for v, eqn in enumerate(eqns) if eqn.outvars[0].aval.dtype == jnp.bfloat16]
+    waves = [v for v, eqn in enumerate(eqns) if eqn.primitive.name == "tanh"]
+    assert casts and not any(graph.saving_costs[v] for v in casts)
+    assert waves and all(graph.saving_costs[v] for v in waves[:-1])
 
 
 def test_what_moves_data_reads_what_it_writes():
@@ -341,6 +374,11 @@ def test_temporaries_in_on_chip_memory_count_in_no_peak():
     assert of_v5e.on_chip > of_v5e.baseline.peak and of_h100.on_chip == 0
     assert of_v5e.temporaries(of_v5e.baseline) == of_v5e.baseline.peak // 10
     assert of_v5e.temporaries(large) == 9 * of_v5e.on_chip
+    # More is saved than fits on the chip: no part of it lies there.
+    saving = dataclasses.replace(large, saved=int(9.5 * of_v5e.on_chip))
+    assert of_v5e.temporaries(saving) == saving.saved
+    regions = dataclasses.replace(saving, family="regions")
+    assert of_v5e.temporaries(regions) == 9 * of_v5e.on_chip
     assert of_h100.temporaries(large) == large.peak
 
 

@@ -9,6 +9,7 @@
 """
 
 from jrc.remat._planner.costs.compilers.compiler import Compiler as Compiler
+from jrc.remat._planner.costs.compilers.compiler import WithoutBarrier as WithoutBarrier
 from jrc.remat._planner.costs.compilers.cpu import CPU as CPU
 from jrc.remat._planner.costs.compilers.gpu import GPU as GPU
 from jrc.remat._planner.costs.compilers.tpu import TPU as TPU

@@ -1,10 +1,14 @@
 """What the planner asks of a compiler, with the answers that most compilers share."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from jrc._jaxpr import Fusion, Program, facts_of, nbytes
+from jrc._jaxpr import Fusion, Program, facts_of, nbytes, reduced_axes
+
+WithoutBarrier = Literal["none", "kernels", "chains"]
+"""Which saved values stand behind no barrier: none; results of products and of reductions; or these
+and what is elementwise and alone follows on them."""
 
 
 class Compiler:
@@ -14,6 +18,7 @@ class Compiler:
         fuses_passes: Whether all that is elementwise is computed inside of whatever reads it.
         continues_products: Whether arithmetic that alone reads a product or a convolution is
             computed in its kernel, so that only the last result is written.
+        without_barrier: Which saved values stand behind no barrier; see `Stages`.
         model_error: How much larger compiled temporaries are than in the solver's model, before any
             are known: the logarithm of the factor, its mean over programs of `tests/zoo`.
         regions_in_chunks: How many times as long as it is predicted a program takes that has
@@ -23,24 +28,36 @@ class Compiler:
 
     fuses_passes = True
     continues_products = False
+    without_barrier: WithoutBarrier = "kernels"
     model_error = 0.0
     regions_in_chunks = 1.3
 
     def fuses(self, eqn: Any) -> bool:
         """Return whether what an equation makes is computed inside of whatever reads it.
 
-        On accelerators that holds for all that is elementwise. What is written to memory are
-        results of products, of reductions, of data that is gathered or sorted, and of loops.
+        On accelerators that holds for all that is elementwise, and for a sum or a maximum along
+        the last axis, as in a softmax or a norm. There a GPU's kernel reads a row, reduces it and
+        goes over it once more (`softmax_rewriter_triton.cc` of XLA), and a TPU's computes it with
+        the product that it is of, or with what reads it. To save its result would cut that kernel
+        in two. What is written to memory are results of products, of other reductions, of data
+        that is gathered or sorted, and of loops.
         """
         facts = facts_of(eqn)
         if facts.fusion is Fusion.INSIDE or not self.fuses_passes:
             return facts.fusion is Fusion.INSIDE
+        if facts.is_reduction and len(eqn.outvars) == 1:
+            last = eqn.invars[0].aval.ndim - 1
+            return last > 0 and reduced_axes(eqn) == (last,)
         return facts.fusion is Fusion.LOOP and not (facts.is_reduction or facts.is_cumulative)
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of device memory that an array of this type occupies."""
         if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
             return 0
+        return nbytes(aval)
+
+    def moved_bytes(self, aval: Any) -> float:
+        """Return the bytes that are read or written where an array is, as far as time goes."""
         return nbytes(aval)
 
     def fuses_derivative(self, eqn: Any) -> bool:

@@ -4,11 +4,12 @@ import math
 from typing import Any
 
 from jrc._jaxpr import Program
-from jrc.remat._planner.costs.compilers.compiler import Compiler
+from jrc.remat._planner.costs.compilers.compiler import Compiler, WithoutBarrier
 
 
 class _Cpu(Compiler):
     fuses_passes = False
+    without_barrier: WithoutBarrier = "none"
     model_error = 0.1
     regions_in_chunks = 1.0
 
