@@ -47,8 +47,8 @@ def chunked(
     Where all that comes out of the loop is scalars, such as a loss, each chunk computes its value
     and its gradient in one pass of the loop, so that nothing runs again and nothing of a chunk is
     saved. A `jax.checkpoint` inside is recomputed in that pass, where a slice of it can run by
-    itself; else what it holds is written out. Elsewhere a chunk is recomputed in the backward pass. Forward mode, reverse mode and
-    higher derivatives work, and so does `jax.vmap`.
+    itself; else what it holds is written out. Elsewhere a chunk is recomputed in the backward pass.
+    Forward mode, reverse mode and higher derivatives work, and so does `jax.vmap`.
 
     Random bits are drawn for the whole array, so that they are those of the function itself.
 
