@@ -286,3 +286,9 @@ def place_difference(
             are = "leaf {} is" if len(names) == 1 else "leaves {} are"
             parts.append(f"{are.format(some_of([x or 'the tree itself' for x in names]))} {fact}")
     return "; ".join(parts)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Return the mesh axes over which an array, or an array of a type, varies in a `shard_map`."""
+    kind = getattr(getattr(x, "aval", x), "mat", None)
+    return frozenset(getattr(kind, "varying", ()))

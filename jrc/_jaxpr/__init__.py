@@ -40,6 +40,7 @@ from jrc._jaxpr.equations import has_effects as has_effects
 from jrc._jaxpr.equations import inner_program as inner_program
 from jrc._jaxpr.equations import inner_programs as inner_programs
 from jrc._jaxpr.equations import is_differentiated_region as is_differentiated_region
+from jrc._jaxpr.equations import is_plain as is_plain
 from jrc._jaxpr.equations import parameters_of as parameters_of
 from jrc._jaxpr.equations import policy_answer as policy_answer
 from jrc._jaxpr.equations import policy_in as policy_in

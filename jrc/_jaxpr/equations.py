@@ -1,9 +1,11 @@
 """One equation, and the programs inside of it: how to reach them and how often they run."""
 
+import enum
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.sharding import NamedSharding
 
@@ -112,6 +114,20 @@ def parameters_of(eqn: JaxprEqn) -> tuple[tuple[str, Any], ...]:
     a function with its name, here or beside.
     """
     return tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+
+
+def is_plain(eqn: JaxprEqn) -> bool:
+    """Return whether the text of an equation's parameters says all of them: numbers, names, types.
+
+    Functions, programs and objects of a library are not said by their texts.
+    """
+    return all(map(_is_plain, eqn.params.values()))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, enum.Enum, np.dtype))
 
 
 def walk(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:

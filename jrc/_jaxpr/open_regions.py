@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, Var
 
 from jrc._jaxpr.atoms import is_variable, substitute
 from jrc._jaxpr.control_flow import can_rebuild
@@ -25,7 +25,6 @@ from jrc._jaxpr.inline import inline_marked, source_inside, splice
 from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.op_tag import tag_of
 from jrc._jaxpr.primitives import facts_of
-from jrc._jaxpr.program import evaluate
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,32 +58,37 @@ def open_regions(jaxpr: Jaxpr, is_dropped: Callable[[str], bool] = lambda _: Fal
     count = sum(_regions_in(eqn, _is_opened) for eqn in jaxpr.eqns)
     if not count:
         return Opened(jaxpr, 0)
-    opener = _Opener(is_dropped, _is_opened, lambda inner: inner, set(), set())
+    opener = _Opener(is_dropped, _is_opened, _as_they_are, set(), set())
     opened = opener.opened(jaxpr, False)
     return Opened(opened, count, frozenset(opener.inside), frozenset(opener.leaving))
 
 
-def backward_regions_opened(
-    jaxpr: Jaxpr, barrier: Callable[[Sequence[Any]], Sequence[Any]]
-) -> Jaxpr:
+def backward_regions_opened(jaxpr: Jaxpr) -> Jaxpr:
     """Return a program with the equations of the regions of backward passes, behind barriers.
 
     Where a gradient is taken of a program with such a region, as the rule of a custom derivative
     has one, JAX writes out what the region computes without its barrier. XLA would then merge the
     recomputation with the first computation, and keep all that is saved without regions.
-
-    Args:
-        jaxpr: The program.
-        barrier: Returns arrays behind a barrier.
     """
     if not any(_regions_in(eqn, has_barrier) for eqn in jaxpr.eqns):
         return jaxpr
+    opener = _Opener(lambda _: False, has_barrier, _behind_a_barrier, set(), set())
+    return opener.opened(jaxpr, False)
 
-    def behind(inner: Jaxpr) -> Jaxpr:
-        avals = [v.aval for v in inner.invars]
-        return jax.make_jaxpr(lambda *inputs: evaluate(inner)(*barrier(inputs)))(*avals)
 
-    return _Opener(lambda _: False, has_barrier, behind, set(), set()).opened(jaxpr, False)
+def _as_they_are(atoms: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
+    return [], atoms
+
+
+def _behind_a_barrier(atoms: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
+    """The equation of a barrier, and the atoms behind it."""
+    passed: list[Any] = list(dict.fromkeys(filter(is_variable, atoms)))
+    if not passed:
+        return [], atoms
+    behind = {v: Var(v.aval) for v in passed}
+    (eqn,) = jax.make_jaxpr(lambda x: jax.lax.optimization_barrier([x]))(1.0).eqns
+    eqn = eqn.replace(invars=passed, outvars=[behind[v] for v in passed])
+    return [eqn], [behind[x] if is_variable(x) else x for x in atoms]
 
 
 def _regions_in(eqn: Any, is_opened: Callable[[Any], bool]) -> int:
@@ -106,7 +110,7 @@ def _is_entered(eqn: Any) -> bool:
 class _Opener:
     is_dropped: Callable[[str], bool]
     is_opened: Callable[[Any], bool]
-    written: Callable[[Jaxpr], Jaxpr]
+    passing: Callable[[Sequence[Any]], tuple[list[Any], Sequence[Any]]]
     inside: set[Any]
     leaving: set[Any]
 
@@ -131,7 +135,9 @@ class _Opener:
     def _in_place(self, eqn: Any, renamed: dict[Any, Any], within: bool) -> list[Any]:
         """The equations of a region."""
         (inner,) = inner_programs(eqn)
-        more, results = splice(self.written(self.opened(inner, True)), eqn.invars)
+        passing, atoms = self.passing(eqn.invars)
+        more, results = splice(self.opened(inner, True), atoms)
+        more = [*passing, *more]
         renamed |= dict(zip(eqn.outvars, results, strict=True))
         made = {v for each in more for v in each.outvars}
         leaving = set() if within else made.intersection(filter(is_variable, results))

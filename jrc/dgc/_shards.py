@@ -16,7 +16,7 @@ from jrc._errors import listed
 from jrc._layout import check_whole
 from jrc._mesh_axes import is_tracked
 from jrc._specs import axes_of, is_spec, number_of_shards, restricted, trimmed
-from jrc._tree import tree_difference
+from jrc._tree import tree_difference, varying_axes
 from jrc._typing import PyTree
 from jrc.dgc._config import DGCConfig
 from jrc.dgc._exchanges import Sharded
@@ -79,7 +79,7 @@ def shards_of(
         whole = _typed(leaf) if given is None else given[leaf.place]
         spec = restricted(whole, free)
         split = axes_of(spec if given is None else whole)
-        axes = (frozenset(split) | _varying(leaf.gradient)) - own
+        axes = (frozenset(split) | varying_axes(leaf.gradient)) - own
         placed.append(dataclasses.replace(leaf, spec=spec, axes=axes))
     unknown = tuple(
         name
@@ -186,9 +186,3 @@ def _typed(leaf: Leaf) -> PartitionSpec:
     if leaf.compressed:
         return PartitionSpec(*jax.typeof(leaf.v).sharding.spec[1:])
     return jax.typeof(leaf.velocity).sharding.spec
-
-
-def _varying(gradient: Any) -> frozenset[str]:
-    if not isinstance(gradient, jax.core.Tracer):
-        return frozenset()
-    return frozenset(jax.typeof(gradient).mat.varying)

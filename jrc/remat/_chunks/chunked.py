@@ -1,7 +1,7 @@
 """`jrc.chunked`: a function in chunks along independent axes."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
@@ -14,11 +14,16 @@ from jrc._jaxpr import (
     Program,
     Slices,
     Traced,
+    equation_cost,
+    facts_of,
     independent_axes,
     inline_marked,
+    inner_programs,
+    is_cast,
     is_variable,
     label,
     open_regions,
+    own_flops,
     place_in,
     shape_of,
     sliced,
@@ -30,6 +35,9 @@ from jrc.remat._chunks.run_in_chunks import program_in_chunks
 from jrc.remat._gradient.variable_changes import with_changes
 
 Axes = Any
+
+# What each chunk may compute again of a region, over the FLOPs of the region.
+_SAME_IN_EACH_CHUNK = 0.02
 
 
 @public("jrc.chunked")
@@ -99,11 +107,9 @@ def chunked(
                 return fn(*args, **kwargs)
             args = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, args)
             written = _traced(fn, args, kwargs)
-            try:
-                # A `jax.checkpoint` region stays one where a slice of it can run by itself.
-                traced = dataclasses.replace(written, program=_inlined(written.program))
-                slices = _slices(fn, traced, args, in_axes, count)
-            except Dependent:
+            traced = dataclasses.replace(written, program=_inlined(written.program))
+            slices = _with_regions(fn, traced, args, in_axes, count)
+            if slices is None:
                 traced = dataclasses.replace(written, program=_opened(written.program))
                 try:
                     slices = _slices(fn, traced, args, in_axes, count)
@@ -149,6 +155,50 @@ def _inlined(program: Program) -> Program:
 def _opened(program: Program) -> Program:
     """The program without `jit` calls and `jax.checkpoint` regions."""
     return _inlined(Program(open_regions(_inlined(program).jaxpr).jaxpr))
+
+
+def _with_regions(
+    fn: Callable[..., Any], traced: Traced, args: tuple[Any, ...], in_axes: Axes, count: int
+) -> Slices | None:
+    """The slices of a program whose `jax.checkpoint` regions stay, if all of them may.
+
+    A slice of each must run by itself, and what does not depend on the slices must be little in it:
+    it would run once a chunk.
+    """
+    try:
+        slices = _slices(fn, traced, args, in_axes, count)
+    except Dependent:
+        return None
+    eqns = [traced.program.eqns[step.position] for step in slices.steps]
+    regions = [eqn for eqn in eqns if facts_of(eqn).is_region]
+    read = {*slices.axes, *slices.sums}
+    alone = all(_reads_slices(eqn, read, count) for eqn in regions)
+    return slices if slices.parts >= count and alone else None
+
+
+def _reads_slices(region: Any, cut: Container[Any], count: int) -> bool:
+    """Whether little of a region does not depend on slices, and nothing of it is a cast.
+
+    A cast of a weight inside of a `shard_map` sums its gradient over devices, in each chunk.
+    """
+    (inner,) = inner_programs(region)
+    program = Program(inline_marked(inner, lambda _: True))
+    depends = {
+        v
+        for v, x in zip(program.jaxpr.invars, region.invars, strict=True)
+        if is_variable(x) and x in cut
+    }
+    same = total = 0
+    for eqn in program.eqns:
+        cost = equation_cost(eqn, own_flops)
+        total += cost
+        if depends.isdisjoint(filter(is_variable, eqn.invars)):
+            if is_cast(eqn):
+                return False
+            same += cost
+        else:
+            depends.update(eqn.outvars)
+    return same * count <= _SAME_IN_EACH_CHUNK * total
 
 
 def _slices(

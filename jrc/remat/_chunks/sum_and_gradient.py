@@ -22,8 +22,7 @@ from jrc._jaxpr import (
     walk,
     zeros_of,
 )
-from jrc._tree import is_floating, sum_dtype
-from jrc.remat._region.barrier import barrier
+from jrc._tree import is_floating, sum_dtype, varying_axes
 
 
 class Inputs(NamedTuple):
@@ -50,7 +49,8 @@ def can_pair(avals: Sequence[Any], inputs: Inputs, eqns: Iterable[Any]) -> bool:
 
     Floating ones must be real scalars. The gradient of a chunk is computed before it is multiplied
     by the tangent, so that all that it is computed through must have the range of float32, and
-    backward rules of a `custom_vjp` must be linear.
+    backward rules of a `custom_vjp` must be linear. Inside of a `shard_map` what is read whole must
+    vary over the devices that the sums vary over: else its gradient is that of all devices.
 
     Args:
         avals: The types of the sums.
@@ -61,12 +61,14 @@ def can_pair(avals: Sequence[Any], inputs: Inputs, eqns: Iterable[Any]) -> bool:
     sums = [aval for aval in avals if is_floating(aval)]
     are_scalars = not any(aval.shape for aval in sums)
     is_real = not any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in sums)
+    axes = frozenset[str]().union(*map(varying_axes, sums))
     made = (v.aval for eqn in eqns for each in _with_inner(eqn) for v in each.outvars)
     return (
         are_scalars
         and is_real
         and all(map(_has_wide_range, (*inputs.whole, *inputs.parts)))
         and all(map(_has_wide_range, made))
+        and all(varying_axes(x) >= axes for x in inputs.whole if is_floating(x))
         and are_linear_rules(eqns)
     )
 
@@ -187,7 +189,7 @@ def _behind_barriers(run: Callable[..., Any], *inputs: Any) -> Any:
     JAX differentiates the rule that it is called in, and would drop the barriers of regions.
     """
     jaxpr, shapes = jax.make_jaxpr(run, return_shape=True)(*inputs)
-    opened = backward_regions_opened(jaxpr, barrier)
+    opened = backward_regions_opened(jaxpr)
     return jax.tree.unflatten(
         jax.tree.structure(shapes), evaluate(opened)(*jax.tree.leaves(inputs))
     )

@@ -497,3 +497,22 @@ def test_what_is_recomputed_in_a_chunk_stays_apart_from_the_first_computation():
     barriers, recomputed = compiled(loss(jax.checkpoint(block)))
     assert plain == 0 and barriers >= 4
     assert recomputed < 0.75 * saved
+
+
+def test_what_a_region_makes_of_weights_alone_runs_once():
+    w, x = jnp.eye(64) * 0.3, normal(3, 128, 64)
+
+    def count(block):
+        fn = jrc.chunked(lambda w, x: jnp.mean(block(w, x) ** 2), (None, 0), chunks=16)
+        return flops(jax.make_jaxpr(jax.grad(fn))(w, x))
+
+    block = lambda w, x: jnp.tanh(x @ (w @ w @ w))  # noqa: E731
+    assert count(jax.checkpoint(block)) == count(block)
+
+
+def test_an_unused_result_of_a_region_limits_no_chunks():
+    block = jax.checkpoint(lambda w, x: (jnp.tanh(x @ w), jnp.sin(x.reshape(8, 18))))
+    fn = lambda w, x: jnp.mean(block(w, x)[0] ** 2)  # noqa: E731
+    w = W[:, :6]
+    lean = jrc.chunked(fn, in_axes=(None, 0), chunks=12)
+    close(jax.grad(lean)(w, X), jax.grad(fn)(w, X))

@@ -270,3 +270,49 @@ def test_what_is_the_same_in_all_slices_is_no_region():
         chunks = [each.chunks(2**14) for each in regions_within(program, narrow, inlined_program)]
         (found,) = in_chunks(program, list(filter(None, chunks)), inlined_program)(*args)
         np.testing.assert_allclose(found, loss(*args), rtol=1e-6)
+
+
+def layer(w, x):
+    return jnp.tanh(x @ w)
+
+
+def summed_over_devices(w):
+    """A sum over devices, in a region of its own."""
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    part = jax.checkpoint(lambda a: jax.lax.psum(jnp.sin(a) @ a.T, "d"))
+    return jax.shard_map(part, mesh=mesh, in_specs=P(None, "d"), out_specs=P())(w)
+
+
+LAYERS = {
+    "region": jax.checkpoint(layer),
+    "scan": lambda w, x: jax.lax.scan(lambda x, _: (layer(w, x), None), x, length=2)[0],
+    "cond": lambda w, x: jax.lax.cond(w[0, 0] > 0, lambda x: layer(w, x), jnp.sin, x),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_weights_inside_of_a_shard_map_are_summed_over_devices_once(name):
+    """A construct casts the weights itself: the gradient of a chunk is that of all devices."""
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    w, x = jnp.eye(4) * 0.3, jnp.arange(64.0).reshape(16, 4) / 30
+    loss = lambda w, x: jnp.mean(LAYERS[name](w, x) ** 2)  # noqa: E731
+
+    def of_all(fn):
+        run = lambda w, x: jax.lax.pmean(fn(w, x), "d")  # noqa: E731
+        return jax.shard_map(run, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+
+    lean = jrc.chunked(loss, in_axes=(None, 0), chunks=2)
+    for argnums in ((0,), (0, 1)):
+        found = jax.jit(jax.grad(of_all(lean), argnums))(w, x)
+        wanted = jax.jit(jax.grad(of_all(loss), argnums))(w, x)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_region_around_a_shard_map_with_a_region():
+    w, x = jnp.eye(4) * 0.3, jnp.arange(64.0).reshape(16, 4) / 30
+    block = jax.checkpoint(lambda w, x: layer(summed_over_devices(w), x))
+    loss = lambda w, x: jnp.mean(block(w, x) ** 2)  # noqa: E731
+    lean = jrc.chunked(loss, in_axes=(None, 0), chunks=2)
+    found, wanted = (jax.jit(jax.grad(fn))(w, x) for fn in (lean, loss))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)

@@ -7,7 +7,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, evaluate, inner_programs, is_variable, parameters_of, primitive_name
+from jrc._jaxpr import (
+    Program,
+    evaluate,
+    inner_programs,
+    is_plain,
+    is_variable,
+    parameters_of,
+    primitive_name,
+)
 from jrc.remat._gradient.custom_rules import CUSTOM, forward_of
 from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.costs.constraints import hides_residuals
@@ -24,7 +32,7 @@ class _Answer:
 
 
 _KNOWN: dict[Any, _Answer] = {}
-"""What JAX said of equations without programs inside, the last `_MOST_KNOWN` kinds."""
+"""What JAX said of equations with plain parameters, the last `_MOST_KNOWN` kinds."""
 _MOST_KNOWN = 10_000
 
 
@@ -32,7 +40,7 @@ class DerivativeReads:
     """What derivatives read; equations of one kind share an answer."""
 
     def __init__(self) -> None:
-        self._of_constructs: dict[Any, _Answer] = {}
+        self._of_others: dict[Any, _Answer] = {}
 
     def of(self, program: Program, p: int, active: set[Any]) -> tuple[list[Any], int | None]:
         """Return the variables that the derivative of equation `p` reads, and its inner residuals.
@@ -42,7 +50,7 @@ class DerivativeReads:
         eqn, given = program.eqns[p], program.reads(p)
         perturbed = [i for i, v in enumerate(given) if v in active]
         key = _kind(eqn, given, perturbed)
-        answers = self._of_constructs if inner_programs(eqn) else _KNOWN
+        answers = _KNOWN if is_plain(eqn) else self._of_others
         if key not in answers:
             answers[key] = _ask_jax(program, p, perturbed)
             if len(_KNOWN) > _MOST_KNOWN:
@@ -58,7 +66,7 @@ def _kind(eqn: Any, given: Sequence[Any], perturbed: Sequence[int]) -> Any:
     avals = tuple(str(x.aval) for x in (*eqn.invars, *eqn.outvars))
     inner = inner_programs(eqn)
     parameters = id(eqn) if inner else repr(parameters_of(eqn))
-    return primitive_name(eqn), avals, at, tuple(perturbed), parameters
+    return eqn.primitive, avals, at, tuple(perturbed), parameters
 
 
 def _ask_jax(program: Program, p: int, perturbed: Sequence[int]) -> _Answer:

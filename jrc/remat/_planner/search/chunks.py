@@ -83,7 +83,8 @@ def _problems(problem: Problem, wanted: Wanted) -> list[Problem]:
         for regions in _distinct_regions(values_of, temporaries, may_be_all):
             ways = _fewer_bytes(regions, temporaries, values_of.devices)
             cost = look_at((*values_of.chunks, *each) for each in ways)
-            if cost >= best and not wanted.is_urgent:
+            is_worse = best <= cost < math.inf and not wanted.is_urgent
+            if is_worse or len(found) == most:
                 break
             best = min(best, cost)
         return best
