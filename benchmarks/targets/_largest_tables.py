@@ -21,14 +21,14 @@ from benchmarks.targets._models import DOTS, FULL, MAXTEXT, PLAIN
 PLAN = "jrc.plan"
 Found = Mapping[str, Any]
 _BEST = "MaxText's best"
-_NAMES = {PLAIN: "nothing", FULL: "every block", DOTS: "JAX's dots", _BEST: _BEST, PLAN: PLAN}
+_NAMES = {PLAIN: "baseline", FULL: "every block", DOTS: "JAX's dots", _BEST: _BEST, PLAN: PLAN}
 _COLOURS = {
     PLAIN: pictures.GREY, FULL: pictures.GREEN, DOTS: pictures.PURPLE, _BEST: pictures.RED,
     PLAN: pictures.BLUE,
 }  # fmt: skip
 _ROUNDING = 1e-6
 _NO_GAIN = 1.1  # modelled seconds of two programs are no better known
-_A_LINE = 6
+_GROUP = 0.55  # inches for the bars of a row
 
 
 def tables(report: Report) -> list[Table]:
@@ -119,35 +119,44 @@ def plot(report: Report, folder: pathlib.Path) -> pathlib.Path | None:
     rows = [row for row in _by_size(report) if row["ways"].get(PLAN, {}).get("batch")]
     if not rows:
         return None
-    lines = [rows[i : i + _A_LINE] for i in range(0, len(rows), _A_LINE)]
-    panels = [
-        functools.partial(_panel, rows=line, is_first=line is lines[0], width=len(lines[0]))
-        for line in lines
-    ]
-    title = "Largest batch of each way, over that of every block recomputed"
-    caption = "Numbers: the batch of all devices, and FLOPs over those of the baseline."
-    return pictures.draw(folder / "targets.png", title, panels, (12, 4), caption, columns=1)
+    title = "Largest batch over that of every block recomputed"
+    caption = "Numbers: the batch of all devices, and in brackets FLOPs over those of the baseline."
+    size = (10, 1.2 + len(rows) * _GROUP)
+    panel = functools.partial(_panel, rows=rows[::-1])  # the first row on top
+    return pictures.draw(folder / "targets.png", title, [panel], size, caption, columns=1)
 
 
-def _panel(axes: Any, rows: list[Found], is_first: bool, width: int) -> None:
+def _panel(axes: Any, rows: list[Found]) -> None:
     """Draw a group of bars for each model on a target."""
-    bar = 0.16
-    for place, (way, name) in enumerate(_NAMES.items()):
-        axes.bar([0], [0], bar, color=_COLOURS[way], label=name)
-        for at, row in enumerate(rows):
-            ways = row["ways"] | {_BEST: _best(row)}
-            found = ways.get(way)
-            if not found:
-                continue
-            base = (ways.get(FULL) or ways[PLAN])["batch"] or ways[PLAN]["batch"]
-            x, height = at + (place - 2) * bar, found["batch"] / base
-            axes.bar(x, height, bar, color=_COLOURS[way])
-            text = f"{found['batch']:,}"
-            text += f"\n{found['flops']:.2f}" if found["batch"] else ""
-            axes.text(x, height, text, ha="center", va="bottom", fontsize=8)
-    axes.set_xticks(range(len(rows)), [f"{row['model']}\n{row['target']}" for row in rows])
-    axes.set(ylabel="batch, ratio", xlim=(-0.5, width - 0.5))
-    axes.grid(axis="x", visible=False)
-    axes.margins(y=0.2)
-    if is_first:
-        axes.legend(ncols=len(_NAMES), loc="lower left", bbox_to_anchor=(0, 1.0))
+    bars = [_bars_of(row) for row in rows]
+    lengths = [length for each in bars for length, _ in each.values() if length]
+    start = 0.7 * min(lengths)
+    for at, found in enumerate(bars):
+        height = 0.85 / len(found)
+        for place, (way, (length, text)) in enumerate(found.items()):
+            y = at + 0.425 - (place + 0.5) * height
+            if length:
+                axes.barh(y, length - start, height, left=start, color=_COLOURS[way])
+            axes.text(max(length, start) * 1.03, y, text, va="center", fontsize=7)
+    for way, name in _NAMES.items():
+        if any(way in found for found in bars):
+            axes.barh([0], [0], label=name, color=_COLOURS[way])
+    axes.set_yticks(range(len(rows)), [f"{row['model']}, {row['target']}" for row in rows])
+    axes.set_xscale("log")
+    axes.set(xlabel="batch, ratio", xlim=(start, 2 * max(lengths)), ylim=(-0.6, len(rows) - 0.4))
+    ticks = [x for x in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if x > start]
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axes.minorticks_off()
+    axes.grid(axis="y", visible=False)
+    axes.legend(ncols=len(_NAMES), loc="lower left", bbox_to_anchor=(0, 1.0))
+
+
+def _bars_of(row: Found) -> dict[str, tuple[float, str]]:
+    """Of each way that was measured how long its bar is, and the text beside it."""
+    ways, found = row["ways"] | {_BEST: _best(row)}, {}
+    base = (ways.get(FULL) or ways[PLAN])["batch"] or ways[PLAN]["batch"]
+    for way in _NAMES:
+        if each := ways.get(way):
+            flops = f" ({each['flops']:.2f})" if each["batch"] else ""
+            found[way] = each["batch"] / base, f"{each['batch']:,}{flops}"
+    return found
