@@ -110,7 +110,8 @@ def chunked(
             traced = dataclasses.replace(written, program=_inlined(written.program))
             slices = _with_regions(fn, traced, args, in_axes, count)
             if slices is None:
-                traced = dataclasses.replace(written, program=_opened(written.program))
+                opened = open_regions(traced.program.jaxpr).jaxpr
+                traced = dataclasses.replace(written, program=Program(opened))
                 try:
                     slices = _slices(fn, traced, args, in_axes, count)
                 except Dependent as error:
@@ -152,11 +153,6 @@ def _inlined(program: Program) -> Program:
     return Program(inline_marked(program.jaxpr, lambda _: True))
 
 
-def _opened(program: Program) -> Program:
-    """The program without `jit` calls and `jax.checkpoint` regions."""
-    return _inlined(Program(open_regions(_inlined(program).jaxpr).jaxpr))
-
-
 def _with_regions(
     fn: Callable[..., Any], traced: Traced, args: tuple[Any, ...], in_axes: Axes, count: int
 ) -> Slices | None:
@@ -172,17 +168,17 @@ def _with_regions(
     eqns = [traced.program.eqns[step.position] for step in slices.steps]
     regions = [eqn for eqn in eqns if facts_of(eqn).is_region]
     read = {*slices.axes, *slices.sums}
-    alone = all(_reads_slices(eqn, read, count) for eqn in regions)
+    alone = all(_depends_on_slices(eqn, read, count) for eqn in regions)
     return slices if slices.parts >= count and alone else None
 
 
-def _reads_slices(region: Any, cut: Container[Any], count: int) -> bool:
+def _depends_on_slices(region: Any, cut: Container[Any], count: int) -> bool:
     """Whether little of a region does not depend on slices, and nothing of it is a cast.
 
     A cast of a weight inside of a `shard_map` sums its gradient over devices, in each chunk.
     """
     (inner,) = inner_programs(region)
-    program = Program(inline_marked(inner, lambda _: True))
+    program = _inlined(Program(inner))
     depends = {
         v
         for v, x in zip(program.jaxpr.invars, region.invars, strict=True)

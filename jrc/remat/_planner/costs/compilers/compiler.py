@@ -18,7 +18,6 @@ class Compiler:
         fuses_passes: Whether all that is elementwise is computed inside of whatever reads it.
         continues_products: Whether arithmetic that alone reads a product or a convolution is
             computed in its kernel, so that only the last result is written.
-        without_barrier: Which saved values stand behind no barrier; see `Stages`.
         model_error: How much larger compiled temporaries are than in the solver's model, before any
             are known: the logarithm of the factor, its mean over programs of `tests/zoo`.
         regions_in_chunks: How many times as long as it is predicted a program takes that has
@@ -28,7 +27,6 @@ class Compiler:
 
     fuses_passes = True
     continues_products = False
-    without_barrier: WithoutBarrier = "kernels"
     model_error = 0.0
     regions_in_chunks = 1.3
 
@@ -49,6 +47,13 @@ class Compiler:
             last = eqn.invars[0].aval.ndim - 1
             return last > 0 and reduced_axes(eqn) == (last,)
         return facts.fusion is Fusion.LOOP and not (facts.is_reduction or facts.is_cumulative)
+
+    @property
+    def without_barrier(self) -> WithoutBarrier:
+        """Which saved values stand behind no barrier: what kernels write, if readers are fused."""
+        if not self.fuses_passes:
+            return "none"
+        return "chains" if self.continues_products else "kernels"
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of device memory that an array of this type occupies."""

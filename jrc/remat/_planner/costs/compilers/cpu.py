@@ -4,12 +4,11 @@ import math
 from typing import Any
 
 from jrc._jaxpr import Program
-from jrc.remat._planner.costs.compilers.compiler import Compiler, WithoutBarrier
+from jrc.remat._planner.costs.compilers.compiler import Compiler
 
 
 class _Cpu(Compiler):
     fuses_passes = False
-    without_barrier: WithoutBarrier = "none"
     model_error = 0.1
     regions_in_chunks = 1.0
 

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from jrc._jaxpr import Program, takes_one_of_each_row
-from jrc.remat._planner.costs.compilers.compiler import Compiler, WithoutBarrier
+from jrc.remat._planner.costs.compilers.compiler import Compiler
 
 _LANES = 128
 _SUBLANES = 8
@@ -15,7 +15,6 @@ _REACHED = 0.8
 
 class _Tpu(Compiler):
     continues_products = True
-    without_barrier: WithoutBarrier = "chains"
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of an array, padded to tiles of 8 x 128 words."""
