@@ -26,6 +26,11 @@ _MODULES = {
     "diffrax_models": ("diffrax", "diffrax_ode"),
     "brax_models": ("brax", "brax_ppo"),
     "gemma_models": ("gemma", "gemma"),
+    "small_nets": (
+        "jax",
+        "two_towers actor_critic particle_vae group_norm_convs batch_norm_convs gated_mlp triplets "
+        "deep_sets graph_net conv_autoencoder latent_attention pooled_text",
+    ),
 }
 _PLACES = {
     name: (module, package)
@@ -33,6 +38,8 @@ _PLACES = {
     for name in names.split()
 }
 NAMES = tuple(_PLACES)
+SMALL = tuple(name for name, (module, _) in _PLACES.items() if module == "small_nets")
+"""Those that only benchmarks look at closely; tests compare the gradients of their plans."""
 
 
 def missing(name: str) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 
 import jrc
 from jrc.remat._gradient.compiled_memory import memory_needed
-from tests.zoo.catalogue import NAMES, make, missing
+from tests.zoo.catalogue import NAMES, SMALL, make, missing
 from tests.zoo.known_failures import FAILURES
 from tests.zoo.program import gradient, gradient_error
 
@@ -38,10 +38,12 @@ EXPLAINED = {
 """Those that are explained at every change, one of each package, and none that is planned too."""
 
 
-def programs(test, quick=QUICK, long=()):
-    """All programs as parameters, with what is known of them."""
+def programs(test, quick=QUICK, long=(), left_out=SMALL):
+    """The programs as parameters, with what is known of them."""
     found = []
     for name in NAMES:
+        if name in left_out:
+            continue
         marks = [] if name in quick else [pytest.mark.slow]
         if name in long:
             marks.append(pytest.mark.exhaustive)
@@ -86,7 +88,7 @@ def test_explained(name):
     assert report.saved and report.flops > 0
 
 
-@programs("planned", long=LONG)
+@programs("planned", long=LONG, left_out=())
 def test_planned(name):
     """The leanest plan changes no gradient, without fusion, where rounding is the same."""
     program = program_of(name)
