@@ -5,9 +5,6 @@ bytes before the first run, when the program is compiled and its arguments exist
 were while it ran. Linux only.
 """
 
-import ctypes
-import pathlib
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +12,7 @@ import jax
 
 import jrc
 from benchmarks._lib import child
+from benchmarks._lib.resident_memory import reset_most, resident
 from benchmarks._models.catalogue import MODELS
 from benchmarks._models.model import drawn
 
@@ -44,18 +42,6 @@ def in_child(name: str, toy: bool, plan: str | None = None) -> dict[str, int]:
     settings = {"model": name, "toy": toy, "plan": plan}
     (found,) = child.results_of("memory._resident", settings)
     return found
-
-
-def resident(field: str) -> int:
-    """Return bytes of this process: `VmRSS` now, `VmHWM` the most since `reset_most`."""
-    status = pathlib.Path("/proc/self/status").read_text()
-    return int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) * 1024
-
-
-def reset_most() -> None:
-    """Give free memory back to the system and start `VmHWM` from here: compiling needs memory."""
-    ctypes.CDLL(None).malloc_trim(0)
-    pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ models of the benchmarks.
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,6 +48,15 @@ class Program:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     sizes: tuple[int, ...] = (1,)
     tolerance: float = 1e-5
+
+    def written(self, folder: pathlib.Path) -> pathlib.Path:
+        """Write parameters and inputs into a file for PyTorch, as `_torch.Arguments` reads it."""
+        given = {"params": self.args[0], "inputs": self.inputs}
+        leaves = jax.tree_util.tree_leaves_with_path(given)
+        path = folder / "arguments.npz"
+        keys = (jax.tree_util.keystr(at, simple=True, separator="/") for at, _ in leaves)
+        np.savez(path, **dict(zip(keys, (leaf for _, leaf in leaves), strict=True)))
+        return path
 
 
 def _gpt(toy: bool) -> Program:

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from benchmarks._lib import child, platform
@@ -116,12 +115,8 @@ def of_torch(
     name: str, program: Program, budgets: Any, saved: Any, status: Status
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each way's name and figures from the process with PyTorch; at the end `about`."""
-    given = {"params": program.args[0], "inputs": program.inputs}
-    leaves = jax.tree_util.tree_leaves_with_path(given)
-    named = {jax.tree_util.keystr(at, simple=True, separator="/"): leaf for at, leaf in leaves}
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "arguments.npz")
-        np.savez(path, **named)
+        path = program.written(pathlib.Path(folder))
         settings = {
             "twin": name,
             "options": program.options,
