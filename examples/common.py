@@ -259,7 +259,7 @@ def train(options, step, state, history, batch_of, loss=math.nan):
 
 
 def compare_memory(lean, plain, state, batch):
-    with console.status("compiling the step once more with nothing re-run, to compare memory"):
+    with console.status("compiling the step once more as the baseline, to compare memory"):
         return {
             "recomputed": peak_bytes(lean, state, batch),
             "plain": peak_bytes(plain, state, batch),
@@ -319,7 +319,7 @@ def show(found, title, rows, recomputed="peak, blocks re-run"):
         table.add_column(head, no_wrap=True)
     rows = [
         *rows,
-        ("peak of the compiled step, nothing re-run", memory(plain), ""),
+        ("peak of the compiled step, baseline", memory(plain), ""),
         (recomputed, memory(lean), f"1/{plain / lean:,.1f}"),
         ("dense all-reduce, per step and replica", network(found["bytes_dense"]), ""),
         ("sent, mean of all steps", *against(found["bytes_sent_mean"])),

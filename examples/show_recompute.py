@@ -194,7 +194,7 @@ def show(console, title, listing):
 
 def main():
     console = Console()
-    show(console, "Before, nothing re-run", Listing(loss))
+    show(console, "Before, the baseline", Listing(loss))
     lean = jrc.recompute_segments(loss, ["block_0", "block_1"], no_recompute_segments=[0])
     show(console, "After, block_1 re-run", Listing(lean))
 

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,18 +15,18 @@ from benchmarks.convergence._plot import curves
 # Those whose ends lie apart; label, colour, line, and where the label stands.
 SHOWN = {
     "adamw": ("AdamW, dense", pictures.GREY, "-", "right"),
-    "dgc": ("DGC 99.9 %, SGD", pictures.RED, "-", "right"),
-    "diloco_15": ("DiLoCo,\nevery 15", pictures.GREEN, "-", "above right"),
-    "diloco_15_4bit": ("DiLoCo, 4 bits,\nevery 15", pictures.GREEN, "--", "below right"),
+    "dgc": ("DGC\n99.9 %,\nSGD", pictures.RED, "-", "right"),
+    "diloco_15": ("DiLoCo,\nevery 15", pictures.GREEN, "-", "right below"),
+    "diloco_15_4bit": ("DiLoCo,\n4 bits,\nevery 15", pictures.GREEN, "--", "right below"),
     "sparseloco_5": ("SparseLoCo,\nevery 5", pictures.BLUE, ":", "below right"),
-    "sparseloco_15": ("SparseLoCo,\nevery 15", pictures.BLUE, "-", "below left"),
-    "sparseloco_30": ("SparseLoCo,\nevery 30", pictures.BLUE, "--", "left"),
+    "sparseloco_15": ("SparseLoCo,\nevery 15", pictures.BLUE, "-", "far below left"),
+    "sparseloco_30": ("SparseLoCo,\nevery 30", pictures.BLUE, "-.", "left below"),
 }
 PLACES: Mapping[str, Any] = {
     "right": {"xytext": (9, 0), "ha": "left", "va": "center"},
-    "left": {"xytext": (-9, 0), "ha": "right", "va": "center"},
-    "above right": {"xytext": (-6, 12), "ha": "left", "va": "bottom"},
-    "below left": {"xytext": (6, -9), "ha": "right", "va": "top"},
+    "left below": {"xytext": (-14, 10), "ha": "right", "va": "top"},
+    "far below left": {"xytext": (8, -20), "ha": "right", "va": "top"},
+    "right below": {"xytext": (9, 8), "ha": "left", "va": "top"},
     "below right": {"xytext": (-6, -9), "ha": "left", "va": "top"},
 }
 Runs = Mapping[str, Mapping[str, Any]]
@@ -45,7 +46,7 @@ def plot(report: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path | None
     sent = [functools.partial(_panel, runs=runs, unit=unit, title=_title(count, runs))
             for count, runs in shown.items()]  # fmt: skip
     times = [functools.partial(_times, runs=runs, unit=unit, link=link,
-                               title=f"{link}, {_title(count, runs)}")
+                               title=f"{_spaced(link)}, {_title(count, runs)}")
              for count, runs in shown.items() for link in LINKS]  # fmt: skip
     path = pictures.draw(
         folder / "outer.png", "Held-out loss against what a replica has sent", sent, (11, 5.5),
@@ -62,6 +63,11 @@ def _shown(methods: Runs) -> Runs | None:
     if "adamw" not in made or not (seeds := set.intersection(*map(set, made.values()))):
         return None
     return {name: {seed: runs[seed] for seed in sorted(seeds)} for name, runs in made.items()}
+
+
+def _spaced(link: str) -> str:
+    """A link of `tc` as text: `100 Mbit/s`."""
+    return re.sub(r"(?<=\d)(?=[A-Z])", " ", link)
 
 
 def _title(replicas: int, runs: Runs) -> str:
@@ -103,10 +109,15 @@ def _times(axes: Any, runs: Runs, unit: str, link: str, title: str) -> None:
         axes.plot(seconds[-1], middle[-1], "o", color=colour, ms=6)
         ends.append((seconds[-1], middle[-1]))
     _frame(axes, ends, unit, title)
-    axes.set_xlim(left=0)
+    axes.set_xscale("log")
+    axes.set_xlim(left=min(end for end, _ in ends) / 10, right=4 * ends[0][0])
+    axes.set_xticks([5, 10, 20, 50, 100, 200, 500], minor=False)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f} s")
+    axes.xaxis.set_minor_formatter(lambda *_: "")
+    axes.tick_params(which="minor", length=0)
     axes.set(xlabel="modelled time")
-    axes.legend()
+    if link == LINKS[0]:  # the lines mean the same in all panels of a row
+        axes.legend(loc="upper right")
 
 
 def _frame(axes: Any, ends: list[tuple[float, float]], unit: str, title: str) -> None:

@@ -26,7 +26,7 @@ def study(models: dict[str, Any], toy: bool, status: Callable[[str], None]) -> N
     """Measure the two models with the largest peaks, with a plan and without."""
     order = sorted(models, key=lambda name: models[name]["baseline"]["peak"], reverse=True)
     for name in order[:LARGEST]:
-        status(f"{name}: nothing re-run")
+        status(f"{name}: the baseline")
         found = {"plain": in_child(name, toy)}
         status(f"{name}: planning")
         model = MODELS[name](toy)

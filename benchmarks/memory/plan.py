@@ -63,7 +63,7 @@ def one(model: Model, options: argparse.Namespace, status: Callable[[str], None]
     """Return all figures of one model."""
     planner = Planner(model, Cache(options.cache, options.quick))
     found = {"title": model.title, "scanned": model.scanned, "references": {}}
-    status(f"{model.title}: nothing re-run")
+    status(f"{model.title}: the baseline")
     found["baseline"] = planner.measure(model.fn)
     for name, fn in model.references.items():
         status(f"{model.title}: {name}")
@@ -126,7 +126,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the models, and what to measure of them."""
     add = parser.add_argument
     add("--models", type=names_of(MODELS), default=list(MODELS), help="default: all")
-    add("--references", action="store_true", help="only nothing re-run, and the ways by hand")
+    add("--references", action="store_true", help="only the baseline, and the ways by hand")
     add("--rss", action="store_true", help="real memory of the two largest models in --out")
     add("--seconds", action="store_true", help="the time of planning the models in --out")
     add("--quick", action="store_true", help="no optimised machine code: the bytes are the same")

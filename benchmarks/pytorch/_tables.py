@@ -110,8 +110,8 @@ def _own(found: Found) -> Iterator[tuple[str, ...]]:
 def _ways_of_all(models: list[Found], report: Report) -> Table:
     names = ("checkpoint 1", "budget 1.0", "budget 0.5", "budget 0.25")
     return Table(
-        "Other programs, ways of PyTorch: MB that are saved, products over those with nothing "
-        "re-run, and in brackets the difference of jrc's cheapest choice that saves no more "
+        "Other programs, ways of PyTorch: MB that are saved, products over those of the "
+        "baseline, and in brackets the difference of jrc's cheapest choice that saves no more "
         f"(PyTorch {models[0]['about']['torch']}, jax {report['jax']}, CPU, float32); the worst "
         "is of all ways that were measured",
         ("", *(in_words(name) for name in names), "worst"),

@@ -78,7 +78,7 @@ def compare(
     """Return both sides, and beside every way jrc's cheapest choice that saves no more."""
     planner = Planner(program.model, Cache(None))
     found: dict[str, Any] = {"title": program.model.title, "tolerance": program.tolerance}
-    status("jrc, nothing re-run")
+    status("jrc, the baseline")
     found["nothing"] = _front.counted(planner, program.model.fn)
     status("jrc, by hand")
     found["hand"] = dict(_front.by_hand(planner))
@@ -143,7 +143,7 @@ def _differences(found: Report) -> Iterator[str]:
         yield f"norm of the gradient: {other} in PyTorch, {norm} in JAX"
     products = found["nothing"]["product_flops"]
     if (other := found["ways"]["eager"]["product_flops"]) != products:
-        yield f"product FLOPs with nothing re-run: {other:,} in PyTorch, {products:,} in JAX"
+        yield f"product FLOPs of the baseline: {other:,} in PyTorch, {products:,} in JAX"
     for name, row in found["ways"].items():
         if "missing" in row:
             continue

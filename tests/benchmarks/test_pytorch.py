@@ -148,7 +148,7 @@ def test_differences_are_reported():
     other["models"]["gpt"]["about"]["gradient_norm"] = 2.1
     assert list(saved_bytes.problems(other)) == [
         "gpt: norm of the gradient: 2.1 in PyTorch, 2.0 in JAX",
-        "gpt: product FLOPs with nothing re-run: 1,001 in PyTorch, 1,000 in JAX",
+        "gpt: product FLOPs of the baseline: 1,001 in PyTorch, 1,000 in JAX",
         "gpt: eager: the loss is 5.1 in PyTorch, 5.0 in JAX",
         "gpt: eager: gradients differ by 1.0e-02",
     ]

@@ -74,5 +74,5 @@ def test_prints_both_programs():
     assert again.result in row and "convolution" in row and "block_1/w" in row
     assert any(f"gradient of BatchNorm's scale, from {again.result} " in line for line in lines)
     text = run("show_recompute")
-    assert "Before, nothing re-run: 5 convolutions" in text
+    assert "Before, the baseline: 5 convolutions" in text
     assert "After, block_1 re-run: 6 convolutions" in text and text.count("RE-RUN") == 1
