@@ -50,6 +50,7 @@ from jrc.remat._gradient.compiled_memory import bytes_on_device as bytes_on_devi
 from jrc.remat._gradient.compiled_memory import compiled_with_memory as compiled_with_memory
 from jrc.remat._gradient.compiled_memory import memory_of as memory_of
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
+from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.plan.decision import AsWritten, LeftToJax, Stages
 from jrc.remat._planner.search.choose import bytes_of, fitting_option, plan_for
 from jrc.remat._planner.search.compiled_cost import CompiledCost
@@ -148,10 +149,10 @@ class CandidateTable:
             self.problem = Problem.of(Request(fn, args, argnums, has_aux, target=name))
         self.peaks = Peaks(self.problem)
 
-    def facts(self) -> dict[str, float]:
-        """Return FLOPs of the baseline, bytes of arguments and results, the model's mean error."""
-        own, error = self.problem.own, self.peaks.model_error
-        return {"flops": self.problem.flops, "own": own, "model_error": error}
+    def facts(self) -> dict[str, Any]:
+        """Return FLOPs of the baseline, bytes of arguments and results, and the platform."""
+        problem = self.problem
+        return {"flops": problem.flops, "own": problem.own, "platform": problem.platform}
 
     def rows(self, status: Callable[[str], None]) -> list[dict[str, Any]]:
         """Return a row for each candidate; all are compiled."""
@@ -178,7 +179,8 @@ class KnownPeaks:
 
     def __init__(self, program: Any) -> None:
         self.own, rows = program["own"], program["rows"]
-        self.model_error = program["model_error"]
+        compiler = compiler_on(program["platform"])
+        self.errors = compiler.peak_errors, compiler.time_errors
         self.options = [
             Option(
                 row["predicted"] - self.own, 0, row["cost"],

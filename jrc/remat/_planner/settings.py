@@ -7,29 +7,6 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class ErrorSizes:
-    """How large errors of a model are: standard deviations of their logarithms.
-
-    Attributes:
-        of_all: What errors of all options have in common.
-        of_family: What those of a family have in common beside that.
-        of_option: What they have in common the less, the farther they are from each other.
-        of_baseline: The error of the baseline.
-        noise: What of an error says nothing of others.
-        chunks_are_alike: How much of it programs with other regions in chunks have in common.
-        baseline_is_alike: Whether the baseline has a part in what all have in common.
-    """
-
-    of_all: float
-    of_family: float
-    of_option: float
-    of_baseline: float
-    noise: float
-    chunks_are_alike: float
-    baseline_is_alike: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
 class PlannerSettings:
     """The thresholds, in the order in which a program meets them.
 
@@ -75,8 +52,6 @@ class PlannerSettings:
         compiled_between: So many at least are then compiled between both ends.
         compiled_before_refusal: So many more that may be the leanest are compiled before a budget
             is refused.
-        peak_errors: How large errors of predicted temporaries are.
-        time_errors: The same of predicted seconds.
         near_peaks: Options are near if their peaks differ by this, as a logarithm.
         near_costs: The same of their costs, as a share of the cost of the dearest option.
         dearest_counts: What an option saves is its cost below so many times that of the dearest
@@ -152,9 +127,6 @@ class PlannerSettings:
     leanest_compiled: int = 3
     compiled_between: int = 2
     compiled_before_refusal: int = 3
-    # XLA recomputes of its own accord in the baseline, so that its peak says nothing of others.
-    peak_errors: ErrorSizes = ErrorSizes(0.2, 0.15, 0.3, 0.3, 0.02, 0.7, baseline_is_alike=False)
-    time_errors: ErrorSizes = ErrorSizes(0.5, 0.03, 0.06, 0.51, 0.005, 0.97)
     near_peaks: float = 0.5
     near_costs: float = 0.2
     dearest_counts: float = 1.25

@@ -100,6 +100,7 @@ def build_cost_graph(
         results=tuple(results),
         fuses_passes=compiler.fuses_passes,
         without_barrier=compiler.without_barrier,
+        in_order=compiler.in_order,
         unit=unit,
     )
 

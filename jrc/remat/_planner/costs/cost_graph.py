@@ -60,6 +60,7 @@ class CostGraph:
         saving_costs: What it costs to save a variable that would not be written else; 0 of others.
         fuses_passes: Whether the compiler computes what is elementwise inside of its readers.
         without_barrier: Which saved values stand behind no barrier.
+        in_order: Whether stages are differentiated one after the other.
         unit: What costs are counted in.
     """
 
@@ -73,6 +74,7 @@ class CostGraph:
     saving_costs: tuple[int, ...] = ()
     fuses_passes: bool = False
     without_barrier: WithoutBarrier = "none"
+    in_order: bool = False
     unit: CostUnit = FLOPS
 
     def is_fused(self, v: int) -> bool:

@@ -33,7 +33,7 @@ from jrc.remat._planner.plan.decision import (
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._policy.checkpoint_names import PINNED_HOST, SAVED, name_value
 from jrc.remat._policy.resolution import Policy
-from jrc.remat._region.barrier import barrier
+from jrc.remat._region.barrier import barrier, gradients_in_order
 from jrc.remat._region.region import Region as Recompute
 from jrc.remat._region.region import recomputed_region
 from jrc.remat._region.rerun_scope import planned_scope
@@ -70,21 +70,36 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
         for n, stage in enumerate(decision.stages):
             _run_plainly(program, before[n], values)
+            positions = sorted(equations[n] + within[n])
+            ordered = _in_order(program, positions, values) if decision.in_order else {}
+            as_they_are = {v: values[v] for v in ordered}
+            values |= ordered
             match stage:
                 case Region():
                     with planned_scope():
-                        positions = equations[n] + within[n]
                         section = _section(program, decision, stage, positions, offloaded)
                         _run_region(program, section, region, name, values)
                 case LeftToJax():
-                    _run_plainly(program, sorted(equations[n] + within[n]), values)
+                    _run_plainly(program, positions, values)
                 case _:
                     _run_plainly(program, within[n], values)
                     _run_construct(program, stage, values)
+            values |= as_they_are
         _run_plainly(program, before[-1], values)
         return program.results(values)
 
     return run
+
+
+def _in_order(program: Program, positions: Sequence[int], values: dict[Any, Any]) -> dict[Any, Any]:
+    """What some equations read, so that the gradients of weights come before those of the data."""
+    read = [v for v in program.cut(positions).invars if is_floating(v.aval)]
+    made = [v for v in read if _is_made(program, v)]
+    given = [v for v in read if not _is_made(program, v)]
+    if not made or not given:
+        return {}
+    groups = gradients_in_order([values[v] for v in made], [values[v] for v in given])
+    return dict(zip((*made, *given), (x for group in groups for x in group), strict=True))
 
 
 def _casts(

@@ -147,11 +147,14 @@ class Stages:
             them; -1 is the equation of what the program is given.
         without_barrier: Which saved values stand behind no barrier. On accelerators a barrier keeps
             readers from being fused; on a CPU XLA needs less memory with it.
+        in_order: Whether the backward pass of a stage computes all that its weights get before the
+            stage in front of it is differentiated.
     """
 
     stages: tuple[Stage, ...]
     offloaded: tuple[Place, ...] = ()
     without_barrier: WithoutBarrier = "none"
+    in_order: bool = False
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -171,9 +174,9 @@ class Stages:
         """Return the decision as plain data for JSON."""
         data: dict[str, Any] = {"stages": [stage.to_data() for stage in self.stages]}
         data |= {"offloaded": _pairs(self.offloaded)} if self.offloaded else {}
-        if self.without_barrier == "none":
-            return data
-        return data | {"without_barrier": self.without_barrier}
+        if self.without_barrier != "none":
+            data["without_barrier"] = self.without_barrier
+        return data | ({"in_order": True} if self.in_order else {})
 
 
 def _recomputes(stage: Stage) -> bool:

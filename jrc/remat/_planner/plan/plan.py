@@ -33,7 +33,7 @@ from jrc.remat._planner.plan.read_decision import decision_from_data
 from jrc.remat._planner.plan.saved_by_plan import Kept
 from jrc.remat._planner.program.signature import Signature
 
-_FORMAT = 14
+_FORMAT = 15
 
 _MADE_BY = f"jrc {importlib.metadata.version('jrc')}"
 """Equations are numbered after shared ones are copied, which another version does otherwise."""

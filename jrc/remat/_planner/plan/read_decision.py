@@ -38,13 +38,20 @@ def decision_from_data(data: Any) -> Decision:
 
 
 def _stages(data: Any) -> Stages:
-    found = _fields(data, "stages", "offloaded", "without_barrier")
+    found = _fields(data, "stages", "offloaded", "without_barrier", "in_order")
     stages = [_named(f"stage {k}", _stage, each) for k, each in enumerate(_list(data, "stages"))]
     offloaded = _named("offloaded", _places, found.get("offloaded", ()))
     without, known = found.get("without_barrier", "none"), get_args(WithoutBarrier)
     if without not in known:
         raise ValueError(f"without_barrier must be one of {', '.join(known)}, got {without!r:.80}")
-    return Stages(tuple(stages), offloaded, without)
+    return Stages(tuple(stages), offloaded, without, _flag(found, "in_order", default=False))
+
+
+def _flag(found: dict[str, Any], name: str, default: bool) -> bool:
+    flag = found.get(name, default)
+    if not isinstance(flag, bool):
+        raise ValueError(f"{name} must be a bool, got {flag!r}")
+    return flag
 
 
 def _list(data: Any, name: str) -> list[Any]:
@@ -70,9 +77,7 @@ def _stage(data: Any) -> Stage:
 
 def _region(data: Any) -> Region:
     found = _fields(data, "region", "saved", "recomputed", "by_name")
-    by_name = found.get("by_name", True)
-    if not isinstance(by_name, bool):
-        raise ValueError(f"by_name must be a bool, got {by_name!r}")
+    by_name = _flag(found, "by_name", default=True)
     return Region(
         _named("region", numbers_in, data["region"]),
         _named("saved", _places, found.get("saved", ())),

@@ -179,7 +179,7 @@ def _promised_cost(problem: Problem, temporaries: int) -> float:
 
     It counts as the dearer, the more it needs.
     """
-    factor = math.exp(compiler_on(problem.platform).model_error) / problem.parts
+    factor = math.exp(compiler_on(problem.platform).peak_errors.mean) / problem.parts
 
     def cost(option: Option) -> float:
         needed = option.peak * factor / temporaries

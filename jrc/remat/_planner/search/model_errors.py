@@ -5,7 +5,8 @@ two options are alike if the options are of one family, and more so if they are 
 cost: each known one says something of all others, and how sure that is.
 
 >>> options = [Option(100, 0, 3), Option(200, 0, 2), Option(1000, 0, 0)]
->>> errors = ModelErrors(options, [100.0, 200.0, 1000.0], SETTINGS.peak_errors, mean=0.0)
+>>> sizes = ErrorSizes(0.2, 0.15, 0.3, 0.3, 0.02, 0.7, baseline_is_alike=False)
+>>> errors = ModelErrors(options, [100.0, 200.0, 1000.0], sizes)
 >>> means, deviations = errors.given({0: 0.5})
 >>> [round(float(mean), 2) for mean in means], bool(deviations[1] < deviations[2])
 ([0.5, 0.24, 0.2], True)
@@ -17,7 +18,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jrc.remat._planner.settings import SETTINGS, ErrorSizes
+from jrc.remat._planner.costs.error_sizes import ErrorSizes
+from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Family, Option
 
 
@@ -28,7 +30,6 @@ class ModelErrors:
         options: The options.
         temporaries: Bytes of temporaries of each, positive, by any model: who is near to whom.
         sizes: How large errors are, and what they have in common.
-        mean: What is expected of an error before any is known.
     """
 
     def __init__(
@@ -36,7 +37,6 @@ class ModelErrors:
         options: Sequence[Option],
         temporaries: Sequence[float],
         sizes: ErrorSizes,
-        mean: float = 0.0,
     ) -> None:
         baseline = np.array([each.is_baseline for each in options])
         costs = np.array([float(each.cost) for each in options])
@@ -56,7 +56,7 @@ class ModelErrors:
         covariance[:, baseline] *= sizes.baseline_is_alike
         covariance[np.ix_(baseline, baseline)] = sizes.of_baseline**2
         self._covariance, self._noise = covariance, sizes.noise
-        self._mean = np.full(len(options), mean)
+        self._mean = np.where(baseline, sizes.mean_of_baseline, sizes.mean)
 
     def given(self, known: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean and the standard deviation of the error of each option.

@@ -18,6 +18,7 @@ from jrc._jaxpr import flops
 from jrc._text import memory_text
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.costs.cost_unit import TimeUnit
+from jrc.remat._planner.costs.error_sizes import ErrorSizes
 from jrc.remat._planner.search.chunks import Wanted
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.search.gradient import GradientAlone
@@ -80,9 +81,10 @@ class Peaks:
         return self.problem.request.program is not None
 
     @property
-    def model_error(self) -> float:
-        """The logarithm of the factor by which the solver's model is too low, in the mean."""
-        return compiler_on(self.problem.platform).model_error
+    def errors(self) -> tuple[ErrorSizes, ErrorSizes]:
+        """How far off predicted temporaries and seconds are."""
+        compiler = compiler_on(self.problem.platform)
+        return compiler.peak_errors, compiler.time_errors
 
     def predicted(self, option: Option) -> int:
         """Return the peak of an option in bytes, as the solver's model has it."""

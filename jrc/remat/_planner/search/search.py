@@ -5,9 +5,11 @@ something of those like it (`model_errors`); so it is with seconds. Of the optio
 better than the best so far the search compiles the one of which it expects most: how much cheaper
 it is, times how likely it fits.
 
+>>> from jrc.remat._planner.costs.compilers import Compiler
 >>> from jrc.remat._planner.solver.option import Option
 >>> class Exact:
-...     own, is_inside, model_error = 0, False, 0.0
+...     own, is_inside = 0, False
+...     errors = Compiler.peak_errors, Compiler.time_errors
 ...     predicted = lambda self, option: option.peak
 ...     compiled = lambda self, option: CompiledCost(0, 0, option.peak, 0)
 ...     are_costs_exact = True
@@ -30,6 +32,7 @@ import jax
 import numpy as np
 
 from jrc._errors import running_name
+from jrc.remat._planner.costs.error_sizes import ErrorSizes
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.model_errors import ModelErrors
 from jrc.remat._planner.settings import SETTINGS
@@ -51,8 +54,8 @@ class KnownPeaks(Protocol):
         """Whether a larger program is compiled, and what else it needs is in no prediction."""
 
     @property
-    def model_error(self) -> float:
-        """The logarithm of the factor by which the solver's model is too low, in the mean."""
+    def errors(self) -> tuple[ErrorSizes, ErrorSizes]:
+        """How far off predicted temporaries and seconds are."""
 
     @property
     def are_costs_exact(self) -> bool:
@@ -106,10 +109,9 @@ class Search:
         self._at = {each: i for i, each in enumerate(self.options)}
         temporaries = [self._beside(peaks.predicted(each)) for each in self.options]
         self._predicted = np.log(temporaries)
-        self._errors = ModelErrors(
-            self.options, temporaries, SETTINGS.peak_errors, peaks.model_error
+        self._errors, self._time_errors = (
+            ModelErrors(self.options, temporaries, sizes) for sizes in peaks.errors
         )
-        self._time_errors = ModelErrors(self.options, temporaries, SETTINGS.time_errors)
 
     def cheapest_fitting(self, budget: int) -> Option | None:
         """Return the cheapest option that fits, of those that the search compiles.
@@ -251,7 +253,7 @@ class Search:
         means = self._costs * np.exp(errors)
         if not known:
             # What all have in common makes none of them cheaper than another.
-            return means, means * SETTINGS.time_errors.of_option
+            return means, means * self.peaks.errors[1].of_option
         deviations[list(known)] = 0.0
         return means, means * deviations
 

@@ -46,7 +46,12 @@ def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs
             region = Region(positions, _saved(graph, part, values), again)
             is_light = graph.fuses_passes and not any(dear[k] for k in part)
             stages.append(LeftToJax(positions) if is_light else region)
-    return Stages(tuple(stages), without_barrier=graph.without_barrier)
+    return _of_stages(graph, stages)
+
+
+def _of_stages(graph: CostGraph, stages: Sequence[Stage]) -> Stages:
+    """The decision, with what is known of the compiler."""
+    return Stages(tuple(stages), without_barrier=graph.without_barrier, in_order=graph.in_order)
 
 
 def decision_of_regions(
@@ -96,7 +101,7 @@ def decision_of_regions(
             rerun = tuple(sorted(graph.nodes[k].position for k in again))
             saved = _saved(graph, nodes, values)
             stages.append(Region(_positions(graph, nodes), saved, rerun, by_name))
-    return Stages(tuple(stages), without_barrier=graph.without_barrier)
+    return _of_stages(graph, stages)
 
 
 def saved_values(graph: CostGraph, decision: Stages) -> frozenset[int]:

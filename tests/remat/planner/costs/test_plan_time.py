@@ -13,13 +13,12 @@ import jrc
 from jrc._jaxpr import inner_program
 from jrc._targets.chips import CHIPS
 from jrc.remat._chunks.chunks import chunks_from_data
-from jrc.remat._planner.costs.compilers import CPU, GPU, TPU
+from jrc.remat._planner.costs.compilers import CPU, GPU, TPU, Compiler
 from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.model_errors import ModelErrors
 from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.search.search import Search
-from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 from jrc.remat._time import host_rates as host_rates_file
 from jrc.remat._time.host_rates import host_rates, measured
@@ -129,7 +128,8 @@ def test_published_rates_know_the_dtype():
 class Timed:
     """Peaks that are exact, and seconds that are predicted and compiled apart."""
 
-    own, is_inside, model_error, are_costs_exact = 0, False, 0.0, False
+    own, is_inside, are_costs_exact = 0, False, False
+    errors = Compiler.peak_errors, Compiler.time_errors
 
     def __init__(self, rows):
         self.options = [Option(peak, 0, cost, family=kind) for peak, cost, _, kind in rows]
@@ -392,6 +392,6 @@ def test_seconds_of_programs_in_chunks_are_off_as_those_of_others():
     options = [whole, dataclasses.replace(whole, chunks=(region,))]
     seconds, peaks = (
         ModelErrors(options, [100.0, 100.0], sizes).given({0: 0.5})[0][1]
-        for sizes in (SETTINGS.time_errors, SETTINGS.peak_errors)
+        for sizes in (Compiler.time_errors, Compiler.peak_errors)
     )
     assert 0.45 < seconds < 0.5 and peaks < 0.36

@@ -75,7 +75,7 @@ def test_a_plan_from_json_is_applied_as_the_plan_itself():
 )
 def test_what_is_no_plan(text):
     with pytest.raises(
-        ValueError, match=r"jrc\.Plan\.from_json: text must be a plan of format 14, "
+        ValueError, match=r"jrc\.Plan\.from_json: text must be a plan of format 15, "
     ) as e:
         jrc.Plan.from_json(text)
     assert str(e.value).endswith("Plan again with jrc.plan.")
@@ -174,7 +174,7 @@ def of_candidate(**changes):
 def test_a_plan_that_was_edited(text, said):
     with pytest.raises(ValueError, match=re.escape(said)) as info:
         jrc.Plan.from_json(text())
-    assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 14, ")
+    assert str(info.value).startswith("jrc.Plan.from_json: text must be a plan of format 15, ")
     assert str(info.value).endswith(". Plan again with jrc.plan.")
 
 

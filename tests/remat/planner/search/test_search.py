@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jrc.remat._planner.budget import Share
+from jrc.remat._planner.costs.compilers import CPU
 from jrc.remat._planner.plan.decision import LeftToJax, Stages
 from jrc.remat._planner.search.choose import bytes_of, fitting_option
 from jrc.remat._planner.search.compiled_cost import CompiledCost
@@ -22,7 +23,8 @@ class Fakes:
     `asked` has the options that were compiled, in order.
     """
 
-    own, model_error, are_costs_exact = OWN, 0.1, True
+    own, are_costs_exact = OWN, True
+    errors = CPU.peak_errors, CPU.time_errors
 
     def __init__(self, rows, is_inside=False):
         self.options = [option for option, _, _ in rows]

@@ -154,9 +154,9 @@ def test_the_function_as_written_is_a_plan_too():
     [
         (
             {"decision": "as_written"},
-            "expected stages, offloaded, without_barrier, got 'as_written'",
+            "expected stages, offloaded, without_barrier, in_order, got 'as_written'",
         ),
-        ({"decision": {"as written": True}}, "without_barrier, got the field 'as written'"),
+        ({"decision": {"as written": True}}, "in_order, got the field 'as written'"),
         ({"decision": {"stages": "as written"}}, "stages must be a list, got 'as written'"),
         ({"left_out": "0"}, "leaves out equations none; those that no result needs are 0"),
     ],

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
+from jrc.remat._planner.costs.compilers import CPU
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.plan.decision import Stages
 from jrc.remat._planner.program.trace import traced_for_plan
@@ -378,7 +379,8 @@ def test_distance_to_re_running_anything_anywhere(count, skips, capsys):
 class Peaks:
     """Peaks of options that no prediction knows."""
 
-    own, is_inside, model_error, are_costs_exact = 0, False, 0.1, True
+    own, is_inside, are_costs_exact = 0, False, True
+    errors = CPU.peak_errors, CPU.time_errors
 
     def __init__(self, peaks):
         self.peaks = peaks
