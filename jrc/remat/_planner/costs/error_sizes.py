@@ -13,7 +13,7 @@ class ErrorSizes:
         of_all: What errors of all options have in common.
         of_family: What those of a family have in common beside that.
         of_option: What they have in common the less, the farther they are from each other.
-        of_baseline: The error of the baseline.
+        of_baseline: The error of the baseline, without chunks.
         noise: What of an error says nothing of others.
         chunks_are_alike: How much of it programs with other regions in chunks have in common.
         baseline_is_alike: Whether the baseline has a part in what all have in common.

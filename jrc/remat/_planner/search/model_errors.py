@@ -38,7 +38,8 @@ class ModelErrors:
         temporaries: Sequence[float],
         sizes: ErrorSizes,
     ) -> None:
-        baseline = np.array([each.is_baseline for each in options])
+        # Of one in chunks the errors are those of others in chunks.
+        baseline = np.array([each.is_baseline and not each.chunks for each in options])
         costs = np.array([float(each.cost) for each in options])
         logs = np.log(temporaries)
         # Distances, each in what is near.
