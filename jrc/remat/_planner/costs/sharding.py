@@ -9,6 +9,7 @@ from jrc._jaxpr import (
     Program,
     Split,
     SplitValues,
+    mesh_of_shard_map,
     nbytes,
     shape_of,
     sharding_of,
@@ -31,6 +32,12 @@ def most_parts(arrays: Iterable[Any], program: Program | None = None) -> int:
     shardings = [sharding_of(eqn) for eqn, _ in walk(program.jaxpr)] if program else []
     parts += [number_of_shards(s.spec, s.mesh.shape) for s in shardings if s is not None]
     return max(parts, default=1)
+
+
+def is_in_parts(program: Program) -> bool:
+    """Return whether a program runs on a mesh, or has a `shard_map` inside."""
+    on_mesh = bool(jax.sharding.get_abstract_mesh().axis_names)
+    return on_mesh or any(mesh_of_shard_map(eqn) is not None for eqn, _ in walk(program.jaxpr))
 
 
 def split_values(

@@ -33,7 +33,7 @@ from jrc.remat._planner.costs.compilers import Compiler, compiler_on
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.cost_unit import CostUnit, FlopUnit, Minimize, TimeUnit
 from jrc.remat._planner.costs.host_link import HostLink
-from jrc.remat._planner.costs.sharding import most_parts, split_values
+from jrc.remat._planner.costs.sharding import is_in_parts, most_parts, split_values
 from jrc.remat._planner.costs.widest_equation import widest_equation
 from jrc.remat._planner.plan.decision import AsWritten, Baseline, Stages
 from jrc.remat._planner.plan.recomputed_flops import recomputed_flops
@@ -163,14 +163,16 @@ class Problem:
             traced.plain, [v.aval for v in traced.opened.jaxpr.invars], at
         )
         platform = request.platform or arguments.platform
+        parts = most_parts(arguments.of(arguments.arrays), program)
         compiler = compiler_on(platform)
+        if parts > 1 or is_in_parts(program):
+            compiler = compiler.without_order()
         chip = _chip(request, arguments)
         device = known_device(platform, chip) if chip or request.minimize == "time" else None
         unit = _unit(request, device, compiler)
         perturbed = [program.jaxpr.invars[i] for i in at]
         sizes = dict(zip(program.jaxpr.invars, map(bytes_on_device, traced.inputs), strict=True))
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
-        parts = most_parts(arguments.of(arguments.arrays), program)
         given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         returned = results + sum(sizes[v] for v in perturbed)
         found = options_of(traced, perturbed, compiler, unit, request.link)

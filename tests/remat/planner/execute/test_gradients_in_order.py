@@ -10,7 +10,7 @@ import pytest
 import jrc
 from jrc._targets import abstract_on
 from jrc.remat._gradient.compiled_memory import memory_needed
-from jrc.remat._planner.plan.decision import Region
+from jrc.remat._planner.plan.decision import Region, Stages
 from jrc.remat._region.barrier import gradients_in_order
 from tests.remat.planner.problems import problem_of
 from tests.targets.test_target import needs_cuda
@@ -74,6 +74,22 @@ def test_stages_are_in_order_on_gpus(platform, in_order):
     behind = sum(not isinstance(each, Region) for each in lean.stages.stages)
     more = len(lean.stages.regions) - 1 + behind
     assert barriers[0] - barriers[1] == (more if in_order else 0)
+
+
+def test_programs_on_several_devices_have_no_order():
+    """There gradients of weights are summed over devices while others are computed."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.NamedSharding(mesh, jax.P("data"))
+    params, x = ARGS
+    args = [params, jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split)]
+    mapped = jax.shard_map(
+        lambda p, x: jax.lax.pmean(loss(p, x), "data"),
+        mesh=mesh, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P(),
+    )  # fmt: skip
+    for fn, given in ((loss, args), (mapped, ARGS)):
+        problem = problem_of(fn, given, platform="gpu")
+        options = [each for each in problem.options if isinstance(each.decision, Stages)]
+        assert options and not any("in_order" in str(each.decision.to_data()) for each in options)
 
 
 def derivatives(fn):

@@ -1,5 +1,6 @@
 """What the planner asks of a compiler, with the answers that most compilers share."""
 
+import copy
 from typing import Any, Literal
 
 import jax
@@ -53,6 +54,16 @@ class Compiler:
             last = eqn.invars[0].aval.ndim - 1
             return last > 0 and reduced_axes(eqn) == (last,)
         return facts.fusion is Fusion.LOOP and not (facts.is_reduction or facts.is_cumulative)
+
+    def without_order(self) -> "Compiler":
+        """Return this compiler, for a program on several devices.
+
+        There gradients of weights are summed over devices while others are computed, which an order
+        would forbid.
+        """
+        other = copy.copy(self)
+        other.in_order = False
+        return other
 
     @property
     def without_barrier(self) -> WithoutBarrier:
