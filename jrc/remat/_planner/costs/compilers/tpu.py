@@ -1,6 +1,5 @@
 """XLA's compiler for TPUs."""
 
-import dataclasses
 import itertools
 import math
 from typing import Any
@@ -16,10 +15,6 @@ _REACHED = 0.8
 
 class _Tpu(Compiler):
     continues_products = True
-    # Of all candidates of a transformer and of two nets of `tests/zoo/small_nets.py`, compiled for
-    # a v5e: seconds of a family have much in common.
-    peak_errors = dataclasses.replace(Compiler.peak_errors, of_all=0.15, of_option=0.2)
-    time_errors = dataclasses.replace(Compiler.time_errors, of_family=0.1)
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of an array, padded to tiles of 8 x 128 words."""
