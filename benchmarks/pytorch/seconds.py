@@ -112,10 +112,14 @@ def one(name: str, program: Program, run: Run) -> Report:
                 start(known, "_jax_steps", given | {"plan": text})
         for i in range(TOY_ROUNDS if toy else ROUNDS):
             run.status(f"{name}: round {i + 1}")
-            for way, worker in workers.items():
-                rows[way].append(worker.ask())
+            for way, worker in list(workers.items()):
+                try:
+                    rows[way].append(worker.ask())
+                except RuntimeError as error:
+                    found["failed"][way] = str(error)[-500:]
+                    del workers[way]
     found["load"] = platform.host()["load"]
-    found["ways"] = {way: _of_rounds(some[1:]) for way, some in rows.items()}
+    found["ways"] = {way: _of_rounds(rows[way][1:]) for way in workers}
     return found
 
 

@@ -27,35 +27,29 @@ def barrier(tree: Any) -> Any:
 
 
 @jax.custom_jvp
-def gradients_in_order(data: list[Any], weights: list[Any]) -> tuple[list[Any], list[Any]]:
+def gradients_in_order(values: list[Any]) -> list[Any]:
     """Return arrays as they are; no gradient of one is read before all of them are computed.
 
-    What made the data is then differentiated when the gradients of the weights are there, and what
-    these are computed from need not be kept.
+    Where some were made by an earlier part of a program, and others are weights, the earlier part
+    is differentiated when the gradients of the weights are there: what these are computed from need
+    not be kept. In forward mode the tangents pass a barrier likewise.
 
     Args:
-        data: What a part of a program reads of other parts.
-        weights: What it reads of the program's inputs.
+        values: What a part of a program reads. What later parts read is to be the result.
     """
-    return data, weights
+    return values
 
 
 def _in_order(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    flowing = [
-        [i for i, each in enumerate(group) if not isinstance(each, SymbolicZero)]
-        for group in tangents
-    ]
-    if not all(flowing):
-        return primals, tangents
+    (values,), (given,) = primals, tangents
+    flowing = [i for i, each in enumerate(given) if not isinstance(each, SymbolicZero)]
+    if len(flowing) < 2:
+        return values, given
+    # JAX cannot accumulate gradients in references (`with_refs`) right behind a barrier.
+    apart = [given[i] + jnp.zeros_like(given[i]) for i in flowing]
     # Transposed it is a barrier of gradients. XLA drops those that are not read.
-    behind = jax.lax.optimization_barrier(
-        [[group[i] for i in at] for group, at in zip(tangents, flowing, strict=True)]
-    )
-    out = [list(group) for group in tangents]
-    for group, at, new in zip(out, flowing, behind, strict=True):
-        for i, each in zip(at, new, strict=True):
-            group[i] = each
-    return primals, tuple(out)
+    behind = dict(zip(flowing, jax.lax.optimization_barrier(apart), strict=True))
+    return values, [behind.get(i, each) for i, each in enumerate(given)]
 
 
 gradients_in_order.defjvp(_in_order, symbolic_zeros=True)

@@ -1,5 +1,6 @@
 """How XLA splits the values of a program over devices, as far as that is said."""
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -35,9 +36,10 @@ def most_parts(arrays: Iterable[Any], program: Program | None = None) -> int:
 
 
 def is_in_parts(program: Program) -> bool:
-    """Return whether a program runs on a mesh, or has a `shard_map` inside."""
-    on_mesh = bool(jax.sharding.get_abstract_mesh().axis_names)
-    return on_mesh or any(mesh_of_shard_map(eqn) is not None for eqn, _ in walk(program.jaxpr))
+    """Return whether a program runs on a mesh of several devices, or has one inside."""
+    mapped = (mesh_of_shard_map(eqn) for eqn, _ in walk(program.jaxpr))
+    meshes = (jax.sharding.get_abstract_mesh(), *mapped)
+    return any(mesh is not None and math.prod(mesh.shape.values()) > 1 for mesh in meshes)
 
 
 def split_values(

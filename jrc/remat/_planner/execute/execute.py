@@ -15,6 +15,7 @@ from jrc._jaxpr import (
     is_cast,
     is_unrolled,
     is_variable,
+    nbytes,
     rebuild,
 )
 from jrc._tree import is_floating, is_typed_key
@@ -71,9 +72,8 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
         for n, stage in enumerate(decision.stages):
             _run_plainly(program, before[n], values)
             positions = sorted(equations[n] + within[n])
-            ordered = _in_order(program, positions, values) if decision.in_order else {}
-            as_they_are = {v: values[v] for v in ordered}
-            values |= ordered
+            if decision.in_order and isinstance(stage, Region | LeftToJax):
+                values |= _in_order(program, positions, values)
             match stage:
                 case Region():
                     with planned_scope():
@@ -84,7 +84,6 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
                 case _:
                     _run_plainly(program, within[n], values)
                     _run_construct(program, stage, values)
-            values |= as_they_are
         _run_plainly(program, before[-1], values)
         return program.results(values)
 
@@ -92,14 +91,26 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
 
 
 def _in_order(program: Program, positions: Sequence[int], values: dict[Any, Any]) -> dict[Any, Any]:
-    """What some equations read, so that the gradients of weights come before those of the data."""
+    """What some equations read, so that the gradients of weights come before those of the data.
+
+    Later equations read it too: of a weight that several stages read the sum of gradients is
+    computed in order. What is read in parts, as a layer of stacked weights, is left out: the
+    gradient of a part would be written as one of the whole.
+    """
     read = [v for v in program.cut(positions).invars if is_floating(v.aval)]
-    made = [v for v in read if _is_made(program, v)]
-    given = [v for v in read if not _is_made(program, v)]
-    if not made or not given:
+    whole = [v for v in read if not _is_read_in_parts(program, v, positions)]
+    if len(whole) < 2 or not any(_is_made(program, v) for v in whole):
         return {}
-    groups = gradients_in_order([values[v] for v in made], [values[v] for v in given])
-    return dict(zip((*made, *given), (x for group in groups for x in group), strict=True))
+    return dict(zip(whole, gradients_in_order([values[v] for v in whole]), strict=True))
+
+
+def _is_read_in_parts(program: Program, var: Any, positions: Sequence[int]) -> bool:
+    """Whether all equations that read a value take parts of it: slices, or entries."""
+    readers = [program.eqns[p] for p in program.consumers.get(var, ()) if p in set(positions)]
+    return all(
+        facts_of(eqn).moves_data and all(nbytes(x.aval) < nbytes(var.aval) for x in eqn.outvars)
+        for eqn in readers
+    )
 
 
 def _casts(

@@ -147,8 +147,8 @@ class Stages:
             them; -1 is the equation of what the program is given.
         without_barrier: Which saved values stand behind no barrier. On accelerators a barrier keeps
             readers from being fused; on a CPU XLA needs less memory with it.
-        in_order: Whether the backward pass of a stage computes all that its weights get before the
-            stage in front of it is differentiated.
+        in_order: Whether the gradients of what a stage reads are all computed before the stage in
+            front of it is differentiated.
     """
 
     stages: tuple[Stage, ...]

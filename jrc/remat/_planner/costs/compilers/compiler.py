@@ -20,8 +20,8 @@ class Compiler:
         fuses_passes: Whether all that is elementwise is computed inside of whatever reads it.
         continues_products: Whether arithmetic that alone reads a product or a convolution is
             computed in its kernel, so that only the last result is written.
-        in_order: Whether the gradients of weights must be told to be computed in order. XLA for
-            GPUs puts off the products that they are, and keeps the operands of all layers.
+        in_order: Whether a barrier keeps the gradients of weights in order. XLA for GPUs puts off
+            the products that they are, and keeps the operands of all layers.
         peak_errors: How far off predicted temporaries are.
         time_errors: How far off predicted seconds are.
         regions_in_chunks: How many times as long as it is predicted a program takes that has
