@@ -15,6 +15,7 @@ from benchmarks.dgc import _tables as dgc
 from benchmarks.memory import _others_tables, _plan_tables, _zoo_tables, recompute, segments
 from benchmarks.network import _tables as network
 from benchmarks.network import _training_tables as network_training
+from benchmarks.pytorch import _seconds_tables as torch_seconds
 from benchmarks.pytorch import _tables as pytorch
 from benchmarks.targets import largest_batch
 from benchmarks.training import together
@@ -95,6 +96,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
         "peers", pytorch.tables,
         ("peers.png", "Saved bytes against matrix products, PyTorch and jrc"),
     ),
+    "torch_seconds": part("torch_seconds", torch_seconds.tables),
     "network": part("network", lambda report: [network.steps_table(report)]),
     "network_training": part("network_training", network_training.tables),
     "network_training_batch4": part("network_training_batch4", network_training.tables),
