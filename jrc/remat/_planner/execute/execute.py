@@ -106,10 +106,10 @@ def _in_order(program: Program, positions: Sequence[int], values: dict[Any, Any]
 
 def _is_read_in_parts(program: Program, var: Any, positions: Sequence[int]) -> bool:
     """Whether all equations that read a value take parts of it: slices, or entries."""
-    readers = [program.eqns[p] for p in program.consumers.get(var, ()) if p in set(positions)]
+    inside = set(positions).intersection(program.consumers.get(var, ()))
     return all(
         facts_of(eqn).moves_data and all(nbytes(x.aval) < nbytes(var.aval) for x in eqn.outvars)
-        for eqn in readers
+        for eqn in (program.eqns[p] for p in inside)
     )
 
 
