@@ -92,6 +92,12 @@ def test_programs_on_several_devices_have_no_order():
         assert options and not any("in_order" in str(each.decision.to_data()) for each in options)
 
 
+def test_a_mesh_of_one_device_is_one_device():
+    with jax.set_mesh(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])):
+        _, lean = lean_on("gpu")
+    assert lean.stages.in_order
+
+
 def derivatives(fn):
     """Gradients, a derivative in forward mode, and second derivatives in one direction."""
     args = drawn(ARGS)
