@@ -6,13 +6,15 @@ models of the benchmarks.
 
 import dataclasses
 import functools
+import importlib.util
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from benchmarks._lib.command import Run
 from benchmarks._models.by_hand import DOTS, EACH, UNBATCHED
 from benchmarks._models.catalogue import MODELS
 from benchmarks._models.flax_modules import linen_model
@@ -118,3 +120,19 @@ PROGRAMS: Mapping[str, Callable[[bool], Program]] = {
 def missing(name: str) -> str | None:
     """Return the package that a program needs and that is not installed."""
     return catalogue.missing(name) if name in _ZOO else None
+
+
+def asked_for(run: Run) -> Iterator[tuple[str, Program]]:
+    """Yield the programs of `--models` with their names; say which packages are missing."""
+    if not has_torch():
+        run.console.print("PyTorch is missing, only jrc's side: pip install torch")
+    for name in run.options.models:
+        if package := missing(name):
+            run.console.print(f"{name}: left out, {package} is not installed")
+        else:
+            yield name, PROGRAMS[name](run.options.toy)
+
+
+def has_torch() -> bool:
+    """Return whether PyTorch is installed."""
+    return importlib.util.find_spec("torch") is not None

@@ -20,7 +20,6 @@ is about saved bytes.
 """
 
 import argparse
-import importlib.util
 import math
 import pathlib
 import tempfile
@@ -37,7 +36,7 @@ from benchmarks._lib.report import Report
 from benchmarks._models.planner import Planner
 from benchmarks.pytorch import _front
 from benchmarks.pytorch._plot import plot
-from benchmarks.pytorch._programs import PROGRAMS, Program, missing
+from benchmarks.pytorch._programs import PROGRAMS, Program, asked_for, has_torch
 from benchmarks.pytorch._tables import tables
 
 FULL = {"budgets": (1.0, 0.5, 0.25), "plans": (0.25, 0.0)}
@@ -53,22 +52,15 @@ Status = Callable[[str], None]
 
 def measure(run: Run) -> None:
     """Measure both sides of each program that was asked for, or jrc's alone."""
-    toy = run.options.toy
-    if not (with_torch := importlib.util.find_spec("torch") is not None):
-        run.console.print("PyTorch is missing, only jrc's side: pip install torch")
     run.report |= platform.machine()
     models = run.report.setdefault("models", {})
-    for name in run.options.models:
-        if package := missing(name):
-            run.console.print(f"{name}: left out, {package} is not installed")
-            continue
-        sizes = TOY if toy else GPT if name == "gpt" else FULL
-        program = PROGRAMS[name](toy)
+    for name, program in asked_for(run):
+        sizes = TOY if run.options.toy else GPT if name == "gpt" else FULL
 
         def status(text: str, name: str = name) -> None:
             run.status(f"{name}: {text}")
 
-        models[name] = compare(name, program, sizes, with_torch, status)
+        models[name] = compare(name, program, sizes, has_torch(), status)
         run.save()
 
 

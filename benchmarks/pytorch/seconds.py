@@ -19,7 +19,6 @@ in `--out` as they were.
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import pathlib
 import statistics
@@ -35,7 +34,7 @@ from benchmarks._lib.child import Worker
 from benchmarks._lib.command import Benchmark, Run, names_of
 from benchmarks._lib.report import Report
 from benchmarks._models.by_hand import EACH
-from benchmarks.pytorch._programs import PROGRAMS, Program, missing
+from benchmarks.pytorch._programs import PROGRAMS, Program, asked_for, has_torch
 from benchmarks.pytorch._seconds_tables import tables
 
 MODELS = ("gpt", "masked_transformer", "linen_vit", "mirrored_mlp", "unet", "densenet")
@@ -56,15 +55,10 @@ TORCH: Mapping[str, Mapping[str, Any]] = {
 
 def measure(run: Run) -> None:
     """Measure each program that was asked for."""
-    if importlib.util.find_spec("torch") is None:
-        run.console.print("PyTorch is missing, only JAX: pip install torch")
     run.report |= platform.machine()
     models = run.report.setdefault("models", {})
-    for name in run.options.models:
-        if package := missing(name):
-            run.console.print(f"{name}: left out, {package} is not installed")
-            continue
-        models[name] = one(name, PROGRAMS[name](run.options.toy), run)
+    for name, program in asked_for(run):
+        models[name] = one(name, program, run)
         run.save()
 
 
@@ -88,7 +82,7 @@ def one(name: str, program: Program, run: Run) -> Report:
             else:
                 workers[way] = worker
 
-        if importlib.util.find_spec("torch") is not None:
+        if has_torch():
             given = {"twin": name, "options": program.options}
             given["arguments"] = str(program.written(folder))
             for way, settings in TORCH.items():

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jax
@@ -98,18 +99,19 @@ def _in_order(program: Program, positions: Sequence[int], values: dict[Any, Any]
     gradient of a part would be written as one of the whole.
     """
     read = [v for v in program.cut(positions).invars if is_floating(v.aval)]
-    whole = [v for v in read if not _is_read_in_parts(program, v, positions)]
+    stage = set(positions)
+    whole = [v for v in read if not _is_read_in_parts(program, v, stage)]
     if len(whole) < 2 or not any(_is_made(program, v) for v in whole):
         return {}
     return dict(zip(whole, gradients_in_order([values[v] for v in whole]), strict=True))
 
 
-def _is_read_in_parts(program: Program, var: Any, positions: Sequence[int]) -> bool:
-    """Whether all equations that read a value take parts of it: slices, or entries."""
-    inside = set(positions).intersection(program.consumers.get(var, ()))
+def _is_read_in_parts(program: Program, var: Any, stage: AbstractSet[int]) -> bool:
+    """Whether all equations of a stage that read a value take parts of it: slices, or entries."""
+    readers = (program.eqns[p] for p in program.consumers.get(var, ()) if p in stage)
     return all(
         facts_of(eqn).moves_data and all(nbytes(x.aval) < nbytes(var.aval) for x in eqn.outvars)
-        for eqn in (program.eqns[p] for p in inside)
+        for eqn in readers
     )
 
 

@@ -253,7 +253,8 @@ class Search:
         means = self._costs * np.exp(errors)
         if not known:
             # What all have in common makes none of them cheaper than another.
-            return means, means * self.peaks.errors[1].of_option
+            _, of_seconds = self.peaks.errors
+            return means, means * of_seconds.of_option
         deviations[list(known)] = 0.0
         return means, means * deviations
 

@@ -189,7 +189,7 @@ def test_seconds_count_and_are_stated():
 
 
 def test_memory_that_is_new_in_each_run_makes_a_lean_program_the_faster_one(monkeypatch):
-    """Room is enough for the baseline, which needs several times the bytes."""
+    """The baseline fits, and needs several times the bytes."""
     rates = dataclasses.replace(host_rates(), new_memory=1e7)
     monkeypatch.setattr("jrc.remat._time.seconds.host_rates", lambda: rates)
     plan = jrc.plan(net, *NET, budget=1.0, chunks=False)
