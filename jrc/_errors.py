@@ -129,14 +129,15 @@ def name_of(function: object) -> str:
 def named_like(fn: object) -> Callable[[Callable[..., Any]], Any]:
     """Return the decorator `functools.wraps(fn)`, for which a partial and an object have names.
 
-    Errors name the user's function, and never the wrapper around it.
+    Errors name the user's function, and never the wrapper around it. Attributes are not copied: a
+    method `lower` of the function is none of the wrapper.
 
     >>> named_like(functools.partial(max, 3))(lambda x: x).__name__
     'max'
     """
 
     def decorate(call: Callable[..., Any]) -> Any:
-        wrapper: Any = functools.wraps(fn)(call)  # type: ignore[arg-type]
+        wrapper: Any = functools.wraps(fn, updated=())(call)  # type: ignore[arg-type]
         wrapper.__name__ = name_of(fn)
         return wrapper
 

@@ -116,6 +116,16 @@ def test_explain_prints_the_report_and_writes_it(net, capsys):
     assert (net / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_helps_is_compiled(net, capsys):
+    words = ["net_to_see:step", "--arg", "donate=False", "--argnums", "none", "--json", "r.json"]
+    code, out, _ = run(capsys, "explain", *words, "--try-remedies")
+    first = jrc.Report.from_json((net / "r.json").read_text()).remedies[0]
+    assert code == 0 and first.is_compiled and "donate_argnums=(0,)" in first.text
+    assert ", compiled\n" in out
+    code, out, _ = run(capsys, "plan", *words[:-2], "--budget", "1MiB")  # its own method `lower`
+    assert code == 0 and "1 MiB" in out
+
+
 def test_two_functions_side_by_side(net, capsys):
     code, out, _ = run(capsys, "explain", "net_to_see.py:setup", "--compare", "net_to_see.py:lean")
     head = next(line.split() for line in out.splitlines() if "change" in line)

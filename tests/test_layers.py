@@ -39,8 +39,8 @@ REMAT_LAYERS = (
     {"_segments", "_scan", "_gradient"},
     {"_compiled", "_chunks"},
     {"_time"},
-    {"_flax", "_report"},
-    {"_planner"},
+    {"_flax", "_planner"},
+    {"_report"},
 )
 
 

@@ -31,6 +31,7 @@ from jrc.cli._reports import read_base, refuse_growth, reports_text
 def explain(options: argparse.Namespace) -> None:
     """Print a report of a function, of two functions, or of one for each of several targets."""
     asked, targets = differentiated(options), targets_of(options)
+    asked |= {"try_remedies": options.try_remedies}
     if options.compare and len(targets) > 1:
         raise UsageError(
             f"--compare must go with one --target, got {', '.join(targets)}. Leave out all but one."

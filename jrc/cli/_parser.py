@@ -31,6 +31,7 @@ examples:
   #       return loss, (params, batch)
   jrc explain net:setup
   jrc explain net:setup --arg layers=12 --plot memory.png --json report.json
+  jrc explain net:setup --try-remedies                # what helps, with its bytes and seconds
   jrc explain net:setup --compare net:lean_setup
   jrc explain net:setup --against report.json --tolerance 2%      # for CI: 1 if the peak grew
   jrc explain net:setup --target v5e,h100 --against report.json   # each target with its own
@@ -85,6 +86,11 @@ def parser() -> argparse.ArgumentParser:
     )
     explain.add_argument(
         "--plot", metavar="PATH", help="draw live bytes over the program: a .png, .pdf or .svg"
+    )
+    explain.add_argument(
+        "--try-remedies",
+        action="store_true",
+        help="compile what makes the peak smaller: plans of three sizes, donated arguments",
     )
     plan = _command(
         commands, "plan", "the cheapest recomputation that fits a budget", _commands.plan

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ from jrc.remat._planner.costs.host_link import host_link
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_cache import check_cache, plan_in
 from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
-from jrc.remat._planner.plan_as_it_is import plan_as_it_is
+from jrc.remat._planner.plan_as_it_is import plans_as_it_is
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.choose import plan_for
@@ -185,37 +186,24 @@ def plan(
     Source: the solver follows Kusumoto et al., "A Graph Theoretic Framework of Recomputation
     Algorithms for Memory-Efficient Backpropagation", arXiv 1905.11722.
     """
-    if argnums is None:
-        asked = {
-            "has_aux": has_aux,
-            "verify=False": not verify,
-            "compilations": compilations is not None,
-            "respect_checkpoints": respect_checkpoints,
-            "cache": cache is not None,
-            "offload": offload is not False,
-            f"minimize={minimize!r}": minimize != "time",
-            "measure": measure,
-            "chunks=False": not chunks,
-        }
-        return plan_as_it_is(fn, args, budget, target, asked, reserve)
-    planner = _Planner(
-        fn,
-        args,
-        argnums,
-        has_aux,
-        verify,
-        compilations,
-        respect_checkpoints,
-        cache,
-        target,
-        offload,
-        minimize,
-        measure,
-        chunks,
-        reserve,
-    )
-    with shown_meanwhile("jrc.plan: tracing and solving"):
-        return planner.plan(budget)
+    asked = {
+        "argnums": argnums,
+        "has_aux": has_aux,
+        "verify": verify,
+        "compilations": compilations,
+        "respect_checkpoints": respect_checkpoints,
+        "cache": cache,
+        "target": target,
+        "offload": offload,
+        "minimize": minimize,
+        "measure": measure,
+        "chunks": chunks,
+        "reserve": reserve,
+    }
+    (found,) = plan_for_each(fn, *args, budgets=[budget], **asked)
+    if isinstance(found, BudgetError):
+        raise found
+    return found
 
 
 @public("jrc.plan")
@@ -235,6 +223,8 @@ def plan_for_each(
         budgets: Each as for `plan`.
         **options: The other arguments of `plan`.
     """
+    if options.get("argnums", 0) is None:
+        return _plans_as_it_is(fn, args, budgets, **options)
     planner = _Planner(fn, args, **options)
     found: list[Plan | BudgetError] = []
     with shown_meanwhile("jrc.plan: tracing and solving"):
@@ -244,6 +234,24 @@ def plan_for_each(
             except BudgetError as error:
                 name_error(error)
                 found.append(error)
+    return found
+
+
+def _plans_as_it_is(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    budgets: Sequence[int | str | float | None],
+    target: Target | str | None = None,
+    reserve: Any = None,
+    **options: Any,
+) -> list[Plan | BudgetError]:
+    """Return the plans of a function that is not differentiated; other options are refused."""
+    usual = inspect.signature(plan).parameters
+    given = {name: value for name, value in options.items() if name != "argnums"}
+    asked = {f"{name}={value!r}": value != usual[name].default for name, value in given.items()}
+    found = plans_as_it_is(fn, args, budgets, target, asked, reserve)
+    for error in (each for each in found if isinstance(each, BudgetError)):
+        name_error(error)
     return found
 
 

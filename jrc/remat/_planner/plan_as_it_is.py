@@ -1,7 +1,8 @@
 """The plan of a function that is run and not differentiated: what of it runs in chunks."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,20 +47,20 @@ from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._time.seconds import known_device
 
 
-def plan_as_it_is(
+def plans_as_it_is(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
-    budget: int | str | float | None,
+    budgets: Sequence[int | str | float | None],
     target: Target | str | None,
     asked: Mapping[str, bool],
     reserve: Any,
-) -> Plan:
-    """Return the plan of a function that is not differentiated.
+) -> list[Plan | BudgetError]:
+    """Return the plans of a function that is not differentiated, or the error of a budget.
 
     Args:
         fn: The function.
         args: Its arguments.
-        budget: As for `plan`.
+        budgets: Each as for `plan`.
         target: As for `plan`.
         asked: Options of `plan` that it does not take, and whether they are asked for.
         reserve: As for `plan`.
@@ -76,12 +77,22 @@ def plan_as_it_is(
     refuse_tracers(args)
     there = checked_target(target)
     args = abstract_on(there, args) if there else args
-    if budget is None:
-        arrays = jax.tree.leaves(args)
-        budget = there.budget if there else memory_budget_of(device_of(arrays))
-    limit = less_reserve(checked_budget(budget), checked_reserve(reserve))
+    reserved = checked_reserve(reserve)
+    limits = []
+    for budget in budgets:
+        if budget is None:
+            arrays = jax.tree.leaves(args)
+            budget = there.budget if there else memory_budget_of(device_of(arrays))
+        limits.append(less_reserve(checked_budget(budget), reserved))
+    made = functools.cache(lambda: _FunctionAsItIs(fn, args, there))
+    found: list[Plan | BudgetError] = []
     with shown_meanwhile("jrc.plan: compiling"), target_device_context(there):
-        return plan_of_process_0(lambda: _FunctionAsItIs(fn, args, there).plan(limit))
+        for limit in limits:
+            try:
+                found.append(plan_of_process_0(lambda limit=limit: made().plan(limit)))
+            except BudgetError as error:
+                found.append(error)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +125,7 @@ class _FunctionAsItIs:
         self.device = known_device(self.platform, chip)
         self.own = sum(map(bytes_on_device, self.arrays))
         self.own += sum(nbytes(x.aval) for x in self.traced.program.jaxpr.outvars)
+        self.forms: dict[tuple[Chunks, ...], _Form] = {}
         self.baseline = self._form(())
 
     def plan(self, budget: Budget) -> Plan:
@@ -154,6 +166,11 @@ class _FunctionAsItIs:
         return self._form(tuple(chunks)) if chunks else self.baseline
 
     def _form(self, chunks: tuple[Chunks, ...]) -> _Form:
+        if chunks not in self.forms:
+            self.forms[chunks] = self._compiled(chunks)
+        return self.forms[chunks]
+
+    def _compiled(self, chunks: tuple[Chunks, ...]) -> _Form:
         fn = self.fn
         if chunks:
             fn = chunked_function(fn, chunks, respect_checkpoints=True, digest=self.digest)

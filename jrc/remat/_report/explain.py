@@ -1,5 +1,6 @@
 """`jrc.explain`: what a gradient saves, recomputes and needs, without running it."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +13,8 @@ from jrc._targets import (
     Target,
     abstract_on,
     checked_target,
-    chip_of_device,
     target_device_context,
 )
-from jrc._text import memory_text
 from jrc._validate import check_flag
 from jrc.remat._compiled.collectives import collectives, mesh_of
 from jrc.remat._compiled.hlo import Module, parse_hlo
@@ -28,14 +27,15 @@ from jrc.remat._gradient.compiled_memory import (
 )
 from jrc.remat._gradient.loss import Loss, loss_of
 from jrc.remat._gradient.opaque import Opaque, gathered, opaque_equations
+from jrc.remat._gradient.recompute_count import reruns
 from jrc.remat._gradient.saved_values import saved_values
 from jrc.remat._policy.notices import collected_notices
 from jrc.remat._report.compiled_schedule import live_points
 from jrc.remat._report.diagnostics import warnings_of
-from jrc.remat._report.explain_as_it_is import explained_as_it_is, versions
-from jrc.remat._report.recompute_count import reruns
+from jrc.remat._report.explain_as_it_is import explained_as_it_is, refused_text, versions
 from jrc.remat._report.report import Report
-from jrc.remat._time.seconds import known_device, seconds_on
+from jrc.remat._report.tried_remedies import tried_remedies
+from jrc.remat._time.seconds import device_with_rates, seconds_on
 
 
 @public("jrc.explain")
@@ -45,6 +45,7 @@ def explain(
     argnums: int | Sequence[int] | None = 0,
     has_aux: bool = False,
     target: Target | str | None = None,
+    try_remedies: bool = False,
 ) -> Report:
     """Report what the gradient of a function saves and recomputes, and what it needs compiled.
 
@@ -66,6 +67,9 @@ def explain(
             and shardings. Its results may be anything.
         has_aux: Whether `fn` returns a pair of the scalar and anything else.
         target: An accelerator that need not be there, as for `jrc.plan`.
+        try_remedies: Whether what makes the peak smaller is compiled, not only named: plans that
+            leave a half, a quarter and a tenth of the temporaries, and donated arguments. It takes
+            as long as these plans, and `Report.remedies` then has their bytes and seconds.
 
     Returns:
         The report, a frozen value that prints as a table.
@@ -93,6 +97,7 @@ def explain(
     Source: JAX's `jax.ad_checkpoint.print_saved_residuals`, and XLA's `memory_analysis`.
     """
     check_flag(has_aux, "has_aux")
+    check_flag(try_remedies, "try_remedies")
     there = checked_target(target)
     if argnums is None and has_aux:
         raise ValueError(
@@ -101,8 +106,13 @@ def explain(
         )
     with shown_meanwhile("jrc.explain: tracing and compiling"), target_device_context(there):
         if argnums is None:
-            return explained_as_it_is(fn, args, there)
-        return _explained(fn, args, argnums, has_aux, there)
+            report = explained_as_it_is(fn, args, there)
+        else:
+            report = _explained(fn, args, argnums, has_aux, there)
+    if try_remedies:
+        tried = tried_remedies(report, fn, args, argnums, has_aux, there)
+        report = dataclasses.replace(report, tried=tried)
+    return report
 
 
 def _explained(
@@ -122,8 +132,7 @@ def _explained(
     gradient = inline_marked(traced, lambda _: True)
     program = live_equations(gradient)
     memory, module, refused = _compiled(loss)
-    chip = there.chip if there else chip_of_device(loss.device)
-    device = known_device(loss.device.platform, chip)
+    device = device_with_rates(there, loss.device)
     return Report(
         name=loss.name,
         saved=saved_values(loss),
@@ -151,11 +160,7 @@ def _compiled(loss: Loss) -> tuple[Memory, Module | None, tuple[str, ...]]:
     except jax.errors.JaxRuntimeError as error:
         given = sum(map(bytes_on_device, (*loss.perturbed, *loss.rest)))
         memory = memory_of_refused(error, given)
-        text = (
-            f"the compiler refuses this program, which needs {memory_text(memory.peak)}; "
-            "results and temporaries are not told apart. jrc.plan makes it fit"
-        )
-        return memory, None, (text,)
+        return memory, None, (refused_text(memory, "jrc.plan makes it fit"),)
     return memory_of(compiled), parse_hlo(compiled.as_text()), ()
 
 

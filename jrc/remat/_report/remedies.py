@@ -1,43 +1,50 @@
 """What helps where a program needs too much memory, read from its report."""
 
 from jrc._text import memory_text
+from jrc.remat._report.remedy import Remedy, donation_text
 from jrc.remat._report.report_data import ReportData
 
 # A remedy is named where it is about at least this share of the peak.
 _LEAST_SHARE = 0.1
 _LARGE_SHARE = 0.25
+_ADD_NO_WORK = ("donate", "cast")
 
 
-def remedies_of(report: ReportData) -> tuple[str, ...]:
-    """Return what makes the peak smaller, what is about the most bytes first.
+def remedies_of(report: ReportData) -> tuple[Remedy, ...]:
+    """Return what makes the peak smaller.
 
-    Bytes are those that a remedy is about. What XLA does not keep in memory at once, such as values
-    that it fuses, may be among them.
+    What was compiled comes first, that of the least seconds at its head; then what was not, the
+    most bytes first. The bytes of these are those that a remedy is about. What XLA does not keep in
+    memory at once, such as values that it fuses, may be among them.
     """
-    memory, peak = report.memory, report.memory.peak
-    found: list[tuple[int, str]] = []
+    compiled = {each.kind for each in report.tried}
+    return (*report.tried, *(each for each in _expected(report) if each.kind not in compiled))
 
-    def add(size: int, text: str, least: float = _LEAST_SHARE) -> None:
+
+def _expected(report: ReportData) -> list[Remedy]:
+    memory, peak = report.memory, report.memory.peak
+    found: list[Remedy] = []
+
+    def add(kind: str, size: int, text: str, least: float = _LEAST_SHARE) -> None:
         if peak and size >= least * peak:
-            found.append((size, f"{text} ({memory_text(size)} of a peak of {memory_text(peak)})"))
+            ratio = 1.0 if kind in _ADD_NO_WORK else None
+            found.append(Remedy(text, kind, peak, size, None, ratio))
 
     own = memory.arguments + memory.outputs - memory.aliased
     add(
+        "shard",
         own,
         "arguments and results are there whatever is recomputed: shard them over devices, or use "
         "a lower precision or a smaller optimizer state",
         0.5,
     )
-    add(
-        report.donatable,
-        "results could lie in the memory of arguments of the same type: jax.jit(fn, "
-        "donate_argnums=...)",
-    )
+    add("donate", report.donatable, donation_text(report.donatable_argnums))
     largest = max(report.saved, key=lambda each: each.bytes // max(each.times, 1), default=None)
     if largest is not None:
         what = f"{largest.dtype}[{','.join(map(str, largest.shape))}] at {largest.place}"
         size = largest.bytes // max(largest.times, 1)
-        add(size, f"one array, {what}, can be made in chunks: jrc.plan does it", _LARGE_SHARE)
+        text = f"one array, {what}, can be made in chunks: jrc.plan does it"
+        add("chunks", size, text, _LARGE_SHARE)
     if report.is_gradient:
         raised = [
             each
@@ -47,24 +54,27 @@ def remedies_of(report: ReportData) -> tuple[str, ...]:
         if raised:
             place = max(raised, key=lambda each: each.bytes).place
             size = sum(each.bytes for each in raised)
-            add(size, f"values are cast to float32 and saved, most at {place}: save what is cast")
+            text = f"values are cast to float32 and saved, most at {place}: save what is cast"
+            add("cast", size, text)
         add(
+            "plan",
             report.saved_bytes,
             "values are saved for the backward pass: jrc.plan(fn, *args, budget='60%') recomputes "
             "some",
         )
     elif memory.aliased or report.donatable:  # a step: its state has the types of its results
         add(
+            "loss",
             memory.temporaries,
             "temporaries of a train step: plan its loss, jrc.plan(loss, ..., reserve=opt_state), "
             "and call plan.apply(loss) in the step",
             _LARGE_SHARE,
         )
-    found.sort(key=lambda each: -each[0])
-    texts = [text for _, text in found]
+    found.sort(key=lambda each: -each.bytes)
     if report.constants >= _LEAST_SHARE * peak and report.constants:
-        texts.append(
+        text = (
             f"the function closes over {memory_text(report.constants)} of arrays, which are in no "
             "figure of XLA's: pass them as arguments"
         )
-    return tuple(texts)
+        found.append(Remedy(text, "constants", peak, 0))
+    return found

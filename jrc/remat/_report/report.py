@@ -12,16 +12,17 @@ from jrc._validate import check_json
 from jrc.remat._compiled.collectives import Collective
 from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._gradient.opaque import Opaque
+from jrc.remat._gradient.recompute_count import Rerun
 from jrc.remat._gradient.saved_values import SavedValue
 from jrc.remat._report.compiled_schedule import LivePoint
 from jrc.remat._report.plot import picture_html, plot_reports
-from jrc.remat._report.recompute_count import Rerun
 from jrc.remat._report.remedies import remedies_of
+from jrc.remat._report.remedy import Remedy
 from jrc.remat._report.report_data import ReportData
 from jrc.remat._report.text import compare_text, report_parts, report_text
 from jrc.remat._time.seconds import Seconds
 
-_FORMAT = "jrc.Report/3"
+_FORMAT = "jrc.Report/4"
 
 _PARTS = {
     "saved": SavedValue,
@@ -29,6 +30,7 @@ _PARTS = {
     "live": LivePoint,
     "collectives": Collective,
     "opaque": Opaque,
+    "tried": Remedy,
 }
 
 
@@ -63,9 +65,11 @@ class Report(ReportData):
         constants: Bytes of the arrays that the function closes over, which no figure has.
         donatable: Bytes of results that could lie in the memory of arguments, and do not; of a
             function as it is.
+        donatable_argnums: The arguments that these bytes are in.
         versions: JAX and the compilers that it was made with: `jaxlib 0.12.0`.
         time: Seconds of the compiled value and gradient on one device: `value`, and the `source`,
             as for `jrc.plan`; `None` where nothing is known of the device's rates.
+        tried: The remedies that were compiled, with `try_remedies=True`.
     """
 
     def __str__(self) -> str:
@@ -77,8 +81,13 @@ class Report(ReportData):
         return html_of(report_parts(self)) + picture_html(self)
 
     @property
-    def remedies(self) -> tuple[str, ...]:
-        """What makes the peak smaller, in words, what is about the most bytes first."""
+    def remedies(self) -> tuple[Remedy, ...]:
+        """What makes the peak smaller; each prints as a sentence.
+
+        Each has `text`, `kind`, `bytes` (how much smaller), `peak_bytes`, `seconds`,
+        `seconds_ratio` and `is_compiled`. Those that were compiled come first, the fastest at their
+        head; then the others, that which is about the most bytes first.
+        """
         return remedies_of(self)
 
     @public("jrc.Report.compare")

@@ -10,9 +10,10 @@ from typing import Any
 from jrc.remat._compiled.collectives import Collective
 from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._gradient.opaque import Opaque
+from jrc.remat._gradient.recompute_count import Rerun
 from jrc.remat._gradient.saved_values import SavedValue, total_bytes
 from jrc.remat._report.compiled_schedule import LivePoint
-from jrc.remat._report.recompute_count import Rerun
+from jrc.remat._report.remedy import Remedy
 from jrc.remat._time.seconds import Seconds
 
 
@@ -34,7 +35,9 @@ class ReportData:
     is_gradient: bool = True
     constants: int = 0
     donatable: int = 0
+    donatable_argnums: tuple[int, ...] = ()
     versions: tuple[str, ...] = ()
+    tried: tuple[Remedy, ...] = ()
 
     @property
     def saved_bytes(self) -> int:

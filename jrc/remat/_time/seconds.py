@@ -1,8 +1,9 @@
 """Seconds of a compiled program, and where they come from."""
 
 import dataclasses
+from typing import Any
 
-from jrc._targets import Chip
+from jrc._targets import Chip, Target, chip_of_device
 from jrc.remat._compiled.hlo import Module
 from jrc.remat._time.cycles import cycles
 from jrc.remat._time.exchange import exchange_seconds
@@ -50,6 +51,11 @@ def known_device(platform: str, chip: Chip | None) -> Device | None:
         return Device(host_rates()) if platform == "cpu" else None
     rates = rates_of_chip(chip)
     return None if rates is None else Device(rates, chip)
+
+
+def device_with_rates(there: Target | None, device: Any) -> Device | None:
+    """Return what is known of a target, or of a device of JAX where there is none."""
+    return known_device(device.platform, there.chip if there else chip_of_device(device))
 
 
 def seconds_on(module: Module, device: Device, temporaries: int = 0) -> Seconds:

@@ -19,8 +19,8 @@ from jrc._jaxpr import inline_marked, live_equations
 from jrc.models import gpt
 from jrc.remat._gradient.compiled_memory import memory_of
 from jrc.remat._gradient.loss import loss_of
+from jrc.remat._gradient.recompute_count import reruns
 from jrc.remat._gradient.saved_values import saved_values, total_bytes
-from jrc.remat._report.recompute_count import reruns
 from tests.remat.graphs import graphs
 from tests.remat.measure import compiled_products, rerun_operators, saved_bytes
 

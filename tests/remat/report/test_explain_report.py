@@ -39,7 +39,7 @@ def test_json_gives_the_same_report(rerun):
     text = report(rerun).to_json()
     assert jrc.Report.from_json(text) == report(rerun)
     assert str(jrc.Report.from_json(text)) == str(report(rerun))
-    assert json.loads(text)["format"] == "jrc.Report/3"
+    assert json.loads(text)["format"] == "jrc.Report/4"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
@@ -229,7 +229,7 @@ def test_without_matplotlib(tmp_path, monkeypatch):
 
 
 def remedies(**changes):
-    return dataclasses.replace(report(), **changes).remedies
+    return [str(each) for each in dataclasses.replace(report(), **changes).remedies]
 
 
 def test_remedies():
@@ -277,4 +277,43 @@ def test_what_a_function_closes_over():
     table = jnp.ones((256, 64))
     found = jrc.explain(lambda w, i: jnp.sum(table[i] * w), jnp.ones((1, 64)), jnp.arange(4))
     assert found.constants == 256 * 64 * 4
-    assert any("closes over 64 KiB of arrays" in each for each in found.remedies)
+    assert found.remedies[-1].kind == "constants"
+    assert "closes over 64 KiB of arrays" in str(found.remedies[-1])
+
+
+def test_remedies_are_compiled(monkeypatch):
+    """Their bytes are those of the plan that they name, and none is beaten by another."""
+    tried = jrc.explain(loss, [S] * 6, X, try_remedies=True)
+    plans = [each for each in tried.remedies if each.kind == "plan"]
+    assert plans and all(each.is_compiled for each in plans)
+    for each in plans:
+        words = re.search(r"budget=('\S+MiB'|\d+)", each.text)
+        plan = jrc.plan(loss, [S] * 6, X, budget=eval(words[1]))
+        assert plan.verified.peak_bytes == each.peak_bytes == tried.memory.peak - each.bytes > 0
+        assert str(each) in " ".join(str(tried).split())
+    assert "jrc.plan(fn, *args, budget='60%')" not in str(tried)
+    ordered = sorted(plans, key=lambda each: each.seconds_ratio)
+    assert plans == ordered == sorted(plans, key=lambda each: each.bytes)
+    assert jrc.Report.from_json(tried.to_json()) == tried
+    assert dataclasses.replace(tried, tried=()) == report()
+
+
+def test_donated_arguments_are_compiled():
+    """Arguments are named by position, among static ones and those that are donated already."""
+
+    def step(mode, state, x, moments):
+        moved = [0.9 * m + jnp.tanh(x.T @ x) for m in moments]
+        return [w + m for w, m in zip(state, moved, strict=True)], moved
+
+    args = ("train", [S] * 4, X, [S] * 4)
+    for fn in (step, jax.jit(step, static_argnums=0, donate_argnums=1)):
+        first = jrc.explain(fn, *args, argnums=None)
+        assert first.donatable_argnums == (1, 3)
+        tried = jrc.explain(fn, *args, argnums=None, try_remedies=True)
+        donated = next(each for each in tried.remedies if each.kind == "donate")
+        assert donated.is_compiled and "donate_argnums=(1, 3)" in str(donated)
+        assert donated.peak_bytes < first.memory.peak == donated.peak_before
+        assert sum(each.kind == "donate" for each in tried.remedies) == 1
+    both = jax.jit(step, static_argnums=0, donate_argnums=(1, 3))
+    best = jrc.explain(both, *args, argnums=None)
+    assert best.donatable == 0 and best.donatable_argnums == ()

@@ -28,6 +28,7 @@ from jrc.remat._gradient.arguments import (
 )
 from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
 from jrc.remat._gradient.opaque import Opaque, Path, opaque_equations
+from jrc.remat._gradient.recompute_count import reruns
 from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.costs.compilers import Compiler, compiler_on
 from jrc.remat._planner.costs.cost_graph import CostGraph
@@ -51,7 +52,6 @@ from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.as_written import as_written_option
 from jrc.remat._planner.solver.baseline import baseline_bytes
 from jrc.remat._planner.solver.option import Option
-from jrc.remat._report.recompute_count import reruns
 from jrc.remat._time.seconds import Device, known_device
 
 
