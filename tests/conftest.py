@@ -81,6 +81,12 @@ def pytest_collection_finish():
     gc.set_threshold(50_000)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def annotations_are_checked_again():
+    """Check the first calls that a file of tests makes."""
+    typechecked.begin_again()
+
+
 @pytest.fixture(autouse=True)
 def annotations_are_checked(request):
     """Check annotations in tests that pass right types: a wrong one would fail before its test."""

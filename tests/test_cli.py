@@ -143,6 +143,7 @@ def test_a_file_for_each_of_two_reports(net, capsys):
     assert (net / "r-1.json").exists() and (net / "r-2.json").exists()
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("target", "before", "after", "cause"),
     [

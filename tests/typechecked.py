@@ -1,9 +1,9 @@
 """Checks of `jrc`'s annotations while tests run: shapes and dtypes by jaxtyping, types by beartype.
 
 `install()` must run before the first import of `jrc`. Each function of a module and each method of
-its classes checks its arguments and its result, in its first calls since the checks were turned on:
-in each test again. Solvers call small functions thousands of times: checks of all calls took half
-of the time of a plan. `JRC_NO_TYPE_CHECKS=1` leaves them out.
+its classes checks its arguments and its result, in its first calls: in each file of tests again.
+Solvers call small functions thousands of times: checks of all calls took half of the time of a
+plan. `JRC_NO_TYPE_CHECKS=1` leaves them out.
 
 A function that is defined inside of another is left as it is: its code and its place are part of
 what `jrc` traces, and it would be wrapped again at each call of the outer one.
@@ -44,8 +44,12 @@ def install():
 
 
 def switch(on):
-    """Turn the checks on, for the first calls of each function from here on, or off."""
+    """Turn the checks on or off."""
     jaxtyping.config.update("jaxtyping_disable", not on)
+
+
+def begin_again():
+    """Let the next calls of each function count as its first ones."""
     for left in _called:
         left[0] = CHECKED_CALLS
     _called.clear()

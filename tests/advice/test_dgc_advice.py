@@ -90,7 +90,7 @@ class Padded(Float32):
         return super().decode(words[:-7], count, blocks)
 
 
-@pytest.mark.slow(after=3)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("exchange", "wire"),
     [

@@ -44,6 +44,7 @@ def trained():
     return train(opt, 4)[:2]
 
 
+@pytest.mark.slow
 def test_it_is_dgc_momentum():
     rate = optax.linear_schedule(0.3, 0.1, 6)
     opt = DGCMomentumOptimizer(rate, 0.9, 1, 2, [0.5, 0.9], True, 0.5, 1, 1e-3, "dgc", min_size=20)
@@ -152,6 +153,7 @@ def test_load_restores_what_was_not_sent(tmp_path):
         opt.load(tmp_path, (PARAMS, optax.adam(0.1).init(PARAMS)))
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_not_listed_keeps_its_unsent_gradient():
     params, state = trained()
     few = DGCMomentumOptimizer(0.3, 0.9, **RAMP, regularization=0.1, parameter_list=["pred/w"])

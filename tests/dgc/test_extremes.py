@@ -32,7 +32,7 @@ def flat(tree):
     return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in tree.values()])
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_huge_tied_and_vanishing_gradients(way):
     tx = scale_by_dgc(0.5, sparsity=0.9, axis_name=AXIS, min_size=0, **WAYS[way])

@@ -270,6 +270,7 @@ def altered(change):
     return {"exchange": Altered(change)}
 
 
+@pytest.mark.slow(after=6)
 @pytest.mark.parametrize(
     ("options", "error", "rule", "arrived"),
     [

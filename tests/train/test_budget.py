@@ -169,6 +169,7 @@ def test_a_step_on_a_target_is_refused_after_few_compilations(on_target, caplog)
     assert 3 < len(on_target) <= 6 and ": compiling baseline" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_large_budget_recomputes_nothing():
     peak, _ = plain("jit")
     state, step = start("jit", memory_budget=2 * peak, minimize="flops")
@@ -177,6 +178,7 @@ def test_a_large_budget_recomputes_nothing():
     assert step.plan.compilations == 1
 
 
+@pytest.mark.slow
 def test_regions_of_the_loss_are_respected_under_a_budget():
     def loss_fn(params, batch, key):
         return jnp.mean(jax.checkpoint(lambda w, x: jnp.sin(jnp.tanh(x @ w) @ w))(params, batch))
@@ -309,6 +311,7 @@ def test_a_loss_that_is_no_scalar_is_reported_by_the_step():
         step(state, batch())
 
 
+@pytest.mark.slow
 def test_errors():
     with pytest.raises(TypeError, match="plan must be a jrc.Plan, got str"):
         start(plan="lean")

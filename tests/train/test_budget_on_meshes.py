@@ -65,6 +65,7 @@ def test_each_device_runs_its_part_in_chunks(sizes, names, rows):
     np.testing.assert_allclose(found[1].loss, wanted[1].loss, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_weights_of_all_columns_stay_split_in_each_chunk():
     """Data and tensor parallelism: no chunk gathers logits, and the plan sends no more bytes."""
     given = {"sizes": (2, 4), "names": ("data", "model"), "rows": "data"}

@@ -190,7 +190,7 @@ WAYS = {
 }
 
 
-@pytest.mark.slow(after=6)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(("way", "parts"), [(way, parts) for parts in (2, 1) for way in WAYS])
 def test_bytes_of_a_pair_are_those_of_the_program(way, parts):
     """A device sends its own shards, and a mean over the inner axis in the steps that have one."""

@@ -108,6 +108,7 @@ def arrays_of(found):
     return collections.Counter((kind, name.replace("[1,1,", "[1,")) for kind, name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AUTO, rare(EXPLICIT)])
 def test_a_device_sends_the_message_of_its_shards_and_nothing_is_gathered(kind):
     mesh, step, begun, _, infos = ran(kind)

@@ -131,6 +131,7 @@ def test_inner_steps_are_those_of_one_device_and_a_round_sends_what_is_reported(
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_plain_adamw_and_its_wrappers_send_the_same():
     """Leaves that do not move are sent too; with two sets of parameters both are."""
     plain = start(adamw(), 2, outer=OUTER)
@@ -154,6 +155,7 @@ def rooted_loss(params, batch, key):
     return jnp.mean(jnp.sqrt(jnp.abs(batch @ params["w"] * batch[:, :1])))
 
 
+@pytest.mark.slow
 def test_a_guard_of_optax_keeps_a_replica_in_the_round():
     """A step is dropped where its results are not finite, and those of a guard are."""
     batch = net_batch(0)

@@ -237,7 +237,7 @@ def test_the_shapes_of_a_state_cost_nothing():
         assert (shape.shape, shape.dtype) == (leaf.shape, leaf.dtype)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_any_mesh_and_any_placement_of_the_batch(kind):
     on = jax.make_mesh((REPLICAS,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])

@@ -55,6 +55,7 @@ def test_a_fourth_way_is_one_file(monkeypatch, via):
     assert float(info.bytes_sent) == 2 * 3 / 4 * size  # one byte for an entry
 
 
+@pytest.mark.slow
 def test_the_programs_of_rounds_are_lowered_under_a_budget_too():
     outer, tx = jrc.DiLoCo(sync_every=2), optax.sgd(0.1)
     state = jrc.init_state(NET, tx, jax.random.key(0), mesh=mesh(), outer=outer)

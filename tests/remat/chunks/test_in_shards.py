@@ -93,7 +93,7 @@ def collectives_of(fn, args):
 
 
 @pytest.mark.exhaustive(after=8)
-@pytest.mark.slow(after=4)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("fn", "kind", "weights"),
     [

@@ -201,6 +201,7 @@ def test_arrays_stay_concrete_on_demand():
     assert largest_error(recomputed(X, jnp.int32(2)), Repeat()(X, 2)) < 1e-6
 
 
+@pytest.mark.slow
 def test_scanned_and_mapped_layers():
     def build(recompute):
         @nnx.split_rngs(splits=3)

@@ -232,7 +232,7 @@ def counting_plan():
     return jrc.plan(counted, Counting(), jnp.tile(X, (8, 1)), budget=0.0, verify=False)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [nnx.grad, lambda f: nnx.jit(nnx.grad(f))])
 def test_what_a_function_changes_in_a_module_is_changed(transform):
     """Twice: the second step draws other masks, and goes on from the means of the first."""

@@ -42,6 +42,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_that_does_not_fit(name):
     fn, budget, args = CASES[name]

@@ -89,7 +89,7 @@ def test_the_operand_of_a_saved_result_is_recomputed_if_the_derivative_reads_it(
 
 
 @pytest.mark.exhaustive(after=20)
-@pytest.mark.slow(after=8)
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize("region", ["recompute", "checkpoint build", "segments", "rules"])
 @pytest.mark.parametrize("name", KEPT)
 def test_neither_a_kept_operator_nor_its_operand_is_recomputed(name, region):
@@ -234,7 +234,7 @@ def test_the_innermost_rule_wins():
     assert_same(again(functools.partial(loss, middle=one)), plain, W, X)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [4, 1])
 def test_rules_and_tags_reach_into_loops_and_branches(length):
     def loss(w, x, op, dot):

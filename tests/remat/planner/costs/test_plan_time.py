@@ -236,6 +236,7 @@ def test_programs_of_shapes_or_of_deleted_arrays_are_not_run():
         jrc.plan(net, [gone], NET[1], budget=0.5, measure=True)
 
 
+@pytest.mark.slow
 def test_a_plan_of_other_rates_is_another_one_in_the_cache(monkeypatch, tmp_path):
     first = jrc.plan(net, *NET, budget=0.5, cache=tmp_path)
     slow = dataclasses.replace(host_rates(), products=1e6, bandwidth=1e6)
@@ -252,6 +253,7 @@ def test_an_edited_aim_is_refused():
         jrc.Plan.from_json(text.replace('"minimize": "time"', '"minimize": "speed"'))
 
 
+@pytest.mark.slow
 def test_the_batch_of_most_examples_a_second():
     def make_args(batch):
         return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in NET[0]], jax.ShapeDtypeStruct(

@@ -180,6 +180,7 @@ def test_equal_programs_are_compiled_once(monkeypatch):
     assert known.programs([lean, twin]) == len(compiled) == 1
 
 
+@pytest.mark.slow
 def test_beyond_the_bound_on_work_manual_plans_remain(monkeypatch, caplog):
     few = dataclasses.replace(SETTINGS, label_steps=20)
     monkeypatch.setattr(constructs, "solve", functools.partial(solver.solve, settings=few))

@@ -254,6 +254,7 @@ def check_nearest_names(fn, plan, most=0):
     assert flops_by_names(fn, names) <= 1.01 * best_flops(fn, most)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("most_in_all_sets", [12, 0])
 def test_the_nearest_names_are_those_of_fewest_flops(most_in_all_sets, monkeypatch):
     """Whether all sets of tags are compared, or tags are left out one by one."""
@@ -265,12 +266,14 @@ def test_the_nearest_names_are_those_of_fewest_flops(most_in_all_sets, monkeypat
     check_nearest_names(decoder, plan, entries // (L * B * S))
 
 
+@pytest.mark.slow
 def test_the_nearest_names_of_layers_without_a_loop():
     fn = functools.partial(decoder, unroll=True)
     lossy = (plan for _, plan in plans_one_by_one(fn, *decoder_args()) if plan.by_name.lost)
     check_nearest_names(fn, next(plan for plan in lossy if 1 < len(plan.by_name.names) < 6))
 
 
+@pytest.mark.slow
 def test_the_nearest_names_take_about_the_bytes_of_the_plan():
     found = 0
     bare = functools.partial(decoder, policy=policies.nothing_saveable)

@@ -88,6 +88,14 @@ def test_a_reserve_is_taken_off():
     assert plan.budget == most - size and plan.verified.peak_bytes <= plan.budget
     for reserve in (size, f"{size}B"):
         assert jrc.plan(layers, *NET, reserve=reserve, verify=False, **given).budget == plan.budget
+
+
+@pytest.mark.slow
+def test_a_reserve_is_taken_off_the_budget_of_a_batch():
+    most = ends()[1]
+    moments = jax.eval_shape(optax.adamw(1e-3).init, NET[0])
+    size = 2 * 4 * sum(w.size for w in NET[0]) + 4
+    given = {"budget": most, "minimize": "flops", "chunks": False}
     make_args = lambda n: (NET[0], jax.ShapeDtypeStruct((n, 8), jnp.float32))  # noqa: E731
     given |= {"most": 512}
     whole, less = (jrc.largest_batch(make_args, layers, reserve=each, **given)

@@ -93,6 +93,7 @@ def of_the_head():
     return jrc.plan(head, *HEAD, budget="12MiB", argnums=(0, 1))
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("fn", "args", "argnums", "budget", "in_loop"),
     [
@@ -190,6 +191,7 @@ def test_the_loss_is_cut_beside_a_loop_that_has_chunks_inside():
     assert {each.path for each in regions_within(program, 2**14)} == {()}  # all in one
 
 
+@pytest.mark.slow
 def test_several_sums_that_cannot_be_added_up_are_recomputed_together():
     """A loss over what the region sums up itself; the gradient of each sum would be a pass."""
 
@@ -224,6 +226,7 @@ def test_a_region_waits_for_what_it_reads_and_runs_before_its_readers():
         in_chunks(program, [moved])
 
 
+@pytest.mark.slow
 def test_regions_that_wait_for_each_other_have_copies_of_what_both_read():
     """Each reads a sum of the other; no order of two loops computes both, but one of three does."""
 
@@ -285,7 +288,7 @@ def small():
     return [jax.random.normal(k, s) / 4 for k, s in zip(keys, shapes, strict=True)]
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("fn", "argnums", "budget", "y"),
     [
@@ -304,7 +307,7 @@ def test_forms_of_other_fields_run_in_chunks(fn, argnums, budget, y):
     close(jax.jit(run(plan.apply(fn)))(*args), jax.jit(run(fn))(*args))
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("budgets", [(5, 8), (3, 4, 6, 7, 9, 10, 11)])
 def test_budgets_between_those_of_few_chunks_are_met(budgets):
     """Of 2 and of 3 chunks there is a plan each; a budget between them is met too."""

@@ -87,6 +87,7 @@ def test_a_loss_of_examples_runs_in_chunks(fn, budget):
     assert f"the whole loss in {plan.chunks[0].chunks} chunks" in str(plan)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("fn", [loss, loss_and_metrics])
 def test_the_last_of_a_prime_number_of_examples_are_a_shorter_chunk(fn):
     args, has_aux = (WEIGHTS, X[:8191], Y[:8191]), fn is loss_and_metrics
@@ -107,6 +108,7 @@ def test_flops_are_those_of_the_program_that_runs():
     assert plan.verified.flops == flops(jax.make_jaxpr(run)(WEIGHTS, X, Y).jaxpr)
 
 
+@pytest.mark.slow
 def test_a_derivative_along_a_direction_is_that_of_the_function():
     small = [w + 0.1 for w in WEIGHTS]
     found, wanted = (
@@ -163,6 +165,7 @@ def test_a_train_step_within_a_budget():
     close(state.params, other.params)
 
 
+@pytest.mark.slow
 def test_batches_are_not_any_that_chunks_of_the_loss_would_fit():
     def make_args(batch):
         shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -174,6 +177,7 @@ def test_batches_are_not_any_that_chunks_of_the_loss_would_fit():
     assert found.fastest.batch == found.recomputed
 
 
+@pytest.mark.slow
 def test_the_least_of_a_refusal_is_in_chunks():
     with pytest.raises(jrc.BudgetError) as whole:
         jrc.plan(loss, WEIGHTS, X, Y, budget="1MiB", minimize="flops", chunks=False)
@@ -216,6 +220,7 @@ def test_a_stored_plan_is_found_again(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_regions_run_in_chunks_inside_of_a_chunk_of_the_loss():
     """One example alone has too wide a middle: chunks of examples, and of its tokens inside."""
 

@@ -368,6 +368,7 @@ def test_layers_of_very_different_widths():
     assert plan.verified.peak_bytes < memory_needed(by_hand).peak
 
 
+@pytest.mark.slow
 def test_the_head_is_recomputed_with_the_blocks():
     """Logits of all pairs need more than the blocks of both towers: a person wraps both."""
 

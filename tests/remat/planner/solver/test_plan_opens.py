@@ -525,6 +525,7 @@ def reads_many_forward(*values):
 reads_many.defvjp(reads_many_forward, lambda values, g: tuple(g * jnp.cos(v) for v in values))
 
 
+@pytest.mark.slow
 def test_an_opaque_function_may_read_many_values():
     """Each may be saved or recomputed: in all 2 to the power of 20 ways, too many to look at."""
 

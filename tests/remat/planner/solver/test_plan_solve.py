@@ -290,6 +290,7 @@ def distance(found, best, total, more=1.0):
     )
 
 
+@pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("program", "above", "above_with_a_tenth_more", "leanest"),
     [
@@ -429,6 +430,7 @@ def test_spread_keeps_both_ends_and_the_order(steps):
     assert len(front) > CANDIDATES - 1 or some == front
 
 
+@pytest.mark.slow
 def test_lean_plans_are_found_where_values_are_read_far_behind():
     """Skips from the first half to the mirrored layer of the second: a lean plan saves them all."""
     half, width, batch = 8, 32, 256
