@@ -25,6 +25,27 @@ Place = tuple[Var, int]
 """A value that is read in slices, and the axis of the slices."""
 
 
+AxesOf = Callable[[JaxprEqn], Sequence[IndependentAxis]]
+"""From an equation to its independent axes."""
+
+
+def remembered(program: Program, independent_axes: AxesOf) -> AxesOf:
+    """Return the axes of a program's equations, each of which is asked for once.
+
+    Args:
+        program: The program.
+        independent_axes: The axes of an equation by itself, see `IndependentAxis`.
+    """
+    known = program.known_axes.setdefault(independent_axes, {})
+
+    def axes(eqn: JaxprEqn) -> Sequence[IndependentAxis]:
+        if eqn not in known:
+            known[eqn] = tuple(independent_axes(eqn))
+        return known[eqn]
+
+    return axes
+
+
 class MadeInside:
     """What of a program is made slice by slice where a slice of it is read.
 
@@ -36,7 +57,8 @@ class MadeInside:
     def __init__(
         self, program: Program, independent_axes: Callable[[JaxprEqn], Sequence[IndependentAxis]]
     ) -> None:
-        self._program, self._independent_axes = program, independent_axes
+        self._program = program
+        self._independent_axes = remembered(program, independent_axes)
         self._bytes: dict[Place, int] = {}
 
     def axis(self, v: Var, at: int) -> IndependentAxis | None:

@@ -57,6 +57,11 @@ class Program:
         """The positions of all equations but casts, which only occur inside `shard_map`."""
         return tuple(i for i, eqn in enumerate(self.eqns) if not is_cast(eqn))
 
+    @cached_property
+    def known_axes(self) -> dict[Any, Any]:
+        """What `remembered` knows of the independent axes of the equations."""
+        return {}
+
     def source(self, atom: Any) -> Any:
         """Return the atom that was cast to vary over a mesh axis, or the atom itself."""
         return source_of(atom, self._casts)

@@ -13,7 +13,7 @@ other: slices of them may be summed one after the other.
 [(None, 0, 0)]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
@@ -21,10 +21,9 @@ from jax.extend.core import JaxprEqn, Var
 from jrc._jaxpr.atoms import shape_of
 from jrc._jaxpr.axes import dimension_numbers
 from jrc._jaxpr.axis_rules import IndependentAxis
+from jrc._jaxpr.made_inside import AxesOf, remembered
 from jrc._jaxpr.primitives import primitive_name
 from jrc._jaxpr.program import INPUT, Program
-
-AxesOf = Callable[[JaxprEqn], Sequence[IndependentAxis]]
 
 
 def with_sums_onto_zeros(program: Program, independent_axes: AxesOf) -> AxesOf:
@@ -34,9 +33,10 @@ def with_sums_onto_zeros(program: Program, independent_axes: AxesOf) -> AxesOf:
         program: The program.
         independent_axes: The axes of an equation by itself, see `IndependentAxis`.
     """
+    alone = remembered(program, independent_axes)
 
     def axes(eqn: JaxprEqn) -> Sequence[IndependentAxis]:
-        found = independent_axes(eqn)
+        found = alone(eqn)
         if zeros_below(program, eqn):
             found = [*found, *_axes_of_updates(eqn)]
         return found

@@ -87,6 +87,8 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
     What chunks need is predicted too low at times. Then those for a smaller budget fit. Last come
     regions that hold what the whole loss holds, and may be cut along another axis.
     """
+    if search.temporaries_within(limit) <= 0:
+        return None  # arguments and results do not fit
     for may_be_all, share in itertools.product((False, True), SETTINGS.leaner_chunks):
         temporaries = int(share * search.temporaries_within(limit)) + peaks.problem.on_chip
         known = {each.chunks for each in search.options}

@@ -5,7 +5,8 @@ it, and its options stand beside those of the function as it is. Nothing is comp
 values are wide, and how many bytes a chunk may have, are shares of what a budget leaves for
 temporaries. Each set of regions is tried with fewer and fewer bytes a chunk, as long as the
 cheapest option that is predicted to fit becomes cheaper. Where a plan without chunks fits, larger
-sets are tried under the same condition.
+sets are tried under the same condition. Where one is predicted to fit that costs hardly more than
+the operations of the baseline, no more are tried.
 """
 
 import dataclasses
@@ -60,6 +61,7 @@ def _problems(problem: Problem, wanted: Wanted) -> list[Problem]:
     most = min(most, SETTINGS.chunked_problems)
     of_loss = whole_loss_chunks(problem, temporaries)
     found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
+    cheap = (1 + SETTINGS.chunks_worth) * problem.cost
 
     def look_at(ways: Iterable[tuple[Chunks, ...]]) -> float:
         """The least cost of some ways, which are looked at as long as it falls."""
@@ -84,9 +86,9 @@ def _problems(problem: Problem, wanted: Wanted) -> list[Problem]:
             ways = _fewer_bytes(regions, temporaries, values_of.devices)
             cost = look_at((*values_of.chunks, *each) for each in ways)
             is_worse = best <= cost < math.inf and not wanted.is_urgent
-            if is_worse or len(found) == most:
-                break
             best = min(best, cost)
+            if is_worse or best <= cheap or len(found) == most:
+                break
         return best
 
     if wanted.whole_loss:
@@ -96,8 +98,7 @@ def _problems(problem: Problem, wanted: Wanted) -> list[Problem]:
     of_regions = look_around(problem, wanted.may_be_all or not of_loss)
     if even:
         cost, one = min(even, key=lambda each: each[0])
-        is_dear = cost > (1 + SETTINGS.chunks_worth) * problem.cost
-        if is_dear and (wanted.is_urgent or cost < of_regions):
+        if cost > cheap and (wanted.is_urgent or cost < of_regions):
             look_around(one, may_be_all=False)
     different: dict[Any, Problem] = {}
     for _, each in sorted(found.values(), key=lambda each: each[0]):
