@@ -69,6 +69,7 @@ def run(tx, steps, update=None):
     return params, state
 
 
+@pytest.mark.exhaustive(after=8)
 @pytest.mark.slow(after=2)
 @table
 def test_updates_are_like_the_parameters(name):
@@ -81,6 +82,7 @@ def test_updates_are_like_the_parameters(name):
         assert (update.shape, update.dtype) == (param.shape, param.dtype)
 
 
+@pytest.mark.exhaustive(after=8)
 @pytest.mark.slow(after=2)
 @table
 def test_state_keeps_its_type_so_that_steps_can_be_scanned(name):
@@ -100,6 +102,7 @@ def test_state_keeps_its_type_so_that_steps_can_be_scanned(name):
         assert np.allclose(a.astype(jnp.float32), b.astype(jnp.float32), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.exhaustive(after=8)
 @pytest.mark.slow(after=2)
 @table
 def test_jit_gives_the_same_and_update_is_pure(name):
@@ -124,6 +127,7 @@ def test_init_works_on_shapes_alone(name):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), state, jitted))
 
 
+@pytest.mark.exhaustive(after=8)
 @pytest.mark.slow(after=2)
 @table
 def test_state_saves_and_restores(name, tmp_path):

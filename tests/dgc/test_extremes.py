@@ -122,6 +122,7 @@ def test_a_donated_state_gives_the_same_steps():
         assert_bit_equal((updates, given), (expected, before))
 
 
+@pytest.mark.exhaustive(after=6)
 @pytest.mark.slow(after=3)
 @pytest.mark.parametrize(
     ("size", "sparsity", "count"),

@@ -308,6 +308,7 @@ def test_the_real_compiler_plans(name):
     assert plan.target == name and plan.verified.peak_bytes > 0
 
 
+@pytest.mark.exhaustive(after=5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

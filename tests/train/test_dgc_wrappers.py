@@ -115,6 +115,7 @@ def start(tx):
     return state, jrc.make_train_step(loss, tx, mesh=MESH, donate=False)
 
 
+@pytest.mark.exhaustive(after=8)
 @pytest.mark.slow(after=2)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_replicas_stay_equal_and_send_what_is_reported(name):

@@ -73,6 +73,7 @@ def shardings(tree):
     return jax.tree.map(lambda x: x.sharding, tree)
 
 
+@pytest.mark.exhaustive(after=4)
 @pytest.mark.slow(after=2)
 @pytest.mark.parametrize(
     ("sizes", "kind", "via", "options"),

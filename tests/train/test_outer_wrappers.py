@@ -101,6 +101,7 @@ def bytes_in_program(step, state, number):
     return sum(each.sent for each in collectives(parse_hlo(text), dict(on(2).shape)))
 
 
+@pytest.mark.exhaustive(after=8)
 @pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_inner_steps_are_those_of_one_device_and_a_round_sends_what_is_reported(name):

@@ -35,6 +35,7 @@ def saved(tmp_path_factory):
     return path, state
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 8, 3, 1])
 def test_a_run_goes_on_with_another_number_of_replicas(saved, devices):

@@ -88,7 +88,7 @@ def test_explained(name):
     assert report.saved and report.flops > 0
 
 
-@programs("planned", long=LONG, left_out=())
+@programs("planned", long=LONG | {"own_checkpoints", "diffrax_ode"}, left_out=())
 def test_planned(name):
     """The leanest plan changes no gradient, without fusion, where rounding is the same."""
     program = program_of(name)
@@ -101,7 +101,12 @@ def test_planned(name):
     assert gradient_error(*(grads for _, grads in found)) < program.tolerance
 
 
-@programs("leanest", quick=(), long=LONG | {"own_checkpoints", "eqx_mlp"})
+@programs(
+    "leanest",
+    quick=(),
+    long=LONG
+    | {"own_checkpoints", "eqx_mlp", "masked_transformer", "scanned_gpt", "linen_batchnorm"},
+)
 def test_blocks_by_hand_are_not_leaner(name):
     """A checkpoint around each block has no lower peak than the leanest plan."""
     program = program_of(name)

@@ -220,6 +220,7 @@ def test_random_programs(program):
     chunked_or_refused(program)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(programs())

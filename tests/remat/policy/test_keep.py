@@ -88,7 +88,7 @@ def test_the_operand_of_a_saved_result_is_recomputed_if_the_derivative_reads_it(
     assert_same(lean, plain, W, X)
 
 
-@pytest.mark.exhaustive(after=20)
+@pytest.mark.exhaustive(after=6)
 @pytest.mark.slow(after=2)
 @pytest.mark.parametrize("region", ["recompute", "checkpoint build", "segments", "rules"])
 @pytest.mark.parametrize("name", KEPT)

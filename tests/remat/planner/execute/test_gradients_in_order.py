@@ -148,6 +148,7 @@ WIDE = shape(256, 1024), shape(256, 1024), shape(1024, 256)
 STACKED = tuple(shape(6, *w.shape) for w in WIDE)
 
 
+@pytest.mark.exhaustive(after=1)
 @needs_cuda
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def some_options(problem):
     return list(dict.fromkeys([lean_of(problem), row[len(row) // 2]]))
 
 
+@pytest.mark.exhaustive(after=12)
 @pytest.mark.slow(after=4)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_function(name):
@@ -185,6 +186,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.exhaustive(after=4)
 @pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_under_transforms(name):
@@ -235,6 +237,7 @@ def inside(fn, local, has_aux=False):
 INSIDE = ["custom_vjp", "integers_and_booleans", "dropout", "nested_scans", "what_the_user_wraps"]
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", [*INSIDE, "closing"])
 def test_inside_of_shard_map(name):

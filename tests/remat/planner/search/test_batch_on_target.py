@@ -51,6 +51,7 @@ def peak(fn, batch):
     return compiled_memory.memory_needed(lowered).peak
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("activation", "in_chunks"), [(jnp.square, 4), (jax.nn.gelu, 9)])
 def test_a_search_compiles_few_programs(compiled, activation, in_chunks):

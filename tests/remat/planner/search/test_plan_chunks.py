@@ -307,6 +307,7 @@ def test_forms_of_other_fields_run_in_chunks(fn, argnums, budget, y):
     close(jax.jit(run(plan.apply(fn)))(*args), jax.jit(run(fn))(*args))
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("budgets", [(5, 8), (3, 4, 6, 7, 9, 10, 11)])
 def test_budgets_between_those_of_few_chunks_are_met(budgets):
