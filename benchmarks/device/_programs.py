@@ -15,7 +15,7 @@ ZOO = (
     "lstm_scan", "moe_shared_router",
 )  # fmt: skip
 NAMES = (GPT2, *ZOO[:4], HEAD, *ZOO[4:])
-TOY_NAMES = ("mirrored_mlp", GPT2)
+TOY_NAMES = ("mirrored_mlp", HEAD)
 BATCH = 8
 
 

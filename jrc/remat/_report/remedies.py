@@ -67,7 +67,8 @@ def _expected(report: ReportData) -> list[Remedy]:
             "loss",
             memory.temporaries,
             "temporaries of a train step: plan its loss, jrc.plan(loss, ..., reserve=opt_state), "
-            "and call plan.apply(loss) in the step",
+            "and call plan.apply(loss) in the step; or "
+            "jrc.make_train_step(..., memory_budget=...)",
             _LARGE_SHARE,
         )
     found.sort(key=lambda each: -each.bytes)
