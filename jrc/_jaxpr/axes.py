@@ -37,6 +37,24 @@ def dimension_numbers(eqn: JaxprEqn) -> Any:
     return eqn.params["ragged_dot_dimension_numbers" if is_ragged else "dimension_numbers"]
 
 
+def has_channels_last(eqn: JaxprEqn) -> bool:
+    """Return whether a convolution's images have their channels last, and its kernel too.
+
+    >>> import jax, jax.numpy as jnp
+    >>> image, kernel = jnp.ones((1, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+    >>> names = "NHWC", "HWIO", "NHWC"
+    >>> convolve = jax.lax.conv_general_dilated
+    >>> run = lambda x, k: convolve(x, k, (1, 1), "SAME", dimension_numbers=names)
+    >>> has_channels_last(jax.make_jaxpr(run)(image, kernel).eqns[0])
+    True
+    """
+    numbers = dimension_numbers(eqn)
+    last = len(numbers.lhs_spec) - 1
+    image = (0, last, *range(1, last))
+    kernel = (last, last - 1, *range(last - 1))
+    return tuple(map(tuple, numbers)) == (image, kernel, image)
+
+
 def operand_axes(eqn: JaxprEqn, operand: int) -> OperandAxes:
     """Return the axes of an operand of a `dot_general`, the first or the second."""
     contracted, batch = (tuple(map(int, each[operand])) for each in dimension_numbers(eqn))

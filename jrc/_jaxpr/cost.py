@@ -42,17 +42,20 @@ def equation_flops(eqn: JaxprEqn) -> int:
     return equation_cost(eqn, own_flops)
 
 
-def live_cost(program: Sequence[LiveEquation], rule: Rule) -> int:
-    """Return the sum of a cost over live equations."""
-    return sum(
-        _cost(node.eqn, [live_cost(each, rule) for each in node.inside], rule) for node in program
-    )
+def live_cost(program: Sequence[LiveEquation], rule: Rule, in_loops: Rule | None = None) -> int:
+    """Return the sum of a cost over live equations.
+
+    Args:
+        program: The equations.
+        rule: The cost of an equation.
+        in_loops: The same inside of loops, if it is another one there.
+    """
+    return sum(_cost(node.eqn, node.inside, rule, in_loops) for node in program)
 
 
-def equation_cost(eqn: JaxprEqn, rule: Rule) -> int:
-    """Return the cost of one equation, its inner programs included."""
-    inner = (live_equations(each) for each in inner_programs(eqn))
-    return _cost(eqn, [live_cost(each, rule) for each in inner], rule)
+def equation_cost(eqn: JaxprEqn, rule: Rule, in_loops: Rule | None = None) -> int:
+    """Return the cost of one equation, its inner programs included; see `live_cost`."""
+    return _cost(eqn, [live_equations(each) for each in inner_programs(eqn)], rule, in_loops)
 
 
 def own_flops(eqn: JaxprEqn) -> int:
@@ -68,9 +71,14 @@ def stated_cost(eqn: JaxprEqn) -> Any:
     return eqn.params.get("cost_estimate") if primitive_name(eqn) == "pallas_call" else None
 
 
-def _cost(eqn: JaxprEqn, inner: Sequence[int], rule: Rule) -> int:
-    if stated_cost(eqn) is not None or not inner:
+def _cost(
+    eqn: JaxprEqn, inside: Sequence[Sequence[LiveEquation]], rule: Rule, in_loops: Rule | None
+) -> int:
+    if stated_cost(eqn) is not None or not inside:
         return rule(eqn)
+    if in_loops is not None and primitive_name(eqn) in ("scan", "while"):
+        rule = in_loops
+    inner = [live_cost(each, rule, in_loops) for each in inside]
     if primitive_name(eqn) == "cond":
         branch = branch_outside_kernels(eqn)
         return max(inner) if branch is None else inner[branch]

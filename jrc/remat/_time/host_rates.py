@@ -24,13 +24,21 @@ import jaxlib
 import numpy as np
 
 from jrc._validate import is_real
-from jrc.remat._time.measured import median_seconds, outside_of_traces
+from jrc.remat._time.measured import in_turns, outside_of_traces
 from jrc.remat._time.rates import Rates
 
 # What is taken where nothing can be measured: about two cores of a server.
-ASSUMED = Rates(1e11, 5e10, 3e9, 2e10, 1e-6, new_memory=5e9)
-_SIDE, _LARGE, _PASSES = 1024, 2**24, 8
-_NUMBERS = ("products", "convolutions", "functions", "bandwidth", "launch", "new_memory")
+ASSUMED = Rates(1e11, 5e10, 3e9, 2e10, 1e-6, new_memory=5e9, slow_convolutions=2e9)
+_SIDE, _LARGE, _PASSES, _ROUNDS = 1024, 2**24, 8, 12
+_NUMBERS = (
+    "products",
+    "convolutions",
+    "functions",
+    "bandwidth",
+    "launch",
+    "new_memory",
+    "slow_convolutions",
+)
 
 
 @functools.cache
@@ -60,7 +68,10 @@ def host_rates() -> Rates:
 
 
 def measured() -> Rates:
-    """Measure the rates of this machine's CPU, each as the median of a few runs."""
+    """Measure the rates of this machine's CPU, each as the least of some runs in turns.
+
+    Other load makes a run longer and never shorter.
+    """
     return outside_of_traces(_measured)
 
 
@@ -71,29 +82,36 @@ def _measured() -> Rates:
         side, large = put(_SIDE, _SIDE), put(_LARGE)
         small, image, kernel = put(_LARGE // 64), put(16, 64, 32, 32), put(64, 64, 3, 3)
 
-        def passes(once: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            return lambda x: jax.lax.fori_loop(0, _PASSES, lambda _, y: once(y), x)
+        def passes(once: Callable[..., Any], times: int = _PASSES) -> Callable[..., Any]:
+            return lambda x, *rest: jax.lax.fori_loop(0, times, lambda _, y: once(y, *rest), x)
 
-        product = _seconds(lambda x: x @ x, side)
-        convolved = _seconds(lambda x, k: jax.lax.conv(x, k, (1, 1), "SAME"), image, kernel)
-        written = _seconds(passes(lambda x: x * 1.5 + 0.5), large) / _PASSES
-        computed = _seconds(passes(jnp.tanh), small) / _PASSES
-        new = _seconds(lambda x: x * 1.5, large)
+        convolve = lambda x, k: jax.lax.conv(x, k, (1, 1), "SAME")  # noqa: E731
+        seconds = _least_seconds(
+            product=(lambda x: x @ x, side),
+            convolved=(convolve, image, kernel),
+            in_loop=(passes(convolve, 2), image[:1], kernel),
+            written=(passes(lambda x: x * 1.5 + 0.5), large),
+            computed=(passes(jnp.tanh), small),
+            new=(lambda x: x * 1.5, large),
+        )
     size = large.size * large.dtype.itemsize
-    bandwidth = 2 * size / written
+    bandwidth = 2 * size * _PASSES / seconds["written"]
+    new = seconds["new"]
     return Rates(
-        products=2 * _SIDE**3 / product,
-        convolutions=2 * image.size * 64 * 9 / convolved,
-        functions=small.size / computed,
+        products=2 * _SIDE**3 / seconds["product"],
+        convolutions=2 * image.size * 64 * 9 / seconds["convolved"],
+        functions=small.size * _PASSES / seconds["computed"],
         bandwidth=bandwidth,
         launch=1e-6,
         new_memory=size / max(new - 2 * size / bandwidth, 0.01 * new),
+        slow_convolutions=2 * 2 * image[:1].size * 64 * 9 / seconds["in_loop"],
     )
 
 
-def _seconds(fn: Callable[..., Any], *args: Any) -> float:
-    run = jax.jit(fn)
-    return median_seconds({"": lambda: run(*args)})[""]
+def _least_seconds(**programs: tuple[Any, ...]) -> dict[str, float]:
+    """The least seconds of each function, which is given with its arguments."""
+    calls = {name: functools.partial(jax.jit(fn), *args) for name, (fn, *args) in programs.items()}
+    return {name: min(seconds) for name, seconds in in_turns(calls, _ROUNDS).items()}
 
 
 def _path() -> pathlib.Path | None:
@@ -137,8 +155,8 @@ def _read(path: pathlib.Path) -> Rates | None:
     numbers = [data[name] for name in _NUMBERS]
     if not all(is_real(n) and math.isfinite(n) and 1e-12 < n < 1e21 for n in numbers):
         return None
-    products, convolutions, functions, bandwidth, launch, new_memory = map(float, numbers)
-    return Rates(products, convolutions, functions, bandwidth, launch, new_memory)
+    rates: dict[str, Any] = {name: float(n) for name, n in zip(_NUMBERS, numbers, strict=True)}
+    return Rates(**rates)
 
 
 def _write(path: pathlib.Path, rates: Rates) -> None:

@@ -9,7 +9,7 @@
 ... }
 ... ''')
 >>> kernel_of(module, module.entry, module.entry.root)
-Kernel(bytes=896, products={'f32': 1024}, convolves=False)
+Kernel(bytes=896, products={'f32': 1024}, convolves=False, in_library=True)
 """
 
 import math
@@ -23,6 +23,9 @@ from jrc.remat._compiled.hlo_opcodes import opcode_facts
 # Of these operands a kernel reads as much as it returns, and the first is what they read from.
 _SLICES = ("dynamic-slice", "gather", "slice")
 
+_LABELS = re.compile(r"dim_labels=(\w+->\w+)")
+_IN_LIBRARY = re.compile(r"b(\d+)f_\1io->b\1f")
+
 
 class Kernel(NamedTuple):
     """A kernel.
@@ -31,11 +34,14 @@ class Kernel(NamedTuple):
         bytes: Bytes that it reads and writes.
         products: FLOPs of matrix products and convolutions, by the dtype of their operands.
         convolves: Whether a convolution is among them.
+        in_library: Whether convolutions have the form that XLA for CPUs calls a library for: the
+            channels are last, and the kernel's dimensions are in their order.
     """
 
     bytes: int
     products: Mapping[str, int]
     convolves: bool = False
+    in_library: bool = True
 
 
 def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel | None:
@@ -51,13 +57,15 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
         return None
     (fused,) = module.called(each) if each.opcode == "fusion" else (None,)
     products: dict[str, int] = {}
-    convolves = False
+    convolves, in_library = False, True
     for computation, inner in _products(module, around, each):
         dtype, flops = _product(computation, inner)
         products[dtype] = products.get(dtype, 0) + flops
-        convolves |= "dim_labels=" in inner.attributes
+        if labels := _LABELS.search(inner.attributes):
+            convolves = True
+            in_library &= bool(_IN_LIBRARY.fullmatch(labels[1]))
     read = sum(_read(around, each, name, fused) for name in dict.fromkeys(each.operands))
-    return Kernel(read + _written(around, each, fused), products, convolves)
+    return Kernel(read + _written(around, each, fused), products, convolves, in_library)
 
 
 def _read(around: Computation, each: Instruction, name: str, fused: Computation | None) -> int:

@@ -31,6 +31,9 @@ class Rates:
         launch: Seconds from one kernel to the next.
         new_memory: Bytes per second at which a program gets memory that is new in each run: on a
             CPU the system hands it over page by page, an accelerator keeps it from run to run.
+        slow_convolutions: Operations per second of convolutions that are no call of a library. XLA
+            for CPUs gives convolutions the form of its library outside of loops alone; inside,
+            gradients and images with channels first are computed one value after the other.
         by_dtype: By HLO's name of a dtype, its rate of products over `products`; 1 of others.
     """
 
@@ -40,11 +43,16 @@ class Rates:
     bandwidth: float
     launch: float
     new_memory: float = math.inf
+    slow_convolutions: float = math.inf
     by_dtype: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def seconds_of_products(self, dtype: str, flops: float, convolves: bool = False) -> float:
+    def seconds_of_products(
+        self, dtype: str, flops: float, convolves: bool = False, in_library: bool = True
+    ) -> float:
         """Return the seconds of so many operations of products, or of convolutions."""
         rate = self.convolutions if convolves else self.products
+        if convolves and not in_library:
+            rate = min(rate, self.slow_convolutions)
         return flops / (rate * self.by_dtype.get(dtype, 1.0))
 
 

@@ -26,7 +26,7 @@ def roofline_seconds(module: Module, rates: Rates) -> float:
         if kernel is None:
             return 0.0
         products = sum(
-            rates.seconds_of_products(dtype, flops, kernel.convolves)
+            rates.seconds_of_products(dtype, flops, kernel.convolves, kernel.in_library)
             for dtype, flops in kernel.products.items()
         )
         return max(products, kernel.bytes / rates.bandwidth) + rates.launch

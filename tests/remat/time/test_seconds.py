@@ -1,6 +1,7 @@
 """Seconds of compiled programs, against texts whose time is known by hand."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +173,32 @@ def test_convolutions_count_as_the_table_of_primitives_counts_them():
         "dim_labels=b01f_01io->b01f",
     )
     kernel = kernel_of(module, module.entry, module.entry.root)
-    assert kernel.products == {"f32": flops(fn.trace(x, w).jaxpr)}
+    assert kernel.products == {"f32": flops(fn.trace(x, w).jaxpr)} and kernel.in_library
+
+
+def test_convolutions_that_xla_computes_itself_are_slow():
+    """In a loop those of gradients, and of images whose channels are not last; compiled here."""
+    x, w = jnp.ones((4, 2, 16, 16, 8)), jnp.ones((3, 3, 8, 8))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    conv = functools.partial(
+        jax.lax.conv_general_dilated, window_strides=(1, 1), padding="SAME",
+        dimension_numbers=numbers,
+    )  # fmt: skip
+
+    def loss(w, x):
+        return jnp.sum(jax.lax.map(lambda each: jnp.sum(conv(each, w) ** 2), x))
+
+    def unrolled(w, x):
+        return sum(jnp.sum(conv(each, w) ** 2) for each in x)
+
+    def found(fn, rates):
+        return roofline_seconds(parse_hlo(jax.jit(fn).lower(w, x).compile().as_text()), rates)
+
+    rates = dataclasses.replace(RATES, bandwidth=1e15, launch=0.0)
+    slow = dataclasses.replace(rates, slow_convolutions=rates.convolutions / 100)
+    once = 4 * 2 * 2 * 16 * 16 * 8 * 8 * 9 / rates.convolutions
+    for fn, of_conv in ((loss, 1), (unrolled, 1), (jax.grad(loss), 101), (jax.grad(unrolled), 2)):
+        assert found(fn, slow) == pytest.approx(once * 2 * of_conv, rel=0.1), fn
 
 
 @pytest.mark.parametrize(

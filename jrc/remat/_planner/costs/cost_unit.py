@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -13,6 +14,7 @@ from jrc._jaxpr import (
     Fusion,
     equation_cost,
     facts_of,
+    has_channels_last,
     live_cost,
     live_equations,
     own_flops,
@@ -42,6 +44,10 @@ _HLO_NAMES = {
 @runtime_checkable
 class CostUnit(Protocol):
     """How the cost of what a program does is counted, as a whole number."""
+
+    @property
+    def in_loop(self) -> "CostUnit":
+        """The same for a program that is the body of a loop."""
 
     def of(self, eqn: Any) -> int:
         """Return the cost of one equation, programs inside of it included."""
@@ -77,6 +83,11 @@ class FlopUnit:
     """
 
     rate: float = 0.0
+
+    @property
+    def in_loop(self) -> "FlopUnit":
+        """The same unit."""
+        return self
 
     def of(self, eqn: Any) -> int:
         """Return the FLOPs of one equation."""
@@ -123,18 +134,25 @@ class TimeUnit:
     Attributes:
         rates: The rates of the device.
         compiler: What is assumed of its compiler.
+        is_in_loop: Whether the equations are those of the body of a loop.
     """
 
     rates: Rates
     compiler: Compiler
+    is_in_loop: bool = False
+
+    @functools.cached_property
+    def in_loop(self) -> "TimeUnit":
+        """The same for the body of a loop."""
+        return self if self.is_in_loop else dataclasses.replace(self, is_in_loop=True)
 
     def of(self, eqn: Any) -> int:
         """Return the picoseconds of one equation."""
-        return equation_cost(eqn, self._own)
+        return equation_cost(eqn, self._own, self.in_loop._own)
 
     def total(self, jaxpr: Any) -> int:
         """Return the picoseconds of a program."""
-        return live_cost(live_equations(jaxpr), self._own)
+        return live_cost(live_equations(jaxpr), self._own, self.in_loop._own)
 
     def of_written(self, size: float) -> int:
         """Return the time in which so many bytes are written, and a kernel is launched."""
@@ -202,9 +220,9 @@ class TimeUnit:
             return flops / (self.rates.functions * _ARITHMETIC)
         operand: Any = eqn.invars[0].aval
         dtype = _HLO_NAMES.get(operand.dtype.name, "")
-        return self.rates.seconds_of_products(
-            dtype, flops, primitive_name(eqn) == "conv_general_dilated"
-        )
+        convolves = primitive_name(eqn) == "conv_general_dilated"
+        in_library = not (convolves and self.is_in_loop) or has_channels_last(eqn)
+        return self.rates.seconds_of_products(dtype, flops, convolves, in_library)
 
 
 FLOPS = FlopUnit()

@@ -71,6 +71,7 @@ class Request:
         program: The larger program that the function is part of, lowered, with another function in
             the place of this one; `None` if the gradient alone is to fit.
         minimize: What a plan minimises; FLOPs, where nothing is known of the device's rates.
+        in_loop: Whether the function is run in a loop: a chunk of the whole loss.
     """
 
     fn: Callable[..., Any]
@@ -83,6 +84,7 @@ class Request:
     link: HostLink | None = None
     program: Callable[[Callable[..., Any]], jax.stages.Lowered] | None = None
     minimize: Minimize = "flops"
+    in_loop: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -336,7 +338,7 @@ class Problem:
 def _unit(request: Request, device: Device | None, compiler: Compiler) -> CostUnit:
     """What costs are counted in: seconds, if they are asked for and the device is known."""
     if device is not None and request.minimize == "time":
-        return TimeUnit(device.rates, compiler)
+        return TimeUnit(device.rates, compiler, request.in_loop)
     return FlopUnit(SETTINGS.attained_flops * device.rates.products if device else 0.0)
 
 

@@ -165,6 +165,7 @@ def in_chunks_of_loss(
             has_aux=True,
             platform=problem.platform,
             program=None,
+            in_loop=True,
         )
     )
     if rest:

@@ -62,6 +62,7 @@ def pareto_front(
         graphs: Where the cost graph is put, and those of the programs inside, by their jaxprs.
     """
     active = active_variables(program, perturbed, wanted)
+    unit = unit.in_loop if times > 1 else unit
     graph = build_cost_graph(program, active, carried, compiler, results, unit, times > 1)
     # Copies inside of a loop in a loop are left alone.
     graphs = {} if graphs is None else graphs

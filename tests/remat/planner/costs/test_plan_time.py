@@ -1,6 +1,7 @@
 """`minimize=` and `measure=`: plans of the least seconds, predicted, compiled and measured."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -25,7 +26,13 @@ from jrc.remat._time.host_rates import host_rates, measured
 from jrc.remat._time.rates import Rates, rates_of_chip
 
 RATES = Rates(
-    products=1e9, convolutions=1e8, functions=1e6, bandwidth=1e6, launch=0.5, new_memory=1e5
+    products=1e9,
+    convolutions=1e8,
+    functions=1e6,
+    bandwidth=1e6,
+    launch=0.5,
+    new_memory=1e5,
+    slow_convolutions=1e7,
 )
 ON_CPU, ON_GPU, ON_TPU = (TimeUnit(RATES, compiler) for compiler in (CPU, GPU, TPU))
 X = jnp.ones((100, 1000))
@@ -51,6 +58,53 @@ def test_a_convolution_has_a_rate_of_its_own():
     assert seconds(fast, conv, image, kernel) == pytest.approx(
         2 * 8 * 32 * 32 * 4 * 9 / 1e8 + 0.5, rel=1e-4
     )
+
+
+def test_convolutions_in_loops_on_a_cpu_are_slow_but_where_channels_are_last():
+    """XLA for CPUs gives convolutions the form of its library outside of loops alone."""
+    rates = dataclasses.replace(RATES, bandwidth=1e12, slow_convolutions=1e6)
+    unit, times = TimeUnit(rates, CPU), 3
+    first = jnp.ones((times, 4, 32, 32)), jnp.ones((8, 4, 3, 3)), ("NCHW", "OIHW", "NCHW")
+    last = jnp.ones((times, 32, 32, 4)), jnp.ones((3, 3, 4, 8)), ("NHWC", "HWIO", "NHWC")
+    for images, kernel, numbers in (first, last):
+
+        def conv(x, k, numbers=numbers):
+            return jax.lax.conv_general_dilated(
+                x[None], k, (1, 1), "SAME", dimension_numbers=numbers
+            )
+
+        def gradient(x, k, conv=conv):
+            return jax.grad(lambda k: jnp.sum(conv(x, k)))(k)
+
+        flops = 2 * 8 * 32 * 32 * 4 * 9
+        for fn, is_slow in ((conv, numbers[0] == "NCHW"), (gradient, True)):
+            alone = seconds(unit, fn, images[0], kernel)
+            looped = seconds(
+                unit, lambda xs, k, fn=fn: jax.lax.map(lambda x: fn(x, k), xs), images, kernel
+            )
+            assert alone == pytest.approx(flops / 1e8 + 0.5, rel=2e-2)
+            once = flops / (1e6 if is_slow else 1e8) + 0.5
+            assert looped == pytest.approx(times * once, rel=2e-2)
+
+
+@pytest.mark.slow
+def test_convolutions_run_in_chunks_where_they_are_not_slow(monkeypatch):
+    def convnet(ks, x):
+        for k in ks:
+            x = jnp.tanh(jax.lax.conv(x, k, (1, 1), "SAME"))
+        return jnp.mean(x**2)
+
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    args = [shape((8, 8, 3, 3))] * 4, shape((16, 8, 32, 32))
+    plans = []
+    for slow in (math.inf, 1e8):
+        rates = dataclasses.replace(host_rates(), slow_convolutions=slow, new_memory=1e8)
+        for place in ("seconds", "host_rates"):
+            monkeypatch.setattr(f"jrc.remat._time.{place}.host_rates", lambda rates=rates: rates)
+        plans.append(jrc.plan(convnet, *args, budget="100%"))
+    fast, slow = plans
+    assert fast.chunks and not slow.chunks
+    assert slow.verified.peak_bytes <= slow.budget
 
 
 def test_what_is_fused_takes_its_operations_and_on_a_cpu_its_bytes():
@@ -328,6 +382,7 @@ def test_nothing_of_the_caller_is_in_the_measurement(monkeypatch):
     """Neither a trace, nor a mesh of eight devices, nor a guard of transfers."""
     monkeypatch.setattr(host_rates_file, "_LARGE", 2**12)
     monkeypatch.setattr(host_rates_file, "_SIDE", 32)
+    monkeypatch.setattr(host_rates_file, "_ROUNDS", 1)
     seen = []
     jax.make_jaxpr(lambda x: seen.append(measured()) or x)(1.0)
     with jax.set_mesh(jax.make_mesh((8,), ("d",))), jax.transfer_guard("disallow"):
@@ -344,6 +399,7 @@ def test_the_rates_of_this_machine_are_those_of_a_machine():
     assert 1e8 < found.products < 1e14 and 1e7 < found.convolutions < 1e14
     assert 1e7 < found.functions < 1e13 and 1e8 < found.bandwidth < 1e13
     assert 1e7 < found.new_memory < 1e14
+    assert 1e6 < found.slow_convolutions < 1e14
 
 
 def layers(ws, x):
