@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def checks_on():
     typechecked.switch(True)
+    typechecked.begin_again()
 
 
 def test_a_wrong_type_is_found(checks_on):

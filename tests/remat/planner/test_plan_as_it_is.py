@@ -78,12 +78,12 @@ def test_what_does_not_fit_in_chunks_either():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"has_aux": True}, "got has_aux"),
-        ({"offload": True}, "got offload"),
+        ({"has_aux": True}, "got has_aux=True"),
+        ({"offload": True}, "got offload=True"),
         ({"verify": False}, "got verify=False"),
-        ({"measure": True}, "got measure"),
+        ({"measure": True}, "got measure=True"),
         ({"chunks": False}, "got chunks=False"),
-        ({"cache": "plans"}, "got cache"),
+        ({"cache": "plans"}, "got cache='plans'"),
     ],
 )
 def test_options_of_gradients(options, said):
