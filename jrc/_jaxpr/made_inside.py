@@ -24,7 +24,6 @@ from jrc._jaxpr.program import INPUT, Program
 Place = tuple[Var, int]
 """A value that is read in slices, and the axis of the slices."""
 
-
 AxesOf = Callable[[JaxprEqn], Sequence[IndependentAxis]]
 """From an equation to its independent axes."""
 
@@ -54,9 +53,7 @@ class MadeInside:
         independent_axes: The axes of an equation, see `IndependentAxis`.
     """
 
-    def __init__(
-        self, program: Program, independent_axes: Callable[[JaxprEqn], Sequence[IndependentAxis]]
-    ) -> None:
+    def __init__(self, program: Program, independent_axes: AxesOf) -> None:
         self._program = program
         self._independent_axes = remembered(program, independent_axes)
         self._bytes: dict[Place, int] = {}

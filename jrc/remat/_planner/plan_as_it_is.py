@@ -14,8 +14,6 @@ from jrc._targets import (
     Target,
     abstract_on,
     checked_target,
-    chip_named,
-    chip_of_device,
     target_device_context,
 )
 from jrc._text import exact_memory_text
@@ -44,7 +42,7 @@ from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._time.seconds import known_device
+from jrc.remat._time.seconds import device_with_rates
 
 
 def plans_as_it_is(
@@ -121,8 +119,7 @@ class _FunctionAsItIs:
         self.arrays, self.skeleton = split(args)
         device = device_of(self.arrays)
         self.platform = target.platform if target else device.platform
-        chip = chip_named(target.name if target else "") or chip_of_device(device)
-        self.device = known_device(self.platform, chip)
+        self.device = device_with_rates(target, device)
         self.own = sum(map(bytes_on_device, self.arrays))
         self.own += sum(nbytes(x.aval) for x in self.traced.program.jaxpr.outvars)
         self.forms: dict[tuple[Chunks, ...], _Form] = {}

@@ -21,6 +21,7 @@ from jrc.remat._time.seconds import device_with_rates, seconds_on
 # What is left of the temporaries in the budget of each plan.
 _SHARES_OF_TEMPORARIES = (1 / 2, 1 / 4, 1 / 10)
 _MIB = 2**20
+_IN_MIB = 100 * _MIB
 
 
 def tried_remedies(
@@ -44,45 +45,41 @@ def tried_remedies(
     found = []
     if argnums is None and report.donatable:
         found += _donated(report, fn, args, there)
-    found += _planned(report, fn, args, argnums, has_aux, there)
+    options: dict[str, Any] = {"argnums": argnums, "has_aux": has_aux, "target": there}
+    found += _planned(report, fn, args, options)
     order = lambda each: (each.seconds_ratio or math.inf, each.peak_bytes)  # noqa: E731
     return tuple(sorted(found, key=order))
 
 
 def _planned(
-    report: ReportData,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    argnums: int | Sequence[int] | None,
-    has_aux: bool,
-    there: Target | None,
+    report: ReportData, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> list[Remedy]:
     memory = report.memory
     own = memory.peak - memory.temporaries
-    budgets = [_round(own + int(memory.temporaries * share)) for share in _SHARES_OF_TEMPORARIES]
-    options: dict[str, Any] = {"argnums": argnums, "target": there, "has_aux": has_aux}
+    budgets = [_rounded(own + int(memory.temporaries * share)) for share in _SHARES_OF_TEMPORARIES]
     plans = plan_for_each(fn, *args, budgets=budgets, **options)
-    found: list[Remedy] = []
+    found: dict[int, Remedy] = {}
     for budget, answer in zip(budgets, plans, strict=True):
         plan: Plan | None = answer.plan if isinstance(answer, BudgetError) else answer
         cost = plan.verified if plan else None
         if plan is None or cost is None or cost.peak_bytes >= memory.peak:
             continue
-        fits = max(budget, cost.peak_bytes)
-        as_it_is = ", argnums=None" if argnums is None else ""
+        fits = _budget_text(max(budget, cost.peak_bytes))
         chunks = ", in chunks" if plan.chunks else ""
-        text = f"jrc.plan(fn, *args, budget={_budget_text(fits)}{as_it_is}){chunks}"
+        text = f"jrc.plan(fn, *args, budget={fits}{_options_text(**options)}){chunks}"
         size = memory.peak - cost.peak_bytes
         ratio = cost.seconds / report.time.value if cost.seconds and report.time else None
-        found.append(Remedy(text, "plan", memory.peak, size, cost.seconds, ratio, True))
-    return [
-        each
-        for k, each in enumerate(found)
-        if not any(
-            _is_better(other, each) or (other.bytes == each.bytes and j < k)
-            for j, other in enumerate(found)
-        )
-    ]
+        new = Remedy(text, "plan", memory.peak, size, cost.seconds, ratio, True)
+        found.setdefault(size, new)
+    different = list(found.values())
+    return [each for each in different if not any(_is_better(x, each) for x in different)]
+
+
+def _options_text(argnums: int | Sequence[int] | None, has_aux: bool, target: Target | None) -> str:
+    """The options of a call that are not the usual ones."""
+    text = "" if argnums == 0 else f", argnums={argnums}"
+    text += ", has_aux=True" if has_aux else ""
+    return text + (f", target={target.name!r}" if target else "")
 
 
 def _is_better(one: Remedy, other: Remedy) -> bool:
@@ -119,10 +116,10 @@ def _donated(
     ]
 
 
-def _round(size: int) -> int:
+def _rounded(size: int) -> int:
     """Whole MiB, where that changes a budget little."""
-    return math.ceil(size / _MIB) * _MIB if size >= 100 * _MIB else size
+    return math.ceil(size / _MIB) * _MIB if size >= _IN_MIB else size
 
 
 def _budget_text(size: int) -> str:
-    return f"'{math.ceil(size / _MIB)}MiB'" if size >= 10 * _MIB else str(size)
+    return f"'{_rounded(size) // _MIB}MiB'" if size >= _IN_MIB else str(size)
