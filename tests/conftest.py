@@ -47,7 +47,7 @@ if "JRC_HOST_RATES" not in os.environ:
     # Plans of the suite are those of one machine, wherever it runs.
     rates = tempfile.NamedTemporaryFile("w", prefix="jrc-rates-", suffix=".json")  # noqa: SIM115
     of_a_machine = {"products": 1e11, "convolutions": 5e10, "functions": 3e9, "bandwidth": 2e10}
-    of_a_machine |= {"launch": 1e-6, "new_memory": 5e9, "slow_convolutions": 2e9}
+    of_a_machine |= {"launch": 1e-6, "new_memory": 5e9, "slow_convolutions": 2e9, "strided": 2e8}
     json.dump(of_a_machine, rates)
     rates.flush()
     os.environ["JRC_HOST_RATES"] = rates.name

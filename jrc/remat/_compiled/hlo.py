@@ -100,6 +100,13 @@ class Computation:
         """The instruction whose result is the computation's."""
         return next((i for i in self.instructions if i.is_root), self.instructions[-1])
 
+    @property
+    def results(self) -> tuple[Instruction, ...]:
+        """The instructions whose results the computation returns: several for a tuple."""
+        root = self.root
+        names = root.operands if root.opcode == "tuple" else (root.name,)
+        return tuple(self.by_name[name] for name in names)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Module:

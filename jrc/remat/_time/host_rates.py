@@ -28,8 +28,8 @@ from jrc.remat._time.measured import in_turns, outside_of_traces
 from jrc.remat._time.rates import Rates
 
 # What is taken where nothing can be measured: about two cores of a server.
-ASSUMED = Rates(1e11, 5e10, 3e9, 2e10, 1e-6, new_memory=5e9, slow_convolutions=2e9)
-_SIDE, _LARGE, _PASSES, _ROUNDS = 1024, 2**24, 8, 12
+ASSUMED = Rates(1e11, 5e10, 3e9, 2e10, 1e-6, new_memory=5e9, slow_convolutions=2e9, strided=2e8)
+_SIDE, _LARGE, _SUMMANDS, _PASSES, _ROUNDS = 1024, 2**24, 4, 8, 12
 _NUMBERS = (
     "products",
     "convolutions",
@@ -38,6 +38,7 @@ _NUMBERS = (
     "launch",
     "new_memory",
     "slow_convolutions",
+    "strided",
 )
 
 
@@ -80,6 +81,7 @@ def _measured() -> Rates:
     put = lambda *shape: jax.device_put(np.ones(shape, np.float32), device)  # noqa: E731
     with jax.default_device(device), jax.disable_jit(False), jax.transfer_guard("allow"):
         side, large = put(_SIDE, _SIDE), put(_LARGE)
+        columns = [put(_SIDE, _SIDE) for _ in range(_SUMMANDS)]
         small, image, kernel = put(_LARGE // 64), put(16, 64, 32, 32), put(64, 64, 3, 3)
 
         def passes(once: Callable[..., Any], times: int = _PASSES) -> Callable[..., Any]:
@@ -93,6 +95,7 @@ def _measured() -> Rates:
             written=(passes(lambda x: x * 1.5 + 0.5), large),
             computed=(passes(jnp.tanh), small),
             new=(lambda x: x * 1.5, large),
+            transposed=(lambda *arrays: sum((x * x for x in arrays), 1.5 * side).T, *columns),
         )
     size = large.size * large.dtype.itemsize
     bandwidth = 2 * size * _PASSES / seconds["written"]
@@ -104,6 +107,7 @@ def _measured() -> Rates:
         bandwidth=bandwidth,
         launch=1e-6,
         new_memory=size / max(new - 2 * size / bandwidth, 0.01 * new),
+        strided=_SUMMANDS * side.size / seconds["transposed"],
         slow_convolutions=2 * 2 * image[:1].size * 64 * 9 / seconds["in_loop"],
     )
 
@@ -128,6 +132,7 @@ def _path() -> pathlib.Path | None:
         _processor(),
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         jaxlib.__version__,
+        _NUMBERS,
         os.environ.get("XLA_FLAGS", ""),
     )
     key = hashlib.sha256(repr(machine).encode()).hexdigest()[:16]

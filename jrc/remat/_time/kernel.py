@@ -1,4 +1,4 @@
-"""What a kernel of a compiled program reads, writes and multiplies.
+"""What a kernel of a compiled program reads, writes and computes.
 
 >>> from jrc.remat._compiled.hlo import parse_hlo
 >>> module = parse_hlo('''
@@ -9,7 +9,7 @@
 ... }
 ... ''')
 >>> kernel_of(module, module.entry, module.entry.root)
-Kernel(bytes=896, products={'f32': 1024}, convolves=False, in_library=True)
+Kernel(bytes=896, products={'f32': 1024}, convolves=False, in_library=True, functions=0, strided=0)
 """
 
 import math
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from jrc.remat._compiled.hlo import Computation, Instruction, Module, shape_of_type
 from jrc.remat._compiled.hlo_opcodes import opcode_facts
+from jrc.remat._time.strided_reads import strided_reads
 
 # Of these operands a kernel reads as much as it returns, and the first is what they read from.
 _SLICES = ("dynamic-slice", "gather", "slice")
@@ -36,12 +37,16 @@ class Kernel(NamedTuple):
         convolves: Whether a convolution is among them.
         in_library: Whether convolutions have the form that XLA for CPUs calls a library for: the
             channels are last, and the kernel's dimensions are in their order.
+        functions: Values of functions such as tanh.
+        strided: Entries that the loop of a fusion reads in steps: `strided_reads`.
     """
 
     bytes: int
     products: Mapping[str, int]
     convolves: bool = False
     in_library: bool = True
+    functions: int = 0
+    strided: int = 0
 
 
 def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel | None:
@@ -58,14 +63,29 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
     (fused,) = module.called(each) if each.opcode == "fusion" else (None,)
     products: dict[str, int] = {}
     convolves, in_library = False, True
-    for computation, inner in _products(module, around, each):
+    for computation, inner in _merged(module, around, each):
+        if not (inner.opcode in ("dot", "convolution") or _is_library_product(inner)):
+            continue
         dtype, flops = _product(computation, inner)
         products[dtype] = products.get(dtype, 0) + flops
         if labels := _LABELS.search(inner.attributes):
             convolves = True
             in_library &= bool(_IN_LIBRARY.fullmatch(labels[1]))
     read = sum(_read(around, each, name, fused) for name in dict.fromkeys(each.operands))
-    return Kernel(read + _written(around, each, fused), products, convolves, in_library)
+    functions = sum(
+        math.prod(shape_of_type(inner.types[0]).dims)
+        for _, inner in _merged(module, around, each)
+        if opcode_facts(inner.opcode).is_function
+    )
+    is_loop = fused is not None and "kind=kLoop" in each.attributes
+    return Kernel(
+        bytes=read + _written(around, each, fused),
+        products=products,
+        convolves=convolves,
+        in_library=in_library,
+        functions=functions,
+        strided=strided_reads(fused) if is_loop else 0,
+    )
 
 
 def _read(around: Computation, each: Instruction, name: str, fused: Computation | None) -> int:
@@ -111,10 +131,7 @@ def _written(around: Computation, each: Instruction, fused: Computation | None) 
 
 def _roots(fused: Computation) -> list[Instruction]:
     """What a fusion returns, behind the views that stand in front of it."""
-    root = fused.root
-    names = root.operands if root.opcode == "tuple" else (root.name,)
-    found = [fused.by_name[name] for name in names]
-    return [_behind_views(fused, each) for each in found]
+    return [_behind_views(fused, each) for each in fused.results]
 
 
 def _behind_views(fused: Computation, each: Instruction) -> Instruction:
@@ -128,16 +145,16 @@ def _size(each: Instruction | None) -> int:
     return sum(each.array_bytes) if each is not None else 0
 
 
-def _products(
+def _merged(
     module: Module, around: Computation, each: Instruction
 ) -> Iterator[tuple[Computation, Instruction]]:
-    """The products in an instruction and in what is fused into it, each with its computation."""
-    if each.opcode in ("dot", "convolution") or _is_library_product(each):
+    """An instruction, or all that is fused into it, each with its computation."""
+    if each.opcode != "fusion":
         yield around, each
-    elif each.opcode == "fusion":
-        for computation in module.called(each):
-            for inner in computation.instructions:
-                yield from _products(module, computation, inner)
+        return
+    for computation in module.called(each):
+        for inner in computation.instructions:
+            yield from _merged(module, computation, inner)
 
 
 def _is_library_product(each: Instruction) -> bool:

@@ -34,6 +34,8 @@ class Rates:
         slow_convolutions: Operations per second of convolutions that are no call of a library. XLA
             for CPUs gives convolutions the form of its library outside of loops alone; inside,
             gradients and images with channels first are computed one value after the other.
+        strided: Entries per second that a loop reads in steps. Kernels of accelerators transpose
+            in tiles: there that costs no more than the bytes.
         by_dtype: By HLO's name of a dtype, its rate of products over `products`; 1 of others.
     """
 
@@ -44,6 +46,7 @@ class Rates:
     launch: float
     new_memory: float = math.inf
     slow_convolutions: float = math.inf
+    strided: float = math.inf
     by_dtype: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def seconds_of_products(

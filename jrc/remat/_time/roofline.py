@@ -1,7 +1,7 @@
 """A roofline over the kernels of a compiled program: for GPUs and CPUs, which state no seconds.
 
-A kernel takes as long as its products at the device's rate, or as its bytes at the memory's
-bandwidth, whichever is longer, and the time to launch it.
+A kernel takes as long as its products or its functions at the device's rates, as its bytes at the
+memory's bandwidth, or as what it reads in steps, whichever is longest, and the time to launch it.
 
 Source: Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for
 Multicore Architectures", CACM 52(4), 2009.
@@ -29,6 +29,7 @@ def roofline_seconds(module: Module, rates: Rates) -> float:
             rates.seconds_of_products(dtype, flops, kernel.convolves, kernel.in_library)
             for dtype, flops in kernel.products.items()
         )
-        return max(products, kernel.bytes / rates.bandwidth) + rates.launch
+        functions, strided = kernel.functions / rates.functions, kernel.strided / rates.strided
+        return max(products, kernel.bytes / rates.bandwidth, functions, strided) + rates.launch
 
     return sum_over_executed(module, seconds)

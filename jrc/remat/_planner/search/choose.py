@@ -145,8 +145,8 @@ def _fastest(options: Sequence[Option], peaks: Peaks) -> Option:
 def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
     """Return a budget in bytes.
 
-    Both ends of a fraction are compiled, and the search may compile some more between them. Where
-    the compiler fails for the baseline its predicted peak counts.
+    Both ends of a fraction below 1 are compiled, and the search may compile some more between them.
+    Where the compiler fails for the baseline its predicted peak counts.
 
     Args:
         budget: As for `plan_for`.
@@ -159,6 +159,8 @@ def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
     whole = search.expected(baseline) if whole is None else whole
     if isinstance(budget, Share):
         return int(budget.of_baseline * whole)
+    if budget == 1:
+        return whole
     if not search.compilations:
         ends = sorted((search.expected(search.least()), whole))
     else:

@@ -33,6 +33,7 @@ RATES = Rates(
     launch=0.5,
     new_memory=1e5,
     slow_convolutions=1e7,
+    strided=1e7,
 )
 ON_CPU, ON_GPU, ON_TPU = (TimeUnit(RATES, compiler) for compiler in (CPU, GPU, TPU))
 X = jnp.ones((100, 1000))
@@ -399,7 +400,7 @@ def test_the_rates_of_this_machine_are_those_of_a_machine():
     assert 1e8 < found.products < 1e14 and 1e7 < found.convolutions < 1e14
     assert 1e7 < found.functions < 1e13 and 1e8 < found.bandwidth < 1e13
     assert 1e7 < found.new_memory < 1e14
-    assert 1e6 < found.slow_convolutions < 1e14
+    assert 1e6 < found.slow_convolutions < 1e14 and 1e6 < found.strided < 1e14
 
 
 def layers(ws, x):
