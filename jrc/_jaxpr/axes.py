@@ -55,6 +55,19 @@ def has_channels_last(eqn: JaxprEqn) -> bool:
     return tuple(map(tuple, numbers)) == (image, kernel, image)
 
 
+def is_plain_convolution(eqn: JaxprEqn) -> bool:
+    """Return whether a convolution is of a form that libraries for CPUs have.
+
+    Images have at most two dimensions; groups are of several features, and none of examples, as in
+    the gradient of a kernel with groups.
+    """
+    kernel: Any = eqn.invars[1].aval
+    numbers = dimension_numbers(eqn)
+    is_depthwise = eqn.params["feature_group_count"] > 1 and kernel.shape[numbers.rhs_spec[1]] == 1
+    is_flat = len(numbers.lhs_spec) <= 4
+    return is_flat and eqn.params["batch_group_count"] == 1 and not is_depthwise
+
+
 def operand_axes(eqn: JaxprEqn, operand: int) -> OperandAxes:
     """Return the axes of an operand of a `dot_general`, the first or the second."""
     contracted, batch = (tuple(map(int, each[operand])) for each in dimension_numbers(eqn))

@@ -25,7 +25,7 @@ from jrc.remat._time.strided_reads import strided_reads
 _SLICES = ("dynamic-slice", "gather", "slice")
 
 _LABELS = re.compile(r"dim_labels=(\w+->\w+)")
-_IN_LIBRARY = re.compile(r"b(\d+)f_\1io->b\1f")
+_IN_LIBRARY = re.compile(r"b(01?)f_\1io->b\1f")
 
 
 class Kernel(NamedTuple):
@@ -36,7 +36,8 @@ class Kernel(NamedTuple):
         products: FLOPs of matrix products and convolutions, by the dtype of their operands.
         convolves: Whether a convolution is among them.
         in_library: Whether convolutions have the form that XLA for CPUs calls a library for: the
-            channels are last, and the kernel's dimensions are in their order.
+            channels are last, the kernel's dimensions are in their order, images have at most two
+            dimensions, and groups several features.
         functions: Values of functions such as tanh.
         strided: Entries that the loop of a fusion reads in steps: `strided_reads`.
     """
@@ -71,6 +72,7 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
         if labels := _LABELS.search(inner.attributes):
             convolves = True
             in_library &= bool(_IN_LIBRARY.fullmatch(labels[1]))
+            in_library &= not _is_depthwise(computation, inner)
     read = sum(_read(around, each, name, fused) for name in dict.fromkeys(each.operands))
     functions = sum(
         math.prod(shape_of_type(inner.types[0]).dims)
@@ -188,6 +190,13 @@ def _dimensions(each: Instruction, which: str) -> list[int]:
         rf'"{which}_dimensions":\[([^\]]*)\]', each.attributes
     )
     return [int(n) for n in re.findall(r"\d+", found[1])] if found else []
+
+
+def _is_depthwise(around: Computation, each: Instruction) -> bool:
+    """Whether each feature of a convolution, whose channels are last, is a group of its own."""
+    if "feature_group_count=" not in each.attributes:
+        return False
+    return shape_of_type(_operands(around, each)[1].types[0]).dims[-2] == 1
 
 
 def _convolution_flops(

@@ -33,7 +33,8 @@ class Rates:
             CPU the system hands it over page by page, an accelerator keeps it from run to run.
         slow_convolutions: Operations per second of convolutions that are no call of a library. XLA
             for CPUs gives convolutions the form of its library outside of loops alone; inside,
-            gradients and images with channels first are computed one value after the other.
+            gradients and images with channels first are computed one value after the other, and
+            everywhere depthwise ones, and those of images of three dimensions.
         strided: Entries per second that a loop reads in steps. Kernels of accelerators transpose
             in tiles: there that costs no more than the bytes.
         by_dtype: By HLO's name of a dtype, its rate of products over `products`; 1 of others.

@@ -11,6 +11,8 @@ from jrc._jaxpr import flops
 from jrc._targets import Chip
 from jrc._targets.chips import CHIPS, Figure
 from jrc.remat._compiled.hlo import parse_hlo
+from jrc.remat._planner.costs.compilers import CPU
+from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._time.cycles import cycles
 from jrc.remat._time.exchange import exchange_seconds
 from jrc.remat._time.executed import sum_over_executed
@@ -199,6 +201,33 @@ def test_convolutions_that_xla_computes_itself_are_slow():
     once = 4 * 2 * 2 * 16 * 16 * 8 * 8 * 9 / rates.convolutions
     for fn, of_conv in ((loss, 1), (unrolled, 1), (jax.grad(loss), 101), (jax.grad(unrolled), 2)):
         assert found(fn, slow) == pytest.approx(once * 2 * of_conv, rel=0.1), fn
+
+
+@pytest.mark.parametrize(
+    ("spatial", "groups", "is_slow", "is_slow_in_gradient"),
+    [(1, 1, 0, 0), (2, 1, 0, 0), (2, 4, 0, 1), (2, 8, 1, 1), (3, 1, 1, 1)],
+)
+def test_depthwise_convolutions_and_those_of_three_dimensions_are_slow(
+    spatial, groups, is_slow, is_slow_in_gradient
+):
+    """As compiled programs tell, and as equations do."""
+    axes = "DHW"[-spatial:]
+    names = (f"N{axes}C", f"{axes}IO", f"N{axes}C")
+    conv = functools.partial(
+        jax.lax.conv_general_dilated, window_strides=(1,) * spatial, padding="SAME",
+        dimension_numbers=names, feature_group_count=groups,
+    )  # fmt: skip
+    x, w = jnp.ones((4, *(8,) * spatial, 8)), jnp.ones((*(3,) * spatial, 8 // groups, 8))
+    rates = dataclasses.replace(RATES, bandwidth=1e15, functions=1e15, launch=0.0)
+    slow = dataclasses.replace(rates, slow_convolutions=rates.convolutions / 1e6)
+    forward = lambda w: jnp.sum(conv(x, w) ** 2)  # noqa: E731
+    for fn, expected in ((forward, is_slow), (jax.grad(forward), is_slow_in_gradient)):
+        module = parse_hlo(jax.jit(fn).lower(w).compile().as_text())
+        ratio = roofline_seconds(module, slow) / roofline_seconds(module, rates)
+        assert (ratio > 1e3) == bool(expected), (fn, ratio)
+        jaxpr = jax.make_jaxpr(fn)(w).jaxpr
+        ratio = TimeUnit(slow, CPU).total(jaxpr) / TimeUnit(rates, CPU).total(jaxpr)
+        assert (ratio > 1e3) == bool(expected), (fn, ratio)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from jrc._jaxpr import (
     equation_cost,
     facts_of,
     has_channels_last,
+    is_plain_convolution,
     live_cost,
     live_equations,
     own_flops,
@@ -221,7 +222,9 @@ class TimeUnit:
         operand: Any = eqn.invars[0].aval
         dtype = _HLO_NAMES.get(operand.dtype.name, "")
         convolves = primitive_name(eqn) == "conv_general_dilated"
-        in_library = not (convolves and self.is_in_loop) or has_channels_last(eqn)
+        in_library = not convolves or (
+            is_plain_convolution(eqn) and (not self.is_in_loop or has_channels_last(eqn))
+        )
         return self.rates.seconds_of_products(dtype, flops, convolves, in_library)
 
 
