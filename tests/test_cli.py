@@ -348,7 +348,7 @@ def test_several_budgets_of_which_some_cannot_be_met(net, capsys):
     options = ("--budget", "10B,1MiB,20B", "--json", "p.json", "--no-verify")
     code, out, err = run(capsys, "plan", "net_to_see:setup", *options)
     assert code == 1 and out.count("none fits") == 2 and "baseline" in out
-    assert err.startswith("jrc plan: the peak of") and "the budget is 10 B." in err
+    assert err.startswith("jrc plan: the least peak") and "the budget is 10 B." in err
     assert [path.name for path in net.glob("*.json")] == ["p-1MiB.json"]
 
 

@@ -196,7 +196,7 @@ def test_a_budget_below_the_least_peak_is_an_error_with_that_peak():
     state, step = start("jit", memory_budget="1kB")
     with pytest.raises(
         jrc.BudgetError,
-        match="jrc.make_train_step: the peak of the whole step around `.*` is at least",
+        match="jrc.make_train_step: the least peak that was found of the whole step around `.*` is",
     ) as error:
         step(state, batch())
     assert error.value.least_bytes == error.value.plan.verified.peak_bytes > 1000

@@ -53,7 +53,7 @@ class BudgetError(ValueError):
     """No plan fits the budget.
 
     Attributes:
-        least_bytes: The least peak, in bytes, that a plan reaches.
+        least_bytes: The least peak, in bytes, that was found or predicted.
         plan: The plan that reaches it, a `jrc.Plan`.
     """
 
@@ -65,6 +65,13 @@ class BudgetError(ValueError):
     def __reduce__(self) -> Any:
         """Pickle with all attributes."""
         return type(self), (str(self), self.least_bytes, self.plan)
+
+    def beside(self, reserve: int) -> "BudgetError":
+        """Return the same error, which says that a reserve was taken from the budget."""
+        if not reserve:
+            return self
+        taken = f"{self} From the budget {memory_text(reserve)} were taken, which are reserved."
+        return BudgetError(taken, self.least_bytes, self.plan)
 
 
 def checked_budget(budget: object) -> Budget:

@@ -10,7 +10,7 @@ import numpy as np
 from jrc._errors import name_of, public
 from jrc._progress import shown_meanwhile
 from jrc._targets import Target, abstract_on, checked_target, target_device_context
-from jrc._text import html_of
+from jrc._text import html_of, memory_text
 from jrc._validate import check_flag, one_of, whole_number
 from jrc.remat._gradient.arguments import refuse_tracers
 from jrc.remat._planner.budget import (
@@ -53,6 +53,8 @@ class LargestBatch(NamedTuple):
         fastest: The batch of most examples a second, of those that were compiled on the way;
             `None` where nothing is known of the device's rates. A larger batch that is no faster
             helps where the optimization gains by it.
+        least_bytes: Where none fits, the least bytes that are known of the smallest batch: the
+            compiled peak of a plan, or arguments, results and gradients.
     """
 
     plain: int
@@ -60,6 +62,7 @@ class LargestBatch(NamedTuple):
     plan: Plan | None
     most: int
     fastest: FastestBatch | None = None
+    least_bytes: int = 0
 
     def __str__(self) -> str:
         """Both sizes, and the plan."""
@@ -71,9 +74,14 @@ class LargestBatch(NamedTuple):
 
     def _head(self) -> str:
         if self.plan is None:
-            return "None fits, not even with the leanest plan: raise the budget."
+            return (
+                f"None fits: the smallest batch needs {memory_text(self.least_bytes)}. Raise the "
+                "budget."
+            )
         more = " (more may: `most` ends there)" if self.recomputed == self.most else ""
         head = f"{self.plain:,} fit without a plan, {self.recomputed:,} with this one{more}"
+        if self.plan.plans_one_chunk and not more:
+            head += " (more do, as here with the whole loss in chunks)"
         cost = self.plan.verified
         if cost and cost.seconds:
             head += f", {self.recomputed / cost.seconds:,.4g} examples a second"
@@ -221,7 +229,7 @@ def largest_batch(
         without = batches.without()
         recomputed = batches.recomputed(without)
         if not recomputed:
-            return LargestBatch(0, 0, None, end)
+            return LargestBatch(0, 0, None, end, least_bytes=batches.least_bytes())
         if recomputed == end and recomputed > step:
             _check_growth(arguments(step), arguments(end), step, end, name_of(make_args))
         found = plan_of_process_0(lambda: batches.plan(recomputed, without))

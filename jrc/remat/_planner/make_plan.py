@@ -232,6 +232,7 @@ def plan_for_each(
             try:
                 found.append(planner.plan(budget))
             except BudgetError as error:
+                error = error.beside(planner.reserve)
                 name_error(error)
                 found.append(error)
     return found
@@ -247,6 +248,8 @@ def _plans_as_it_is(
 ) -> list[Plan | BudgetError]:
     """Return the plans of a function that is not differentiated; other options are refused."""
     usual = inspect.signature(plan).parameters
+    for name in (each for each in options if each not in usual):
+        raise TypeError(f"options must be those of jrc.plan, got {name}=. Leave it out.")
     given = {name: value for name, value in options.items() if name != "argnums"}
     asked = {f"{name}={value!r}": value != usual[name].default for name, value in given.items()}
     found = plans_as_it_is(fn, args, budgets, target, asked, reserve)

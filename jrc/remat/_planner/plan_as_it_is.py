@@ -89,7 +89,7 @@ def plans_as_it_is(
             try:
                 found.append(plan_of_process_0(lambda limit=limit: made().plan(limit)))
             except BudgetError as error:
-                found.append(error)
+                found.append(error.beside(reserved))
     return found
 
 
@@ -146,7 +146,7 @@ class _FunctionAsItIs:
         if not fitting:
             lean = min(forms, key=lambda each: each.cost.peak)
             raise BudgetError(
-                f"the peak of `{name_of(self.fn)}` is at least "
+                f"the least peak that was found of `{name_of(self.fn)}` is "
                 f"{exact_memory_text(lean.cost.peak)}; the budget is {exact_memory_text(budget)}. "
                 "Raise the budget, or make the arguments smaller; of a train step plan the loss, "
                 "with reserve=opt_state.",

@@ -76,6 +76,11 @@ class Batches:
         rate, batch, recomputes = max(rates)
         return batch, rate, recomputes
 
+    def least_bytes(self) -> int:
+        """Return the least bytes that are known of the smallest batch: compiled, or its arrays."""
+        peaks = self.peaks(self.step)
+        return min((cost.peak for _, cost in peaks.known()), default=peaks.own)
+
     def without(self) -> int:
         """Return the largest batch of the baseline; 0 if none fits."""
         return self._largest(lambda peaks: peaks.problem.baseline, self._baseline_peak, 0)

@@ -49,6 +49,9 @@ def plan_for(
     problem = peaks.problem
     search = Search(problem.options, peaks, compilations)
     limit = bytes_of(budget, search, problem.baseline)
+    if problem.request.program is None and limit < problem.own:
+        search.least()
+        raise _budget_error(search, peaks, limit)
     found = search.expected_fitting(limit)
     if not (chunks and _is_dear(problem, found)):
         found = search.cheapest_fitting(limit)
@@ -65,10 +68,7 @@ def plan_for(
     if found is None:
         found = fitting_option(search, limit, problem.baseline)
     if found is None:
-        least = min(search.compiled or search.options, key=search.expected)
-        plan = plan_of(search, peaks, least, limit)
-        cost = peaks.compiled(least) if search.compiled else None
-        raise BudgetError(_refusal(problem, plan, cost), search.expected(least), plan)
+        raise _budget_error(search, peaks, limit)
     if measures:
         found = _fastest(search.fitting(limit), peaks)
     return plan_of(search, peaks, found, limit)
@@ -281,22 +281,36 @@ def _estimate(
     return Estimate(peak, total, ratio, host, seconds, source)
 
 
+def _budget_error(search: Search, peaks: Peaks, limit: int) -> BudgetError:
+    """The error that says the least peak that the search found."""
+    problem, least = peaks.problem, min(search.compiled or search.options, key=search.expected)
+    plan = plan_of(search, peaks, least, limit)
+    cost = peaks.compiled(least) if search.compiled else None
+    return BudgetError(_refusal(problem, plan, cost), search.expected(least), plan)
+
+
 def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
     alone = problem.request.program is None
     what = "the gradient of" if alone else "the whole step around"
     peak = (plan.verified or plan.predicted).peak_bytes
-    finds = ": jrc.largest_batch finds how small" if alone else ""
-    is_least = "is at least" if plan.verified else "is predicted to be at least"
+    found = "found" if plan.verified else "predicted"
     given, returned = problem.given, problem.returned
     temporaries = max(peak - given - returned, 0)
     less = ""
     if cost is not None and cost.outputs:  # none where the compiler stated the peak alone
         given, returned, temporaries = cost.arguments, cost.outputs, cost.temporaries
         less = f", less {memory_text(cost.aliased)} that results reuse" if cost.aliased else ""
+    most = f"with {problem.widest} in chunks" if plan.chunks else f"pinned most by {problem.widest}"
+    finds = ": jrc.largest_batch finds how small" if alone else ""
+    way_out = f"Raise the budget, or make the batch smaller{finds}"
+    if alone and plan.budget < problem.own:
+        way_out = (
+            "No plan makes arguments and gradients smaller: raise the budget, shard them, or use a "
+            "smaller dtype"
+        )
     return (
-        f"the peak of {what} `{problem.name}` {is_least} "
+        f"the least peak that was {found} of {what} `{problem.name}` is "
         f"{exact_memory_text(peak)}; the budget is {exact_memory_text(plan.budget)}. Of the least, "
         f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
-        f"temporaries {memory_text(temporaries)}{less}, pinned most by {problem.widest}. Raise the "
-        f"budget, or make the batch smaller{finds}."
+        f"temporaries {memory_text(temporaries)}{less}, {most}. {way_out}."
     )

@@ -156,20 +156,33 @@ def test_room_enough_takes_one_compilation():
 
 def test_a_budget_that_nothing_fits():
     with pytest.raises(jrc.BudgetError) as info:
-        jrc.plan(layers, *NET, budget=1000)
+        jrc.plan(layers, *NET, budget=8000)
     error = info.value
     assert isinstance(error, ValueError)
     assert error.least_bytes == error.plan.verified.peak_bytes <= 1.05 * ends()[0]
-    assert error.plan.budget == 1000 and error.plan.compilations <= 9
+    assert error.plan.budget == 8000 and error.plan.compilations <= 9
     assert re.fullmatch(
-        r"jrc\.plan: the peak of the gradient of `layers` is at least 1\d\.\d\d KiB "
-        r"\(1\d,\d{3} bytes\); the budget is 1,000 B\. "
+        r"jrc\.plan: the least peak that was found of the gradient of `layers` is 1\d\.\d\d KiB "
+        r"\(1\d,\d{3} bytes\); the budget is 7\.812 KiB \(8,000 bytes\)\. "
         r"Of the least, arguments are 4 KiB, results and gradients 2\.0\d+ KiB, "
         r"temporaries 1\d(\.\d+)? KiB, pinned most by dot_general:\(64,8\)@plan_cases\.py:\d+\. "
         r"Raise the budget, or make the batch smaller: jrc\.largest_batch finds how small\.",
         str(error),
     )
     assert planned(error.least_bytes).verified.peak_bytes == error.least_bytes
+
+
+def test_a_budget_below_arguments_and_gradients_is_refused_at_once():
+    with pytest.raises(jrc.BudgetError, match="No plan makes arguments and gradients") as info:
+        jrc.plan(layers, *NET, budget=6000)
+    assert info.value.plan.compilations == 1 and info.value.least_bytes > 6000
+
+
+def test_a_refusal_says_what_is_reserved():
+    with pytest.raises(jrc.BudgetError) as info:
+        jrc.plan(layers, *NET, budget=18000, reserve=10000)
+    text = str(info.value)
+    assert "the budget is 7.812 KiB" in text and "9.766 KiB were taken, which are reserved" in text
 
 
 def test_without_compiling():
@@ -182,7 +195,7 @@ def test_without_compiling():
     fitting = [each for each in problem.options if expected(each) <= high]
     assert plan.predicted.flops == problem.flops + min(each.cost for each in fitting)
     assert "predicted" in str(plan)
-    with pytest.raises(jrc.BudgetError, match="is predicted to be at least") as info:
+    with pytest.raises(jrc.BudgetError, match="that was predicted of the gradient") as info:
         jrc.plan(layers, *NET, budget=low - 1, verify=False)
     assert info.value.least_bytes == low
 
