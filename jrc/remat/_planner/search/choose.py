@@ -265,11 +265,11 @@ def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandi
 def _predicted(peaks: Peaks, search: Search, option: Option) -> Estimate:
     """The cost of an option as it was expected before it was compiled."""
     problem = peaks.problem_of(option)
-    peak = search.before.get(option) or search.expected(option)
+    known = search.expected(option), search.expected_cost(option)
+    peak, cost = search.before.get(option, known)
     time = None
     if isinstance(problem.unit, TimeUnit):
-        cost = search.peaks.predicted_cost(option) / problem.parts
-        time = Seconds(problem.unit.seconds(cost), "modelled")
+        time = Seconds(problem.unit.seconds(cost / problem.parts), "modelled")
     return _estimate(peaks.problem, peak, problem.flops_of(option), option.host, time)
 
 

@@ -79,7 +79,7 @@ class Search:
 
     Attributes:
         compiled: The peaks of the options that this search compiled.
-        before: What it expected of each of them before.
+        before: What it expected of each of them before: its peak, and its cost.
         failed: What the compiler raised of others, which are left out.
 
     Args:
@@ -91,7 +91,7 @@ class Search:
     def __init__(self, options: Sequence[Option], peaks: KnownPeaks, compilations: int) -> None:
         self.peaks, self.compilations = peaks, compilations
         self.compiled: dict[Option, int] = {}
-        self.before: dict[Option, int] = {}
+        self.before: dict[Option, tuple[int, float]] = {}
         self.failed: dict[Option, Exception] = {}
         self._else = 0  # bytes that the larger program needs besides
         self.options: list[Option] = []
@@ -199,12 +199,12 @@ class Search:
     def compile(self, option: Option) -> int:
         """Compile an option and return its peak in bytes."""
         if option not in self.compiled:
-            self.before[option] = self.expected(option)
+            self.before[option] = self.expected(option), self.expected_cost(option)
             self.compiled[option] = self.peaks.compiled(option).peak
             # The baseline and the first other option say what the larger program needs besides.
             others = [each for each in self.compiled if not each.is_baseline]
             if self.peaks.is_inside and others in ([], [option]):
-                self._else += self.compiled[option] - self.before[option]
+                self._else += self.compiled[option] - self.before[option][0]
         return self.compiled[option]
 
     def expected(self, option: Option) -> int:
@@ -213,6 +213,11 @@ class Search:
             return self.compiled[option]
         means, _ = self._log_temporaries()
         return int(self.peaks.own + self._else + math.exp(means[self._at[option]]))
+
+    def expected_cost(self, option: Option) -> float:
+        """Return the cost of an option, in the light of those compiled."""
+        means, _ = self._expected_costs()
+        return float(means[self._at[option]])
 
     def _most_gain(self, budget: int) -> Option | None:
         """The option to compile next: the one that promises the greatest saving.
