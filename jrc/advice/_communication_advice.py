@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -10,7 +10,7 @@ from jrc._errors import public, speaking_as
 from jrc._text import bandwidth_text, network_text, seconds_text, table_text
 from jrc._tree import aval_of
 from jrc._typing import PyTree, Real, Whole
-from jrc._validate import finite_number, whole_number
+from jrc._validate import finite_number, one_of, whole_number
 from jrc.advice._dgc_advice import dgc_advice
 from jrc.outer_optimizers import DiLoCo, OuterOptimizer, SparseLoCo
 from jrc.outer_optimizers._internal import (
@@ -84,7 +84,15 @@ class CommunicationAdvice(NamedTuple):
             for way in self.ways
         ]
         head = f"{self.replicas} replicas at {bandwidth_text(self.bandwidth)}"
-        return "\n".join([head, table_text(heads, rows)])
+        reached = any(
+            way.name == self.best and way.utilisation >= self.utilisation for way in self.ways
+        )
+        why = (
+            f"the first to compute {asked} of the time"
+            if reached
+            else (f"the fastest; none computes {asked} of the time")
+        )
+        return "\n".join([head, table_text(heads, rows), f"<- {self.best} is {why}."])
 
 
 @public("jrc.communication_advice")
@@ -100,6 +108,7 @@ def communication_advice(
     ef21_sparsity: Real = 0.99,
     latency: Real = 0.0,
     utilisation: Real = 0.9,
+    optimizer: Literal["adamw", "sgd"] | None = None,
 ) -> CommunicationAdvice:
     r"""Predict the time of training by dense gradients, DGC, EF21 and outer optimizers.
 
@@ -127,13 +136,16 @@ def communication_advice(
         ef21_sparsity: Of `jrc.scale_by_ef21`.
         latency: Seconds that each exchange takes besides its bytes.
         utilisation: Share of the time in which replicas should compute, in (0, 1).
+        optimizer: What the run trains with: with "adamw" DGC is left out, which is momentum SGD;
+            with "sgd" EF21 is. By default both are weighed.
 
     Returns:
         The prediction.
 
     Raises:
         TypeError: When an argument is no number, or one of `outers` no outer optimizer.
-        ValueError: When a number is out of its range or a unit is not known.
+        ValueError: When a number is out of its range, a unit is not known, or `optimizer` is none
+            of those.
 
     Example:
         >>> import jax
@@ -157,6 +169,8 @@ def communication_advice(
     replicas = whole_number(replicas, "replicas", least=1, remedy="Pass mesh.shape['data'].")
     steps = whole_number(steps, "steps", least=1, remedy="Pass those of the whole run.")
     latency = finite_number(latency, "latency", remedy="Pass seconds, such as 50e-6.")
+    if optimizer is not None:
+        one_of(optimizer, "optimizer", ("adamw", "sgd"))
     shapes = jax.tree.map(aval_of, params)
     outers = _usual(shapes) if outers is None else outers
     for each in outers:
@@ -181,7 +195,10 @@ def communication_advice(
         ef21 = dgc_advice(*link, sparsity=ef21_sparsity, latency=latency)
     found = [_Way("dense", 1, [dgc.uncompressed.bytes])]
     if dgc.entries:
+        of_other = {"adamw": "dgc", "sgd": "ef21"}.get(str(optimizer))
         for name, each in {"dgc": dgc, "ef21": ef21}.items():
+            if name == of_other:
+                continue
             found.append(_Way(name, 1, [getattr(each, each.best).bytes], each.overhead))
     for outer in sorted(outers, key=lambda outer: outer.sync_every):
         parts = shapes_of_fragments(outer, shapes)

@@ -32,6 +32,19 @@ def test_the_first_way_that_keeps_replicas_computing_is_advised():
     assert "90%" in str(slow) and max(map(len, str(slow).splitlines())) <= 80
 
 
+def test_ways_of_another_optimizer_are_left_out():
+    params = {"w": jax.ShapeDtypeStruct((5000, 5000), "float32")}
+    link = params, 4, "100Mbit/s", 0.5
+    for optimizer, other in (("adamw", "dgc"), ("sgd", "ef21"), (None, "dense, twice")):
+        names = {way.name for way in jrc.communication_advice(*link, optimizer=optimizer).ways}
+        assert {"dense", "dgc", "ef21", "SparseLoCo 2bit"} - names == {other} & {"dgc", "ef21"}
+    for_adamw = jrc.communication_advice(*link, optimizer="adamw")
+    assert for_adamw.best == "SparseLoCo 2bit"
+    assert str(for_adamw).endswith("SparseLoCo 2bit is the first to compute 90% of the time.")
+    with pytest.raises(ValueError, match="optimizer must be"):
+        jrc.communication_advice(*link, optimizer="adam")
+
+
 def test_enough_steps_for_a_utilisation_are_enough_and_no_more():
     params = {"w": jax.ShapeDtypeStruct((5000, 5000), "float32")}
     outer = [jrc.DiLoCo(wire="4bit")]

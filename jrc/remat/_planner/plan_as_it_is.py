@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jrc._errors import name_of, named_like
 from jrc._jaxpr import flops, nbytes
@@ -17,7 +18,7 @@ from jrc._targets import (
     target_device_context,
 )
 from jrc._text import exact_memory_text
-from jrc._tree import split
+from jrc._tree import aval_of, split
 from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.regions_within import chunks_within
 from jrc.remat._gradient.arguments import refuse_tracers
@@ -74,6 +75,8 @@ def plans_as_it_is(
         )
     refuse_tracers(args)
     there = checked_target(target)
+    # As arguments of `jax.jit`, and not as constants of the program.
+    args = jax.tree.map(lambda x: aval_of(x) if isinstance(x, np.ndarray) else x, args)
     args = abstract_on(there, args) if there else args
     reserved = checked_reserve(reserve)
     limits = []

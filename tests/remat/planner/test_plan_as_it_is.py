@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jrc
@@ -91,3 +92,19 @@ def test_what_does_not_fit_in_chunks_either():
 def test_options_of_gradients(options, said):
     with pytest.raises(ValueError, match=f"argnums=None must be used with .*{said}, which is of"):
         jrc.plan(jnp.tanh, jnp.ones(3), budget="1MB", argnums=None, **options)
+
+
+def test_arrays_of_numpy_are_arguments():
+    """As they are of the function under `jax.jit`, and not constants of its program."""
+    x = normal(0, 256, 256)
+    y = np.ones((256, 256), np.float32)
+    fn = lambda p, q: (p + 1, q * 2)  # noqa: E731
+    plan = jrc.plan(fn, x, y, argnums=None, budget="1GiB")
+    memory = jax.jit(fn).lower(x, y).compile().memory_analysis()
+    assert plan.verified.peak_bytes == memory.argument_size_in_bytes + memory.output_size_in_bytes
+    assert (plan.apply(fn)(x, y)[1] == y * 2).all()
+
+
+def test_an_unknown_option_is_named():
+    with pytest.raises(TypeError, match="got foo="):
+        jrc.remat.plan_for_each(jnp.sin, 1.0, budgets=[1.0], argnums=None, foo=1)
