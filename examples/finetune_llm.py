@@ -76,7 +76,7 @@ def arguments(argv=None):
 def gemma(options):
     """Return loss and parameters of Gemma 3's blocks, as its package has them, on bytes."""
     if importlib.util.find_spec("gemma") is None:
-        raise SystemExit("--model gemma needs a package: pip install 'jrc[zoo-gemma]'")
+        raise SystemExit("--model gemma needs a package: pip install '.[zoo-gemma]'")
     from gemma import gm
 
     config = gm.nn.Gemma3_270M.config

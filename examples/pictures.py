@@ -29,7 +29,7 @@ def pyplot():
     try:
         import matplotlib
     except ImportError:
-        Console().print("matplotlib is missing, no PNGs: pip install 'jrc[plot]'")
+        Console().print("matplotlib is missing, no PNGs: pip install '.[plot]'")
         return None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

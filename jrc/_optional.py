@@ -20,6 +20,6 @@ def needed(module: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise  # something that the package itself needs
         raise ModuleNotFoundError(
-            f"{package} must be installed. Run pip install 'jrc[{_EXTRAS[module]}]'.",
+            f"{package} must be installed. Run pip install '.[{_EXTRAS[module]}]' in a checkout.",
             name=error.name,
         ) from None

@@ -36,6 +36,7 @@ def test_a_package_that_is_missing_is_named_with_the_extra(
     module, extra, call, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, module, None)
-    match = rf"^jrc\.\w+: {extra} must be installed\. Run pip install 'jrc\[{extra}\]'\.$"
+    way_out = rf"Run pip install '\.\[{extra}\]' in a checkout\.$"
+    match = rf"^jrc\.\w+: {extra} must be installed\. {way_out}"
     with pytest.raises(ModuleNotFoundError, match=match):
         call(tmp_path)

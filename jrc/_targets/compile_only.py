@@ -59,7 +59,7 @@ def compile_only_devices(target: ParsedName) -> tuple[Any, ...]:
         extra = "cuda13" if target.chip.platform == "gpu" else "tpu"
         raise ImportError(
             f"{target.name!r} must have its compiler installed, got none: "
-            f"pip install 'jrc[{extra}]'"
+            f"pip install '.[{extra}]' in a checkout"
         )
     try:
         with _LOADING:
@@ -70,7 +70,7 @@ def compile_only_devices(target: ParsedName) -> tuple[Any, ...]:
             f"the compiler of {target.name!r} must start, got "
             f"{type(error).__name__}: {' '.join(str(error).split())[:300]}. Installed are "
             f"{installed}: install versions that belong together, with "
-            f"pip install -U 'jrc[{_extra_of(package)}]'."
+            f"pip install -U '.[{_extra_of(package)}]' in a checkout."
         ) from error
 
 

@@ -182,10 +182,10 @@ def test_a_missing_compiler_is_one_sentence(monkeypatch, capsys):
             _ = target(name).devices
         assert str(caught.value) == (
             f"jrc.Target.devices: {name!r} must have its compiler installed, got none: "
-            f"pip install 'jrc[{extra}]'"
+            f"pip install '.[{extra}]' in a checkout"
         )
     assert cli.main(["plan", "net:setup", "--target", "h100"]) == 2
-    assert "pip install 'jrc[cuda13]'" in " ".join(capsys.readouterr().err.split())
+    assert "pip install '.[cuda13]' in a checkout" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_compiler_of_another_version_is_told(monkeypatch):
@@ -198,7 +198,7 @@ def test_a_compiler_of_another_version_is_told(monkeypatch):
     with pytest.raises(RuntimeError, match="topology not implemented") as caught:
         _ = target("h100").devices
     text = str(caught.value)
-    assert versions in text and text.endswith("pip install -U 'jrc[cuda13]'.")
+    assert versions in text and text.endswith("pip install -U '.[cuda13]' in a checkout.")
 
 
 def test_all_compilers_have_versions(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from jrc._targets import (
     target_device_context,
 )
 from jrc._text import exact_memory_text
-from jrc._tree import aval_of, split
+from jrc._tree import aval_of, is_traced, split
 from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.regions_within import chunks_within
 from jrc.remat._gradient.arguments import refuse_tracers
@@ -120,6 +121,7 @@ class _FunctionAsItIs:
         self.traced = traced_for_plan(fn, args, {}, respect_checkpoints=True)
         self.digest = signature_of(self.traced, respect_checkpoints=True).digest
         self.arrays, self.skeleton = split(args)
+        self.donated = _donated(fn, args)
         device = device_of(self.arrays)
         self.platform = target.platform if target else device.platform
         self.device = device_with_rates(target, device)
@@ -180,12 +182,14 @@ class _FunctionAsItIs:
         def run(*arrays: Any) -> list[Any]:
             return split(fn(*self.skeleton.fill(arrays)))[0]
 
+        with warnings.catch_warnings():
+            # That no result takes the place of a donated array is no news to the function's user.
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            lowered = jax.jit(run, donate_argnums=self.donated).lower(*self.arrays)
         return _Form(
             chunks,
             signature_of(traced, respect_checkpoints=True),
-            compiled_cost(
-                jax.jit(run).lower(*self.arrays), self.platform, self.own, device=self.device
-            ),
+            compiled_cost(lowered, self.platform, self.own, device=self.device),
             flops(traced.program.jaxpr),
         )
 
@@ -226,6 +230,17 @@ class _FunctionAsItIs:
         time = form.cost.time
         seconds, source = (time.value, time.source) if time else (None, "")
         return Estimate(form.cost.peak, form.flops, ratio, form.cost.host, seconds, source)
+
+
+def _donated(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Which of the arrays in its arguments a function donates, as `jax.jit` returns it."""
+    trace, leaves = getattr(fn, "trace", None), jax.tree.leaves(args)
+    infos = getattr(trace(*args), "args_info", ()) if callable(trace) else ()
+    infos = jax.tree.leaves(infos)
+    if len(infos) != len(leaves):  # a static argument has none
+        return ()
+    of_arrays = [info for info, leaf in zip(infos, leaves, strict=True) if is_traced(leaf)]
+    return tuple(k for k, info in enumerate(of_arrays) if info.donated)
 
 
 def _seconds(form: _Form) -> float:

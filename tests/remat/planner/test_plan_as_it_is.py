@@ -108,3 +108,24 @@ def test_arrays_of_numpy_are_arguments():
 def test_an_unknown_option_is_named():
     with pytest.raises(TypeError, match="got foo="):
         jrc.remat.plan_for_each(jnp.sin, 1.0, budgets=[1.0], argnums=None, foo=1)
+
+
+def test_donated_arguments_are_counted_once():
+    """As of a step under `jax.jit(..., donate_argnums=0)`."""
+    params = {"w": normal(0, 512, 512), "b": normal(1, 512)}
+    x = normal(2, 64, 512)
+
+    def step(params, x):
+        return jax.tree.map(lambda p: p - 0.1 * jnp.sum(jnp.tanh(x @ params["w"])), params)
+
+    donates = jax.jit(step, donate_argnums=0)
+    memory = donates.lower(params, x).compile().memory_analysis()
+    plan = jrc.plan(donates, params, x, argnums=None, budget="1GiB")
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    assert memory.alias_size_in_bytes > 2**20
+    assert plan.verified.peak_bytes == peak - memory.alias_size_in_bytes
+    kept = jrc.plan(jax.jit(step), params, x, argnums=None, budget="1GiB")
+    assert kept.verified.peak_bytes == peak
+    jax.block_until_ready(plan.apply(donates)(params, x))
+    static = jax.jit(lambda p, n: p * n, static_argnums=1, donate_argnums=0)
+    assert jrc.plan(static, params["w"], 2, argnums=None, budget="1GiB").verified

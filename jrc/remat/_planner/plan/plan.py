@@ -226,7 +226,7 @@ class Plan:
             )
         if lost and not (self.by_name.names or self.by_name.offloaded):
             warnings.warn(
-                f"{running_name()}: nothing that the plan saves has a name, so that all of it is "
+                f"{running_name()}: no names say what the plan saves, so that all of it is "
                 "recomputed. Name values with jax.ad_checkpoint.checkpoint_name and plan again.",
                 stacklevel=4,
             )

@@ -191,7 +191,7 @@ def test_a_plan_of_values_without_names_warns():
     plan = next(each for each in plans_of(loss).values() if each.by_name.lost)
     for name, ask in (("names", plan.names), ("policy", plan.policy)):
         with pytest.warns(
-            UserWarning, match=rf"jrc\.Plan\.{name}: nothing that the plan saves"
+            UserWarning, match=rf"jrc\.Plan\.{name}: no names say what the plan saves"
         ) as w:
             ask(approximate=True)
         assert w[0].filename == __file__
