@@ -49,7 +49,7 @@ def plan_for(
     problem = peaks.problem
     search = Search(problem.options, peaks, compilations)
     limit = bytes_of(budget, search, problem.baseline)
-    if problem.request.program is None and limit < problem.own:
+    if _never_fits(problem, limit):
         search.least()
         raise _budget_error(search, peaks, limit)
     found = search.expected_fitting(limit)
@@ -72,6 +72,14 @@ def plan_for(
     if measures:
         found = _fastest(search.fitting(limit), peaks)
     return plan_of(search, peaks, found, limit)
+
+
+def _never_fits(problem: Problem, limit: int) -> bool:
+    """Whether arguments and gradients exceed a budget, whatever is recomputed.
+
+    In a larger program arguments may be donated, and XLA may split gradients over devices.
+    """
+    return problem.request.program is None and problem.parts == 1 and limit < problem.own
 
 
 def _is_dear(problem: Problem, option: Option | None) -> bool:
@@ -303,7 +311,7 @@ def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
     most = f"with {problem.widest} in chunks" if plan.chunks else f"pinned most by {problem.widest}"
     finds = ": jrc.largest_batch finds how small" if alone else ""
     way_out = f"Raise the budget, or make the batch smaller{finds}"
-    if alone and plan.budget < problem.own:
+    if _never_fits(problem, plan.budget):
         way_out = (
             "No plan makes arguments and gradients smaller: raise the budget, shard them, or use a "
             "smaller dtype"
