@@ -78,6 +78,10 @@ def cast(upcast=False, unrolled=False):
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
     return loss, (shape(32, 32), shape(512, 32))
 
+def sorting():
+    wide = jax.ShapeDtypeStruct((4096, 64), jnp.float32)
+    return (lambda x: jnp.sort(x, axis=-1)[:, ::2].sum(1)), (wide,)
+
 def batch(n):
     def loss(w, x):
         assert x.shape[0] == n
@@ -176,6 +180,40 @@ def test_versions_that_differ_are_told(net, capsys):
     file.write_text(json.dumps(data | {"versions": ["jax 0.9.0", *data["versions"][1:]]}))
     _, out, _ = run(capsys, "explain", "net_to_see:setup", "--against", str(file))
     assert f"{file} was made with jax 0.9.0" in out.replace("\n", " ")
+
+
+def test_a_lost_donation_is_told(net, capsys):
+    words = ["explain", "net_to_see:step", "--argnums", "none"]
+    lost = "64 KiB of arguments are no longer donated (donate_argnums)"
+    assert run(capsys, *words, "--json", "base.json")[0] == 0
+    assert lost not in run(capsys, *words, "--against", "base.json")[1]
+    assert lost in run(capsys, *words, "--arg", "donate=False", "--against", "base.json")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "was"),
+    [
+        (["net_to_see:step", "--argnums", "none"], "`step` with --argnums none on "),
+        (["net_to_see:setup", "--argnums", "0,1"], "`loss` with --argnums 0,1 on "),
+        (["net_to_see:setup", "--argnums", "1"], "`loss` with --argnums 1 on "),
+    ],
+)
+def test_a_base_of_something_else_is_refused(net, capsys, words, was):
+    assert run(capsys, "explain", "net_to_see:setup", "--json", "base.json")[0] == 0
+    before = (net / "base.json").read_text()
+    code, out, err = run(capsys, "explain", *words, "--against", "base.json", "--json", "base.json")
+    rule = f"jrc explain: --against must be an earlier report of {was}"
+    assert code == 2 and out == "" and err.startswith(rule)
+    assert "got base.json, which is of `loss` with --argnums 0 on " in err and "Give the opt" in err
+    assert (net / "base.json").read_text() == before
+    assert run(capsys, "explain", "net_to_see:setup", "--against", "base.json")[0] == 0
+
+
+def test_a_base_of_another_target_is_refused(net, capsys, two_compilers):
+    words = ("explain", "net_to_see:setup", "--target")
+    assert run(capsys, *words, "v5e", "--json", "base.json")[0] == 0
+    code, _, err = run(capsys, *words, "h100", "--against", "base.json")
+    assert code == 2 and "on h100, got base.json, which is of" in err and "on v5e:1." in err
 
 
 BOTH = ("explain", "net_to_see:setup", "--target", "v5e, h100")
@@ -350,6 +388,12 @@ def test_several_budgets_of_which_some_cannot_be_met(net, capsys):
     assert code == 1 and out.count("none fits") == 2 and "baseline" in out
     assert err.startswith("jrc plan: the least peak") and "the budget is 10 B." in err
     assert [path.name for path in net.glob("*.json")] == ["p-1MiB.json"]
+
+
+def test_several_budgets_of_a_function_as_it_is(net, capsys):
+    words = ("plan", "net_to_see:sorting", "--argnums", "none", "--budget")
+    code, out, err = run(capsys, *words, "8MiB,1.5MiB")
+    assert (code, err) == (0, "") and "baseline" in out and "regions in chunks" in out
 
 
 @pytest.mark.parametrize("text", ["1MiB,", "1MiB,2GB/s", "1MiB,2.5", "0.5,1"])
@@ -550,6 +594,18 @@ def test_help_shows_how(capsys):
         "Exit codes: 0 done, 1 the budget cannot be met or the function failed",
     ):
         assert line in out
+
+
+def test_a_function_as_it_is_is_drawn(net, capsys):
+    words = ("explain", "net_to_see:step", "--argnums", "none")
+    assert run(capsys, *words, "--plot", "r.png")[0] == 0
+    assert (net / "r.png").read_bytes().startswith(b"\x89PNG")
+    text = "def none(): return lambda x: None, setup()[1][1:]"
+    (net / "net_to_see.py").write_text(f"{NET}\n{text}\n")
+    words = ("explain", "net_to_see.py:none", "--argnums", "none", "--plot", "s.png")
+    code, _, err = run(capsys, *words)
+    assert code == 2 and err.startswith("jrc explain: report must have live bytes to be drawn")
+    assert not (net / "s.png").exists()
 
 
 def as_a_module(*argv):

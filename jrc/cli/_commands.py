@@ -25,7 +25,7 @@ from jrc.cli._options import (
     tolerance_of,
 )
 from jrc.cli._plans_table import path_for, plans_table
-from jrc.cli._reports import read_base, refuse_growth, reports_text
+from jrc.cli._reports import check_bases, read_base, refuse_growth, reports_text
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -43,6 +43,8 @@ def explain(options: argparse.Namespace) -> None:
     for path in paths:
         check_paths(path, options.plot)
     reports = _reports(functions, targets, options, asked)
+    if options.against:
+        check_bases(reports[: len(bases)], bases, options.against)
     names = targets if len(targets) > 1 else _names(functions)
     texts = [str(report) for report in reports]
     if options.compare:

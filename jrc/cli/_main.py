@@ -69,7 +69,7 @@ def _one_line(error: Exception, code: int) -> str:
     """Return the text of an error on one line, in the words of the command line."""
     text = " ".join(str(error).split())
     # The command prints its own name, and its options are not arguments.
-    text = re.sub(r"^jrc\.\w+: ", "", text)
+    text = re.sub(r"^jrc(\.\w+)+: ", "", text)
     for argument, option in _OPTIONS.items():
         text = text.replace(argument, option)
     if isinstance(error, PeakGrew):
@@ -90,7 +90,8 @@ def _use_platform(name: str | None, accelerator: str | None = None) -> None:
         jax.devices()
     except Exception as error:  # JAX raises an AssertionError for a plugin that is not installed
         reason = " ".join(str(error).split()) or "its plugin is not installed"
-        extra = f"Install 'jrc[{_EXTRAS[name]}]', or leave" if name in _EXTRAS else "Leave"
+        extra = f"Install '.[{_EXTRAS.get(name)}]' in a checkout, or leave"
+        extra = extra if name in _EXTRAS else "Leave"
         remedy = f"{extra} the option out for what JAX finds."
         raise UsageError(
             f"--platform must be one that JAX can start here, got {name!r}: {reason}. {remedy}"

@@ -51,6 +51,9 @@ def _name(plan: Plan) -> str:
     chosen = next((i for i, each in enumerate(plan.candidates) if each.is_chosen), None)
     if chosen is None:
         return ""
+    found = plan.candidates[chosen]
     # The baseline is the last of the list, in front of the manual plans.
-    count = next(i for i, each in enumerate(plan.candidates, 1) if each.name)
-    return plan.candidates[chosen].name or f"{chosen + 1} of {count}, the leanest first"
+    count = next((i for i, each in enumerate(plan.candidates, 1) if each.name), None)
+    if count is None:  # a function as it is: chunks or none
+        return found.change
+    return found.name or f"{chosen + 1} of {count}, the leanest first"

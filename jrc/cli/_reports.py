@@ -59,6 +59,31 @@ def read_base(path: str, targets: Sequence[str]) -> list[remat.Report]:
     return [found[name] for name in targets]
 
 
+def check_bases(reports: Sequence[remat.Report], bases: Sequence[remat.Report], path: str) -> None:
+    """Raise if an earlier report is of something else than the one that is set beside it.
+
+    Args:
+        reports: The report of each target; one where no target was asked for.
+        bases: The earlier reports, in the same order.
+        path: The file that the earlier reports were read from.
+
+    Raises:
+        UsageError: If the function's name, `argnums` or the device differ.
+    """
+    for what, base in ((_subject(a), _subject(b)) for a, b in zip(reports, bases, strict=True)):
+        if what != base:
+            raise UsageError(
+                f"--against must be an earlier report of {what}, got {path}, which is of {base}. "
+                "Give the options that it was made with, or write it again with --json."
+            )
+
+
+def _subject(report: remat.Report) -> str:
+    """Return what a report is of: the function, what is differentiated, the device."""
+    argnums = ",".join(map(str, report.argnums)) if report.is_gradient else "none"
+    return f"`{report.name}` with --argnums {argnums} on {report.device}"
+
+
 def refuse_growth(
     reports: Sequence[remat.Report],
     bases: Sequence[remat.Report],
@@ -83,6 +108,9 @@ def refuse_growth(
     for name, report, base in zip(names, reports, bases, strict=True):
         head = f"{name.strip()}:\n" if len(names) > 1 else ""
         print_text(f"\n{head}{base.compare(report, names=(path, 'now'))}")
+        lost = min(base.memory.aliased - report.memory.aliased, report.donatable)
+        if lost > 0:
+            print_text(f"{memory_text(lost)} of arguments are no longer donated (donate_argnums)")
         before, now = base.memory.peak, report.memory.peak
         if now > before + grown_by(before):
             grown.append(

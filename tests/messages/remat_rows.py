@@ -1,5 +1,6 @@
 """Recomputation: names, rules, sizes, budgets, and plans and reports as text."""
 
+import dataclasses
 import functools
 import json
 
@@ -233,12 +234,12 @@ ROWS = [
     Row("jrc.explain", "nothing floating", lambda: jrc.explain(loss, jnp.arange(4), X), Value,
         "an argument with a floating array", "arguments (0,)", "Pass argnums="),
     Row("jrc.Report.from_json", "no text", lambda: jrc.Report.from_json(None), Value,
-        "text must be a report in the format 'jrc.Report/4'", "NoneType",
+        "text must be a report in the format 'jrc.Report/5'", "NoneType",
         "jrc.explain(...).to_json()"),
     Row("jrc.Report.from_json", "a plan", lambda: jrc.Report.from_json(plan().to_json()), Value,
         "text must be a report in the format", "format 15", "jrc.explain(...).to_json()"),
     Row("jrc.Report.from_json", "half of it",
-        lambda: jrc.Report.from_json('{"format": "jrc.Report/4"}'), Value,
+        lambda: jrc.Report.from_json('{"format": "jrc.Report/5"}'), Value,
         "text must be a report in the format", "name is missing", "jrc.explain(...).to_json()"),
     Row("jrc.Report.from_json", "another number", lambda: jrc.Report.from_json(edited(flops="x")),
         Value, "a whole number from 0", "flops is 'x'", "jrc.explain(...).to_json()"),
@@ -250,6 +251,9 @@ ROWS = [
         "names must be two", "got ('a',)", "Write names=('before', 'after')"),
     Row("jrc.Report.compare", "a number for names", lambda: report().compare(report(), names=3),
         Type, "names must be a list of strings", "got 3", "Write names=['before', 'after']"),
+    Row("jrc.Report.plot", "nothing to draw",
+        lambda: dataclasses.replace(report(), live=()).plot("x.png"), Value,
+        "report must have live bytes to be drawn", "got none of `loss`", "jrc.plan makes a loss"),
     Row("jrc.Report.plot", "no path", lambda: report().plot(None), Type,
         "path must be text or a pathlib.Path", "got NoneType", "Write 'memory.png'"),
     Row("jrc.Report.plot", "too many names", lambda: report().plot("x.png", names=["a", "b"]),
@@ -331,7 +335,7 @@ ROWS = [
         "made for another program", "'x' was float32[2,4], now it is float32[1,4]",
         "plan again with jrc.plan"),
     Row("jrc.Plan.from_json", "another format", lambda: jrc.Plan.from_json(report().to_json()),
-        Value, "text must be a plan of format 15", "'jrc.Report/4'", "Plan again with jrc.plan"),
+        Value, "text must be a plan of format 15", "'jrc.Report/5'", "Plan again with jrc.plan"),
     Row("jrc.largest_batch", "offload on a CPU", lambda: largest(offload=True), Value,
         "offload must be used with an accelerator", "got a CPU", "target='h100'"),
     Row("jrc.largest_batch", "arguments for a function", lambda: largest(make_args=(W, X)), Type,

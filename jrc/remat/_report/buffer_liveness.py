@@ -17,7 +17,8 @@ of XLA's own buffer assignment; `hlo_opcodes` has them for each opcode.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -25,9 +26,26 @@ from jrc.remat._compiled.hlo import Computation, Instruction, Module
 from jrc.remat._compiled.hlo_opcodes import Overwrites, opcode_facts
 
 
-def live_bytes(module: Module) -> list[int]:
-    """Return the bytes of temporaries and results while each instruction of the program runs."""
-    return _Schedule(module).curve(module.entry, "entry")
+def live_bytes(module: Module, donated: Mapping[int, int] | None = None) -> list[int]:
+    """Return the bytes of temporaries and results while each instruction of the program runs.
+
+    Args:
+        module: The program.
+        donated: The results that lie in the memory of donated arguments, each with the number of
+            the argument; these do not count.
+    """
+    return _Schedule(module, donated or {}).curve(module.entry, "entry")
+
+
+def donated_results(text: str) -> dict[int, int]:
+    """Return which results of a compiled program lie in the memory of which arguments.
+
+    >>> donated_results("HloModule f, input_output_alias={ {1}: (0, {}, may-alias) }, entry")
+    {1: 0}
+    """
+    head = text.partition("\n")[0].partition("input_output_alias=")[2]
+    pairs = re.findall(r"\{(\d*)\}: \((\d+), \{\}, \w+-alias\)", head)
+    return {int(result or 0): int(argument) for result, argument in pairs}
 
 
 @dataclasses.dataclass
@@ -57,8 +75,9 @@ class _Buffer:
 class _Schedule:
     """The memory curves of a program's computations; each peak is computed once."""
 
-    def __init__(self, module: Module):
+    def __init__(self, module: Module, donated: Mapping[int, int]):
         self.module = module
+        self.donated = donated
         self.peaks: dict[str, int] = {}
 
     def curve(self, computation: Computation, role: str) -> list[int]:
@@ -69,6 +88,8 @@ class _Schedule:
             role: The opcode of the instruction that runs it, or `"entry"`.
         """
         buffers, values = _allocate(computation)
+        if role == "entry":
+            self._place_in_arguments(computation, values)
         _write_over(self.module, computation, buffers, values, role)
         if role != "entry":
             # The caller allocates what a computation returns.
@@ -82,6 +103,17 @@ class _Schedule:
                 changes[min(buffer.last, end - 1) + 1] -= buffer.size
         inside = map(self._inside, computation.instructions)
         return [level + more for level, more in zip(accumulate(changes[:end]), inside, strict=True)]
+
+    def _place_in_arguments(self, computation: Computation, values: dict[str, Any]) -> None:
+        """Let donated results, and copies of the arguments, lie in the arguments' memory."""
+        for k, buffer in enumerate(_leaves(values[computation.root.name])):
+            buffer.is_external |= k in self.donated
+        for each in computation.instructions:
+            sources = [computation.by_name.get(name) for name in each.operands]
+            numbers = {source.parameter for source in sources if source is not None}
+            if each.opcode == "copy" and numbers & set(self.donated.values()):
+                for buffer in _leaves(values[each.name]):
+                    buffer.is_external = True
 
     def _inside(self, each: Instruction) -> int:
         """Return the largest peak of the computations that an instruction runs."""
@@ -166,7 +198,7 @@ def _write_over(
         result = values[each.name]
         if not opcode_facts(each.opcode).allocates or each.opcode == "while":
             continue
-        if not isinstance(result, _Buffer):
+        if not isinstance(result, _Buffer) or result.is_external:
             continue
         for k, name in enumerate(each.operands):
             operand = values.get(name)

@@ -1,7 +1,7 @@
 """Live bytes of a compiled gradient, read from its scheduled HLO text."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from jrc.remat._compiled.hlo import Instruction, Module
 from jrc.remat._compiled.hlo_opcodes import opcode_facts
@@ -25,17 +25,25 @@ class LivePoint:
     mark: str | None = None
 
 
-def live_points(module: Module, loss: Loss) -> tuple[LivePoint, ...]:
-    """Return the live bytes along the schedule, with each mark where its value is made."""
+def live_points(
+    module: Module, loss: Loss | None = None, donated: Mapping[int, int] | None = None
+) -> tuple[LivePoint, ...]:
+    """Return the live bytes along the schedule, with each mark where its value is made.
+
+    Args:
+        module: The compiled program.
+        loss: What it is the gradient of, which knows the marks; `None` for another program.
+        donated: As for `live_bytes`.
+    """
     points, phase = [], "forward"
     made: dict[str, int] = {}
-    pairs = zip(module.entry.instructions, live_bytes(module), strict=True)
+    pairs = zip(module.entry.instructions, live_bytes(module, donated), strict=True)
     for each, level in pairs:
         if not opcode_facts(each.opcode).allocates:
             continue
         if each.path:
             phase = "backward" if is_backward_path(each.path) else "forward"
-        for mark, is_late in _marks_made(module, each, loss):
+        for mark, is_late in _marks_made(module, each, loss) if loss else ():
             made[mark] = len(points) if is_late else made.get(mark, len(points))
         points.append(LivePoint(level, phase))
     for mark, at in made.items():

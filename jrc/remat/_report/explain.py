@@ -1,6 +1,5 @@
 """`jrc.explain`: what a gradient saves, recomputes and needs, without running it."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ from jrc.remat._report.compiled_schedule import live_points
 from jrc.remat._report.diagnostics import warnings_of
 from jrc.remat._report.explain_as_it_is import explained_as_it_is, refused_text, versions
 from jrc.remat._report.report import Report
-from jrc.remat._report.tried_remedies import tried_remedies
+from jrc.remat._report.tried_remedies import with_tried_plans
 from jrc.remat._time.seconds import device_with_rates, seconds_on
 
 
@@ -69,7 +68,8 @@ def explain(
         target: An accelerator that need not be there, as for `jrc.plan`.
         try_remedies: Whether what makes the peak smaller is compiled, not only named: plans that
             leave a half, a quarter and a tenth of the temporaries, and donated arguments. It takes
-            as long as these plans, and `Report.remedies` then has their bytes and seconds.
+            as long as these plans, and `Report.remedies` then has their bytes and seconds. What
+            raises is left out, and logged (logger `jrc`).
 
     Returns:
         The report, a frozen value that prints as a table.
@@ -106,12 +106,11 @@ def explain(
         )
     with shown_meanwhile("jrc.explain: tracing and compiling"), target_device_context(there):
         if argnums is None:
-            report = explained_as_it_is(fn, args, there)
+            report = explained_as_it_is(fn, args, there, try_remedies)
         else:
             report = _explained(fn, args, argnums, has_aux, there)
     if try_remedies:
-        tried = tried_remedies(report, fn, args, argnums, has_aux, there)
-        report = dataclasses.replace(report, tried=tried)
+        report = with_tried_plans(report, fn, args, argnums, has_aux, there)
     return report
 
 
@@ -147,7 +146,13 @@ def _explained(
         time=seconds_on(module, device, memory.temporaries) if module and device else None,
         constants=sum(map(bytes_on_device, loss.constants)),
         versions=versions(),
+        argnums=_positions(argnums, len(args)),
     )
+
+
+def _positions(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    chosen = argnums if isinstance(argnums, Sequence) else (argnums,)
+    return tuple(int(n) % count for n in chosen)
 
 
 def _compiled(loss: Loss) -> tuple[Memory, Module | None, tuple[str, ...]]:

@@ -1,6 +1,7 @@
 """The report of a function as it is, not of its gradient: what its compiled program needs."""
 
 import collections
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,12 @@ from jrc.remat._gradient.compiled_memory import (
     device_of,
 )
 from jrc.remat._gradient.saved_values import SavedValue
-from jrc.remat._report.lowered_function import donatable, lowered_function
+from jrc.remat._report.buffer_liveness import donated_results
+from jrc.remat._report.compiled_schedule import live_points
+from jrc.remat._report.donation import donatable
+from jrc.remat._report.lowered_function import lowered_function
 from jrc.remat._report.report import Report
+from jrc.remat._report.tried_remedies import tried_donation
 from jrc.remat._time.seconds import device_with_rates, seconds_on
 
 _LARGEST = 50
@@ -30,7 +35,7 @@ _LARGEST = 50
 
 
 def explained_as_it_is(
-    fn: Callable[..., Any], args: tuple[Any, ...], there: Target | None
+    fn: Callable[..., Any], args: tuple[Any, ...], there: Target | None, try_donation: bool
 ) -> Report:
     """Return the report of a function, as `jrc.explain(..., argnums=None)` does.
 
@@ -38,6 +43,7 @@ def explained_as_it_is(
         fn: A function; one with a method `lower`, as `jax.jit` returns it, is lowered by that.
         args: Its arguments.
         there: What it is compiled for.
+        try_donation: Whether it is compiled with arguments donated too, where any could be.
     """
     if not callable(fn) or isinstance(fn, jax.stages.Compiled):
         raise TypeError(
@@ -45,25 +51,26 @@ def explained_as_it_is(
             "or under jax.jit."
         )
     refuse_tracers(args)
-    args = abstract_on(there, args) if there else args
+    given, args = args, abstract_on(there, args) if there else args
     lowered, jaxpr = lowered_function(fn, args)
     arrays = [leaf for leaf in jax.tree.leaves(args) if is_traced(leaf)]
     device = device_of(arrays)
     memory, compiled = compiled_with_memory(
         lowered, device.platform, sum(map(bytes_on_device, arrays))
     )
-    module = parse_hlo(compiled.as_text()) if compiled else None
+    text = compiled.as_text() if compiled else ""
+    module = parse_hlo(text) if compiled else None
     known = device_with_rates(there, device)
-    size, argnums = donatable(lowered, args)
+    size, argnums = donatable(lowered, compiled, given)
     meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in arrays)
     mesh = next((mesh.shape for mesh in meshes if mesh is not None), {})
-    return Report(
+    report = Report(
         name=name_of(fn),
         saved=_largest_values(jaxpr.jaxpr) if jaxpr else (),
         rerun=(),
         flops=flops(jaxpr.jaxpr) if jaxpr else 0,
         memory=memory,
-        live=(),
+        live=live_points(module, donated=donated_results(text)) if module else (),
         collectives=collectives(module, mesh) if module else (),
         warnings=() if module else (refused_text(memory, "jrc.plan of its loss makes it fit"),),
         device=there.name if there else device.device_kind,
@@ -74,6 +81,10 @@ def explained_as_it_is(
         donatable_argnums=argnums,
         versions=versions(),
     )
+    if not (try_donation and argnums):
+        return report
+    tried = tried_donation(report, fn, args, lowered, compiled, known)
+    return dataclasses.replace(report, tried=tried)
 
 
 def refused_text(memory: Memory, way_out: str) -> str:

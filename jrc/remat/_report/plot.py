@@ -22,7 +22,8 @@ class Curve:
     """The points of one report's curve.
 
     Attributes:
-        x: The position of each instruction: forward pass from 0 to 1, backward pass from 1 to 2.
+        x: The position of each instruction: forward pass from 0 to 1, backward pass from 1 to 2;
+            of a function as it is from 0 to 2.
         y: Live MiB while it runs.
         marks: `(x, y, name)` of each marked value.
         peak: `(x, y)` of the highest point.
@@ -37,10 +38,11 @@ class Curve:
 def curve_of(report: ReportData) -> Curve:
     """Return the curve of a report."""
     points = report.live
+    count = len(points)
     start = backward_start([point.phase for point in points])
-    rest = max(len(points) - start, 1)
+    first, rest = (start, count - start) if report.is_gradient else (count / 2, count / 2)
     x = tuple(
-        (i + 0.5) / start if i < start else 1 + (i - start + 0.5) / rest for i in range(len(points))
+        (i + 0.5) / first if i < first else 1 + (i - first + 0.5) / rest for i in range(count)
     )
     y = tuple(point.bytes / _MIB for point in points)
     marks = tuple(
@@ -77,6 +79,12 @@ def plot_reports(
             f"names must be one for each of the {len(reports)} reports, got {names!r}. "
             "Leave names out to take the functions' own."
         )
+    for report in (each for each in reports if not each.live):
+        raise ValueError(
+            f"report must have live bytes to be drawn, got none of `{report.name}`: its program "
+            "makes no arrays, or the compiler refuses it, as a warning of the report says then. "
+            "Draw a program that compiles; jrc.plan makes a loss fit."
+        )
     # Drawn before the file is opened: an existing file stays as it is if drawing fails.
     picture = _picture(reports, names, suffix, 200)
     pathlib.Path(path).write_bytes(picture)
@@ -100,7 +108,7 @@ def _picture(reports: Sequence[ReportData], names: Sequence[str], format: str, d
     axes = figure.subplots()
     curves = [curve_of(report) for report in reports]
     top = max((curve.peak[1] for curve in curves), default=0) or 1.0
-    _frame(axes, top)
+    _frame(axes, top, any(report.is_gradient for report in reports))
     for i, (curve, name) in enumerate(zip(curves, names, strict=True)):
         _draw(axes, curve, name, _COLOURS[i % len(_COLOURS)])
     _name_marks(axes, curves[0])
@@ -158,14 +166,17 @@ def _figure() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("matplotlib must be installed. Run pip install 'jrc[plot]'.") from None
+        raise ImportError(
+            "matplotlib must be installed. Run pip install '.[plot]' in a checkout."
+        ) from None
     return Figure(figsize=(7.2, 3.6), layout="constrained")
 
 
-def _frame(axes: Any, top: float) -> None:
-    axes.axvspan(1, 2, color="#f1f1f4", zorder=0, linewidth=0)
-    axes.axvline(1, color="#b8b8c0", linewidth=0.8, zorder=1)
-    for x, word in ((0.5, "forward pass"), (1.5, "backward pass")):
+def _frame(axes: Any, top: float, has_gradient: bool) -> None:
+    if has_gradient:
+        axes.axvspan(1, 2, color="#f1f1f4", zorder=0, linewidth=0)
+        axes.axvline(1, color="#b8b8c0", linewidth=0.8, zorder=1)
+    for x, word in ((0.5, "forward pass"), (1.5, "backward pass")) if has_gradient else ():
         axes.text(x, 1.18 * top, word, ha="center", va="top", color=_GREY, fontsize=10)
     axes.set_xlim(0, 2)
     axes.set_ylim(0, 1.22 * top)

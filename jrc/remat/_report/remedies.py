@@ -4,10 +4,13 @@ from jrc._text import memory_text
 from jrc.remat._report.remedy import Remedy, donation_text
 from jrc.remat._report.report_data import ReportData
 
-# A remedy is named where it is about at least this share of the peak.
+LEAST_SAVING = 0.02
+"""What was compiled is a remedy if it makes the peak smaller by at least this share."""
+# What was not compiled is named where it is about at least this share of the peak.
 _LEAST_SHARE = 0.1
 _LARGE_SHARE = 0.25
 _ADD_NO_WORK = ("donate", "cast")
+_OF_TEMPORARIES = ("chunks", "cast", "plan", "loss")
 
 
 def remedies_of(report: ReportData) -> tuple[Remedy, ...]:
@@ -15,10 +18,13 @@ def remedies_of(report: ReportData) -> tuple[Remedy, ...]:
 
     What was compiled comes first, that of the least seconds at its head; then what was not, the
     most bytes first. The bytes of these are those that a remedy is about. What XLA does not keep in
-    memory at once, such as values that it fuses, may be among them.
+    memory at once, such as values that it fuses, may be among them, but no more than there are
+    temporaries. What was compiled and helps little is left out.
     """
-    compiled = {each.kind for each in report.tried}
-    return (*report.tried, *(each for each in _expected(report) if each.kind not in compiled))
+    helps = [each for each in report.tried if each.bytes > LEAST_SAVING * report.memory.peak]
+    tried = {each.kind for each in report.tried}
+    tried |= {"chunks"} if "plan" in tried else set()  # plans run in chunks what they can
+    return (*helps, *(each for each in _expected(report) if each.kind not in tried))
 
 
 def _expected(report: ReportData) -> list[Remedy]:
@@ -26,7 +32,8 @@ def _expected(report: ReportData) -> list[Remedy]:
     found: list[Remedy] = []
 
     def add(kind: str, size: int, text: str, least: float = _LEAST_SHARE) -> None:
-        if peak and size >= least * peak:
+        size = min(size, memory.temporaries if kind in _OF_TEMPORARIES else peak)
+        if size and size >= least * peak:
             ratio = 1.0 if kind in _ADD_NO_WORK else None
             found.append(Remedy(text, kind, peak, size, None, ratio))
 
@@ -38,7 +45,7 @@ def _expected(report: ReportData) -> list[Remedy]:
         "a lower precision or a smaller optimizer state",
         0.5,
     )
-    add("donate", report.donatable, donation_text(report.donatable_argnums))
+    add("donate", report.donatable, donation_text(report.donatable_argnums), 0.0)
     largest = max(report.saved, key=lambda each: each.bytes // max(each.times, 1), default=None)
     if largest is not None:
         what = f"{largest.dtype}[{','.join(map(str, largest.shape))}] at {largest.place}"
@@ -66,9 +73,9 @@ def _expected(report: ReportData) -> list[Remedy]:
         add(
             "loss",
             memory.temporaries,
-            "temporaries of a train step: plan its loss, jrc.plan(loss, ..., reserve=opt_state), "
-            "and call plan.apply(loss) in the step; or "
-            "jrc.make_train_step(..., memory_budget=...)",
+            f"{memory_text(memory.temporaries)} are temporaries of a train step, and a plan of its "
+            "loss leaves out some: jrc.plan(loss, ..., reserve=opt_state), and call "
+            "plan.apply(loss) in the step; or jrc.make_train_step(..., memory_budget=...)",
             _LARGE_SHARE,
         )
     found.sort(key=lambda each: -each.bytes)

@@ -31,20 +31,22 @@ class Remedy:
     is_compiled: bool = False
 
     @property
-    def peak_bytes(self) -> int:
-        """Bytes of the peak with it: compiled, or else at least."""
-        return self.peak_before - self.bytes
+    def peak_bytes(self) -> int | None:
+        """Bytes of the peak with it: compiled, or else at least; `None` for a plan of a loss."""
+        return None if self.kind == "loss" else self.peak_before - self.bytes
 
     def __str__(self) -> str:
         """Return what to do, the bytes, and the seconds if they are known."""
         before = memory_text(self.peak_before)
         if not self.is_compiled:
-            figures = f" ({memory_text(self.bytes)} of a peak of {before})" if self.bytes else ""
+            is_known = self.bytes and self.peak_bytes is not None
+            figures = f" ({memory_text(self.bytes)} of a peak of {before})" if is_known else ""
             return f"{self.text}{figures}"
         ratio = self.seconds_ratio
         time = f", {ratio:.3f} x the seconds" if ratio else ""
         time += f" ({seconds_text(self.seconds)})" if ratio and self.seconds else ""
-        return f"{self.text}: peak {memory_text(self.peak_bytes)} of {before}{time}, compiled"
+        after = memory_text(self.peak_before - self.bytes)
+        return f"{self.text}: peak {after} of {before}{time}, compiled"
 
 
 def donation_text(argnums: tuple[int, ...]) -> str:

@@ -22,7 +22,7 @@ from jrc.remat._report.report_data import ReportData
 from jrc.remat._report.text import compare_text, report_parts, report_text
 from jrc.remat._time.seconds import Seconds
 
-_FORMAT = "jrc.Report/4"
+_FORMAT = "jrc.Report/5"
 
 _PARTS = {
     "saved": SavedValue,
@@ -50,7 +50,8 @@ class Report(ReportData):
         memory: Bytes of the compiled value and gradient, as XLA states them: `arguments`,
             `outputs`, `temporaries`, `aliased`, and their `peak`.
         live: One entry for each instruction of the compiled program, in the order in which they
-            run: `bytes` of temporaries and results so far, `phase`, `mark`.
+            run: `bytes` of temporaries and results so far, but for results in the memory of donated
+            arguments; `phase`, `mark`.
         collectives: What a device exchanges with others, that first of which it sends most:
             `kind` (`all-gather`), `arrays` (types of the result), `axes` of the mesh, `devices` of
             a group, `count` (times the iterations of loops), how many of these run in the
@@ -69,7 +70,9 @@ class Report(ReportData):
         versions: JAX and the compilers that it was made with: `jaxlib 0.12.0`.
         time: Seconds of the compiled value and gradient on one device: `value`, and the `source`,
             as for `jrc.plan`; `None` where nothing is known of the device's rates.
-        tried: The remedies that were compiled, with `try_remedies=True`.
+        tried: The remedies that were compiled, with `try_remedies=True`; those that help little
+            too, which `remedies` leaves out.
+        argnums: The arguments that are differentiated; none with `argnums=None`.
     """
 
     def __str__(self) -> str:
@@ -156,9 +159,10 @@ class Report(ReportData):
             names: What to call the reports; by default their functions' names.
 
         Raises:
-            ImportError: If matplotlib is not installed: `pip install 'jrc[plot]'`.
+            ImportError: If matplotlib is not installed: `pip install '.[plot]'` in a checkout.
             TypeError: If `path` is no path, one of `others` no report, or `names` no strings.
-            ValueError: If there are not as many names as reports, or the suffix is no format.
+            ValueError: If there are not as many names as reports, the suffix is no format, or a
+                report has no live bytes: its program makes no arrays, or the compiler refuses it.
             OSError: If there is no such folder, or the file cannot be written.
         """
         plot_reports(path, (self, *others), names)

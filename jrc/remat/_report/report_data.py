@@ -38,6 +38,7 @@ class ReportData:
     donatable_argnums: tuple[int, ...] = ()
     versions: tuple[str, ...] = ()
     tried: tuple[Remedy, ...] = ()
+    argnums: tuple[int, ...] = ()
 
     @property
     def saved_bytes(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 import jrc
 from jrc.models import gpt, resnet
 from jrc.remat._compiled.hlo import parse_hlo
-from jrc.remat._report.buffer_liveness import live_bytes
+from jrc.remat._report.buffer_liveness import donated_results, live_bytes
 from tests.compiled_texts import compiled_text
 
 TEXT = compiled_text("loop_and_fusion")
@@ -70,6 +70,28 @@ def test_the_peak_is_what_xla_assigns(scan, rerun):
     levels = live_bytes(parse_hlo(compiled.as_text()))
     assert 0.9 < max(levels) / assigned < 1.05
     assert levels[-1] >= memory.output_size_in_bytes * 0.99
+
+
+def test_donated_results_need_no_memory():
+    def step(params, moments, x):
+        def loss(ws):
+            h = x
+            for w in ws:
+                h = jnp.tanh(h @ w)
+            return jnp.mean(h**2)
+
+        gradient = jax.grad(loss)(params)
+        moments = [0.9 * m + g for m, g in zip(moments, gradient, strict=True)]
+        return [w - 0.1 * m for w, m in zip(params, moments, strict=True)], moments
+
+    w, x = (jax.ShapeDtypeStruct((n, 128), jnp.float32) for n in (128, 256))
+    jitted = jax.jit(step, donate_argnums=(0, 1))
+    report = jrc.explain(jitted, [w] * 6, [w] * 6, x, argnums=None)
+    memory = report.memory
+    assigned = memory.temporaries + memory.outputs - memory.aliased
+    assert 0.9 < max(point.bytes for point in report.live) / assigned < 1.05
+    text = jitted.lower([w] * 6, [w] * 6, x).compile().as_text()
+    assert donated_results(text) == {k: k for k in range(12)}
 
 
 @pytest.mark.slow

@@ -3,11 +3,10 @@
 import dataclasses
 import importlib.metadata
 import json
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-from jrc._errors import public, running_name
+from jrc._errors import public
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, flops_text, html_of, memory_text, seconds_text, text_of
 from jrc._validate import check_flag, check_json, one_of
@@ -223,12 +222,6 @@ class Plan:
                 "the plan must be one that names can say, got one of which they lose: "
                 f"{lost}. Name these values with jax.ad_checkpoint.checkpoint_name and plan again, "
                 "or pass approximate=True for the nearest names."
-            )
-        if lost and not (self.by_name.names or self.by_name.offloaded):
-            warnings.warn(
-                f"{running_name()}: no names say what the plan saves, so that all of it is "
-                "recomputed. Name values with jax.ad_checkpoint.checkpoint_name and plan again.",
-                stacklevel=4,
             )
 
     def _in_chunks(self) -> str:

@@ -182,21 +182,6 @@ def test_marks_of_this_package_are_names_but_no_policy_sees_them():
     assert plan.policy(approximate=True) is policies.nothing_saveable
 
 
-def test_a_plan_of_values_without_names_warns():
-    def loss(ws, x):
-        for w in ws:
-            x = jnp.sin(x @ w)
-        return jnp.sum(x)
-
-    plan = next(each for each in plans_of(loss).values() if each.by_name.lost)
-    for name, ask in (("names", plan.names), ("policy", plan.policy)):
-        with pytest.warns(
-            UserWarning, match=rf"jrc\.Plan\.{name}: no names say what the plan saves"
-        ) as w:
-            ask(approximate=True)
-        assert w[0].filename == __file__
-
-
 def test_approximate_is_a_flag():
     plan = plans_of_net(unrolled)["products saved"]
     with pytest.raises(TypeError, match="approximate"):
