@@ -176,7 +176,9 @@ def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
         if budget == 0:
             most = max(search.compilations - 1, 1)
         ends = sorted((search.compile(search.least(most=most)), whole))
-        search.allow_more(SETTINGS.compiled_between)
+        # Where costs are known inexactly a search for one budget would compile all it may.
+        own = 0 if search.peaks.are_costs_exact else search.compilations - 1
+        search.allow_more(max(SETTINGS.compiled_between, own))
     return int(ends[0] + budget * (ends[1] - ends[0]))
 
 
