@@ -251,3 +251,39 @@ def test_failures_use_up_no_compilations():
     rows = [way(40 + k, 50 + k, None) for k in range(4)] + [way(9, 100, 95), way(0, 900, 900)]
     fakes = Failing(rows)
     assert fitting_option(Search(fakes.options, fakes, 3), 120, fakes.baseline).cost == 9
+
+
+class Timed(Fakes):
+    """Costs are seconds: compiled ones are those that are predicted, times a factor."""
+
+    are_costs_exact, factor = False, 3.0
+
+    def predicted_cost(self, option):
+        return 1000 + option.cost
+
+    def compiled_cost(self, option):
+        return int(self.factor * self.predicted_cost(option))
+
+
+def test_seconds_of_others_are_expected_in_the_light_of_those_that_were_compiled():
+    rows = [way(cost, 1000 - cost, 1000 - cost) for cost in (400, 300, 200, 100, 0)]
+    fakes = Timed(rows)
+    search = Search(fakes.options, fakes, 5)
+    first, near, *_ = fakes.options
+    before = search.expected_cost(near)
+    search.compile(first)
+    assert search.expected_cost(first) == pytest.approx(fakes.compiled_cost(first))
+    assert before < search.expected_cost(near) < fakes.compiled_cost(near)
+    assert search.before[first][1] < fakes.compiled_cost(first)
+
+
+@pytest.mark.parametrize(("kind", "between"), [(Fakes, 2), (Timed, 4)])
+def test_more_is_compiled_between_the_ends_of_a_fraction_where_seconds_are_inexact(kind, between):
+    """With five compilations at most; the fraction 1 needs no lean end."""
+    rows = [way(cost, 1000 - cost, 1000 - cost) for cost in range(600, -1, -10)]
+    fakes = kind(rows)
+    search = Search(fakes.options, fakes, 5)
+    bytes_of(0.5, search, fakes.baseline)
+    assert search.compilations == len(search.compiled) + between <= 4 + between
+    search = Search(fakes.options, fakes, 5)
+    assert bytes_of(1.0, search, fakes.baseline) == 1000 and len(search.compiled) == 1
