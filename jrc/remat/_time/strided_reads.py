@@ -57,7 +57,7 @@ def strided_reads(fused: Computation) -> int:
 
 
 def _is_elementwise(each: Instruction) -> bool:
-    """Whether it is elementwise, if its operands are the input in another order."""
+    """Whether an entry of its result is made of one entry of each operand, each used once."""
     facts = opcode_facts(each.opcode)
     return (
         each.opcode in ("transpose", "copy", "reshape", "iota")
