@@ -91,7 +91,8 @@ def test_a_report_of_what_was_refused_says_so(a_small_device, tmp_path):
     assert report.live == () and report.saved_bytes > 0
     assert "the compiler refuses this program" in str(report)
     assert jrc.Report.from_json(report.to_json()) == report
-    report.plot(tmp_path / "live.png")
+    with pytest.raises(ValueError, match="must have live bytes to be drawn"):
+        report.plot(tmp_path / "live.png")
 
 
 def test_what_is_not_about_memory_is_raised(monkeypatch):
