@@ -152,7 +152,7 @@ ERRORS = {
     "every process.",
     "pmap": "one process with via='pmap', got devices of 2. Use via='shard_map'.",
     "jit": "mesh must be given with via='jit' in a run of 2 processes, got None.",
-    "budget": "BudgetError: jrc.make_train_step: the least peak that was found of the whole step around `loss`",
+    "budget": "BudgetError: jrc.make_train_step: the least peak that was found of the whole step",
     "array of one process": "got 'x' on process {rank} only. Place it on the mesh",
     "no array here": "got str 'text' at 'x'",
     "other trees": "ValueError: jrc.save: state must have the same tree, shapes and dtypes",
