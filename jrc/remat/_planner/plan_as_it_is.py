@@ -234,9 +234,10 @@ class _FunctionAsItIs:
 
 def _donated(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[int, ...]:
     """Which of the arrays in its arguments a function donates, as `jax.jit` returns it."""
-    trace, leaves = getattr(fn, "trace", None), jax.tree.leaves(args)
-    infos = getattr(trace(*args), "args_info", ()) if callable(trace) else ()
-    infos = jax.tree.leaves(infos)
+    trace, lower = (getattr(fn, name, None) for name in ("trace", "lower"))
+    if not (callable(trace) and callable(lower)):
+        return ()
+    leaves, infos = jax.tree.leaves(args), jax.tree.leaves(getattr(trace(*args), "args_info", ()))
     if len(infos) != len(leaves):  # a static argument has none
         return ()
     of_arrays = [info for info, leaf in zip(infos, leaves, strict=True) if is_traced(leaf)]
