@@ -310,7 +310,9 @@ def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
     if cost is not None and cost.outputs:  # none where the compiler stated the peak alone
         given, returned, temporaries = cost.arguments, cost.outputs, cost.temporaries
         less = f", less {memory_text(cost.aliased)} that results reuse" if cost.aliased else ""
-    most = f"with {problem.widest} in chunks" if plan.chunks else f"pinned most by {problem.widest}"
+    most = f", with {problem.widest} in chunks" if plan.chunks else ""
+    if temporaries and not plan.chunks:
+        most = f", pinned most by {problem.widest}"
     finds = ": jrc.largest_batch finds how small" if alone else ""
     way_out = f"Raise the budget, or make the batch smaller{finds}"
     if _never_fits(problem, plan.budget):
@@ -322,5 +324,5 @@ def _refusal(problem: Problem, plan: Plan, cost: CompiledCost | None) -> str:
         f"the least peak that was {found} of {what} `{problem.name}` is "
         f"{exact_memory_text(peak)}; the budget is {exact_memory_text(plan.budget)}. Of the least, "
         f"arguments are {memory_text(given)}, results and gradients {memory_text(returned)}, "
-        f"temporaries {memory_text(temporaries)}{less}, {most}. {way_out}."
+        f"temporaries {memory_text(temporaries)}{less}{most}. {way_out}."
     )
