@@ -8,11 +8,9 @@ Traceback (most recent call last):
 ValueError: accumulate must be a whole number >= 1, got 0. Leave it out for 1.
 """
 
-import dataclasses
 import difflib
 import math
 import operator
-import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,13 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrc._errors import listed
-
-_JSON_KINDS = {
-    int: "a whole number from 0",
-    float: "a number from 0",
-    str: "text",
-    bool: "true or false",
-}
 
 
 def is_whole(value: object) -> bool:
@@ -171,69 +162,3 @@ def _range_text(least: int | None, most: int | None) -> str:
 
 def _sentence(fact: str, remedy: str) -> str:
     return f"{fact}. {remedy}" if remedy else f"{fact}."
-
-
-def check_json(data: Any, format: object, fields: Any) -> None:
-    """Raise a `ValueError` that names the first entry of `data` that does not match `fields`.
-
-    Text of a plan or a report may have been edited.
-
-    Args:
-        data: What `json.loads` returned.
-        format: The value that its entry `"format"` must have.
-        fields: The kind of every other entry, by name, or a dataclass whose fields they are. Kinds
-            are types: `int`, `float`, `str`, `bool`, a dataclass, `tuple[kind, ...]` for a list,
-            and `kind | None`. Numbers are not negative.
-
-    Raises:
-        ValueError: If an entry is of another kind, or missing; a field of a dataclass that has a
-            default may be.
-
-    >>> check_json({"format": 1, "sizes": [8, -1]}, 1, {"sizes": tuple[int, ...]})
-    Traceback (most recent call last):
-    ValueError: sizes[1] is -1, not a whole number from 0
-    """
-    if not isinstance(data, dict):
-        raise ValueError(f"{type(data).__name__}, not an object")
-    # Checked first: another format has other entries.
-    if "format" not in data or data["format"] != format:
-        raise ValueError(f"format {data.get('format')!r}")
-    _check_entry(data, fields)
-
-
-def _check_entry(data: Any, kind: Any, name: str = "") -> None:
-    if isinstance(kind, dict) or dataclasses.is_dataclass(kind):
-        if not isinstance(data, dict):
-            raise ValueError(f"{name} is {data!r}, not an object")
-        for key, each, is_optional in _entries(kind):
-            here = f"{name}.{key}" if name else key
-            if key in data:
-                _check_entry(data[key], each, here)
-            elif not is_optional:
-                raise ValueError(f"{here} is missing")
-    elif typing.get_origin(kind) is tuple:
-        if not isinstance(data, list):
-            raise ValueError(f"{name} is {data!r}, not a list")
-        for i, each in enumerate(data):
-            _check_entry(each, typing.get_args(kind)[0], f"{name}[{i}]")
-    elif type(None) in typing.get_args(kind):
-        if data is not None:
-            _check_entry(data, typing.get_args(kind)[0], name)
-    elif not _is_json_kind(data, kind):
-        raise ValueError(f"{name} is {data!r}, not {_JSON_KINDS[kind]}")
-
-
-def _entries(kind: Any) -> list[tuple[str, Any, bool]]:
-    """Return the name and the kind of each entry, and whether it may be left out."""
-    if isinstance(kind, dict):
-        return [(name, each, False) for name, each in kind.items()]
-    missing = dataclasses.MISSING
-    return [(x.name, x.type, x.default is not missing) for x in dataclasses.fields(kind)]
-
-
-def _is_json_kind(value: object, kind: type) -> bool:
-    if kind in (str, bool):
-        return isinstance(value, kind)
-    kinds = (int,) if kind is int else (int, float)
-    number = isinstance(value, kinds) and not isinstance(value, bool)
-    return number and 0 <= value < math.inf  # type: ignore[operator]

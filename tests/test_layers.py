@@ -22,6 +22,7 @@ LAYERS = (
         "_ring",
         "_extra_arguments",
         "_bits",
+        "_dataclass_json",
     },
     {"_jaxpr", "_rng", "_nonfinite", "persist"},
     {"_targets"},

@@ -9,8 +9,8 @@ from jrc.remat._planner.budget import BudgetError as BudgetError
 from jrc.remat._planner.budget import checked_budget as checked_budget
 from jrc.remat._planner.budget import checked_compilations as checked_compilations
 from jrc.remat._planner.budget import checked_reserve as checked_reserve
-from jrc.remat._planner.costs.host_link import check_offload as check_offload
-from jrc.remat._planner.costs.host_link import host_link as host_link
+from jrc.remat._planner.costs.host_bandwidth import check_offload as check_offload
+from jrc.remat._planner.costs.host_bandwidth import host_bandwidth as host_bandwidth
 from jrc.remat._planner.largest_batch import LargestBatch as LargestBatch
 from jrc.remat._planner.largest_batch import largest_batch as largest_batch
 from jrc.remat._planner.make_plan import plan as plan

@@ -19,7 +19,7 @@ from jrc.remat import (
     checked_budget,
     checked_compilations,
     device_of,
-    host_link,
+    host_bandwidth,
     plan_within,
 )
 from jrc.train._loss import result_of
@@ -109,7 +109,7 @@ class Budgeted:
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
                 platform=device.platform,
                 respect_checkpoints=asked.respect_checkpoints,
-                link=host_link(asked.offload, None, leaves),
+                copy_rate=host_bandwidth(asked.offload, None, leaves),
                 placed=self._build(self._loss_fn).placed_inside(state, batch),
                 target=_target(device),
                 compilations=asked.compilations,

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from jrc._text import Grid, memory_text
 from jrc.remat._chunks.copies import Copies
@@ -78,36 +77,6 @@ class Chunks:
     def is_whole_loss(self) -> bool:
         """Whether a plan is one of each chunk."""
         return self.loss is not None
-
-
-def chunks_from_data(data: dict[str, Any]) -> Chunks:
-    """Return a region from plain data, as `dataclasses.asdict` makes it and JSON stores it."""
-    return Chunks(
-        tuple(data["path"]),
-        tuple(data["equations"]),
-        _places(data["cut"]),
-        data["chunks"],
-        tuple(data["shape"]),
-        data["dtype"],
-        data["name"],
-        data["bytes"],
-        data["loss"],
-        tuple(map(_shards, data["shards"])),
-        tuple((reader, tuple(chain)) for reader, chain in data["copies"]),
-    )
-
-
-def _shards(data: dict[str, Any]) -> Shards:
-    places = _places([each["place"] for each in data["split"]])
-    split = tuple(
-        SplitAxis(place, tuple(each["names"]))
-        for place, each in zip(places, data["split"], strict=True)
-    )
-    return Shards(tuple(data["names"]), data["parts"], _places(data["cut"]), split)
-
-
-def _places(data: Sequence[Sequence[int]]) -> tuple[Place, ...]:
-    return tuple((p, i, axis) for p, i, axis in data)
 
 
 def chunks_table(chunks: Sequence[Chunks]) -> Grid:

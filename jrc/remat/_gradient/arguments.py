@@ -20,10 +20,7 @@ from jrc._errors import name_of, named_like, running_name
 from jrc._tree import aval_of, is_floating, is_number, is_traced
 from jrc._validate import is_whole
 from jrc.remat._gradient.compiled_memory import (
-    Memory,
-    bytes_on_device,
     device_of,
-    memory_needed,
 )
 from jrc.remat._gradient.loss_of_result import loss_of_result
 from jrc.remat._gradient.numbers import settled
@@ -105,10 +102,6 @@ class Arguments:
 
         return run
 
-    def traced(self, fn: Callable[..., Any], has_aux: bool) -> Any:
-        """Trace value and gradients into a jaxpr."""
-        return jax.make_jaxpr(self.gradient(fn, has_aux))(*self.of(self.arrays))
-
     def concrete(self) -> list[Any]:
         """Return arguments for what `staged` compiles."""
         arrays = self.of(self.arrays)
@@ -136,11 +129,6 @@ class Arguments:
         except _NotAnArrayError:
             pass
         return jax.jit(self.gradient(fn, has_aux)).trace(*self.of(self.arrays))
-
-    def memory(self, lowered: jax.stages.Lowered) -> Memory:
-        """Compile what `lowered` returned, and return its memory."""
-        given = sum(map(bytes_on_device, self.of(self.arrays)))
-        return memory_needed(lowered, self.platform, given)
 
     def _staged_by_value_and_grad(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Traced:
         @named_like(fn)

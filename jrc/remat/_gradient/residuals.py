@@ -66,28 +66,6 @@ def residuals_of(
     return _residuals(jax.make_jaxpr(saved)(*avals))
 
 
-def gradient_program(
-    run: Callable[..., Any], avals: Sequence[Any], perturbed: Sequence[int]
-) -> Any:
-    """Return the program of a loss and its gradients.
-
-    Args:
-        run: A function of arrays that returns a list: the scalar loss, and further arrays.
-        avals: The types of its inputs.
-        perturbed: The inputs that it is differentiated by.
-    """
-
-    def gradient(*inputs: Any) -> Any:
-        def loss(primals: Sequence[Any]) -> tuple[Any, list[Any]]:
-            new = dict(zip(perturbed, primals, strict=True))
-            value, *more = run(*(new.get(i, x) for i, x in enumerate(inputs)))
-            return value, more
-
-        return jax.value_and_grad(loss, has_aux=True)([inputs[i] for i in perturbed])
-
-    return jax.make_jaxpr(gradient)(*avals)
-
-
 def residuals_and_gradient(
     run: Callable[..., Any], avals: Sequence[Any], perturbed: Sequence[int]
 ) -> tuple[Residuals, Any]:

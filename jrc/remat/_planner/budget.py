@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrc._targets import Target
 from jrc._text import memory_text
 from jrc._tree import is_array
 from jrc._validate import whole_number
-from jrc.remat._gradient.compiled_memory import bytes_on_device
+from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
 from jrc.remat._planner.settings import SETTINGS
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -159,6 +160,21 @@ def less_reserve[B: Budget](budget: B, reserve: int) -> B:
             f"{memory_text(budget)}. Shard the optimizer's state, or use one with a smaller state."
         )
     return budget - reserve  # type: ignore[return-value]
+
+
+def limit_of(budget: object, target: Target | None, arrays: Any, reserve: int) -> Budget:
+    """Return a checked budget, less a reserve; by default that of a device.
+
+    Args:
+        budget: As for `plan`.
+        target: The target, if there is one.
+        arrays: Arrays on the device, or shapes.
+        reserve: What `checked_reserve` returned.
+    """
+    if budget is None:
+        device = device_of(jax.tree.leaves(arrays))
+        budget = target.budget if target else memory_budget_of(device)
+    return less_reserve(checked_budget(budget), reserve)
 
 
 def memory_budget_of(device: Any) -> int | None:

@@ -20,7 +20,7 @@ from jrc.remat._planner.budget import (
     less_reserve,
 )
 from jrc.remat._planner.costs.cost_unit import Minimize
-from jrc.remat._planner.costs.host_link import host_link
+from jrc.remat._planner.costs.host_bandwidth import host_bandwidth
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
 from jrc.remat._planner.search.batches import Batches
@@ -212,13 +212,13 @@ def largest_batch(
         return abstract_on(there, tuple(args)) if there else tuple(args)
 
     placed = arguments(int(multiple_of)) if offload is not False and there is None else ()
-    link = host_link(offload, there, jax.tree.leaves(placed))
+    copy_rate = host_bandwidth(offload, there, jax.tree.leaves(placed))
 
     def problem_of(batch: int) -> Problem:
         return Problem.of(
             Request(
                 fn, arguments(batch), argnums, has_aux, respect_checkpoints,
-                target=there.name if there else "", link=link, minimize=minimize,
+                target=there.name if there else "", copy_rate=copy_rate, minimize=minimize,
             )
         )  # fmt: skip
 

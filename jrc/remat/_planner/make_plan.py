@@ -18,18 +18,16 @@ from jrc.remat._gradient.compiled_memory import device_of
 from jrc.remat._planner.budget import (
     Budget,
     BudgetError,
-    checked_budget,
     checked_compilations,
     checked_reserve,
-    less_reserve,
-    memory_budget_of,
+    limit_of,
 )
 from jrc.remat._planner.costs.cost_unit import Minimize
-from jrc.remat._planner.costs.host_link import host_link
+from jrc.remat._planner.costs.host_bandwidth import host_bandwidth
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_cache import check_cache, plan_in
 from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
-from jrc.remat._planner.plan_as_it_is import plans_as_it_is
+from jrc.remat._planner.plan_as_it_is import PlannerAsItIs
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.choose import plan_for
@@ -131,7 +129,7 @@ def plan(
         offload: Whether values that loops (`lax.scan`) save may lie in pinned host memory between
             the forward and the backward pass; or the bytes per second that copies reach. Of
             keeping, recomputing and moving a value the plan takes what costs the least time at
-            its peak; copies run at the device's `Target.copy_bandwidth`, and cost what the step of
+            its peak; copies run at the device's `Target.copy_rate`, and cost what the step of
             the loop does not hide of them. With `minimize="flops"` a second is what half of the
             published FLOP/s compute. For accelerators: on a CPU nothing would move.
         minimize: `"time"`: seconds of the gradient program, with `"flops"` its FLOPs. Before a
@@ -223,9 +221,7 @@ def plan_for_each(
         budgets: Each as for `plan`.
         **options: The other arguments of `plan`.
     """
-    if options.get("argnums", 0) is None:
-        return _plans_as_it_is(fn, args, budgets, **options)
-    planner = _Planner(fn, args, **options)
+    planner = _planner_of(fn, args, **options)
     found: list[Plan | BudgetError] = []
     with shown_meanwhile("jrc.plan: tracing and solving"):
         for budget in budgets:
@@ -238,24 +234,23 @@ def plan_for_each(
     return found
 
 
-def _plans_as_it_is(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    budgets: Sequence[int | str | float | None],
-    target: Target | str | None = None,
-    reserve: Any = None,
-    **options: Any,
-) -> list[Plan | BudgetError]:
-    """Return the plans of a function that is not differentiated; other options are refused."""
+def _planner_of(
+    fn: Callable[..., Any], args: tuple[Any, ...], argnums: Any = 0, **options: Any
+) -> "_Planner | PlannerAsItIs":
+    """What plans a gradient; or the function as it is, for which other options are refused."""
+    if argnums is not None:
+        return _Planner(fn, args, argnums, **options)
+    own = {name: options.pop(name, None) for name in ("target", "reserve")}
     usual = inspect.signature(plan).parameters
-    for name in (each for each in options if each not in usual):
-        raise TypeError(f"options must be those of jrc.plan, got {name}=. Leave it out.")
-    given = {name: value for name, value in options.items() if name != "argnums"}
-    asked = {f"{name}={value!r}": value != usual[name].default for name, value in given.items()}
-    found = plans_as_it_is(fn, args, budgets, target, asked, reserve)
-    for error in (each for each in found if isinstance(each, BudgetError)):
-        name_error(error)
-    return found
+    for name, value in options.items():
+        if name not in usual:
+            raise TypeError(f"options must be those of jrc.plan, got {name}=. Leave it out.")
+        if value != usual[name].default:
+            raise ValueError(
+                f"argnums=None must be used with a function that is planned as it is, got "
+                f"{name}={value!r}, which is of gradients. Leave one of the two out."
+            )
+    return PlannerAsItIs(fn, args, **own)
 
 
 class _Planner:
@@ -292,7 +287,7 @@ class _Planner:
         refuse_tracers(args)
         self.cache = cache
         args = abstract_on(there, args) if there else args
-        link = host_link(offload, there, jax.tree.leaves(args))
+        copy_rate = host_bandwidth(offload, there, jax.tree.leaves(args))
         self.request = Request(
             fn,
             args,
@@ -300,16 +295,13 @@ class _Planner:
             has_aux,
             respect_checkpoints,
             target=there.name if there else "",
-            link=link,
+            copy_rate=copy_rate,
             minimize=minimize,
         )
 
     def plan(self, budget: int | str | float | None) -> Plan:
         """Return the plan for a budget."""
-        if budget is None:
-            there, arrays = self.target, jax.tree.leaves(self.request.args)
-            budget = there.budget if there else memory_budget_of(device_of(arrays))
-        limit = less_reserve(checked_budget(budget), self.reserve)
+        limit = limit_of(budget, self.target, self.request.args, self.reserve)
         with target_device_context(self.target):
             return plan_of_process_0(lambda: self._stored(limit))
 
@@ -328,7 +320,7 @@ class _Planner:
             "has_aux": self.request.has_aux,
             "compilations": self.compilations,
             "target": self.request.target,
-            "offload": self.request.link and dataclasses.astuple(self.request.link),
+            "offload": self.request.copy_rate,
             "minimize": self.request.minimize,
             "measure": self.measures,
             "rates": self._rates,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +11,6 @@ import numpy as np
 
 from jrc._errors import name_of, named_like
 from jrc._jaxpr import flops, nbytes
-from jrc._progress import shown_meanwhile
 from jrc._targets import (
     Target,
     abstract_on,
@@ -28,10 +27,8 @@ from jrc.remat._planner.budget import (
     Budget,
     BudgetError,
     Share,
-    checked_budget,
     checked_reserve,
-    less_reserve,
-    memory_budget_of,
+    limit_of,
 )
 from jrc.remat._planner.costs.sharding import most_parts
 from jrc.remat._planner.execute.chunked_function import chunked_function
@@ -41,60 +38,10 @@ from jrc.remat._planner.plan.plan_candidates import Estimate, PlanCandidate
 from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
 from jrc.remat._planner.program.signature import Signature, signature_of
-from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
+from jrc.remat._planner.program.trace import TracedForPlan, inlined_program, traced_for_plan
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._time.seconds import device_with_rates
-
-
-def plans_as_it_is(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    budgets: Sequence[int | str | float | None],
-    target: Target | str | None,
-    asked: Mapping[str, bool],
-    reserve: Any,
-) -> list[Plan | BudgetError]:
-    """Return the plans of a function that is not differentiated, or the error of a budget.
-
-    Args:
-        fn: The function.
-        args: Its arguments.
-        budgets: Each as for `plan`.
-        target: As for `plan`.
-        asked: Options of `plan` that it does not take, and whether they are asked for.
-        reserve: As for `plan`.
-    """
-    for what in (each for each, is_asked in asked.items() if is_asked):
-        raise ValueError(
-            f"argnums=None must be used with a function that is planned as it is, got {what}, "
-            "which is of gradients. Leave one of the two out."
-        )
-    if not callable(fn):
-        raise TypeError(
-            f"fn must be a function, got {type(fn).__name__}. Write jrc.plan(fn, *args)."
-        )
-    refuse_tracers(args)
-    there = checked_target(target)
-    # As arguments of `jax.jit`, and not as constants of the program.
-    args = jax.tree.map(lambda x: aval_of(x) if isinstance(x, np.ndarray) else x, args)
-    args = abstract_on(there, args) if there else args
-    reserved = checked_reserve(reserve)
-    limits = []
-    for budget in budgets:
-        if budget is None:
-            arrays = jax.tree.leaves(args)
-            budget = there.budget if there else memory_budget_of(device_of(arrays))
-        limits.append(less_reserve(checked_budget(budget), reserved))
-    made = functools.cache(lambda: _FunctionAsItIs(fn, args, there))
-    found: list[Plan | BudgetError] = []
-    with shown_meanwhile("jrc.plan: compiling"), target_device_context(there):
-        for limit in limits:
-            try:
-                found.append(plan_of_process_0(lambda limit=limit: made().plan(limit)))
-            except BudgetError as error:
-                found.append(error.beside(reserved))
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,35 +54,77 @@ class _Form:
     flops: int
 
 
-class _FunctionAsItIs:
-    """A function, and the ways to run it: as it is, and with regions in chunks.
+class PlannerAsItIs:
+    """The plans of one function for any budgets: as it is, and with regions in chunks.
 
     Args:
         fn: The function.
         args: Its arguments.
-        target: What programs are compiled for.
+        target: As for `plan`.
+        reserve: As for `plan`.
     """
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], target: Target | None):
-        self.fn, self.args, self.target = fn, args, target
-        self.traced = traced_for_plan(fn, args, {}, respect_checkpoints=True)
-        self.digest = signature_of(self.traced, respect_checkpoints=True).digest
-        self.arrays, self.skeleton = split(args)
-        self.donated = _donated(fn, args)
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        target: Target | str | None = None,
+        reserve: Any = None,
+    ) -> None:
+        if not callable(fn):
+            raise TypeError(
+                f"fn must be a function, got {type(fn).__name__}. Write jrc.plan(fn, *args)."
+            )
+        refuse_tracers(args)
+        self.fn, self.target = fn, checked_target(target)
+        self.reserve = checked_reserve(reserve)
+        # As arguments of `jax.jit`, and not as constants of the program.
+        args = jax.tree.map(lambda x: aval_of(x) if isinstance(x, np.ndarray) else x, args)
+        self.args = abstract_on(self.target, args) if self.target else args
+        self.arrays, self.skeleton = split(self.args)
         device = device_of(self.arrays)
-        self.platform = target.platform if target else device.platform
-        self.device = device_with_rates(target, device)
-        self.own = sum(map(bytes_on_device, self.arrays))
-        self.own += sum(nbytes(x.aval) for x in self.traced.program.jaxpr.outvars)
+        self.platform = self.target.platform if self.target else device.platform
+        self.device = device_with_rates(self.target, device)
         self.forms: dict[tuple[Chunks, ...], _Form] = {}
-        self.baseline = self._form(())
 
-    def plan(self, budget: Budget) -> Plan:
-        """Return the plan: the function as it is if that fits, else the fewest chunks that do.
+    @functools.cached_property
+    def traced(self) -> TracedForPlan:
+        """The function as it is, with its program."""
+        return traced_for_plan(self.fn, self.args, {}, respect_checkpoints=True)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of its program."""
+        return signature_of(self.traced, respect_checkpoints=True).digest
+
+    @functools.cached_property
+    def donated(self) -> tuple[int, ...]:
+        """The arrays that it donates."""
+        return _donated(self.fn, self.args)
+
+    @functools.cached_property
+    def own(self) -> int:
+        """Bytes of its arguments and results."""
+        results = sum(nbytes(x.aval) for x in self.traced.program.jaxpr.outvars)
+        return results + sum(map(bytes_on_device, self.arrays))
+
+    @property
+    def baseline(self) -> _Form:
+        """The function as it is."""
+        return self._form(())
+
+    def plan(self, budget: int | str | float | None) -> Plan:
+        """Return the plan for a budget.
 
         Raises:
             BudgetError: If nothing fits.
         """
+        limit = limit_of(budget, self.target, self.arrays, self.reserve)
+        with target_device_context(self.target):
+            return plan_of_process_0(lambda: self._find(limit))
+
+    def _find(self, budget: Budget) -> Plan:
+        """The function as it is if that fits, else the fewest chunks that do."""
         forms = [self.baseline]
         if isinstance(budget, Share):
             budget = int(budget.of_baseline * self.baseline.cost.peak)

@@ -10,7 +10,6 @@ from jrc._progress import shown_meanwhile
 from jrc._tree import aval_of
 from jrc.remat._planner.budget import checked_budget, checked_compilations
 from jrc.remat._planner.costs.cost_unit import Minimize
-from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
 from jrc.remat._planner.search.choose import plan_for
@@ -26,7 +25,7 @@ def plan_within(
     platform: str | None = None,
     placed: Callable[[Any], Any] | None = None,
     respect_checkpoints: bool = False,
-    link: HostLink | None = None,
+    copy_rate: float | None = None,
     target: str = "",
     compilations: int | None = None,
     minimize: Minimize = "time",
@@ -42,7 +41,7 @@ def plan_within(
         placed: From the types of the arguments to these with the shardings that XLA gives them,
             which is not seen inside of the program.
         respect_checkpoints: As for `plan`.
-        link: What copies to the host cost, where saved values may be moved there.
+        copy_rate: Bytes per second of copies to the host, where saved values may be moved there.
         target: The accelerator that the program is lowered for, where it is not there.
         compilations: As for `plan`.
         minimize: As for `plan`.
@@ -66,7 +65,7 @@ def plan_within(
                 respect_checkpoints=respect_checkpoints,
                 target=target,
                 platform=platform,
-                link=link,
+                copy_rate=copy_rate,
                 program=lower,
                 minimize=minimize,
             )

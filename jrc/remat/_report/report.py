@@ -1,37 +1,19 @@
 """`jrc.Report`: what the gradient of a function saves, recomputes and needs."""
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from jrc._dataclass_json import from_json_text, json_text
 from jrc._errors import public
 from jrc._text import html_of
-from jrc._validate import check_json
-from jrc.remat._compiled.collectives import Collective
-from jrc.remat._gradient.compiled_memory import Memory
-from jrc.remat._gradient.opaque import Opaque
-from jrc.remat._gradient.recompute_count import Rerun
-from jrc.remat._gradient.saved_values import SavedValue
-from jrc.remat._report.compiled_schedule import LivePoint
 from jrc.remat._report.plot import picture_html, plot_reports
 from jrc.remat._report.remedies import remedies_of
 from jrc.remat._report.remedy import Remedy
 from jrc.remat._report.report_data import ReportData
 from jrc.remat._report.text import compare_text, report_parts, report_text
-from jrc.remat._time.seconds import Seconds
 
-_FORMAT = "jrc.Report/5"
-
-_PARTS = {
-    "saved": SavedValue,
-    "rerun": Rerun,
-    "live": LivePoint,
-    "collectives": Collective,
-    "opaque": Opaque,
-    "tried": Remedy,
-}
+_FORMAT = "jrc.Report/6"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +94,7 @@ class Report(ReportData):
 
     def to_json(self) -> str:
         """Return the report as text that `from_json` reads."""
-        data = {"format": _FORMAT, "peak": self.memory.peak, **dataclasses.asdict(self)}
-        return json.dumps(data)
+        return json_text(self, _FORMAT, peak=self.memory.peak)
 
     @classmethod
     @public("jrc.Report.from_json")
@@ -127,24 +108,14 @@ class Report(ReportData):
             An equal report.
 
         Raises:
-            ValueError: If the text is something else, or a report whose text was edited wrongly.
+            ValueError: If the text is something else, or a report that was changed.
         """
         try:
-            fields = json.loads(text)
-            if isinstance(fields, dict):
-                fields.pop("peak", None)  # follows from the rest
-            check_json(fields, _FORMAT, ReportData)
-            for name, kind in _PARTS.items():
-                fields[name] = tuple(kind(**_with_tuples(each)) for each in fields[name])
-            del fields["format"]
-            time = fields["time"] and Seconds(**fields["time"])
-            memory = Memory(**fields["memory"])
-            return cls(**_with_tuples(fields | {"memory": memory, "time": time}))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            return from_json_text(cls, text, _FORMAT)
+        except ValueError as error:
             raise ValueError(
-                f"text must be a report in the format {_FORMAT!r}, as "
-                f"report.to_json() writes it, got {type(error).__name__}: {error}. Write it again "
-                "with jrc.explain(...).to_json()."
+                f"text must be what Report.to_json writes, of format {_FORMAT!r}, got {error}. "
+                "Write it again with jrc.explain(...).to_json()."
             ) from error
 
     @public("jrc.Report.plot")
@@ -166,8 +137,3 @@ class Report(ReportData):
             OSError: If there is no such folder, or the file cannot be written.
         """
         plot_reports(path, (self, *others), names)
-
-
-def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with tuples for lists: JSON has no tuples."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}

@@ -1,7 +1,6 @@
 """The report as a value, as text, as JSON and as a figure."""
 
 import builtins
-import contextlib
 import dataclasses
 import functools
 import json
@@ -16,7 +15,7 @@ import jrc
 from jrc._text import flops_text, memory_text
 from jrc.remat import plan_for_each
 from jrc.remat._report.plot import backward_start, curve_of
-from tests.remat.edited_json import edited_texts
+from tests.remat.changed_json import changed_texts
 
 S = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 X = jax.ShapeDtypeStruct((128, 64), jnp.float32)
@@ -40,44 +39,24 @@ def test_json_gives_the_same_report(rerun):
     text = report(rerun).to_json()
     assert jrc.Report.from_json(text) == report(rerun)
     assert str(jrc.Report.from_json(text)) == str(report(rerun))
-    assert json.loads(text)["format"] == "jrc.Report/5"
+    assert json.loads(text)["format"] == "jrc.Report/6"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
 def test_other_json_is_refused(text):
     with pytest.raises(
-        ValueError, match="jrc.Report.from_json: text must be a report in the format"
+        ValueError, match="jrc.Report.from_json: text must be what Report.to_json writes, of "
     ):
         jrc.Report.from_json(text)
 
 
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"memory": {}}, "memory.arguments is missing"),
-        ({"memory": 3}, "memory is 3, not an object"),
-        ({"opaque": None}, "opaque is None, not a list"),
-        (dict(shape=3), "saved[0].shape is 3, not a list"),
-        (dict(shape=[8, -8]), "saved[0].shape[1] is -8, not a whole number from 0"),
-        (dict(mark=3), "saved[0].mark is 3, not text"),
-        (dict(times="2"), "saved[0].times is '2', not a whole number from 0"),
-    ],
-)
-def test_a_wrong_entry_is_named(changes, said):
-    data = json.loads(report().to_json())
-    (data if changes.keys() <= data.keys() else data["saved"][0]).update(changes)
-    with pytest.raises(ValueError, match=re.escape(said)):
-        jrc.Report.from_json(json.dumps(data))
-
-
-def test_what_is_read_of_an_edited_text_is_printed():
+def test_a_report_that_was_changed_is_refused():
     mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, PartitionSpec("data")))
     fn = jrc.recompute_segments(loss, NAMES)
-    for text in edited_texts(jrc.explain(fn, [S] * 6, x).to_json()):
-        with contextlib.suppress(ValueError):
-            read = jrc.Report.from_json(text)
-            assert str(read) and read.compare(read) and hash(read)
+    for text in changed_texts(jrc.explain(fn, [S] * 6, x).to_json()):
+        with pytest.raises(ValueError, match="jrc.Report.from_json: text must be what Report.to_"):
+            jrc.Report.from_json(text)
 
 
 def test_totals():

@@ -53,7 +53,8 @@ def build_cost_graph(
     number = {var: k for k, var in enumerate(made)}
     fused = [memory_model.is_fused_variable(program, v, compiler) for v in made]
     reads = DerivativeReads()
-    nodes = [_carry_node(number, carried)] if carried else []
+    carries = CostNode(INPUT, makes=tuple(number[v] for v in carried), runs_once=True)
+    nodes = [carries] if carried else []
     cotangents = memory_model.cotangent_bytes(program, order, active, compiler)
     for p, size in zip(order, cotangents, strict=True):
         cost = unit.of(eqns[p])
@@ -62,24 +63,14 @@ def build_cost_graph(
             _node(program, p, active, steps, number, made, fused, reads, size, compiler, cost)
         )
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
-    late = memory_model.values_read_late(
-        [tuple(node.derivative_reads) for node in nodes],
-        [node.reads for node in nodes],
-        [node.makes for node in nodes],
-        fused,
-    )
+    late = memory_model.values_read_late(nodes, fused)
     read_late = {v for v, is_late in zip(made, late, strict=True) if is_late}
     passing = memory_model.passing_bytes(program, order, active, read_late, compiler)
-    carry_nodes, nodes = nodes[: len(nodes) - len(order)], nodes[len(nodes) - len(order) :]
-    nodes = [
-        *carry_nodes,
-        *(
-            dataclasses.replace(node, momentary_bytes=max(node.momentary_bytes, size))
-            for node, size in zip(nodes, passing, strict=True)
-        ),
-    ]
     written = {v: size for node in nodes for v, size in node.operands if size}
-    nodes = [_with_written(node, written, unit) for node in nodes]
+    nodes = [
+        _with_neighbours(node, size, written, unit)
+        for node, size in zip(nodes, [0] * (len(nodes) - len(order)) + passing, strict=True)
+    ]
     facts = list(zip(sizes, fused, late, strict=True))
     candidates = save_candidates(nodes, sizes, fused, compiler)
     return CostGraph(
@@ -168,30 +159,17 @@ def _node(
     )
 
 
-def _with_written(node: CostNode, written: Mapping[int, int], unit: CostUnit) -> CostNode:
-    """The node, whose cost includes that its fused results are written for kernels that read them.
+def _with_neighbours(
+    node: CostNode, passing: int, written: Mapping[int, int], unit: CostUnit
+) -> CostNode:
+    """The node with what follows from the others.
 
-    Where a product reads them, they are computed in front of it.
+    Values without a derivative may be live while it runs, and its fused results may be written for
+    kernels that read them: they are computed in front of a product.
     """
     more = sum(unit.of_written(written[v]) for v in node.makes if v in written)
-    return dataclasses.replace(node, cost=node.cost + more) if more else node
-
-
-def _carry_node(number: Mapping[Any, int], carried: Sequence[Any]) -> CostNode:
-    """The carries of a loop, as results of an equation that must not be recomputed."""
-    return CostNode(
-        position=INPUT,
-        reads=(),
-        makes=tuple(number[v] for v in carried),
-        derivative_reads=frozenset(),
-        cost=0,
-        inner_bytes=None,
-        active=False,
-        runs_once=True,
-        has_effects=False,
-        momentary_bytes=0,
-        operands=(),
-    )
+    most = max(node.momentary_bytes, passing)
+    return dataclasses.replace(node, cost=node.cost + more, momentary_bytes=most)
 
 
 def _name(program: Program, var: Any, steps: Mapping[int, int]) -> tuple[int, int]:

@@ -16,8 +16,8 @@ class CostNode:
 
     Attributes:
         position: Its number in the program.
-        reads: Its operands, but for inputs of the program.
         makes: Its results.
+        reads: Its operands, but for inputs of the program.
         derivative_reads: Those of both that its derivative reads.
         cost: What one run costs, in the graph's unit.
         inner_bytes: Bytes of residuals of programs inside, which have no name outside; 0 if there
@@ -32,16 +32,16 @@ class CostNode:
     """
 
     position: int
-    reads: tuple[int, ...]
     makes: tuple[int, ...]
-    derivative_reads: frozenset[int]
-    cost: int
-    inner_bytes: int | None
-    active: bool
-    runs_once: bool
-    has_effects: bool
-    momentary_bytes: int
-    operands: tuple[tuple[int, int], ...]
+    reads: tuple[int, ...] = ()
+    derivative_reads: frozenset[int] = frozenset()
+    cost: int = 0
+    inner_bytes: int | None = None
+    active: bool = False
+    runs_once: bool = False
+    has_effects: bool = False
+    momentary_bytes: int = 0
+    operands: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from jrc._jaxpr import (
     Fusion,
@@ -42,42 +42,9 @@ _HLO_NAMES = {
 }
 
 
-@runtime_checkable
-class CostUnit(Protocol):
-    """How the cost of what a program does is counted, as a whole number."""
-
-    @property
-    def in_loop(self) -> "CostUnit":
-        """The same for a program that is the body of a loop."""
-
-    def of(self, eqn: Any) -> int:
-        """Return the cost of one equation, programs inside of it included."""
-
-    def total(self, jaxpr: Any) -> int:
-        """Return the cost of all equations of a program that are not dead."""
-
-    def of_written(self, size: float) -> int:
-        """Return what it costs that so many bytes are written by a kernel of their own."""
-
-    def of_stacked(self, avals: Iterable[Any]) -> int:
-        """Return what it costs that arrays are copied into a stack of all steps, and out."""
-
-    def of_sums(self, entries: int, size: float) -> int:
-        """Return what it costs to add up so many entries of gradients, of so many bytes."""
-
-    def of_memory(self, size: float) -> int:
-        """Return what it costs that a program has temporaries of so many bytes."""
-
-    def of_seconds(self, seconds: float) -> int:
-        """Return the cost of so many seconds."""
-
-    def seconds(self, cost: float) -> float:
-        """Return how many seconds a cost is."""
-
-
 @dataclasses.dataclass(frozen=True)
 class FlopUnit:
-    """Floating-point operations.
+    """Floating-point operations; bytes cost none.
 
     Attributes:
         rate: How many of them a program reaches in a second; 0 if that is not known.
@@ -87,31 +54,31 @@ class FlopUnit:
 
     @property
     def in_loop(self) -> "FlopUnit":
-        """The same unit."""
+        """The unit for a program that is the body of a loop: the same."""
         return self
 
     def of(self, eqn: Any) -> int:
-        """Return the FLOPs of one equation."""
+        """Return the FLOPs of one equation, programs inside of it included."""
         return equation_cost(eqn, own_flops)
 
     def total(self, jaxpr: Any) -> int:
-        """Return the FLOPs of a program."""
+        """Return the FLOPs of all equations of a program that are not dead."""
         return live_cost(live_equations(jaxpr), own_flops)
 
     def of_written(self, size: float) -> int:
-        """Return 0."""
+        """Return the cost of bytes that are written by a kernel of their own: 0."""
         return 0
 
     def of_stacked(self, avals: Iterable[Any]) -> int:
-        """Return 0."""
+        """Return the cost of copying arrays into a stack of all steps, and out: 0."""
         return 0
 
     def of_sums(self, entries: int, size: float) -> int:
-        """Return one operation an entry."""
+        """Return the cost of adding up so many entries of gradients: one an entry."""
         return entries
 
     def of_memory(self, size: float) -> int:
-        """Return 0."""
+        """Return the cost of temporaries of so many bytes: 0."""
         return 0
 
     def of_seconds(self, seconds: float) -> int:
@@ -227,5 +194,7 @@ class TimeUnit:
         )
         return self.rates.seconds_of_products(dtype, flops, convolves, in_library)
 
+
+CostUnit = FlopUnit | TimeUnit
 
 FLOPS = FlopUnit()

@@ -36,28 +36,19 @@ def is_fused_variable(program: Program, var: Any, compiler: Compiler) -> bool:
     return p != INPUT and compiler.fuses(program.eqns[p])
 
 
-def values_read_late(
-    derivative_reads: Sequence[Sequence[int]],
-    reads: Sequence[Sequence[int]],
-    makes: Sequence[Sequence[int]],
-    fused: Sequence[bool],
-) -> list[bool]:
+def values_read_late(nodes: Sequence[CostNode], fused: Sequence[bool]) -> list[bool]:
     """Return which values a derivative reads, directly or through what XLA fuses with it.
 
     Args:
-        derivative_reads: For each equation in order, the values that its derivative reads.
-        reads: For each equation its operands.
-        makes: For each equation its results.
+        nodes: The equations in order.
         fused: For each value whether XLA fuses it into its readers.
     """
     late = [False] * len(fused)
-    for needed, operands, results in reversed(
-        list(zip(derivative_reads, reads, makes, strict=True))
-    ):
-        for v in needed:
+    for node in reversed(nodes):
+        for v in node.derivative_reads:
             late[v] = True
-        if any(late[v] and fused[v] for v in results):
-            for v in operands:
+        if any(late[v] and fused[v] for v in node.makes):
+            for v in node.reads:
                 late[v] = True
     return late
 

@@ -6,7 +6,6 @@ from typing import Any
 from jrc._errors import name_of, named_like, public
 from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.execute.execute import execute_decision
-from jrc.remat._planner.plan.check_decision import check_decision_fits
 from jrc.remat._planner.plan.decision import AsWritten, Decision, Stages
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
@@ -35,7 +34,6 @@ def apply_decision[F: Callable[..., Any]](
     def planned(*args: Any, **kwargs: Any) -> Any:
         respected = signature.respect_checkpoints
         traced = traced_for_plan(fn, args, kwargs, respected)
-        program = traced.program
         found = signature_of(traced, respected)
         is_other_size = any_sizes and signature.inputs != found.inputs
         difference = (
@@ -60,8 +58,7 @@ def apply_decision[F: Callable[..., Any]](
         if not isinstance(decision, Stages):
             run = traced.plain
         else:
-            check_decision_fits(decision, program)
-            run = execute_decision(program, decision)
+            run = execute_decision(traced.program, decision)
         out, changes = traced.run(run)
         write_changes((args, kwargs), changes, name_of(fn))
         return out

@@ -23,7 +23,11 @@ def scan_in_segments(
     reverse: bool,
     unroll: int,
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Run `lax.scan` in equal segments, each recomputed; steps that are left over run last."""
+    """Run `lax.scan` in equal segments, each recomputed; steps that are left over run last.
+
+    There are at most as many segments as steps.
+    """
+    segments = min(segments, length)
     size = length // segments
     scan = functools.partial(jax.lax.scan, body, reverse=reverse, unroll=unroll)
     rest = length - size * segments
@@ -64,7 +68,8 @@ def scan_in_parts(
 
     Args:
         parts: For each part, in the order in which they run: the number of its steps, what makes
-            the body run under the part's decision, and what runs the loop.
+            the body run under the part's decision, and what runs the loop. In a loop of another
+            length the last parts have fewer steps, or the last one more.
         body: The body of the loop.
         carry: The carries.
         xs: What the loop goes over.
@@ -73,7 +78,10 @@ def scan_in_parts(
         unroll: As for `lax.scan`.
     """
     found, done = [], 0
-    for steps, select, loop in parts:
+    for steps, select, loop in (*parts[:-1], (length, *parts[-1][1:])):
+        steps = min(steps, length - done)
+        if not steps:
+            continue
         select()
         rows = _steps(done, done + steps, length, reverse)
         # A function of its own: JAX traces the same function once.

@@ -5,13 +5,12 @@ region, a range that is left to JAX, or one construct (a loop, a conditional, a 
 decisions for the programs inside of it. `bodies` and `walk` go through a program and its decision
 together.
 
->>> Stages((Region((0, 1, 2), saved=((1, 0),)),)).to_data()
-{'stages': [{'region': '0-2', 'saved': [[1, 0]]}]}
+>>> Stages((Region((0, 1, 2), saved=((1, 0),)),)).stage_of(2)
+Region(equations=(0, 1, 2), saved=((1, 0),), recomputed=(), by_name=True)
 """
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrc._jaxpr import Program, inner_program, inner_programs, repeats
@@ -39,25 +38,12 @@ class Region:
     recomputed: tuple[int, ...] = ()
     by_name: bool = True
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the region as plain data for JSON."""
-        data: dict[str, Any] = {"region": ranges_text(self.equations)}
-        if self.saved:
-            data["saved"] = _pairs(self.saved)
-        if self.recomputed:
-            data["recomputed"] = ranges_text(self.recomputed)
-        return data if self.by_name else data | {"by_name": False}
-
 
 @dataclasses.dataclass(frozen=True)
 class LeftToJax:
     """Equations of which JAX saves what their derivatives read."""
 
     equations: tuple[int, ...]
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the stage as plain data for JSON."""
-        return {"left_to_jax": ranges_text(self.equations)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +61,6 @@ class LoopPart:
     body: "Stages"
     segments: int = 0
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the part as plain data for JSON."""
-        data = {"steps": self.steps, "body": self.body.to_data()}
-        return data | {"segments": self.segments} if self.segments else data
-
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
@@ -92,10 +73,6 @@ class Loop:
     def equations(self) -> tuple[int, ...]:
         """The loop's equation."""
         return (self.equation,)
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the loop as plain data for JSON."""
-        return {"loop": self.equation, "parts": [part.to_data() for part in self.parts]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +87,6 @@ class Branches:
         """The conditional's equation."""
         return (self.equation,)
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the conditional as plain data for JSON."""
-        branches = [each and each.to_data() for each in self.branches]
-        return {"cond": self.equation, "branches": branches}
-
 
 @dataclasses.dataclass(frozen=True)
 class Mapped:
@@ -127,10 +99,6 @@ class Mapped:
     def equations(self) -> tuple[int, ...]:
         """The `shard_map`'s equation."""
         return (self.equation,)
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the `shard_map` as plain data for JSON."""
-        return {"mapped": self.equation, "body": self.body.to_data()}
 
 
 Construct = Loop | Branches | Mapped
@@ -170,14 +138,6 @@ class Stages:
         """Return the stage that an equation is part of."""
         return next((stage for stage in self.stages if equation in stage.equations), None)
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the decision as plain data for JSON."""
-        data: dict[str, Any] = {"stages": [stage.to_data() for stage in self.stages]}
-        data |= {"offloaded": _pairs(self.offloaded)} if self.offloaded else {}
-        if self.without_barrier != "none":
-            data["without_barrier"] = self.without_barrier
-        return data | ({"in_order": True} if self.in_order else {})
-
 
 def _recomputes(stage: Stage) -> bool:
     match stage:
@@ -197,32 +157,13 @@ def _recomputes(stage: Stage) -> bool:
 class Baseline:
     """Nothing is recomputed: the function without `jax.checkpoint` regions."""
 
-    def to_data(self) -> str:
-        """Return the decision as plain data for JSON."""
-        return "baseline"
-
 
 @dataclasses.dataclass(frozen=True)
 class AsWritten:
     """The function runs under the `jax.checkpoint` regions that its user wrote."""
 
-    def to_data(self) -> str:
-        """Return the decision as plain data for JSON."""
-        return "as written"
-
 
 Decision = Stages | Baseline | AsWritten
-
-
-def _pairs(places: Sequence[Place]) -> list[list[int]]:
-    return [list(place) for place in places]
-
-
-def ranges_text(numbers: Sequence[int]) -> str:
-    """Return whole numbers as ranges: `0-4,7`."""
-    runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ends = [[n for _, n in run] for _, run in runs]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ends)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,13 +171,11 @@ class Body:
     """A program inside of a construct, and the decision for it.
 
     Attributes:
-        name: Where it stands, for errors: `part 0`, `branch 1`, `inside`.
         program: The program.
         decision: Its decision; `None` leaves it to JAX.
         times: How often it runs each time that the construct does.
     """
 
-    name: str
     program: Program
     decision: Stages | None
     times: int = 1
@@ -247,20 +186,13 @@ def bodies(program: Program, stage: Stage) -> list[Body]:
     match stage:
         case Loop():
             inner = inlined_program(inner_program(_equation(program, stage)))
-            return [
-                Body(f"part {k}", inner, part.body, part.steps)
-                for k, part in enumerate(stage.parts)
-            ]
+            return [Body(inner, part.body, part.steps) for part in stage.parts]
         case Branches():
             pairs = zip(inner_programs(_equation(program, stage)), stage.branches, strict=True)
-            return [
-                Body(f"branch {k}", inlined_program(jaxpr), branch)
-                for k, (jaxpr, branch) in enumerate(pairs)
-            ]
+            return [Body(inlined_program(jaxpr), branch) for jaxpr, branch in pairs]
         case Mapped():
             eqn = _equation(program, stage)
-            inner = inlined_program(inner_program(eqn))
-            return [Body("inside", inner, stage.body, repeats(eqn))]
+            return [Body(inlined_program(inner_program(eqn)), stage.body, repeats(eqn))]
         case _:
             return []
 

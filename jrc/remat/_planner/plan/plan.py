@@ -2,24 +2,19 @@
 
 import dataclasses
 import importlib.metadata
-import json
 from collections.abc import Callable
 from typing import Any
 
+from jrc._dataclass_json import from_json_text, json_text
 from jrc._errors import public
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, flops_text, html_of, memory_text, seconds_text, text_of
-from jrc._validate import check_flag, check_json, one_of
-from jrc.remat._chunks.chunks import Chunks, chunks_from_data, chunks_table
+from jrc._validate import check_flag, one_of
+from jrc.remat._chunks.chunks import Chunks, chunks_table
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._planner.execute.apply_decision import apply_decision
 from jrc.remat._planner.execute.chunked_function import chunked_function, planned_chunks
-from jrc.remat._planner.plan.check_decision import check_decision, left_out
-from jrc.remat._planner.plan.decision import (
-    AsWritten,
-    Baseline,
-    Decision,
-)
+from jrc.remat._planner.plan.decision import AsWritten, Baseline, Decision
 from jrc.remat._planner.plan.plan_candidates import (
     Estimate,
     PlanCandidate,
@@ -29,41 +24,11 @@ from jrc.remat._planner.plan.plan_candidates import (
     sent_text,
 )
 from jrc.remat._planner.plan.policy_by_names import ByName, lost_text, policy_of
-from jrc.remat._planner.plan.read_decision import decision_from_data
 from jrc.remat._planner.plan.saved_by_plan import Kept
 from jrc.remat._planner.program.signature import Signature
 
-_FORMAT = 15
-
-_MADE_BY = f"jrc {importlib.metadata.version('jrc')}"
-"""Equations are numbered after shared ones are copied, which another version does otherwise."""
-
-_FIELDS = {
-    "made_by": str,
-    "budget": int,
-    "predicted": Estimate,
-    "verified": Estimate | None,
-    "unplanned_flops": int,
-    "baseline_recomputed": int,
-    "saved_bytes": int,
-    "compilations": int,
-    "kept": tuple[Kept, ...],
-    "candidates": tuple[PlanCandidate, ...],
-    "by_name": {each.name: each.type for each in dataclasses.fields(ByName)},  # none left out
-    "target": str,
-    "minimize": str,
-    "opaque": tuple[Opaque, ...],
-    "equations": tuple[str, ...],
-    "inputs": tuple[str, ...],
-    "names": tuple[str, ...],
-    "closed": int,
-    "digest": str,
-    "respect_checkpoints": bool,
-    "written": str,
-    "left_out": str,
-    "chunks": tuple[Chunks, ...],
-    "chunks_digest": str,
-}
+_FORMAT = f"jrc.Plan/16 of jrc {importlib.metadata.version('jrc')}"
+"""Another version may number the equations of a program otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,84 +200,22 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as text that `Plan.from_json` reads, on any host."""
-        data = {
-            "format": _FORMAT,
-            "made_by": _MADE_BY,
-            "budget": self.budget,
-            "predicted": dataclasses.asdict(self.predicted),
-            "verified": self.verified and dataclasses.asdict(self.verified),
-            "unplanned_flops": self.unplanned_flops,
-            "baseline_recomputed": self.baseline_recomputed,
-            "saved_bytes": self.saved_bytes,
-            "compilations": self.compilations,
-            "kept": [dataclasses.asdict(kept) for kept in self.kept],
-            "candidates": [dataclasses.asdict(each) for each in self.candidates],
-            "by_name": dataclasses.asdict(self.by_name),
-            "opaque": [dataclasses.asdict(each) for each in self.opaque],
-            "target": self.target,
-            "minimize": self.minimize,
-            "decision": self.decision.to_data(),
-            "left_out": left_out(self.decision, len(self.signature.equations)),
-            "equations": list(self.signature.equations),
-            "digest": self.signature.digest,
-            "respect_checkpoints": self.signature.respect_checkpoints,
-            "written": self.signature.written,
-            "inputs": list(self.signature.inputs),
-            "names": list(self.signature.names),
-            "closed": self.signature.closed,
-            "chunks": [dataclasses.asdict(each) for each in self.chunks],
-            "chunks_digest": self.digest,
-        }
-        return json.dumps(data, indent=1)
+        return json_text(self, _FORMAT)
 
     @classmethod
     @public("jrc.Plan.from_json")
     def from_json(cls, text: str) -> "Plan":
         """Return the plan that `to_json` wrote.
 
-        What is saved inside of loops is compared with their bodies when the plan is applied.
-
         Raises:
-            ValueError: If the text is no plan, one of another format or version of jrc, or was
-                edited so that it is none any more.
+            ValueError: If the text is no plan, one of another version of jrc, or was changed.
         """
         try:
-            data = json.loads(text)
-            _check_json(data)
-            equations = tuple(data["equations"])
-            decision = decision_from_data(data["decision"])
-            _check_decision(decision, len(equations), data["left_out"])
-            return cls(
-                budget=data["budget"],
-                predicted=Estimate(**data["predicted"]),
-                verified=data["verified"] and Estimate(**data["verified"]),
-                unplanned_flops=data["unplanned_flops"],
-                saved_bytes=data["saved_bytes"],
-                compilations=data["compilations"],
-                kept=tuple(Kept(**each) for each in data["kept"]),
-                candidates=tuple(_candidate(each) for each in data["candidates"]),
-                by_name=ByName(**{key: tuple(x) for key, x in data["by_name"].items()}),
-                opaque=tuple(Opaque(**each) for each in data["opaque"]),
-                decision=decision,
-                signature=Signature(
-                    equations,
-                    data["digest"],
-                    tuple(data["inputs"]),
-                    data["closed"],
-                    data["respect_checkpoints"],
-                    data["written"],
-                    tuple(data["names"]),
-                ),
-                target=data["target"],
-                minimize=data["minimize"],
-                baseline_recomputed=data["baseline_recomputed"],
-                chunks=tuple(map(chunks_from_data, data["chunks"])),
-                digest=data["chunks_digest"],
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            return from_json_text(cls, text, _FORMAT)
+        except ValueError as error:
             raise ValueError(
-                f"text must be a plan of format {_FORMAT}, as Plan.to_json "
-                f"writes it, got {type(error).__name__}: {error}. Plan again with jrc.plan."
+                f"text must be what Plan.to_json writes, of format {_FORMAT!r}, got {error}. Plan "
+                "again with jrc.plan."
             ) from error
 
     def __str__(self) -> str:
@@ -358,32 +261,3 @@ class Plan:
             parts.append(candidates_table(self.candidates))
             parts.extend(predicted_line(self.candidates))
         return parts
-
-
-def _candidate(data: dict[str, Any]) -> PlanCandidate:
-    return PlanCandidate(**data | {"predicted": Estimate(**data["predicted"])})
-
-
-def _check_json(data: Any) -> None:
-    """Raise a `ValueError` that names the first entry of a plan's data that is not of its kind."""
-    check_json(data, _FORMAT, _FIELDS)
-    if data["made_by"] != _MADE_BY:
-        raise ValueError(
-            f"it was made by {data['made_by']}, and this is {_MADE_BY}, which may number the "
-            "equations of a program otherwise"
-        )
-    if data["minimize"] not in ("time", "flops"):
-        raise ValueError(f"minimize is {data['minimize']!r}, neither 'time' nor 'flops'")
-    if data["closed"] > len(data["inputs"]):
-        raise ValueError(f"closed is {data['closed']}, of {len(data['inputs'])} inputs")
-
-
-def _check_decision(decision: Decision, count: int, without: str) -> None:
-    """Raise a `ValueError` if a decision cannot belong to a program of so many equations."""
-    check_decision(decision, count)
-    found = left_out(decision, count)
-    if found != without:
-        raise ValueError(
-            f"left_out: the decision leaves out equations {found or 'none'}; those that no result "
-            f"needs are {without or 'none'}"
-        )

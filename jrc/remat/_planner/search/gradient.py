@@ -7,14 +7,14 @@ is lowered is the user's own program to the letter.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 
 from jrc._errors import named_like
 from jrc._jaxpr import evaluate
 from jrc.remat._gradient.arguments import Arguments
-from jrc.remat._gradient.residuals import gradient_program
+from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.execute.apply_decision import apply_decision
 from jrc.remat._planner.execute.execute import execute_decision
 from jrc.remat._planner.plan.decision import AsWritten, Baseline, Decision
@@ -27,14 +27,6 @@ class Lowering(NamedTuple):
 
     lowered: jax.stages.Lowered
     gradient: Any
-
-
-@runtime_checkable
-class Gradient(Protocol):
-    """The gradient program of a function, in the form in which it is to fit."""
-
-    def lower(self, decision: Decision) -> Lowering:
-        """Return the user's program under a decision, lowered for compilation."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +60,8 @@ class PlannedFunction:
             run = evaluate(self.traced.written)
         else:
             run = execute_decision(program, decision)
-        return gradient_program(run, [v.aval for v in program.jaxpr.invars], self.perturbed)
+        avals = [v.aval for v in program.jaxpr.invars]
+        return residuals_and_gradient(run, avals, self.perturbed)[1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,3 +110,6 @@ class GradientInside:
 
         lowered = self.program(tracing)
         return Lowering(lowered, found[0])
+
+
+Gradient = GradientAlone | GradientInside

@@ -33,7 +33,6 @@ from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.costs.compilers import Compiler, compiler_on
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.cost_unit import CostUnit, FlopUnit, Minimize, TimeUnit
-from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.costs.sharding import is_in_parts, most_parts, split_values
 from jrc.remat._planner.costs.widest_equation import widest_equation
 from jrc.remat._planner.plan.decision import AsWritten, Baseline, Stages
@@ -41,7 +40,6 @@ from jrc.remat._planner.plan.recomputed_flops import recomputed_flops
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
 from jrc.remat._planner.program.signature import signature_of
 from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
-from jrc.remat._planner.search.found_options import options_of
 from jrc.remat._planner.search.gradient import (
     Gradient,
     GradientAlone,
@@ -51,7 +49,9 @@ from jrc.remat._planner.search.gradient import (
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.as_written import as_written_option
 from jrc.remat._planner.solver.baseline import baseline_bytes
-from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.constructs import front_of, pareto_front
+from jrc.remat._planner.solver.manual import manual_options
+from jrc.remat._planner.solver.option import Option, spread_options
 from jrc.remat._time.seconds import Device, known_device
 
 
@@ -67,7 +67,7 @@ class Request:
         respect_checkpoints: Whether `jax.checkpoint` regions of the function stay regions.
         target: The name of the target that programs are compiled for; empty without one.
         platform: What programs are compiled for, if the arguments do not say it.
-        link: How long copies to the host take, where saved values may lie there.
+        copy_rate: Bytes per second of copies to the host, where saved values may lie there.
         program: The larger program that the function is part of, lowered, with another function in
             the place of this one; `None` if the gradient alone is to fit.
         minimize: What a plan minimises; FLOPs, where nothing is known of the device's rates.
@@ -81,7 +81,7 @@ class Request:
     respect_checkpoints: bool = False
     target: str = ""
     platform: str | None = None
-    link: HostLink | None = None
+    copy_rate: float | None = None
     program: Callable[[Callable[..., Any]], jax.stages.Lowered] | None = None
     minimize: Minimize = "flops"
     in_loop: bool = False
@@ -177,19 +177,36 @@ class Problem:
         results = sum(nbytes(x.aval) for x in program.jaxpr.outvars)
         given = sum(sizes[v] for v in program.jaxpr.invars[traced.closed :])
         returned = results + sum(sizes[v] for v in perturbed)
-        found = options_of(traced, perturbed, compiler, unit, request.link)
+        graphs: dict[Any, CostGraph] = {}
+        graph, options, front = pareto_front(
+            program,
+            perturbed,
+            program.jaxpr.outvars[:1],
+            compiler=compiler,
+            unit=unit,
+            copy_rate=request.copy_rate,
+            results=[nbytes(v.aval) for v in perturbed],
+            graphs=graphs,
+        )
+        front = spread_options(front, 3 * graph.cost, SETTINGS.options)
         of_stacks = unit.of_stacked(residuals.stacked)
         of_operations = unit.total(gradient)
 
         def make_manual() -> tuple[Option, ...]:
-            manual = found.make_manual()
+            on_device = {k: [each for each in some if not each.host] for k, some in options.items()}
+            manual = manual_options(program, graph, on_device)
+            if any(each.host for each in front):
+                # What moves less than the model says must not hide what was reached without it.
+                lean = front_of(graph, on_device, most=1)
+                name = "leanest with nothing moved"
+                manual += [dataclasses.replace(each, name=name) for each in lean]
             if traced.regions:
                 manual.append(as_written_option(traced.written, at, unit, of_operations))
             return tuple(sorted(manual, key=lambda each: (each.peak, each.cost)))
 
-        left_to_jax = baseline_bytes(found.graph, found.options, residuals.bytes)
+        left_to_jax = baseline_bytes(graph, options, residuals.bytes)
         # An option that recomputes nothing is the baseline, and shows what it needs at most.
-        whole = min([left_to_jax, *(each.peak for each in found.front if not _recomputes(each))])
+        whole = min([left_to_jax, *(each.peak for each in front if not _recomputes(each))])
         opaque = opaque_equations(
             program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
         )
@@ -199,7 +216,7 @@ class Problem:
             gradient=GradientAlone(function, arguments, request.has_aux)
             if request.program is None
             else GradientInside(function, request.program),
-            front=tuple(filter(_recomputes, found.front)),
+            front=tuple(filter(_recomputes, front)),
             baseline=Option(
                 whole, residuals.bytes, of_stacks, Baseline, BASELINE, family="baseline"
             ),
@@ -211,9 +228,9 @@ class Problem:
             cost=of_operations + of_stacks,
             recomputed=_recomputed_flops(traced.opened.jaxpr, gradient) if opaque else 0,
             parts=parts,
-            widest=widest_equation(program, found.graph),
+            widest=widest_equation(program, graph),
             opaque=opaque,
-            graphs=found.graphs,
+            graphs=graphs,
             platform=platform,
             device=device,
             unit=unit,

@@ -32,7 +32,7 @@ from jrc.remat._chunks.regions_within import chunks_of, region_of_loss
 from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
 from jrc.remat._gradient.activity import active_variables
-from jrc.remat._gradient.residuals import gradient_program
+from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.execute.chunked_function import loss_first, plan_of_chunk, planned_chunks
 from jrc.remat._planner.plan.decision import Decision
 from jrc.remat._planner.program.signature import signature_of
@@ -242,4 +242,4 @@ class _PlannedChunk(PlannedFunction):
         plan_one = plan_of_chunk(decision, self.signature, inside)
         run = in_chunks(program, [loss], inlined_program, plan_one)
         avals = [v.aval for v in program.jaxpr.invars]
-        return gradient_program(run, avals, self.whole.perturbed)
+        return residuals_and_gradient(run, avals, self.whole.perturbed)[1]

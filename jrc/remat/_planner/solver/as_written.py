@@ -12,7 +12,7 @@ from jrc._jaxpr import (
     program_key,
 )
 from jrc._tree import is_floating
-from jrc.remat._gradient.residuals import gradient_program, residuals_of
+from jrc.remat._gradient.residuals import residuals_and_gradient, residuals_of
 from jrc.remat._planner.costs.cost_unit import CostUnit
 from jrc.remat._planner.plan.decision import AsWritten
 from jrc.remat._planner.solver.option import Option
@@ -35,10 +35,8 @@ def as_written_option(
         baseline: The cost of the operations in the gradient program of the baseline.
     """
     avals = [v.aval for v in written.invars]
-    loss = evaluate(written.replace(outvars=written.outvars[:1]))
-    saved = residuals_of(loss, avals, perturbed)
-    total = unit.total(gradient_program(evaluate(written), avals, perturbed))
-    cost = max(total - baseline, 0) + unit.of_stacked(saved.stacked)
+    saved, gradient = residuals_and_gradient(evaluate(written), avals, perturbed)
+    cost = max(unit.total(gradient) - baseline, 0) + unit.of_stacked(saved.stacked)
     peak = saved.bytes + _most_inside(written)
     return Option(peak, saved.bytes, cost, AsWritten, NAME, family="policy")
 

@@ -16,7 +16,6 @@ from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
 from jrc.remat._planner.costs.compilers import CPU, Compiler
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.cost_unit import FLOPS, CostUnit
-from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import Mapped, variable_at
 from jrc.remat._planner.program.trace import inlined_program
@@ -41,7 +40,7 @@ def pareto_front(
     carried: Sequence[Any] = (),
     compiler: Compiler = CPU,
     unit: CostUnit = FLOPS,
-    link: HostLink | None = None,
+    copy_rate: float | None = None,
     most: int | None = None,
     results: Sequence[int] = (),
     graphs: dict[Any, CostGraph] | None = None,
@@ -56,7 +55,7 @@ def pareto_front(
         carried: Inputs that are carries of a loop.
         compiler: What is assumed of the platform's compiler.
         unit: What costs are counted in.
-        link: How long copies to the host take, where values inside of loops may be moved there.
+        copy_rate: Bytes per second of copies to the host, where values in loops may move there.
         most: About how many options of the front.
         results: Bytes of each result in whose memory saved values may lie.
         graphs: Where the cost graph is put, and those of the programs inside, by their jaxprs.
@@ -67,11 +66,13 @@ def pareto_front(
     # Copies inside of a loop in a loop are left alone.
     graphs = {} if graphs is None else graphs
     graphs[program.jaxpr] = graph
-    options = _inner_options(program, active, compiler, unit, link if times == 1 else None, graphs)
+    options = _inner_options(
+        program, active, compiler, unit, copy_rate if times == 1 else None, graphs
+    )
     front = front_of(graph, options, times, most)
-    if link and times > 1:
+    if copy_rate and times > 1:
         may_move = [_may_move(program, place) for place in graph.names]
-        front = with_offloaded(graph, options, front, times, may_move, link)
+        front = with_offloaded(graph, options, front, times, may_move, copy_rate)
     return graph, options, front
 
 
@@ -118,11 +119,13 @@ def _inner_options(
     active: set[Any],
     compiler: Compiler,
     unit: CostUnit,
-    link: HostLink | None,
+    copy_rate: float | None,
     graphs: dict[Any, CostGraph],
 ) -> Options:
     """The options of each construct that can be planned inside, the leanest first."""
-    front = functools.partial(pareto_front, compiler=compiler, unit=unit, link=link, graphs=graphs)
+    front = functools.partial(
+        pareto_front, compiler=compiler, unit=unit, copy_rate=copy_rate, graphs=graphs
+    )
     found = {}
     for k, p in enumerate(program.steps):
         eqn = program.eqns[p]
@@ -167,7 +170,7 @@ def _branch_options(
     front: Callable[..., Any], program: Program, k: int, active: set[Any]
 ) -> list[Option]:
     """Options of a `cond`, whose branches share the memory of what they save, on the device."""
-    return branch_options(functools.partial(front, link=None), program, k, active)
+    return branch_options(functools.partial(front, copy_rate=None), program, k, active)
 
 
 _PLANNED = {

@@ -19,7 +19,6 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from jrc.remat._planner.costs.cost_graph import CostGraph
-from jrc.remat._planner.costs.host_link import HostLink
 from jrc.remat._planner.plan.decision import Region, Stages
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.decisions import recomputation, saved_values
@@ -37,7 +36,7 @@ def with_offloaded(
     front: Sequence[Option],
     times: int,
     may_move: Sequence[bool],
-    link: HostLink,
+    copy_rate: float,
 ) -> list[Option]:
     """Return the front of a loop's body, with options of which some values lie on the host.
 
@@ -49,7 +48,7 @@ def with_offloaded(
         front: Its front, the leanest first.
         times: The steps of the loop.
         may_move: Whether each value is of a type that can be moved.
-        link: What copies cost.
+        copy_rate: Bytes per second of copies.
     """
     found: list[Option] = []
     for option in spread_options(front, graph.cost * times, SETTINGS.offloaded_points):
@@ -57,7 +56,7 @@ def with_offloaded(
         reads = _moveable(graph, body, may_move)
         for values in _prefixes(graph, reads):
             chosen = {v: reads[v] for v in values}
-            found += _moved(graph, options, option, body, times, chosen, link)
+            found += _moved(graph, options, option, body, times, chosen, copy_rate)
     found = [each for each in _front([*front, *found]) if each.host]
     return sorted([*front, *found], key=lambda each: (each.peak, each.cost))
 
@@ -142,7 +141,7 @@ def _moved(
     body: _Body,
     times: int,
     reads: Reads,
-    link: HostLink,
+    copy_rate: float,
 ) -> list[Option]:
     """The option with these values on the host."""
     stages = {stage.equations: stage for stage in option.stages.stages}
@@ -159,8 +158,8 @@ def _moved(
     sizes = tuple(0 if v in reads else size for v, size in enumerate(graph.sizes))
     there = dataclasses.replace(graph, nodes=nodes, sizes=sizes)
     copied = sum(graph.sizes[v] * len(regions) for v, regions in reads.items())
-    waited = waiting_seconds(graph, body.recomputed, reads, link)
-    copies = SETTINGS.hidden_copy_price * link.seconds(2 * copied)
+    waited = waiting_seconds(graph, body.recomputed, reads, copy_rate)
+    copies = SETTINGS.hidden_copy_price * (2 * copied) / copy_rate
     waits = graph.unit.of_seconds(waited + copies) * times
     # A copy on its way has a buffer beside the value.
     buffer = max(graph.sizes[v] for v in reads)
@@ -190,7 +189,7 @@ def _fetched_bytes(graph: CostGraph, reads: Reads) -> list[int]:
 
 
 def waiting_seconds(
-    graph: CostGraph, recomputed: Sequence[bool], reads: Reads, link: HostLink
+    graph: CostGraph, recomputed: Sequence[bool], reads: Reads, copy_rate: float
 ) -> float:
     """Return how long a step waits for copies, in the forward and the backward pass.
 
@@ -198,20 +197,20 @@ def waiting_seconds(
         graph: The cost graph of the body.
         recomputed: For each node whether it runs again.
         reads: The values that are moved, with the regions that read them.
-        link: What copies cost.
+        copy_rate: Bytes per second of copies.
     """
     forward = [graph.unit.seconds(node.cost) for node in graph.nodes]
     clock = out = 0.0
     for node, duration in zip(graph.nodes, forward, strict=True):
         clock += duration
         for v in (v for v in node.makes if v in reads):
-            out = max(out, clock) + link.seconds(graph.sizes[v] * len(reads[v]))
+            out = max(out, clock) + graph.sizes[v] * len(reads[v]) / copy_rate
     waited = max(out - clock, 0.0)
     arrives: dict[int, float] = {}
     here = 0.0
     copies = [(last, v) for v, regions in reads.items() for _, last in regions]
     for last, v in sorted(copies, reverse=True):
-        here += link.seconds(graph.sizes[v])
+        here += graph.sizes[v] / copy_rate
         arrives[last] = here
     clock = 0.0
     for k in range(len(graph.nodes) - 1, -1, -1):

@@ -287,12 +287,6 @@ def test_the_nearest_names_take_about_the_bytes_of_the_plan():
     assert found > 3
 
 
-def test_an_edited_list_of_names_is_refused():
-    text = plans_of_net(unrolled)["products saved"].to_json()
-    with pytest.raises(ValueError, match="by_name.names"):
-        jrc.Plan.from_json(re.sub(r'"names": \[[^]]*\]', '"names": 3', text))
-
-
 # The recipes of docs/plans_for_other_frameworks.md. `plan` is one that saves "up".
 
 

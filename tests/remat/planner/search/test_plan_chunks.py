@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -131,10 +130,6 @@ def test_another_program_is_refused():
     plan = of_the_head()
     with pytest.raises(ValueError, match=r"jrc\.Plan\.apply: this plan was made for another"):
         plan.apply(lambda w, x, y: head(w, jnp.tanh(x), y))(*HEAD)
-    data = json.loads(plan.to_json())
-    data["chunks"][0]["chunks"] = "4"
-    with pytest.raises(ValueError, match=r"chunks\[0\]\.chunks is '4', not a whole number"):
-        jrc.Plan.from_json(json.dumps(data))
 
 
 def program_of(fn, args):

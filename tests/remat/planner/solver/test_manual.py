@@ -132,7 +132,7 @@ def chain(sizes, several=()):
     nodes = []
     for k in range(len(sizes)):
         reads = tuple(v for v in (k - 2, k - 1) if v >= 0 and (v == k - 1 or v in several))
-        nodes.append(CostNode(k, reads, (k,), frozenset(), 1, None, True, False, False, 0, ()))
+        nodes.append(CostNode(k, (k,), reads, cost=1, active=True))
     names = tuple((k, 0) for k in range(len(sizes)))
     every = tuple(sizes)
     return CostGraph(tuple(nodes), every, every, (0,) * len(sizes), (True,) * len(sizes), names)

@@ -82,14 +82,11 @@ def test_the_front_is_that_of_every_choice(data, times):
 
 def around_an_effect(may_save):
     """A value that the derivative reads behind an equation with an effect."""
-    node = functools.partial(
-        CostNode, cost=1, inner_bytes=None, active=True, runs_once=False, has_effects=False,
-        momentary_bytes=0, operands=(),
-    )  # fmt: skip
+    node = functools.partial(CostNode, cost=1, active=True)
     nodes = (
-        node(0, (), (0,), frozenset()),
-        node(1, (), (1,), frozenset(), runs_once=True, has_effects=True),
-        node(2, (0, 1), (2,), frozenset({0})),
+        node(0, (0,)),
+        node(1, (1,), runs_once=True, has_effects=True),
+        node(2, (2,), (0, 1), frozenset({0})),
     )
     sizes = (8, 8, 8)
     return CostGraph(nodes, sizes, sizes, sizes, (may_save, True, True), ((0, 0), (1, 0), (2, 0)))
@@ -179,7 +176,7 @@ def test_what_is_run_again_is_what_the_choice_says():
 
 def test_the_front_by_hand():
     """A chain of three: keep all, or one and make the other again, or none."""
-    node = CostNode(0, (), (0,), frozenset({0}), 10, None, True, False, False, 0, ())
+    node = CostNode(0, (0,), derivative_reads=frozenset({0}), cost=10, active=True)
     nodes = [
         node,
         dataclasses.replace(

@@ -1,10 +1,5 @@
-"""The link between a device and its host's memory: how long a copy takes.
+"""How fast a device copies to the memory of its host."""
 
->>> HostLink(bandwidth=1e9).seconds(2_000_000_000)
-2.0
-"""
-
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,25 +8,12 @@ from jrc._validate import is_real
 from jrc.remat._gradient.compiled_memory import device_of
 
 
-@dataclasses.dataclass(frozen=True)
-class HostLink:
-    """What a device copies in a second.
-
-    Attributes:
-        bandwidth: Bytes per second of copies to the host; copies back run at the same rate beside.
-    """
-
-    bandwidth: float
-
-    def seconds(self, size: float) -> float:
-        """Return how long a copy of so many bytes takes."""
-        return size / self.bandwidth
-
-
-def host_link(
+def host_bandwidth(
     offload: bool | int | float, target: Target | None, arrays: Iterable[Any]
-) -> HostLink | None:
-    """Return the link that values may be moved over; `None` if they may not be.
+) -> float | None:
+    """Return the bytes per second of copies to the host; `None` if values may not be moved there.
+
+    Copies back run at the same rate beside.
 
     Args:
         offload: Whether they may be; or the bytes per second that copies reach.
@@ -66,7 +48,7 @@ def host_link(
             "offload must be used with an accelerator whose rates are known, got "
             f"{what!r}. {remedy}"
         )
-    return HostLink(float(rate))
+    return float(rate)
 
 
 def check_offload(offload: Any) -> None:

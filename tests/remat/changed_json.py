@@ -1,14 +1,14 @@
-"""Texts of plans and reports as somebody may have edited them."""
+"""Texts of plans and reports that were changed after they were written."""
 
 import copy
 import json
 
 WRONG = ["x", -1, 0, 1.5, True, None, [], ["a"], [1], {}]
-# Entries of a list are alike: the first two and the last are edited.
+# Entries of a list are alike: the first two and the last are changed.
 _OF_A_LIST = (0, 1, -1)
 
 
-def edited_texts(text):
+def changed_texts(text):
     """The text with each of its entries left out, and replaced by each of `WRONG`."""
     data = json.loads(text)
     for *path, last in _paths(data):
@@ -16,9 +16,11 @@ def edited_texts(text):
         parent = changed
         for key in path:
             parent = parent[key]
+        old = parent[last]
         for value in WRONG:
-            parent[last] = value
-            yield json.dumps(changed)
+            if (type(value), value) != (type(old), old):
+                parent[last] = value
+                yield json.dumps(changed)
         del parent[last]
         yield json.dumps(changed)
 
