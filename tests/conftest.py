@@ -6,9 +6,10 @@ spent on that. `XLA_FLAGS= python -m pytest` runs it with the code that users ha
 Equal programs are compiled once for all workers and child processes: they share a folder of XLA's
 results, made for this run alone. That is an eighth of the time.
 
-The default run has every capability, in few cases each. `-m slow` runs the other cases, and
+The default run has every capability, in few cases each. `-m slow` runs other cases, and
 `-m exhaustive` more of the same; `slow(after=3)` and `exhaustive(after=3)` do not mark the first
-three parameter sets of a test.
+three parameter sets of a test. Of the slow sets of a test all but the first are exhaustive, unless
+it is marked `slow(every=True)`: its sets are different things, such as pages.
 
 Modules draw their arrays with `tests/draws.py`, and tests compare many small results in one program
 or in NumPy: JAX compiles each operator for each shape, and every worker imports every module.
@@ -66,12 +67,18 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Take a mark with `after` off the first parameter sets of a test."""
-    seen = collections.Counter()
+    """Take a mark with `after` off the first sets of a test, and mark its further slow ones."""
+    seen, slow = collections.Counter(), set()
     for item in items:
-        place = seen[item.parent.nodeid, item.originalname]
-        item.own_markers = [m for m in item.own_markers if place >= m.kwargs.get("after", 0)]
-        seen[item.parent.nodeid, item.originalname] += 1
+        test = item.parent.nodeid, item.originalname
+        item.own_markers = [m for m in item.own_markers if seen[test] >= m.kwargs.get("after", 0)]
+        seen[test] += 1
+        mark = item.get_closest_marker("slow")
+        if mark is None or item.get_closest_marker("exhaustive"):
+            continue
+        if test in slow and not mark.kwargs.get("every"):
+            item.add_marker(pytest.mark.exhaustive)
+        slow.add(test)
 
 
 @pytest.hookimpl(trylast=True)

@@ -22,6 +22,8 @@ FOLDERS = {f"{name}/README": ROOT / name / "README.md" for name in ("benchmarks"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 # The pages that a reader comes to first; the others take longer.
 DEFAULT = ("README", "explain", "many_processes")
+# No two pages are cases of one thing.
+EACH = pytest.mark.slow(every=True)
 NOTEBOOKS = sorted(ROOT.glob("docs/*.ipynb"))
 # What the cells of a notebook must have reached.
 LEARNED = {
@@ -41,7 +43,7 @@ SHOWN = {
     "README": lambda found: found["plan"].verified.peak_bytes <= 32 * 2**20,
 }
 WITH_CODE = [
-    pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow)
+    pytest.param(name, marks=() if name in DEFAULT else EACH)
     for name, page in PAGES.items()
     if BLOCK.search(page.read_text()) and name != "recipes"
 ]
@@ -65,7 +67,7 @@ def test_every_block_of_a_page_runs(name, tmp_path, monkeypatch):
     assert name not in SHOWN or SHOWN[name](found)
 
 
-@pytest.mark.slow
+@EACH
 @pytest.mark.parametrize("title", RECIPES)
 def test_every_recipe_runs_alone(title):
     (code,) = BLOCK.findall(RECIPES[title])
@@ -129,7 +131,7 @@ def names_of_coming_from():
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@EACH
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_notebook_runs(path, monkeypatch):
     """Its cells in this process, on eight devices: each stands as a reader runs it."""

@@ -40,9 +40,10 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Build the site and return its pages by path."""
+    """Build the site and return its pages by path; `test_guides.py` runs the notebooks."""
     site = tmp_path_factory.mktemp("site") / "html"
-    build = [sys.executable, "-m", "sphinx", "-W", "-q", str(DOCS), str(site)]
+    options = ["-W", "-q", "-D", "nb_execution_mode=off"]
+    build = [sys.executable, "-m", "sphinx", *options, str(DOCS), str(site)]
     run = subprocess.run(build, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return {path: Page(path) for path in site.rglob("*.html") if "_static" not in path.parts}

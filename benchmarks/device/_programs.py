@@ -15,7 +15,7 @@ ZOO = (
     "lstm_scan", "moe_shared_router",
 )  # fmt: skip
 NAMES = (GPT2, *ZOO[:4], HEAD, *ZOO[4:])
-TOY_NAMES = ("mirrored_mlp", HEAD)
+TOY_NAMES = ("mirrored_mlp",)
 BATCH = 8
 
 

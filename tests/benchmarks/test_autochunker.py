@@ -24,7 +24,7 @@ def test_what_breaks_a_promise_is_told():
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_toy_run_is_continued(tmp_path):
     out = str(tmp_path / "autochunker.json")
     report = autochunker.main(["--toy", "--out", out])

@@ -267,7 +267,7 @@ def parameters_after(method):
     return np.asarray(params)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_ablation_changes_the_parameters():
     names = [name for name in METHODS if name.endswith("_4")]
     ends = [parameters_after(METHODS[name]) for name in names]

@@ -174,7 +174,7 @@ def test_a_program_that_is_refused_memory_does_not_fit(monkeypatch):
         _sizes.fits(lambda: refuses("INTERNAL"), 0, device)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_case_is_tried_in_the_memory_that_was_stated(monkeypatch):
     stats = {"bytes_limit": 2**27, "bytes_in_use": 2**20, "peak_bytes_in_use": 2**23}
     monkeypatch.setattr(_sizes, "stats_of", lambda device: stats)

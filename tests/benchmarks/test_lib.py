@@ -195,7 +195,7 @@ def recomputed_gpt(scan):
     return jrc.recompute_segments(loss, config.boundaries), (params, batch)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_flops_of_a_loop_are_counted_alike_in_jrc_and_here():
     products = []
     for scan in (False, True):

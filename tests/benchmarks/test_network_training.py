@@ -141,7 +141,7 @@ def test_another_model_is_not_added_to_a_file(tmp_path):
         training.main(["--toy", "--out", str(out)])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_block_has_a_whole_round_and_what_arrives_late():
     """One process with two replicas, each with a batch of its own."""
     mesh = Mesh(jax.devices()[:2], ("data",))

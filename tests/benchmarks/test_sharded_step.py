@@ -20,7 +20,7 @@ from tests.remat.planner.problems import problem_of
 RESULTS = pathlib.Path(sharded_step.__file__).parents[1] / "results" / "sharded_step.json"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_llama_learns_to_repeat_a_token():
     sizes = sharded_step.TOY
     shapes = llama.shapes(sizes)

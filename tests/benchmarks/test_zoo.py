@@ -19,7 +19,7 @@ def test_a_program_at_toy_size(tmp_path, capsys):
     command = ["--toy", "--platform", "cpu", "--models", "eqx_mlp", "--out", str(out)]
     zoo.main([*command, "--cache", str(tmp_path)])
     found = json.loads(out.read_text())["models"]["eqx_mlp"]
-    assert set(found["plans"]) == {f"{aim}, {b}" for aim in ("time", "flops") for b in (0.5, 0.0)}
+    assert set(found["plans"]) == {f"{aim}, {b}" for aim in ("time", "flops") for b in (0.5,)}
     assert {"nothing", "all under one", "each block", "dots"} <= set(found["by_hand"])
     for row in found["plans"].values():
         assert row["peak"] <= row["budget"] * 1.05 and row["gradients_differ"] < 1e-6

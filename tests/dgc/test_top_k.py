@@ -42,7 +42,7 @@ def in_two_stages(monkeypatch):
     monkeypatch.setattr(top_k, "SMALL", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=12, deadline=None)
 @given(
     n=st.integers(1, 5000),

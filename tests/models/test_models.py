@@ -54,7 +54,7 @@ def test_gpt_starts_near_the_uniform_distribution():
     assert abs(float(loss) - np.log(256)) < 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_dropout_follows_its_key():
     params = gpt.init(jax.random.key(0), SMALL)
     tokens = jnp.zeros((2, 8), int)

@@ -232,7 +232,7 @@ def test_mindspore_s_setting_changes_memory_only():
         assert largest_error(state["stage_1"][f"block_{j}"], want) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_blocks_re_run_are_bit_equal_where_nothing_is_fused():
     config = resnet.Config(depth=8, classes=2, channels=1, width=2)
     args = (*resnet.init(jax.random.key(0), config), batch_of(config, size=4, count=2))

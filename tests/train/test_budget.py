@@ -79,7 +79,7 @@ def counted(params, count, batch, key):
     return loss_fn(params, batch, key)[0], (count + 1, None)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_planned_state_has_the_type_of_what_is_computed_from_it():
     state, _ = start()
     state = jrc.init_state(
@@ -100,7 +100,7 @@ def sorted_data(params, batch, key):
     return jnp.mean(x**2) + 0 * jax.lax.axis_index("data")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_operations_are_counted_and_not_predicted():
     params = [normal(i, WIDTH, WIDTH, scale=1 / 4) for i in range(DEPTH)]
     state = jrc.init_state(params, TX, jax.random.key(1), mesh=mesh("shard_map"))
@@ -233,7 +233,7 @@ def test_a_given_plan_is_applied(via):
     assert abs(info.loss - plain("shard_map")[1][1]) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_plan_for_another_batch_is_refused():
     state, _ = start("jit")
     part = jax.ShapeDtypeStruct((BATCH // 2, WIDTH), jnp.float32)
@@ -251,8 +251,7 @@ def weak_loss(params, batch, key):
     return jnp.mean(x.astype(jnp.float32))
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive(after=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("via", ["jit", "shard_map"])
 def test_a_weakly_typed_batch_leaf_is_planned_as_it_is_traced(via):
     """`jnp.full(shape, 2.0)` is weak: times bfloat16 it stays bfloat16."""
@@ -284,7 +283,7 @@ def with_model_state(fn):
     return step, state
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_state_is_updated_under_a_budget():
     step, state = with_model_state(stateful_loss)
     state, _ = step(state, batch())

@@ -352,7 +352,7 @@ def test_workers_leave_and_join_between_rounds(ran, tmp_path, replicas):
     assert bool(info.synchronised) and np.isfinite(float(info.loss)) and int(state.step) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_leave_a_mesh_of_explicit_axes():
     mesh, fewer = (jax.make_mesh((n,), ("data",), devices=jax.devices()[:n]) for n in (4, 2))
     state, step = start(jrc.SparseLoCo(1), mesh=mesh)

@@ -33,7 +33,7 @@ def train(params, loss, mesh, outer, steps=8):
     return losses, state
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_flax_nnx_llama_with_its_partition_specs():
     from flax import nnx
 

@@ -276,7 +276,7 @@ def layout(tree):
 @pytest.mark.parametrize(
     ("count", "each", "outer", "kind"),
     [
-        slow(4, 2, SPARSE, AUTO),
+        rare(4, 2, SPARSE, AUTO),
         rare(4, 2, SPARSE, EXPLICIT),
         rare(3, 2, SPARSE, AUTO),
         rare(4, 2, jrc.SparseLoCo(4, fragments=2, density=1 / 8, chunk=64), EXPLICIT),

@@ -37,7 +37,7 @@ def test_two_processes_train_resume_and_stay_equal(tmp_path):
             assert ends[0].loss.tobytes() == ends[1].loss.tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_are_two_replicas_of_four_devices(tmp_path):
     run_processes(ranks("tests.train.outer_sharded_in_processes", 2, 4, tmp_path))
     found = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(2)]

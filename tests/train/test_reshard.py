@@ -86,7 +86,7 @@ def test_everything_is_sent_in_the_end_whatever_the_number_of_replicas(saved):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gathered_gradients_go_along(tmp_path):
     tx = optax.MultiSteps(dgc(), 2)
     state, step, batch = start("digits", tx)

@@ -17,25 +17,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK = ("lstm_scan",)
 """Those that every run of the tests goes through; the others are marked `slow`."""
 
-LONG = {
-    "linen_transformer", "linen_remat", "linen_scan", "nnx_llama", "nnx_transformer", "nnx_remat",
-    "hk_transformer", "hk_resnet18", "rotary_transformer", "tied_gpt", "eqx_vit", "bf16_gpt",
-    "keras_transformer", "keras_remat", "encoder_decoder", "moe_shared_router", "branches", "unet",
-    "densenet", "mirrored_mlp",
-}  # fmt: skip
-"""Those whose gradient takes long to compile a few times: `exhaustive` where a test does it."""
-
-
 EXPLAINED = {
     "tied_gpt",
     "unet",
     "eqx_vit",
-    "hk_resnet18",
-    "linen_remat",
     "nnx_llama",
     "keras_remat",
 }
-"""Those that are explained at every change, one of each package, and none that is planned too."""
+"""Those that are explained at every change, none that is planned too."""
 
 
 def programs(test, quick=QUICK, long=(), left_out=SMALL):
@@ -44,7 +33,7 @@ def programs(test, quick=QUICK, long=(), left_out=SMALL):
     for name in NAMES:
         if name in left_out:
             continue
-        marks = [] if name in quick else [pytest.mark.slow]
+        marks = [] if name in quick else [pytest.mark.slow(every=True)]
         if name in long:
             marks.append(pytest.mark.exhaustive)
         if reason := FAILURES.get(test, {}).get(name):
@@ -88,7 +77,21 @@ def test_explained(name):
     assert report.saved and report.flops > 0
 
 
-@programs("planned", long=LONG | {"own_checkpoints", "diffrax_ode"}, left_out=())
+PLANNED = {
+    "numpyro_vae",
+    "scanned_gpt",
+    "eqx_mlp",
+    "linen_remat_scan",
+    "keras_convnet",
+    "nnx_scan",
+    "particle_vae",
+    "graph_net",
+    "triplets",
+}
+"""Those that are planned at every change."""
+
+
+@programs("planned", long=set(NAMES) - PLANNED, left_out=())
 def test_planned(name):
     """The leanest plan changes no gradient, without fusion, where rounding is the same."""
     program = program_of(name)
@@ -104,8 +107,7 @@ def test_planned(name):
 @programs(
     "leanest",
     quick=(),
-    long=LONG
-    | {"own_checkpoints", "eqx_mlp", "masked_transformer", "scanned_gpt", "linen_batchnorm"},
+    long=set(NAMES) - {"nnx_batchnorm", "brax_ppo", "diffrax_ode", "keras_convnet", "numpyro_vae"},
 )
 def test_blocks_by_hand_are_not_leaner(name):
     """A checkpoint around each block has no lower peak than the leanest plan."""

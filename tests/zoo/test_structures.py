@@ -30,8 +30,7 @@ def gradients(program, fn):
     return (value[0] if program.has_aux else value), eqx.filter(grads, eqx.is_array)
 
 
-@pytest.mark.exhaustive(after=1)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_module_passed_whole(program):
     """Functions, flags and integers among the leaves reach the module as they are."""
     loss, args = program.loss, program.args

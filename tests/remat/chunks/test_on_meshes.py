@@ -57,7 +57,7 @@ def head(params, batch, key):
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_budget_of_a_train_step():
     """Logits are 16 MiB on each of two devices; the whole step fits 12 MiB."""
     params = {

@@ -81,8 +81,7 @@ def problem_on(kind, sizes):
     return gpt_loss if kind == "gpt" else moe_loss, args
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive(after=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [(8,), (4, 2), (2, 2, 2)])
 @pytest.mark.parametrize(
     ("kind", "within"), [("gpt", (0.2, 0.2, 0.2)), ("moe", (0.35, 0.35, 0.55))]
@@ -103,7 +102,7 @@ def test_predicted_peaks_are_near_the_compiled_ones(kind, within, sizes):
         assert abs(expected / compiled - 1) < most, (at, expected, compiled)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_plan_that_is_not_verified_predicts_one_device():
     fn, args = problem_on("moe", (4, 2))
     guess = jrc.plan(fn, *args, budget=1.0, verify=False)

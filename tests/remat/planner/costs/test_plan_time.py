@@ -388,7 +388,7 @@ def test_nothing_of_the_caller_is_in_the_measurement(monkeypatch):
     assert not jaxpr.eqns
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_rates_of_this_machine_are_those_of_a_machine():
     found = measured()
     assert 1e8 < found.products < 1e14 and 1e7 < found.convolutions < 1e14

@@ -266,14 +266,14 @@ def test_the_nearest_names_are_those_of_fewest_flops(most_in_all_sets, monkeypat
     check_nearest_names(decoder, plan, entries // (L * B * S))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_nearest_names_of_layers_without_a_loop():
     fn = functools.partial(decoder, unroll=True)
     lossy = (plan for _, plan in plans_one_by_one(fn, *decoder_args()) if plan.by_name.lost)
     check_nearest_names(fn, next(plan for plan in lossy if 1 < len(plan.by_name.names) < 6))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_nearest_names_take_about_the_bytes_of_the_plan():
     found = 0
     bare = functools.partial(decoder, policy=policies.nothing_saveable)
@@ -400,14 +400,14 @@ assert plans_of(all_, params, x)["your jax.checkpoint as written"].reruns
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_recipe_keras():
     if importlib.util.find_spec("keras") is None:  # an import would ask for TensorFlow
         pytest.skip("keras is not installed: it is in the extra `zoo`")
     run_python(KERAS, KERAS_BACKEND="jax")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_with_the_next_remat():
     code = """
 import jax

@@ -72,7 +72,7 @@ def test_a_shared_mask_does_not_join_the_blocks():
 HALVES = f"{2 * LAYERS - 1} regions recomputed"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_candidates_have_what_a_person_would_write():
     plan = jrc.plan(loss, *arguments(), budget=1.0, verify=False)
     names = {each.name for each in plan.candidates}

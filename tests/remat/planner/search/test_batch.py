@@ -23,7 +23,7 @@ def peak(fn, batch):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*make_args(batch))).peak
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_step_more_does_not_fit():
     budget, step = 60_000, 12
     found = jrc.largest_batch(make_args, loss, budget, multiple_of=step)

@@ -51,8 +51,7 @@ def peak(fn, batch):
     return compiled_memory.memory_needed(lowered).peak
 
 
-@pytest.mark.exhaustive(after=1)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("activation", "in_chunks"), [(jnp.square, 4), (jax.nn.gelu, 9)])
 def test_a_search_compiles_few_programs(compiled, activation, in_chunks):
     budget, fn = 2**26, functools.partial(loss, activation=activation)
@@ -68,8 +67,7 @@ def test_a_search_compiles_few_programs(compiled, activation, in_chunks):
     assert peak(planned, found.recomputed) == found.plan.verified.peak_bytes
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive(after=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("activation", [jax.nn.gelu, jnp.square])
 def test_chunks_fit_more_examples(compiled, activation):
     fn = functools.partial(loss, activation=activation)

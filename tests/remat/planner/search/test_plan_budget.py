@@ -90,7 +90,7 @@ def test_a_reserve_is_taken_off():
         assert jrc.plan(layers, *NET, reserve=reserve, verify=False, **given).budget == plan.budget
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_reserve_is_taken_off_the_budget_of_a_batch():
     most = ends()[1]
     moments = jax.eval_shape(optax.adamw(1e-3).init, NET[0])

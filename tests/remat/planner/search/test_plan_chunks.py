@@ -186,7 +186,7 @@ def test_the_loss_is_cut_beside_a_loop_that_has_chunks_inside():
     assert {each.path for each in regions_within(program, 2**14)} == {()}  # all in one
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_several_sums_that_cannot_be_added_up_are_recomputed_together():
     """A loss over what the region sums up itself; the gradient of each sum would be a pass."""
 

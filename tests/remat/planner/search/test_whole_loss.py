@@ -87,7 +87,7 @@ def test_a_loss_of_examples_runs_in_chunks(fn, budget):
     assert f"the whole loss in {plan.chunks[0].chunks} chunks" in str(plan)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize("fn", [loss, loss_and_metrics])
 def test_the_last_of_a_prime_number_of_examples_are_a_shorter_chunk(fn):
     args, has_aux = (WEIGHTS, X[:8191], Y[:8191]), fn is loss_and_metrics
@@ -165,7 +165,7 @@ def test_a_train_step_within_a_budget():
     close(state.params, other.params)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_batches_are_not_any_that_chunks_of_the_loss_would_fit():
     def make_args(batch):
         shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)

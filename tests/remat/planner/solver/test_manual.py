@@ -110,8 +110,7 @@ def compiled_peak(fn, *args):
     return memory_needed(jax.jit(jax.value_and_grad(fn)).lower(*args)).peak
 
 
-@pytest.mark.exhaustive(after=1)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("net", NETS)
 def test_block_checkpoints_by_hand_need_no_less(net):
     loss, *args = net(lambda fn: fn)
@@ -241,7 +240,7 @@ def branching(wrap):
     return loss, [jnp.eye(32)] * 4, jnp.ones((256, 32)), jnp.arange(4) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
@@ -368,7 +367,7 @@ def test_layers_of_very_different_widths():
     assert plan.verified.peak_bytes < memory_needed(by_hand).peak
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_head_is_recomputed_with_the_blocks():
     """Logits of all pairs need more than the blocks of both towers: a person wraps both."""
 
@@ -431,7 +430,7 @@ def test_steps_between_blocks_are_recomputed_with_the_blocks():
     assert Plan.from_json(plan_as(problem, way).to_json()).decision == way.decision
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_steps_and_segments_of_them_are_recomputed_with_the_blocks():
     """Layers, and behind them a recursion over many steps: the carries of all are too much."""
 

@@ -465,7 +465,7 @@ def test_regions_that_are_respected_are_named():
     assert opaque.bytes == 6 * X.nbytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_of_it_with_the_next_remat():
     """JAX's remat of the future writes regions and names in another form."""
     code = """
