@@ -30,6 +30,7 @@ from jrc._jaxpr.cost import live_flops as live_flops
 from jrc._jaxpr.cost import nbytes as nbytes
 from jrc._jaxpr.cost import own_flops as own_flops
 from jrc._jaxpr.cost import stated_cost as stated_cost
+from jrc._jaxpr.cost import sums_in_carries as sums_in_carries
 from jrc._jaxpr.custom_derivatives import are_linear_rules as are_linear_rules
 from jrc._jaxpr.custom_derivatives import tangents_of as tangents_of
 from jrc._jaxpr.dce import LiveEquation as LiveEquation

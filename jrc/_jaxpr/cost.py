@@ -7,11 +7,12 @@ grid. The rule of each primitive is in `primitives`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.dce import LiveEquation, live_equations
 from jrc._jaxpr.equations import branch_outside_kernels, inner_programs, repeats
 from jrc._jaxpr.primitives import facts_of, primitive_name
@@ -56,6 +57,28 @@ def live_cost(program: Sequence[LiveEquation], rule: Rule, in_loops: Rule | None
 def equation_cost(eqn: JaxprEqn, rule: Rule, in_loops: Rule | None = None) -> int:
     """Return the cost of one equation, its inner programs included; see `live_cost`."""
     return _cost(eqn, [live_equations(each) for each in inner_programs(eqn)], rule, in_loops)
+
+
+def sums_in_carries(
+    program: Sequence[LiveEquation], times: int = 1
+) -> Iterator[tuple[JaxprEqn, int]]:
+    """Yield the additions to carries of loops, each with how often it runs.
+
+    Such are the gradients of what all steps read, and of weights over chunks.
+    """
+    for node in program:
+        eqn, count = node.eqn, times * repeats(node.eqn)
+        for each in node.inside:
+            yield from sums_in_carries(each, count)
+        if primitive_name(eqn) != "scan":
+            continue
+        (body,), (constants, carried) = inner_programs(eqn), loop_parts(eqn)
+        given = body.invars[constants : constants + carried]
+        carries = dict(zip(body.outvars[:carried], given, strict=True))
+        for each in (inner.eqn for inner in node.inside[0]):
+            carry = carries.get(each.outvars[0]) if each.outvars else None
+            if primitive_name(each) in ("add", "add_any") and carry in each.invars:
+                yield each, count
 
 
 def own_flops(eqn: JaxprEqn) -> int:

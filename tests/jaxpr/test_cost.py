@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from jrc._jaxpr import equation_flops, flops, inner_programs, nbytes, walk
+from jrc._jaxpr import (
+    equation_flops,
+    flops,
+    inner_programs,
+    live_equations,
+    nbytes,
+    sums_in_carries,
+    walk,
+)
 
 A, B = jnp.ones((8, 16)), jnp.ones((16, 32))
 DOT = 2 * 8 * 16 * 32
@@ -154,3 +162,23 @@ def test_the_zeros_of_a_dilated_input_are_not_counted():
     # The input's gradient is a convolution over a dilated cotangent; the products are the same.
     assert forward == 2 * 8 * 8 * 8 * 3 * 4
     assert forward <= backward <= 1.2 * forward
+
+
+def test_sums_in_carries_are_counted_with_their_steps():
+    """Gradients of what all steps read are summed in carries; a state that changes is no sum."""
+
+    def step(w, state, x):
+        return jnp.tanh(state @ w) + x, jnp.sum(state)
+
+    def loss(w, xs):
+        state, sums = jax.lax.scan(lambda state, x: step(w, state, x), xs[0], xs)
+        return jnp.sum(state) + jnp.sum(sums)
+
+    args = jax.ShapeDtypeStruct((4, 4), "float32"), jax.ShapeDtypeStruct((3, 2, 4), "float32")
+    gradient = jax.make_jaxpr(jax.grad(loss))(*args).jaxpr
+    found = [(eqn.outvars[0].aval.shape, n) for eqn, n in sums_in_carries(live_equations(gradient))]
+    assert found == [((4, 4), 3)]
+    twice = jax.make_jaxpr(lambda ws, xs: jax.lax.map(lambda w: jax.grad(loss)(w, xs), ws))
+    ws = jax.ShapeDtypeStruct((5, 4, 4), "float32")
+    found = [n for _, n in sums_in_carries(live_equations(twice(ws, args[1]).jaxpr))]
+    assert found == [15]

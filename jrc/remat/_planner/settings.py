@@ -90,6 +90,8 @@ class PlannerSettings:
         off_chip_share: Of temporaries that fit into on-chip memory this share is outside all the
             same.
         leaner_chunks: Where none with chunks fits, those for these shares of a budget are tried.
+        leaner_slack: But not where the share of the least that was found is so many times what
+            there is.
         least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.
@@ -151,6 +153,7 @@ class PlannerSettings:
     compiled_in_chunks: int = 2
     off_chip_share: float = 0.1
     leaner_chunks: tuple[float, ...] = (0.7, 0.4, 0.15)
+    leaner_slack: float = 2.0
     chunks_worth: float = 0.03
     least_chunk: int = 2**14
     bytes_by_names: float = 1.1

@@ -58,9 +58,11 @@ def build_cost_graph(
     cotangents = memory_model.cotangent_bytes(program, order, active, compiler)
     for p, size in zip(order, cotangents, strict=True):
         cost = unit.of(eqns[p])
-        size += _beside_derivative(eqns[p], compiler)
+        beside = _beside_derivative(eqns[p], compiler)
         nodes.append(
-            _node(program, p, active, steps, number, made, fused, reads, size, compiler, cost)
+            _node(
+                program, p, active, steps, number, made, fused, reads, size, beside, compiler, cost
+            )
         )
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(nodes, fused)
@@ -131,6 +133,7 @@ def _node(
     fused: Sequence[bool],
     reads: DerivativeReads,
     cotangents: int,
+    beside: int,
     compiler: Compiler,
     cost: int,
 ) -> CostNode:
@@ -150,7 +153,8 @@ def _node(
         active=is_active,
         runs_once=must_run_once(eqn),
         has_effects=has_effects(eqn),
-        momentary_bytes=cotangents if is_active else 0,
+        momentary_bytes=cotangents + beside if is_active else 0,
+        working_bytes=beside if is_active else 0,
         operands=tuple(
             (v, compiler.operand_bytes(program, made[v]))
             for v in dict.fromkeys(needs)

@@ -27,6 +27,8 @@ class CostNode:
         has_effects: Whether it has an effect, so that no region may hold it.
         momentary_bytes: Bytes of cotangents while it is differentiated, or of values without a
             derivative while it runs.
+        working_bytes: How many of them are needed inside, by a function whose own derivative is
+            computed in a loop; what it saves is among them.
         operands: What its derivative reads and XLA would fuse away elsewhere, each with the bytes
             that it then takes.
     """
@@ -41,6 +43,7 @@ class CostNode:
     runs_once: bool = False
     has_effects: bool = False
     momentary_bytes: int = 0
+    working_bytes: int = 0
     operands: tuple[tuple[int, int], ...] = ()
 
 

@@ -21,6 +21,7 @@ from jrc._jaxpr import (
     own_flops,
     primitive_name,
     stated_cost,
+    sums_in_carries,
 )
 from jrc.remat._planner.costs.compilers import Compiler
 from jrc.remat._time.rates import Rates
@@ -119,8 +120,10 @@ class TimeUnit:
         return equation_cost(eqn, self._own, self.in_loop._own)
 
     def total(self, jaxpr: Any) -> int:
-        """Return the picoseconds of a program."""
-        return live_cost(live_equations(jaxpr), self._own, self.in_loop._own)
+        """Return the picoseconds of a program; sums in carries of loops are read and written."""
+        live = live_equations(jaxpr)
+        sums = sum(times * self._of_sum(eqn) for eqn, times in sums_in_carries(live))
+        return live_cost(live, self._own, self.in_loop._own) + sums
 
     def of_written(self, size: float) -> int:
         """Return the time in which so many bytes are written, and a kernel is launched."""
@@ -137,8 +140,12 @@ class TimeUnit:
         return self.of_seconds(2 * size / self.rates.bandwidth)
 
     def of_sums(self, entries: int, size: float) -> int:
-        """Return the time in which two summands are read and a sum is written."""
-        return self.of_seconds(3 * size / self.rates.bandwidth)
+        """Return the time in which two summands are read and a sum is written.
+
+        Where a sum is part of the kernel of a product, that summand is never in memory.
+        """
+        arrays = 2 if self.compiler.continues_products else 3
+        return self.of_seconds(arrays * size / self.rates.bandwidth)
 
     def of_memory(self, size: float) -> int:
         """Return the time in which a program is given memory that is new in each run."""
@@ -151,6 +158,12 @@ class TimeUnit:
     def seconds(self, cost: float) -> float:
         """Return picoseconds as seconds."""
         return cost / _PER_SECOND
+
+    def _of_sum(self, eqn: Any) -> int:
+        """What an addition to a carry takes beside what it takes inside of a pass."""
+        aval = eqn.outvars[0].aval
+        whole = self.of_sums(aval.size, self.compiler.moved_bytes(aval))
+        return max(whole - self.in_loop._own(eqn), 0)
 
     def _own(self, eqn: Any) -> int:
         facts = facts_of(eqn)

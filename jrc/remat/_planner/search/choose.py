@@ -34,6 +34,7 @@ def plan_for(
 
     Regions in chunks are looked for where no other plan fits, or where the cheapest that is
     expected to fit costs time that chunks may save: for recomputation, or for memory that is new.
+    Whether they save it only compiled programs tell.
 
     Args:
         peaks: What is known of the options of a problem.
@@ -53,6 +54,7 @@ def plan_for(
         search.least()
         raise _budget_error(search, peaks, limit)
     found = search.expected_fitting(limit)
+    chunks = chunks and (compilations > 0 or found is None)
     if not (chunks and _is_dear(problem, found)):
         found = search.cheapest_fitting(limit)
     if chunks and _is_dear(problem, found):
@@ -93,12 +95,15 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
     """Return the cheapest option that fits, of those with chunks for ever smaller budgets.
 
     What chunks need is predicted too low at times. Then those for a smaller budget fit. Last come
-    regions that hold what the whole loss holds, and may be cut along another axis.
+    regions that hold what the whole loss holds, and may be cut along another axis. Those for a
+    share of the budget are expected to need no less than that share of the least so far.
     """
-    if search.temporaries_within(limit) <= 0:
-        return None  # arguments and results do not fit
     for may_be_all, share in itertools.product((False, True), SETTINGS.leaner_chunks):
-        temporaries = int(share * search.temporaries_within(limit)) + peaks.problem.on_chip
+        available = search.temporaries_within(limit)
+        least = min(map(search.expected, search.options)) - (limit - available)
+        if share * least > SETTINGS.leaner_slack * available:
+            continue
+        temporaries = int(share * available) + peaks.problem.on_chip
         known = {each.chunks for each in search.options}
         options = options_in_chunks(peaks, Wanted(temporaries, may_be_all=may_be_all))
         new = [each for each in options if each.chunks not in known]

@@ -286,9 +286,16 @@ class Problem:
         """Return the cost of the whole gradient program of an option, as the model has it."""
         memory = self.unit.of_memory(option.peak / self.parts)
         cost = self.cost - self.baseline.cost + option.cost + memory
-        if isinstance(self.unit, TimeUnit) and any(not each.is_whole_loss for each in self.chunks):
-            cost = int(cost * compiler_on(self.platform).regions_in_chunks)
+        if isinstance(self.unit, TimeUnit) and self._recomputes_chunks:
+            cost = int(cost * compiler_on(self.platform).recomputed_chunks)
         return max(1, cost)
+
+    @functools.cached_property
+    def _recomputes_chunks(self) -> bool:
+        """Whether chunks of a region are recomputed: it computes no gradient beside its sum."""
+        nodes = (node for graph in self.graphs.values() for node in graph.nodes)
+        regions = sum(not each.is_whole_loss for each in self.chunks)
+        return regions > sum(node.working_bytes > 0 for node in nodes)
 
     def flops_of(self, option: Option) -> int:
         """Return the FLOPs of the gradient program under an option, as they are predicted."""

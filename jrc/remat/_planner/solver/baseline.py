@@ -15,7 +15,8 @@ def baseline_bytes(
 
     JAX saves all residuals. XLA may recompute what it can fuse into readers; it does not where it
     writes broadcasts out. In loops and branches it keeps what JAX saves. What has no derivative
-    lies in memory for a while.
+    lies in memory for a while, and so does what a function needs that computes its derivative in a
+    loop.
 
     Args:
         graph: The cost graph.
@@ -25,4 +26,9 @@ def baseline_bytes(
     kept = [] if options else solve(graph, saved=kept_by_xla(graph, graph.nodes))
     saved = (residuals + min(kept[-1].peak, residuals)) // 2 if kept else residuals
     passing = (node.momentary_bytes for node in graph.nodes if not node.active)
-    return max(saved, *passing, 0)
+    inside = (
+        saved - min(node.inner_bytes or 0, saved) + node.working_bytes
+        for node in graph.nodes
+        if node.working_bytes
+    )
+    return max(saved, *passing, *inside, 0)

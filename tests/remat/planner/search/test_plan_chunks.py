@@ -13,6 +13,11 @@ import jrc
 from jrc._jaxpr import Program, inline_marked
 from jrc.remat._chunks.regions_within import chunks_within, regions_within
 from jrc.remat._chunks.rewrite import in_chunks
+from jrc.remat._planner.search import choose
+from jrc.remat._planner.search.choose import options_in_chunks
+from jrc.remat._planner.search.chunks import Wanted, problems_in_chunks
+from jrc.remat._planner.search.peaks import Peaks
+from tests.remat.planner.problems import problem_of
 
 DRAW = np.random.default_rng(0)
 
@@ -319,3 +324,88 @@ def test_budgets_between_those_of_few_chunks_are_met(budgets):
         assert plan.verified.peak_bytes <= plan.budget
         peaks.append(plan.verified.peak_bytes)
     assert peaks[0] < peaks[-1]
+
+
+def layers_of_an_mlp(ws, x):
+    for a, b in ws:
+        x = x + jax.nn.gelu(x @ a) @ b
+    return jnp.mean(x**2)
+
+
+def mlp_of_large_weights():
+    """Weights of as many bytes as a sixteenth of the hidden values."""
+    a, b, x = ((64, 256), (256, 64), (2048, 64))
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    return [(shape(a), shape(b))] * 6, shape(x)
+
+
+@functools.cache
+def ways_in_chunks():
+    """The problem of an MLP, and those with all of it as a region in chunks, by their number."""
+    peaks = Peaks(problem_of(layers_of_an_mlp, mlp_of_large_weights(), minimize="time"))
+    found = {}
+    for share in (0.3, 0.03, 0.003):
+        wanted = Wanted(int(share * peaks.problem.baseline.peak), False, may_be_all=True)
+        peaks.in_chunks[wanted] = problems_in_chunks(peaks.problem, wanted)
+        found |= {each.chunks[0].chunks: each for each in peaks.in_chunks[wanted]}
+    return peaks, found
+
+
+@pytest.mark.slow
+def test_predictions_know_what_sums_over_chunks_take():
+    peaks, found = ways_in_chunks()
+    assert len(found) >= 3 and max(found) >= 32 * min(found)
+    whole = peaks.problem
+    ratios = [
+        peaks.compiled(each.baseline).time.value
+        / each.unit.seconds(each.predicted_cost(each.baseline))
+        for each in (whole, *found.values())
+    ]
+    assert max(ratios) < 1.5 * min(ratios)
+
+
+@pytest.mark.slow
+def test_more_chunks_are_predicted_to_need_fewer_bytes():
+    peaks, found = ways_in_chunks()
+    ways = [found[count] for count in sorted(found)]
+    predicted = [peaks.predicted(each.baseline) for each in ways]
+    compiled = [peaks.compiled(each.baseline).peak for each in ways]
+    assert predicted == sorted(predicted, reverse=True) and predicted[0] > 1.2 * predicted[-1]
+    assert compiled == sorted(compiled, reverse=True)
+
+
+@pytest.mark.slow
+def test_what_a_smaller_budget_finds_is_not_refused():
+    """Chunks for a budget were those that it asks for, and not the least there are."""
+    args = mlp_of_large_weights()
+    with pytest.raises(jrc.BudgetError) as info:
+        jrc.plan(layers_of_an_mlp, *args, budget="2.2MiB")
+    least = info.value.least_bytes
+    for factor in (1.02, 1.1, 1.3):
+        plan = jrc.plan(layers_of_an_mlp, *args, budget=int(factor * least))
+        assert plan.verified.peak_bytes <= plan.budget
+
+
+def test_a_hopeless_budget_is_refused_soon(monkeypatch):
+    looked_for = []
+
+    def recorded(peaks, wanted):
+        looked_for.append(wanted)
+        return options_in_chunks(peaks, wanted)
+
+    monkeypatch.setattr(choose, "options_in_chunks", recorded)
+    own = ways_in_chunks()[0].own
+    with pytest.raises(jrc.BudgetError, match="the least peak that was found"):
+        jrc.plan(layers_of_an_mlp, *mlp_of_large_weights(), budget=own + 2**12)
+    assert len(looked_for) == 1
+
+
+def test_without_compilations_what_fits_is_not_cut(monkeypatch):
+    """Which is faster, predictions do not tell."""
+    args = mlp_of_large_weights()
+    monkeypatch.setattr(choose, "options_in_chunks", None)  # would raise
+    half = jrc.plan(layers_of_an_mlp, *args, budget=0.5, verify=False)
+    assert not half.chunks and half.compilations == 0
+    monkeypatch.undo()
+    tight = jrc.plan(layers_of_an_mlp, *args, budget="5MiB", verify=False)
+    assert tight.chunks and tight.predicted.peak_bytes <= tight.budget

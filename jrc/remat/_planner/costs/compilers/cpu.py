@@ -17,7 +17,7 @@ class _Cpu(Compiler):
     time_errors = ErrorSizes(
         0.3, 0.15, 0.15, 0.6, 0.02, 0.97, baseline_is_alike=False, mean=0.3, mean_of_baseline=0.3
     )
-    regions_in_chunks = 1.0
+    recomputed_chunks = 1.0
 
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return the bytes of a fused value that are written for a kernel of its own.
