@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from jrc._jaxpr.atoms import is_variable
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.dce import LiveEquation, live_equations
 from jrc._jaxpr.equations import branch_outside_kernels, inner_programs, repeats
@@ -74,7 +75,8 @@ def sums_in_carries(
             continue
         (body,), (constants, carried) = inner_programs(eqn), loop_parts(eqn)
         given = body.invars[constants : constants + carried]
-        carries = dict(zip(body.outvars[:carried], given, strict=True))
+        pairs = zip(body.outvars[:carried], given, strict=True)
+        carries = {made: carry for made, carry in pairs if is_variable(made)}
         for each in (inner.eqn for inner in node.inside[0]):
             carry = carries.get(each.outvars[0]) if each.outvars else None
             if primitive_name(each) in ("add", "add_any") and carry in each.invars:
