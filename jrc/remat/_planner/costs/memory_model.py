@@ -56,7 +56,11 @@ def values_read_late(nodes: Sequence[CostNode], fused: Sequence[bool]) -> list[b
 def cotangent_bytes(
     program: Program, order: Sequence[int], active: set[Any], compiler: Compiler
 ) -> list[int]:
-    """Return, for each equation in order, the bytes of cotangents while it is differentiated."""
+    """Return, for each equation in order, the bytes of cotangents while it is differentiated.
+
+    Of a value that a later kernel or pass reads too, what a kernel adds to the cotangent is an
+    array of its own: that of a gather is a scatter into zeros.
+    """
     size = compiler.array_bytes
     at = {p: k for k, p in enumerate(order)}
     readers: dict[Any, list[int]] = {}
@@ -64,7 +68,7 @@ def cotangent_bytes(
         for var in program.sources(p):
             readers.setdefault(var, []).append(at[p])
     eqns = [program.eqns[p] for p in order]
-    own = (has_own_kernel(eqn) and not compiler.fuses_derivative(eqn) for eqn in eqns)
+    own = [has_own_kernel(eqn) and not compiler.fuses_derivative(eqn) for eqn in eqns]
     kernels = list(itertools.accumulate(own, initial=0))
     change = [0] * (len(order) + 1)
     for var in active.intersection(program.jaxpr.invars):
@@ -78,7 +82,18 @@ def cotangent_bytes(
             if var in active and reading and kernels[max(reading) + 1] > kernels[min(reading)]:
                 change[at[p]] += size(var.aval)
                 change[max(reading) + 1] -= size(var.aval)
-    return list(itertools.accumulate(change))[:-1]
+
+    def is_there(var: Any, k: int) -> bool:
+        """Whether something of a cotangent was written before equation `k` adds to it."""
+        return any(own[i] or not compiler.fuses_passes for i in readers[var] if i > k)
+
+    added = [
+        sum(size(v.aval) for v in active.intersection(program.sources(p)) if is_there(v, k))
+        if own[k]
+        else 0
+        for k, p in enumerate(order)
+    ]
+    return [a + b for a, b in zip(itertools.accumulate(change[:-1]), added, strict=True)]
 
 
 def passing_bytes(

@@ -1,6 +1,7 @@
 """The baseline: what JAX and XLA keep where nothing is recomputed."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.memory_model import kept_by_xla
@@ -26,9 +27,21 @@ def baseline_bytes(
     kept = [] if options else solve(graph, saved=kept_by_xla(graph, graph.nodes))
     saved = (residuals + min(kept[-1].peak, residuals)) // 2 if kept else residuals
     passing = (node.momentary_bytes for node in graph.nodes if not node.active)
-    inside = (
-        saved - min(node.inner_bytes or 0, saved) + node.working_bytes
+    return max(saved, *passing, *_with_cotangents(graph, saved), 0)
+
+
+def _with_cotangents(graph: CostGraph, saved: int) -> Iterator[int]:
+    """Yield what lies in memory while each equation is differentiated.
+
+    What is saved of later equations is read before; of all that is saved they have the share that
+    they have of what derivatives read.
+    """
+    late = [
+        sum(graph.recomputed_bytes[v] for v in node.makes) + (node.inner_bytes or 0)
         for node in graph.nodes
-        if node.working_bytes
-    )
-    return max(saved, *passing, *inside, 0)
+    ]
+    total = max(sum(late), 1)
+    for node, before in zip(graph.nodes, itertools.accumulate(late), strict=True):
+        if node.active:
+            share = (before - (node.inner_bytes or 0) * bool(node.working_bytes)) / total
+            yield int(saved * share) + node.momentary_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.search.peaks import Peaks
-from tests.remat.planner.problems import lean_of, problem_of
+from tests.remat.planner.problems import compiled_peaks, lean_of, problem_of
 
 
 def array(*shape, dtype=jnp.float32):
@@ -115,3 +115,18 @@ def test_saved_products_stand_behind_a_barrier_on_cpus_alone(platform, without):
     with_all = dataclasses.replace(decision, without_barrier="none")
     with_few = dataclasses.replace(decision, without_barrier="kernels")
     assert barriers(with_few) < barriers(with_all)
+
+
+def test_a_large_vocabulary_is_predicted_as_it_is_compiled():
+    """Beside the exponentials of the logits lies the cotangent that a scatter makes."""
+
+    def loss(params, x, labels):
+        logits = jax.nn.gelu(x @ params[0]) @ params[1]
+        chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+
+    args = (array(64, 64), array(64, 4096)), array(512, 64), array(512, dtype=jnp.int32)
+    problem = problem_of(loss, args)
+    compiled, peaks = compiled_peaks(problem), Peaks(problem)
+    for option in (problem.front[0], problem.baseline):
+        assert peaks.predicted(option) == pytest.approx(compiled(option), rel=0.15)
