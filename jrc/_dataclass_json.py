@@ -37,7 +37,7 @@ def json_text(value: Any, format: str, **more: Any) -> str:
 def from_json_text[T](kind: type[T], text: str, format: str) -> T:
     """Return the dataclass that `json_text` wrote.
 
-    White space and the order of entries do not matter.
+    White space and the order of entries do not matter; how numbers are written does.
 
     Raises:
         ValueError: If the text is something else, of another format, or was changed.
@@ -50,9 +50,9 @@ def from_json_text[T](kind: type[T], text: str, format: str) -> T:
             raise ValueError(f"format {data.get('format')!r:.80}")
         if data.pop("sha256", None) != _sha256(data):
             raise ValueError("a text that was changed after it was written")
-    except (TypeError, RecursionError) as error:
+        return _read(kind, data)
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    return _read(kind, data)
 
 
 def _data_of(value: Any) -> Any:

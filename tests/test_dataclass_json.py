@@ -70,6 +70,12 @@ def test_every_change_is_refused():
             from_json_text(Holder, text, "holder/1")
 
 
+def test_a_text_of_another_class_of_the_same_format_is_refused():
+    text = json_text(CHUNKS, "holder/1")
+    with pytest.raises(ValueError, match="KeyError: 'decision'"):
+        from_json_text(Holder, text, "holder/1")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", None, 3, "[" * 10**5])
 def test_what_is_no_such_text(text):
     with pytest.raises(ValueError):

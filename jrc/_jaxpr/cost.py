@@ -65,7 +65,7 @@ def sums_in_carries(
 ) -> Iterator[tuple[JaxprEqn, int]]:
     """Yield the additions to carries of loops, each with how often it runs.
 
-    Such are the gradients of what all steps read, and of weights over chunks.
+    Such are, above all, sums of gradients: of what all steps read, and of weights over chunks.
     """
     for node in program:
         eqn, count = node.eqn, times * repeats(node.eqn)

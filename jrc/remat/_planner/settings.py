@@ -153,7 +153,7 @@ class PlannerSettings:
     compiled_in_chunks: int = 2
     off_chip_share: float = 0.1
     leaner_chunks: tuple[float, ...] = (0.7, 0.4, 0.15)
-    leaner_slack: float = 2.0
+    leaner_slack: float = 4.0
     chunks_worth: float = 0.03
     least_chunk: int = 2**14
     bytes_by_names: float = 1.1

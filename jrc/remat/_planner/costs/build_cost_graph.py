@@ -61,7 +61,19 @@ def build_cost_graph(
         beside = _beside_derivative(eqns[p], compiler)
         nodes.append(
             _node(
-                program, p, active, steps, number, made, fused, reads, size, beside, compiler, cost
+                program,
+                p,
+                active,
+                steps,
+                number,
+                made,
+                fused,
+                reads,
+                size,
+                beside,
+                results,
+                compiler,
+                cost,
             )
         )
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
@@ -134,6 +146,7 @@ def _node(
     reads: DerivativeReads,
     cotangents: int,
     beside: int,
+    results: Sequence[int],
     compiler: Compiler,
     cost: int,
 ) -> CostNode:
@@ -155,6 +168,7 @@ def _node(
         has_effects=has_effects(eqn),
         momentary_bytes=cotangents + beside if is_active else 0,
         working_bytes=beside if is_active else 0,
+        gradient_bytes=min(inner_bytes or 0, beside, sum(results)) if is_active else 0,
         operands=tuple(
             (v, compiler.operand_bytes(program, made[v]))
             for v in dict.fromkeys(needs)

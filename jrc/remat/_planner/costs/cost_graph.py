@@ -29,6 +29,7 @@ class CostNode:
             derivative while it runs.
         working_bytes: How many of them are needed inside, by a function whose own derivative is
             computed in a loop; what it saves is among them.
+        gradient_bytes: How many of these are gradients, which lie in the memory of results.
         operands: What its derivative reads and XLA would fuse away elsewhere, each with the bytes
             that it then takes.
     """
@@ -44,6 +45,7 @@ class CostNode:
     has_effects: bool = False
     momentary_bytes: int = 0
     working_bytes: int = 0
+    gradient_bytes: int = 0
     operands: tuple[tuple[int, int], ...] = ()
 
 

@@ -96,8 +96,11 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
 
     What chunks need is predicted too low at times. Then those for a smaller budget fit. Last come
     regions that hold what the whole loss holds, and may be cut along another axis. Those for a
-    share of the budget are expected to need no less than that share of the least so far.
+    share of the budget are expected to need no less than that share of the least so far, which is
+    compiled for it.
     """
+    if search.compilations and search.temporaries_within(limit) > 0:
+        search.least(limit, most=1)
     for may_be_all, share in itertools.product((False, True), SETTINGS.leaner_chunks):
         available = search.temporaries_within(limit)
         least = min(map(search.expected, search.options)) - (limit - available)

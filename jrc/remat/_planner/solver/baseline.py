@@ -24,6 +24,7 @@ def baseline_bytes(
         options: By position, the options of constructs in it.
         residuals: Bytes of all that JAX saves.
     """
+    residuals = max(residuals - sum(node.gradient_bytes for node in graph.nodes), 0)
     kept = [] if options else solve(graph, saved=kept_by_xla(graph, graph.nodes))
     saved = (residuals + min(kept[-1].peak, residuals)) // 2 if kept else residuals
     passing = (node.momentary_bytes for node in graph.nodes if not node.active)
@@ -37,11 +38,12 @@ def _with_cotangents(graph: CostGraph, saved: int) -> Iterator[int]:
     they have of what derivatives read.
     """
     late = [
-        sum(graph.recomputed_bytes[v] for v in node.makes) + (node.inner_bytes or 0)
+        sum(graph.recomputed_bytes[v] for v in node.makes)
+        + (0 if node.working_bytes else node.inner_bytes or 0)
         for node in graph.nodes
     ]
     total = max(sum(late), 1)
     for node, before in zip(graph.nodes, itertools.accumulate(late), strict=True):
         if node.active:
-            share = (before - (node.inner_bytes or 0) * bool(node.working_bytes)) / total
-            yield int(saved * share) + node.momentary_bytes
+            beside = node.working_bytes - node.gradient_bytes or node.momentary_bytes
+            yield int(saved * before / total) + beside

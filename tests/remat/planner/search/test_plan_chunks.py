@@ -409,3 +409,12 @@ def test_without_compilations_what_fits_is_not_cut(monkeypatch):
     monkeypatch.undo()
     tight = jrc.plan(layers_of_an_mlp, *args, budget="5MiB", verify=False)
     assert tight.chunks and tight.predicted.peak_bytes <= tight.budget
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", [1.02, 1.3, 1.4, 1.45, 1.6])
+def test_a_budget_just_above_arguments_is_met_in_many_chunks(over):
+    args = normal(32, 2048), normal(1024, 32), jnp.arange(1024) % 2048
+    own = 2 * args[0].nbytes + args[1].nbytes + args[2].nbytes
+    plan = jrc.plan(head, *args, budget=int(over * own) + 2**14)
+    assert plan.verified.peak_bytes <= plan.budget
