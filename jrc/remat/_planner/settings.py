@@ -90,8 +90,8 @@ class PlannerSettings:
         off_chip_share: Of temporaries that fit into on-chip memory this share is outside all the
             same.
         leaner_chunks: Where none with chunks fits, those for these shares of a budget are tried.
-        leaner_slack: But not where the share of the least that was found is so many times what
-            there is.
+        leaner_slack: A share is left out where that share of the temporaries of the leanest
+            candidate is more than this many times what there is for temporaries.
         least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.

@@ -57,25 +57,8 @@ def build_cost_graph(
     nodes = [carries] if carried else []
     cotangents = memory_model.cotangent_bytes(program, order, active, compiler)
     for p, size in zip(order, cotangents, strict=True):
-        cost = unit.of(eqns[p])
-        beside = _beside_derivative(eqns[p], compiler)
-        nodes.append(
-            _node(
-                program,
-                p,
-                active,
-                steps,
-                number,
-                made,
-                fused,
-                reads,
-                size,
-                beside,
-                results,
-                compiler,
-                cost,
-            )
-        )
+        given = (number, made, fused, reads, size, results, compiler, unit)
+        nodes.append(_node(program, p, active, steps, *given))
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(nodes, fused)
     read_late = {v for v, is_late in zip(made, late, strict=True) if is_late}
@@ -145,10 +128,9 @@ def _node(
     fused: Sequence[bool],
     reads: DerivativeReads,
     cotangents: int,
-    beside: int,
     results: Sequence[int],
     compiler: Compiler,
-    cost: int,
+    unit: CostUnit,
 ) -> CostNode:
     eqn = program.eqns[p]
     is_active = not active.isdisjoint(eqn.outvars)
@@ -156,19 +138,20 @@ def _node(
     sources = filter(is_variable, map(program.source, needed))
     needs = [number[v] for v in sources if v in number]
     own_kernel = memory_model.has_own_kernel(eqn)
+    working = _beside_derivative(eqn, compiler) if is_active else 0
     return CostNode(
         position=steps[p],
         reads=tuple(number[v] for v in program.sources(p) if v in number),
         makes=tuple(number[v] for v in eqn.outvars),
         derivative_reads=frozenset(needs),
-        cost=cost,
+        cost=unit.of(eqn),
         inner_bytes=inner_bytes,
         active=is_active,
         runs_once=must_run_once(eqn),
         has_effects=has_effects(eqn),
-        momentary_bytes=cotangents + beside if is_active else 0,
-        working_bytes=beside if is_active else 0,
-        gradient_bytes=min(inner_bytes or 0, beside, sum(results)) if is_active else 0,
+        momentary_bytes=cotangents + working if is_active else 0,
+        working_bytes=working,
+        gradient_bytes=min(inner_bytes or 0, working, sum(results)),
         operands=tuple(
             (v, compiler.operand_bytes(program, made[v]))
             for v in dict.fromkeys(needs)

@@ -35,7 +35,8 @@ def _with_cotangents(graph: CostGraph, saved: int) -> Iterator[int]:
     """Yield what lies in memory while each equation is differentiated.
 
     What is saved of later equations is read before; of all that is saved they have the share that
-    they have of what derivatives read.
+    they have of what derivatives read. Beside it are cotangents, or what a function needs that
+    computes its derivative in a loop, but for the gradients that become results.
     """
     late = [
         sum(graph.recomputed_bytes[v] for v in node.makes)
@@ -45,5 +46,6 @@ def _with_cotangents(graph: CostGraph, saved: int) -> Iterator[int]:
     total = max(sum(late), 1)
     for node, before in zip(graph.nodes, itertools.accumulate(late), strict=True):
         if node.active:
-            beside = node.working_bytes - node.gradient_bytes or node.momentary_bytes
+            inside = node.working_bytes - node.gradient_bytes
+            beside = inside if node.working_bytes else node.momentary_bytes
             yield int(saved * before / total) + beside
