@@ -1,12 +1,11 @@
 """Recomputation that fits a memory budget, and deep gradient compression, for JAX."""
 
-from importlib.metadata import version as _version
-
 from jrc import compat as compat
 from jrc import models as models
 from jrc._targets import Target as Target
 from jrc._targets import target as target
 from jrc._targets import targets as targets
+from jrc._version import __version__ as __version__
 from jrc.advice import CommunicationAdvice as CommunicationAdvice
 from jrc.advice import DGCAdvice as DGCAdvice
 from jrc.advice import ExchangeCost as ExchangeCost
@@ -60,5 +59,3 @@ from jrc.train import flush as flush
 from jrc.train import init_state as init_state
 from jrc.train import make_train_step as make_train_step
 from jrc.train import reshard as reshard
-
-__version__ = _version("jrc")

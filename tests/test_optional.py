@@ -1,5 +1,7 @@
 """Packages that only some functions need."""
 
+import importlib.metadata
+import pathlib
 import subprocess
 import sys
 
@@ -40,3 +42,24 @@ def test_a_package_that_is_missing_is_named_with_the_extra(
     match = rf"^jrc\.\w+: {extra} must be installed\. {way_out}"
     with pytest.raises(ModuleNotFoundError, match=match):
         call(tmp_path)
+
+
+def test_a_checkout_that_is_not_installed_has_its_version():
+    # As on a machine that has JAX and cannot install anything.
+    code = """
+import importlib.metadata
+version = importlib.metadata.version
+def missing(name):
+    if name == "jrc":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+importlib.metadata.version = missing
+import jrc
+from jrc.remat._planner.plan import plan
+print(jrc.__version__)
+"""
+    root = pathlib.Path(jrc.__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == jrc.__version__ == importlib.metadata.version("jrc")

@@ -17,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 
 import jrc
 from benchmarks._private import in_turns, memory_of, program_figures
-from benchmarks.device._rows import Row, serve
+from benchmarks.device._rows import Row, Settings, serve
 
 HOST, DEVICE = "pinned_host", "device"
 COPY, LAYERS = "copy", "layers of "
@@ -29,8 +29,9 @@ COPIED, TOY_COPIED = 2**30, 2**20
 ROUNDS, TOY_ROUNDS = 10, 2
 
 
-def measure(name: str, toy: bool) -> Iterator[Row]:
+def measure(name: str, settings: Settings) -> Iterator[Row]:
     """Yield the bytes a second of copies, or seconds of a chain of layers in both ways."""
+    toy = settings.toy
     yield copied(toy) if name == COPY else chain(int(name.removeprefix(LAYERS)), toy)
 
 

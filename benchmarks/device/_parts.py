@@ -4,13 +4,23 @@ import contextlib
 import dataclasses
 import functools
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks._lib import child
 from benchmarks._lib.report import Report
-from benchmarks.device import _offload, _programs, _selection, _sizes, _speed
+from benchmarks.device import (
+    _measured,
+    _offload,
+    _programs,
+    _selection,
+    _sizes,
+    _speed,
+    _torch,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +33,7 @@ class Part:
         toy_names: Its rows with `--toy`.
         share: Its share of the time.
         is_fresh: Whether each row is a process of its own.
+        at_once: Processes at the same time, of a part with `is_fresh`.
         env: Environment variables of the process; `XLA_FLAGS` are added to those that are set.
     """
 
@@ -31,6 +42,7 @@ class Part:
     toy_names: tuple[str, ...]
     share: float
     is_fresh: bool = False
+    at_once: int = 1
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def rows(self, toy: bool) -> tuple[str, ...]:
@@ -46,17 +58,25 @@ class Part:
 _MODULE = "device.{}".format
 PARTS: Mapping[str, Part] = {
     "peaks": Part(
-        _MODULE("_peaks"), _programs.NAMES, _programs.TOY_NAMES, 120, is_fresh=True,
-        env={"XLA_FLAGS": "--xla_gpu_autotune_level=0"},
+        _MODULE("_peaks"), _programs.NAMES, _programs.TOY_NAMES, 80, is_fresh=True, at_once=6,
+        env={
+            "XLA_FLAGS": "--xla_gpu_autotune_level=0",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        },
     ),
-    "seconds": Part(_MODULE("_seconds"), _programs.NAMES, _programs.TOY_NAMES[:1], 130),
+    "seconds": Part(_MODULE("_seconds"), _programs.NAMES, _programs.TOY_NAMES[:1], 150),
     "sizes": Part(
-        _MODULE("_sizes"), _sizes.NAMES, _sizes.TOY_NAMES, 150, is_fresh=True,
+        _MODULE("_sizes"), _sizes.NAMES, _sizes.TOY_NAMES, 170, is_fresh=True,
         env={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"},
     ),
     "selection": Part(_MODULE("_selection"), _selection.NAMES, _selection.TOY_NAMES, 35),
     "offload": Part(_MODULE("_offload"), _offload.NAMES, _offload.TOY_NAMES, 35),
     "speed": Part(_MODULE("_speed"), _speed.NAMES, _speed.TOY_NAMES, 60),
+    "torch": Part(
+        _MODULE("_torch"), _torch.NAMES, _torch.TOY_NAMES, 120,
+        env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+    ),
+    "measured": Part(_MODULE("_measured"), _measured.NAMES, _measured.TOY_NAMES, 60),
 }  # fmt: skip
 """The parts by name, the most valuable first. Shares are seconds of a run of nine minutes."""
 
@@ -83,7 +103,7 @@ def run_parts(
     Args:
         names: The parts.
         report: What is measured already, by part; filled.
-        options: `toy`, `platform`, and `seconds`, the time of all parts.
+        options: `toy`, `platform`, `plans`, `kernels`, and `seconds`, the time of all parts.
         save: Called after each row.
         status: Shows what is being measured.
     """
@@ -116,48 +136,76 @@ def run_part(
     process fails before it has named its device, or has another one than the rows that are there,
     the part ends; `stopped` says why.
     """
-    end, rows = time.monotonic() + limit, found["rows"]
     found.pop("stopped", None)
-    while names := missing_rows(part, found, options["toy"]):
-        asked = names[:1] if part.is_fresh else names
-        stopped, error = _asked(part, found, asked, options, end - time.monotonic(), save, status)
-        if stopped:
-            found["stopped"] = stopped
-            return
-        if rest := [name for name in asked if name in missing_rows(part, found, options["toy"])]:
-            rows.setdefault(rest[0], {})["error"] = error
-            rows[rest[0]].pop("partial", None)
-            save()
+    run = _PartRun(part, found, options, time.monotonic() + limit, save, status)
+    with ThreadPoolExecutor(part.at_once) as pool:
+        list(pool.map(run.measured, run.requests()))
 
 
-def _asked(
-    part: Part, found: Report, asked: list[str], options: Mapping[str, Any], left: float,
-    save: Save, status: Status,
-) -> tuple[str | None, str]:  # fmt: skip
-    """Run one process; return why the part ends, and what the process failed with."""
-    if left <= 0:
-        return _LATE, ""
-    status(asked[0])
-    settings = {"rows": asked, "toy": options["toy"], "platform": options["platform"]}
-    error, opened = "it ended without a result", False
-    answers = child.results_of(part.module, settings, part.environment(), left)
-    with contextlib.closing(answers):
-        try:
-            for each in answers:
-                if "about" in each:
-                    opened, about = True, found.setdefault("about", each["about"])
-                    if about["device"] != each["about"]["device"]:
-                        return f"its rows are of {about['device']}", ""
-                    continue
-                _merge(found["rows"].setdefault(each["row"], {}), each)
-                save()
-        except TimeoutError:
-            rest = missing_rows(part, found, options["toy"])
-            found["late"] = [*found.get("late", ()), *rest[:1]]
+@dataclasses.dataclass(frozen=True)
+class _PartRun:
+    """A part while it runs; several rows of it may be measured at the same time."""
+
+    part: Part
+    found: Report
+    options: Mapping[str, Any]
+    end: float
+    save: Save
+    status: Status
+    lock: Any = dataclasses.field(default_factory=threading.RLock)
+
+    def missing(self, among: Sequence[str] | None = None) -> list[str]:
+        """Return the rows that are missing, of some or of all."""
+        names = missing_rows(self.part, self.found, self.options["toy"])
+        return [name for name in names if among is None or name in among]
+
+    def requests(self) -> list[list[str]]:
+        """Return the rows that a process is asked for, process by process."""
+        missing = self.missing()
+        return [[name] for name in missing] if self.part.is_fresh else [missing]
+
+    def measured(self, asked: list[str]) -> None:
+        """Measure rows in a process, and what its end leaves of them in another."""
+        while (names := self.missing(asked)) and "stopped" not in self.found:
+            stopped, error = self._asked(names)
+            with self.lock:
+                if stopped:
+                    self.found["stopped"] = stopped
+                elif rest := self.missing(names):
+                    row = self.found["rows"].setdefault(rest[0], {})
+                    row["error"] = error
+                    row.pop("partial", None)
+                    self.save()
+
+    def _asked(self, asked: list[str]) -> tuple[str | None, str]:
+        """Run one process; return why the part ends, and what the process failed with."""
+        left = self.end - time.monotonic()
+        if left <= 0:
             return _LATE, ""
-        except RuntimeError as failed:
-            error = str(failed).strip().splitlines()[-1][:500]
-    return (None if opened else error), error
+        self.status(asked[0])
+        passed = ("toy", "platform", "plans", "kernels")
+        settings = {"rows": asked} | {name: self.options[name] for name in passed}
+        error, opened = "it ended without a result", False
+        answers = child.results_of(self.part.module, settings, self.part.environment(), left)
+        with contextlib.closing(answers):
+            try:
+                for each in answers:
+                    with self.lock:
+                        if "about" in each:
+                            opened, about = True, self.found.setdefault("about", each["about"])
+                            if about["device"] != each["about"]["device"]:
+                                return f"its rows are of {about['device']}", ""
+                            continue
+                        _merge(self.found["rows"].setdefault(each["row"], {}), each)
+                        self.save()
+            except TimeoutError:
+                with self.lock:
+                    rest = self.missing(asked)
+                    self.found["late"] = [*self.found.get("late", ()), *rest[:1]]
+                return _LATE, ""
+            except RuntimeError as failed:
+                error = str(failed).strip().splitlines()[-1][:500]
+        return (None if opened else error), error
 
 
 def _merge(row: dict[str, Any], answer: Mapping[str, Any]) -> None:

@@ -15,13 +15,13 @@ import jax
 import jrc
 from benchmarks._private import abstract_on, chip_of_device, compiled_with_memory, memory_of
 from benchmarks.device._programs import make
-from benchmarks.device._rows import NO_STATS, Row, serve
+from benchmarks.device._rows import NO_STATS, Row, Settings, serve
 from tests.zoo.program import gradient
 
 
-def measure(name: str, toy: bool) -> Iterator[Row]:
+def measure(name: str, settings: Settings) -> Iterator[Row]:
     """Yield both peaks of a program, and then that of the compile-only target of this device."""
-    program, device = make(name, toy), jax.local_devices()[0]
+    program, device = make(name, settings.toy), jax.local_devices()[0]
     run, arrays = gradient(program, program.loss)
     compiled = jax.jit(run).lower(*arrays).compile()
     memory = memory_of(compiled)

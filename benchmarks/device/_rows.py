@@ -1,5 +1,6 @@
 """The child's side of a part: the device and the versions first, then a row after the other."""
 
+import dataclasses
 import datetime
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,19 +16,38 @@ Row = dict[str, Any]
 NO_STATS = "memory_stats() is None"
 
 
-def serve(measure: Callable[[str, bool], Iterator[Row]]) -> None:
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How rows are measured.
+
+    Attributes:
+        toy: Whether they are tiny.
+        plans: The folder of plans that are made already.
+        kernels: The folder for the text of each program and the seconds of its kernels.
+        only_compile: Whether programs are compiled into JAX's compilation cache, and not run.
+    """
+
+    toy: bool = False
+    plans: str | None = None
+    kernels: str | None = None
+    only_compile: bool = False
+
+
+def serve(measure: Callable[[str, Settings], Iterator[Row]]) -> None:
     """Answer what a part asks for: `about` once, and each row as `measure` yields its figures.
 
     Args:
-        measure: Called with a row's name and `toy`; what it yields is merged into the row. An
-            error ends the row, and not the process. Behind the last stands `done`.
+        measure: Called with a row's name and the settings; what it yields is merged into the row.
+            An error ends the row, and not the process. Behind the last stands `done`.
     """
-    settings = child.settings()
-    platform.use(settings["platform"])
+    asked = child.settings()
+    rows, use = asked.pop("rows"), asked.pop("platform")
+    settings = Settings(**asked)
+    platform.use(use)
     child.answer({"about": about()})
-    for name in settings["rows"]:
+    for name in rows:
         try:
-            for found in measure(name, settings["toy"]):
+            for found in measure(name, settings):
                 child.answer({"row": name, "found": found})
         except Exception as error:  # noqa: BLE001
             child.answer({"row": name, "found": {"error": text_of(error)}})

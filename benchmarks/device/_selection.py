@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from benchmarks._lib.timing import quartiles
 from benchmarks._private import in_turns
-from benchmarks.device._rows import Row, serve
+from benchmarks.device._rows import Row, Settings, serve
 from benchmarks.dgc._selectors import SELECTORS, choosers
 
 PASS = "one pass"
@@ -18,7 +18,7 @@ TOY_NAMES = tuple(f"{TOY_SIZE} {way}" for way in (PASS, *SELECTORS))
 ROUNDS, TOY_ROUNDS = 20, 2
 
 
-def measure(name: str, toy: bool) -> Iterator[Row]:
+def measure(name: str, settings: Settings) -> Iterator[Row]:
     """Yield quartiles of the seconds of a selection of 1/1000 of a leaf of normal numbers."""
     size, way = name.split(maxsplit=1)
     entries = {**SIZES, TOY_SIZE: 2**16}[size]
@@ -27,7 +27,7 @@ def measure(name: str, toy: bool) -> Iterator[Row]:
         run = jax.jit(lambda leaves: [jnp.max(jnp.abs(leaf)) for leaf in leaves])
     else:
         run = choosers([entries])[way]
-    seconds = in_turns({way: lambda: run([leaf])}, TOY_ROUNDS if toy else ROUNDS)[way]
+    seconds = in_turns({way: lambda: run([leaf])}, TOY_ROUNDS if settings.toy else ROUNDS)[way]
     yield {"entries": entries, "seconds": quartiles(seconds)}
 
 

@@ -21,13 +21,15 @@ from jax.sharding import AxisType, Mesh
 
 import jrc
 from benchmarks._private import chip_of_device, memory_of
-from benchmarks.device._rows import NO_STATS, Row, is_out_of_memory, serve
+from benchmarks.device._plans import Plans, plans_of
+from benchmarks.device._rows import NO_STATS, Row, Settings, is_out_of_memory, serve
 from benchmarks.targets._models import AXIS, MODELS
 
+PART = "sizes"
 STEPS = 3
 WHOLE = 0.9
 _TOKENS = 1024
-MORE = "one batch more"
+MORE, PLAN = "one batch more", "plan"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +70,10 @@ CASES = {
     "GPT-2 124M, batch 32, nothing recomputed": Case("gpt2_124m", 32, planned=False, more=8),
     "GPT-2 124M, batch 1,024": Case("gpt2_124m", 1024, more=8),
     "Llama 1B, batch 64": Case("llama_1b", 64),
-    "Llama 1B, 65,536 tokens": Case("llama_1b", 1, 65_536),
+    "Llama 1B, 32,768 tokens": Case("llama_1b", 1, 32_768),
     "Llama 1B, batch 256": Case("llama_1b", 256),
     "GPT-2 124M, batch 2,000": Case("gpt2_124m", 2000, more=8),
-    "Llama 1B, 131,072 tokens": Case("llama_1b", 1, 131_072),
+    "Llama 1B, 65,536 tokens": Case("llama_1b", 1, 65_536),
     "Llama 1B, 524,288 tokens": Case("llama_1b", 1, 524_288),
 }
 TOY_CASES = {
@@ -81,23 +83,32 @@ TOY_CASES = {
 NAMES, TOY_NAMES = tuple(CASES), tuple(TOY_CASES)
 
 
-def measure(name: str, toy: bool) -> Iterator[Row]:
+def measure(name: str, settings: Settings) -> Iterator[Row]:
     """Yield what a case's program states and needs in three steps, and whether less is enough."""
-    case, device = {**CASES, **TOY_CASES}[name], jax.local_devices()[0]
-    mesh = Mesh(np.asarray([device]), (AXIS,), axis_types=(AxisType.Auto,))
+    case, device, toy = {**CASES, **TOY_CASES}[name], jax.local_devices()[0], settings.toy
+    mesh = mesh_of(device)
     tx = optax.adamw(1e-4)
     with jax.set_mesh(mesh):
         shapes = case.shapes(mesh, toy)
         state = jax.eval_shape(tx.init, shapes[0])
         began = time.perf_counter()
-        fn, about = program_of(case, shapes, state, toy, device)
+        fn, about = MODELS[case.model](toy).loss, {"flops": 1.0}
+        if case.planned:
+            make = lambda: planned(case, mesh, toy, memory_for(device))  # noqa: E731
+            plans, failed = plans_of(settings.plans, PART, name, make)
+            if failed:
+                raise ValueError(failed[PLAN])
+            fn, about = plans[PLAN].apply(fn), about_plan(plans[PLAN])
         gradient = jax.jit(jax.value_and_grad(fn)).lower(*shapes).compile()
+        drawn, init, update = made(shapes), *optimizer(tx, shapes[0], state)
         memory = memory_of(gradient)
         found = about | {"stated": memory.peak, "planning": time.perf_counter() - began}
         yield found
-        params, tokens = made(shapes)
+        if settings.only_compile:
+            return
+        params, tokens = jax.block_until_ready(drawn())
         before = stats_of(device)
-        params, found = steps(gradient, tx, params, tokens)
+        params, found = steps(gradient, init, update, params, tokens)
         yield found
         if not before:
             yield {"measured": None, "why": NO_STATS}
@@ -117,22 +128,35 @@ def measure(name: str, toy: bool) -> Iterator[Row]:
         if not case.planned:
             shapes = case.shapes(mesh, toy, case.batch + case.more)
             bigger = jax.jit(jax.value_and_grad(fn)).lower(*shapes).compile()
-            more = made(shapes[1:])[0]
+            more = made(shapes[1:])()[0]
             run = functools.partial(bigger, params, more)
             yield {MORE: fits(run, need + share // 2, device)}
 
 
-def program_of(
-    case: Case, shapes: Any, state: Any, toy: bool, device: Any
-) -> tuple[Callable[..., Any], Row]:
-    """Return the loss, with a plan where the case has one, and what the plan says."""
-    loss = MODELS[case.model](toy).loss
-    if not case.planned:
-        return loss, {"flops": 1.0}
-    options = {"budget": memory_for(device), "reserve": state} if not toy else {"budget": 0.5}
-    plan = jrc.plan(loss, *shapes, **options)
+def mesh_of(device: Any) -> Mesh:
+    """Return the mesh of one device that the models of `benchmarks.targets` are written for."""
+    return Mesh(np.asarray([device]), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def planned(
+    case: Case, mesh: Mesh, toy: bool, memory: int, target: jrc.Target | None = None
+) -> Plans:
+    """Return the plan of a case within a memory less AdamW's moments, or its error."""
+    # Nothing runs on the devices of a target, not even what makes a key.
+    loss, shapes = MODELS[case.model](toy).loss, case.shapes(mesh, toy)
+    state = jax.eval_shape(optax.adamw(1e-4).init, shapes[0])
+    options = {"budget": 0.5} if toy else {"budget": memory, "reserve": state}
+    try:
+        with jax.set_mesh(mesh):
+            return {PLAN: jrc.plan(loss, *shapes, target=target, **options)}
+    except jrc.BudgetError as error:
+        return {PLAN: error}
+
+
+def about_plan(plan: jrc.Plan) -> Row:
+    """Return what a plan says."""
     cost = plan.verified or plan.predicted
-    return plan.apply(loss), {
+    return {
         "budget": plan.budget,
         "flops": cost.flops_ratio,
         "stated_seconds": cost.seconds,
@@ -157,29 +181,42 @@ def memory_for(device: Any) -> int:
 
 
 def made(shapes: Any) -> Any:
-    """Return random arrays for shapes, drawn on the device; every token number is below 256."""
+    """Return what draws random arrays for shapes on the device; token numbers are below 256."""
+
+    def draw() -> Any:
+        leaves, treedef = jax.tree.flatten(shapes)
+        return treedef.unflatten(map(of, range(len(leaves)), leaves))
 
     def of(i: int, x: Any) -> Any:
         key = jax.random.key(i)
         if jnp.issubdtype(x.dtype, jnp.floating):
-            draw = lambda: 0.02 * jax.random.normal(key, x.shape, x.dtype)  # noqa: E731
-        else:
-            draw = lambda: jax.random.randint(key, x.shape, 0, 256, x.dtype)  # noqa: E731
-        return jax.block_until_ready(jax.jit(draw, out_shardings=x.sharding)())
+            return 0.02 * jax.random.normal(key, x.shape, x.dtype)
+        return jax.random.randint(key, x.shape, 0, 256, x.dtype)
 
-    leaves, treedef = jax.tree.flatten(shapes)
-    return treedef.unflatten(map(of, range(len(leaves)), leaves))
+    shardings = jax.tree.map(lambda x: x.sharding, shapes)
+    return jax.jit(draw, out_shardings=shardings).lower().compile()
 
 
-def steps(gradient: Any, tx: Any, params: Any, tokens: Any) -> tuple[Any, Row]:
-    """Return the parameters after three steps, and the seconds and the loss of each."""
+def optimizer(tx: Any, params: Any, state: Any) -> tuple[Any, Any]:
+    """Return the compiled start of an optimizer, and its compiled update."""
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params: Any, state: Any, gradients: Any) -> Any:
         updates, state = tx.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
-    state, seconds, losses = jax.jit(tx.init)(params), [], []
+    init = jax.jit(tx.init).lower(params).compile()
+    placed = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        state,
+        init.output_shardings,
+    )
+    return init, update.lower(params, placed, params).compile()
+
+
+def steps(gradient: Any, init: Any, update: Any, params: Any, tokens: Any) -> tuple[Any, Row]:
+    """Return the parameters after three steps, and the seconds and the loss of each."""
+    state, seconds, losses = init(params), [], []
     for _ in range(STEPS):
         began = time.perf_counter()
         value, gradients = gradient(params, tokens)

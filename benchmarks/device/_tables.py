@@ -7,8 +7,8 @@ from typing import Any
 from benchmarks._lib.table import Row, Table
 from benchmarks._lib.timing import quartiles
 from benchmarks._private import memory_text, seconds_text
-from benchmarks.device import _offload, _sizes
-from benchmarks.device._seconds import BASELINE, FASTEST, MEASURED, plan_name
+from benchmarks.device import _measured, _offload, _sizes
+from benchmarks.device._seconds import BASELINE, BY_HAND
 from benchmarks.memory.seconds import rank_correlation
 
 Rows = Mapping[str, Any]
@@ -69,18 +69,23 @@ def seconds(rows: Rows) -> list[Table]:
 
     def cells(row: Any) -> Row:
         programs, rank = row["programs"], ranked(row["programs"])
-        chosen, fastest = (programs.get(name, {}) for name in (plan_name(MEASURED), FASTEST))
-        gain = fastest.get("seconds") and chosen.get("seconds") / fastest["seconds"]
-        errors = stated_errors(programs)
+        hand, errors, baseline = programs.get(BY_HAND), stated_errors(programs), programs[BASELINE]
+        fastest = min(plan_seconds(programs), default=None)
         return (
             str(len(programs)),
-            seconds_text(programs[BASELINE]["seconds"]),
+            f"{memory_text(baseline['peak'])}, {seconds_text(baseline['seconds'])}",
+            f"{memory_text(hand['peak'])}, {hand['seconds'] / baseline['seconds']:.3f} x"
+            if hand
+            else "-",
+            f"{fastest / baseline['seconds']:.3f} x" if hand and fastest else "-",
             "-" if rank is None else f"{rank:.2f}",
             f"{100 * statistics.median(errors):.0f} %" if errors else "-",
-            f"{gain:.3f} x" if gain else "-",
         )
 
-    heads = ("", "programs", "baseline", "rank", "median error", "stated over measured choice")
+    heads = (
+        "", "programs", "baseline", "every block recomputed", "fastest plan in as many bytes",
+        "rank", "median error",
+    )  # fmt: skip
     title = "Seconds of plans, stated and measured; rank: Spearman's"
     found = [row["programs"] for row in rows.values() if "programs" in row]
     ranks = [rank for rank in map(ranked, found) if rank is not None]
@@ -91,6 +96,13 @@ def seconds(rows: Rows) -> list[Table]:
         heads = ("", "median rank", "median error")
         tables.append(Table("All programs", heads, [(f"{len(ranks)} programs", *cells_)]))
     return tables
+
+
+def plan_seconds(programs: Rows) -> list[float]:
+    """Return the seconds of the plans that need at most the bytes of every block recomputed."""
+    most = programs[BY_HAND]["peak"] if BY_HAND in programs else 0
+    plans = (each for name, each in programs.items() if name not in (BASELINE, BY_HAND))
+    return [each["seconds"] for each in plans if each["peak"] <= most]
 
 
 def ranked(programs: Rows) -> float | None:
@@ -227,6 +239,44 @@ def _rate(tokens: int, seconds: Sequence[float] | None) -> str:
     return f"{tokens / quartiles(seconds)[1]:,.0f}" if seconds else "-"
 
 
+def torch(rows: Rows) -> list[Table]:
+    """Return bytes and seconds of each way of PyTorch and of JAX, a table for each program."""
+    heads = ("", "bytes besides arguments", "pass", "loss", "norm of the gradient")
+    tables = []
+    for name, row in rows.items():
+        cells = [
+            (
+                way,
+                memory_text(each["resident"]),
+                seconds_text(each["seconds"]),
+                f"{each['loss']:.3f}",
+                f"{each['gradient_norm']:.3f}",
+            )
+            for way, each in row.get("ways", {}).items()
+        ]
+        errors = [row["error"]] if "error" in row else row["failed"].items()
+        note = "\n\n".join(map(str, errors))
+        tables.append(Table(f"PyTorch and JAX, {name}", heads, cells, note))
+    return tables
+
+
+def measured(rows: Rows) -> list[Table]:
+    """Return seconds of the plan that was chosen by measuring, and of that by stated seconds."""
+
+    def cells(row: Any) -> Row:
+        programs = row["programs"]
+        seconds_of = {name: each["seconds"] for name, each in programs.items()}
+        ratios = (
+            f"{seconds_of[name] / seconds_of[BASELINE]:.3f} x"
+            for name in (_measured.STATED, _measured.MEASURED)
+        )
+        return seconds_text(seconds_of[BASELINE]), *ratios, str(row["compilations"])
+
+    heads = ("", "baseline", _measured.STATED, _measured.MEASURED, "compilations of the latter")
+    title = "Plans within half of the baseline's temporaries"
+    return [_table(title, heads, rows, cells, "programs")]
+
+
 TABLES: Mapping[str, Callable[[Rows], list[Table]]] = {
     "peaks": peaks,
     "seconds": seconds,
@@ -234,5 +284,7 @@ TABLES: Mapping[str, Callable[[Rows], list[Table]]] = {
     "selection": selection,
     "offload": offload,
     "speed": speed,
+    "torch": torch,
+    "measured": measured,
 }
 """The tables of a part's rows; the first is that of the rows themselves."""

@@ -8,13 +8,15 @@ The parts, each with a JSON file in the folder, the most valuable first:
 
 - `peaks`: the peak of ten gradient programs, as the device's compiler and the compile-only target
   of the same chip state it, and as the device's allocator saw it.
-- `seconds`: seconds of ten programs, each with up to five plans: stated and measured, and the
-  plan that was chosen by measuring.
+- `seconds`: seconds of ten programs, stated and measured: nothing recomputed, every block by hand,
+  and four plans.
 - `sizes`: large batches and long sequences of GPT-2 and Llama run for three steps, in as little
   memory as was stated, and in too little.
 - `selection`: seconds of one selection of DGC, by each selector.
 - `offload`: bytes a second to the host's memory and back, and the share of copies that is hidden.
 - `speed`: tokens a second of GPT-2 by ways that users write, and of the plan in as many bytes.
+- `torch`: seconds and bytes of GPT-2's gradient in PyTorch and in JAX, where PyTorch is installed.
+- `measured`: seconds of the plan that was chosen by measuring, and of that by stated seconds.
 
 Each row is written when it is measured, and rows that the folder has are not measured again: the
 same command continues. A row that fails has its error. A part that does not end in its share of
@@ -69,6 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--only", type=names_of(PARTS), default=list(PARTS), help="parts (default: all)")
     add("--seconds", type=at_least(1), default=SECONDS, help=f"of all parts; default: {SECONDS}")
+    add("--plans", help="folder of benchmarks.device.plans (default: plans are made here)")
+    add("--kernels", help="folder for programs' texts and seconds of kernels (default: none)")
     add("--show", action="store_true", help="print the tables of the folder, measure nothing")
 
 

@@ -94,6 +94,7 @@ def speed(
     policies: Sequence[str],
     laps: tuple[int, int],
     status: Status,
+    plan_within: Callable[[int], jrc.Plan | None] | None = None,
 ) -> dict[str, Any]:
     """Time every policy that fits, beside the plan within its peak and the baseline.
 
@@ -104,12 +105,14 @@ def speed(
         policies: Names of `POLICIES`.
         laps: Rounds to warm up, and rounds that count.
         status: Shows what is being done.
+        plan_within: Returns the plan within a peak, `None` where none fits; by default it is made.
 
     Returns:
         For each policy its peak, FLOPs and seconds, and those of the plan.
     """
     shapes = model.args(batch, model.config.length)
     args, plain = drawn(shapes), Compiled.of(model.loss, shapes)
+    plan_within = plan_within or functools.partial(_plan_within, model, shapes)
     rows: dict[str, Any] = {}
     for name in policies:
         status(f"{name}: compiling")
@@ -117,7 +120,9 @@ def speed(
         rows[name] = theirs.cost(plain)
         if theirs.peak > memory:
             continue
-        steps = {"theirs": theirs} | _planned(model, shapes, theirs.peak)
+        steps = {"theirs": theirs}
+        if plan := plan_within(theirs.peak):
+            steps["plan"] = Compiled.of(plan.apply(model.loss), shapes)
         if plain.peak <= memory:
             steps["plain"] = plain
         status(f"{name}: running")
@@ -128,13 +133,12 @@ def speed(
     return {"batch": batch, "length": model.config.length, "laps": laps, "rows": rows}
 
 
-def _planned(model: Model, shapes: Any, budget: int) -> dict[str, "Compiled"]:
+def _plan_within(model: Model, shapes: Any, budget: int) -> jrc.Plan | None:
     """Return the plan within a peak, or nothing where no plan fits."""
     try:
-        plan = jrc.plan(model.loss, *shapes, budget=budget)
+        return jrc.plan(model.loss, *shapes, budget=budget)
     except jrc.BudgetError:
-        return {}
-    return {"plan": Compiled.of(plan.apply(model.loss), shapes)}
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

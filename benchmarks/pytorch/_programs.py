@@ -53,12 +53,16 @@ class Program:
 
     def written(self, folder: pathlib.Path) -> pathlib.Path:
         """Write parameters and inputs into a file for PyTorch, as `_torch.Arguments` reads it."""
-        given = {"params": self.args[0], "inputs": self.inputs}
-        leaves = jax.tree_util.tree_leaves_with_path(given)
-        path = folder / "arguments.npz"
-        keys = (jax.tree_util.keystr(at, simple=True, separator="/") for at, _ in leaves)
-        np.savez(path, **dict(zip(keys, (leaf for _, leaf in leaves), strict=True)))
-        return path
+        return write_arguments(folder, self.args[0], self.inputs)
+
+
+def write_arguments(folder: pathlib.Path, params: Any, inputs: Any) -> pathlib.Path:
+    """Write parameters and inputs into a file of a folder, as `_torch.Arguments` reads it."""
+    leaves = jax.tree_util.tree_leaves_with_path({"params": params, "inputs": inputs})
+    path = folder / "arguments.npz"
+    keys = (jax.tree_util.keystr(at, simple=True, separator="/") for at, _ in leaves)
+    np.savez(path, **dict(zip(keys, (leaf for _, leaf in leaves), strict=True)))
+    return path
 
 
 def _gpt(toy: bool) -> Program:

@@ -38,14 +38,14 @@ _NOISE = 1e-5
 class Arguments:
     """Parameters and inputs, and the gradients that every way must have."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, device: str = "cpu") -> None:
         tree: dict[str, Any] = {}
         self.leaves: list[Tensor] = []
         others = []
         with np.load(path) as arrays:
             for name in arrays.files:
                 *path_to, last = name.split("/")
-                leaf = torch.from_numpy(arrays[name])
+                leaf = torch.from_numpy(arrays[name]).to(device)
                 if path_to[0] == "params":
                     self.leaves.append(leaf.requires_grad_())
                 else:

@@ -2,9 +2,9 @@
 
 import argparse
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
+from jrc._version import __version__
 from jrc.cli import _commands
 
 _ABOUT = """\
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"jrc {version('jrc')}")
+    parser.add_argument("--version", action="version", version=f"jrc {__version__}")
     names = "explain | plan | largest-batch | targets"
     commands = parser.add_subparsers(dest="command", required=True, metavar=names)
     explain = _command(

@@ -1,20 +1,24 @@
 """The run on an accelerator: time, resumption and errors of parts, the allocator's figures."""
 
+import gzip
 import json
 
 import jax
 import numpy as np
 import pytest
 
+import jrc
 from benchmarks._lib import child
-from benchmarks.device import _offload, _parts, _peaks, _sizes, _tables
+from benchmarks.device import _offload, _parts, _peaks, _plans, _seconds, _sizes, _tables
 from benchmarks.device import all as device_all
+from benchmarks.device._rows import Settings
 from tests.zoo import catalogue
+from tests.zoo.program import Program
 
 ABOUT = {
     "device": "card", "jax": "1", "jaxlib": "1", "jrc": "1", "date": "2026-11-25T00:00:00+00:00",
 }  # fmt: skip
-OPTIONS = {"toy": False, "platform": "cpu", "seconds": 100}
+OPTIONS = {"toy": False, "platform": "cpu", "seconds": 100, "plans": None, "kernels": None}
 
 
 def part(*names, **fields):
@@ -76,6 +80,18 @@ def test_fresh_rows_are_processes_of_their_own(children):
     asked = children(lambda name: None)
     run(part("a", "b", is_fresh=True), {"rows": {}})
     assert [rows for rows, _ in asked] == [["a"], ["b"]]
+
+
+def test_rows_of_several_processes_at_once_are_all_there(children):
+    def fail(name):
+        if name == "b":
+            raise RuntimeError("failed")
+
+    asked = children(fail)
+    found = run(part(*"abcdefgh", is_fresh=True, at_once=4), {"rows": {}})
+    assert sorted(rows for rows, _ in asked) == [[name] for name in "abcdefgh"]
+    assert set(found["rows"]) == set("abcdefgh")
+    assert [name for name, row in found["rows"].items() if "error" in row] == ["b"]
 
 
 def test_a_part_whose_time_is_over_stops_and_its_last_row_is_partial(children):
@@ -179,7 +195,7 @@ def test_a_case_is_tried_in_the_memory_that_was_stated(monkeypatch):
     stats = {"bytes_limit": 2**27, "bytes_in_use": 2**20, "peak_bytes_in_use": 2**23}
     monkeypatch.setattr(_sizes, "stats_of", lambda device: stats)
     row = {}
-    for found in _sizes.measure(next(iter(_sizes.TOY_CASES)), True):
+    for found in _sizes.measure(next(iter(_sizes.TOY_CASES)), Settings(toy=True)):
         row |= found
     assert np.all(np.isfinite(row["losses"])) and len(row["seconds"]) == _sizes.STEPS
     assert row["enough"] is row["short"] is row[_sizes.MORE] is True
@@ -209,17 +225,75 @@ def test_tables_show_errors_and_what_a_device_does_not_state():
 
 def test_seconds_are_ranked_where_a_rate_is_known():
     programs = {
-        name: {"stated": stated, "seconds": measured}
-        for name, stated, measured in (
-            ("baseline", 1.0, 2.0), ("plan, 0.5", 2.0, 3.0), ("plan, measured, 0.5", 3.0, 4.0)
+        name: {"stated": stated, "seconds": measured, "peak": peak}
+        for name, stated, measured, peak in (
+            ("baseline", 1.0, 2.0, 2**30), ("every block recomputed", 3.0, 4.0, 2**20),
+            ("plan, 0.5", 2.0, 3.0, 2**20), ("plan, 0.75", 1.0, 2.0, 2**29),
         )
     }  # fmt: skip
     table, every = _tables.seconds({"a": {"programs": programs}})
-    assert table.rows == [("a", "3", "2 s", "1.00", "33 %", "0.750 x")]
-    assert every.rows == [("1 programs", "1.00", "33 %")]
+    assert table.rows == [
+        ("a", "4", "1 GiB, 2 s", "1 MiB, 2.000 x", "1.500 x", "1.00", "42 %")
+    ]  # fmt: skip
+    assert every.rows == [("1 programs", "1.00", "42 %")]
     programs["baseline"]["stated"] = None
+    del programs["every block recomputed"]
     (table,) = _tables.seconds({"a": {"programs": programs}})
-    assert table.rows[0][3] == "-"
+    assert table.rows[0][3:6] == ("-", "-", "-")
+
+
+def test_plans_that_a_folder_has_are_not_made_again(tmp_path):
+    def loss(w, x):
+        for _ in range(4):
+            x = np.float32(2) * jax.numpy.tanh(x @ w)
+        return jax.numpy.sum(x)
+
+    args = np.ones((8, 8), np.float32), np.ones((64, 8), np.float32)
+    program = Program(lambda remat: loss, args, by_hand=False)
+    made = _seconds.planned(program, toy=True)
+    error = jrc.BudgetError("no plan fits", 1)
+    _plans.write_plans(tmp_path, "seconds", "an mlp, 4", {**made, "plan, 0.0": error})
+    plans, failed = _plans.plans_of(str(tmp_path), "seconds", "an mlp, 4", lambda: pytest.fail())
+    assert plans == made and failed == {"plan, 0.0": str(error)}
+    jax.grad(plans["plan, 0.5"].apply(loss))(*args)
+    # Another row has none.
+    assert _plans.plans_of(str(tmp_path), "seconds", "other", lambda: made) == (made, {})
+
+
+@pytest.mark.slow
+def test_a_program_is_timed_with_the_plans_of_a_folder(tmp_path):
+    program = catalogue.make("mirrored_mlp", True)
+    made = _seconds.planned(program, toy=True)
+    _plans.write_plans(tmp_path, "seconds", "mirrored_mlp", {**made, "the same": made["plan, 0.5"]})
+    settings = Settings(toy=True, plans=str(tmp_path), kernels=str(tmp_path / "kernels"))
+    (row,) = _seconds.measure("mirrored_mlp", settings)
+    assert set(row["programs"]) == {"baseline", "every block recomputed", "plan, 0.5"}
+    assert row["same"] == {"plan, 0.5": "plan, 0.5", "the same": "plan, 0.5"}
+    assert all(each["seconds"] > 0 for each in row["programs"].values())
+    with gzip.open(tmp_path / "kernels" / "mirrored_mlp.json.gz", "rt") as file:
+        kernels = json.load(file)
+    assert set(kernels) == set(row["programs"])
+    assert all(each["text"].startswith("HloModule") for each in kernels.values())
+
+
+def test_ways_of_two_libraries_are_one_table():
+    way = {"resident": 2**20, "seconds": 0.5, "loss": 10.8, "gradient_norm": 2.5}
+    rows = {"GPT": {"ways": {"PyTorch, eager": way, "JAX, baseline": way}, "failed": {"b": "no"}}}
+    (table,) = _tables.torch(rows | {"broken": {"error": "no"}})[:1]
+    assert [row[0] for row in table.rows] == ["PyTorch, eager", "JAX, baseline"]
+    assert table.rows[0][1:] == ("1 MiB", "500 ms", "10.800", "2.500") and "no" in table.note
+    assert _tables.torch({"broken": {"error": "no"}})[0].note == "no"
+
+
+def test_measuring_is_compared_with_stating():
+    programs = {
+        name: {"seconds": seconds}
+        for name, seconds in (
+            ("baseline", 1.0), ("least stated seconds", 1.5), ("least measured seconds", 1.25)
+        )
+    }  # fmt: skip
+    (table,) = _tables.measured({"a": {"programs": programs, "compilations": 7}})
+    assert table.rows == [("a", "1 s", "1.500 x", "1.250 x", "7")]
 
 
 def test_the_hidden_share_is_of_the_seconds_of_the_copies_alone():

@@ -1,7 +1,6 @@
 """A plan: what a function's gradient saves and what it recomputes, as a frozen value."""
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ from jrc._errors import public
 from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, flops_text, html_of, memory_text, seconds_text, text_of
 from jrc._validate import check_flag, one_of
+from jrc._version import __version__
 from jrc.remat._chunks.chunks import Chunks, chunks_table
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._planner.execute.apply_decision import apply_decision
@@ -27,7 +27,7 @@ from jrc.remat._planner.plan.policy_by_names import ByName, lost_text, policy_of
 from jrc.remat._planner.plan.saved_by_plan import Kept
 from jrc.remat._planner.program.signature import Signature
 
-_FORMAT = f"jrc.Plan/16 of jrc {importlib.metadata.version('jrc')}"
+_FORMAT = f"jrc.Plan/16 of jrc {__version__}"
 """Another version may number the equations of a program otherwise."""
 
 

@@ -6,7 +6,6 @@ flags.
 """
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 
 from jrc._targets import compiler_versions
+from jrc._version import __version__
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.program.signature import Signature
 from jrc.remat._planner.settings import SETTINGS
@@ -91,7 +91,7 @@ def _key(signature: Signature, inputs: Any, asked: Mapping[str, Any]) -> str:
         "inputs": signature.inputs,
         "placement": [str(getattr(x, "sharding", None)) for x in jax.tree.leaves(inputs)],
         "asked": asked,
-        "versions": [importlib.metadata.version("jrc"), compiler_versions(), repr(SETTINGS)],
+        "versions": [__version__, compiler_versions(), repr(SETTINGS)],
         "device": [device.platform, device.device_kind, jax.device_count()],
         "flags": [os.environ.get("XLA_FLAGS", ""), bool(getattr(jax.config, "jax_remat3", False))],
     }
