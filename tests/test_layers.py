@@ -10,7 +10,7 @@ import jrc
 
 ROOT = pathlib.Path(jrc.__file__).parent
 LAYERS = (
-    {"_typing", "_errors", "_optional"},
+    {"_typing", "_errors", "_optional", "_version"},
     {
         "_tree",
         "_specs",
