@@ -38,8 +38,12 @@ def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def drawn(args: Any, seed: int = 0) -> Any:
-    """Return small random arrays for shapes; every class and token number is 0 or 1."""
+def drawn(args: Any, seed: int = 0, numbers: int = 2) -> Any:
+    """Return small random arrays for shapes; every class and token number is below `numbers`.
+
+    A gradient that adds rows of a table waits where many tokens are one: two are right for bytes,
+    and too few for seconds.
+    """
     draw = np.random.default_rng(seed)
 
     def of(leaf: jax.ShapeDtypeStruct) -> Any:
@@ -47,6 +51,6 @@ def drawn(args: Any, seed: int = 0) -> Any:
             return jax.random.key(seed)
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             return jnp.asarray(0.1 * draw.standard_normal(leaf.shape), leaf.dtype)
-        return jnp.asarray(draw.integers(0, 2, leaf.shape), leaf.dtype)
+        return jnp.asarray(draw.integers(0, numbers, leaf.shape), leaf.dtype)
 
     return jax.tree.map(of, args)

@@ -5,6 +5,8 @@ is off (`XLA_FLAGS` of the part): its buffers would count. The allocator's figur
 
     peak_bytes_in_use after the run - bytes_in_use before it + bytes of the arguments
 
+What a run keeps, besides its results, is a figure of its own: workspaces of libraries, constants.
+
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,10 +29,14 @@ def measure(name: str, settings: Settings) -> Iterator[Row]:
     memory = memory_of(compiled)
     jax.block_until_ready(arrays)
     before = device.memory_stats()
-    jax.block_until_ready(compiled(*arrays))
+    out = jax.block_until_ready(compiled(*arrays))
+    after = device.memory_stats()
     yield {"compiled": memory.peak, "arguments": memory.arguments} | allocated(
-        before, device.memory_stats(), memory.arguments
+        before, after, memory.arguments
     )
+    if before and after:
+        results = sum(x.nbytes for x in jax.tree.leaves(out))
+        yield {"kept": after["bytes_in_use"] - before["bytes_in_use"] - results}
     if chip := chip_of_device(device):
         yield {"target": chip.name, "target_peak": target_peak(run, arrays, chip.name)}
 

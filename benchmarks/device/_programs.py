@@ -29,7 +29,8 @@ def make(name: str, toy: bool) -> Program:
 def gpt2(toy: bool) -> Program:
     """Return GPT-2 of 124 M parameters, 8 x 1,024 tokens, bfloat16 in its loss."""
     model = Model(scale.TOY_SIZE if toy else scale.GPT2, "bfloat16")
-    args = drawn(model.args(2 if toy else BATCH, model.config.length))
+    shapes = model.args(2 if toy else BATCH, model.config.length)
+    args = drawn(shapes, numbers=model.config.vocabulary)
     return Program(lambda remat: model.loss if remat is None else whole(model.loss, remat), args)
 
 

@@ -19,7 +19,7 @@ PART = "seconds"
 BASELINE, BY_HAND = "baseline", "every block recomputed"
 BUDGETS, TOY_BUDGETS = (0.75, 0.5, 0.25, 0.0), (0.5,)
 ROUNDS, TOY_ROUNDS = 10, 2
-_AT_ONCE = 3
+_AT_ONCE = 6
 
 
 def plan_name(budget: float) -> str:

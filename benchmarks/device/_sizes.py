@@ -70,10 +70,10 @@ CASES = {
     "GPT-2 124M, batch 32, nothing recomputed": Case("gpt2_124m", 32, planned=False, more=8),
     "GPT-2 124M, batch 1,024": Case("gpt2_124m", 1024, more=8),
     "Llama 1B, batch 64": Case("llama_1b", 64),
-    "Llama 1B, 32,768 tokens": Case("llama_1b", 1, 32_768),
+    "Llama 1B, 16,384 tokens": Case("llama_1b", 1, 16_384),
     "Llama 1B, batch 256": Case("llama_1b", 256),
     "GPT-2 124M, batch 2,000": Case("gpt2_124m", 2000, more=8),
-    "Llama 1B, 65,536 tokens": Case("llama_1b", 1, 65_536),
+    "Llama 1B, 32,768 tokens": Case("llama_1b", 1, 32_768),
     "Llama 1B, 524,288 tokens": Case("llama_1b", 1, 524_288),
 }
 TOY_CASES = {

@@ -12,7 +12,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -50,9 +49,11 @@ def measure(name: str, settings: Settings) -> Iterator[Row]:
     losses |= {name: plan.apply(program.loss) for name, plan in plans.items()}
     found: dict[str, list[Row]] = {}
     with contextlib.ExitStack() as stack:
-        workers, failed_ways = torch_workers(stack, program, toy)
-        failed |= failed_ways
+        started = torch_workers(stack, program, toy)
+        # Both libraries compile at the same time.
         ways = {f"JAX, {way}": each for way, each in compiled(program, losses).items()}
+        workers, failed_ways = ready(started)
+        failed |= failed_ways
         for _ in range(TOY_ROUNDS if toy else ROUNDS):
             for way, worker in workers.items():
                 found.setdefault(f"PyTorch, {way}", []).append(worker.ask())
@@ -95,12 +96,10 @@ def make(toy: bool) -> Program:
     return Program(build, (gpt.init(jax.random.key(0), config), jnp.asarray(tokens)))
 
 
-def torch_workers(
-    stack: contextlib.ExitStack, program: Program, toy: bool
-) -> tuple[dict[str, Worker], dict[str, str]]:
-    """Return a process of each way of PyTorch, compiled, and what failed; both by the way."""
+def torch_workers(stack: contextlib.ExitStack, program: Program, toy: bool) -> dict[str, Worker]:
+    """Start a process for each way of PyTorch; none where it is not installed."""
     if not has_torch():
-        return {}, {"PyTorch": "is not installed"}
+        return {}
     config = config_of(toy)
     params, tokens = program.args
     mask = np.triu(np.ones((config.length, config.length), bool), 1)
@@ -111,23 +110,23 @@ def torch_workers(
         "twin": "gpt", "options": {"heads": config.heads}, "arguments": str(path),
         "device": device, "dtype": DTYPE,
     }  # fmt: skip
-    workers = {
+    return {
         way: stack.enter_context(Worker("pytorch._torch_steps", given | own))
         for way, own in WAYS.items()
     }
 
-    def error_of(worker: Worker) -> str | None:
-        """Wait until the process has compiled; return what it failed with."""
+
+def ready(workers: dict[str, Worker]) -> tuple[dict[str, Worker], dict[str, str]]:
+    """Return the processes that have compiled and ran once, and what the others failed with."""
+    failed = {} if workers else {"PyTorch": "is not installed"}
+    for way, worker in workers.items():
         try:
             worker.ask()
         except RuntimeError as error:
-            return str(error)[-300:]
-        return None
-
-    with ThreadPoolExecutor(len(workers)) as pool:
-        errors = dict(zip(workers, pool.map(error_of, workers.values()), strict=True))
-    failed = {f"PyTorch, {way}": error for way, error in errors.items() if error}
-    return {way: worker for way, worker in workers.items() if not errors[way]}, failed
+            failed[f"PyTorch, {way}"] = str(error)[-300:]
+    return {
+        way: worker for way, worker in workers.items() if f"PyTorch, {way}" not in failed
+    }, failed
 
 
 def jax_pass(compiled: Any, run: Any) -> Row:

@@ -111,7 +111,8 @@ def speed(
         For each policy its peak, FLOPs and seconds, and those of the plan.
     """
     shapes = model.args(batch, model.config.length)
-    args, plain = drawn(shapes), Compiled.of(model.loss, shapes)
+    args = drawn(shapes, numbers=model.config.vocabulary)
+    plain = Compiled.of(model.loss, shapes)
     plan_within = plan_within or functools.partial(_plan_within, model, shapes)
     rows: dict[str, Any] = {}
     for name in policies:

@@ -21,9 +21,8 @@ from jrc.remat._compiled.hlo import Computation, Instruction, Module, shape_of_t
 from jrc.remat._compiled.hlo_opcodes import opcode_facts
 from jrc.remat._time.strided_reads import strided_reads
 
-# Of these operands a kernel reads as much as it returns, and the first is what they read from.
+# Of these a kernel reads of the first operand as much as it returns.
 _SLICES = ("dynamic-slice", "gather", "slice")
-
 _LABELS = re.compile(r"dim_labels=(\w+->\w+)")
 _IN_LIBRARY = re.compile(r"b(01?)f_\1io->b\1f")
 
@@ -59,9 +58,11 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
         each: The instruction, which runs no computation but what is fused into it.
     """
     facts = opcode_facts(each.opcode)
-    if not facts.allocates or facts.is_collective or each.opcode.endswith(("-start", "-done")):
+    # What starts a fusion is its kernel: GPUs copy a slice of a stack of layers like that.
+    is_half = each.opcode.endswith(("-start", "-done")) and not _is_fusion(each)
+    if not facts.allocates or facts.is_collective or is_half:
         return None
-    (fused,) = module.called(each) if each.opcode == "fusion" else (None,)
+    (fused,) = module.called(each) if _is_fusion(each) else (None,)
     products: dict[str, int] = {}
     convolves, in_library = False, True
     for computation, inner in _merged(module, around, each):
@@ -73,7 +74,11 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
             convolves = True
             in_library &= bool(_IN_LIBRARY.fullmatch(labels[1]))
             in_library &= not _is_depthwise(computation, inner)
-    read = sum(_read(around, each, name, fused) for name in dict.fromkeys(each.operands))
+    read = sum(
+        share * _size(around.by_name.get(each.operands[i]))
+        for i, share in _shares(around, each, fused).items()
+        if each.operands[i] not in each.operands[:i]
+    )
     functions = sum(
         math.prod(shape_of_type(inner.types[0]).dims)
         for _, inner in _merged(module, around, each)
@@ -81,7 +86,7 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
     )
     is_loop = fused is not None and "kind=kLoop" in each.attributes
     return Kernel(
-        bytes=read + _written(around, each, fused),
+        bytes=round(read) + _written(around, each, fused),
         products=products,
         convolves=convolves,
         in_library=in_library,
@@ -90,45 +95,74 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
     )
 
 
-def _read(around: Computation, each: Instruction, name: str, fused: Computation | None) -> int:
-    """Bytes that an instruction reads of an operand: of what it only slices the slices."""
-    whole = _size(around.by_name.get(name))
+def _shares(
+    around: Computation, each: Instruction, fused: Computation | None
+) -> Mapping[int, float]:
+    """The share of each operand's entries that an instruction reads, by the operand's number.
+
+    A loop computes a value inside of a fusion only at the entries that something reads: where all
+    that reads it is a slice, so many. What is updated in place is not read.
+    """
     if fused is None:
-        readers = [(name, each)] if each.opcode in (*_SLICES, "dynamic-update-slice") else []
-    else:
-        at = each.operands.index(name)
-        inside = [i for i in fused.instructions if i.parameter == at]
-        readers = list(_readers(fused, inside[0].name)) if inside else []
-    part = 0
-    for source, reader in readers:
-        if reader.operands[:1] != (source,):
-            return whole
-        if reader.opcode in _SLICES:
-            part += _size(reader)
-        elif reader.opcode != "dynamic-update-slice":
-            return whole
-    return min(part, whole) if readers else whole
+        return dict(enumerate(_shares_of(each, around.by_name, True)))
+    results = {result.name for result in _roots(fused)}
+    needed = {result.name: 1.0 for result in fused.results}
+    found: dict[int, float] = {}
+    for inner in reversed(fused.instructions):
+        share = min(1.0, needed.get(inner.name, 0.0))
+        if inner.parameter is not None:
+            found[inner.parameter] = share
+        parts = _shares_of(inner, fused.by_name, inner.name in results)
+        for name, part in zip(inner.operands, parts, strict=True):
+            needed[name] = needed.get(name, 0.0) + share * part
+    return found
 
 
-def _readers(fused: Computation, source: str) -> Iterator[tuple[str, Instruction]]:
-    """What reads a value inside of a fusion, through views, each with the name that it reads."""
-    for each in fused.instructions:
-        if source in each.operands:
-            if each.opcode == "bitcast":
-                yield from _readers(fused, each.name)
-            else:
-                yield source, each
+def _shares_of(
+    each: Instruction, by_name: Mapping[str, Instruction], is_result: bool
+) -> Iterator[float]:
+    """The share of each operand that an instruction reads, where all of its result is needed."""
+    updates = _updates(each) if is_result else ()
+    for i, name in enumerate(each.operands):
+        whole = _size(by_name.get(name))
+        if i == 0 and each.opcode in _SLICES and whole:
+            yield min(1.0, _size(each) / whole)
+        elif i < len(updates):
+            # What is added to is read where something is added.
+            adds = each.opcode == "scatter" and whole
+            yield min(1.0, _size(by_name.get(updates[i])) / whole) if adds else 0.0
+        else:
+            yield 1.0
+
+
+def _updates(each: Instruction) -> Sequence[str]:
+    """The operands that are written into the first ones, where those lie, one for each."""
+    if each.opcode == "dynamic-update-slice":
+        return each.operands[1:2]
+    return each.operands[len(each.operands) // 2 + 1 :] if each.opcode == "scatter" else ()
 
 
 def _written(around: Computation, each: Instruction, fused: Computation | None) -> int:
     """Bytes that an instruction writes: of an array that is updated in place the update."""
     where, roots = (around, [each]) if fused is None else (fused, _roots(fused))
     return sum(
-        _size(where.by_name.get(root.operands[1]))
-        if root.opcode == "dynamic-update-slice"
-        else _size(root)
+        sum(_size(where.by_name.get(name)) for name in _updates(root))
+        if _updates(root)
+        else sum(root.array_bytes[: len(_results(root))])
         for root in roots
     )
+
+
+def _results(each: Instruction) -> tuple[str, ...]:
+    """The types of what an instruction returns, but the room in which a library's call works.
+
+    A call of cuBLAS or cuDNN returns that last, as bytes.
+    """
+    if len(each.types) > 1 and _is_library_product(each):
+        last = shape_of_type(each.types[-1])
+        if last.dtype in ("s8", "u8") and len(last.dims) == 1:
+            return tuple(each.types[:-1])
+    return tuple(each.types)
 
 
 def _roots(fused: Computation) -> list[Instruction]:
@@ -151,12 +185,16 @@ def _merged(
     module: Module, around: Computation, each: Instruction
 ) -> Iterator[tuple[Computation, Instruction]]:
     """An instruction, or all that is fused into it, each with its computation."""
-    if each.opcode != "fusion":
+    if not _is_fusion(each):
         yield around, each
         return
     for computation in module.called(each):
         for inner in computation.instructions:
             yield from _merged(module, computation, inner)
+
+
+def _is_fusion(each: Instruction) -> bool:
+    return each.opcode in ("fusion", "fusion-start")
 
 
 def _is_library_product(each: Instruction) -> bool:
@@ -169,7 +207,7 @@ def _product(around: Computation, each: Instruction) -> tuple[str, int]:
     """The dtype of a product's operands, and its FLOPs."""
     given = [shape_of_type(i.types[0]) for i in _operands(around, each)[:2]]
     dtype = given[0].dtype if given else ""
-    result = max((shape_of_type(t).dims for t in each.types), key=math.prod, default=())
+    result = max((shape_of_type(t).dims for t in _results(each)), key=math.prod, default=())
     if "dim_labels=" in each.attributes and len(given) > 1:
         return dtype, _convolution_flops(each, given[0].dims, given[1].dims, result)
     contracted = _dimensions(each, "lhs_contracting")

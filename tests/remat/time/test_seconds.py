@@ -69,12 +69,12 @@ def test_what_a_kernel_slices_or_updates_counts_and_not_the_whole():
     step = 2 * (4000 + 4 + 4000)
     found = seconds_on(parse_hlo(LOOP), Device(RATES, CHIP))
     assert found.source == "modelled"
-    assert found.value == pytest.approx(10 * (step / 1e9 + 2 * RATES.launch))
+    assert found.value == pytest.approx(10 * (step / RATES.bandwidth + 2 * RATES.launch))
 
 
 @pytest.mark.parametrize(
     ("m", "k", "n", "seconds"),
-    [(1000, 1000, 1000, 6e6 / 1e9), (4000, 4000, 4000, 2 * 4000**3 / 1e12)],
+    [(1000, 1000, 1000, 6e6 / RATES.bandwidth), (4000, 4000, 4000, 2 * 4000**3 / RATES.products)],
 )
 def test_a_kernel_takes_as_long_as_its_bytes_or_its_products(m, k, n, seconds):
     module = entry(
@@ -84,6 +84,88 @@ def test_a_kernel_takes_as_long_as_its_bytes_or_its_products(m, k, n, seconds):
         "rhs_contracting_dims={0}",
     )
     assert roofline_seconds(module, RATES) == pytest.approx(seconds + RATES.launch)
+
+
+def test_kernels_of_gpus_reach_a_share_of_the_published_rates():
+    assert (RATES.products, RATES.bandwidth) == (0.7e12, 0.75e9)
+    tpu = rates_of_chip(dataclasses.replace(CHIP, platform="tpu"))
+    assert (tpu.products, tpu.bandwidth) == (1e12, 1e9)
+
+
+def test_the_workspace_of_a_library_is_no_result():
+    """As XLA for GPUs writes a product of 64 x 32 x 16, with 4 MiB to work in."""
+    text = (
+        "%a = f32[64,32]{1,0} parameter(0)",
+        "%b = f32[32,16]{1,0} parameter(1)",
+        "ROOT %c = (f32[64,16]{1,0}, s8[4194304]{0}) custom-call(%a, %b), "
+        'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":'
+        '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
+        '"rhs_contracting_dimensions":["0"]}}}',
+    )
+    module = entry(*text)
+    kernel = kernel_of(module, module.entry, module.entry.root)
+    assert kernel.products == {"f32": 2 * 64 * 32 * 16}
+    assert kernel.bytes == 4 * (64 * 32 + 32 * 16 + 64 * 16)
+    # Of another call both results count.
+    module = entry(*text[:2], text[2].replace("__cublas$lt$matmul", "other"))
+    assert kernel_of(module, module.entry, module.entry.root).bytes > 4194304
+
+
+def fused(opcode, *lines):
+    """A program of one fusion of an array of 100 x 1,000 and a number."""
+    inside = "\n".join(f"  {each}" for each in lines)
+    result = lines[-1].split("= ")[1].split(" ")[0]
+    return parse_hlo(
+        f"%inside (p: f32[100,1000], i: s32[]) -> f32[] {{\n"
+        "  %p = f32[100,1000]{1,0} parameter(0)\n  %i = s32[] parameter(1)\n"
+        f"{inside}\n}}\n"
+        "ENTRY %main (a: f32[100,1000], n: s32[]) -> f32[] {\n"
+        "  %a = f32[100,1000]{1,0} parameter(0)\n  %n = s32[] parameter(1)\n"
+        f"  ROOT %f = {result} {opcode}(%a, %n), kind=kLoop, calls=%inside\n}}\n"
+    )
+
+
+ROW = "f32[1,1000]{{1,0}} dynamic-slice(%{}, %i, %i), dynamic_slice_sizes={{1,1000}}"
+
+
+@pytest.mark.parametrize("opcode", ["fusion", "fusion-start"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (f"ROOT %r = {ROW.format('p')}",),
+        ("%e = f32[100,1000]{1,0} exponential(%p)", f"ROOT %r = {ROW.format('e')}"),
+        (
+            "%e = f32[100,1000]{1,0} negate(%p)", f"%s = {ROW.format('e')}",
+            "ROOT %r = f32[1,1000]{1,0} negate(%s)",
+        ),
+    ],
+)  # fmt: skip
+def test_of_what_is_sliced_a_fusion_reads_the_slice(opcode, lines):
+    module = fused(opcode, *lines)
+    kernel = kernel_of(module, module.entry, module.entry.root)
+    assert kernel.bytes == pytest.approx(4 * 1000 + 4 + 4 * 1000)
+
+
+def test_what_a_fusion_needs_whole_is_read_whole():
+    module = fused(
+        "fusion", "%e = f32[100,1000]{1,0} negate(%p)", f"%s = {ROW.format('e')}",
+        "%b = f32[100,1000]{1,0} broadcast(%s), dimensions={0,1}",
+        "ROOT %r = f32[100,1000]{1,0} add(%b, %e)",
+    )  # fmt: skip
+    kernel = kernel_of(module, module.entry, module.entry.root)
+    assert kernel.bytes == 4 * 100_000 + 4 + 4 * 100_000
+
+
+def test_a_scatter_reads_and_writes_what_it_adds_to():
+    """The gradient of a table of which 8 of 50,000 rows were picked."""
+    module = entry(
+        "%t = f32[50000,64]{1,0} parameter(0)",
+        "%i = s32[8,1]{1,0} parameter(1)",
+        "%u = f32[8,64]{1,0} parameter(2)",
+        "ROOT %s = f32[50000,64]{1,0} scatter(%t, %i, %u), to_apply=%add",
+    )
+    kernel = kernel_of(module, module.entry, module.entry.root)
+    assert kernel.bytes == 4 * (3 * 8 * 64 + 8)
 
 
 def test_products_of_float32_take_twice_as_long():
