@@ -44,6 +44,8 @@ from jrc.remat import memory_needed as memory_needed
 from jrc.remat import plan_for_each as plan_for_each
 from jrc.remat._compiled.collectives import Collective, collectives
 from jrc.remat._compiled.hlo import parse_hlo
+from jrc.remat._compiled.hlo_opcodes import opcode_facts
+from jrc.remat._compiled.trip_count import trip_count
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._gradient.compiled_memory import Memory
 from jrc.remat._gradient.compiled_memory import bytes_on_device as bytes_on_device
@@ -65,6 +67,7 @@ from jrc.remat._planner.solver.solver import solve
 from jrc.remat._time.executed import sum_over_executed
 from jrc.remat._time.kernel import kernel_of
 from jrc.remat._time.measured import in_turns as in_turns
+from jrc.remat._time.roofline import kernel_seconds
 from jrc.remat._time.seconds import known_device, seconds_on
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -226,6 +229,48 @@ def program_figures(compiled: Any, target: Any = None) -> dict[str, Any]:
         module, lambda around, each: float(kernel_of(module, around, each) is not None)
     )
     return {"stated": time and time.value, "kernels": round(kernels)}
+
+
+@dataclasses.dataclass(frozen=True)
+class StatedKernel:
+    """A kernel of a compiled program.
+
+    Attributes:
+        name: Its instruction.
+        opcode: The instruction's opcode.
+        multiplies: Whether it has a matrix product or a convolution.
+        times: How often a run of the program runs it.
+        seconds: The seconds that jrc states for it, without those of its launch.
+    """
+
+    name: str
+    opcode: str
+    multiplies: bool
+    times: int
+    seconds: float
+
+
+def stated_kernels(text: str, target: Any) -> tuple[list[StatedKernel], float]:
+    """Return the kernels of a compiled program on a GPU, and the seconds stated for all of it."""
+    module, device = parse_hlo(text), known_device(target.platform, target.chip)
+    if device is None:
+        raise ValueError(f"target must have known rates, got {target.name}.")
+    found = []
+
+    def run(computation: Any, times: int) -> None:
+        for each in computation.instructions:
+            if opcode_facts(each.opcode).runs_computations or each.opcode == "call":
+                inside = trip_count(module, computation, each) if each.opcode == "while" else 1
+                for other in module.called(each):
+                    run(other, times * inside)
+            elif kernel := kernel_of(module, computation, each):
+                stated = kernel_seconds(kernel, device.rates)
+                found.append(
+                    StatedKernel(each.name, each.opcode, bool(kernel.products), times, stated)
+                )
+
+    run(module.entry, 1)
+    return found, seconds_on(module, device).value
 
 
 def plan_from_table(

@@ -58,10 +58,11 @@ class Part:
 _MODULE = "device.{}".format
 PARTS: Mapping[str, Part] = {
     "peaks": Part(
-        _MODULE("_peaks"), _programs.NAMES, _programs.TOY_NAMES, 80, is_fresh=True, at_once=6,
+        _MODULE("_peaks"), _programs.NAMES, _programs.TOY_NAMES, 80, is_fresh=True, at_once=4,
         env={
             "XLA_FLAGS": "--xla_gpu_autotune_level=0",
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            # An allocator that grows on demand gives pieces of twice the size, and counts them.
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2",
         },
     ),
     "seconds": Part(_MODULE("_seconds"), _programs.NAMES, _programs.TOY_NAMES[:1], 150),

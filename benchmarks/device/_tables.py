@@ -133,13 +133,14 @@ def sizes(rows: Rows) -> list[Table]:
             _memory(row["stated"]),
             row.get("why", "-") if measured is None else _memory(measured),
             seconds_text(step),
+            seconds_text(row["stated_seconds"]) if row.get("stated_seconds") else "-",
             f"{row['tokens'] / step:,.0f}",
             *(_ran(row, key) for key in ("enough", "short", _sizes.MORE)),
         )
 
     heads = (
-        "", "FLOPs", "chunks", "stated", "allocator", "step", "tokens/s", "as stated", "in less",
-        "one batch more",
+        "", "FLOPs", "chunks", "stated", "allocator", "step", "gradient, stated", "tokens/s",
+        "as stated", "in less", "one batch more",
     )  # fmt: skip
     title = (
         "Three steps of AdamW: the gradient's peak, the fastest step, and whether it runs in the "
@@ -241,7 +242,7 @@ def _rate(tokens: int, seconds: Sequence[float] | None) -> str:
 
 def torch(rows: Rows) -> list[Table]:
     """Return bytes and seconds of each way of PyTorch and of JAX, a table for each program."""
-    heads = ("", "bytes besides arguments", "pass", "loss", "norm of the gradient")
+    heads = ("", "bytes besides arguments", "pass", "stated", "loss", "norm of the gradient")
     tables = []
     for name, row in rows.items():
         cells = [
@@ -249,6 +250,7 @@ def torch(rows: Rows) -> list[Table]:
                 way,
                 memory_text(each["resident"]),
                 seconds_text(each["seconds"]),
+                seconds_text(each["stated"]) if each.get("stated") else "",
                 f"{each['loss']:.3f}",
                 f"{each['gradient_norm']:.3f}",
             )

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._lib.child import Worker
-from benchmarks._private import cross_entropy, memory_of
+from benchmarks._private import cross_entropy, memory_of, program_figures
 from benchmarks.device._plans import plans_of
 from benchmarks.device._rows import Row, Settings, serve
 from benchmarks.device._seconds import BASELINE, BY_HAND, compiled, planned
@@ -59,13 +59,13 @@ def measure(name: str, settings: Settings) -> Iterator[Row]:
                 found.setdefault(f"PyTorch, {way}", []).append(worker.ask())
             for way, each in ways.items():
                 found.setdefault(way, []).append(jax_pass(*each))
-    yield {
-        "ways": {
-            way: passes[-1] | {"seconds": statistics.median(each["seconds"] for each in passes)}
-            for way, passes in found.items()
-        },
-        "failed": failed,
+    rows = {
+        way: passes[-1] | {"seconds": statistics.median(each["seconds"] for each in passes)}
+        for way, passes in found.items()
     }
+    for way, (each, _) in ways.items():
+        rows[way]["stated"] = program_figures(each)["stated"]
+    yield {"ways": rows, "failed": failed}
 
 
 def config_of(toy: bool) -> gpt.Config:

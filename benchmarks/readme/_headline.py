@@ -12,13 +12,14 @@ from rich.console import Console
 from benchmarks._lib.examples import common, train_gpt
 from benchmarks._lib.report import has_result, result
 from benchmarks._lib.table import Row, Table
-from benchmarks._private import memory_text, network_text, seconds_text
+from benchmarks._private import memory_text, network_text
 from benchmarks.convergence._tables import brief
 from benchmarks.convergence.outer import to_dense
-from benchmarks.targets._largest_tables import PLAN, rate_text
+from benchmarks.targets._largest_tables import PLAN
 from benchmarks.targets._models import FULL
 
 # Methods of `benchmarks.network.training`, of which `benchmarks.convergence.outer` has the loss.
+LINKS = ("1 Gbit/s", "100 Mbit/s")
 NETWORK = {"sparseloco_15": "`SparseLoCo(15)`, AdamW", "dgc": "DGC 99.9 %, momentum SGD"}
 
 
@@ -32,7 +33,8 @@ def example() -> str:
 
 def headline() -> str:
     """Return a row for each kind of saving: memory, gradient bytes, time on slow links."""
-    rows = [*memory_rows(), *target_rows(), *chunk_rows(), *byte_rows(), *network_rows()]
+    rows = [*memory_rows(), *target_rows(), *chunk_rows(), *card_rows(), *byte_rows()]
+    rows += network_rows()
     return Table("", ("", "without jrc", "with jrc", "", "price"), rows).markdown()
 
 
@@ -56,16 +58,16 @@ def memory_rows() -> Iterator[Row]:
 
 
 def target_rows() -> Iterator[Row]:
-    """Yield the largest batches on targets: of the best way by hand, and of a plan."""
+    """Yield the largest batch on a target: of the best way by hand, and of a plan."""
     rows = result("targets")["rows"] if has_result("targets.json") else {}
-    for key in (key for key in ("gpt2_124m h100", "llama_1b h100") if key in rows):
+    for key in (key for key in ("llama_1b h100",) if key in rows):
         ways = dict(rows[key]["ways"])
         plan = ways.pop(PLAN)
         name, best = max(ways.items(), key=lambda way: (way[1]["batch"], -way[1]["flops"]))
         yield (
             f"{rows[key]['model']}, batch, {rows[key]['target']}",
-            f"{best['batch']:,}{rate_text(best)} ({'every block' if name == FULL else name})",
-            f"{plan['batch']:,}{rate_text(plan)}",
+            f"{best['batch']:,} ({'every block' if name == FULL else name})",
+            f"{plan['batch']:,}",
             f"{plan['batch'] / best['batch']:.1f} x",
             f"+{_more(plan)} % (+{_more(best)}) FLOPs",
         )
@@ -73,6 +75,47 @@ def target_rows() -> Iterator[Row]:
 
 def _more(way: Mapping[str, Any]) -> str:
     return f"{100 * (way['flops'] - 1):.0f}"
+
+
+def card_rows() -> Iterator[Row]:
+    """Yield what ran on an accelerator: a gradient, large batches, PyTorch beside a plan."""
+    if not has_result("h100/seconds.json"):
+        return
+    yield settings("Measured on an H100, bfloat16")
+    programs = result("h100/seconds")["rows"]["gpt2_124m"]["programs"]
+    base, plan = programs["baseline"], programs["plan, 0.25"]
+    yield (
+        "GPT-2 124M, scan, 8 x 1,024 tokens",
+        _bytes_and_seconds(base["peak"], base["seconds"]),
+        _bytes_and_seconds(plan["peak"], plan["seconds"]),
+        f"1/{base['peak'] / plan['peak']:.1f}",
+        f"{plan['seconds'] / base['seconds']:.2f} x time",
+    )
+    sizes = result("h100/sizes")["rows"]
+    base, plan = sizes["GPT-2 124M, batch 32, nothing recomputed"], sizes["GPT-2 124M, batch 1,024"]
+    rates = [row["tokens"] / min(row["seconds"]) for row in (base, plan)]
+    yield (
+        f"The same, batch within {plan['stated'] / 2**30:.0f} GiB",
+        f"32, {rates[0] / 1e3:.0f}k tokens/s",
+        f"1,024, {rates[1] / 1e3:.0f}k tokens/s",
+        "32 x",
+        f"{rates[0] / rates[1]:.2f} x time",
+    )
+    ((_, row),) = result("h100/torch")["rows"].items()
+    theirs, ours = (
+        row["ways"][way] for way in ("PyTorch, compiled, budget 0.25", "JAX, plan, 0.25")
+    )
+    yield (
+        "Unrolled; without: `torch.compile`",
+        _bytes_and_seconds(theirs["resident"], theirs["seconds"]),
+        _bytes_and_seconds(ours["resident"], ours["seconds"]),
+        f"{ours['resident'] / theirs['resident']:.2f} x",
+        f"{ours['seconds'] / theirs['seconds']:.2f} x time",
+    )
+
+
+def _bytes_and_seconds(size: int, seconds: float) -> str:
+    return f"{size / 2**30:.1f} GiB, {1e3 * seconds:.1f} ms"
 
 
 def chunk_rows() -> Iterator[Row]:
@@ -132,17 +175,16 @@ def network_rows() -> Iterator[Row]:
     losses = result("outer")["runs"]
     what = f"Training step, GPT of {_millions(found['parameters'])}"
     yield settings(what, "PyTorch DDP, AdamW", "4 processes, 2 cores")
+    runs = [found["runs"][f"4 processes, {link}"]["methods"] for link in LINKS]
     for method, name in NETWORK.items():
-        for link in ("1 Gbit/s", "100 Mbit/s"):
-            run = found["runs"][f"4 processes, {link}"]["methods"]
-            dense, ours = run["ddp"]["seconds"], run[method]["seconds"]
-            yield (
-                f"{link}, {name}",
-                seconds_text(dense),
-                seconds_text(ours),
-                f"1/{dense / ours:.1f}",
-                f"{to_dense(losses[method], losses['adamw'])} loss",
-            )
+        dense, ours = ([run[way]["seconds"] for run in runs] for way in ("ddp", method))
+        yield (
+            name,
+            ", ".join(f"{x:.1f}" for x in dense) + " s",
+            ", ".join(f"{x:.1f}" for x in ours) + " s",
+            ", ".join(f"1/{x / y:.0f}" for x, y in zip(dense, ours, strict=True)),
+            f"{to_dense(losses[method], losses['adamw'])} loss",
+        )
 
 
 def _millions(parameters: int) -> str:

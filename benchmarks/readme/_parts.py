@@ -11,6 +11,8 @@ from benchmarks._lib.table import Row, Table, mib
 from benchmarks._private import network_text
 from benchmarks.convergence import _tables as convergence
 from benchmarks.convergence import outer
+from benchmarks.device import all as device
+from benchmarks.device import kernels
 from benchmarks.dgc import _tables as dgc
 from benchmarks.memory import _others_tables, _plan_tables, _zoo_tables, recompute, segments
 from benchmarks.network import _tables as network
@@ -83,6 +85,16 @@ def _run(name: str, found: Mapping[str, Any]) -> Row:
     )
 
 
+def on_h100() -> str:
+    """Return the tables of what ran on an H100."""
+    names = (*device.PARTS, "kernels")
+    found = {name: result(f"h100/{name}") for name in names if has_result(f"h100/{name}.json")}
+    kernel_report = found.pop("kernels", None)
+    tables = device.tables(found)
+    tables += kernels.tables(kernel_report) if kernel_report else []
+    return "\n".join(table.markdown() for table in tables)
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "training": training,
     "recompute": part("recompute", recompute.tables),
@@ -113,6 +125,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     ),
     "outer_wide": part("outer_wide", outer.tables),
     "together": part("together", together.tables),
+    "h100": on_h100,
     "targets": part(
         "targets", largest_batch.tables,
         ("targets.png", "Largest batch of each way over that of every block recomputed"),

@@ -9,7 +9,7 @@ import pytest
 
 import jrc
 from benchmarks._lib import child
-from benchmarks.device import _offload, _parts, _peaks, _plans, _seconds, _sizes, _tables
+from benchmarks.device import _offload, _parts, _peaks, _plans, _seconds, _sizes, _tables, kernels
 from benchmarks.device import all as device_all
 from benchmarks.device._rows import Settings
 from tests.zoo import catalogue
@@ -281,8 +281,53 @@ def test_ways_of_two_libraries_are_one_table():
     rows = {"GPT": {"ways": {"PyTorch, eager": way, "JAX, baseline": way}, "failed": {"b": "no"}}}
     (table,) = _tables.torch(rows | {"broken": {"error": "no"}})[:1]
     assert [row[0] for row in table.rows] == ["PyTorch, eager", "JAX, baseline"]
-    assert table.rows[0][1:] == ("1 MiB", "500 ms", "10.800", "2.500") and "no" in table.note
+    assert table.rows[0][1:] == ("1 MiB", "500 ms", "", "10.800", "2.500") and "no" in table.note
     assert _tables.torch({"broken": {"error": "no"}})[0].note == "no"
+
+
+def test_kernels_of_a_program_are_compared_by_kind():
+    """A product by a library, a fusion that is there twice, and a slice that is copied."""
+    text = """HloModule two
+
+%sine (p: f32[64,64]) -> f32[64,64] {
+  %p = f32[64,64]{1,0} parameter(0)
+  ROOT %s = f32[64,64]{1,0} sine(%p)
+}
+
+%slice (q: f32[64,64]) -> f32[1,64] {
+  %q = f32[64,64]{1,0} parameter(0)
+  ROOT %t = f32[1,64]{1,0} slice(%q), slice={[0:1], [0:64]}
+}
+
+ENTRY %main (a: f32[64,64]) -> f32[1,64] {
+  %a = f32[64,64]{1,0} parameter(0)
+  %loop_sine_fusion = f32[64,64]{1,0} fusion(%a), kind=kLoop, calls=%sine
+  %loop_sine_fusion.1 = f32[64,64]{1,0} fusion(%loop_sine_fusion), kind=kLoop, calls=%sine
+  %dot.1 = (f32[64,64]{1,0}, s8[4096]{0}) custom-call(%a, %loop_sine_fusion.1), custom_call_target="__cublas$gemm", backend_config={"lhs_contracting_dimensions":["1"]}
+  %d = f32[64,64]{1,0} get-tuple-element(%dot.1), index=0
+  %start = ((f32[64,64]{1,0}), f32[1,64]{1,0}, u32[]) fusion-start(%d), kind=kLoop, calls=%slice
+  ROOT %done = f32[1,64]{1,0} fusion-done(%start)
+}
+"""  # noqa: E501
+    ran = [
+        ["stream", "", "loop_sine_fusion", 4, 8e-6], ["stream", "", "sm90_gemm", 2, 20e-6],
+        ["stream", "", "memcpy128", 2, 2e-6],
+    ]  # fmt: skip
+    found = kernels.compared({"text": text, "calls": 2, "kernels": ran}, jrc.target("h100"))
+    assert found["measured"] == {"products": 1e-5, "copies": 1e-6, "other kernels": 4e-6}
+    assert found["kernels"] == 4
+    bandwidth = 0.75 * 3.352e12
+    assert found["stated"] == pytest.approx(
+        {
+            "products": 4 * 3 * 64 * 64 / bandwidth,
+            "copies": 4 * 2 * 64 / bandwidth,
+            "other kernels": 2 * 4 * 2 * 64 * 64 / bandwidth,
+        }
+    )
+    assert found["stated_in_all"] == pytest.approx(sum(found["stated"].values()) + 4 * 2e-6)
+    report = {"target": "h100", "rows": {"two": {"a": found | {"seconds": 2e-5}}}}
+    (table,) = kernels.tables(report)
+    assert table.rows[0][:5] == ("two", "1", "4", "20 us", "15 us")
 
 
 def test_measuring_is_compared_with_stating():

@@ -9,7 +9,7 @@ Multicore Architectures", CACM 52(4), 2009.
 
 from jrc.remat._compiled.hlo import Computation, Instruction, Module
 from jrc.remat._time.executed import sum_over_executed
-from jrc.remat._time.kernel import kernel_of
+from jrc.remat._time.kernel import Kernel, kernel_of
 from jrc.remat._time.rates import Rates
 
 
@@ -23,13 +23,16 @@ def roofline_seconds(module: Module, rates: Rates) -> float:
 
     def seconds(around: Computation, each: Instruction) -> float:
         kernel = kernel_of(module, around, each)
-        if kernel is None:
-            return 0.0
-        products = sum(
-            rates.seconds_of_products(dtype, flops, kernel.convolves, kernel.in_library)
-            for dtype, flops in kernel.products.items()
-        )
-        functions, strided = kernel.functions / rates.functions, kernel.strided / rates.strided
-        return max(products, kernel.bytes / rates.bandwidth, functions, strided) + rates.launch
+        return 0.0 if kernel is None else kernel_seconds(kernel, rates) + rates.launch
 
     return sum_over_executed(module, seconds)
+
+
+def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
+    """Return the seconds of one run of a kernel, without its launch."""
+    products = sum(
+        rates.seconds_of_products(dtype, flops, kernel.convolves, kernel.in_library)
+        for dtype, flops in kernel.products.items()
+    )
+    functions, strided = kernel.functions / rates.functions, kernel.strided / rates.strided
+    return max(products, kernel.bytes / rates.bandwidth, functions, strided)
