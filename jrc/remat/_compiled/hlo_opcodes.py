@@ -75,7 +75,8 @@ _none, _first = {"overwrites": Overwrites.NONE}, {"overwrites": Overwrites.FIRST
 
 # Operands, renamed or regrouped.
 _row("tuple get-tuple-element", forwards_operands=True)
-_row("bitcast optimization-barrier copy-done add-dependency domain", forwards_operands=True)
+_row("bitcast optimization-barrier copy-done fusion-done async-done add-dependency domain",
+     forwards_operands=True)  # fmt: skip
 
 # There before the program runs.
 _row("parameter constant partition-id replica-id after-all", is_preallocated=True)

@@ -26,6 +26,9 @@ from jrc.remat._compiled.hlo import Computation, Instruction, Module
 from jrc.remat._compiled.hlo_opcodes import Overwrites, opcode_facts
 
 
+_STARTS = ("fusion-start", "async-start")
+
+
 def live_bytes(module: Module, donated: Mapping[int, int] | None = None) -> list[int]:
     """Return the bytes of temporaries and results while each instruction of the program runs.
 
@@ -152,6 +155,10 @@ def _allocate(computation: Computation) -> tuple[list[_Buffer], dict[str, Any]]:
             values[each.name] = operands[0]
         elif each.opcode == "copy-start" and isinstance(each.shape, tuple):
             values[each.name] = (new(each.shape[0], i, False), operands[0])
+        elif each.opcode in _STARTS and isinstance(each.shape, tuple):
+            # Its operands, its result, and what it works in.
+            rest = (new(part, i, False) for part in each.shape[1:])
+            values[each.name] = (tuple(operands), *rest)
         else:
             values[each.name] = new(each.shape, i, facts.is_preallocated)
     for buffer in _leaves(values[computation.root.name]):
@@ -166,7 +173,9 @@ def _forwarded(each: Instruction, operands: list[Any]) -> Any:
     (first, *_) = operands
     if each.opcode == "get-tuple-element":
         return first[each.element]
-    return first[0] if each.opcode == "copy-done" and isinstance(first, tuple) else first
+    if not isinstance(first, tuple) or not each.opcode.endswith("-done"):
+        return first
+    return first[0 if each.opcode == "copy-done" else 1]
 
 
 def _leaves(value: Any) -> Iterator[_Buffer]:

@@ -40,6 +40,27 @@ def test_bytes_live_until_the_last_reader():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("what", ["fusion", "async"])
+def test_what_starts_beside_others_makes_a_result_and_no_copy_of_its_operands(what):
+    """As GPUs copy a layer out of a stack of ten."""
+    module = parse_hlo(f"""
+%slice (q: f32[10,64]) -> f32[1,64] {{
+  %q = f32[10,64]{{1,0}} parameter(0)
+  ROOT %s = f32[1,64]{{1,0}} slice(%q), slice={{[0:1], [0:64]}}
+}}
+
+ENTRY %main (x: f32[4]) -> f32[1,64] {{
+  %x = f32[4]{{0}} parameter(0)
+  %stack = f32[10,64]{{1,0}} custom-call(%x)
+  %start = ((f32[10,64]{{1,0}}), f32[1,64]{{1,0}}, u32[]) {what}-start(%stack), calls=%slice
+  %done = f32[1,64]{{1,0}} {what}-done(%start)
+  ROOT %r = f32[1,64]{{1,0}} custom-call(%done)
+}}
+""")
+    context = 4
+    assert live_bytes(module) == [0, 2560, 2560 + 256 + context, 256, 512]
+
+
 def test_bytes_of_unusual_types():
     text = "ENTRY %e (x: bf16[3]) -> f32[] {\n" + "".join(
         f"  %v{i} = {shape} custom-call()\n"
