@@ -25,7 +25,6 @@ from typing import Any
 from jrc.remat._compiled.hlo import Computation, Instruction, Module
 from jrc.remat._compiled.hlo_opcodes import Overwrites, opcode_facts
 
-
 _STARTS = ("fusion-start", "async-start")
 
 
