@@ -212,6 +212,9 @@ def _write_over(
             operand = values.get(name)
             if not isinstance(operand, _Buffer) or id(operand.allocation) in fixed:
                 continue
+            # XLA looks at what an instruction reads itself, and not behind another name of it.
+            if opcode_facts(computation.by_name[name].opcode).forwards_operands:
+                continue
             old = operand.allocation
             if old.last == i and old.size == result.size and _may_overwrite(module, each, k):
                 result.reuses, old.last = old, result.last
