@@ -17,7 +17,7 @@ Kernels = list[tuple[str, str, str, int, float]]
 def write_kernels(
     folder: str, row: str, programs: Mapping[str, tuple[Any, Callable[[], Any]]]
 ) -> None:
-    """Write text, kernels and memory of compiled programs into a file of a folder.
+    """Write texts and kernels of compiled programs into a file of a folder.
 
     Args:
         folder: The folder.

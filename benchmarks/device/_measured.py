@@ -16,11 +16,13 @@ STATED, MEASURED = "least stated seconds", "least measured seconds"
 def measure(name: str, settings: Settings) -> Iterator[Row]:
     """Yield peak and seconds, stated and measured, of both plans within half of the temporaries."""
     program = make(name, settings.toy)
-    plans, _ = plans_of(settings.plans, PART, name, lambda: planned(program, settings.toy))
+    plans, failed = plans_of(settings, PART, name, lambda: planned(program, settings.toy))
     chosen = jrc.plan(
         program.loss, *program.args, budget=BUDGET, measure=True, argnums=program.argnums,
         has_aux=program.has_aux,
     )  # fmt: skip
+    if failed:
+        raise ValueError("; ".join(failed.values()))
     losses = {
         BASELINE: program.loss,
         STATED: plans[plan_name(BUDGET)].apply(program.loss),

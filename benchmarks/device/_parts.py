@@ -31,7 +31,7 @@ class Part:
         module: Its module below `benchmarks`, run as a child process.
         names: Its rows, the most valuable first.
         toy_names: Its rows with `--toy`.
-        share: Its share of the time.
+        share: Its share of the time, over those of all parts.
         is_fresh: Whether each row is a process of its own.
         at_once: Processes at the same time, of a part with `is_fresh`.
         env: Environment variables of the process; `XLA_FLAGS` are added to those that are set.
@@ -79,11 +79,11 @@ PARTS: Mapping[str, Part] = {
     ),
     "measured": Part(_MODULE("_measured"), _measured.NAMES, _measured.TOY_NAMES, 60),
 }  # fmt: skip
-"""The parts by name, the most valuable first. Shares are seconds of a run of nine minutes."""
+"""The parts by name, the most valuable first. Each gets its share of the time."""
 
 Save = Callable[[], None]
 Status = Callable[[str], None]
-_LATE = "its time was over"
+_LATE, _INTERRUPTED = "its time was over", "interrupted"
 
 
 def missing_rows(part: Part, found: Report, toy: bool) -> list[str]:
@@ -140,7 +140,11 @@ def run_part(
     found.pop("stopped", None)
     run = _PartRun(part, found, options, time.monotonic() + limit, save, status)
     with ThreadPoolExecutor(part.at_once) as pool:
-        list(pool.map(run.measured, run.requests()))
+        try:
+            list(pool.map(run.measured, run.requests()))
+        except KeyboardInterrupt:
+            found["stopped"] = _INTERRUPTED
+            raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +175,8 @@ class _PartRun:
             stopped, error = self._asked(names)
             with self.lock:
                 if stopped:
-                    self.found["stopped"] = stopped
+                    # The first cause; others follow from it.
+                    self.found.setdefault("stopped", stopped)
                 elif rest := self.missing(names):
                     row = self.found["rows"].setdefault(rest[0], {})
                     row["error"] = error
@@ -206,6 +211,9 @@ class _PartRun:
                 return _LATE, ""
             except RuntimeError as failed:
                 error = str(failed).strip().splitlines()[-1][:500]
+                if error == "KeyboardInterrupt":
+                    # Ctrl-C ends the children first; a row of theirs is measured by the next run.
+                    return _INTERRUPTED, ""
         return (None if opened else error), error
 
 

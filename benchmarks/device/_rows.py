@@ -24,13 +24,11 @@ class Settings:
         toy: Whether they are tiny.
         plans: The folder of plans that are made already.
         kernels: The folder for the text of each program and the seconds of its kernels.
-        only_compile: Whether programs are compiled into JAX's compilation cache, and not run.
     """
 
     toy: bool = False
     plans: str | None = None
     kernels: str | None = None
-    only_compile: bool = False
 
 
 def serve(measure: Callable[[str, Settings], Iterator[Row]]) -> None:

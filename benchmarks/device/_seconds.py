@@ -30,14 +30,18 @@ def plan_name(budget: float) -> str:
 def measure(name: str, settings: Settings) -> Iterator[Row]:
     """Yield the baseline and plans of a program: peak, seconds stated and measured."""
     program, toy = make(name, settings.toy), settings.toy
-    plans, failed = plans_of(settings.plans, PART, name, lambda: planned(program, toy))
+    plans, failed = plans_of(settings, PART, name, lambda: planned(program, toy))
     losses = {BASELINE: program.loss} | ({BY_HAND: program.build({})} if program.by_hand else {})
     # Equal plans are measured once.
     different = {plan.to_json(): name for name, plan in reversed(plans.items())}
     losses |= {name: plans[name].apply(program.loss) for name in reversed(different.values())}
     same = {name: different[plan.to_json()] for name, plan in plans.items()}
     programs = compiled(program, losses)
-    yield {"programs": timed(programs, toy), "same": same, "failed": failed}
+    found = timed(programs, toy)
+    for each, plan in plans.items():
+        if each in found and plan.target and plan.verified:
+            found[each]["target_peak"] = plan.verified.peak_bytes
+    yield {"programs": found, "same": same, "failed": failed}
     if settings.kernels:
         write_kernels(settings.kernels, name, programs)
 

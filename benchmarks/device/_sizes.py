@@ -2,9 +2,9 @@
 
 A plan is made for nine tenths of the device's memory less AdamW's moments. Its gradient runs three
 times, each with the update of the parameters. Then an array fills the memory up to what the
-compiler stated for the program: it must still run. With one batch less than that it must not.
-The last is also tried as it is meant: the baseline of one batch more, where the memory is what
-the compiler stated for the batch before.
+compiler stated for the program and half a batch: it must still run. With one batch less than stated
+it must not. The last is also tried as it is meant: the baseline of one batch more, in the memory
+of the first.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ def measure(name: str, settings: Settings) -> Iterator[Row]:
         fn, about = MODELS[case.model](toy).loss, {"flops": 1.0}
         if case.planned:
             make = lambda: planned(case, mesh, toy, memory_for(device))  # noqa: E731
-            plans, failed = plans_of(settings.plans, PART, name, make)
+            plans, failed = plans_of(settings, PART, name, make)
             if failed:
                 raise ValueError(failed[PLAN])
             fn, about = plans[PLAN].apply(fn), about_plan(plans[PLAN])
@@ -106,8 +106,6 @@ def measure(name: str, settings: Settings) -> Iterator[Row]:
         found = about | {"stated": memory.peak, "stated_seconds": seconds}
         found["planning"] = time.perf_counter() - began
         yield found
-        if settings.only_compile:
-            return
         params, tokens = jax.block_until_ready(drawn())
         before = stats_of(device)
         params, found = steps(gradient, init, update, params, tokens)

@@ -29,7 +29,7 @@ def measure(name: str, settings: Settings) -> Iterator[Row]:
     memory, batch = stats.get("bytes_limit", scale.TOY_MEMORY), 2 if toy else BATCH
 
     def plan_within(peak: int) -> jrc.Plan | None:
-        plans, _ = plans_of(settings.plans, PART, name, lambda: planned(name, toy, peak))
+        plans, _ = plans_of(settings, PART, name, lambda: planned(name, toy, peak))
         return plans.get(PLAN)
 
     laps = TOY_LAPS if toy else LAPS

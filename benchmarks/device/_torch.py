@@ -44,7 +44,7 @@ WAYS = {
 def measure(name: str, settings: Settings) -> Iterator[Row]:
     """Yield bytes, seconds, loss and norm of the gradient of each way."""
     program, toy = make(settings.toy), settings.toy
-    plans, failed = plans_of(settings.plans, PART, name, lambda: planned(program, toy))
+    plans, failed = plans_of(settings, PART, name, lambda: planned(program, toy))
     losses = {BASELINE: program.loss, BY_HAND: program.build({})}
     losses |= {name: plan.apply(program.loss) for name, plan in plans.items()}
     found: dict[str, list[Row]] = {}

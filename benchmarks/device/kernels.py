@@ -4,10 +4,10 @@
     python -m benchmarks.device.kernels --kernels KERNELS --seconds FOLDER/seconds.json
 
 Nothing is run: the folder has each program's compiled text and the seconds of its kernels. A kernel
-of XLA has the name of its instruction, that of a library is counted as a product, a copy of memory
-as a copy. Stated are the seconds of today's rates, without the time to launch a kernel, which the
-profiler does not see. A rate that is fitted to a folder has no error of its own: say which programs
-it was fitted to.
+of XLA has the name of its instruction; those of libraries are told by their names. Of a conditional
+all branches count. Stated are the seconds of today's rates, without the time to launch a kernel,
+which the profiler does not see. A rate that is fitted to a folder has no error of its own: say
+which programs it was fitted to.
 """
 
 import argparse
@@ -27,6 +27,13 @@ from benchmarks._private import StatedKernel, seconds_text, stated_kernels
 NAME = "device.kernels"
 PRODUCTS, COPIES, OTHERS = "products", "copies", "other kernels"
 KINDS = (PRODUCTS, COPIES, OTHERS)
+# Of kernels that have not the name of an instruction.
+_NAMES = {
+    COPIES: re.compile(r"^mem(cpy|set)", re.IGNORECASE),
+    PRODUCTS: re.compile(
+        r"gemm|cutlass|nvjet|xmma|cublas|splitk|conv|fprop|dgrad|wgrad", re.IGNORECASE
+    ),
+}
 
 
 def measure(run: Run) -> None:
@@ -60,7 +67,7 @@ def compared(program: Mapping[str, Any], target: jrc.Target) -> Report:
     for _, _, name, _, seconds in program["kernels"]:
         kind = kinds.get(_plain(name)) or kinds.get(_family(name))
         if kind is None:
-            kind = COPIES if re.match(r"mem(cpy|set)", name, re.IGNORECASE) else PRODUCTS
+            kind = next((kind for kind, found in _NAMES.items() if found.search(name)), OTHERS)
         found["measured"][kind] += seconds / program["calls"]
     times = sum(times for *_, times, _ in program["kernels"]) / program["calls"]
     return found | {"kernels": round(times), "stated_in_all": whole}

@@ -35,12 +35,12 @@ def measure(run: Run) -> None:
     for part in options.only:
         rows = [name for name in PARTS[part].rows(options.toy) if name in (options.rows or [name])]
         for name in rows:
-            path = path_of(options.out, part, name)
+            path = path_of(options.out, part, name, options.toy)
             if path.exists():
                 continue
             run.status(f"{part}: {name}")
             if (plans := _MAKERS[part](name, options.toy, target)) is not None:
-                write_plans(options.out, part, name, plans)
+                write_plans(path, plans)
                 run.console.print(f"{path.name}: {', '.join(plans)}")
 
 

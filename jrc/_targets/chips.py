@@ -138,7 +138,7 @@ _C2C = (225e9, "half of a superchip's NVLink-C2C")
 
 # Rates of copies to pinned memory. A GB200's two GPUs share a GH200's link.
 _MEASURED = {
-    _GEN5: Figure(52e9, "measured on an H100 SXM: 52.4 GB/s to the host, 51.9 back"),
+    _GEN5: Figure(52e9, "measured with an H100 SXM on this link: 52.4 GB/s to the host, 51.9 back"),
     _C2C: Figure(85e9, "modelled: half of the 170 GB/s that are reported for a GH200"),
 }
 

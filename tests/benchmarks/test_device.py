@@ -107,6 +107,19 @@ def test_a_part_whose_time_is_over_stops_and_its_last_row_is_partial(children):
     assert _parts.missing_rows(part("a", "b", "c"), found, False) == ["c", "b"]
 
 
+def test_an_interrupt_ends_the_part_and_no_row_has_an_error(children):
+    def interrupted(name):
+        if name == "b":
+            raise RuntimeError("failed:\n  ...\nKeyboardInterrupt")
+
+    asked = children(interrupted)
+    found = run(part("a", "b", "c"), {"rows": {}})
+    assert found["stopped"] == "interrupted" and len(asked) == 1
+    assert found["rows"] == {"a": {"figure": 1}, "b": {"figure": 1, "partial": True}}
+    run(part("a", "b", "c"), found)
+    assert asked[1][0] == ["b", "c"]
+
+
 def test_rows_of_two_devices_do_not_mix(children):
     children(lambda name: None, about=ABOUT | {"device": "another card"})
     found = run(part("a", "b"), {"rows": {"a": {"figure": 2}}, "about": ABOUT})
@@ -233,9 +246,12 @@ def test_seconds_are_ranked_where_a_rate_is_known():
     }  # fmt: skip
     table, every = _tables.seconds({"a": {"programs": programs}})
     assert table.rows == [
-        ("a", "4", "1 GiB, 2 s", "1 MiB, 2.000 x", "1.500 x", "1.00", "42 %")
+        ("a", "4", "1 GiB, 2 s", "1 MiB, 2.000 x", "1.500 x", "1.00", "42 %", "-")
     ]  # fmt: skip
     assert every.rows == [("1 programs", "1.00", "42 %")]
+    programs["plan, 0.5"]["target_peak"] = 0
+    programs["plan, 0.75"]["target_peak"] = 2**29
+    assert _tables.seconds({"a": {"programs": programs}})[0].rows[0][-1] == "0 to 1 MiB"
     programs["baseline"]["stated"] = None
     del programs["every block recomputed"]
     (table,) = _tables.seconds({"a": {"programs": programs}})
@@ -252,19 +268,24 @@ def test_plans_that_a_folder_has_are_not_made_again(tmp_path):
     program = Program(lambda remat: loss, args, by_hand=False)
     made = _seconds.planned(program, toy=True)
     error = jrc.BudgetError("no plan fits", 1)
-    _plans.write_plans(tmp_path, "seconds", "an mlp, 4", {**made, "plan, 0.0": error})
-    plans, failed = _plans.plans_of(str(tmp_path), "seconds", "an mlp, 4", lambda: pytest.fail())
+    settings = Settings(plans=str(tmp_path))
+    path = _plans.path_of(tmp_path, "seconds", "an mlp, 4", False)
+    _plans.write_plans(path, {**made, "plan, 0.0": error})
+    plans, failed = _plans.plans_of(settings, "seconds", "an mlp, 4", lambda: pytest.fail())
     assert plans == made and failed == {"plan, 0.0": str(error)}
     jax.grad(plans["plan, 0.5"].apply(loss))(*args)
-    # Another row has none.
-    assert _plans.plans_of(str(tmp_path), "seconds", "other", lambda: made) == (made, {})
+    # Another row has none, and neither has the toy.
+    toy = Settings(plans=str(tmp_path), toy=True)
+    for each, row in ((settings, "other"), (toy, "an mlp, 4")):
+        assert _plans.plans_of(each, "seconds", row, lambda: made) == (made, {})
 
 
 @pytest.mark.slow
 def test_a_program_is_timed_with_the_plans_of_a_folder(tmp_path):
     program = catalogue.make("mirrored_mlp", True)
     made = _seconds.planned(program, toy=True)
-    _plans.write_plans(tmp_path, "seconds", "mirrored_mlp", {**made, "the same": made["plan, 0.5"]})
+    path = _plans.path_of(tmp_path, "seconds", "mirrored_mlp", True)
+    _plans.write_plans(path, {**made, "the same": made["plan, 0.5"]})
     settings = Settings(toy=True, plans=str(tmp_path), kernels=str(tmp_path / "kernels"))
     (row,) = _seconds.measure("mirrored_mlp", settings)
     assert set(row["programs"]) == {"baseline", "every block recomputed", "plan, 0.5"}

@@ -19,10 +19,14 @@ from typing import NamedTuple
 
 from jrc.remat._compiled.hlo import Computation, Instruction, Module, shape_of_type
 from jrc.remat._compiled.hlo_opcodes import opcode_facts
+from jrc.remat._time.memory_traffic import (
+    bytes_moved,
+    is_fusion,
+    is_library_product,
+    result_types,
+)
 from jrc.remat._time.strided_reads import strided_reads
 
-# Of these a kernel reads of the first operand as much as it returns.
-_SLICES = ("dynamic-slice", "gather", "slice")
 _LABELS = re.compile(r"dim_labels=(\w+->\w+)")
 _IN_LIBRARY = re.compile(r"b(01?)f_\1io->b\1f")
 
@@ -59,14 +63,14 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
     """
     facts = opcode_facts(each.opcode)
     # What starts a fusion is its kernel: GPUs copy a slice of a stack of layers like that.
-    is_half = each.opcode.endswith(("-start", "-done")) and not _is_fusion(each)
+    is_half = each.opcode.endswith(("-start", "-done")) and not is_fusion(each)
     if not facts.allocates or facts.is_collective or is_half:
         return None
-    (fused,) = module.called(each) if _is_fusion(each) else (None,)
+    (fused,) = module.called(each) if is_fusion(each) else (None,)
     products: dict[str, int] = {}
     convolves, in_library = False, True
     for computation, inner in _merged(module, around, each):
-        if not (inner.opcode in ("dot", "convolution") or _is_library_product(inner)):
+        if not (inner.opcode in ("dot", "convolution") or is_library_product(inner)):
             continue
         dtype, flops = _product(computation, inner)
         products[dtype] = products.get(dtype, 0) + flops
@@ -74,11 +78,6 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
             convolves = True
             in_library &= bool(_IN_LIBRARY.fullmatch(labels[1]))
             in_library &= not _is_depthwise(computation, inner)
-    read = sum(
-        share * _size(around.by_name.get(each.operands[i]))
-        for i, share in _shares(around, each, fused).items()
-        if each.operands[i] not in each.operands[:i]
-    )
     functions = sum(
         math.prod(shape_of_type(inner.types[0]).dims)
         for _, inner in _merged(module, around, each)
@@ -86,7 +85,7 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
     )
     is_loop = fused is not None and "kind=kLoop" in each.attributes
     return Kernel(
-        bytes=round(read) + _written(around, each, fused),
+        bytes=bytes_moved(module, around, each),
         products=products,
         convolves=convolves,
         in_library=in_library,
@@ -95,97 +94,11 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
     )
 
 
-def _shares(
-    around: Computation, each: Instruction, fused: Computation | None
-) -> Mapping[int, float]:
-    """The share of each operand's entries that an instruction reads, by the operand's number.
-
-    A loop computes a value inside of a fusion only at the entries that something reads: where all
-    that reads it is a slice, so many. What is updated in place is not read.
-    """
-    if fused is None:
-        return dict(enumerate(_shares_of(each, around.by_name, True)))
-    results = {result.name for result in _roots(fused)}
-    needed = {result.name: 1.0 for result in fused.results}
-    found: dict[int, float] = {}
-    for inner in reversed(fused.instructions):
-        share = min(1.0, needed.get(inner.name, 0.0))
-        if inner.parameter is not None:
-            found[inner.parameter] = share
-        parts = _shares_of(inner, fused.by_name, inner.name in results)
-        for name, part in zip(inner.operands, parts, strict=True):
-            needed[name] = needed.get(name, 0.0) + share * part
-    return found
-
-
-def _shares_of(
-    each: Instruction, by_name: Mapping[str, Instruction], is_result: bool
-) -> Iterator[float]:
-    """The share of each operand that an instruction reads, where all of its result is needed."""
-    updates = _updates(each) if is_result else ()
-    for i, name in enumerate(each.operands):
-        whole = _size(by_name.get(name))
-        if i == 0 and each.opcode in _SLICES and whole:
-            yield min(1.0, _size(each) / whole)
-        elif i < len(updates):
-            # What is added to is read where something is added.
-            adds = each.opcode == "scatter" and whole
-            yield min(1.0, _size(by_name.get(updates[i])) / whole) if adds else 0.0
-        else:
-            yield 1.0
-
-
-def _updates(each: Instruction) -> Sequence[str]:
-    """The operands that are written into the first ones, where those lie, one for each."""
-    if each.opcode == "dynamic-update-slice":
-        return each.operands[1:2]
-    return each.operands[len(each.operands) // 2 + 1 :] if each.opcode == "scatter" else ()
-
-
-def _written(around: Computation, each: Instruction, fused: Computation | None) -> int:
-    """Bytes that an instruction writes: of an array that is updated in place the update."""
-    where, roots = (around, [each]) if fused is None else (fused, _roots(fused))
-    return sum(
-        sum(_size(where.by_name.get(name)) for name in _updates(root))
-        if _updates(root)
-        else sum(root.array_bytes[: len(_results(root))])
-        for root in roots
-    )
-
-
-def _results(each: Instruction) -> tuple[str, ...]:
-    """The types of what an instruction returns, but the room in which a library's call works.
-
-    A call of cuBLAS or cuDNN returns that last, as bytes.
-    """
-    if len(each.types) > 1 and _is_library_product(each):
-        last = shape_of_type(each.types[-1])
-        if last.dtype in ("s8", "u8") and len(last.dims) == 1:
-            return tuple(each.types[:-1])
-    return tuple(each.types)
-
-
-def _roots(fused: Computation) -> list[Instruction]:
-    """What a fusion returns, behind the views that stand in front of it."""
-    return [_behind_views(fused, each) for each in fused.results]
-
-
-def _behind_views(fused: Computation, each: Instruction) -> Instruction:
-    while each.opcode == "bitcast" and each.operands:
-        each = fused.by_name[each.operands[0]]
-    return each
-
-
-def _size(each: Instruction | None) -> int:
-    """Bytes of a result."""
-    return sum(each.array_bytes) if each is not None else 0
-
-
 def _merged(
     module: Module, around: Computation, each: Instruction
 ) -> Iterator[tuple[Computation, Instruction]]:
     """An instruction, or all that is fused into it, each with its computation."""
-    if not _is_fusion(each):
+    if not is_fusion(each):
         yield around, each
         return
     for computation in module.called(each):
@@ -193,21 +106,11 @@ def _merged(
             yield from _merged(module, computation, inner)
 
 
-def _is_fusion(each: Instruction) -> bool:
-    return each.opcode in ("fusion", "fusion-start")
-
-
-def _is_library_product(each: Instruction) -> bool:
-    """Whether it is a call of a library's product: cuBLAS, cuDNN, oneDNN."""
-    named = re.search(r'custom_call_target="([^"]*)"', each.attributes)
-    return bool(named and re.search(r"gemm|matmul|conv", named[1]))
-
-
 def _product(around: Computation, each: Instruction) -> tuple[str, int]:
     """The dtype of a product's operands, and its FLOPs."""
     given = [shape_of_type(i.types[0]) for i in _operands(around, each)[:2]]
     dtype = given[0].dtype if given else ""
-    result = max((shape_of_type(t).dims for t in _results(each)), key=math.prod, default=())
+    result = max((shape_of_type(t).dims for t in result_types(each)), key=math.prod, default=())
     if "dim_labels=" in each.attributes and len(given) > 1:
         return dtype, _convolution_flops(each, given[0].dims, given[1].dims, result)
     contracted = _dimensions(each, "lhs_contracting")
