@@ -17,12 +17,12 @@ def measure(name: str, settings: Settings) -> Iterator[Row]:
     """Yield peak and seconds, stated and measured, of both plans within half of the temporaries."""
     program = make(name, settings.toy)
     plans, failed = plans_of(settings, PART, name, lambda: planned(program, settings.toy))
+    if plan_name(BUDGET) in failed:
+        raise ValueError(failed[plan_name(BUDGET)])
     chosen = jrc.plan(
         program.loss, *program.args, budget=BUDGET, measure=True, argnums=program.argnums,
         has_aux=program.has_aux,
     )  # fmt: skip
-    if failed:
-        raise ValueError("; ".join(failed.values()))
     losses = {
         BASELINE: program.loss,
         STATED: plans[plan_name(BUDGET)].apply(program.loss),

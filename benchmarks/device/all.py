@@ -26,6 +26,7 @@ on the device. This process uses no device; each part is a process of its own.
 
 import argparse
 import dataclasses
+import pathlib
 
 from benchmarks._lib.command import Benchmark, Run, at_least, names_of
 from benchmarks._lib.report import Report
@@ -77,9 +78,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse a run without a folder."""
+    """Refuse a run without a folder, and plans that are not there."""
     if options.out is None:
         parser.error("--out must name a folder, got none: a run writes into it and continues it.")
+    if options.plans and not pathlib.Path(options.plans).is_dir():
+        parser.error(
+            f"--plans must be a folder that benchmarks.device.plans wrote, got {options.plans}, "
+            "which is none. Leave it out to make the plans here."
+        )
+    # Rows are measured by processes in another folder.
+    for name in ("plans", "kernels"):
+        if path := getattr(options, name):
+            setattr(options, name, str(pathlib.Path(path).resolve()))
 
 
 BENCHMARK = Benchmark(

@@ -125,7 +125,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--target", default="h100", help="a name of jrc.targets() (default: h100)")
 
 
-BENCHMARK = Benchmark(NAME, __doc__, measure, tables, add_options, platform="cpu")
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse a folder without kernels."""
+    if not any(options.kernels.glob("*.json.gz")):
+        parser.error(
+            "--kernels must be a folder with the .json.gz files of benchmarks.device.all, "
+            f"got {options.kernels} without any. Run that with --kernels first."
+        )
+
+
+BENCHMARK = Benchmark(NAME, __doc__, measure, tables, add_options, check_options, platform="cpu")
 main = BENCHMARK.main
 
 if __name__ == "__main__":

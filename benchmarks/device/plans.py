@@ -84,9 +84,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse a run without a folder."""
+    """Refuse a run without a folder, and unknown rows."""
     if options.out is None:
         parser.error("--out must name a folder for the plans, got none.")
+    known = {name for part in options.only for name in PARTS[part].rows(options.toy)}
+    if unknown := set(options.rows or ()) - known:
+        parser.error(
+            f"--rows must be some of {', '.join(sorted(known))}, got {', '.join(sorted(unknown))}."
+        )
 
 
 def tables(report: Report) -> list[Table]:

@@ -27,9 +27,7 @@ def sum_over_executed(module: Module, cost: Callable[[Computation, Instruction],
         return known[id(computation)]
 
     def run(computation: Computation, each: Instruction) -> float:
-        if each.opcode == "fusion" or not (
-            opcode_facts(each.opcode).runs_computations or each.opcode == "call"
-        ):
+        if not (opcode_facts(each.opcode).runs_computations or each.opcode == "call"):
             return cost(computation, each)
         inside = list(map(of, module.called(each)))
         if each.opcode == "conditional":

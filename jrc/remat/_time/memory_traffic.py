@@ -50,9 +50,9 @@ def is_library_product(each: Instruction) -> bool:
 
 
 def result_types(each: Instruction) -> tuple[str, ...]:
-    """Return the types of what an instruction returns, but the room in which a library works.
+    """Return the types of what an instruction returns, without the workspace of a library.
 
-    A product by a library returns that last, as bytes.
+    A product by a library returns its workspace last, as bytes.
     """
     if len(each.types) > 1 and is_library_product(each):
         last = shape_of_type(each.types[-1])
@@ -137,13 +137,13 @@ def _shares_of_operands(
 def _written(where: Computation, result: Instruction, in_place: set[str]) -> int:
     """Bytes that are written for a result: of an array that is updated in place the updates."""
     found = 0
-    for each, at in _behind(where, result):
+    for each, at in _views_and_updates(where, result):
         if each.name in in_place:
             found += _size(where.by_name.get(_updates(each)[at]))
     return found or sum(result.array_bytes[: len(result_types(result))])
 
 
-def _behind(where: Computation, each: Instruction) -> Iterator[tuple[Instruction, int]]:
+def _views_and_updates(where: Computation, each: Instruction) -> Iterator[tuple[Instruction, int]]:
     """A result and what it is a view or an update of, each with the number of its array."""
     at = 0
     while True:
@@ -160,7 +160,7 @@ def _in_place(fused: Computation) -> set[str]:
     """The updates of a fusion's parameters, where those lie: one after the other, to a result."""
     found: set[str] = set()
     for result in fused.results:
-        chain = [each for each, _ in _behind(fused, result)]
+        chain = [each for each, _ in _views_and_updates(fused, result)]
         if chain[-1].parameter is not None:
             found.update(each.name for each in chain if _updates(each))
     return found

@@ -17,9 +17,9 @@ _BY_DTYPE = {"f64": 1 / 16, "f32": 1 / 2, "s8": 2.0, "u8": 2.0, "f8e4m3fn": 2.0,
 # How many times faster products are than elementwise functions: assumed, of every accelerator.
 _PRODUCTS_OVER_FUNCTIONS = 64
 _LAUNCH_SECONDS = 2e-6
-# The shares of the published rates that kernels reached on an H100, products and memory: fitted to
-# 26 programs (benchmarks.device.kernels), and assumed of every GPU.
-_REACHED_ON_GPUS = 0.7, 0.75
+# Shares of the published rates with which 26 programs take about what they took on an H100
+# (benchmarks.device.kernels); assumed of every GPU.
+_PRODUCTS_ON_GPUS, _BANDWIDTH_ON_GPUS = 0.7, 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +72,7 @@ def rates_of_chip(chip: Chip) -> Rates | None:
     if products is None or bandwidth is None:
         return None
     if chip.platform == "gpu":
-        products, bandwidth = (
-            share * rate
-            for share, rate in zip(_REACHED_ON_GPUS, (products, bandwidth), strict=True)
-        )
+        products, bandwidth = _PRODUCTS_ON_GPUS * products, _BANDWIDTH_ON_GPUS * bandwidth
     return Rates(
         products=products,
         convolutions=products,
