@@ -128,12 +128,23 @@ class Program:
             outvars: The variables; all results by default.
             given: A mark whose values are known: they need no equations that make them.
         """
+        if outvars is None and given is None:
+            return self._live
         outvars = self.jaxpr.outvars if outvars is None else outvars
 
         def reads(i: int) -> Iterable[Any]:
             is_given = given is not None and (mark_of(self.eqns[i]) or [None])[0] == given
             return () if is_given else self.eqns[i].invars
 
+        return self._live_among(outvars, reads)
+
+    @cached_property
+    def _live(self) -> tuple[bool, ...]:
+        return self._live_among(self.jaxpr.outvars)
+
+    def _live_among(
+        self, outvars: Iterable[Any], reads: Callable[[int], Iterable[Any]] | None = None
+    ) -> tuple[bool, ...]:
         live = set(live_positions(self.eqns, outvars, reads)[0])
         return tuple(i in live for i in range(len(self.eqns)))
 
@@ -149,7 +160,11 @@ class Program:
 
     def reads(self, i: int) -> tuple[Var, ...]:
         """Return the variables that equation `i` reads, each once."""
-        return tuple(dict.fromkeys(variables(self.eqns[i].invars)))
+        return self._reads[i]
+
+    @cached_property
+    def _reads(self) -> tuple[tuple[Var, ...], ...]:
+        return tuple(tuple(dict.fromkeys(variables(eqn.invars))) for eqn in self.eqns)
 
     def sources(self, i: int) -> tuple[Var, ...]:
         """Return the variables that equation `i` reads, each as it was before it was cast."""

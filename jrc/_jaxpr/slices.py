@@ -157,9 +157,10 @@ def sliced(
     Raises:
         Dependent: If an equation needs more than a slice of what it reads.
     """
-    live = [p for p, is_live in enumerate(program.live()) if is_live]
     walk = _Walk(program, dict(axes), independent_axes, among or ())
-    for p in live if among is None else sorted(among):
+    if among is None:
+        among = [p for p, is_live in enumerate(program.live()) if is_live]
+    for p in sorted(among):
         walk.forward(p)
     walk.backward()
     return Slices(

@@ -13,6 +13,7 @@ after which nothing but a sum over the axis follows, such as a loss, takes that 
 ('dot_general', 80, 1)
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -104,7 +105,7 @@ def wide_regions(
         if -p not in taken and -p not in limits.apart:
             region = _best_region(limits, v)
             held: list[Region] = []
-            if region is None and limits.met_taken:
+            if region is None and limits.met:
                 region, held = _with_another(limits, v, found)
             if region is None:
                 continue
@@ -121,8 +122,10 @@ def _with_another(
 ) -> tuple[Region | None, list[Region]]:
     """The region around a value that holds one which it cannot stand beside, and that one."""
     for each in found:
+        if limits.met.isdisjoint(each.equations):
+            continue
         others = limits.taken.difference(each.equations)
-        alone = dataclasses.replace(limits, taken=others, failed=set())
+        alone = dataclasses.replace(limits, taken=others, failed=set(), met=set())
         region = _best_region(alone, v, each)
         if region is not None:
             return region, [each]
@@ -142,11 +145,9 @@ def region_of_widest(
     live = program.live()
     made = [v for p, eqn in enumerate(program.eqns) if live[p] for v in eqn.outvars]
     widest = max(made, key=lambda v: nbytes(v.aval), default=None)
-    return (
-        None
-        if widest is None
-        else _best_region(_Limits(program, narrow, lies_across=lies_across), widest)
-    )
+    if widest is None:
+        return None
+    return _best_region(_Limits(program, narrow, lies_across=lies_across), widest)
 
 
 @dataclasses.dataclass(eq=False)
@@ -160,7 +161,7 @@ class _Limits:
         lies_across: As for `wide_regions`.
         taken: Equations of other regions.
         failed: Values around which there is no region along an axis; no region may make them.
-        met_taken: Whether the last growth ended at an equation of another region.
+        met: Equations of other regions at which the last growth ended, along any axis.
     """
 
     program: Program
@@ -169,11 +170,7 @@ class _Limits:
     lies_across: Callable[[Any, int], bool] = _nowhere
     taken: set[int] = dataclasses.field(default_factory=set)
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
-    met_taken: bool = False
-
-    @functools.cached_property
-    def live(self) -> Sequence[bool]:
-        return self.program.live()
+    met: set[int] = dataclasses.field(default_factory=set)
 
     @functools.cached_property
     def made_inside(self) -> MadeInside:
@@ -183,7 +180,7 @@ class _Limits:
 def _best_region(limits: _Limits, v: Any, start: Region | None = None) -> Region | None:
     """The region around a value along the axis that leaves the fewest bytes; with another in it."""
     regions = []
-    limits.met_taken = False
+    limits.met.clear()
     for axis, length in enumerate(shape_of(v)):
         if length > 1 and not limits.lies_across(v, axis):
             try:
@@ -203,7 +200,7 @@ class _NoRegion(Exception):
 class _Growth:
     def __init__(self, limits: _Limits, v: Any, axis: int, start: Region | None = None) -> None:
         self.limits, self.program, self.narrow = limits, limits.program, limits.narrow
-        self.wide, self.live = v, limits.live
+        self.wide, self.live = v, limits.program.live()
         self.axes: dict[Any, int] = dict(start.slices.axes) if start else {}
         self.axes[v] = axis
         self.inside: set[int] = set(start.equations) if start else set()
@@ -288,7 +285,8 @@ class _Growth:
     def _include(self, p: int) -> None:
         """Let an equation join, along the axis that its operands and results have inside."""
         if not self._is_free(p):
-            self.limits.met_taken |= p in self.limits.taken
+            if p in self.limits.taken:
+                self.limits.met.add(p)
             raise _NoRegion
         eqn = self.program.eqns[p]
         if has_effects(eqn) or facts_of(eqn).is_collective:
@@ -364,17 +362,17 @@ class _Growth:
 
     def _width(self) -> int:
         """Bytes that are live at once inside, the most; of results only those of a forward pass."""
-        live = 0
-        most = 0
+        live = most = 0
         last: dict[Any, int] = {}
         for p in sorted(self.inside):
-            for v in self.program.reads(p):
-                if self._is_made(v):
-                    last[v] = p
+            last |= dict.fromkeys(filter(self._is_made, self.program.reads(p)), p)
+        freed = collections.Counter[int]()
+        for v, p in last.items():
+            freed[p] += nbytes(v.aval)
         for p in sorted(self.inside):
             live += sum(nbytes(v.aval) for v in self.program.eqns[p].outvars if v in self.axes)
             most = max(most, live)
-            live -= sum(nbytes(v.aval) for v, at in last.items() if at == p)
+            live -= freed[p]
         return most
 
     def _edge(self, slices: Slices) -> int:

@@ -205,13 +205,10 @@ class PlannerAsItIs:
         cost = self._estimate(form)
         return PlanCandidate(
             predicted=cost,
-            compiled_peak_bytes=cost.peak_bytes,
+            verified=cost,
             saved_bytes=0,
             change=f"{len(form.chunks)} regions in chunks" if form.chunks else BASELINE,
             is_chosen=is_chosen,
-            compiled_host_bytes=cost.host_bytes,
-            compiled_seconds=cost.seconds,
-            compiled_seconds_from=cost.seconds_from,
         )
 
     def _estimate(self, form: _Form) -> Estimate:

@@ -89,9 +89,10 @@ class PlannerSettings:
             so many ways are searched.
         off_chip_share: Of temporaries that fit into on-chip memory this share is outside all the
             same.
-        leaner_chunks: Where none with chunks fits, those for these shares of a budget are tried.
-        leaner_slack: A share is left out where that share of the temporaries of the leanest
-            candidate is more than this many times what there is for temporaries.
+        leaner_chunks: Where none with chunks fits, those for a smaller budget are tried: smaller
+            by as much as the leanest candidate exceeds it, times this.
+        leaner_slack: They are not where the temporaries of the leanest candidate are more than this
+            many times what there is for temporaries.
         least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.
@@ -152,7 +153,7 @@ class PlannerSettings:
     chunked_problems_kept: int = 3
     compiled_in_chunks: int = 2
     off_chip_share: float = 0.1
-    leaner_chunks: tuple[float, ...] = (0.7, 0.4, 0.15)
+    leaner_chunks: float = 0.7
     leaner_slack: float = 4.0
     chunks_worth: float = 0.03
     least_chunk: int = 2**14

@@ -45,7 +45,7 @@ class PlanCandidate:
 
     Attributes:
         predicted: Its cost as the model has it.
-        compiled_peak_bytes: Peak bytes of its compiled program; `None` if it was not compiled.
+        verified: That of its compiled program; `None` if it was not compiled.
         saved_bytes: Predicted bytes that are saved after the forward pass.
         change: What it saves more and less than the leaner candidate before it.
         is_chosen: Whether it is the plan.
@@ -53,41 +53,21 @@ class PlanCandidate:
         sent_bytes: Bytes that one device sends to others in its compiled program; `None` if it was
             not compiled, or its arguments are not split over devices.
         rerun_sent_bytes: How many of them in recomputation: parameters that are gathered again.
-        compiled_host_bytes: Bytes in the host's memory of its compiled program; `None` if it was
-            not compiled.
-        compiled_seconds: Seconds of its compiled program, as in `Plan.verified`.
-        compiled_seconds_from: Where they come from, as there.
     """
 
     predicted: Estimate
-    compiled_peak_bytes: int | None
+    verified: Estimate | None
     saved_bytes: int
     change: str
     is_chosen: bool
     name: str = ""
     sent_bytes: int | None = None
     rerun_sent_bytes: int | None = None
-    compiled_host_bytes: int | None = None
-    compiled_seconds: float | None = None
-    compiled_seconds_from: str = ""
 
     @property
-    def seconds(self) -> float | None:
-        """Seconds of the compiled program, or the predicted ones; `None` if none are known."""
-        compiled = self.compiled_seconds
-        return self.predicted.seconds if compiled is None else compiled
-
-    @property
-    def peak_bytes(self) -> int:
-        """The compiled peak, or the predicted one."""
-        compiled = self.compiled_peak_bytes
-        return self.predicted.peak_bytes if compiled is None else compiled
-
-    @property
-    def host_bytes(self) -> int:
-        """The compiled bytes in the host's memory, or the predicted ones."""
-        compiled = self.compiled_host_bytes
-        return self.predicted.host_bytes if compiled is None else compiled
+    def cost(self) -> Estimate:
+        """The verified cost, or the predicted one."""
+        return self.verified or self.predicted
 
 
 def sent_text(candidate: PlanCandidate | None, bandwidth: float | None) -> list[str]:
@@ -122,18 +102,18 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
     shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
     counts_sent = any(each.sent_bytes for each in candidates)
-    offloads = any(each.host_bytes for each in candidates)
-    is_timed = any(each.seconds is not None for each in candidates)
+    offloads = any(each.cost.host_bytes for each in candidates)
+    is_timed = any(each.cost.seconds is not None for each in candidates)
     rows = []
     for i in shown:
         each = candidates[i]
-        about = PREDICTED if each.compiled_peak_bytes is None else ""
+        about = "" if each.verified else PREDICTED
         place = f"{i + 1} of {count}" if i < count else "manual"
         rows.append(
             (
                 f"{'> ' if each.is_chosen else ''}{place}",
                 each.name or each.change,
-                f"{about}{memory_text(each.peak_bytes)}",
+                f"{about}{memory_text(each.cost.peak_bytes)}",
                 f"{each.predicted.flops_ratio:.3f} x",
                 *([_seconds_text(each)] if is_timed else []),
                 *([_host_text(each)] if offloads else []),
@@ -149,21 +129,22 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
 
 def predicted_line(candidates: Sequence[PlanCandidate]) -> list[str]:
     """Return the line that says which figures of the candidates are predicted."""
-    if all(each.compiled_peak_bytes is not None for each in candidates):
+    if all(each.verified for each in candidates):
         return []
     return [f"{PREDICTED} is in front of what is predicted; all else is of compiled programs"]
 
 
 def _seconds_text(each: PlanCandidate) -> str:
-    if each.seconds is None:
+    seconds, source = each.cost.seconds, each.cost.seconds_from
+    if seconds is None:
         return ""
-    about = PREDICTED if each.compiled_seconds is None else ""
-    measured = " (measured)" if each.compiled_seconds_from.startswith("measured") else ""
-    return f"{about}{seconds_text(each.seconds)}{measured}"
+    about = "" if each.verified else PREDICTED
+    measured = " (measured)" if source.startswith("measured") else ""
+    return f"{about}{seconds_text(seconds)}{measured}"
 
 
 def _host_text(each: PlanCandidate) -> str:
-    return memory_text(each.host_bytes) if each.host_bytes else ""
+    return memory_text(each.cost.host_bytes) if each.cost.host_bytes else ""
 
 
 def _sent_again(each: PlanCandidate) -> str:

@@ -1,6 +1,5 @@
 """The plan for a budget: the option that the search finds, or the error that none fits."""
 
-import itertools
 from collections.abc import Sequence
 
 from jrc._text import exact_memory_text, memory_text
@@ -12,7 +11,7 @@ from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_candidates import Estimate, PlanCandidate
 from jrc.remat._planner.plan.policy_by_names import by_name
 from jrc.remat._planner.plan.saved_by_plan import Kept, change_text, saved_by
-from jrc.remat._planner.search.chunks import Wanted, problems_in_chunks
+from jrc.remat._planner.search.chunks import Wanted
 from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem
@@ -92,33 +91,25 @@ def _is_dear(problem: Problem, option: Option | None) -> bool:
 
 
 def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None:
-    """Return the cheapest option that fits, of those with chunks for ever smaller budgets.
+    """Return the cheapest option that fits, of those with chunks for a smaller budget.
 
-    What chunks need is predicted too low at times. Then those for a smaller budget fit. Last come
-    regions that hold what the whole loss holds, and may be cut along another axis. Those for a
-    share of the budget are expected to need no less than that share of the least so far, which is
-    compiled for it.
+    What chunks need is predicted too low at times. Then those for a budget fit that is smaller by
+    as much as the least so far, which is compiled for it, is too large.
     """
     if search.compilations and search.temporaries_within(limit) > 0:
         search.least(limit, most=1)
-    for may_be_all, share in itertools.product((False, True), SETTINGS.leaner_chunks):
-        available = search.temporaries_within(limit)
-        least = min(map(search.expected, search.options)) - (limit - available)
-        if share * least > SETTINGS.leaner_slack * available:
-            continue
-        temporaries = int(share * available) + peaks.problem.on_chip
-        known = {each.chunks for each in search.options}
-        options = options_in_chunks(peaks, Wanted(temporaries, may_be_all=may_be_all))
-        new = [each for each in options if each.chunks not in known]
-        if not new:
-            continue
-        search.add(new)
-        if search.compilations:
-            search.allow_more(SETTINGS.compiled_in_chunks)
-        found = search.cheapest_fitting(limit)
-        if found is not None:
-            return found
-    return None
+    available = search.temporaries_within(limit)
+    least = min(map(search.expected, search.options)) - (limit - available)
+    if least > SETTINGS.leaner_slack * available:
+        return None
+    share = SETTINGS.leaner_chunks * min(available / max(least, 1), 1.0)
+    temporaries = int(share * available) + peaks.problem.on_chip
+    known = {each.chunks for each in search.options}
+    options = options_in_chunks(peaks, Wanted(temporaries))
+    search.add([each for each in options if each.chunks not in known])
+    if search.compilations:
+        search.allow_more(SETTINGS.compiled_in_chunks)
+    return search.cheapest_fitting(limit)
 
 
 def _without_chunks(search: Search, limit: int, compilations: int) -> Option | None:
@@ -141,9 +132,7 @@ def options_in_chunks(peaks: Peaks, wanted: Wanted) -> list[Option]:
         peaks: What is known of the function.
         wanted: What is looked for.
     """
-    if wanted not in peaks.in_chunks:
-        peaks.in_chunks[wanted] = problems_in_chunks(peaks.problem, wanted)
-    return [option for each in peaks.in_chunks[wanted] for option in each.options]
+    return [option for each in peaks.in_chunks.found(wanted) for option in each.options]
 
 
 def _fastest(options: Sequence[Option], peaks: Peaks) -> Option:
@@ -221,14 +210,10 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
     function = problem.function
     program = function.traced.program
     decision, opaque = option.whole, opaque_under(option.whole, problem.opaque)
-    verified = None
-    if option in search.compiled:
-        cost = peaks.compiled(option)
-        verified = _estimate(whole, cost.peak, peaks.flops(option), cost.host, peaks.time(option))
     return Plan(
         budget=budget,
         predicted=_predicted(peaks, search, option),
-        verified=verified,
+        verified=_verified(peaks, search, option),
         unplanned_flops=whole.flops,
         baseline_recomputed=problem.recomputed,
         saved_bytes=option.saved,
@@ -258,14 +243,10 @@ def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandi
         if option in problem.manual:
             before = None
         cost = peaks.compiled(option) if option in search.compiled else None
-        time = peaks.time(option) if option in search.compiled else None
         found.append(
             PlanCandidate(
                 predicted=_predicted(peaks, search, option),
-                compiled_peak_bytes=None if cost is None else cost.peak,
-                compiled_host_bytes=None if cost is None else cost.host,
-                compiled_seconds=None if time is None else time.value,
-                compiled_seconds_from="" if time is None else time.source,
+                verified=_verified(peaks, search, option),
                 sent_bytes=None if cost is None else cost.sent,
                 rerun_sent_bytes=None if cost is None else cost.rerun_sent,
                 saved_bytes=option.saved,
@@ -289,6 +270,14 @@ def _predicted(peaks: Peaks, search: Search, option: Option) -> Estimate:
     if isinstance(problem.unit, TimeUnit):
         time = Seconds(problem.unit.seconds(cost / problem.parts), "modelled")
     return _estimate(peaks.problem, peak, problem.flops_of(option), option.host, time)
+
+
+def _verified(peaks: Peaks, search: Search, option: Option) -> Estimate | None:
+    """The cost of an option that was compiled."""
+    if option not in search.compiled:
+        return None
+    cost, total = peaks.compiled(option), peaks.flops(option)
+    return _estimate(peaks.problem, cost.peak, total, cost.host, peaks.time(option))
 
 
 def _estimate(

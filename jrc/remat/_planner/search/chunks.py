@@ -1,7 +1,8 @@
 """The problems of a function with regions in chunks, those that promise most for a budget.
 
 The function with some regions in chunks is a function like any other: it is traced and solved like
-it, and its options stand beside those of the function as it is. Nothing is compiled here. Which
+it, and its options stand beside those of the function as it is. Nothing is compiled here; to trace
+and to solve a way takes a second where the program is large, so each is made once. Which
 values are wide, and how many bytes a chunk may have, are shares of what a budget leaves for
 temporaries. Each set of regions is tried with fewer and fewer bytes a chunk, as long as the
 cheapest option that is predicted to fit becomes cheaper. Where a plan without chunks fits, larger
@@ -34,77 +35,124 @@ class Wanted:
     Attributes:
         temporaries: Bytes that there are for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
-        may_be_all: Whether a region may hold all that is dear, where the whole loss may too.
         is_urgent: Whether nothing fits without chunks. Else only the best so far is gone on with.
     """
 
     temporaries: int
     whole_loss: bool = True
-    may_be_all: bool = False
     is_urgent: bool = True
 
 
-def problems_in_chunks(problem: Problem, wanted: Wanted) -> list[Problem]:
-    """Return the problems of a function with regions in chunks that promise most.
+class ProblemsInChunks:
+    """The problems of a function with regions in chunks.
+
+    Args:
+        problem: The problem of the function as it is.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._made: dict[tuple[Chunks, ...], Problem | None] = {}
+        self._found: dict[Wanted, list[Problem]] = {}
+
+    def of(self, chunks: tuple[Chunks, ...]) -> Problem:
+        """Return the problem with these chunks, which was found before."""
+        found = self._made[chunks]
+        assert found is not None
+        return found
+
+    def found(self, wanted: Wanted) -> list[Problem]:
+        """Return those that promise most, of the ways that are looked at."""
+        if wanted not in self._found:
+            look = _Look(self._problem, wanted, self._made)
+            self._found[wanted] = _within(self._problem.request, look.best)
+        return self._found[wanted]
+
+
+class _Look:
+    """One look for ways to run a function in chunks.
 
     Args:
         problem: The problem of the function as it is.
         wanted: What is looked for.
+        made: The problems that were made before; new ones are added.
     """
-    return _within(problem.request, lambda: _problems(problem, wanted))
 
+    def __init__(
+        self, problem: Problem, wanted: Wanted, made: dict[tuple[Chunks, ...], Problem | None]
+    ) -> None:
+        self.problem, self.wanted, self.made = problem, wanted, made
+        # Where none fits, the least is told.
+        self.temporaries = max(wanted.temporaries, SETTINGS.least_chunk)
+        most = SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1)
+        self.most = len(made) + min(max(most, 1), SETTINGS.chunked_problems)
+        self.cheap = (1 + SETTINGS.chunks_worth) * problem.cost
+        self.found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
 
-def _problems(problem: Problem, wanted: Wanted) -> list[Problem]:
-    # Where none fits, the least is told.
-    temporaries = max(wanted.temporaries, SETTINGS.least_chunk)
-    most = max(SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1), 1)
-    most = min(most, SETTINGS.chunked_problems)
-    of_loss = whole_loss_chunks(problem, temporaries)
-    found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
-    cheap = (1 + SETTINGS.chunks_worth) * problem.cost
+    def best(self) -> list[Problem]:
+        """Return the problems that promise most."""
+        of_loss: list[Chunks] = []
+        if self.wanted.whole_loss:
+            of_loss = whole_loss_chunks(self.problem, self.temporaries)
+            self._at((each,) for each in of_loss)
+        even = [each for each in self.found.values() if each[1].chunks_are_equal]
+        # Where each chunk of the whole loss can be planned, no region need hold all of it.
+        may_fit = any(self._may_fit(each) for _, each in self.found.values())
+        of_regions = self._around(self.problem, may_be_all=not may_fit)
+        urgent = self.wanted.is_urgent
+        if even:
+            cost, one = min(even, key=lambda each: each[0])
+            if cost > self.cheap and (urgent or cost < of_regions):
+                self._around(one, may_be_all=False, without=cost)
+        different: dict[Any, Problem] = {}
+        for _, each in sorted(self.found.values(), key=lambda each: each[0]):
+            different.setdefault(tuple(map(_about, each.solved)), each)
+        kept = SETTINGS.chunked_problems_kept if urgent else SETTINGS.compiled_in_chunks
+        return list(different.values())[:kept]
 
-    def look_at(ways: Iterable[tuple[Chunks, ...]]) -> float:
-        """The least cost of some ways, which are looked at as long as it falls."""
-        best = math.inf
+    def _may_fit(self, problem: Problem) -> bool:
+        """Whether an option is predicted to fit."""
+        return any(_needed(problem, each, self.temporaries) <= 1 for each in problem.solved)
+
+    @property
+    def _is_over(self) -> bool:
+        return len(self.made) >= self.most
+
+    def _at(self, ways: Iterable[tuple[Chunks, ...]], best: float = math.inf) -> float:
+        """The least cost of some ways, or of one before; looked at as long as it falls."""
         for chunks in ways:
-            if len(found) == most:
+            if chunks not in self.made:
+                if self._is_over:
+                    break
+                self.made[chunks] = _in_chunks(self.problem, chunks)
+            new = self.made[chunks]
+            if new is None:
+                continue
+            cost = _promised_cost(new, self.temporaries)
+            self.found[chunks] = cost, new
+            if cost > best:
                 break
-            if chunks not in found:
-                new = _in_chunks(problem, chunks)
-                if new is None:
-                    continue
-                found[chunks] = _promised_cost(new, temporaries), new
-            if found[chunks][0] > best:
-                break
-            best = found[chunks][0]
+            best = cost
         return best
 
-    def look_around(values_of: Problem, may_be_all: bool) -> float:
-        """The least cost with regions around wide values, then around narrower ones too."""
-        best = math.inf
-        for regions in _distinct_regions(values_of, temporaries, may_be_all):
-            ways = _fewer_bytes(regions, temporaries, values_of.devices)
-            cost = look_at((*values_of.chunks, *each) for each in ways)
-            is_worse = best <= cost < math.inf and not wanted.is_urgent
+    def _around(self, values_of: Problem, may_be_all: bool, without: float = math.inf) -> float:
+        """The least cost with regions around wide values, then around narrower ones too.
+
+        Args:
+            values_of: The problem whose values they are.
+            may_be_all: Whether a region may hold all that is dear.
+            without: The cost of that problem, if they are to be better.
+        """
+        best = without
+        goes_on = self.wanted.is_urgent and math.isinf(without)
+        for regions in _distinct_regions(values_of, self.temporaries, may_be_all):
+            ways = _fewer_bytes(regions, self.temporaries, values_of.devices)
+            cost = self._at(((*values_of.chunks, *each) for each in ways), without)
+            is_worse = best <= cost < math.inf and not goes_on
             best = min(best, cost)
-            if is_worse or best <= cheap or len(found) == most:
+            if is_worse or best <= self.cheap or self._is_over:
                 break
         return best
-
-    if wanted.whole_loss:
-        look_at((each,) for each in of_loss)
-    even = [each for each in found.values() if each[1].chunks_are_equal]
-    # Where each chunk of the whole loss can be planned, no region need hold all of it.
-    of_regions = look_around(problem, wanted.may_be_all or not of_loss)
-    if even:
-        cost, one = min(even, key=lambda each: each[0])
-        if cost > cheap and (wanted.is_urgent or cost < of_regions):
-            look_around(one, may_be_all=False)
-    different: dict[Any, Problem] = {}
-    for _, each in sorted(found.values(), key=lambda each: each[0]):
-        different.setdefault(tuple(map(_about, each.solved)), each)
-    kept = SETTINGS.chunked_problems_kept if wanted.is_urgent else SETTINGS.compiled_in_chunks
-    return list(different.values())[:kept]
 
 
 def _about(option: Option) -> tuple[int, int]:
@@ -175,15 +223,20 @@ def _within[T](request: Request, make: Callable[[], T]) -> T:
     return found[0]
 
 
+def _needed(problem: Problem, option: Option, temporaries: int) -> float:
+    """What an option is predicted to need, over the bytes that there are for temporaries."""
+    factor = math.exp(compiler_on(problem.platform).peak_errors.mean) / problem.parts
+    return option.peak * factor / temporaries
+
+
 def _promised_cost(problem: Problem, temporaries: int) -> float:
     """The cost of the best option, of which one that is predicted not to fit may fit all the same.
 
     It counts as the dearer, the more it needs.
     """
-    factor = math.exp(compiler_on(problem.platform).peak_errors.mean) / problem.parts
 
     def cost(option: Option) -> float:
-        needed = option.peak * factor / temporaries
-        return problem.predicted_cost(option) * max(needed, 1.0) ** SETTINGS.too_large_costs
+        needed = max(_needed(problem, option, temporaries), 1.0)
+        return problem.predicted_cost(option) * needed**SETTINGS.too_large_costs
 
     return min(map(cost, problem.solved))

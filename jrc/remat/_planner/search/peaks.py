@@ -6,7 +6,6 @@ are compiled once.
 
 import dataclasses
 import hashlib
-import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from jrc._text import memory_text
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.costs.cost_unit import TimeUnit
 from jrc.remat._planner.costs.error_sizes import ErrorSizes
-from jrc.remat._planner.search.chunks import Wanted
+from jrc.remat._planner.search.chunks import ProblemsInChunks
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.search.gradient import GradientAlone
 from jrc.remat._planner.search.problem import Problem
@@ -52,7 +51,7 @@ class Peaks:
 
     Attributes:
         problem: The problem of the function as it is.
-        in_chunks: The problems with regions in chunks, by what `problems_in_chunks` was asked.
+        in_chunks: The problems with regions in chunks.
 
     Args:
         problem: The problem.
@@ -60,15 +59,12 @@ class Peaks:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.in_chunks: dict[Wanted, list[Problem]] = {}
+        self.in_chunks = ProblemsInChunks(problem)
         self._known: dict[Option, _Known] = {}
 
     def problem_of(self, option: Option) -> Problem:
         """Return the problem that an option is of."""
-        if not option.chunks:
-            return self.problem
-        problems = itertools.chain.from_iterable(self.in_chunks.values())
-        return next(each for each in problems if each.chunks == option.chunks)
+        return self.in_chunks.of(option.chunks) if option.chunks else self.problem
 
     @property
     def own(self) -> int:

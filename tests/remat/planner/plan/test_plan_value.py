@@ -69,9 +69,9 @@ def test_what_is_no_plan(text):
 
 def test_a_plan_of_another_version_is_refused():
     (made_by,) = re.findall('"format": "([^"]*)"', text := guess("layers sin").to_json())
-    rule = f"of format '{made_by}', got format 'jrc.Plan/16 of jrc 99.0'. Plan again"
+    rule = f"of format '{made_by}', got format 'jrc.Plan/17 of jrc 99.0'. Plan again"
     with pytest.raises(ValueError, match=re.escape(rule)):
-        jrc.Plan.from_json(text.replace(made_by, "jrc.Plan/16 of jrc 99.0"))
+        jrc.Plan.from_json(text.replace(made_by, "jrc.Plan/17 of jrc 99.0"))
 
 
 @pytest.mark.parametrize("name", ["layers tanh", "scan of twelve"])
@@ -220,15 +220,15 @@ def test_the_candidates_say_why_this_plan():
     row, manual = plan.candidates[:count], plan.candidates[count:]
     (chosen,) = [each for each in plan.candidates if each.is_chosen]
     assert chosen.predicted == plan.predicted
-    assert chosen.compiled_peak_bytes == plan.verified.peak_bytes <= plan.budget
+    assert chosen.verified == plan.verified and plan.verified.peak_bytes <= plan.budget
     flops = [each.predicted.flops for each in row]
     assert flops == sorted(flops, reverse=True) and row[-1].predicted.flops_ratio == 1
-    compiled = [each for each in plan.candidates if each.compiled_peak_bytes is not None]
+    compiled = [each for each in plan.candidates if each.verified]
     # Equal programs, which have equal peaks, are compiled once.
-    peaks = {each.compiled_peak_bytes for each in compiled}
+    peaks = {each.verified.peak_bytes for each in compiled}
     assert len(peaks) <= plan.compilations <= len(compiled)
     assert all(
-        each.compiled_peak_bytes > plan.budget
+        each.verified.peak_bytes > plan.budget
         for each in compiled
         if each.predicted.flops < plan.predicted.flops
     )

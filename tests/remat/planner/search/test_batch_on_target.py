@@ -142,7 +142,7 @@ def test_inputs_that_grow_with_the_batch(compiled, mib):
     here = jrc.largest_batch(long_inputs, of_long_inputs, mib * 2**20)
     assert found[:2] == here[:2] == (mib - 1, mib - 1)
     baseline = next(each for each in found.plan.candidates if each.name == "baseline")
-    assert found.plan.verified.seconds <= baseline.compiled_seconds
+    assert found.plan.verified.seconds <= baseline.verified.seconds
 
 
 def test_a_plan_that_needs_more_than_nothing_recomputed_is_not_returned(compiled, monkeypatch):

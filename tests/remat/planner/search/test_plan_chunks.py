@@ -14,8 +14,9 @@ from jrc._jaxpr import Program, inline_marked
 from jrc.remat._chunks.regions_within import chunks_within, regions_within
 from jrc.remat._chunks.rewrite import in_chunks
 from jrc.remat._planner.search import choose
+from jrc.remat._planner.search import chunks as search_chunks
 from jrc.remat._planner.search.choose import options_in_chunks
-from jrc.remat._planner.search.chunks import Wanted, problems_in_chunks
+from jrc.remat._planner.search.chunks import Wanted
 from jrc.remat._planner.search.peaks import Peaks
 from tests.remat.planner.problems import problem_of
 
@@ -345,9 +346,8 @@ def ways_in_chunks():
     peaks = Peaks(problem_of(layers_of_an_mlp, mlp_of_large_weights(), minimize="time"))
     found = {}
     for share in (0.3, 0.03, 0.003):
-        wanted = Wanted(int(share * peaks.problem.baseline.peak), False, may_be_all=True)
-        peaks.in_chunks[wanted] = problems_in_chunks(peaks.problem, wanted)
-        found |= {each.chunks[0].chunks: each for each in peaks.in_chunks[wanted]}
+        wanted = Wanted(int(share * peaks.problem.baseline.peak), False)
+        found |= {each.chunks[0].chunks: each for each in peaks.in_chunks.found(wanted)}
     return peaks, found
 
 
@@ -375,11 +375,27 @@ def test_more_chunks_are_predicted_to_need_fewer_bytes():
 
 
 @pytest.mark.slow
-def test_what_a_smaller_budget_finds_is_not_refused():
+def test_what_a_smaller_budget_finds_is_not_refused(monkeypatch):
     """Chunks for a budget were those that it asks for, and not the least there are."""
-    args = mlp_of_large_weights()
+    args, looked_for, made = mlp_of_large_weights(), [], []
+
+    def recorded_look(peaks, wanted):
+        looked_for.append(wanted)
+        return options_in_chunks(peaks, wanted)
+
+    def recorded(problem, ways):
+        made.append(ways)
+        return in_chunks_of(problem, ways)
+
+    in_chunks_of = search_chunks._in_chunks
+    monkeypatch.setattr(choose, "options_in_chunks", recorded_look)
+    monkeypatch.setattr(search_chunks, "_in_chunks", recorded)
     with pytest.raises(jrc.BudgetError) as info:
         jrc.plan(layers_of_an_mlp, *args, budget="2.2MiB")
+    # What takes long is bounded: two looks, in which each way is solved once, and 19 programs.
+    assert len(looked_for) == 2 and len(made) == len(set(made)) <= 32
+    assert info.value.plan.compilations <= 19
+    monkeypatch.undo()
     least = info.value.least_bytes
     for factor in (1.02, 1.1, 1.3):
         plan = jrc.plan(layers_of_an_mlp, *args, budget=int(factor * least))

@@ -140,8 +140,8 @@ def test_a_plan_with_offload_is_a_value(fast):
     assert jrc.Plan.from_json(plan.to_json()) == plan
     text = str(plan)
     assert "saved in the host's memory: " in text and "hidden, on the host" in text
-    assert any(each.host_bytes for each in plan.candidates) and " host" in text
-    assert not any(each.host_bytes for each in plan.candidates if each.name)
+    assert any(each.cost.host_bytes for each in plan.candidates) and " host" in text
+    assert not any(each.cost.host_bytes for each in plan.candidates if each.name)
 
 
 def check_gradients(plan):
