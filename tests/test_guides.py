@@ -21,7 +21,7 @@ PAGES = {page.stem: page for page in (ROOT / "README.md", *sorted(ROOT.glob("doc
 FOLDERS = {f"{name}/README": ROOT / name / "README.md" for name in ("benchmarks", "examples")}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 # The pages that a reader comes to first; the others take longer.
-DEFAULT = ("README", "explain", "many_processes")
+DEFAULT = ("README", "many_processes")
 # No two pages are cases of one thing.
 EACH = pytest.mark.slow(every=True)
 NOTEBOOKS = sorted(ROOT.glob("docs/*.ipynb"))

@@ -55,6 +55,7 @@ from jrc._jaxpr.gradient_gate import stops_gradient as stops_gradient
 from jrc._jaxpr.independent_axes import independent_axes as independent_axes
 from jrc._jaxpr.inline import inline_all as inline_all
 from jrc._jaxpr.inline import inline_marked as inline_marked
+from jrc._jaxpr.inlined_program import inlined_program as inlined_program
 from jrc._jaxpr.known_results import is_relu as is_relu
 from jrc._jaxpr.known_results import with_results_given as with_results_given
 from jrc._jaxpr.made_inside import MadeInside as MadeInside

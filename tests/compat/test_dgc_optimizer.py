@@ -100,7 +100,7 @@ def test_the_defaults_are_paddle_s():
     assert int(jnp.count_nonzero(updates["b"])) == 16383 and isinstance(state[0], jrc.DGCState)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("check_vma", "recompute"), [(True, True), (False, False)])
 def test_on_replicas(check_vma, recompute):
     """Gradients stay local; the result is that of the whole batch and equal on every replica."""

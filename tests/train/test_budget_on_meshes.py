@@ -43,7 +43,7 @@ def start(sizes, names, rows, weights=ROWS, via=None, **options):
     return state, batch, step
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "names", "rows"),
     [((8,), ("fsdp",), "fsdp"), ((2, 4), ("replica", "fsdp"), ("replica", "fsdp"))],

@@ -109,6 +109,7 @@ def test_training_is_that_of_one_device(alone, sizes, kind, via, options):
     assert jax.tree.all(same) and float(info.loss) > 0
 
 
+@pytest.mark.slow
 def test_saved_on_one_mesh_and_restored_on_another(tmp_path, alone):
     tx = optax.adamw(1e-2)
     first, then = mesh_of(4, 2), mesh_of(2, 4, kind=EXPLICIT)
@@ -175,6 +176,7 @@ def test_compression_between_replicas_that_are_split(kind):
     assert bool(info.skipped) and np.isfinite(after.params["a"]).all()
 
 
+@pytest.mark.slow
 def test_a_chain_with_compression_gets_the_specs():
     mesh = mesh_of(2, 2, 2)
     dgc = jrc.scale_by_dgc(0.0, sparsity=0.0, axis_name="replica", min_size=100)

@@ -198,7 +198,8 @@ def test_every_step_with_everything_sent_is_dense_sgd():
     np.testing.assert_allclose([x.loss for x in infos], [x.loss for x in want], rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [AUTO, slow(EXPLICIT)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_a_bad_shard_leaves_its_replica_out_on_all_devices(kind):
     mesh, step, _, begun, _ = ran(kind)
     state = begun

@@ -102,7 +102,7 @@ def bytes_in_program(step, state, number):
 
 
 @pytest.mark.exhaustive(after=8)
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_inner_steps_are_those_of_one_device_and_a_round_sends_what_is_reported(name):
     tx, is_sparse = WRAPPERS[name], list(WRAPPERS).index(name) < 4

@@ -134,6 +134,7 @@ def test_a_dense_optimizer(layout):
     assert all(np.isfinite(process["dense"]["shorter"]) for process in found(layout))
 
 
+@pytest.mark.slow
 def test_a_budget_is_met_by_one_plan():
     (plan, loss), other = (process["plan"] for process in found("2 processes"))
     assert (plan, loss) == other

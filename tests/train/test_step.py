@@ -30,7 +30,7 @@ def close(a, b, tolerance):
     return all(np.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in leaves)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["digits", pytest.param("gpt", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("tx", ["dgc", "sgd"])
 def test_pmap_equals_shard_map(task, tx):
@@ -518,7 +518,7 @@ def test_errors_about_states_meshes_and_results():
             returning(*arguments)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_under_a_mesh_that_is_set_and_inside_jit(kind):
     on = jax.make_mesh((REPLICAS,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])

@@ -11,7 +11,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jrc._jaxpr import (
@@ -21,7 +21,7 @@ from jrc._jaxpr import (
     SplitValues,
     copy_for_readers,
     early_slices,
-    inline_marked,
+    inlined_program,
     inner_program,
     label,
     nbytes,
@@ -40,13 +40,8 @@ from jrc.remat._chunks.regions import Region, region_of_widest, wide_regions
 _LARGE = 2**24
 """Bytes of a chunk that keep a device busy."""
 
-Inline = Callable[[Any], Program]
-"""From the body of a loop to its program."""
 
-
-def chunks_within(
-    program: Program, narrow: int, most_bytes: int, inline: Inline | None = None
-) -> list[Chunks]:
+def chunks_within(program: Program, narrow: int, most_bytes: int) -> list[Chunks]:
     """Return regions around all values wider than some bytes, in chunks.
 
     Args:
@@ -54,9 +49,8 @@ def chunks_within(
         narrow: Bytes of the widest value that stays whole.
         most_bytes: Bytes of the widest moment inside of a chunk, about; a region that needs no more
             as a whole stays whole.
-        inline: From the body of a loop to its program; by default it is inlined.
     """
-    found = [each.chunks(most_bytes) for each in regions_within(program, narrow, inline)]
+    found = [each.chunks(most_bytes) for each in regions_within(program, narrow)]
     return [each for each in found if each is not None]
 
 
@@ -100,7 +94,6 @@ class RegionInside:
 def regions_within(
     program: Program,
     narrow: int,
-    inline: Inline | None = None,
     around_loops: bool = True,
     split: SplitValues | None = None,
 ) -> list[RegionInside]:
@@ -109,13 +102,12 @@ def regions_within(
     Args:
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that stays whole, on all devices together.
-        inline: From the body of a loop to its program; by default it is inlined.
         around_loops: Whether a region may hold a loop that has regions inside; such a loop has
             none then.
         split: How devices split the values; `None` on one device.
     """
     program, split = _with_early_slices(program, split)
-    search = _RegionSearch(narrow, inline or inlined, around_loops)
+    search = _RegionSearch(narrow, around_loops)
     found = list(search.within(program, split, ()))
     whole = _wide_outside(program, narrow, found)
     for apart in (False, True):
@@ -152,7 +144,6 @@ class _RegionSearch:
     """The arguments of `regions_within`."""
 
     narrow: int
-    inline: Inline
     around_loops: bool
 
     def within(
@@ -178,7 +169,7 @@ class _RegionSearch:
     def _in_loop(
         self, eqn: Any, split: SplitValues | None, path: tuple[int, ...]
     ) -> Iterator[RegionInside]:
-        body = self.inline(inner_program(eqn))
+        body = inlined_program(inner_program(eqn))
         return self.within(body, split and split.inside(eqn, body), path)
 
 
@@ -294,8 +285,3 @@ def _place(program: Program, v: Any) -> tuple[int, int]:
     p = program.producer[v]
     made = program.jaxpr.invars if p == INPUT else program.eqns[p].outvars
     return p + 1, list(made).index(v)
-
-
-def inlined(jaxpr: Any) -> Program:
-    """Return a program without `jit` calls."""
-    return Program(inline_marked(jaxpr, lambda _: True))

@@ -27,6 +27,7 @@ from jrc._jaxpr import (
     early_slices,
     evaluate,
     independent_axes,
+    inlined_program,
     inner_program,
     is_variable,
     primitive_name,
@@ -38,7 +39,6 @@ from jrc._jaxpr import (
 )
 from jrc.remat._chunks.chunks import Chunks, Place, SplitAxis
 from jrc.remat._chunks.in_shards import PartsOf, ShardedRegion, region_alone
-from jrc.remat._chunks.regions_within import Inline, inlined
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
 from jrc.remat._gradient.activity import active_variables
 
@@ -46,7 +46,6 @@ from jrc.remat._gradient.activity import active_variables
 def in_chunks(
     program: Program,
     choices: Sequence[Chunks],
-    inline: Inline | None = None,
     plan_one: PlanOne = as_it_is,
 ) -> Callable[..., list[Any]]:
     """Return the program as a function of its inputs, with regions in chunks.
@@ -54,7 +53,6 @@ def in_chunks(
     Args:
         program: The program; regions are those of `early_slices` of it.
         choices: The regions.
-        inline: As for `chunks_within`.
         plan_one: From the function of one chunk of the whole loss, and which of its results is
             differentiated, to what runs in its place.
 
@@ -65,13 +63,12 @@ def in_chunks(
     copies = choices[0].copies if choices else ()
     if copies:
         program = copy_for_readers(program, dict(copies))
-    return _in_chunks(program, choices, inline or inlined, program.jaxpr.outvars[:1], plan_one)
+    return _in_chunks(program, choices, program.jaxpr.outvars[:1], plan_one)
 
 
 def _in_chunks(
     program: Program,
     choices: Sequence[Chunks],
-    inline: Inline,
     differentiated: Sequence[Any],
     plan_one: PlanOne = as_it_is,
 ) -> Callable[..., list[Any]]:
@@ -82,7 +79,7 @@ def _in_chunks(
         if each.path:
             inner = dataclasses.replace(each, path=each.path[1:])
             loops.setdefault(each.path[0], []).append(inner)
-    program = Program(_with_loops(program, loops, inline))
+    program = Program(_with_loops(program, loops))
     part = without_mesh_axes(program, {name for x in here for y in x.shards for name in y.names})
     original = same_values(part, program)
     regions = _with_shared(here, [region_of(part, each) for each in here])
@@ -228,15 +225,15 @@ def _with_shared(
     return found
 
 
-def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]], inline: Inline) -> Any:
+def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]]) -> Any:
     """The program in which the bodies of some loops have regions in chunks."""
     eqns = list(program.eqns)
     for p, choices in loops.items():
         if p >= len(eqns) or primitive_name(eqns[p]) != "scan":
             raise ValueError(f"equation {p} is no loop")
-        body = inline(inner_program(eqns[p]))
+        body = inlined_program(inner_program(eqns[p]))
         avals: list[Any] = [v.aval for v in body.jaxpr.invars]
-        run = _in_chunks(body, choices, inline, body.jaxpr.outvars)
+        run = _in_chunks(body, choices, body.jaxpr.outvars)
         new = jax.make_jaxpr(run)(*avals)
         eqns[p] = with_inner_program(eqns[p], new)
     return program.jaxpr.replace(eqns=eqns)

@@ -17,7 +17,7 @@ from jrc._jaxpr import (
     can_rebuild,
     evaluate,
     facts_of,
-    inline_marked,
+    inlined_program,
     inner_programs,
     is_variable,
     loop_parts,
@@ -70,7 +70,6 @@ def opaque_equations(
     perturbed: Iterable[Any],
     wanted: Iterable[Any],
     regions: bool,
-    inlined: Callable[[Any], Program] | None = None,
 ) -> tuple[tuple[Path, Opaque], ...]:
     """Return the differentiated equations that are opaque, at any depth, in program order.
 
@@ -79,9 +78,8 @@ def opaque_equations(
         perturbed: The inputs that it is differentiated by.
         wanted: The results that are differentiated.
         regions: Whether `jax.checkpoint` regions count.
-        inlined: From a program inside to the one whose equations a path counts.
     """
-    walker = _Walker(regions, inlined or _without_calls)
+    walker = _Walker(regions)
     return tuple(walker.found(program, perturbed, wanted, (), 1))
 
 
@@ -108,14 +106,9 @@ def opaque_lines(found: Sequence[Opaque]) -> list[str]:
     return lines
 
 
-def _without_calls(jaxpr: Any) -> Program:
-    return Program(inline_marked(jaxpr, lambda _: True))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Walker:
     regions: bool
-    inlined: Callable[[Any], Program]
 
     def found(
         self,
@@ -152,7 +145,7 @@ class _Walker:
         collected: list[tuple[Path, Opaque]] = []
 
         def visit(b: int, jaxpr: Any) -> None:
-            body = self.inlined(jaxpr)
+            body = inlined_program(jaxpr)
             pairs = zip(body.jaxpr.invars, flags, strict=True)
             perturbed = [v for v, flag in pairs if flag and is_floating(v.aval)]
             here = (*path, (k, b))

@@ -38,7 +38,7 @@ from jrc.remat._planner.plan.plan_candidates import Estimate, PlanCandidate
 from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
 from jrc.remat._planner.program.signature import Signature, signature_of
-from jrc.remat._planner.program.trace import TracedForPlan, inlined_program, traced_for_plan
+from jrc.remat._planner.program.trace import TracedForPlan, traced_for_plan
 from jrc.remat._planner.search.compiled_cost import CompiledCost, compiled_cost
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._time.seconds import device_with_rates
@@ -153,7 +153,7 @@ class PlannerAsItIs:
         most_bytes = max(int(share * (budget - self.own)), SETTINGS.least_chunk)
         if most_parts(self.arrays, self.traced.program) > 1:
             return self.baseline  # slices would be cut across devices
-        chunks = chunks_within(self.traced.program, most_bytes, most_bytes, inlined_program)
+        chunks = chunks_within(self.traced.program, most_bytes, most_bytes)
         return self._form(tuple(chunks)) if chunks else self.baseline
 
     def _form(self, chunks: tuple[Chunks, ...]) -> _Form:

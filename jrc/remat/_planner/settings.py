@@ -11,9 +11,6 @@ class PlannerSettings:
     """The thresholds, in the order in which a program meets them.
 
     Attributes:
-        copy_distance: A cheap shared value is copied for a reader that stands more than this many
-            equations behind the last copy.
-        copied_flops: Copies may cost at most this share of the FLOPs of a program.
         decide_every_value: A program of at most this many values may save any of them.
         smaller_than_sources: In a larger program a fused value is a save candidate if it takes at
             most this share of the bytes that it is computed from.
@@ -101,8 +98,6 @@ class PlannerSettings:
             random key.
     """
 
-    copy_distance: int = 24
-    copied_flops: float = 0.02
     decide_every_value: int = 48
     smaller_than_sources: float = 0.75
     tiny_share: float = 1 / 4000

@@ -8,11 +8,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
-from jrc._jaxpr import Program, SplitValues, inline_all, without_mesh_axes
+from jrc._jaxpr import Program, SplitValues, inline_all, inlined_program, without_mesh_axes
 from jrc.remat._chunks.regions_within import regions_within
 from jrc.remat._chunks.rewrite import in_chunks
 from jrc.remat._planner.costs.sharding import split_values
-from jrc.remat._planner.program.trace import inlined_program
 
 SIZES = {"data": 4, "model": 2}
 BATCH, LENGTH, WIDTH, WORDS = 32, 16, 24, 512
@@ -81,9 +80,9 @@ def chunked_in_shards(fn, args, narrow, most_bytes):
     jaxpr = jax.make_jaxpr(lambda *flat: [fn(*jax.tree.unflatten(tree, flat))])(*flat)
     program = inlined_program(jaxpr)
     split = split_values(program, flat, range(len(jax.tree.leaves(args[0]))))
-    regions = regions_within(program, narrow, inlined_program, split=split)
+    regions = regions_within(program, narrow, split=split)
     chunks = [found for each in regions if (found := each.chunks(most_bytes))]
-    run = in_chunks(program, chunks, inlined_program)
+    run = in_chunks(program, chunks)
     return (lambda *args: run(*jax.tree.leaves(args))[0]), chunks
 
 
@@ -160,7 +159,7 @@ def layers(params, x):
     return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [P(None, "data"), P(None, None, "model"), P()])
 def test_layers_in_a_loop_run_in_chunks_of_what_a_device_has(spec):
     mesh = mesh_of(AxisType.Auto)
@@ -267,8 +266,8 @@ def test_what_is_the_same_in_all_slices_is_no_region():
     args = jnp.ones((8, 2048)) / 10, jnp.ones((64, 8))
     program = inlined_program(jax.make_jaxpr(loss)(*args))
     for narrow in (2**15, 2**16, 2**17, 2**18):
-        chunks = [each.chunks(2**14) for each in regions_within(program, narrow, inlined_program)]
-        (found,) = in_chunks(program, list(filter(None, chunks)), inlined_program)(*args)
+        chunks = [each.chunks(2**14) for each in regions_within(program, narrow)]
+        (found,) = in_chunks(program, list(filter(None, chunks)))(*args)
         np.testing.assert_allclose(found, loss(*args), rtol=1e-6)
 
 

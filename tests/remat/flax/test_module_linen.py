@@ -109,6 +109,7 @@ def test_recomputing_twice_is_recomputing_once():
     assert jrc.recompute_module(jrc.recompute_module(once, methods=["setup"])) is once
 
 
+@pytest.mark.slow
 def test_state_once_same_masks_and_whole_results():
     """Two gradient steps with every collection mutable, against the plain module."""
     wanted = Net(Full, (True,)).init(KEYS, X)

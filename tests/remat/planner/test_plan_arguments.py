@@ -41,6 +41,7 @@ def test_wrong_arguments(call, kind, text):
         call()
 
 
+@pytest.mark.slow
 def test_shapes_are_planned_inside_of_a_trace_too():
     args = WS, jnp.ones((64, 4))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)

@@ -11,7 +11,7 @@ from jrc.remat._gradient.variable_changes import write_changes
 from jrc.remat._planner.execute.apply_decision import apply_decision
 from jrc.remat._planner.plan.decision import Decision
 from jrc.remat._planner.program.signature import Signature, signature_of
-from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
+from jrc.remat._planner.program.trace import traced_for_plan
 
 
 def chunked_function[F: Callable[..., Any]](
@@ -43,7 +43,7 @@ def chunked_function[F: Callable[..., Any]](
                 "types, operators and their order must be those that jrc.plan saw; plan again with "
                 "jrc.plan(fn, *args, budget=...)."
             )
-        whole = in_chunks(traced.program, chunks, inlined_program, plan_one)
+        whole = in_chunks(traced.program, chunks, plan_one)
         out, changes = traced.run(whole)
         write_changes((args, kwargs), changes, name_of(fn))
         return out

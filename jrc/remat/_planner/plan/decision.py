@@ -13,9 +13,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jrc._jaxpr import Program, inner_program, inner_programs, repeats
+from jrc._jaxpr import Program, inlined_program, inner_program, inner_programs, repeats
 from jrc.remat._planner.costs.compilers import WithoutBarrier
-from jrc.remat._planner.program.trace import inlined_program
 
 Place = tuple[int, int]
 """A value: the number of the equation that makes it, and which of its results it is."""

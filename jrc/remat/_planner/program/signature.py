@@ -9,6 +9,7 @@ from typing import Any
 
 from jrc._jaxpr import (
     Program,
+    inlined_program,
     inner_programs,
     is_variable,
     label,
@@ -19,7 +20,7 @@ from jrc._jaxpr import (
     tag_of,
 )
 from jrc._tree import place_difference
-from jrc.remat._planner.program.trace import TracedForPlan, inlined_program
+from jrc.remat._planner.program.trace import TracedForPlan
 
 # Parameters that describe the types of values, which a cast to vary over a mesh axis changes.
 _TYPES = frozenset({"weak_type", "linear"})

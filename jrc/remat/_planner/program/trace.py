@@ -2,19 +2,17 @@
 
 import dataclasses
 import inspect
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jrc._errors import name_of
-from jrc._jaxpr import Opened, Program, Traced, evaluate, folded, inline_marked, open_regions, trace
+from jrc._jaxpr import Opened, Traced, evaluate, inlined_program, open_regions, trace
 from jrc._tree import is_traced, named_leaves
 from jrc.remat._gradient.arguments import call_checked
 from jrc.remat._gradient.numbers import settled
 from jrc.remat._gradient.variable_changes import refuse_shared, with_changes
-from jrc.remat._planner.program.unshare import unshared
 from jrc.remat._policy.checkpoint_names import is_own_name
 
 _KIND = inspect.Parameter
@@ -114,20 +112,3 @@ def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
         else:
             names.append(f"argument {i}")
     return names
-
-
-_INLINED: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
-
-
-def inlined_program(jaxpr: Any) -> Program:
-    """Return a program without `jit` calls, and with copies of cheap values that are shared.
-
-    Numbers have the type that they are cast to. The programs inside of loops are asked for again
-    and again: each is made once.
-    """
-    found = _INLINED.get(jaxpr)
-    if found is None:
-        found = unshared(Program(folded(inline_marked(jaxpr, lambda _: True))))
-        if found.jaxpr is not jaxpr:  # else the entry would keep its own key alive
-            _INLINED[jaxpr] = found
-    return found

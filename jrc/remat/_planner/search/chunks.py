@@ -21,7 +21,6 @@ from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.regions_within import RegionInside, regions_within
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.execute.chunked_function import chunked_function
-from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.search.whole_loss import holds_all, in_chunks_of_loss, whole_loss_chunks
 from jrc.remat._planner.settings import SETTINGS
@@ -170,7 +169,7 @@ def _distinct_regions(
         return  # slices might be cut across devices
     for share, around in itertools.product(SETTINGS.chunk_shares, sorted({False, may_be_all})):
         narrow = max(int(share * temporaries), SETTINGS.least_chunk) * problem.devices
-        regions = regions_within(program, narrow, inlined_program, around, problem.split)
+        regions = regions_within(program, narrow, around, problem.split)
         is_all = any(
             not x.path and holds_all(problem, x.program, x.region.equations) for x in regions
         )

@@ -39,7 +39,7 @@ from jrc.remat._planner.plan.decision import AsWritten, Baseline, Stages
 from jrc.remat._planner.plan.recomputed_flops import recomputed_flops
 from jrc.remat._planner.plan.saved_by_plan import BASELINE
 from jrc.remat._planner.program.signature import signature_of
-from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
+from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.gradient import (
     Gradient,
     GradientAlone,
@@ -207,9 +207,7 @@ class Problem:
         left_to_jax = baseline_bytes(graph, options, residuals.bytes)
         # An option that recomputes nothing is the baseline, and shows what it needs at most.
         whole = min([left_to_jax, *(each.peak for each in front if not _recomputes(each))])
-        opaque = opaque_equations(
-            program, perturbed, program.jaxpr.outvars[:1], regions=True, inlined=inlined_program
-        )
+        opaque = opaque_equations(program, perturbed, program.jaxpr.outvars[:1], regions=True)
         return cls(
             request=request,
             function=function,

@@ -36,7 +36,7 @@ from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.execute.chunked_function import loss_first, plan_of_chunk, planned_chunks
 from jrc.remat._planner.plan.decision import Decision
 from jrc.remat._planner.program.signature import signature_of
-from jrc.remat._planner.program.trace import inlined_program, traced_for_plan
+from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.gradient import PlannedFunction
 from jrc.remat._planner.search.problem import Problem
 from jrc.remat._planner.settings import SETTINGS
@@ -240,6 +240,6 @@ class _PlannedChunk(PlannedFunction):
         program = self.whole.traced.program
         loss, *inside = self.chunks
         plan_one = plan_of_chunk(decision, self.signature, inside)
-        run = in_chunks(program, [loss], inlined_program, plan_one)
+        run = in_chunks(program, [loss], plan_one)
         avals = [v.aval for v in program.jaxpr.invars]
         return residuals_and_gradient(run, avals, self.whole.perturbed)[1]

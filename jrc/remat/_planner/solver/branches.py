@@ -11,11 +11,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, inner_programs, is_variable, program_key
+from jrc._jaxpr import Program, inlined_program, inner_programs, is_variable, program_key
 from jrc.remat._gradient.residuals import residuals_of
 from jrc.remat._planner.execute.execute import construct
 from jrc.remat._planner.plan.decision import Branches, LeftToJax, Stages
-from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option, made
 from jrc.remat._planner.solver.save_sets import NOTHING_SAVED, policy_sets

@@ -9,7 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._jaxpr import Program, evaluate, is_variable, primitive_name, rebuild, repeats
+from jrc._jaxpr import (
+    Program,
+    evaluate,
+    inlined_program,
+    is_variable,
+    primitive_name,
+    rebuild,
+    repeats,
+)
 from jrc._tree import is_floating
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.costs.build_cost_graph import build_cost_graph
@@ -18,7 +26,6 @@ from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.cost_unit import FLOPS, CostUnit
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import Mapped, variable_at
-from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.branches import branch_options
 from jrc.remat._planner.solver.loops import loop_options

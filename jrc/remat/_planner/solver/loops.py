@@ -7,13 +7,20 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jrc._jaxpr import Program, inner_program, is_variable, loop_parts, nbytes, repeats
+from jrc._jaxpr import (
+    Program,
+    inlined_program,
+    inner_program,
+    is_variable,
+    loop_parts,
+    nbytes,
+    repeats,
+)
 from jrc._tree import is_floating
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.cost_unit import CostUnit
 from jrc.remat._planner.plan.decision import Loop, LoopPart
-from jrc.remat._planner.program.trace import inlined_program
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option, undominated
 from jrc.remat._planner.solver.save_sets import IN_SEGMENTS, NOTHING_SAVED, distinct, policy_sets

@@ -105,6 +105,7 @@ def derivatives(fn):
     return grad(*args), jax.jvp(fn, args, args), jax.jvp(grad, args, args)
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_without():
     problem, lean = lean_on("gpu")
     found, expected = map(derivatives, (problem.function.applied(lean.stages), loss))

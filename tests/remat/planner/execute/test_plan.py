@@ -187,7 +187,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.exhaustive(after=4)
-@pytest.mark.slow(after=1)
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_under_transforms(name):
     transform = TRANSFORMS[name]

@@ -53,6 +53,7 @@ def test_a_plan_is_found_again(tmp_path, searches):
     assert jax.jit(jax.grad(again.apply(loss)))(*ARGS).shape == (16, 16)
 
 
+@pytest.mark.slow
 def test_what_a_plan_follows_from_is_compared(tmp_path, searches):
     given = dict(budget=0.5, verify=False, cache=tmp_path)
     jrc.plan(loss, *ARGS, **given)

@@ -254,7 +254,7 @@ def check_nearest_names(fn, plan, most=0):
     assert flops_by_names(fn, names) <= 1.01 * best_flops(fn, most)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("most_in_all_sets", [12, 0])
 def test_the_nearest_names_are_those_of_fewest_flops(most_in_all_sets, monkeypatch):
     """Whether all sets of tags are compared, or tags are left out one by one."""

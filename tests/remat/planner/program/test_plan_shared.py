@@ -9,9 +9,9 @@ import pytest
 
 import jrc
 from jrc._jaxpr import Program, inline_all
+from jrc._jaxpr.unshare import unshared
 from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.plan.decision import variable_at
-from jrc.remat._planner.program.unshare import unshared
 from tests.draws import normal
 from tests.remat.measure import largest_error, operators
 from tests.remat.planner.problems import applied, named, problem_of, program_of

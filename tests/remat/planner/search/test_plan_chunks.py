@@ -289,7 +289,7 @@ def small():
     return [jax.random.normal(k, s) / 4 for k, s in zip(keys, shapes, strict=True)]
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("fn", "argnums", "budget", "y"),
     [
@@ -402,6 +402,7 @@ def test_what_a_smaller_budget_finds_is_not_refused(monkeypatch):
         assert plan.verified.peak_bytes <= plan.budget
 
 
+@pytest.mark.slow
 def test_a_hopeless_budget_is_refused_soon(monkeypatch):
     looked_for = []
 

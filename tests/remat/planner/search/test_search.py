@@ -195,6 +195,7 @@ def test_the_leanest_of_another_family_is_compiled_before_a_second_one():
     assert found.cost == 30 and [each.cost for each in asked[:3]] == [0, 50, 30]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("fraction", [False, True])
 def test_no_plan_depends_on_other_budgets(fraction):
     """Searches share what is known of peaks, and each behaves as if it were alone."""

@@ -70,7 +70,7 @@ def args_of(fn):
     return (jnp.stack(WEIGHTS) if fn is scanned else WEIGHTS), X, Y
 
 
-@pytest.mark.exhaustive(after=3)
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("fn", "budget"),
     [(loss, "8MiB"), (loss_and_metrics, "14MiB"), (scanned, "14MiB"), (loss_and_metrics, "8MiB")],
@@ -87,7 +87,7 @@ def test_a_loss_of_examples_runs_in_chunks(fn, budget):
     assert f"the whole loss in {plan.chunks[0].chunks} chunks" in str(plan)
 
 
-@pytest.mark.exhaustive(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [loss, loss_and_metrics])
 def test_the_last_of_a_prime_number_of_examples_are_a_shorter_chunk(fn):
     args, has_aux = (WEIGHTS, X[:8191], Y[:8191]), fn is loss_and_metrics
@@ -195,6 +195,7 @@ def two_terms(weights, x, y):
     return cross_entropy(logits, y) + 1e-4 * jnp.mean(z**2), jnp.mean(z)
 
 
+@pytest.mark.slow
 def test_a_loss_of_several_terms_is_one_sum():
     plan = planned(two_terms)
     assert plan.plans_one_chunk and plan.verified.flops_ratio < 1.01

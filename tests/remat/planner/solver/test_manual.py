@@ -347,6 +347,7 @@ def test_a_budget_of_zero_is_what_blocks_by_hand_need(name):
     assert plan.verified.peak_bytes <= 1.01 * memory_needed(by_hand).peak
 
 
+@pytest.mark.slow
 def test_layers_of_very_different_widths():
     """Two activations in turn: no plan is beaten by each layer under a checkpoint."""
     widths = [32, 512, 8, 256, 64, 512, 16]

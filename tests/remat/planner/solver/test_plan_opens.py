@@ -304,7 +304,7 @@ def conditional_steps(ws, x):
     return jnp.sum(jax.lax.scan(step, x, jnp.stack(ws))[0])
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [conditional, switched, conditional_steps])
 def test_branches_are_planned_inside(fn):
     found = problem_of(fn, (WS, X))

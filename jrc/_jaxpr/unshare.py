@@ -14,7 +14,7 @@ of inputs without a derivative (integers, booleans) alone.
 ...     for _ in range(40):
 ...         x = jnp.where(mask, x @ x, 0)
 ...     return x
->>> from jrc._jaxpr import inline_all
+>>> from jrc._jaxpr.inline import inline_all
 >>> program = Program(inline_all(jax.make_jaxpr(blocks)(jnp.ones((3, 3))).jaxpr))
 >>> count = lambda program: sum(eqn.primitive.name == "iota" for eqn in program.eqns)
 >>> count(program), count(unshared(program)) > 2
@@ -23,19 +23,17 @@ of inputs without a derivative (integers, booleans) alone.
 
 from typing import Any
 
-from jrc._jaxpr import (
-    INPUT,
-    Fusion,
-    Program,
-    View,
-    copy_for_readers,
-    equation_flops,
-    facts_of,
-    has_effects,
-    inner_programs,
-)
+from jrc._jaxpr.copy_for_readers import copy_for_readers
+from jrc._jaxpr.cost import equation_flops
+from jrc._jaxpr.equations import has_effects, inner_programs
+from jrc._jaxpr.primitives import Fusion, View, facts_of
+from jrc._jaxpr.program import INPUT, Program
 from jrc._tree import is_floating, is_typed_key
-from jrc.remat._planner.settings import SETTINGS
+
+_COPY_DISTANCE = 24
+"""A value is copied for a reader that stands more than this many equations behind the last copy."""
+_COPIED_FLOPS = 0.02
+"""Copies may cost at most this share of the FLOPs of a program."""
 
 
 def unshared(program: Program) -> Program:
@@ -44,7 +42,7 @@ def unshared(program: Program) -> Program:
     copied = _copies(program, cheap)
     added = sum(equation_flops(program.eqns[p]) for each in copied.values() for p in each)
     total = sum(map(equation_flops, program.eqns))
-    if not copied or added > SETTINGS.copied_flops * max(total, 1):
+    if not copied or added > _COPIED_FLOPS * max(total, 1):
         return program
     return copy_for_readers(program, copied)
 
@@ -86,7 +84,7 @@ def _copies(program: Program, cheap: set[int]) -> dict[int, list[int]]:
         place += 1
         chain = _cheap_makers(program, i, cheap)
         # Copied together with what it is made of, or else that would be shared.
-        far = {p for p in chain if p in last_use and place - last_use[p] > SETTINGS.copy_distance}
+        far = {p for p in chain if p in last_use and place - last_use[p] > _COPY_DISTANCE}
         if far:
             copied[i] = sorted(far | (chain & set(last_use)))
         for p in chain:

@@ -1,0 +1,25 @@
+"""The program that regions and plans are made for: without calls, with copies of cheap values."""
+
+import weakref
+from typing import Any
+
+from jrc._jaxpr.inline import inline_marked
+from jrc._jaxpr.program import Program
+from jrc._jaxpr.unshare import unshared
+from jrc._jaxpr.varying_casts import folded
+
+_INLINED: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
+
+
+def inlined_program(jaxpr: Any) -> Program:
+    """Return a program without `jit` calls, and with copies of cheap values that are shared.
+
+    Numbers have the type that they are cast to. The programs inside of loops are asked for again
+    and again: each is made once.
+    """
+    found = _INLINED.get(jaxpr)
+    if found is None:
+        found = unshared(Program(folded(inline_marked(jaxpr, lambda _: True))))
+        if found.jaxpr is not jaxpr:  # else the entry would keep its own key alive
+            _INLINED[jaxpr] = found
+    return found
