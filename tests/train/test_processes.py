@@ -79,7 +79,7 @@ def test_processes_agree_bit_for_bit_and_with_one_process(layout):
     assert len(set.union(*rows)) == sum(map(len, rows)) == replicas
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # in one process every form is compared with its formula
 @pytest.mark.parametrize("layout", EACH)
 def test_every_form_of_exchange_is_visited(layout):
     infos = found(layout)[0]["train"]["infos"]
