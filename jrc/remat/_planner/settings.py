@@ -89,7 +89,8 @@ class PlannerSettings:
         leaner_chunks: Where none with chunks fits, those for a smaller budget are tried: smaller
             by as much as the leanest candidate exceeds it, times this.
         leaner_slack: They are not where the temporaries of the leanest candidate are more than this
-            many times what there is for temporaries.
+            many times what there is for temporaries. Where that is predicted of all chunks of the
+            whole loss, a region may hold what it holds.
         least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.

@@ -107,9 +107,8 @@ class Batches:
         peaks = self.peaks(batch)
         problem = peaks.problem
         search = Search(problem.options, peaks, self.compilations)
-        if peaks.in_chunks:
-            search.add(self._in_chunks(peaks))
         if self.chunks and batch > without:
+            search.add(self._in_chunks(peaks))
             known = {each.chunks for each in search.options}
             of_loss = self._in_chunks(peaks, whole_loss=True)
             search.add([each for each in of_loss if each.chunks not in known])

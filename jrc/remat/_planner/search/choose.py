@@ -94,7 +94,8 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
     """Return the cheapest option that fits, of those with chunks for a smaller budget.
 
     What chunks need is predicted too low at times. Then those for a budget fit that is smaller by
-    as much as the least so far, which is compiled for it, is too large.
+    as much as the least so far, which is compiled for it, is too large. The leanest way is one of
+    these: a compiler may need much less for chunks of one row.
     """
     if search.compilations and search.temporaries_within(limit) > 0:
         search.least(limit, most=1)
@@ -105,8 +106,11 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
     share = SETTINGS.leaner_chunks * min(available / max(least, 1), 1.0)
     temporaries = int(share * available) + peaks.problem.on_chip
     known = {each.chunks for each in search.options}
-    options = options_in_chunks(peaks, Wanted(temporaries))
-    search.add([each for each in options if each.chunks not in known])
+    options = options_in_chunks(peaks, Wanted(temporaries, leanest=True))
+    new = [each for each in options if each.chunks not in known]
+    if not new:
+        return None
+    search.add(new)
     if search.compilations:
         search.allow_more(SETTINGS.compiled_in_chunks)
     return search.cheapest_fitting(limit)

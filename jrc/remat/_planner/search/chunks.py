@@ -34,11 +34,14 @@ class Wanted:
     Attributes:
         temporaries: Bytes that there are for temporaries.
         whole_loss: Whether the whole loss may run in chunks.
+        leanest: Whether the leanest way is one of them, whatever it costs: a region may hold all
+            that is dear, and those that promise most are cut into the smallest chunks too.
         is_urgent: Whether nothing fits without chunks. Else only the best so far is gone on with.
     """
 
     temporaries: int
     whole_loss: bool = True
+    leanest: bool = False
     is_urgent: bool = True
 
 
@@ -84,51 +87,53 @@ class _Look:
         # Where none fits, the least is told.
         self.temporaries = max(wanted.temporaries, SETTINGS.least_chunk)
         most = SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1)
-        self.most = len(made) + min(max(most, 1), SETTINGS.chunked_problems)
+        self.left = min(max(most, 1), SETTINGS.chunked_problems)
         self.cheap = (1 + SETTINGS.chunks_worth) * problem.cost
         self.found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
 
     def best(self) -> list[Problem]:
         """Return the problems that promise most."""
-        of_loss: list[Chunks] = []
+        of_loss = whole_loss_chunks(self.problem, self.temporaries)
         if self.wanted.whole_loss:
-            of_loss = whole_loss_chunks(self.problem, self.temporaries)
             self._at((each,) for each in of_loss)
         even = [each for each in self.found.values() if each[1].chunks_are_equal]
-        # Where each chunk of the whole loss can be planned, no region need hold all of it.
-        may_fit = any(self._may_fit(each) for _, each in self.found.values())
-        of_regions = self._around(self.problem, may_be_all=not may_fit)
+        # Where chunks of the whole loss may fit, no region need hold all of it.
+        is_lean = not self.found or any(self._may_fit(each) for _, each in self.found.values())
+        may_be_all = not of_loss or self.wanted.leanest or not is_lean
+        of_regions = self._around(self.problem, may_be_all)
         urgent = self.wanted.is_urgent
         if even:
             cost, one = min(even, key=lambda each: each[0])
             if cost > self.cheap and (urgent or cost < of_regions):
                 self._around(one, may_be_all=False, without=cost)
+        ways = [each for _, each in sorted(self.found.values(), key=lambda each: each[0])]
+        if self.wanted.leanest:
+            ways = sorted(ways, key=_least_peak)[:1] + ways
         different: dict[Any, Problem] = {}
-        for _, each in sorted(self.found.values(), key=lambda each: each[0]):
+        for each in ways:
             different.setdefault(tuple(map(_about, each.solved)), each)
         kept = SETTINGS.chunked_problems_kept if urgent else SETTINGS.compiled_in_chunks
         return list(different.values())[:kept]
 
     def _may_fit(self, problem: Problem) -> bool:
-        """Whether an option is predicted to fit."""
-        return any(_needed(problem, each, self.temporaries) <= 1 for each in problem.solved)
-
-    @property
-    def _is_over(self) -> bool:
-        return len(self.made) >= self.most
+        """Whether an option is predicted not to need many times what there is."""
+        most = SETTINGS.leaner_slack
+        return any(_needed(problem, each, self.temporaries) <= most for each in problem.solved)
 
     def _at(self, ways: Iterable[tuple[Chunks, ...]], best: float = math.inf) -> float:
         """The least cost of some ways, or of one before; looked at as long as it falls."""
         for chunks in ways:
-            if chunks not in self.made:
-                if self._is_over:
+            if chunks not in self.found:
+                if not self.left:
                     break
-                self.made[chunks] = _in_chunks(self.problem, chunks)
-            new = self.made[chunks]
-            if new is None:
-                continue
-            cost = _promised_cost(new, self.temporaries)
-            self.found[chunks] = cost, new
+                if chunks not in self.made:
+                    self.made[chunks] = _in_chunks(self.problem, chunks)
+                new = self.made[chunks]
+                if new is None:
+                    continue
+                self.left -= 1
+                self.found[chunks] = _promised_cost(new, self.temporaries), new
+            cost, _ = self.found[chunks]
             if cost > best:
                 break
             best = cost
@@ -142,15 +147,19 @@ class _Look:
             may_be_all: Whether a region may hold all that is dear.
             without: The cost of that problem, if they are to be better.
         """
-        best = without
+        best, best_regions = without, list[RegionInside]()
         goes_on = self.wanted.is_urgent and math.isinf(without)
         for regions in _distinct_regions(values_of, self.temporaries, may_be_all):
             ways = _fewer_bytes(regions, self.temporaries, values_of.devices)
             cost = self._at(((*values_of.chunks, *each) for each in ways), without)
             is_worse = best <= cost < math.inf and not goes_on
-            best = min(best, cost)
-            if is_worse or best <= self.cheap or self._is_over:
+            if cost < best:
+                best, best_regions = cost, regions
+            if is_worse or best <= self.cheap or not self.left:
                 break
+        if self.wanted.leanest:
+            smallest = _in_chunks_of(best_regions, SETTINGS.least_chunk * values_of.devices)
+            self._at([(*values_of.chunks, *smallest)] if smallest else [])
         return best
 
 
@@ -186,10 +195,18 @@ def _fewer_bytes(
     before = None
     for size in SETTINGS.chunk_sizes:
         most_bytes = max(int(size * temporaries), SETTINGS.least_chunk) * devices
-        chunks = tuple(filter(None, (each.chunks(most_bytes) for each in regions)))
+        chunks = _in_chunks_of(regions, most_bytes)
         if chunks and chunks != before:
             yield chunks
         before = chunks
+
+
+def _in_chunks_of(regions: Sequence[RegionInside], most_bytes: int) -> tuple[Chunks, ...]:
+    return tuple(filter(None, (each.chunks(most_bytes) for each in regions)))
+
+
+def _least_peak(problem: Problem) -> int:
+    return min(each.peak for each in problem.solved)
 
 
 def _in_chunks(problem: Problem, chunks: tuple[Chunks, ...]) -> Problem | None:
